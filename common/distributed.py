@@ -1,0 +1,103 @@
+"""Rank, world size and gathering that also work without a process group (world size 1 is a normal case)."""
+
+import torch
+import torch.distributed as dist
+
+
+def world_size() -> int:
+    """Number of processes; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Index of this process in [0, world_size); 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def is_main_process() -> bool:
+    """True on rank 0, the only process that writes files."""
+    return rank() == 0
+
+
+def wait_for_everyone() -> None:
+    """Barrier; returns at once without a process group."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+class _GatherWithGradient(torch.autograd.Function):
+    """All-gather whose backward sums over processes the gradients that each holds for our rows."""
+
+    @staticmethod
+    def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.num_rows = tensor.shape[0]
+        gathered = [torch.empty_like(tensor) for _ in range(world_size())]
+        dist.all_gather(gathered, tensor.contiguous())
+        return torch.cat(gathered)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.contiguous()
+        if dist.get_backend() == "nccl":  # half the traffic of an all-reduce; gloo has no such collective
+            ours = torch.empty_like(gradient[: ctx.num_rows])
+            dist.reduce_scatter_tensor(ours, gradient)
+            return ours
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        start = rank() * ctx.num_rows
+        return gradient[start : start + ctx.num_rows]
+
+
+def gather_with_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """Concatenates a tensor over processes, in rank order, and lets the gradient flow back to every process.
+
+    `accelerator.gather` has no gradient. With it each process would see the others' embeddings as constants and the
+    summed gradient of InfoNCE would lack the terms in which our rows serve as the others' negatives.
+
+    Args:
+        tensor: (local_batch, ...), the same shape on every process.
+    Returns:
+        (world_size * local_batch, ...); the input itself when there is one process.
+    """
+    if world_size() == 1:
+        return tensor
+    return _GatherWithGradient.apply(tensor)
+
+
+def gather_rows(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Puts together rows that were dealt out in turn: process r holds rows r, r + W, r + 2W, ... of num_rows.
+
+    Nothing is duplicated when num_rows is no multiple of the world size: the padding is cut by position.
+
+    Args:
+        rows: (ceil((num_rows - rank) / world_size), ...) on each process, no gradient needed.
+        num_rows: rows in all.
+    Returns:
+        (num_rows, ...) in their original order, on every process.
+    """
+    if world_size() == 1:
+        return rows
+    share = -(-num_rows // world_size())
+    padded = rows.new_zeros((share, *rows.shape[1:]))
+    padded[: len(rows)] = rows
+    gathered = [torch.empty_like(padded) for _ in range(world_size())]
+    dist.all_gather(gathered, padded)
+    return torch.stack(gathered, dim=1).flatten(0, 1)[:num_rows]
+
+
+def mean_over_processes(value: torch.Tensor) -> torch.Tensor:
+    """Mean of a detached tensor over processes, for logging."""
+    value = value.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(value)
+        value /= world_size()
+    return value
+
+
+def gather_objects(item: object) -> list:
+    """The items of all processes in rank order (for small Python objects, such as messages)."""
+    if world_size() == 1:
+        return [item]
+    items: list = [None] * world_size()
+    dist.all_gather_object(items, item)
+    return items

@@ -1,0 +1,46 @@
+"""The softmax temperature as a positive multiplier: logits = logit_scale * similarity."""
+
+import math
+
+import torch
+from torch import nn
+
+
+class LogitScale(nn.Module):
+    """exp of a learned scalar, with bounds on the multiplier itself.
+
+    The bound is applied to the parameter after the optimiser's step (`clamp_`), as CLIP does. A clamp in the forward
+    pass would give the parameter a gradient of exactly 0 above the bound and freeze it there.
+
+    Args:
+        init: multiplier at the start; CLIP: 1 / 0.07 = 14.29. Moved into the bounds if outside.
+        minimum, maximum: bounds of the multiplier; None = none. CLIP: maximum 100.
+        trainable: False keeps the multiplier at its start for the whole run.
+    Raises:
+        ValueError: unless 0 < minimum <= maximum and init > 0.
+    """
+
+    def __init__(
+        self, init: float, minimum: float | None = None, maximum: float | None = None, trainable: bool = True
+    ) -> None:
+        super().__init__()
+        low = 0.0 if minimum is None else minimum
+        high = math.inf if maximum is None else maximum
+        if not (math.isfinite(init) and init > 0):
+            raise ValueError(f"logit_scale_init must be a positive finite number, got {init}")
+        if not 0 <= low <= high:
+            raise ValueError(f"logit_scale bounds must satisfy 0 < minimum <= maximum, got {minimum} and {maximum}")
+        self.minimum, self.maximum = minimum, maximum
+        self.log_logit_scale = nn.Parameter(torch.tensor(math.log(min(max(init, low), high))), requires_grad=trainable)
+
+    def forward(self) -> torch.Tensor:
+        """The multiplier, a scalar tensor in [minimum, maximum]."""
+        return self.log_logit_scale.exp()
+
+    @torch.no_grad()
+    def clamp_(self) -> None:
+        """Moves the parameter back into its bounds; call once after every optimiser step."""
+        low = None if self.minimum is None else math.log(self.minimum)
+        high = None if self.maximum is None else math.log(self.maximum)
+        if low is not None or high is not None:
+            self.log_logit_scale.clamp_(low, high)

@@ -1,0 +1,318 @@
+"""Configuration: nested frozen dataclasses filled from plain YAML files and `section.key=value` overrides.
+
+A row file holds the method of one row of a table, a scale file holds data, sizes, steps and hardware:
+    defaults of the dataclass  <  scale file  <  row file  <  overrides on the command line
+Every value is checked against the field's type and bounds; an error names the file, the key, the value and what is
+accepted. No interpolation, no class paths, no environment variables.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+SCALES = ("smoke", "demo", "photos", "paper")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message is meant for the user as it stands."""
+
+
+def setting(default: Any, at_least: float | None = None, at_most: float | None = None, above: float | None = None):
+    """A dataclass field with a default and bounds (`above` is exclusive)."""
+    return field(default=default, metadata={"at_least": at_least, "at_most": at_most, "above": above})
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which pairs to train on and to rank, and how pixels and words become tensors."""
+
+    source: Literal["scenes", "shards"] = "scenes"  # the embedded world, or tar shards of captioned photos
+    root: str = ""  # shards: folder that the patterns below are relative to
+    train: str = "*train*.tar"  # shards: braces and globs, e.g. "{00000..01287}.tar"
+    val: str = "*val*.tar"  # shards; ranked during training
+    test: str = "*test*.tar"  # shards; ranked at the end
+    second_test: str = ""  # shards: a second test set (a path of its own or relative to root), "" = none
+    num_train: int = setting(50_000, at_least=1)  # scenes: pictures in one epoch
+    num_val: int = setting(500, at_least=1)  # scenes
+    num_test: int = setting(1_000, at_least=1)  # scenes: pictures of each retrieval test set
+    num_labelled: int = setting(1_000, at_least=1)  # scenes: pictures of each zero-shot classification set
+    caption_noise: float = setting(0.0, at_least=0.0, at_most=1.0)  # scenes: share of shuffled training pairs
+    ambiguity: float = setting(0.0, at_least=0.0, at_most=1.0)  # scenes: share of training captions made ambiguous
+    image_size: int = setting(48, at_least=8)  # pixels
+    resize: Literal["squeeze", "crop"] = "crop"  # evaluation: squeeze to a square, or shortest side + centre crop
+    crop_scale: tuple[float, float] | None = None  # training: share of the area of a random crop, null = as evaluation
+    context_length: int = setting(32, at_least=3)  # tokens, class and end token included
+    min_word_count: int = setting(2, at_least=1)  # shards: rarer words of the training captions are unknown
+    max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0)  # stop above this share of broken samples
+
+
+@dataclass(frozen=True)
+class TowerConfig:
+    """Size of one transformer."""
+
+    width: int = setting(128, at_least=1)
+    layers: int = setting(2, at_least=1)
+    heads: int = setting(4, at_least=1)
+    mlp_ratio: float = setting(4.0, above=0.0)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of both towers and of the embedding."""
+
+    image: TowerConfig = field(default_factory=lambda: TowerConfig(layers=4))
+    text: TowerConfig = field(default_factory=TowerConfig)
+    patch_size: int = setting(8, at_least=1)  # pixels
+    embedding_dim: int = setting(128, at_least=1)  # numbers per picture or caption, all class tokens together
+    final_layer_norm: bool = True  # False: the last LayerNorm of both towers becomes the identity
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with linear warm-up and cosine decay to final_learning_rate."""
+
+    steps: int = setting(250, at_least=1)  # optimiser updates
+    global_batch_size: int = setting(256, at_least=2)  # pairs per update over all processes; all are negatives
+    learning_rate: float = setting(1.0e-3, above=0.0)  # peak
+    final_learning_rate: float = setting(0.0, at_least=0.0)
+    warmup_steps: int = setting(25, at_least=0)
+    weight_decay: float = setting(0.2, at_least=0.0)  # matrices only: no norms, biases, scalars
+    beta1: float = setting(0.9, at_least=0.0, at_most=1.0)
+    beta2: float = setting(0.98, at_least=0.0, at_most=1.0)
+    epsilon: float = setting(1.0e-8, above=0.0)
+    max_gradient_norm: float | None = setting(1.0, above=0.0)  # null = no clipping
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Seed, hardware and how often something is written."""
+
+    seed: int = setting(0, at_least=0)
+    num_workers: int = setting(0, at_least=0)  # loader processes per training process
+    mixed_precision: Literal["no", "bf16", "fp16"] | None = None  # null = as `accelerate launch` says
+    log_every: int = setting(10, at_least=1)  # steps
+    evaluate_every: int = setting(0, at_least=0)  # steps between rankings of the val set, 0 = never
+    save_every: int = setting(0, at_least=0)  # steps between checkpoints, 0 = only at the end
+    evaluation_batch_size: int = setting(256, at_least=1)  # per process
+    tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # beside the JSON lines, through Accelerate
+
+
+def load_config(config_class: type, files: list[Path], overrides: list[str] = ()) -> Any:
+    """Fills a config dataclass from its defaults, then YAML files in order, then `section.key=value` overrides.
+
+    Args:
+        config_class: frozen dataclass whose fields are scalars or such dataclasses.
+        files: YAML files; a later one wins.
+        overrides: "section.key=value" strings; the value is read as YAML.
+    Returns:
+        An instance of config_class.
+    Raises:
+        ConfigError: missing file, broken YAML, unknown key, wrong type, value out of bounds.
+    """
+    values: dict[str, tuple[Any, str]] = {}  # dotted key -> (value, where it was set)
+    for path in files:
+        for key, value in _flatten(config_class, _read_yaml(path), str(path)):
+            values[key] = (value, str(path))
+    return _build(config_class, values | _parsed(config_class, overrides), prefix="")
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Config as nested plain values, ready for YAML or JSON (tuples become lists)."""
+    plain = dataclasses.asdict(config)
+
+    def listed(value):
+        if isinstance(value, dict):
+            return {key: listed(item) for key, item in value.items()}
+        return list(value) if isinstance(value, tuple) else value
+
+    return listed(plain)
+
+
+def from_dict(config_class: type, plain: dict[str, Any], where: str) -> Any:
+    """Inverse of to_dict, with all checks; `where` names the source in errors."""
+    values = {key: (value, where) for key, value in _flatten(config_class, plain, where)}
+    return _build(config_class, values, prefix="")
+
+
+def override(config: Any, overrides: list[str]) -> Any:
+    """A copy of a config with `section.key=value` overrides."""
+    config_class = type(config)
+    values = {key: (value, "config") for key, value in _flatten(config_class, to_dict(config), "config")}
+    return _build(config_class, values | _parsed(config_class, overrides), prefix="")
+
+
+def entry_arguments(
+    description: str, folder: Path, config_class: type, default_row: str
+) -> tuple[Any, argparse.Namespace]:
+    """Command line of a train.py: --config, --scale, --output-dir, --resume, then overrides.
+
+    Args:
+        description: first help line.
+        folder: the paper folder; rows and scales are looked up in its `configs/`.
+        config_class: the paper's dataclass.
+        default_row: file name of the row that is trained without --config.
+    Returns:
+        (config, arguments); arguments.row is the row's name.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default=str(folder / "configs" / default_row), help="row file, default %(default)s")
+    parser.add_argument("--scale", default="demo", choices=SCALES, help="scale file configs/scale_<scale>.yaml")
+    parser.add_argument("--output-dir", default=None, help="default outputs/runs/<paper>/<row>-<scale>-<hash>/seed<n>")
+    parser.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint in the output dir")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
+    arguments = parser.parse_args()
+    arguments.row = Path(arguments.config).stem
+    config = load_row(config_class, folder, arguments.config, arguments.scale, arguments.overrides)
+    return config, arguments
+
+
+def load_row(config_class: type, folder: Path, row: str | Path, scale: str, overrides: list[str] = ()) -> Any:
+    """Config of one row of a table at one scale."""
+    if scale not in SCALES:
+        raise ConfigError(f"scale {scale!r} is unknown; accepted: {', '.join(SCALES)}")
+    return load_config(config_class, [folder / "configs" / f"scale_{scale}.yaml", Path(row)], overrides)
+
+
+def _parsed(config_class: type, overrides: list[str]) -> dict[str, tuple[Any, str]]:
+    """`section.key=value` strings as dotted key -> (value, where)."""
+    values = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"command line: {text!r} is not of the form section.key=value")
+        field_type = _field_type(config_class, key, "command line")
+        if field_type is str:  # as typed: a folder may be called 2024
+            values[key] = (value, "command line")
+            continue
+        if dataclasses.is_dataclass(field_type):
+            raise ConfigError(f"command line: {key} is a section; set one of its keys, as in {key}.key=value")
+        try:
+            values[key] = (yaml.safe_load(value), "command line")
+        except yaml.YAMLError as error:
+            raise ConfigError(f"command line: {text!r}: the value is no YAML ({error})") from error
+    return values
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        folder = path.parent
+        there = ", ".join(sorted(item.name for item in folder.glob("*.yaml"))) if folder.is_dir() else "no such folder"
+        raise ConfigError(f"{path}: no such config file; in {folder}: {there or 'no YAML file'}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: a config is a mapping of sections, got {type(content).__name__}")
+    return content
+
+
+def _flatten(config_class: type, content: Any, where: str, prefix: str = ""):
+    """Yields (dotted key, value) of the leaves, checking that every key exists."""
+    for key, value in content.items():
+        dotted = f"{prefix}{key}"
+        field_type = _field_type(config_class, dotted, where)
+        if dataclasses.is_dataclass(field_type):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{where}: {dotted} is a section, got {value!r}")
+            yield from _flatten(config_class, value, where, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def _field_type(config_class: type, dotted: str, where: str) -> Any:
+    """Type of a dotted key, or ConfigError naming the nearest keys."""
+    current: Any = config_class
+    walked = ""
+    for part in dotted.split("."):
+        hints = typing.get_type_hints(current) if dataclasses.is_dataclass(current) else {}
+        if part not in hints:
+            known = sorted(f"{walked}{name}" for name in hints)
+            close = difflib.get_close_matches(dotted, known or sorted(_all_keys(config_class)), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{where}: unknown key {dotted!r}{hint} (known here: {', '.join(known) or 'none'})")
+        current, walked = hints[part], f"{walked}{part}."
+    return current
+
+
+def _all_keys(config_class: type, prefix: str = "") -> list[str]:
+    keys = []
+    for name, hint in typing.get_type_hints(config_class).items():
+        keys += _all_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [f"{prefix}{name}"]
+    return keys
+
+
+def _build(config_class: type, values: dict[str, tuple[Any, str]], prefix: str) -> Any:
+    hints = typing.get_type_hints(config_class)
+    arguments = {}
+    for item in dataclasses.fields(config_class):
+        dotted = f"{prefix}{item.name}"
+        if dataclasses.is_dataclass(hints[item.name]):
+            arguments[item.name] = _build(hints[item.name], values, f"{dotted}.")
+        elif dotted in values:
+            value, where = values[dotted]
+            arguments[item.name] = _checked(value, hints[item.name], item.metadata, f"{where}: {dotted}")
+        elif item.default is dataclasses.MISSING:
+            raise ConfigError(f"missing key {dotted!r}: no file sets it and it has no default")
+    try:
+        return config_class(**arguments)
+    except ValueError as error:  # a check across fields in __post_init__
+        sources = sorted({where for key, (_, where) in values.items() if key.startswith(prefix)})
+        raise ConfigError(f"{', '.join(sources) or 'defaults'}: {error}") from error
+
+
+def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
+    """The value converted to the field's type, or ConfigError."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        if value is None:
+            return None
+        hint = options[0]
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        if value not in typing.get_args(hint) or isinstance(value, bool):
+            accepted = ", ".join(str(choice) for choice in typing.get_args(hint))
+            raise ConfigError(f"{where} = {value!r}; accepted: {accepted}")
+        return value
+    if origin is tuple:
+        parts = typing.get_args(hint)
+        if not isinstance(value, list | tuple) or len(value) != len(parts):
+            raise ConfigError(f"{where} = {value!r}; accepted: a list of {len(parts)} numbers")
+        return tuple(_checked(item, part, bounds, where) for item, part in zip(value, parts))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        tip = ""
+        if hint is float and isinstance(value, str) and _reads_as_number(value):
+            tip = f" (YAML reads {value} as text: write it with a point and a sign, as in 5.0e-4 or 1.0e+3)"
+        raise ConfigError(f"{where} = {value!r} ({type(value).__name__}); accepted: {names[hint]}{tip}")
+    if hint is float and not math.isfinite(value):
+        raise ConfigError(f"{where} = {value}; accepted: a finite number")
+    if hint in (int, float):
+        for name, sign, wrong in (
+            ("at_least", ">=", lambda bound: value < bound),
+            ("at_most", "<=", lambda bound: value > bound),
+            ("above", ">", lambda bound: value <= bound),
+        ):
+            if bounds.get(name) is not None and wrong(bounds[name]):
+                raise ConfigError(f"{where} = {value}; accepted: {sign} {bounds[name]}")
+    return value
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,60 @@
+"""JSON-lines log of a run, written by the main process; the source of truth for curves and tables."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+
+class RunLog:
+    """Appends one JSON object per line.
+
+    Args:
+        path: file; its folder is created.
+        resume_step: records of later steps are dropped, so a resumed run's log reads like an unbroken one; None
+            starts a new file.
+        enabled: False on all but the main process.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None, enabled: bool = True) -> None:
+        self.path, self.enabled = path, enabled
+        if not enabled:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if resume_step is not None and path.is_file():
+            kept = [record for record in read_log(path) if record.get("step", 0) <= resume_step]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(_line(record) for record in kept), encoding="utf-8")
+        temporary.replace(path)
+
+    def write(self, event: str, **values: Any) -> None:
+        """Appends {"event": event, **values}. Non-finite numbers become strings, since JSON has none."""
+        if self.enabled:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(_line({"event": event, **values}))
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Records of a log; a last line cut off by a crash is left out."""
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(_finite(record), ensure_ascii=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

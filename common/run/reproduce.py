@@ -1,0 +1,113 @@
+"""From a row of a paper's table to a trained run: found in the cache, resumed, or trained now.
+
+A run is known by its resolved config, its data and the code that trains it; one with another key is not looked at, so a
+stale result is never shown as current. If only the evaluation code has changed, the checkpoint is evaluated again.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.data.pairs import open_training_pairs
+from common.distributed import wait_for_everyone
+from common.run.checkpoint import last_checkpoint
+from common.run.config import ConfigError, load_row
+from common.run.provenance import ROOT
+from common.run.session import RunFiles, evaluation_key, run_files, start_accelerator
+
+
+@dataclass(frozen=True)
+class PaperCode:
+    """What a paper folder brings to reproduce its rows.
+
+    name: of the folder.
+    config_class: its dataclass.
+    train: (config, pairs, files, resume, accelerator, label) -> None; trains and evaluates.
+    evaluate: (checkpoint, files, accelerator) -> None; evaluates a checkpoint anew and writes the run's files.
+    """
+
+    name: str
+    config_class: type
+    train: Callable[..., None]
+    evaluate: Callable[..., None]
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / self.name
+
+    def paper_tables(self) -> dict[str, Any]:
+        """The paper's numbers, from its paper_tables.yaml."""
+        return yaml.safe_load((self.folder / "paper_tables.yaml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """One finished run: its files, seed, and the evaluations by role."""
+
+    files: RunFiles
+    seed: int
+    evaluations: dict[str, Any]
+    hits: dict[str, Any]
+    training_data: str
+    hardware: str
+    git_revision: str
+
+
+def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[str], runs: Path) -> RowRun:
+    """Trains a row at a scale unless the same run is there already.
+
+    Args:
+        paper: the folder's code.
+        row: file name in its configs/.
+        scale: smoke, demo, photos or paper.
+        seed: replaces run.seed.
+        overrides: "section.key=value".
+        runs: folder of all runs.
+    Returns:
+        The finished run.
+    """
+    config = load_row(
+        paper.config_class, paper.folder, paper.folder / "configs" / row, scale, [*overrides, f"run.seed={seed}"]
+    )
+    pairs = open_training_pairs(config.data, seed)
+    name = Path(row).stem
+    files = run_files(paper.name, name, scale, config, pairs.fingerprint, runs)
+    accelerator = start_accelerator(config.run, files.folder)
+    label = f"{name}, seed {seed}"
+    if not files.evaluation.is_file():
+        paper.train(config, pairs, files, True, accelerator, label)
+    elif _read(files.evaluation)["evaluation_key"] != evaluation_key(paper.name):
+        accelerator.print(f"{label}: the evaluation code has changed, evaluating the checkpoint again")
+        paper.evaluate(last_checkpoint(files.checkpoints), files, accelerator)
+    else:
+        accelerator.print(f"{label}: found in {files.folder}")
+    wait_for_everyone()
+    evaluation = _read(files.evaluation)
+    return RowRun(
+        files=files,
+        seed=seed,
+        evaluations=evaluation["evaluations"],
+        hits=_read(files.hits),
+        training_data=evaluation["training_data"],
+        hardware=evaluation["hardware"],
+        git_revision=evaluation["git_revision"],
+    )
+
+
+def choose_part(parts: dict[str, Callable[..., Any]], name: str, paper: str) -> Callable[..., Any]:
+    """The function that reproduces a table, figure or other named part.
+
+    Raises:
+        ConfigError: in one line, with the parts that exist.
+    """
+    if name not in parts:
+        raise ConfigError(f"{paper} has no {name} yet; it has: {', '.join(parts)}")
+    return parts[name]
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,43 @@
+"""Learning rate as a function of the step, and which parameters decay."""
+
+import math
+
+import torch
+from torch import nn
+
+from common.run.config import OptimConfig
+
+
+def learning_rate_at(step: int, optim: OptimConfig) -> float:
+    """Linear warm-up from 0, then half a cosine down to final_learning_rate.
+
+    Args:
+        step: optimiser updates already made, in [0, optim.steps).
+    Returns:
+        Rate of the next update. At step = warmup_steps it is the peak.
+    """
+    if step < optim.warmup_steps:
+        return optim.learning_rate * (step + 1) / (optim.warmup_steps + 1)
+    progress = (step - optim.warmup_steps) / max(1, optim.steps - optim.warmup_steps)
+    half_cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return optim.final_learning_rate + (optim.learning_rate - optim.final_learning_rate) * half_cosine
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Sets every group's rate; Accelerate's scheduler wrapper would advance once per process."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+
+
+def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+    """AdamW in two groups: matrices and tables decay; vectors and scalars (norms, biases, the logit scale) do not.
+
+    Weight decay on the logit scale would hold it near 1: AdamW shrinks it by learning_rate * weight_decay per step
+    (oblique_topology spec, Sec. 6).
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [parameter for parameter in trainable if parameter.ndim >= 2], "weight_decay": optim.weight_decay},
+        {"params": [parameter for parameter in trainable if parameter.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), eps=optim.epsilon)

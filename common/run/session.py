@@ -1,0 +1,174 @@
+"""What every train.py does before and around its loop: Accelerate, the run's folder, guards against lost runs."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import Accelerator
+
+from common.data.broken import BrokenSample, BrokenSamples
+from common.distributed import gather_objects
+from common.run.config import ConfigError, RunConfig, to_dict
+from common.run.log import RunLog
+from common.run.provenance import ROOT, code_fingerprint, git_revision, hardware, hash_of
+
+# what cannot change the trained weights
+_NOT_TRAINING = ("common/report", "common/evaluation")
+
+
+class NonFiniteLoss(ArithmeticError):
+    """Training met NaN or infinity and stopped before the step could spoil the weights."""
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where one run (a row, a scale, a seed) keeps its files."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.folder / "evaluation.json"
+
+    @property
+    def hits(self) -> Path:
+        return self.folder / "hits.json"
+
+
+def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
+    """Cache key of a training run: resolved config, data and the code that trains. A stale run has another key."""
+    code = code_fingerprint(["common", paper], (*_NOT_TRAINING, f"{paper}/reproduce.py", f"{paper}/evaluate.py"))
+    return hash_of({"config": to_dict(config), "data": data_fingerprint, "code": code})
+
+
+def evaluation_key(paper: str) -> str:
+    """Hash of all code that an evaluation depends on."""
+    return code_fingerprint(["common", paper], ("common/report", f"{paper}/reproduce.py"))[:12]
+
+
+def run_files(
+    paper: str, row: str, scale: str, config: Any, data_fingerprint: str, runs: Path = ROOT / "outputs" / "runs"
+) -> RunFiles:
+    """Folder of a run, named by its cache key, below the folder of all runs."""
+    name = f"{row}-{scale}-{run_key(paper, config, data_fingerprint)}"
+    return RunFiles(runs / paper / name / f"seed{config.run.seed}")
+
+
+def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
+    """Accelerate for launch, device and precision; with a tracker if the config names one."""
+    tracked = run.tracker != "none"
+    accelerator = Accelerator(
+        mixed_precision=run.mixed_precision,
+        log_with=run.tracker if tracked else None,
+        project_dir=str(folder) if tracked else None,
+    )
+    if tracked:
+        accelerator.init_trackers("contrastive-geometry")
+    return accelerator
+
+
+def save_config(files: RunFiles, config: Any, **provenance: Any) -> None:
+    """Writes the resolved config, and where the run comes from as comments above it."""
+    files.folder.mkdir(parents=True, exist_ok=True)
+    header = {"git_revision": git_revision(), "hardware": hardware(), **provenance}
+    lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
+    files.config.write_text(lines + yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
+
+
+class BrokenLog:
+    """Counts the broken samples of all processes, names them in the log, and stops above a share.
+
+    Args:
+        log: of the run.
+        max_share: of the samples seen; see BrokenSamples.
+        at_open: what the training set could not even index; named in the log at once.
+    """
+
+    def __init__(self, log: RunLog, max_share: float, at_open: list[BrokenSample]) -> None:
+        self.log, self.new = log, []
+        self.samples = BrokenSamples(max_share=max_share)
+        if at_open:
+            log.write("broken", step=0, count=len(at_open), samples=[str(sample) for sample in at_open])
+
+    def collect(self, broken: list[BrokenSample], seen: int) -> None:
+        """Takes in one batch of this process.
+
+        Raises:
+            ValueError: if more than the allowed share of this process's samples is broken.
+        """
+        self.new += broken
+        self.samples.saw(seen)
+        for sample in broken:
+            self.samples.record(sample)
+        self.samples.check()
+
+    def write_new(self, step: int) -> None:
+        """Logs what came up since the last call; call on every process."""
+        new = [str(sample) for share in gather_objects(self.new) for sample in share]
+        self.new = []
+        if new:
+            self.log.write("broken", step=step, count=len(new), samples=new)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes JSON whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".writing-{path.name}")
+    temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    temporary.replace(path)
+
+
+def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) -> None:
+    """Stops the run, naming step, scalars and the norms of the weights, if the loss is NaN or infinite.
+
+    Raises:
+        NonFiniteLoss.
+    """
+    if loss == loss and abs(loss) != float("inf"):
+        return
+    norms = {name: float(parameter.detach().float().norm()) for name, parameter in model.named_parameters()}
+    bad = [name for name, norm in norms.items() if not norm < float("inf")]
+    largest = sorted(((norm, name) for name, norm in norms.items() if name not in bad), reverse=True)[:3]
+    scalars = ", ".join(f"{name} {value}" for name, value in values.items())
+    raise NonFiniteLoss(
+        f"loss is {loss} at step {step} ({scalars}). Parameters that are not finite: {', '.join(bad) or 'none'}. "
+        f"Largest norms: {', '.join(f'{name} {norm:.3g}' for norm, name in largest)}. "
+        "The last checkpoint is from before this step. Try a lower optim.learning_rate or more optim.warmup_steps."
+    )
+
+
+def run_or_explain(main) -> None:
+    """Runs an entry script's main; errors that are the user's to mend are printed in one paragraph, exit status 2."""
+    try:
+        main()
+    except (ConfigError, FileNotFoundError, NonFiniteLoss, ValueError) as error:
+        if isinstance(error, ValueError) and not _meant_for_user(error):
+            raise
+        sys.exit(f"error: {error}")
+
+
+def _meant_for_user(error: ValueError) -> bool:
+    """ValueErrors raised in our own files are messages; one from the depths of a library keeps its traceback."""
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return (
+        Path(trace.tb_frame.f_code.co_filename).is_relative_to(ROOT)
+        and ".venv" not in trace.tb_frame.f_code.co_filename
+    )

@@ -1,0 +1,82 @@
+"""The order of samples: a permutation per epoch, the same for any number of processes and any start."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.run.order import BatchPositions, SampleOrder, permuted, seed_of
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 3000), seed=st.integers(0, 2**62))
+def test_permuted_hits_every_index_once(size, seed):
+    assert np.array_equal(np.sort(permuted(np.arange(size), size, seed)), np.arange(size))
+
+
+def test_permuted_needs_no_table_and_works_far_out():
+    size = 3_000_000_000
+    values = permuted(np.arange(size - 1000, size), size, 7)
+    assert len(np.unique(values)) == 1000
+    assert values.min() >= 0
+    assert values.max() < size
+
+
+def test_permutation_looks_random():
+    # neighbours are unrelated and every decile of the output is hit evenly by every decile of the input
+    values = permuted(np.arange(10_000), 10_000, 3)
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.05
+    counts = np.histogram2d(np.arange(10_000), values, bins=10)[0]
+    assert (np.abs(counts - 100) < 45).all()  # 4.5 standard deviations of a count of 100
+
+
+def test_epochs_and_seeds_give_different_orders():
+    first, second = SampleOrder(1000, 10, 0), SampleOrder(1000, 10, 1)
+    positions = np.arange(1000)
+    epoch0 = first.epochs_and_indices(positions)[1]
+    assert (epoch0 != first.epochs_and_indices(positions + 1000)[1]).mean() > 0.99
+    assert (epoch0 != second.epochs_and_indices(positions)[1]).mean() > 0.99
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_samples=st.integers(2, 400), batch=st.integers(2, 60), seed=st.integers(0, 1000))
+def test_every_sample_at_most_once_per_epoch_and_epochs_hold_whole_batches(num_samples, batch, seed):
+    if batch > num_samples:
+        return
+    order = SampleOrder(num_samples, batch, seed)
+    assert order.samples_per_epoch % batch == 0
+    assert num_samples - order.samples_per_epoch < batch
+    epochs, indices = order.epochs_and_indices(np.arange(3 * order.samples_per_epoch))
+    for epoch in range(3):
+        seen = indices[epochs == epoch]
+        assert len(seen) == len(set(seen)) == order.samples_per_epoch
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 6])
+def test_global_batches_do_not_depend_on_the_number_of_processes(num_processes):
+    order = SampleOrder(50, 12, 0)
+    shares = [list(BatchPositions(order, 2, 7, process, num_processes)) for process in range(num_processes)]
+    for step in range(5):
+        together = [position for share in shares for position in share[step]]
+        assert together == list(range((step + 2) * 12, (step + 3) * 12))
+
+
+def test_resuming_is_the_tail_of_the_unbroken_run():
+    order = SampleOrder(50, 12, 0)
+    assert list(BatchPositions(order, 0, 10))[6:] == list(BatchPositions(order, 6, 10))
+    assert len(BatchPositions(order, 6, 10)) == 4
+
+
+def test_batches_that_cannot_be_dealt_out_or_filled_are_refused():
+    with pytest.raises(ValueError, match="global_batch_size = 12 .* 5 processes"):
+        BatchPositions(SampleOrder(50, 12, 0), 0, 1, 0, 5)
+    with pytest.raises(ValueError, match="global_batch_size = 64 is larger than the training set of 50"):
+        SampleOrder(50, 64, 0)
+
+
+def test_seeds_from_different_parts_differ():
+    seeds = {seed_of(a, b) for a in range(100) for b in range(100)}
+    assert len(seeds) == 10_000
+    assert seed_of(1, 2) != seed_of(2, 1)
+    assert min(seeds) >= 0
+    assert max(seeds) < 2**63

@@ -1,0 +1,57 @@
+"""Learning rate and parameter groups."""
+
+import pytest
+import torch
+
+from common.encoders.text import BidirectionalTextTransformer
+from common.encoders.two_towers import TwoTowers
+from common.encoders.vision import VisionTransformer
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+from common.run.config import OptimConfig
+from common.run.schedule import build_optimizer, learning_rate_at
+
+OPTIM = OptimConfig(steps=100, warmup_steps=10, learning_rate=2.0e-3, final_learning_rate=1.0e-4)
+
+
+def test_warm_up_rises_in_equal_steps_to_the_peak():
+    rates = [learning_rate_at(step, OPTIM) for step in range(11)]
+    steps = [after - before for before, after in zip(rates, rates[1:])]
+    assert steps == pytest.approx([2.0e-3 / 11] * 10)
+    assert rates[10] == pytest.approx(2.0e-3)
+
+
+def test_decay_equals_pytorchs_cosine():
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=2.0e-3)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=90, eta_min=1.0e-4)
+    for step in range(10, 100):
+        assert learning_rate_at(step, OPTIM) == pytest.approx(cosine.get_last_lr()[0], rel=1e-9)
+        optimizer.step()
+        cosine.step()
+
+
+def test_no_warm_up_starts_at_the_peak():
+    assert learning_rate_at(0, OptimConfig(steps=5, warmup_steps=0, learning_rate=1.0)) == 1.0
+
+
+def test_only_matrices_decay():
+    model = TwoTowers(
+        VisionTransformer(16, 8, 16, 1, 2, 8),
+        BidirectionalTextTransformer(10, 4, 16, 1, 2, 8),
+        Sphere(),
+        LogitScale(14.0),
+    )
+    decayed, spared = build_optimizer(model, OptimConfig(weight_decay=0.3)).param_groups
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0.0)
+    assert "logit_scale.log_logit_scale" in {names[id(parameter)] for parameter in spared["params"]}
+    assert not [names[id(p)] for p in decayed["params"] if "norm" in names[id(p)] or names[id(p)].endswith("bias")]
+    assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))
+
+
+def test_a_frozen_scale_is_not_given_to_the_optimiser():
+    scale = LogitScale(1.0, trainable=False)
+    model = TwoTowers(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Sphere(), scale)
+    given = {id(p) for group in build_optimizer(model, OptimConfig()).param_groups for p in group["params"]}
+    assert id(scale.log_logit_scale) not in given
