@@ -1,0 +1,119 @@
+"""Broken samples: one exception that names the sample, and a counter that stops a run when there are too many."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class BrokenSample(Exception):
+    """One sample that cannot be used: cut picture, no caption, wrong type.
+
+    Args:
+        path: the shard or file that holds the sample.
+        key: name of the sample inside it, "" where it is not known (a shard cut in the middle of a header).
+        reason: what is wrong; its part before the first colon is the kind that `BrokenSamples.by_reason` counts.
+    """
+
+    def __init__(self, path: str | Path, key: str = "", reason: str = "") -> None:
+        self.path, self.key, self.reason = str(path), str(key), str(reason)
+        super().__init__(self.path, self.key, self.reason)  # these args make the exception picklable
+
+    def __str__(self) -> str:
+        place = f"{self.path} [{self.key}]" if self.key else self.path
+        return f"{place}: {self.reason}" if self.reason else place
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BrokenSample) and self.args == other.args
+
+    def __hash__(self) -> int:
+        return hash(self.args)
+
+
+class BrokenSamples:
+    """Counts good and broken samples, lists the broken ones, and stops a run above a set share.
+
+    Every sample that was tried counts once per attempt: a good one by `saw`, a broken one by `record`. A sample that
+    comes back broken in each epoch is listed once, with the number of times it was met.
+
+    Args:
+        max_share: largest share of broken samples that a run accepts, in [0, 1].
+        minimum_seen: samples to see before the share is judged, at least 1.
+        total: size of the data set where it is known; a set smaller than `minimum_seen` is judged once all was seen.
+    Raises:
+        ValueError: if an argument lies outside its range.
+    """
+
+    def __init__(self, max_share: float = 0.01, minimum_seen: int = 100, total: int | None = None) -> None:
+        if not 0.0 <= max_share <= 1.0:
+            raise ValueError(f"max_share is {max_share!r}; it is a share in [0, 1]")
+        if minimum_seen < 1:
+            raise ValueError(f"minimum_seen is {minimum_seen!r}; it is at least 1")
+        if total is not None and total < 1:
+            raise ValueError(f"total is {total!r}; it is at least 1, or None where the size is not known")
+        self.max_share = max_share
+        self.minimum_seen = minimum_seen if total is None else min(minimum_seen, total)
+        self.seen = 0  # good and broken together
+        self.count = 0  # broken, with repetitions
+        self._times: dict[BrokenSample, int] = {}  # in order of first appearance
+
+    def saw(self, count: int = 1) -> None:
+        """Count samples that were good."""
+        if count < 0:
+            raise ValueError(f"count is {count!r}; it is at least 0")
+        self.seen += count
+
+    def record(self, broken: BrokenSample) -> None:
+        """Count and list one sample that was broken."""
+        self.seen += 1
+        self.count += 1
+        # a copy without traceback: the original would keep every frame (and its tensors) alive
+        listed = BrokenSample(broken.path, broken.key, broken.reason)
+        self._times[listed] = self._times.get(listed, 0) + 1
+
+    @property
+    def share(self) -> float:
+        """Broken share of what was seen, in [0, 1]; 0 before anything was seen."""
+        return self.count / self.seen if self.seen else 0.0
+
+    @property
+    def samples(self) -> list[BrokenSample]:
+        """The broken samples, each once, in order of first appearance."""
+        return list(self._times)
+
+    @property
+    def by_reason(self) -> Mapping[str, int]:
+        """Kind of fault -> how often, most frequent first."""
+        kinds: Counter[str] = Counter()
+        for broken, times in self._times.items():
+            kinds[broken.reason.split(":")[0]] += times
+        return dict(kinds.most_common())
+
+    def check(self) -> None:
+        """Stop when too many are broken.
+
+        Raises:
+            ValueError: if enough was seen and the broken share is above `max_share`; names count, share, the accepted
+                share, the kinds of fault and the first samples.
+        """
+        if self.seen < self.minimum_seen or self.share <= self.max_share:
+            return
+        kinds = ", ".join(f"{times} x {kind}" for kind, times in self.by_reason.items())
+        first = "\n".join(f"  {broken}" for broken in self.samples[:5])
+        more = len(self._times) - 5
+        raise ValueError(
+            f"{self.count} of {self.seen} samples are broken ({self.share:.2%}); at most {self.max_share:.2%} is "
+            f"accepted (max_broken_share). Kinds: {kinds}. First samples:\n{first}"
+            + (f"\n  and {more} more" if more > 0 else "")
+        )
+
+    def write(self, path: str | Path) -> None:
+        """List the broken samples as JSON lines with path, key, reason and times."""
+        lines = (
+            json.dumps({"path": broken.path, "key": broken.key, "reason": broken.reason, "times": times})
+            for broken, times in self._times.items()
+        )
+        Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    def __repr__(self) -> str:
+        return f"BrokenSamples(count={self.count}, seen={self.seen}, max_share={self.max_share})"

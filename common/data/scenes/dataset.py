@@ -1,0 +1,162 @@
+"""Pictures with five captions each, made on the fly; item i is a pure function of (split, seed, i)."""
+
+import hashlib
+import json
+import operator
+
+import numpy as np
+
+from .captions import caption_statements, caption_texts, say_plainly, vague_statements
+from .draw import render
+from .hashing import Draws, derive_key
+from .negatives import hard_negative_pairs
+from .sampling import draw_scene
+from .splits import find_split
+from .statements import Statement
+from .world import WORLD_VERSION, Scene
+
+MIN_IMAGE_SIZE = 16
+_SAMPLES_IN_FINGERPRINT = 4
+
+
+def check_sizes(size: int, image_size: int) -> None:
+    """Raise a ValueError that names the value if a data set cannot have that many pictures of that size."""
+    if size <= 0:
+        raise ValueError(f"size must be positive, got {size}")
+    if image_size < MIN_IMAGE_SIZE:
+        raise ValueError(f"image_size must be at least {MIN_IMAGE_SIZE} pixels, got {image_size}")
+
+
+def check_index(index, size: int) -> int:
+    """The index as a plain integer in [0, size); negative ones count from the end.
+
+    Raises:
+        IndexError: if it is out of range.
+    """
+    plain = operator.index(index)
+    if not -size <= plain < size:
+        raise IndexError(f"index {plain} is out of range for {size} items")
+    return plain % size
+
+
+def fingerprint_of(parameters: dict, items) -> str:
+    """sha256 in hex of the parameters, the world's version, and the pictures and words of a few items."""
+    digest = hashlib.sha256(json.dumps({**parameters, "world": WORLD_VERSION}, sort_keys=True).encode())
+    for item in items:
+        rest = {key: value for key, value in item.items() if not isinstance(value, np.ndarray)}
+        digest.update(json.dumps(rest, sort_keys=True).encode())
+        for key in sorted(item.keys() - rest.keys()):
+            digest.update(np.ascontiguousarray(item[key]).tobytes())
+    return digest.hexdigest()
+
+
+class SceneDataset:
+    """The embedded picture-caption data set.
+
+    Args:
+        split: one of `SPLITS`.
+        size: number of pictures; None for the split's usual size. Does not change the pictures themselves.
+        image_size: side in pixels, at least 16.
+        seed: any integer; another seed gives other pictures.
+        caption_noise: probability in [0, 1] that a picture carries the captions of another one.
+        ambiguity: probability in [0, 1] that a picture's captions are vague: shapes without colours, in fixed words,
+            so that they describe many other pictures and often repeat theirs.
+    Raises:
+        ValueError: for an unknown split or a value out of range.
+    """
+
+    def __init__(
+        self,
+        split: str = "train",
+        size: int | None = None,
+        image_size: int = 48,
+        seed: int = 0,
+        caption_noise: float = 0.0,
+        ambiguity: float = 0.0,
+    ):
+        found = find_split(split)
+        size = found.default_size if size is None else size
+        check_sizes(size, image_size)
+        for name, value in (("caption_noise", caption_noise), ("ambiguity", ambiguity)):
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} must be in [0, 1], got {value}")
+        if caption_noise > 0 and size < 2:
+            raise ValueError(f"caption_noise {caption_noise} needs at least 2 pictures, got size {size}")
+        self.split, self.size, self.image_size, self.seed = split, size, image_size, seed
+        self.caption_noise, self.ambiguity = caption_noise, ambiguity
+        self.name = f"scenes/{split}"
+        self.stands_in_for = found.stands_in_for
+        self._statistics = found.statistics
+        self._noise_threshold = round(caption_noise * 2**31)
+        self._ambiguity_threshold = round(ambiguity * 2**31)
+        self._split_key = derive_key("scenes", seed, split)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict:
+        """{"image": (H, W, 3) uint8, "captions": five sentences from specific to generic, "image_id": str}."""
+        index = check_index(index, self.size)
+        return {
+            "image": render(self.scene(index), self.image_size),
+            "captions": self.captions(index),
+            "image_id": f"{self.split}-{self.seed}-{index}",
+        }
+
+    def scene(self, index: int) -> Scene:
+        """What the picture shows."""
+        return draw_scene(derive_key(self._split_key, check_index(index, self.size)), self._statistics)
+
+    def captions(self, index: int) -> list[str]:
+        """The five captions that the picture carries (with noise, possibly those of another picture)."""
+        source = self.caption_source(index)
+        if self.is_ambiguous(source):
+            return [say_plainly(statement) for statement in vague_statements(self.scene(source))]
+        scene = self.scene(source)
+        return caption_texts(scene, caption_statements(scene, self._statistics.detail))
+
+    def statements(self, index: int) -> tuple[Statement, ...]:
+        """What the five captions of `captions(index)` say; with noise they may be false of the picture."""
+        source = self.caption_source(index)
+        scene = self.scene(source)
+        if self.is_ambiguous(source):
+            return vague_statements(scene)
+        return caption_statements(scene, self._statistics.detail)
+
+    def caption_source(self, index: int) -> int:
+        """Index of the picture for which the captions were written: `index` itself unless the pair is noise."""
+        index = check_index(index, self.size)
+        if self._noise_threshold:
+            draws = Draws(derive_key("caption_noise", self._split_key, index))
+            if draws.below(2**31) < self._noise_threshold:
+                return (index + 1 + draws.below(self.size - 1)) % self.size
+        return index
+
+    def is_ambiguous(self, index: int) -> bool:
+        """Whether captions written for this picture are vague ones."""
+        if not self._ambiguity_threshold:
+            return False
+        draws = Draws(derive_key("ambiguity", self._split_key, check_index(index, self.size)))
+        return draws.below(2**31) < self._ambiguity_threshold
+
+    def hard_negatives(self, index: int) -> list[tuple[str, str]]:
+        """Pairs (true caption, false caption) of the picture that differ by swapped or single words only."""
+        return hard_negative_pairs(self.scene(index), self._statistics.detail)
+
+    @property
+    def parameters(self) -> dict:
+        """Everything the content depends on."""
+        return {
+            "split": self.split,
+            "size": self.size,
+            "image_size": self.image_size,
+            "seed": self.seed,
+            "caption_noise": self.caption_noise,
+            "ambiguity": self.ambiguity,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 in hex; changes with the parameters, the world's version, the drawing code and the wording."""
+        indices = range(min(_SAMPLES_IN_FINGERPRINT, self.size))
+        return fingerprint_of(self.parameters, (self[index] for index in indices))

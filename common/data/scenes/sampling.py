@@ -1,0 +1,79 @@
+"""Key -> scene: how many objects, what they look like, where they lie. The statistics of the picture-caption splits."""
+
+from dataclasses import dataclass
+
+from .hashing import Draws
+from .world import ARROW, CANVAS, COLOURS, DOMAIN_BACKGROUNDS, LARGE, SHAPES, SIZE_RADII, SMALL, Scene, SceneObject
+
+_MARGIN = 12  # units kept free at the picture's rim
+_TRIES = 24  # random placements before falling back to one object per quadrant
+TEXTURE_WEIGHTS = (37, 21, 21, 21)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """How the scenes of a split are drawn; percentages are integers."""
+
+    count_weights: tuple[int, ...] = (10, 46, 29, 15)  # for 1, 2, 3, 4 objects
+    large_percent: int = 50
+    copy_percent: int = 14  # chance that an object takes the shape or the colour of an earlier one
+    domain: int = 0
+    detail: int = 0  # 1: longer captions
+
+
+def place_objects(radii: list[int], draws: Draws) -> list[tuple[int, int]]:
+    """Centres such that the objects' squares lie inside the picture and do not overlap (at most four objects).
+
+    Returns:
+        One (x, y) per radius, in units.
+    """
+    for _ in range(_TRIES):
+        centres = []
+        for radius in radii:
+            span = CANVAS - 2 * (radius + _MARGIN)
+            x, y = radius + _MARGIN + draws.below(span + 1), radius + _MARGIN + draws.below(span + 1)
+            if any(
+                abs(x - other_x) < radius + other_radius and abs(y - other_y) < radius + other_radius
+                for (other_x, other_y), other_radius in zip(centres, radii)
+            ):
+                break
+            centres.append((x, y))
+        else:
+            return centres
+    half = CANVAS // 2
+    centres = []
+    for radius, quadrant in zip(radii, draws.shuffled(range(4))):
+        slack = half - 2 * (radius + _MARGIN)
+        corner_x, corner_y = quadrant % 2 * half, quadrant // 2 * half
+        x, y = draws.below(slack + 1), draws.below(slack + 1)
+        centres.append((corner_x + radius + _MARGIN + x, corner_y + radius + _MARGIN + y))
+    return centres
+
+
+def draw_scene(key: int, statistics: Statistics) -> Scene:
+    """The scene of a key: a pure function of its arguments."""
+    draws = Draws(key)
+    below = draws.below
+    count = 1 + draws.weighted(statistics.count_weights)
+    background = draws.pick(DOMAIN_BACKGROUNDS[statistics.domain])
+    looks = []
+    for i in range(count):
+        shape, colour = below(len(SHAPES)), below(len(COLOURS))
+        if i and draws.chance(statistics.copy_percent):
+            other = looks[below(i)]
+            if draws.chance(50):
+                shape = other[0]
+            else:
+                colour = other[1]
+        large = below(100) < (statistics.large_percent if count < 4 else statistics.large_percent - 15)
+        size = LARGE if large else SMALL
+        texture = draws.weighted(TEXTURE_WEIGHTS)
+        orientation = below(4) if shape == ARROW else 0
+        low, high = SIZE_RADII[size]
+        looks.append((shape, colour, size, texture, orientation, low + below(high - low + 1), below(1 << 24)))
+    centres = place_objects([look[5] for look in looks], draws)
+    objects = tuple(
+        SceneObject(shape, colour, size, texture, orientation, x, y, radius, tint)
+        for (shape, colour, size, texture, orientation, radius, tint), (x, y) in zip(looks, centres)
+    )
+    return Scene(objects, statistics.domain, 0, background, key)

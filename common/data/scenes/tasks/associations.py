@@ -1,0 +1,59 @@
+"""Associations: a cue word and candidate pictures, k of which go with it (WinoGAViL)."""
+
+import numpy as np
+
+from ..draw import render
+from ..hashing import Draws, derive_key
+from ..phrases import CUES
+from ..sampling import Statistics, draw_scene
+from ..statements import Mention, Statement, describes
+from ..words import COLOUR_ADJECTIVES, SHAPE_NOUNS, TEXTURE_ADJECTIVES
+
+CANDIDATES = (5, 6, 10, 12)
+_STATISTICS = Statistics()
+_WORDINGS = {"shape": SHAPE_NOUNS, "colour": COLOUR_ADJECTIVES, "texture": TEXTURE_ADJECTIVES}
+
+
+def cue_statement(cue: tuple[str, int]) -> Statement:
+    """What a cue (field, value) says of a picture."""
+    field, value = cue
+    if field == "count":
+        return Statement((), (), -1, value)
+    if field == "background":
+        return Statement((), (), value)
+    return Statement((Mention(**{field: value}),))
+
+
+def say_cue(cue: tuple[str, int], draws: Draws) -> str:
+    """One word; for shapes, colours and textures any of their synonyms."""
+    field, value = cue
+    return draws.pick(_WORDINGS[field][value] if field in _WORDINGS else CUES[field][value])
+
+
+def association_item(key: int, turn: int, image_size: int) -> dict:
+    """A cue and 5, 6, 10 or 12 pictures.
+
+    Returns:
+        {"cue": one word, "images": (n, H, W, 3) uint8, "gold": ascending indices of the pictures that the cue
+        describes, "k": how many those are}; between 2 and n // 2 pictures are gold.
+    """
+    draws = Draws(key)
+    number = CANDIDATES[turn]
+    field = draws.pick(("shape", "shape", "colour", "colour", "texture", "count", "background"))
+    values = {"shape": SHAPE_NOUNS, "colour": COLOUR_ADJECTIVES, "texture": TEXTURE_ADJECTIVES}.get(
+        field, CUES.get(field)
+    )
+    cue = (field, draws.pick(sorted(values)) if isinstance(values, dict) else draws.below(len(values)))
+    statement = cue_statement(cue)
+    gold = set(draws.shuffled(range(number))[: draws.between(2, number // 2)])
+    scenes = []
+    while len(scenes) < number:
+        scene = draw_scene(derive_key(key, draws.below(2**31)), _STATISTICS)
+        if describes(statement, scene) == (len(scenes) in gold):
+            scenes.append(scene)
+    return {
+        "cue": say_cue(cue, draws),
+        "images": np.stack([render(scene, image_size) for scene in scenes]),
+        "gold": sorted(gold),
+        "k": len(gold),
+    }

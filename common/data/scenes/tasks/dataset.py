@@ -1,0 +1,85 @@
+"""One data set class for all annotation tasks; item i is a pure function of (task, part, seed, i)."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..classification import PARTS
+from ..dataset import check_index, check_sizes, fingerprint_of
+from ..hashing import Draws, derive_key
+from .associations import association_item
+from .entailment import ENTAILMENT_LABELS, entailment_item
+from .grounding import grounding_item
+from .image_pairs import pair_item
+from .questions import QUESTION_TURNS, question_item
+
+
+class AnnotationSpec(NamedTuple):
+    """`item(key, turn, image_size)` makes an item; in every run of `turns` items each turn comes once."""
+
+    item: Callable[[int, int, int], dict]
+    turns: int
+    stands_in_for: str
+
+
+ANNOTATION_TASKS: dict[str, AnnotationSpec] = {
+    "grounding": AnnotationSpec(grounding_item, 1, "RefCOCO+"),
+    "vqa": AnnotationSpec(question_item, QUESTION_TURNS, "VQA v2"),
+    "nlvr2": AnnotationSpec(pair_item, 2, "NLVR2"),
+    "visual_entailment": AnnotationSpec(entailment_item, len(ENTAILMENT_LABELS), "SNLI-VE"),
+    "winogavil": AnnotationSpec(association_item, 4, "WinoGAViL"),
+}
+
+
+class AnnotationTask:
+    """Pictures with boxes, questions, statements or cues; what an item holds is said in the task's own file.
+
+    Args:
+        name: one of `ANNOTATION_TASKS`.
+        size: number of items; does not change the items themselves.
+        image_size: side in pixels, at least 16.
+        seed: any integer.
+        part: "test", or "train" for a disjoint set of the same distribution.
+    Raises:
+        ValueError: for an unknown name or part, or a size out of range.
+    """
+
+    def __init__(self, name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"):
+        if name not in ANNOTATION_TASKS:
+            raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(ANNOTATION_TASKS)}")
+        if part not in PARTS:
+            raise ValueError(f"unknown part {part!r}; known parts: {', '.join(PARTS)}")
+        check_sizes(size, image_size)
+        self.name, self.size, self.image_size, self.seed, self.part = name, size, image_size, seed, part
+        self._make, self._turns, self.stands_in_for = ANNOTATION_TASKS[name]
+        self._task_key = derive_key("annotation", seed, name, part)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict:
+        """The item, with "image_id" added."""
+        index = check_index(index, self.size)
+        block, place = divmod(index, self._turns)
+        turn = Draws(derive_key("turns", self._task_key, block)).shuffled(range(self._turns))[place]
+        item = self._make(derive_key(self._task_key, index), turn, self.image_size)
+        item["image_id"] = f"{self.name}-{self.part}-{self.seed}-{index}"
+        return item
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 in hex of the parameters and a few items."""
+        parameters = {
+            "name": self.name,
+            "size": self.size,
+            "image_size": self.image_size,
+            "seed": self.seed,
+            "part": self.part,
+        }
+        return fingerprint_of(parameters, (self[index] for index in range(min(4, self.size))))
+
+
+def annotation_task(
+    name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"
+) -> AnnotationTask:
+    """The task of that name; see `AnnotationTask`."""
+    return AnnotationTask(name, size, image_size, seed, part)

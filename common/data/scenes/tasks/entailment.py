@@ -1,0 +1,86 @@
+"""Visual entailment: the picture is the premise, a sentence the hypothesis (SNLI-VE).
+
+What is undecided must be undecided by the picture, so in about half of the pictures one thing lies under a grey
+chequered cloth: it counts as a thing and has a place, but could be anything. A hypothesis is entailed if it holds
+without the covered thing, neutral if it holds for some thing under the cloth, and contradicted otherwise. It is drawn
+without looking at a picture, so the words alone tell nothing about the label.
+"""
+
+from dataclasses import replace
+
+from ..draw import render
+from ..hashing import Draws, derive_key
+from ..sampling import Statistics, draw_scene
+from ..statements import Mention, Statement, fits
+from ..wording import say
+from ..world import COLOURS, SHAPES, Scene, holds
+
+ENTAILMENT_LABELS = ("contradiction", "neutral", "entailment")
+CONTRADICTION, NEUTRAL, ENTAILMENT = range(3)
+_STATISTICS = Statistics(count_weights=(5, 35, 35, 25), copy_percent=25)
+
+
+def _some_assignment(statement: Statement, scene: Scene, covered_may_be_anything: bool) -> bool:
+    """Whether mentions can be matched to different objects; a covered object fits every mention or none."""
+    objects = scene.objects
+
+    def match(chosen: tuple[int, ...]) -> bool:
+        position = len(chosen)
+        if position == len(statement.mentions):
+            return all(holds(r, objects[chosen[a]], objects[chosen[b]]) for a, r, b in statement.relations)
+        mention = statement.mentions[position]
+        return any(
+            match((*chosen, index))
+            for index, item in enumerate(objects)
+            if index not in chosen and (covered_may_be_anything if index in scene.covered else fits(mention, item))
+        )
+
+    return match(())
+
+
+def entailment_label(statement: Statement, scene: Scene) -> int:
+    """0 contradiction, 1 neutral, 2 entailment; `scene.covered` names the objects that nobody can see.
+
+    Statements with a place or a size of a thing are not supported: a covered thing's place can be seen.
+
+    Raises:
+        ValueError: if a mention says a place or a size.
+    """
+    if any(mention.place >= 0 or mention.size >= 0 for mention in statement.mentions):
+        raise ValueError("a hypothesis must not say place or size, which show through the cloth")
+    if statement.background not in (-1, scene.background) or statement.count not in (-1, len(scene.objects)):
+        return CONTRADICTION
+    if _some_assignment(statement, scene, covered_may_be_anything=False):
+        return ENTAILMENT
+    return NEUTRAL if _some_assignment(statement, scene, covered_may_be_anything=True) else CONTRADICTION
+
+
+def random_hypothesis(draws: Draws) -> Statement:
+    """One thing by colour or shape or both, or two things, possibly in a relation; without looking at a picture."""
+
+    def mention(form: int) -> Mention:
+        shape, colour = draws.below(len(SHAPES)), draws.below(len(COLOURS))
+        return (Mention(shape), Mention(-1, colour), Mention(shape, colour))[form]
+
+    form = draws.below(4)
+    if form < 2:
+        return Statement((mention(draws.weighted((45, 35, 20))),))
+    two = (mention(draws.below(2)), mention(draws.below(2)))
+    return Statement(two, ((0, draws.below(4), 1),)) if form == 3 else Statement(two)
+
+
+def entailment_item(key: int, turn: int, image_size: int) -> dict:
+    """One picture, one hypothesis.
+
+    Returns:
+        {"image": (H, W, 3) uint8, "hypothesis": str, "label": 0 contradiction, 1 neutral, 2 entailment}.
+    """
+    draws = Draws(key)
+    hypothesis = random_hypothesis(draws)
+    while True:
+        scene = draw_scene(derive_key(key, draws.below(2**31)), _STATISTICS)
+        if draws.chance(50):
+            scene = replace(scene, covered=(draws.below(len(scene.objects)),))
+        if entailment_label(hypothesis, scene) == turn:
+            break
+    return {"image": render(scene, image_size), "hypothesis": say(hypothesis, draws), "label": turn}

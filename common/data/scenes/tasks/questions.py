@@ -1,0 +1,116 @@
+"""Questions about one picture, with answers of three types: yes/no, number, other (VQA v2).
+
+A question is a small record that can be asked of any scene (`answer`); yes and no are equally frequent for every kind
+of question, because the question is drawn first and pictures are drawn until the wanted answer comes up.
+"""
+
+from typing import NamedTuple
+
+from ..draw import render
+from ..hashing import Draws, derive_key
+from ..phrases import ANSWERS, DIGIT_WORDS, QUESTIONS
+from ..sampling import Statistics, draw_scene
+from ..statements import Mention, Statement, describes, fits
+from ..wording import noun_phrase
+from ..words import COLOUR_ADJECTIVES, RELATION_PHRASES, SHAPE_NOUNS, SHAPE_PLURALS, with_article
+from ..world import COLOURS, PLACES, RELATIONS, SHAPES, SIZES, TEXTURES, Scene
+
+KINDS = ("exists", "related", "count", "colour", "shape", "texture", "size", "place")
+QUESTION_TURNS = 8  # yes or no in half of them: 4 yes/no, 2 number, 2 other
+NUM_ANNOTATORS = 10  # answers listed per question, as in VQA v2
+_STATISTICS = Statistics(count_weights=(10, 30, 30, 30), copy_percent=35)
+
+
+class Question(NamedTuple):
+    """What is asked: `kind` from KINDS about things that fit `about`; `other` and `relation` for "related" only."""
+
+    kind: str
+    about: Mention
+    relation: int = -1
+    other: Mention = Mention()
+
+
+def answer(question: Question, scene: Scene) -> str | None:
+    """The answer, a word of `ANSWERS`; None if the question does not apply (what it asks about is not just one)."""
+    fitting = [item for item in scene.objects if fits(question.about, item)]
+    if question.kind == "exists":
+        return "yes" if fitting else "no"
+    if question.kind == "related":
+        statement = Statement((question.about, question.other), ((0, question.relation, 1),))
+        return "yes" if describes(statement, scene) else "no"
+    if question.kind == "count":
+        return DIGIT_WORDS[len(fitting)]
+    if len(fitting) != 1:
+        return None
+    item = fitting[0]
+    names = {"colour": COLOURS, "shape": SHAPES, "texture": TEXTURES, "size": SIZES, "place": PLACES}[question.kind]
+    return names[getattr(item, question.kind)]
+
+
+def _random_mention(draws: Draws, kind: str) -> Mention:
+    """What the question is about: one or two attributes, never the one that is asked for."""
+    shape, colour, texture = draws.below(len(SHAPES)), draws.below(len(COLOURS)), draws.below(len(TEXTURES))
+    form = draws.below(4)
+    if kind == "shape":
+        return Mention(-1, colour, -1, texture if form == 0 else -1)
+    if kind == "colour":
+        return Mention(shape, -1, -1, texture if form == 0 else -1)
+    if kind == "exists" and form == 0:
+        return Mention(shape, colour)
+    return Mention(shape) if form < 3 else Mention(-1, colour)
+
+
+def random_question(draws: Draws, kind: str) -> Question:
+    """A question of the kind, drawn without looking at any picture."""
+    about = _random_mention(draws, kind)
+    if kind != "related":
+        return Question(kind, about)
+    return Question(kind, about, draws.below(len(RELATIONS)), _random_mention(draws, "texture"))
+
+
+def say_question(question: Question, draws: Draws) -> str:
+    """The question in words."""
+    about = question.about
+    template = draws.pick(QUESTIONS[question.kind])
+    if question.kind == "count":
+        colour = f"{COLOUR_ADJECTIVES[about.colour][0]} " if about.colour >= 0 else ""
+        return template.format(f"{colour}{SHAPE_PLURALS[about.shape] if about.shape >= 0 else 'things'}")
+    if question.kind == "related":
+        second = with_article(noun_phrase(question.other, draws))
+        first = with_article(noun_phrase(about, draws))
+        return template.format(f"{first} {RELATION_PHRASES[question.relation][0]} {second}")
+    phrase = noun_phrase(about, draws)
+    return template.format(with_article(phrase) if question.kind == "exists" else f"the {phrase}")
+
+
+def question_item(key: int, turn: int, image_size: int) -> dict:
+    """One picture, one question.
+
+    Returns:
+        {"image": (H, W, 3) uint8, "question": str, "answer": str, "answers": the answer ten times (the form of VQA
+        v2), "answer_type": "yes/no", "number" or "other", "label": index of the answer in `ANSWERS`}.
+    """
+    draws = Draws(key)
+    if turn < 4:
+        kind, wanted = KINDS[turn % 2], ("yes", "no")[turn // 2]
+    elif turn < 6:
+        kind, wanted = "count", DIGIT_WORDS[draws.weighted((20, 40, 30, 10))]
+    else:
+        kind, wanted = draws.pick(KINDS[3:]), None
+    question = random_question(draws, kind)
+    while True:
+        scene = draw_scene(derive_key(key, draws.below(2**31)), _STATISTICS)
+        found = answer(question, scene)
+        if found is not None and (wanted is None or found == wanted):
+            break
+    return {
+        "image": render(scene, image_size),
+        "question": say_question(question, draws),
+        "answer": found,
+        "answers": [found] * NUM_ANNOTATORS,
+        "answer_type": "yes/no" if turn < 4 else "number" if turn < 6 else "other",
+        "label": ANSWERS.index(found),
+    }
+
+
+assert all(nouns[0] == name for nouns, name in zip(SHAPE_NOUNS, SHAPES))

@@ -1,0 +1,30 @@
+"""The closed vocabulary: every word that a caption, template, class name, question, answer or statement can contain."""
+
+import re
+
+from . import imagenet, phrases, vtab, words
+from .world import BACKGROUNDS, COLOURS, ORIENTATIONS, PLACES, RELATIONS, RENDITIONS, SHAPES, SIZES, TEXTURES
+
+
+def _collect(value, found: set[str]) -> None:
+    if isinstance(value, str):
+        found.update(re.sub(r"{\w*}", " ", value).split())
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _collect(item, found)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _collect(key, found)
+            _collect(item, found)
+
+
+def scene_words() -> list[str]:
+    """Sorted list of all words, lower case, without punctuation."""
+    found: set[str] = set()
+    for names in (SHAPES, COLOURS, SIZES, TEXTURES, ORIENTATIONS, PLACES, RELATIONS, BACKGROUNDS, RENDITIONS):
+        _collect(names, found)
+    for module in (words, phrases, imagenet, vtab):
+        for name, value in vars(module).items():
+            if name.isupper() and not name.endswith("_TASKS"):
+                _collect(value, found)
+    return sorted(found)

@@ -1,0 +1,112 @@
+"""What a scene is: names of every attribute, the objects, the picture's own settings. Integers only.
+
+Coordinates are integers in [0, 960): 20 units to a pixel at 48 px. x grows to the right, y downwards. Every attribute
+is an index into the tuple of names below; -1 means "not said" in statements and never occurs in a scene.
+"""
+
+from dataclasses import dataclass
+
+WORLD_VERSION = 1  # raise when the meaning of a seed changes
+CANVAS = 960  # side of the square world, in units
+
+SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "ring", "heart", "moon", "arrow")
+COLOURS = ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink", "brown")
+SIZES = ("small", "large")
+TEXTURES = ("solid", "striped", "dotted", "checkered")
+ORIENTATIONS = ("up", "right", "down", "left")  # quarter turns clockwise
+PLACES = ("top left", "top", "top right", "left", "middle", "right", "bottom left", "bottom", "bottom right")
+RELATIONS = ("left", "right", "above", "below")
+DOMAINS = ("A", "B")
+RENDITIONS = ("normal", "outline", "sketch", "inverted")
+BACKGROUNDS = ("white", "gray", "black", "lined", "sand", "grass", "sky", "night")
+DOMAIN_BACKGROUNDS = ((0, 1, 2, 3), (4, 5, 6, 7))  # by domain
+DARK_BACKGROUNDS = (2, 7)
+
+CIRCLE, SQUARE, TRIANGLE, DIAMOND, STAR, CROSS, RING, HEART, MOON, ARROW = range(10)
+LEFT, RIGHT, ABOVE, BELOW = range(4)
+SMALL, LARGE = range(2)
+SOLID, STRIPED, DOTTED, CHECKERED = range(4)
+INVERSE_RELATION = (RIGHT, LEFT, BELOW, ABOVE)
+SIZE_RADII = ((108, 124), (182, 206))  # smallest and largest radius of a small and of a large object, in units
+
+
+@dataclass(frozen=True, slots=True)
+class SceneObject:
+    """One object; all fields are integers, `shape` ... `orientation` index the tuples of names above."""
+
+    shape: int
+    colour: int
+    size: int
+    texture: int
+    orientation: int  # 0 (up) for everything but arrows, apart from the orientation task
+    x: int  # centre, in units
+    y: int
+    radius: int  # half the side of the square that contains the object, in units
+    tint: int = 0  # 24 bits of colour jitter, for drawing only
+
+    @property
+    def place(self) -> int:
+        """Cell of the 3 x 3 grid that holds the centre, row by row: an index into `PLACES`."""
+        return 3 * (3 * self.y // CANVAS) + 3 * self.x // CANVAS
+
+    @property
+    def centre(self) -> tuple[float, float]:
+        """(x, y) as fractions of the picture, in [0, 1]."""
+        return self.x / CANVAS, self.y / CANVAS
+
+    @property
+    def box(self) -> tuple[float, float, float, float]:
+        """(left, top, right, bottom) of what is drawn, as fractions of the picture, in [0, 1]."""
+        from .masks import shape_extent  # masks need the shapes' names from here
+
+        left, top, right, bottom = shape_extent(self.shape, self.orientation)
+        return (
+            max(0.0, (self.x + left * self.radius / 128) / CANVAS),
+            max(0.0, (self.y + top * self.radius / 128) / CANVAS),
+            min(1.0, (self.x + right * self.radius / 128) / CANVAS),
+            min(1.0, (self.y + bottom * self.radius / 128) / CANVAS),
+        )
+
+    @property
+    def words(self) -> str:
+        """Plain description for people and logs, for example "small red striped circle"."""
+        return f"{SIZES[self.size]} {COLOURS[self.colour]} {TEXTURES[self.texture]} {SHAPES[self.shape]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything that a picture shows, and the key from which its drawing jitter and its wording follow."""
+
+    objects: tuple[SceneObject, ...]
+    domain: int  # 0 (A, the training domain) or 1 (B, out of domain)
+    rendition: int  # index into RENDITIONS
+    background: int  # index into BACKGROUNDS
+    key: int  # 64 bits
+    contrast: int = 256  # 256 = full; lower values fade the objects into the background
+    clutter_behind: int = 0  # number of random grey strokes under the objects
+    clutter_front: int = 0  # number of random grey strokes over the objects
+    covered: tuple[int, ...] = ()  # indices of objects hidden under a grey chequered cloth (visual entailment)
+
+
+def holds(relation: int, a: SceneObject, b: SceneObject) -> bool:
+    """Whether `a` stands in the relation to `b`; the objects' squares must not overlap along that axis.
+
+    The relations are strict: at most one of left/right holds, and each is the inverse of the other. Two objects whose
+    squares do not overlap satisfy at least one of the four.
+    """
+    gap = a.radius + b.radius
+    if relation == LEFT:
+        return b.x - a.x >= gap
+    if relation == RIGHT:
+        return a.x - b.x >= gap
+    if relation == ABOVE:
+        return b.y - a.y >= gap
+    return a.y - b.y >= gap
+
+
+def main_relation(a: SceneObject, b: SceneObject) -> int:
+    """The relation of `a` to `b` along the axis on which they are further apart; it holds whenever any does."""
+    dx, dy = b.x - a.x, b.y - a.y
+    if abs(dx) >= abs(dy):
+        return LEFT if dx > 0 else RIGHT
+    return ABOVE if dy > 0 else BELOW

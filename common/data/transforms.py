@@ -1,0 +1,229 @@
+"""Pictures to uint8 tensors of one size, and uint8 tensors to normalised floats.
+
+A training picture is a pure function of (picture, seed): nothing here touches a global random state. Resampling is
+Pillow's bicubic with antialiasing, called through torchvision.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as F
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # RGB, of pixels in [0, 1]
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+MODES = ("squeeze", "crop")
+CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop, as torchvision's RandomResizedCrop
+CROP_ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """From a picture of any size to a uint8 tensor (3, size, size).
+
+    Args:
+        size: side of the square, pixels.
+        mode: evaluation, and training without `crop_scale`: "squeeze" resizes both sides (ALBEF, TCL, GeoMM), "crop"
+            resizes the shortest side and cuts the centre (CLIP, DataComp).
+        crop_scale: training: smallest and largest share of the picture's area of a random crop with torchvision's
+            RandomResizedCrop rules; None trains with the evaluation view.
+        flip_probability: training: probability of a mirror image. Captions that say left and right want 0.
+        mean, std: for `normalize`, red, green, blue, of pixels in [0, 1]. They are stored with the transform so that
+            a checkpoint brings its own preprocessing; the uint8 tensors are not normalised.
+    Raises:
+        ValueError: if a value is not accepted; the message gives it and what is.
+    """
+
+    size: int
+    mode: Literal["squeeze", "crop"] = "crop"
+    crop_scale: tuple[float, float] | None = None
+    flip_probability: float = 0.0
+    mean: tuple[float, float, float] = CLIP_MEAN
+    std: tuple[float, float, float] = CLIP_STD
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise ValueError(f"size is {self.size!r}; accepted: a whole number of pixels, at least 1")
+        if self.mode not in MODES:
+            raise ValueError(f"mode is {self.mode!r}; accepted: {', '.join(MODES)}")
+        if self.crop_scale is not None:
+            object.__setattr__(self, "crop_scale", _floats("crop_scale", self.crop_scale, 2))
+            low, high = self.crop_scale
+            if not 0.0 < low <= high <= 1.0:
+                raise ValueError(f"crop_scale is {self.crop_scale!r}; accepted: (low, high) with 0 < low <= high <= 1")
+        if not _is_number(self.flip_probability) or not 0.0 <= self.flip_probability <= 1.0:
+            raise ValueError(f"flip_probability is {self.flip_probability!r}; accepted: a number in [0, 1]")
+        object.__setattr__(self, "flip_probability", float(self.flip_probability))
+        object.__setattr__(self, "mean", _floats("mean", self.mean, 3))
+        object.__setattr__(self, "std", _floats("std", self.std, 3))
+        if not all(0.0 <= value <= 1.0 for value in self.mean):
+            raise ValueError(f"mean is {self.mean!r}; accepted: three numbers in [0, 1]")
+        if not all(value > 0.0 for value in self.std):
+            raise ValueError(f"std is {self.std!r}; accepted: three numbers above 0")
+
+    def eval(self, image: Image.Image | np.ndarray) -> Tensor:
+        """The evaluation view.
+
+        Args:
+            image: Pillow image, or uint8 array (height, width, 3); an array that has the size passes unchanged.
+        Returns:
+            (3, size, size), uint8.
+        Raises:
+            ValueError: if the array is not uint8 with three channels.
+        """
+        if isinstance(image, np.ndarray):
+            _check_array(image)
+            if image.shape[0] == image.shape[1] == self.size:
+                # a copy: a view would let the caller's array change the batch
+                return torch.from_numpy(image.transpose(2, 0, 1).copy())
+        picture = _as_rgb(image)
+        if self.mode == "squeeze":
+            picture = F.resize(picture, [self.size, self.size], InterpolationMode.BICUBIC)
+        else:
+            picture = F.resize(picture, [self.size], InterpolationMode.BICUBIC)
+            picture = F.center_crop(picture, [self.size, self.size])
+        return F.pil_to_tensor(picture)
+
+    def train(self, image: Image.Image | np.ndarray, rng: np.random.Generator | int) -> Tensor:
+        """The training view: a random crop where `crop_scale` is set, else the evaluation view; then the mirror.
+
+        Args:
+            image: as in `eval`.
+            rng: generator that the view advances, or a seed >= 0 that fixes it.
+        Returns:
+            (3, size, size), uint8.
+        Raises:
+            ValueError: if the array is not uint8 with three channels or `rng` is neither.
+        """
+        if self.crop_scale is None and not self.flip_probability:
+            return self.eval(image)
+        rng = _generator(rng)
+        if self.crop_scale is None:
+            pixels = self.eval(image)
+        else:
+            picture = _as_rgb(image)
+            top, left, height, width = random_crop_box(picture.height, picture.width, self.crop_scale, rng)
+            size = [self.size, self.size]
+            pixels = F.pil_to_tensor(F.resized_crop(picture, top, left, height, width, size, InterpolationMode.BICUBIC))
+        if self.flip_probability and rng.random() < self.flip_probability:
+            pixels = pixels.flip(-1)
+        return pixels
+
+    def to_json(self) -> str:
+        """All values as a JSON text, in a fixed order; equal transforms give equal texts."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | dict) -> "ImageTransform":
+        """Read what `to_json` wrote, as text or already parsed; every key must be there.
+
+        Raises:
+            ValueError: if the text is not JSON, a key is missing or unknown, or a value is not accepted.
+        """
+        try:
+            content = json.loads(text) if isinstance(text, str) else text
+        except json.JSONDecodeError as error:
+            raise ValueError(f"the image transform is not valid JSON: {error}") from error
+        known = set(cls.__dataclass_fields__)
+        if not isinstance(content, dict) or set(content) != known:
+            found = sorted(content) if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"an image transform has the keys {', '.join(sorted(known))}; found {found}")
+        return cls(**content)
+
+
+def random_crop_box(
+    height: int, width: int, scale: tuple[float, float], rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+    """A random crop by the rules of torchvision's RandomResizedCrop, drawn from the given generator.
+
+    Area uniform in `scale` times the picture, log of the aspect ratio uniform in log `CROP_RATIO`, place uniform. Ten
+    attempts, then the largest central crop whose ratio is accepted.
+
+    Args:
+        height, width: of the picture, pixels.
+        scale: (low, high) share of the area.
+        rng: advanced by the draws.
+    Returns:
+        top, left, height, width of the crop, pixels; it lies inside the picture.
+    """
+    log_low, log_high = math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])
+    for _ in range(CROP_ATTEMPTS):
+        area = height * width * rng.uniform(*scale)
+        ratio = math.exp(rng.uniform(log_low, log_high))
+        crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top = int(rng.integers(0, height - crop_height + 1))
+            left = int(rng.integers(0, width - crop_width + 1))
+            return top, left, crop_height, crop_width
+    crop_height, crop_width = height, width
+    if width / height < CROP_RATIO[0]:
+        crop_height = round(width / CROP_RATIO[0])
+    elif width / height > CROP_RATIO[1]:
+        crop_width = round(height * CROP_RATIO[1])
+    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
+
+
+def normalize(images_uint8: Tensor, mean: tuple[float, ...] = CLIP_MEAN, std: tuple[float, ...] = CLIP_STD) -> Tensor:
+    """(pixels / 255 - mean) / std in float32, on the device where the pixels are.
+
+    Args:
+        images_uint8: (batch, 3, height, width), uint8.
+        mean, std: red, green, blue, of pixels in [0, 1].
+    Returns:
+        (batch, 3, height, width), float32; the same bits as torchvision's ToTensor and Normalize on the same device.
+    Raises:
+        ValueError: if the tensor has another type or shape, or mean and std are not three numbers, std above 0.
+    """
+    if images_uint8.dtype != torch.uint8 or images_uint8.ndim != 4 or images_uint8.shape[1] != 3:
+        raise ValueError(
+            f"images are {images_uint8.dtype} of shape {tuple(images_uint8.shape)}; "
+            "accepted: uint8 (batch, 3, height, width)"
+        )
+    mean, std = _floats("mean", mean, 3), _floats("std", std, 3)
+    if not all(value > 0.0 for value in std):
+        raise ValueError(f"std is {std!r}; accepted: three numbers above 0")
+    pixels = images_uint8.to(torch.float32).div_(255.0)
+    offset = torch.tensor(mean, dtype=torch.float32, device=pixels.device).view(1, 3, 1, 1)
+    spread = torch.tensor(std, dtype=torch.float32, device=pixels.device).view(1, 3, 1, 1)
+    return pixels.sub_(offset).div_(spread)
+
+
+def _generator(rng: np.random.Generator | int) -> np.random.Generator:
+    if isinstance(rng, np.random.Generator):
+        return rng
+    if isinstance(rng, bool) or not isinstance(rng, int | np.integer) or rng < 0:
+        raise ValueError(f"rng is {rng!r}; accepted: a numpy Generator or a seed of at least 0")
+    return np.random.default_rng(int(rng))
+
+
+def _check_array(image: np.ndarray) -> None:
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
+        raise ValueError(f"the array is {image.dtype} of shape {image.shape}; accepted: uint8 (height, width, 3)")
+
+
+def _as_rgb(image: Image.Image | np.ndarray) -> Image.Image:
+    if isinstance(image, np.ndarray):
+        _check_array(image)
+        return Image.fromarray(np.ascontiguousarray(image))
+    if not isinstance(image, Image.Image):
+        raise ValueError(f"the image is of type {type(image).__name__}; accepted: Pillow image, uint8 array")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _floats(name: str, values: object, count: int) -> tuple[float, ...]:
+    if not isinstance(values, list | tuple) or len(values) != count or not all(map(_is_number, values)):
+        raise ValueError(f"{name} is {values!r}; accepted: {count} numbers")
+    return tuple(float(value) for value in values)
