@@ -1,0 +1,60 @@
+"""From the evaluations of finished runs to the cells of a table."""
+
+from typing import Any
+
+from common.report.schema import QUERIES_INTERVAL, SEEDS_INTERVAL, Measured
+from common.report.statistics import bootstrap_interval, interval_over_seeds
+from common.run.reproduce import RowRun
+
+# of a protocol, what a reader needs to know; the rest stays in the run's evaluation.json
+_PROTOCOL_KEYS = ("num_images", "num_texts", "num_classes", "prompt_average", "tie_rule", "captions_hash")
+
+
+def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Measured | None:
+    """Our number for one cell, in percent.
+
+    Two seeds or more carry Student's t interval over seeds; a single one a bootstrap interval over its test images.
+
+    Args:
+        runs: one per seed.
+        role: of the data set, as in the run's evaluations.
+        metric: its key there.
+        scale: at which the runs were trained.
+    Returns:
+        None if the runs were not evaluated on such a data set.
+    Raises:
+        ValueError: if the seeds were evaluated under different protocols.
+    """
+    if role not in runs[0].evaluations:
+        return None
+    evaluations = [run.evaluations[role] for run in runs]
+    protocols = {protocol_text(evaluation["protocol"]) for evaluation in evaluations}
+    if len(protocols) > 1:
+        raise ValueError(f"seeds of one cell were evaluated under different protocols: {'; '.join(sorted(protocols))}")
+    values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
+    if len(runs) > 1:
+        interval, kind = interval_over_seeds(values), SEEDS_INTERVAL
+    else:
+        low, high = bootstrap_interval(runs[0].hits[role][metric])
+        interval, kind = (100 * low, 100 * high), QUERIES_INTERVAL
+    chance = evaluations[0]["chance"].get(metric)
+    return Measured(
+        values=values,
+        seeds=tuple(run.seed for run in runs),
+        interval=interval,
+        interval_kind=kind,
+        scale=scale,
+        data=data_text(evaluations[0]["protocol"]),
+        protocol=protocols.pop(),
+        chance=None if chance is None else 100 * chance,
+    )
+
+
+def data_text(protocol: dict[str, Any]) -> str:
+    """Name of a data set with a short fingerprint."""
+    return f"{protocol['data']} ({protocol['fingerprint'][:8]})"
+
+
+def protocol_text(protocol: dict[str, Any]) -> str:
+    """The part of a protocol that two numbers must share to stand in one column."""
+    return ", ".join(f"{key} {protocol[key]}" for key in _PROTOCOL_KEYS if key in protocol)

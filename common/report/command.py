@@ -1,0 +1,174 @@
+"""The command line of every paper's reproduce.py, and what it writes: table, figure, page."""
+
+import argparse
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.distributed import is_main_process
+from common.report.cells import data_text
+from common.report.figures import plot_table, plot_training
+from common.report.page import collect_page
+from common.report.schema import Column, Row, Table
+from common.report.tables import to_text, write_table
+from common.run.config import SCALES, ConfigError, load_row
+from common.run.log import read_log
+from common.run.provenance import ROOT, git_revision
+from common.run.reproduce import PaperCode, RowRun, choose_part
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the user asked for.
+
+    part: "table2", "figure4", ...
+    scale: smoke, demo, photos or paper.
+    seeds: of the runs.
+    overrides: "section.key=value" for every row.
+    output: folder of runs, results and the page.
+    results: folder of the tables, `output`/results unless named.
+    """
+
+    part: str
+    scale: str
+    seeds: tuple[int, ...]
+    overrides: tuple[str, ...]
+    output: Path
+    results: Path
+
+    @property
+    def runs(self) -> Path:
+        return self.output / "runs"
+
+    def text(self, paper: str) -> str:
+        """The command as it would be typed, without paths of this machine."""
+        extra = [text for text in self.overrides if not text.startswith("data.root=")]
+        data = " DATA=<folder>" if any(text.startswith("data.root=") for text in self.overrides) else ""
+        extra_text = f' SET="{" ".join(extra)}"' if extra else ""
+        return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} SEEDS={len(self.seeds)}{data}{extra_text}"
+
+    def note(self, row: str, code: PaperCode) -> str:
+        """What was trained for a row, in one line."""
+        config = load_row(
+            code.config_class, code.folder, code.folder / "configs" / row, self.scale, list(self.overrides)
+        )
+        data, model, optim = config.data, config.model, config.optim
+        return (
+            f"ours: ViT width {model.image.width}, {model.image.layers} layers, {data.image_size} px in patches of "
+            f"{model.patch_size}; text width {model.text.width}, {model.text.layers} layers; embedding "
+            f"{model.embedding_dim}; {optim.steps} steps of {optim.global_batch_size} pairs"
+        )
+
+    def stand_in(self, runs: dict[str, list[RowRun]], role: str) -> str | None:
+        """What our numbers of a role were really measured on."""
+        for seeds in runs.values():
+            if role in seeds[0].evaluations:
+                return data_text(seeds[0].evaluations[role]["protocol"])
+        return None
+
+    def table(
+        self,
+        code: PaperCode,
+        printed: dict[str, Any],
+        table_id: str,
+        columns: list[Column],
+        rows: list[Row],
+        runs: dict[str, list[RowRun]],
+        suffix: str = "",
+        caption: str = "",
+    ) -> Table:
+        """A table with the provenance that all tables carry."""
+        source = printed["tables"][table_id]
+        every_run = [run for seeds in runs.values() for run in seeds]
+        training = sorted({run.training_data for run in every_run})
+        revisions = sorted({run.git_revision for run in every_run})
+        return Table(
+            paper=code.name,
+            paper_title=printed["paper"]["title"],
+            paper_version=str(source["version"]),
+            table_id=table_id + suffix,
+            caption=caption or source["caption"],
+            columns=columns,
+            rows=rows,
+            scale=self.scale,
+            data=", ".join(training),
+            seeds=self.seeds,
+            git_revision=", ".join(revisions) or git_revision(),
+            command=self.text(code.name),
+            created=datetime.date.today().isoformat(),
+            hardware=", ".join(sorted({run.hardware for run in every_run})),
+            errata=source.get("errata", []) if not suffix else [],
+        )
+
+
+def reproduce_main(
+    description: str, paper: str, parts: dict[str, Callable[[Command], list[Table]]], arguments: list[str] | None = None
+) -> None:
+    """Command line: PART --scale --seeds --data --output [section.key=value ...]; `arguments` replaces sys.argv.
+
+    Raises:
+        ConfigError: an unknown part, scale or seed, or DATA at a scale that trains on scenes.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", help="one of: " + ", ".join(parts))
+    parser.add_argument("--scale", default="demo", help=", ".join(SCALES))
+    parser.add_argument("--seeds", default="1", help="how many seeds, counted from 0")
+    parser.add_argument("--data", default="", help="folder of tar shards with captioned photographs")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="runs, results and page")
+    parser.add_argument("--results", type=Path, default=None, help="where the tables go; default <output>/results")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    given = parser.parse_args(arguments)
+
+    reproduce = choose_part(parts, given.part, paper)
+    if given.scale not in SCALES:
+        raise ConfigError(f"SCALE={given.scale} is unknown; accepted: {', '.join(SCALES)}")
+    if not given.seeds.isdigit() or int(given.seeds) < 1:
+        raise ConfigError(f"SEEDS={given.seeds} must be a whole number of seeds, at least 1")
+    overrides = list(given.overrides)
+    if given.data:
+        if given.scale in ("smoke", "demo"):
+            raise ConfigError(
+                f"DATA={given.data} has no effect at scale {given.scale}, which trains on the embedded scenes; "
+                "use SCALE=photos or SCALE=paper"
+            )
+        overrides.append(f"data.root={given.data}")
+    results = given.results if given.results is not None else given.output / "results"
+    command = Command(
+        given.part,
+        given.scale,
+        tuple(range(int(given.seeds))),
+        tuple(overrides),
+        given.output,
+        results,
+    )
+    tables = reproduce(command)
+    if is_main_process():
+        _write(command, paper, tables)
+
+
+def _write(command: Command, paper: str, tables: list[Table]) -> None:
+    """Prints the tables; writes them, a figure of each, and the page of everything reproduced so far."""
+    folder = command.results / paper / command.part / command.scale
+    for table in tables:
+        print("\n" + to_text(table))
+        write_table(table, folder)
+        if any(table.measured(column.key) for column in table.columns):
+            plot_table(table, folder / f"{table.table_id}.png")
+    page = command.output / "report.html"
+    collect_page([ROOT / "results", command.results], page)
+    print(f"\ntables and figures: {_shown(folder)}\npage:               {_shown(page)}")
+
+
+def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> None:
+    """Training curves of a part's runs, beside its tables."""
+    logs = {f"{method}, seed {run.seed}": read_log(run.files.log) for method, seeds in runs.items() for run in seeds}
+    if logs and is_main_process():
+        plot_training(logs, command.results / paper / command.part / command.scale / f"{command.part}_training.png")
+
+
+def _shown(path: Path) -> str:
+    """A path relative to the working directory where it lies below it."""
+    path = path.resolve()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,232 @@
+"""Plots of tables and of training logs, each with the plotted numbers as CSV beside it.
+
+Only matplotlib's object interface with the Agg canvas: no window, no global state, usable from threads and tests.
+Series differ in colour (Okabe-Ito, safe for colour-blind readers), in marker and in line style, so grey print works.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from common.report.layout import stand_in
+from common.report.schema import PAPER_SCALE, Column, Row, Table
+from common.report.tables import write_atomically
+
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
+_MARKERS = "osD^vPX"
+_STYLES = ("-", "--", "-.", ":")
+_GREY = "#595959"
+_FONT, _SMALL = 10, 9
+_POINTS = 60  # a longer series is averaged over windows of steps, so that its course can be seen through the noise
+
+
+def plot_table(table: Table, path: str | Path, show_paper: bool = False) -> list[Path]:
+    """One panel per measured column: our mean and interval for every measured row, the level of a guess as a line.
+
+    Args:
+        table: whose cells are plotted; columns and rows without a measured cell are left out.
+        path: of the PNG; the numbers go to `<stem>_plotted.csv` (`<stem>.csv` is the table itself).
+        show_paper: also draw the paper's numbers, as hollow diamonds labelled "paper (other data)" unless they are
+            comparable; off by default, because on other data their place on our axis means nothing.
+    Returns:
+        The written files, PNG first; an empty list when nothing was measured.
+    """
+    columns = [column for column in table.columns if table.measured(column.key)]
+    rows = [row for row in table.rows if any(cell is not None for cell in row.ours.values())]
+    if not columns:
+        return []
+    across = min(len(columns), 4 if len(columns) != 5 else 3)
+    down = -(-len(columns) // across)
+    label_width = min(3.0, 0.075 * max(len(row.method) for row in rows) + 0.3)
+    figure = Figure(figsize=(label_width + 2.3 * across, 1.1 + down * (1.25 + 0.34 * len(rows))), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
+    drawn: dict[str, object] = {}
+    for place, (panel, column) in enumerate(zip(panels, columns)):
+        drawn |= _draw_column(panel, table, column, rows, show_paper)
+        if place % across == 0:
+            panel.set_yticks(range(len(rows)), [_literal(_shortened(row.method)) for row in rows], fontsize=_SMALL)
+    for panel in panels[len(columns) :]:
+        panel.set_axis_off()
+    panels[0].set_ylim(len(rows) - 0.4, -0.6)  # first row on top
+    figure.suptitle(_literal(f"{table.paper}, {table.table_id}, scale {table.scale}"), fontsize=_FONT + 1)
+    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=len(drawn), fontsize=_SMALL)
+    records = [_table_record(table, column, row, show_paper) for column in columns for row in rows]
+    header = ("column", "measured_on", "unit", "method", "ours_mean", "ours_low", "ours_high", "chance")
+    return _write(figure, path, (*header, "paper_number") if show_paper else header, records)
+
+
+def plot_training(
+    log_records_by_run: Mapping[str, Sequence[Mapping]], path: str | Path, num_candidates: int | None = None
+) -> list[Path]:
+    """Loss, logit scale and validation R@1 against the step, one panel each, one line per run.
+
+    Args:
+        log_records_by_run: for each run's label its log records, as in the run's JSON lines. Records with event "train"
+            give `step`, `loss` and `logit_scale`, those with event "evaluate" `step` and `metrics`, where names that
+            end in `i2t_recall_at_1` and `t2i_recall_at_1` (fractions) are plotted in percent.
+        path: of the PNG; the numbers go to `<stem>_plotted.csv`.
+        num_candidates: how many candidates a query is compared with in the loss (the global batch, plus the queue where
+            there is one); draws ln(num_candidates), the loss of a model that cannot tell them apart. None: the global
+            batch, if the records give `samples_seen` and all runs agree on it, else no line.
+    Returns:
+        The written files, PNG first; an empty list when the logs hold nothing to plot.
+    """
+    panels = [(title, unit, _series(log_records_by_run, title)) for title, unit in _PANELS]
+    panels = [panel for panel in panels if any(panel[2].values())]
+    if not panels:
+        return []
+    candidates = "loss of a guess" if num_candidates is not None else "ln of the global batch"
+    num_candidates = _global_batch(log_records_by_run) if num_candidates is None else num_candidates
+    across = min(2, len(panels))
+    down = -(-len(panels) // across)
+    legend_rows = -(-len(log_records_by_run) // 2)
+    figure = Figure(figsize=(4.6 * across, 2.9 * down + 0.3 + 0.22 * legend_rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(down, across, squeeze=False).ravel()
+    drawn: dict[str, object] = {}
+    for axis, (title, unit, by_run) in zip(axes, panels):
+        for index, (run, points) in enumerate(by_run.items()):
+            window, points = _averaged(points)
+            if points:
+                drawn.setdefault(_literal(run), _draw_run(axis, points, index))
+            if window > 1:
+                axis.set_title(f"mean over windows of {window} records", fontsize=_SMALL - 1, color=_GREY, loc="right")
+        if title == "loss" and num_candidates is not None:
+            line = axis.axhline(math.log(num_candidates), color=_GREY, linewidth=1.2, linestyle=(0, (1, 1.5)))
+            drawn[f"{candidates}: ln {num_candidates:,} = {math.log(num_candidates):.2f}"] = line
+        axis.set_xlabel("step (optimiser updates)", fontsize=_SMALL)
+        axis.set_ylabel(unit, fontsize=_SMALL)
+        _dress(axis)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=2, fontsize=_SMALL)
+    records = [(title, run, *p) for title, _, by_run in panels for run, points in by_run.items() for p in points]
+    return _write(figure, path, ("panel", "run", "step", "value"), records)
+
+
+_PANELS = (
+    ("loss", "loss (nats)"),
+    ("logit_scale", "logit scale (multiplier)"),
+    ("i2t_recall_at_1", "i2t R@1 (percent)"),
+    ("t2i_recall_at_1", "t2i R@1 (percent)"),
+)
+
+
+def _series(log_records_by_run: Mapping, name: str) -> dict[str, list[tuple[int, float]]]:
+    return {run: list(_points(records, name)) for run, records in log_records_by_run.items()}
+
+
+def _global_batch(log_records_by_run: Mapping) -> int | None:
+    records = [record for run in log_records_by_run.values() for record in run if record.get("event") == "train"]
+    sizes = {r["samples_seen"] / r["step"] for r in records if r.get("samples_seen") and r.get("step")}
+    return round(sizes.pop()) if len(sizes) == 1 else None
+
+
+def _points(records: Sequence[Mapping], name: str) -> Iterator[tuple[int, float]]:
+    for record in records:
+        if record.get("event") == "train" and record.get(name) is not None:
+            yield int(record["step"]), _finite(record[name])
+        elif record.get("event") == "evaluate":
+            values = [value for key, value in record.get("metrics", {}).items() if key.endswith(name)]
+            if values:  # several splits: the first one that the log names
+                yield int(record["step"]), 100 * _finite(values[0])
+
+
+def _finite(value: float | str) -> float:
+    number = float(value)  # logs hold "nan" and "inf" as strings
+    return number if math.isfinite(number) else math.nan
+
+
+def _averaged(points: list[tuple[int, float]]) -> tuple[int, list[tuple[float, float]]]:
+    window = -(-len(points) // _POINTS)
+    groups = [points[start : start + window] for start in range(0, len(points), window)] if window > 1 else []
+    means = [(sum(s for s, _ in g) / len(g), sum(v for _, v in g) / len(g)) for g in groups]
+    return max(window, 1), means if groups else list(points)
+
+
+def _draw_run(axis, points: Sequence[tuple[float, float]], index: int):
+    steps, values = zip(*points)
+    (line,) = axis.plot(
+        steps,
+        values,
+        color=_COLORS[index % len(_COLORS)],
+        linestyle=_STYLES[index % len(_STYLES)],
+        marker=_MARKERS[index % len(_MARKERS)],
+        markevery=max(1, len(points) // 8),
+        markersize=5,
+        linewidth=1.5,
+    )
+    return line
+
+
+def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row], show_paper: bool) -> dict[str, object]:
+    drawn = {}
+    for height, row in enumerate(rows):
+        cell, paper = row.ours.get(column.key), row.paper.get(column.key)
+        if cell is not None:
+            low, high = cell.interval or (cell.mean, cell.mean)
+            (ends,) = panel.plot([low, high], [height, height], color=_COLORS[0], linewidth=2.2, solid_capstyle="butt")
+            (dot,) = panel.plot([cell.mean], [height], color=_COLORS[0], marker="o", markersize=6, linestyle="none")
+            drawn["ours"] = dot
+            if cell.interval is not None:
+                drawn[f"interval: {cell.interval_kind}"] = ends
+            if cell.chance is not None:
+                (guess,) = panel.plot(
+                    [cell.chance] * 2, [height - 0.4, height + 0.4], color=_GREY, linestyle=(0, (2, 1.2)), linewidth=1.4
+                )
+                drawn["a guess"] = guess
+        if show_paper and paper is not None:
+            (hollow,) = panel.plot(
+                [paper], [height], marker="D", markersize=7, fillstyle="none", color=_COLORS[1], linestyle="none"
+            )
+            comparable = table.scale == PAPER_SCALE and column.stands_in_for is None
+            drawn["paper" if comparable else "paper (other data)"] = hollow
+    arrow = "" if column.better == "higher" else ", lower is better"
+    panel.set_title(_literal(_shortened(column.label, 34)), fontsize=_FONT)
+    source = stand_in(table, column)
+    on = "" if source is None else f"\non {_shortened(source, 32)}"
+    panel.set_xlabel(_literal(f"{column.unit}{arrow}{on}"), fontsize=_SMALL)
+    _dress(panel)
+    panel.margins(x=0.12)
+    return drawn
+
+
+def _dress(axis) -> None:
+    axis.grid(color="#d9d9d9", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.tick_params(labelsize=_SMALL, length=3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.xaxis.get_major_locator().set_params(nbins=5)
+
+
+def _table_record(table: Table, column: Column, row: Row, show_paper: bool) -> tuple:
+    cell = row.ours.get(column.key)
+    low, high = (None, None) if cell is None or cell.interval is None else cell.interval
+    ours = (None if cell is None else cell.mean, low, high, None if cell is None else cell.chance)
+    paper = (row.paper.get(column.key),) if show_paper else ()
+    return (column.label, stand_in(table, column), column.unit, row.method, *ours, *paper)
+
+
+def _shortened(text: str, width: int = 38) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _literal(text: str) -> str:
+    return text.replace("$", r"\$")  # matplotlib would read a formula between dollar signs
+
+
+def _write(figure: Figure, path: str | Path, header: Sequence[str], records: Sequence[Sequence]) -> list[Path]:
+    path = Path(path)
+    numbers = path.with_name(f"{path.stem}_plotted.csv")
+    picture, data = io.BytesIO(), io.StringIO()
+    figure.savefig(picture, format="png", dpi=160, facecolor="white", pil_kwargs={"optimize": True})
+    writer = csv.writer(data, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(records)
+    return [write_atomically(path, picture.getvalue()), write_atomically(numbers, data.getvalue())]

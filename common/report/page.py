@@ -1,0 +1,201 @@
+"""One self-contained HTML page of many tables: no script, no request to anywhere, readable on a phone and on paper.
+
+    python -m common.report.page --results results outputs/results --output outputs/report.html
+
+collects every table below `<root>/<paper>/<part>/<scale>/` with the pictures beside it. The markup and its style are in
+`page.html.jinja`; Jinja escapes every text that is put in.
+"""
+
+import argparse
+import base64
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup, escape
+
+from common.report.layout import glossary, lay_out, provenance, reading, remarks, warning
+from common.report.schema import Table, from_json, is_table
+from common.report.tables import write_atomically
+
+_TITLE = "Published numbers and ours"
+_INTRODUCTION = (
+    "Every table prints what a paper reports beside what was measured here. The two never share a line: lines marked "
+    "“paper” are copied from the paper, lines marked “ours” come from runs of this code.",
+    "Numbers of ours that were measured on other data than the paper's are no reproduction of its cells. The first "
+    "line of such a table says what each column was measured on, and no difference is printed.",
+)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG file with the text that stands in for it (`alt`) and the one below it (`caption`)."""
+
+    path: Path
+    alt: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table that was found below `root`, and its pictures."""
+
+    table: Table
+    pictures: tuple[Picture, ...]
+    root: str
+
+
+def write_page(
+    tables: Sequence[Table],
+    figures: Sequence[Sequence[Picture]],
+    path: str | Path,
+    title: str = _TITLE,
+    introduction: Sequence[str] = _INTRODUCTION,
+    roots: Sequence[str] | None = None,
+) -> Path:
+    """Write one HTML page, atomically.
+
+    Args:
+        tables: in the order of the page.
+        figures: the pictures of each table, as many sequences as tables.
+        path: of the page; pictures are embedded, so it can be sent as one file.
+        title: heading of the page.
+        introduction: paragraphs of plain text.
+        roots: where each table was found; named in the heading of a table that occurs in several roots.
+    Returns:
+        The path.
+    Raises:
+        ValueError: if the numbers of tables, figures and roots differ.
+    """
+    roots = [""] * len(tables) if roots is None else roots
+    if not len(tables) == len(figures) == len(roots):
+        raise ValueError(f"{len(tables)} tables, figures for {len(figures)}, roots for {len(roots)}: must be as many")
+    times = Counter(_name(table) for table in tables)
+    sections = []
+    for number, (table, pictures, root) in enumerate(zip(tables, figures, roots), start=1):
+        heading = f"{_name(table)}, from {root}" if root and times[_name(table)] > 1 else _name(table)
+        sections.append({
+            "anchor": f"table-{number}",
+            "heading": heading,
+            "table": table,
+            "facts": [pair for pair in provenance(table) if pair[0] not in ("paper", "table")],
+            "warning": warning(table),
+            "reading": reading(table),
+            "groups": lay_out(table, compact=True),
+            "pictures": [_embedded(picture) for picture in pictures],
+            "remarks": remarks(table),
+            "glossary": glossary(table),
+        })  # fmt: skip
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["breakable"] = _breakable
+    template = environment.get_template("page.html.jinja")
+    return write_atomically(path, template.render(title=title, introduction=introduction, sections=sections))
+
+
+def collect(roots: Sequence[str | Path]) -> list[Entry]:
+    """Tables below `<root>/<paper>/<part>/<scale>/*.json`, sorted by paper, table and scale, then root.
+
+    A root that does not exist counts as empty, and JSON files that are no tables are passed over.
+
+    Raises:
+        ValueError: a file that is broken JSON or a broken table; the message names it.
+    """
+    entries = []
+    for root in dict.fromkeys(Path(root) for root in roots):
+        tables = {file: table for file in sorted(root.glob("*/*/*/*.json")) if (table := _read(file)) is not None}
+        entries += [Entry(table, _pictures(file, table, tables), str(root)) for file, table in tables.items()]
+    return sorted(
+        entries, key=lambda entry: _natural(f"{entry.table.paper} {entry.table.table_id} {entry.table.scale}")
+    )
+
+
+def collect_page(roots: Sequence[str | Path], path: str | Path, title: str = _TITLE) -> int:
+    """Write the page of all tables below the roots and return their number; without any, the page says so."""
+    entries = collect(roots)
+    names = {entry.root: _shown(entry.root) for entry in entries}
+    tables, figures = [entry.table for entry in entries], [entry.pictures for entry in entries]
+    write_page(tables, figures, path, title, roots=[names[entry.root] for entry in entries])
+    return len(entries)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status: 1 if a file is broken."""
+    parser = argparse.ArgumentParser(description="Collect tables of results on one HTML page.")
+    parser.add_argument("--results", nargs="+", default=["results", "outputs/results"], help="folders to search")
+    parser.add_argument("--output", default="outputs/report.html", help="the page to write")
+    given = parser.parse_args(arguments)
+    try:
+        number = collect_page(given.results, given.output)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if number == 0:
+        print(f"no tables below {', '.join(given.results)}; {given.output} says so. Try: make reproduce-table2")
+    else:
+        print(f"{given.output}: {number} table{'s' if number > 1 else ''}")
+    return 0
+
+
+def _name(table: Table) -> str:
+    return f"{table.paper}, {table.table_id}, scale {table.scale}"
+
+
+def _read(file: Path) -> Table | None:
+    text = file.read_text(encoding="utf-8", errors="replace")
+    try:
+        return from_json(text) if is_table(json.loads(text)) else None
+    except ValueError as error:
+        raise ValueError(f"{file} is broken: {error}") from error
+
+
+def _pictures(file: Path, table: Table, tables: dict[Path, Table]) -> tuple[Picture, ...]:
+    """PNG files beside a table whose name begins with its id (and no longer one); others go to the first table."""
+    here = {path.stem: path for path in tables if path.parent == file.parent}
+    pictures = []
+    for path in sorted(file.parent.glob("*.png")):
+        owners = [stem for stem in here if path.stem == stem or path.stem.startswith(f"{stem}_")]
+        if (max(owners, key=len) if owners else min(here)) != file.stem:
+            continue
+        if path.stem == table.table_id:
+            alt = f"Our measured values of {_name(table)}, one panel per column; the table above has the numbers."
+            caption = "Measured here, per column, with the intervals named in the legend."
+        else:
+            kind = path.stem.removeprefix(f"{file.stem}_").replace("_", " ")
+            numbers = f"{path.stem}_plotted.csv"
+            known = f"; the numbers are in {numbers}" if path.with_name(numbers).is_file() else ""
+            alt, caption = f"Plot of {_name(table)}: {kind}{known}.", f"{kind.capitalize()}{known}."
+        pictures.append(Picture(path, alt, caption))
+    return tuple(pictures)
+
+
+def _embedded(picture: Picture) -> dict[str, str]:
+    data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
+    return {"data": data, "alt": picture.alt, "caption": picture.caption}
+
+
+def _shown(root: str) -> str:
+    """A root relative to the working directory where it lies below it, so that no path of a machine is printed."""
+    path = Path(root).resolve()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+
+
+def _natural(text: str) -> list[tuple[int, str | int]]:
+    """Sort key that puts table2 before table10."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.findall(r"\d+|\D+", text)]
+
+
+def _breakable(text: str) -> Markup:
+    """Escaped text that may break after '/' and '_' and before an interval, but not within "1.2 ± 0.3" or "[1, 2]"."""
+    text = re.sub(r"([/_])(?=[A-Za-z0-9])", r"\1<wbr>", str(escape(text)))
+    return Markup(re.sub(r"^-?[\d.]+ ± [\d.]+|\[-?[\d.]+, -?[\d.]+\]", r'<span class="whole">\g<0></span>', text))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,226 @@
+"""What a table of results is: frozen dataclasses, their checks, and JSON.
+
+The paper's numbers and ours have different types, so that neither can land in the other's place: `Row.paper` holds bare
+numbers, `Row.ours` holds `Measured` records that carry seeds, scale, data and protocol. Every other format is written
+from these records (see `formats.py`) and JSON alone is read back.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+
+SEEDS_INTERVAL = "95 % t over seeds"
+QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
+MEASURED = "measured"
+PAPER_SCALE = "paper"
+_FORMAT, _FORMAT_VERSION = "report table", 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    `unit` is "percent" (one decimal), "fraction" (three decimals) or any other text (four significant digits).
+    `stands_in_for` names what our number really is measured on when that is not what the paper's column says,
+    for example "scenes/imagenet_a" in a column labelled ImageNet-A. `better` is "higher" or "lower".
+    """
+
+    key: str
+    label: str
+    unit: str = "percent"
+    stands_in_for: str | None = None
+    better: str = "higher"
+
+    def __post_init__(self):
+        if self.better not in ("higher", "lower"):
+            raise ValueError(f"column {self.key}: better must be 'higher' or 'lower', got {self.better!r}")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number of ours: a value per seed, in the column's unit, and where it comes from.
+
+    `interval` is (low, high) or None, `interval_kind` says what it spans (`SEEDS_INTERVAL`, `QUERIES_INTERVAL`);
+    `data` is a name with a short fingerprint; `chance` is the value of a guess, in the column's unit.
+    """
+
+    values: tuple[float, ...]
+    seeds: tuple[int, ...]
+    interval: tuple[float, float] | None
+    interval_kind: str
+    scale: str
+    data: str
+    protocol: str
+    chance: float | None = None
+
+    def __post_init__(self):
+        _set(self, values=tuple(float(value) for value in self.values), seeds=tuple(int(seed) for seed in self.seeds))
+        if not self.values or len(self.values) != len(self.seeds) or len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(
+                f"one value for each distinct seed is needed, got values {self.values}, seeds {self.seeds}"
+            )
+        numbers = [*self.values, *(self.interval or ()), *([] if self.chance is None else [self.chance])]
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError(f"values, interval and chance must be finite, got {numbers}")
+        if self.interval is not None:
+            low, high = (float(bound) for bound in self.interval)
+            _set(self, interval=(low, high))
+            if low > high or not self.interval_kind:
+                raise ValueError(
+                    f"interval {self.interval} of kind {self.interval_kind!r}: low <= high and a kind needed"
+                )
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds, in the column's unit."""
+        return math.fsum(self.values) / len(self.values)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method: the paper's numbers by column key, ours by column key, and what became of the row.
+
+    `status` is "measured" or says why there is nothing, for example "not run: needs published weights".
+    """
+
+    method: str
+    paper: Mapping[str, float | None]
+    ours: Mapping[str, Measured | None]
+    status: str
+    note: str = ""
+
+    def __post_init__(self):
+        for key, value in self.paper.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise ValueError(f"row {self.method}, column {key}: the paper's cell must be a number, got {value!r}")
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"row {self.method}, column {key}: the paper's number must be finite, got {value!r}")
+        for key, cell in self.ours.items():
+            if cell is not None and not isinstance(cell, Measured):
+                raise ValueError(f"row {self.method}, column {key}: our cell must be Measured or None, got {cell!r}")
+        measured = any(cell is not None for cell in self.ours.values())
+        if not self.status:
+            raise ValueError(f"row {self.method}: the status is empty")
+        if self.status == MEASURED and not measured:
+            raise ValueError(f"row {self.method} has status 'measured' but no measured cell")
+        if self.status.startswith("not run") and measured:
+            raise ValueError(f"row {self.method} has measured cells but status {self.status!r}")
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of one paper with the paper's numbers beside ours, and the provenance of ours.
+
+    `paper` is the folder, `table_id` the stem of the written files, `created` an ISO date, `errata` what is wrong in
+    the printed table, `notes` what a reader of ours must know.
+    """
+
+    paper: str
+    paper_title: str
+    paper_version: str
+    table_id: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    scale: str
+    data: str
+    seeds: tuple[int, ...]
+    git_revision: str
+    command: str
+    created: str
+    hardware: str
+    errata: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self):
+        for name in ("columns", "rows", "seeds", "errata", "notes"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be a list, got a string")
+            _set(self, **{name: tuple(getattr(self, name))})
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.table_id):
+            raise ValueError(f"table_id names files: letters, digits, '_', '-' and '.' only, got {self.table_id!r}")
+        keys = [column.key for column in self.columns]
+        if not keys or len(set(keys)) != len(keys):
+            raise ValueError(f"table {self.table_id} needs columns with distinct keys, got {keys}")
+        for row in self.rows:
+            unknown = sorted((set(row.paper) | set(row.ours)) - set(keys))
+            if unknown:
+                raise ValueError(f"row {row.method} has cells in unknown columns {unknown}; the columns are {keys}")
+        for column in self.columns:
+            self._check_column(column)
+
+    def _check_column(self, column: Column) -> None:
+        cells = self.measured(column.key)
+        for name in ("scale", "data", "protocol"):
+            found = sorted({getattr(cell, name) for cell in cells})
+            if len(found) > 1:
+                raise ValueError(f"table {self.table_id}, column {column.key} mixes {name}: {', '.join(found)}")
+        if cells and cells[0].scale != self.scale:
+            raise ValueError(
+                f"table {self.table_id}, column {column.key} mixes scale: cells {cells[0].scale}, table {self.scale}"
+            )
+        unknown = sorted({seed for cell in cells for seed in cell.seeds} - set(self.seeds))
+        if unknown:
+            raise ValueError(f"table {self.table_id}, column {column.key}: seeds {unknown} are not in {self.seeds}")
+
+    def measured(self, key: str) -> list[Measured]:
+        """Our measured cells of one column, in row order."""
+        return [cell for row in self.rows if (cell := row.ours.get(key)) is not None]
+
+
+def to_json(table: Table) -> str:
+    """The table as indented JSON text; `from_json` gives it back unchanged."""
+    content = {"format": _FORMAT, "format_version": _FORMAT_VERSION, **asdict(table)}
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def is_table(content: object) -> bool:
+    """Whether parsed JSON claims to be a table (it may still be a broken one)."""
+    return isinstance(content, dict) and content.get("format") == _FORMAT
+
+
+def from_json(text: str) -> Table:
+    """Read what `to_json` wrote.
+
+    Raises:
+        ValueError: text that is not JSON, not a table of this version, has missing or unknown keys, or fails a check.
+    """
+    content = json.loads(text)  # JSONDecodeError is a ValueError and gives the position
+    if not is_table(content) or content.get("format_version") != _FORMAT_VERSION:
+        raise ValueError(f"not a {_FORMAT} of version {_FORMAT_VERSION}")
+    content = {key: value for key, value in content.items() if key not in ("format", "format_version")}
+    columns = [_build(Column, column) for column in _list(content, "columns")]
+    rows = []
+    for row in _list(content, "rows"):
+        cells = row.get("ours") if isinstance(row, dict) else None
+        if not isinstance(cells, dict) or not isinstance(row.get("paper"), dict):
+            raise ValueError("every row needs 'paper' and 'ours' as objects")
+        ours = {key: None if cell is None else _build(Measured, cell) for key, cell in cells.items()}
+        rows.append(_build(Row, {**row, "ours": ours}))
+    return _build(Table, {**content, "columns": columns, "rows": rows})
+
+
+def _list(content: dict, key: str) -> list:
+    if not isinstance(content.get(key), list):
+        raise ValueError(f"{key} must be a list, got {content.get(key)!r}")
+    return content[key]
+
+
+def _build(kind: type, content: object):
+    if not isinstance(content, dict):
+        raise ValueError(f"{kind.__name__} must be an object, got {content!r}")
+    missing = {entry.name for entry in fields(kind)} - set(content)
+    unknown = set(content) - {entry.name for entry in fields(kind)}
+    if missing or unknown:
+        raise ValueError(f"{kind.__name__}: missing keys {sorted(missing)}, unknown keys {sorted(unknown)}")
+    try:
+        return kind(**content)
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__}: {error}") from error
+
+
+def _set(instance, **values) -> None:
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)

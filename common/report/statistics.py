@@ -1,0 +1,83 @@
+"""Intervals for measured numbers: over training seeds, or over the queries of one seed.
+
+The two answer different questions. The interval over seeds says how far a newly trained model may land from the ones
+that were trained here; the interval over queries says how far this one model may land on freshly drawn test pictures.
+A table cell names which one it carries. Chance levels are no business of this file: whoever knows the task passes them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
+
+_RESAMPLED_CLUSTERS_AT_ONCE = 2_000_000  # bounds the memory of one bootstrap block to about 50 MB
+
+
+def interval_over_seeds(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """Student t interval of the mean over seeds: mean +- t(level, n - 1) s / sqrt(n).
+
+    Args:
+        values: one finite number per seed, at least two, in any unit.
+        level: coverage as a fraction in (0, 1).
+    Returns:
+        (low, high) in the unit of `values`; it may leave the range of the metric (below 0 %), which is left visible.
+    Raises:
+        ValueError: for fewer than two values, a value that is not finite, or a level outside (0, 1).
+    """
+    _check_level(level)
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or sample.size < 2:
+        raise ValueError(f"an interval over seeds needs at least two values, got {list(np.ravel(sample))}")
+    if not np.isfinite(sample).all():
+        raise ValueError(f"values must be finite, got {sample.tolist()}")
+    mean = float(sample.mean())
+    half_width = float(stats.t.ppf(0.5 + level / 2, sample.size - 1) * sample.std(ddof=1) / np.sqrt(sample.size))
+    return mean - half_width, mean + half_width
+
+
+def bootstrap_interval(
+    hits_per_query: Sequence[Sequence[float]], level: float = 0.95, num_resamples: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the mean over queries, clustered by image.
+
+    Whole images are drawn with replacement, so the captions of one image, whose hits resemble each other, move
+    together; drawing captions one by one would make the interval too narrow. The statistic is the mean over *queries*
+    (images with more captions weigh more), the same number that a recall is.
+
+    Args:
+        hits_per_query: one array per image with the hit (0 or 1, or any score) of each of its queries; for i2t every
+            array holds one entry, for t2i one entry per caption. Images without queries (empty arrays) are left out.
+        level: coverage as a fraction in (0, 1).
+        num_resamples: number of bootstrap samples.
+        seed: of the resampling; the same seed gives the same interval.
+    Returns:
+        (low, high) in the unit of the hits (fractions for 0 and 1). If all hits are equal the interval has width zero:
+        the bootstrap cannot see what it never drew.
+    Raises:
+        ValueError: for fewer than two images with queries, a hit that is not finite, a bad level or number of samples.
+    """
+    _check_level(level)
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}")
+    clusters = [np.ravel(np.asarray(hits, dtype=np.float64)) for hits in hits_per_query]
+    clusters = [hits for hits in clusters if hits.size]
+    if len(clusters) < 2:
+        raise ValueError(f"a bootstrap over queries needs at least two images with queries, got {len(clusters)}")
+    sums = np.array([hits.sum() for hits in clusters])
+    counts = np.array([hits.size for hits in clusters], dtype=np.float64)
+    if not np.isfinite(sums).all():
+        raise ValueError("hits must be finite")
+    generator = np.random.default_rng(seed)
+    block = max(1, _RESAMPLED_CLUSTERS_AT_ONCE // len(clusters))
+    means = np.empty(num_resamples)
+    for start in range(0, num_resamples, block):
+        stop = min(start + block, num_resamples)
+        drawn = generator.integers(len(clusters), size=(stop - start, len(clusters)))
+        means[start:stop] = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
+    return float(low), float(high)
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")

@@ -1,0 +1,234 @@
+"""The HTML page and the figures, from made-up tables and logs."""
+
+import csv
+import dataclasses
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_common_report_tables import HOSTILE, cell, made_up_table
+
+from common.report.figures import plot_table, plot_training
+from common.report.page import Picture, collect_page, main, write_page
+from common.report.schema import Column, Row
+from common.report.tables import to_json, write_table
+
+VOID = {"meta", "img", "wbr", "br", "link", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Checks that tags are balanced and gathers elements, and the text of each line of each table."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.elements, self.lines, self.texts = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.lines.append((dict(attributes).get("class", ""), []))
+        if tag == "td":
+            self.lines[-1][1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.texts.append(data)
+        if "td" in self.open:
+            self.lines[-1][1][-1] += data
+
+    def find(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path, _ = plot_table(made_up_table(), tmp_path / "pictures" / "table0.png")
+    return Picture(path, f"alt {HOSTILE}", f"caption {HOSTILE}")
+
+
+def read(path):
+    text = path.read_text(encoding="utf-8")
+    return text, Page(text)
+
+
+def test_page_parses_refers_to_nothing_outside_and_describes_its_pictures(tmp_path, picture):
+    text, page = read(write_page([made_up_table()] * 2, [[picture], []], tmp_path / "page.html"))
+    assert "@import" not in text
+    assert "url(" not in text
+    assert page.find("script") == page.find("link") == []
+    for _, attributes in page.elements:
+        for value in (attributes.get(name, "") for name in ("src", "href", "srcset", "action")):
+            assert value == "" or value.startswith(("data:image/png;base64,", "#"))
+    assert [image["alt"] for image in page.find("img")] == [f"alt {HOSTILE}"]
+    assert all("scope" in attributes for attributes in page.find("th"))
+    ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
+    assert {attributes["href"][1:] for attributes in page.find("a")} <= ids
+    assert page.find("html")[0]["lang"] == "en"
+
+
+def test_page_names_paper_version_table_and_everything_that_was_run(tmp_path):
+    _, page = read(write_page([made_up_table()], [[]], tmp_path / "page.html"))
+    text = " ".join(page.texts)
+    for expected in ("A title (v0)", "no_paper, table0, scale demo", "scenes 0000", "0, 1", "abc", "make nothing",
+                     "1 abacus", "2000-01-01", "a slip", "a note", "made up", "Nothing here is real.", "12.0 ± 12.7",
+                     "reproduce no cell of the paper", "not run: needs published weights", "image query"):  # fmt: skip
+        assert expected in text, expected
+
+
+def test_lines_of_ours_on_the_page_never_hold_a_number_of_the_paper(tmp_path):
+    table = made_up_table()
+    empty = dataclasses.replace(table, rows=[dataclasses.replace(row, ours={}, status="not run") for row in table.rows])
+    _, page = read(write_page([table, empty], [[], []], tmp_path / "page.html"))
+    ours = [cells for kind, cells in page.lines if "ours" in kind.split()]
+    paper = [cells for kind, cells in page.lines if "paper" in kind.split()]
+    assert ours == [["12.0 ± 12.7", "—"], ["—", "—"], ["—", "—"], ["—", "—"]]
+    assert paper == [["91.25", "—"], ["92.0", "—"]] * 2
+
+
+def test_hostile_texts_arrive_on_the_page_as_text(tmp_path, picture):
+    row = Row(HOSTILE, {"x": 91.0}, {}, HOSTILE, HOSTILE)
+    names = ("paper", "paper_title", "paper_version", "caption", "scale", "data", "git_revision", "command", "hardware")
+    table = made_up_table(columns=[Column("x", HOSTILE)], rows=[row], notes=[HOSTILE], **dict.fromkeys(names, HOSTILE))
+    _, page = read(write_page([table], [[picture]], tmp_path / "page.html", title=HOSTILE, introduction=[HOSTILE]))
+    assert page.find("script") == []
+    assert page.texts.count(HOSTILE) >= 8
+    assert page.find("title")
+
+
+def test_command_line_collects_tables_with_their_pictures_and_names_the_root_of_doubles(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    table = made_up_table()
+    longer = dataclasses.replace(table, table_id="table0_recalls")
+    tenth, second = (dataclasses.replace(table, table_id=name) for name in ("table10", "table2"))
+    folder = tmp_path / "results/no_paper/table0/demo"
+    for entry in (table, longer):
+        write_table(entry, folder)
+        plot_table(entry, folder / f"{entry.table_id}.png")
+    Image.new("RGB", (4, 4)).save(folder / "table0_training.png")
+    (folder / "metrics.json").write_text('{"not": "a table"}')
+    for entry in (table, tenth, second):
+        write_table(entry, tmp_path / "outputs/no_paper" / entry.table_id / "demo")
+    assert main(["--results", "results", "outputs", "nowhere", "--output", "outputs/report.html"]) == 0
+    assert capsys.readouterr().out == "outputs/report.html: 5 tables\n"
+    _, page = read(tmp_path / "outputs/report.html")
+    headings = [text.strip() for text in page.texts if text.strip().startswith("no_paper, table")]
+    assert headings[:5] == [
+        "no_paper, table0, scale demo, from results",
+        "no_paper, table0, scale demo, from outputs",
+        "no_paper, table0_recalls, scale demo",
+        "no_paper, table2, scale demo",
+        "no_paper, table10, scale demo",
+    ]
+    alts = [image["alt"] for image in page.find("img")]
+    assert [("training" in alt, "recalls" in alt) for alt in alts] == [(False, False), (True, False), (False, True)]
+    assert collect_page([tmp_path / "results"], tmp_path / "other.html") == 2
+
+
+@pytest.mark.parametrize("broken", ['{"format": "report table"', '{"format": "report table", "format_version": 1}'])
+def test_a_broken_file_is_named_and_no_page_is_written(tmp_path, capsys, broken):
+    folder = tmp_path / "results/no_paper/table0/demo"
+    write_table(made_up_table(), folder)
+    (folder / "table1.json").write_text(broken)
+    assert main(["--results", str(tmp_path / "results"), "--output", str(tmp_path / "page.html")]) == 1
+    assert f"error: {folder / 'table1.json'} is broken: " in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_without_tables_the_page_and_one_line_say_so(tmp_path, capsys):
+    assert main(["--results", str(tmp_path), "--output", str(tmp_path / "page.html")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    _, page = read(tmp_path / "page.html")
+    assert "No table has been written yet." in page.texts
+
+
+def test_write_page_wants_figures_for_every_table(tmp_path):
+    with pytest.raises(ValueError, match="1 tables, figures for 0"):
+        write_page([made_up_table()], [], tmp_path / "page.html")
+
+
+def test_a_table_of_older_form_is_refused_by_name(tmp_path, capsys):
+    folder = tmp_path / "no_paper/table0/demo"
+    folder.mkdir(parents=True)
+    (folder / "table0.json").write_text(to_json(made_up_table()).replace('"format_version": 1', '"format_version": 0'))
+    assert main(["--results", str(tmp_path), "--output", str(tmp_path / "page.html")]) == 1
+    assert "table0.json is broken: not a report table of version 1" in capsys.readouterr().err
+
+
+def picture_is_not_blank(path):
+    pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
+    return len(np.unique(pixels, axis=0)) > 50 and 0.005 < (pixels.min(axis=1) < 200).mean() < 0.5
+
+
+def test_plot_of_a_table_shows_ours_and_the_paper_only_when_asked(tmp_path):
+    png, numbers = plot_table(made_up_table(), tmp_path / "table0.png")
+    assert picture_is_not_blank(png)
+    (record,) = [row for row in csv.DictReader(numbers.open()) if row["method"] == "first"]
+    assert float(record["ours_mean"]) == 12.0
+    assert float(record["chance"]) == 2.0
+    assert record["measured_on"] == "scenes/b"
+    assert "paper_number" not in record
+    shown, numbers = plot_table(made_up_table(), tmp_path / "shown.png", show_paper=True)
+    assert next(csv.DictReader(numbers.open()))["paper_number"] == "91.25"
+    assert shown.read_bytes() != png.read_bytes()
+
+
+def test_plot_of_a_table_without_measurements_writes_nothing(tmp_path):
+    rows = [Row("x", {"i2t_r1": 91.0}, {}, "not run")]
+    assert plot_table(made_up_table(rows=rows), tmp_path / "table0.png", show_paper=True) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plotted_numbers_do_not_overwrite_the_csv_of_the_table(tmp_path):
+    before = write_table(made_up_table(), tmp_path)[1].read_text()
+    plot_table(made_up_table(), tmp_path / "table0.png")
+    assert (tmp_path / "table0.csv").read_text() == before
+
+
+@pytest.mark.parametrize("number", [1, 5, 11])
+def test_plots_take_any_number_of_columns_and_texts_with_dollar_signs(tmp_path, number):
+    columns = [Column(f"c{place}", f"$label_{place}", "fraction") for place in range(number)]
+    ours = {column.key: cell(0.25, chance=0.1, query_interval=(0.2, 0.3)) for column in columns}
+    table = made_up_table(columns=columns, rows=[Row("$\\frac{1}$", {}, ours, "measured")])
+    png, _ = plot_table(table, tmp_path / "plot.png")
+    assert picture_is_not_blank(png)
+
+
+def made_up_log(offset):
+    records = [
+        {
+            "event": "train",
+            "step": step,
+            "samples_seen": 8 * step,
+            "loss": 2 / step + offset,
+            "logit_scale": 10.0 + step,
+        }
+        for step in range(1, 201)
+    ]
+    records[7]["loss"] = "nan"  # as the log writes it
+    metrics = {"test/i2t_recall_at_1": 0.25 + offset, "test/t2i_recall_at_1": 0.125, "test/i2t_recall_at_5": 0.5}
+    return [*records, {"event": "evaluate", "step": 200, "metrics": metrics}, {"event": "broken", "step": 3}]
+
+
+def test_plot_of_training_has_loss_logit_scale_and_recall_of_every_run(tmp_path):
+    png, numbers = plot_training({"a": made_up_log(0.0), "b": made_up_log(0.125)}, tmp_path / "training.png")
+    assert picture_is_not_blank(png)
+    records = list(csv.DictReader(numbers.open()))
+    assert {(record["panel"], record["run"]) for record in records} == {
+        (panel, run) for panel in ("loss", "logit_scale", "i2t_recall_at_1", "t2i_recall_at_1") for run in "ab"
+    }
+    assert [float(r["value"]) for r in records if r["panel"] == "i2t_recall_at_1"] == [25.0, 37.5]
+    assert sum(r["panel"] == "loss" for r in records) == 400  # every record, although the plot averages windows
+
+
+def test_plot_of_training_without_records_writes_nothing(tmp_path):
+    assert plot_training({}, tmp_path / "x.png") == plot_training({"a": []}, tmp_path / "x.png") == []
+    assert list(tmp_path.iterdir()) == []

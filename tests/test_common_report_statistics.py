@@ -1,0 +1,87 @@
+"""Intervals: against scipy, and how often they cover the truth in simulations. All numbers are made up."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from common.report.statistics import bootstrap_interval, interval_over_seeds
+
+
+@pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
+def test_interval_over_seeds_is_the_t_interval_of_scipy(level):
+    values = [11.25, 12.5, 10.0, 13.0]
+    expected = stats.t.interval(level, df=3, loc=np.mean(values), scale=stats.sem(values))
+    np.testing.assert_allclose(interval_over_seeds(values, level), expected, rtol=1e-12)
+
+
+def test_interval_over_seeds_of_equal_values_has_width_zero():
+    assert interval_over_seeds([3.5, 3.5, 3.5]) == (3.5, 3.5)
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [1.0, float("nan")], [[1.0, 2.0]]])
+def test_interval_over_seeds_refuses_what_it_cannot_judge(values):
+    with pytest.raises(ValueError):
+        interval_over_seeds(values)
+
+
+@pytest.mark.parametrize("level", [0, 1, 95])
+def test_levels_are_fractions(level):
+    with pytest.raises(ValueError, match="level"):
+        interval_over_seeds([1.0, 2.0], level)
+    with pytest.raises(ValueError, match="level"):
+        bootstrap_interval([[1], [0]], level)
+
+
+def test_interval_over_three_seeds_covers_the_mean_as_often_as_it_says():
+    draws = np.random.default_rng(0).normal(20, 2, size=(2000, 3))
+    covered = np.mean([low <= 20 <= high for low, high in map(interval_over_seeds, draws)])
+    assert covered == pytest.approx(0.95, abs=0.015)  # three standard errors of 2,000 trials
+
+
+def _images_whose_captions_agree(generator, num_images=150, captions=5):
+    """Hits in which the captions of one image share its difficulty; the expected hit rate is 0.4."""
+    difficulty = generator.beta(0.4, 0.6, size=num_images)
+    return list(generator.random((num_images, captions)) < difficulty[:, None])
+
+
+def test_bootstrap_over_images_covers_the_truth_where_one_over_captions_does_not():
+    generator = np.random.default_rng(1)
+    clustered = single = 0
+    for trial in range(200):
+        hits = _images_whose_captions_agree(generator)
+        low, high = bootstrap_interval(hits, num_resamples=300, seed=trial)
+        clustered += low <= 0.4 <= high
+        low, high = bootstrap_interval(np.concatenate(hits)[:, None], num_resamples=300, seed=trial)
+        single += low <= 0.4 <= high
+    assert clustered / 200 == pytest.approx(0.95, abs=0.05)
+    assert single / 200 < 0.85
+
+
+def test_bootstrap_agrees_with_scipy_when_every_image_is_one_query():
+    hits = np.random.default_rng(2).random(300) < 0.3
+    ours = bootstrap_interval(hits[:, None], num_resamples=4000)
+    theirs = stats.bootstrap((hits,), np.mean, method="percentile", n_resamples=4000, rng=0).confidence_interval
+    np.testing.assert_allclose(ours, theirs, atol=0.008)
+
+
+def test_bootstrap_is_a_mean_over_queries_not_over_images():
+    low, high = bootstrap_interval([[1.0]] * 50 + [[0.0] * 9] * 50)
+    assert low < 0.1 < high < 0.2  # 50 hits in 500 queries; the mean over images would be 0.5
+
+
+def test_bootstrap_gives_the_same_interval_for_the_same_seed_and_any_block_size(monkeypatch):
+    hits = _images_whose_captions_agree(np.random.default_rng(3))
+    first = bootstrap_interval(hits, seed=5)
+    assert first == bootstrap_interval(hits, seed=5) != bootstrap_interval(hits, seed=6)
+    monkeypatch.setattr("common.report.statistics._RESAMPLED_CLUSTERS_AT_ONCE", 999)
+    assert bootstrap_interval(hits, seed=5) == first
+
+
+def test_bootstrap_leaves_out_images_without_queries_and_needs_two_others():
+    assert bootstrap_interval([[1], [], [0], []]) == bootstrap_interval([[1], [0]])
+    with pytest.raises(ValueError, match="at least two images"):
+        bootstrap_interval([[1, 0], []])
+    with pytest.raises(ValueError, match="finite"):
+        bootstrap_interval([[1], [float("nan")]])
+    with pytest.raises(ValueError, match="num_resamples"):
+        bootstrap_interval([[1], [0]], num_resamples=0)

@@ -1,0 +1,274 @@
+"""Tables of made-up numbers: round trips, a golden Markdown, and that the paper's numbers stay on the paper's lines."""
+
+import csv
+import dataclasses
+import io
+import json
+import re
+import threading
+
+import pytest
+
+from common.report.layout import lay_out
+from common.report.schema import SEEDS_INTERVAL, Column, Measured, Row, Table
+from common.report.tables import (
+    from_json,
+    measured_over_seeds,
+    to_csv,
+    to_json,
+    to_latex,
+    to_markdown,
+    to_text,
+    write_atomically,
+    write_table,
+)
+
+HOSTILE = r"<script>alert('x')</script> a|b & 100 % of_it #1 $x$ \end{table} [a](http://x.invalid) `code`"
+
+
+def cell(*values, scale="demo", data="scenes 0000", protocol="10 x 50", chance=None, **more):
+    return measured_over_seeds(
+        values, range(len(values)), scale=scale, data=data, protocol=protocol, chance=chance, **more
+    )
+
+
+def made_up_table(**changes):
+    """Paper numbers are 9x.x and ours 1x.x, so that they can be told apart in any output."""
+    columns = (Column("i2t_r1", "i2t R@1", stands_in_for="scenes/b"), Column("loss", "loss", "nats", better="lower"))
+    rows = (
+        Row(
+            "first", {"i2t_r1": 91.25, "loss": None}, {"i2t_r1": cell(11.0, 13.0, chance=2.0), "loss": None}, "measured"
+        ),
+        Row("second", {"i2t_r1": 92.0}, {}, "not run: needs published weights", "made up"),
+    )
+    content = {
+        "paper": "no_paper", "paper_title": "A title", "paper_version": "v0", "table_id": "table0",
+        "caption": "Nothing here is real.", "columns": columns, "rows": rows, "scale": "demo", "data": "scenes 0000",
+        "seeds": (0, 1), "git_revision": "abc", "command": "make nothing", "created": "2000-01-01",
+        "hardware": "1 abacus", "errata": ("a slip",), "notes": ("a note",),
+    }  # fmt: skip
+    return Table(**(content | changes))
+
+
+def test_json_round_trip_gives_the_same_table():
+    table = made_up_table()
+    assert from_json(to_json(table)) == table
+    assert from_json(to_json(from_json(to_json(table)))) == table
+
+
+def test_markdown_is_this():
+    assert to_markdown(made_up_table()) == (
+        "## table0: Nothing here is real.\n\n"
+        "paper: A title (no_paper, v0); table: table0; scale: demo; data: scenes 0000; seeds: 0, 1; "
+        "git revision: `abc`; command: `make nothing`; created: 2000-01-01; hardware: 1 abacus.\n\n"
+        "**Scale demo: our numbers are measured on other data than the paper's (named in the first line of the table). "
+        "They reproduce no cell of the paper, and no difference is printed.**\n\n"
+        "| method                | source     |               i2t R@1 | loss | status                           |\n"
+        "| --------------------- | ---------- | --------------------: | ---: | -------------------------------- |\n"
+        "| *ours is measured on* |            |              scenes/b |    — |                                  |\n"
+        "| first                 | paper      |                 91.25 |    — |                                  |\n"
+        "|                       | ours, demo | 12.0 ± 12.7 (2 seeds) |    — | measured in 1 of 2 columns       |\n"
+        "| second                | paper      |                  92.0 |    — |                                  |\n"
+        "|                       | ours       |                     — |    — | not run: needs published weights |\n"
+        "| *a guess would reach* |            |                   2.0 |    — |                                  |\n\n"
+        "- second: made up\n- note: a note\n- erratum of the printed table: a slip\n\n"
+        "R@K: share of queries with a correct match among the K best candidates; "
+        "i2t: image query, captions ranked (any caption of the image counts); ±: half-width, 95 % t over seeds; "
+        "lower is better: loss; units: i2t R@1: percent; loss: nats; —: no number; the status says why.\n"
+    )
+
+
+def printed_ours(table):
+    """The texts of our cells in every format, by format."""
+    records = list(csv.DictReader(io.StringIO(to_csv(table))))
+    rows = [[part.strip() for part in line.split(" | ")] for line in to_markdown(table).splitlines() if line[:1] == "|"]
+    blocks = [line for line in to_text(table, 100).splitlines() if re.search(r"\bours(, \w+)?  ", line)]
+    content = json.loads(to_json(table))
+    return {
+        "csv": [record[key] for record in records for key in ("ours_mean", "ours_low", "ours_high", "ours_values")],
+        "markdown": [text for row in rows if row[1].startswith("ours") for text in row[2:]],
+        "latex": [line for line in to_latex(table).splitlines() if "& ours" in line and "−" not in line],
+        "text": [line for line in blocks if "ours is measured" not in line],
+        "json": [json.dumps(row["ours"]) for row in content["rows"]],
+    }
+
+
+@pytest.mark.parametrize("scale", ["smoke", "demo", "photos", "paper"])
+def test_without_measurements_no_number_stands_in_a_cell_of_ours_in_any_format(scale):
+    columns = tuple(Column(f"c{place}", f"label {chr(97 + place)}") for place in range(7))
+    rows = [
+        Row(
+            f"row {chr(97 + n)}",
+            {column.key: 90 + n + place / 7 for place, column in enumerate(columns)},
+            {},
+            "not run",
+        )
+        for n in range(4)
+    ]
+    table = made_up_table(columns=columns, rows=rows, scale=scale)
+    for kind, texts in printed_ours(table).items():
+        assert texts, kind
+        assert not re.search(r"9\d", " ".join(texts)), kind
+    kinds = {line.kind for group in lay_out(table) for line in group}
+    assert kinds == {"paper", "ours"}
+    assert all(text == "—" for group in lay_out(table) for line in group if line.kind == "ours" for text in line.cells)
+
+
+def test_with_measurements_our_cells_hold_our_numbers_and_not_the_papers():
+    for kind, texts in printed_ours(made_up_table()).items():
+        assert ("11.0" if kind == "json" else "12.0") in " ".join(texts), kind
+        assert not re.search(r"9[12]\.", " ".join(texts)), kind
+
+
+def test_a_bare_number_cannot_be_a_cell_of_ours_nor_a_measurement_one_of_the_papers():
+    with pytest.raises(ValueError, match=r"must be Measured or None, got 91\.0"):
+        Row("x", {}, {"i2t_r1": 91.0}, "measured")
+    with pytest.raises(ValueError, match="paper's cell must be a number"):
+        Row("x", {"i2t_r1": cell(1.0, 2.0)}, {}, "not run")
+    content = json.loads(to_json(made_up_table()))
+    content["rows"][1]["ours"]["i2t_r1"] = 91.0
+    with pytest.raises(ValueError, match=r"Measured must be an object, got 91\.0"):
+        from_json(json.dumps(content))
+
+
+def test_the_difference_is_printed_at_scale_paper_only_and_never_for_a_stand_in():
+    ours = {"a": cell(80.0, 82.0, scale="paper"), "b": cell(70.0, 72.0, scale="paper")}
+    row = Row("x", {"a": 90.5, "b": 60.0}, ours, "measured")
+    columns = (Column("a", "A"), Column("b", "B", stands_in_for="another set"))
+    table = made_up_table(columns=columns, rows=[row], scale="paper")
+    (difference,) = [line for group in lay_out(table) for line in group if line.kind == "difference"]
+    assert difference.cells == ("-9.5", "—")
+    ours = {key: dataclasses.replace(measured, scale="demo") for key, measured in ours.items()}
+    table = made_up_table(columns=columns, rows=[dataclasses.replace(row, ours=ours)], scale="demo")
+    assert not [line for group in lay_out(table) for line in group if line.kind == "difference"]
+    stand_ins = lay_out(table)[0][0]
+    assert stand_ins.cells == ("scenes 0000", "another set")  # without a label the data of our cells is named
+
+
+@pytest.mark.parametrize("name", ["scale", "data", "protocol"])
+def test_mixing_scales_data_or_protocols_in_a_column_is_an_error_that_names_them(name):
+    rows = [
+        Row("x", {}, {"loss": cell(1.0, 2.0)}, "measured"),
+        Row("y", {}, {"loss": cell(1.0, 2.0, **{name: "other"})}, "measured"),
+    ]
+    with pytest.raises(ValueError, match=rf"column loss mixes {name}: .*other"):
+        made_up_table(rows=rows)
+
+
+def test_cells_of_another_scale_or_with_seeds_that_the_table_does_not_name_are_errors():
+    rows = [Row("x", {}, {"loss": cell(1.0, 2.0, scale="smoke")}, "measured")]
+    with pytest.raises(ValueError, match="cells smoke, table demo"):
+        made_up_table(rows=rows)
+    with pytest.raises(ValueError, match=r"seeds \[1\] are not in \(0,\)"):
+        made_up_table(seeds=(0,))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Row("x", {}, {}, "measured"), "no measured cell"),
+        (lambda: Row("x", {}, {"loss": cell(1.0, 2.0)}, "not run: y"), "measured cells but status"),
+        (lambda: Row("x", {"loss": float("nan")}, {}, "not run"), "finite"),
+        (lambda: Measured((1.0,), (0, 1), None, "", "demo", "d", "p", None), "one value for each"),
+        (lambda: Measured((1.0, 2.0), (0, 0), None, "", "demo", "d", "p", None), "distinct seed"),
+        (lambda: Measured((float("inf"),), (0,), None, "", "demo", "d", "p", None), "finite"),
+        (lambda: Measured((1.0,), (0,), (2.0, 1.0), SEEDS_INTERVAL, "demo", "d", "p", None), "low <= high"),
+        (lambda: Column("a", "A", better="more"), "higher"),
+        (lambda: made_up_table(table_id="../table"), "table_id"),
+        (lambda: made_up_table(columns=()), "distinct keys"),
+        (lambda: made_up_table(columns=(Column("i2t_r1", "x"),)), r"unknown columns \['loss'\]"),
+        (lambda: from_json("{}"), "not a report table"),
+        (lambda: from_json(to_json(made_up_table()).replace('"caption"', '"captions"')), "captions"),
+        (lambda: from_json(to_json(made_up_table())[:200]), "line"),
+    ],
+)
+def test_a_broken_table_is_an_error_that_says_what_is_wrong(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_one_seed_prints_its_interval_over_queries_and_more_seeds_theirs():
+    one = cell(11.0, query_interval=(9.04, 12.96))
+    rows = [Row("x", {}, {"i2t_r1": one}, "measured"), Row("y", {}, {"i2t_r1": cell(11.0)}, "measured")]
+    text = to_markdown(made_up_table(rows=rows))
+    assert " 11.0 [9.0, 13.0] " in text
+    assert " 11.0 (1 seed) " in text
+    assert "[low, high]: interval, 95 % bootstrap over queries, one seed" in text
+    assert cell(11.0, 12.0, query_interval=(0.0, 1.0)).interval_kind == SEEDS_INTERVAL
+
+
+def test_hostile_texts_are_escaped_in_markdown_and_latex_and_stay_whole_in_csv():
+    row = Row(HOSTILE, {"i2t_r1": 91.0}, {}, HOSTILE, HOSTILE)
+    columns = (Column("i2t_r1", HOSTILE),)
+    table = made_up_table(rows=[row], columns=columns, caption=HOSTILE, command=HOSTILE, notes=[HOSTILE])
+    markdown = to_markdown(table)
+    outside_code = markdown.replace(markdown[markdown.index("``") : markdown.rindex("``") + 2], "")
+    assert "<script" not in outside_code
+    assert "](http" not in outside_code
+    lines = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
+    latex = to_latex(table)
+    body = latex.split(r"\end{table*}")[0]
+    assert r"\textless{}script\textgreater{}" in latex
+    assert r"a\textbar{}b \& 100 \% of\_it \#1 \$x\$ \textbackslash{}end\{table\}" in latex
+    assert not re.search(r"(?<!\\)[%#_]", body)
+    assert [row["method"] for row in csv.DictReader(io.StringIO(to_csv(table)))] == [HOSTILE]
+    assert from_json(to_json(table)) == table
+
+
+@pytest.mark.parametrize("width", [60, 100, 120])
+def test_terminal_text_keeps_to_its_width_and_shows_every_column(width):
+    columns = tuple(Column(f"c{n}", f"Set number {n} i2t R@1", stands_in_for=f"scenes/stand_in_{n}") for n in range(9))
+    ours = {column.key: cell(10.0 + n, 11.0 + n) for n, column in enumerate(columns)}
+    row = Row("a method with a long name, variant (32, 16)", {column.key: 90.5 for column in columns}, ours, "measured")
+    text = to_text(made_up_table(columns=columns, rows=[row], command="make " + "x" * 30), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert text.count("90.5") == 9
+    for number in range(9):
+        assert f"{10.5 + number:.1f} ± 6.4" in text
+
+
+def test_latex_has_as_many_cells_in_each_line_as_columns_and_needs_no_package():
+    latex = to_latex(made_up_table())
+    lines = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert {line.count("&") for line in lines if "multicolumn" not in line} == {3}
+    assert "toprule" not in latex
+    assert latex.count("{") == latex.count("}")
+
+
+def test_a_table_without_numbers_of_the_paper_has_no_paper_lines():
+    rows = [Row("x", {}, {"loss": cell(1.0, 2.0)}, "measured")]
+    assert "paper" not in {line.kind for group in lay_out(made_up_table(rows=rows)) for line in group}
+
+
+def test_write_table_writes_four_files_and_leaves_nothing_else(tmp_path):
+    paths = write_table(made_up_table(), tmp_path / "new" / "folder")
+    assert [path.name for path in paths] == ["table0.md", "table0.csv", "table0.json", "table0.tex"]
+    assert sorted((tmp_path / "new" / "folder").iterdir()) == sorted(paths)
+    assert from_json(paths[2].read_text(encoding="utf-8")) == made_up_table()
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_one(tmp_path, monkeypatch):
+    path = write_atomically(tmp_path / "file.txt", "old")
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path):
+    path = write_atomically(tmp_path / "file.txt", "a" * 100_000)
+    stop, seen = threading.Event(), set()
+
+    def read():
+        while not stop.is_set():
+            seen.add(path.read_text())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for letter in "bcdefg":
+        write_atomically(path, letter * 100_000)
+    stop.set()
+    reader.join()
+    assert all(len(text) == 100_000 and len(set(text)) == 1 for text in seen)
