@@ -1,0 +1,298 @@
+"""Contact sheets of the embedded data set, its ceilings and its speed.
+
+python scripts/draw_scenes.py               # writes docs/scenes/*.png
+python scripts/draw_scenes.py --ceiling     # best possible R@1 of an oracle, test and test_crowded, 1,000 pictures
+python scripts/draw_scenes.py --speed       # items per second on one core
+"""
+
+import sys
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import argparse
+import itertools
+import time
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from common.data.scenes import (
+    CLASSIFICATION_TASKS,
+    SPLITS,
+    Scene,
+    SceneDataset,
+    SceneObject,
+    annotation_task,
+    classification_task,
+    image_to_text_ceiling,
+    render,
+    text_to_image_ceilings,
+)
+from common.data.scenes.tasks.entailment import ENTAILMENT_LABELS
+from common.data.scenes.world import COLOURS, RENDITIONS, SHAPES, TEXTURES
+
+SIZE = 48  # pictures are drawn as they are trained on, then enlarged
+ZOOM = 2
+TILE = SIZE * ZOOM
+FONT = ImageFont.load_default(size=12)
+INK, PALE, RIGHT, WRONG = (20, 20, 20), (120, 120, 120), (0, 120, 40), (190, 30, 30)
+
+
+def text_width(text: str) -> float:
+    return FONT.getlength(text)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` pixels, broken between words."""
+    lines, line = [], ""
+    for word in text.split():
+        longer = f"{line} {word}".strip()
+        if line and text_width(longer) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = longer
+    return [*lines, line]
+
+
+def cell(picture: np.ndarray, lines: list[tuple[str, tuple]], width: int, beside: bool) -> Image.Image:
+    """A picture, enlarged, with wrapped coloured text beside or below it; as high as it needs to be."""
+    enlarged = Image.fromarray(picture).resize((picture.shape[1] * ZOOM, picture.shape[0] * ZOOM), Image.NEAREST)
+    room = width - enlarged.width - 14 if beside else width - 6
+    texts = [(line, colour) for text, colour in lines for line in wrapped(text, room)]
+    left, top = (enlarged.width + 8, 0) if beside else (2, enlarged.height + 2)
+    sheet = Image.new("RGB", (width, max(enlarged.height, top + 15 * len(texts)) + 6), "white")
+    sheet.paste(enlarged, (0, 2))
+    draw = ImageDraw.Draw(sheet)
+    for k, (line, colour) in enumerate(texts):
+        draw.text((left, top + 15 * k), line, fill=colour, font=FONT)
+    return sheet
+
+
+def arranged(cells: list[Image.Image], columns: int, gap: int = 8) -> Image.Image:
+    """Cells row by row; every row as high as its highest cell."""
+    rows = [cells[k : k + columns] for k in range(0, len(cells), columns)]
+    heights = [max(c.height for c in row) for row in rows]
+    width = max(sum(c.width + gap for c in row) for row in rows) + gap
+    sheet = Image.new("RGB", (width, sum(heights) + gap * (len(rows) + 1)), "white")
+    y = gap
+    for row, height in zip(rows, heights):
+        x = gap
+        for item in row:
+            sheet.paste(item, (x, y))
+            x += item.width + gap
+        y += height + gap
+    return sheet
+
+
+def heading(text: str, width: int) -> Image.Image:
+    image = Image.new("RGB", (width, 20), "white")
+    ImageDraw.Draw(image).text((0, 2), text, fill=INK, font=ImageFont.load_default(size=14))
+    return image
+
+
+def save(sheet: Image.Image, path: Path) -> None:
+    """Palette PNG; the palette is spread over the colours that occur, rare ones too, not over the pixels."""
+    levels = np.asarray(sheet) // 8 * 8 + 4  # the grain of flat areas goes, which is most of the file
+    colours, counts = np.unique(levels.reshape(-1, 3), axis=0, return_counts=True)
+    often = colours[counts >= 2][None] if len(colours) > 256 else colours[None]
+    palette = Image.fromarray(often).quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=2)
+    flat = Image.fromarray(levels).quantize(palette=palette, dither=Image.Dither.NONE)
+    entries, paper = flat.getpalette(), flat.getpixel((0, 0))
+    entries[3 * paper : 3 * paper + 3] = (255, 255, 255)
+    flat.putpalette(entries)
+    flat.save(path, optimize=True)
+    print(f"{path}  {sheet.width} x {sheet.height}  {path.stat().st_size / 1000:.0f} kB")
+
+
+def split_sheet(split: str) -> Image.Image:
+    """Ten pictures with their five captions, and one hard negative in red."""
+    dataset = SceneDataset(split, image_size=SIZE)
+    cells = []
+    for i in range(10):
+        item = dataset[i]
+        lines = [(f"{k}  {caption}", INK if k < 4 else PALE) for k, caption in enumerate(item["captions"])]
+        cells.append(
+            cell(item["image"], [*lines, (f"false:  {dataset.hard_negatives(i)[0][1]}", WRONG)], 560, beside=True)
+        )
+    return arranged(cells, 2)
+
+
+def imperfect_sheet() -> Image.Image:
+    """The same pictures with their own captions, with shuffled ones (noise), and with vague ones (ambiguity)."""
+    cells = []
+    for title, options in (
+        ("caption_noise=1: the captions of another picture", {"caption_noise": 1.0}),
+        ("ambiguity=1: captions that hold of many pictures", {"ambiguity": 1.0}),
+    ):
+        dataset = SceneDataset("train", image_size=SIZE, **options)
+        cells += [heading(title, 560), heading("", 560)]
+        for i in range(4):
+            item = dataset[i]
+            cells.append(cell(item["image"], [(c, INK) for c in item["captions"]], 560, beside=True))
+    return arranged(cells, 2)
+
+
+def looks_sheet() -> Image.Image:
+    """Every shape in every texture, large and small, in domains A and B, and in every rendition."""
+    rows = []
+    for domain, background, rendition in ((0, 0, 0), (0, 2, 0), (1, 4, 0), (1, 7, 0), (0, 0, 1), (0, 2, 2), (0, 1, 3)):
+        for texture in range(len(TEXTURES) if rendition == 0 else 1):
+            row = []
+            for shape in range(len(SHAPES)):
+                colour = (shape + 2 * texture + domain) % len(COLOURS)
+                objects = (
+                    SceneObject(shape, colour, 1, texture, 0, 280, 300, 195),
+                    SceneObject(shape, (colour + 4) % len(COLOURS), 0, texture, 0, 720, 690, 115),
+                )
+                scene = Scene(objects, domain, rendition, background, 5)
+                row.append(np.pad(render(scene, SIZE), ((1, 1), (1, 1), (0, 0))))
+            picture = Image.fromarray(np.concatenate(row, 1)).resize((1000, 100), Image.NEAREST)
+            sheet = Image.new("RGB", (1100, 100), "white")
+            sheet.paste(picture, (100, 0))
+            label = f"domain {'AB'[domain]}\n{RENDITIONS[rendition] if rendition else TEXTURES[texture]}"
+            ImageDraw.Draw(sheet).multiline_text((0, 34), label, fill=INK, font=FONT)
+            rows.append(sheet)
+    return arranged(rows, 1, gap=2)
+
+
+def class_sheet(names: list[str], columns: int) -> Image.Image:
+    """A row of labelled pictures per task."""
+    cells = []
+    for name in names:
+        task = classification_task(name, image_size=SIZE)
+        cells += [heading(f"{name}  ({len(task.class_names)} classes; {task.stands_in_for})", TILE * 5)]
+        cells += [heading("", 1)] * (columns - 1)
+        for item in itertools.islice(task, columns):
+            cells.append(cell(item["image"], [(task.class_names[item["label"]], INK)], TILE, beside=False))
+    return arranged(cells, columns)
+
+
+def with_boxes(picture: np.ndarray, boxes: np.ndarray, right: int) -> Image.Image:
+    """The picture, enlarged, with every box in grey and the right one in green."""
+    image = Image.fromarray(picture).resize((TILE * 2, TILE * 2), Image.NEAREST)
+    draw = ImageDraw.Draw(image)
+    for k in [*(k for k in range(len(boxes)) if k != right), right]:
+        corners = [float(value) * (TILE * 2 - 1) for value in boxes[k]]
+        draw.rectangle(corners, outline=(0, 190, 60) if k == right else (150, 150, 150), width=3 if k == right else 1)
+    return image
+
+
+def grounding_sheet() -> Image.Image:
+    cells = []
+    for item in itertools.islice(annotation_task("grounding", image_size=SIZE), 15):
+        picture = with_boxes(item["image"], item["proposals"], item["label"])
+        cells.append(below(picture, item["text"], 200))
+    return arranged(cells, 5)
+
+
+def below(picture: Image.Image, text: str, width: int, colour=INK) -> Image.Image:
+    """A picture at its own size with wrapped text below it."""
+    lines = wrapped(text, width - 4)
+    sheet = Image.new("RGB", (width, picture.height + 6 + 15 * len(lines)), "white")
+    sheet.paste(picture, (0, 0))
+    for k, line in enumerate(lines):
+        ImageDraw.Draw(sheet).text((2, picture.height + 2 + 15 * k), line, fill=colour, font=FONT)
+    return sheet
+
+
+def question_sheet() -> Image.Image:
+    cells = []
+    for item in itertools.islice(annotation_task("vqa", image_size=SIZE), 16):
+        lines = [(item["question"], INK), (f"{item['answer']}  ({item['answer_type']})", RIGHT)]
+        cells.append(cell(item["image"], lines, 270, beside=True))
+    return arranged(cells, 4)
+
+
+def pair_sheet() -> Image.Image:
+    cells = []
+    for item in itertools.islice(annotation_task("nlvr2", image_size=SIZE), 12):
+        picture = np.pad(item["images"], ((0, 0), (0, 0), (0, 2), (0, 0)), constant_values=255)
+        verdict = ("true", RIGHT) if item["label"] else ("false", WRONG)
+        cells.append(cell(np.concatenate(list(picture), 1), [(item["statement"], INK), verdict], 360, beside=True))
+    return arranged(cells, 3)
+
+
+def entailment_sheet() -> Image.Image:
+    cells = []
+    for item in itertools.islice(annotation_task("visual_entailment", image_size=SIZE), 16):
+        label = ENTAILMENT_LABELS[item["label"]]
+        colour = {"entailment": RIGHT, "contradiction": WRONG}.get(label, PALE)
+        cells.append(cell(item["image"], [(item["hypothesis"], INK), (label, colour)], 270, beside=True))
+    return arranged(cells, 4)
+
+
+def association_sheet() -> Image.Image:
+    rows = []
+    for item in itertools.islice(annotation_task("winogavil", image_size=SIZE), 8):
+        title = Image.new("RGB", (70, TILE), "white")
+        label = f"{item['cue']}\n{item['k']} of {len(item['images'])}"
+        ImageDraw.Draw(title).multiline_text((0, 30), label, fill=INK, font=FONT)
+        pictures = [title]
+        for k, picture in enumerate(item["images"]):
+            framed = Image.new("RGB", (TILE + 8, TILE + 8), (0, 190, 60) if k in item["gold"] else "white")
+            framed.paste(Image.fromarray(picture).resize((TILE, TILE), Image.NEAREST), (4, 4))
+            pictures.append(framed.resize((76, 76), Image.LANCZOS))
+        rows.append(arranged(pictures, len(pictures), gap=3))
+    return arranged(rows, 1, gap=0)
+
+
+def draw_sheets(folder: Path) -> None:
+    """Write every sheet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in SPLITS:
+        save(split_sheet(split), folder / f"split_{split}.png")
+    save(looks_sheet(), folder / "looks.png")
+    save(imperfect_sheet(), folder / "noise_and_ambiguity.png")
+    names = list(CLASSIFICATION_TASKS)
+    save(class_sheet([name for name in names if name.startswith("imagenet")], 12), folder / "imagenet.png")
+    save(class_sheet([name for name in names if name.startswith("vtab")], 12), folder / "vtab.png")
+    save(grounding_sheet(), folder / "grounding.png")
+    save(question_sheet(), folder / "vqa.png")
+    save(pair_sheet(), folder / "nlvr2.png")
+    save(entailment_sheet(), folder / "visual_entailment.png")
+    save(association_sheet(), folder / "winogavil.png")
+
+
+def print_ceilings() -> None:
+    """Best possible R@1, in percent, by caption level."""
+    print("R@1 ceiling in %, 1,000 pictures   i2t    t2i   by level, specific to generic")
+    for split in ("test", "test_crowded"):
+        dataset = SceneDataset(split, size=1_000)
+        found = text_to_image_ceilings(dataset)
+        levels = " ".join(f"{100 * found[f'level {k}']:5.1f}" for k in range(5))
+        print(f"{split:33s} {100 * image_to_text_ceiling(dataset):5.1f}  {100 * found['all']:5.1f}  {levels}")
+
+
+def print_speed() -> None:
+    """Items per second on this core, captions included; the best of three passes over 2,000 items."""
+    for split, image_size in (("train", 48), ("train", 32), ("train", 64), ("test_crowded", 48), ("train", 224)):
+        dataset = SceneDataset(split, size=2_000, image_size=image_size)
+        count = 2_000 if image_size < 100 else 300
+        best = float("inf")
+        for _ in range(3):
+            start = time.perf_counter()
+            for i in range(count):
+                dataset[i]
+            best = min(best, time.perf_counter() - start)
+        print(f"{split:14s} {image_size:3d} px  {count / best:7.0f} items/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ceiling", action="store_true", help="print the oracle's R@1 instead of drawing")
+    parser.add_argument("--speed", action="store_true", help="print items per second instead of drawing")
+    parser.add_argument("--output-dir", type=Path, default=Path("docs/scenes"), help="where the sheets go")
+    arguments = parser.parse_args()
+    if arguments.ceiling:
+        print_ceilings()
+    if arguments.speed:
+        print_speed()
+    if not (arguments.ceiling or arguments.speed):
+        draw_sheets(arguments.output_dir)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,370 @@
+"""The embedded data set: determinism, splits, captions, hard negatives, noise, ambiguity, vocabulary."""
+
+import hashlib
+import itertools
+import multiprocessing
+import pickle
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.data.scenes import (
+    CLASSIFICATION_TASKS,
+    NUM_CAPTIONS,
+    SPLITS,
+    SceneDataset,
+    classification_task,
+    describes,
+    entails,
+    hard_negative_pairs,
+    hard_negatives,
+    hashing,
+    scene_words,
+    statements,
+)
+from common.data.scenes.statements import Mention, Statement
+from common.data.scenes.world import LEFT, RIGHT, Scene, SceneObject, holds, main_relation
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def digest(items) -> str:
+    found = hashlib.sha256()
+    for item in items:
+        found.update(item["image"].tobytes() + "|".join(item["captions"]).encode() + item["image_id"].encode())
+    return found.hexdigest()
+
+
+GOLDEN = {
+    "train": "?",
+    "val": "?",
+    "test": "?",
+    "test_crowded": "?",
+    "test_other_domain": "?",
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_first_pictures_and_captions_never_change(split):
+    """Catches a change of world, drawing or wording without a new WORLD_VERSION and new golden values."""
+    assert digest(SceneDataset(split)[i] for i in range(8)) == GOLDEN[split]
+
+
+def test_items_are_the_same_in_another_process_with_another_hash_seed():
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from common.data.scenes import SceneDataset, annotation_task, classification_task;"
+        "d = SceneDataset('train', size=50, seed=3, caption_noise=0.5, ambiguity=0.5);"
+        "print(d.fingerprint, classification_task('imagenet_a', size=9).fingerprint,"
+        "annotation_task('vqa', size=9).fingerprint, [d[i]['captions'] for i in (7, 3, 5)])"
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", code, str(ROOT)], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True
+        )
+        for seed in ("1", "2")
+    ]
+    assert outputs[0].returncode == 0, outputs[0].stderr
+    assert outputs[0].stdout == outputs[1].stdout
+    dataset = SceneDataset("train", size=50, seed=3, caption_noise=0.5, ambiguity=0.5)
+    assert outputs[0].stdout.startswith(dataset.fingerprint)
+    assert outputs[0].stdout.rstrip().endswith(str([dataset[i]["captions"] for i in (7, 3, 5)]))
+
+
+def test_order_of_access_and_global_random_state_do_not_matter():
+    dataset = SceneDataset("train", size=100)
+    forward = [dataset[i] for i in range(20)]
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002 (the global state is the point)
+    backward = [dataset[i] for i in reversed(range(20))][::-1]
+    assert digest(forward) == digest(backward)
+
+
+def test_forked_workers_see_the_same_items():
+    dataset = SceneDataset("train", size=64, image_size=32)
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        items = pool.map(dataset.__getitem__, range(16))
+    assert digest(items) == digest(dataset[i] for i in range(16))
+
+
+def test_data_sets_and_scenes_survive_pickling():
+    dataset = SceneDataset("test", size=10, seed=4)
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert copy.fingerprint == dataset.fingerprint
+    assert pickle.loads(pickle.dumps(dataset.scene(3))) == dataset.scene(3)
+
+
+def test_size_does_not_change_the_pictures():
+    assert digest(SceneDataset("train", size=10)[i] for i in range(10)) == digest(
+        SceneDataset("train", size=10_000)[i] for i in range(10)
+    )
+
+
+def test_items_have_the_promised_form():
+    dataset = SceneDataset("test")
+    item = dataset[0]
+    assert len(dataset) == 1_000
+    assert dataset.name == "scenes/test"
+    assert item["image"].shape == (48, 48, 3)
+    assert item["image"].dtype == np.uint8
+    assert len(item["captions"]) == NUM_CAPTIONS == 5
+    assert all(isinstance(caption, str) for caption in item["captions"])
+    assert len({dataset[i]["image_id"] for i in range(50)}) == 50
+    assert dataset[-1]["image_id"] == dataset[999]["image_id"]
+    assert dataset[np.int64(5)]["image_id"] == dataset[5]["image_id"]
+    assert sum(1 for _ in SceneDataset("val", size=7)) == 7
+
+
+def test_splits_and_seeds_share_no_scene():
+    seen = set()
+    for split in SPLITS:
+        for seed in (0, 1, -1):
+            dataset = SceneDataset(split, size=400, seed=seed)
+            seen |= {dataset.scene(i) for i in range(400)}
+            assert len({dataset.scene(i).key for i in range(400)}) == 400
+    assert len({scene.key for scene in seen}) == len(SPLITS) * 3 * 400
+    assert len({(scene.objects, scene.background) for scene in seen}) == len(seen)
+
+
+def test_keys_of_different_parts_differ():
+    keys = {hashing.derive_key(seed, split, i) for seed in range(4) for split in SPLITS for i in range(5_000)}
+    assert len(keys) == 4 * len(SPLITS) * 5_000
+
+
+def test_draws_are_uniform_and_never_end():
+    draws = hashing.Draws(7)
+    values = np.array([draws.below(10) for _ in range(40_000)])
+    assert values.min() == 0
+    assert values.max() == 9
+    assert np.abs(np.bincount(values) / 40_000 - 0.1).max() < 0.008  # five standard deviations
+
+
+def test_splitmix_matches_its_published_test_vector():
+    """First outputs for seed 1234567 of the reference implementation."""
+    state, found = 1234567, []
+    for _ in range(3):
+        found.append(hashing.mix64(state))
+        state = (state + 0x9E3779B97F4A7C15) % 2**64
+    assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    halves = hashing._fill(np.uint64(1234567), 3)
+    assert [int(halves[2 * i]) | int(halves[2 * i + 1]) << 32 for i in range(3)] == found
+
+
+def test_kernels_still_compile_where_no_cache_can_be_written(monkeypatch):
+    real = hashing.numba.njit
+
+    def refuses_to_cache(**options):
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(**options)
+
+    monkeypatch.setattr(hashing.numba, "njit", refuses_to_cache)
+    assert hashing.compiled(lambda x: x + 1)(2) == 3
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_captions_are_true_of_their_scene_and_each_entails_the_next(split):
+    dataset = SceneDataset(split, size=600)
+    scenes = [dataset.scene(i) for i in range(600)]
+    for i, scene in enumerate(scenes):
+        levels = dataset.statements(i)
+        assert len(levels) == 5
+        assert all(describes(statement, scene) for statement in levels)
+        assert all(entails(a, b) for a, b in itertools.pairwise(levels)), [statements.explain(s) for s in levels]
+
+
+def test_a_scene_that_a_caption_describes_is_described_by_the_next_ones():
+    """Entailment by evaluation on other scenes, not by form."""
+    dataset = SceneDataset("test", size=120)
+    scenes = [dataset.scene(i) for i in range(120)]
+    for i in range(120):
+        truth = [{k for k, scene in enumerate(scenes) if describes(s, scene)} for s in dataset.statements(i)]
+        assert i in truth[0]
+        assert all(specific <= generic for specific, generic in itertools.pairwise(truth))
+
+
+def test_generic_captions_say_nothing_but_the_number():
+    dataset = SceneDataset("test", size=200)
+    for i in range(200):
+        generic = dataset.statements(i)[4]
+        assert all(mention == Mention() for mention in generic.mentions)
+        assert not generic.relations
+        assert len(dataset.captions(i)[4].split()) <= 8
+
+
+def test_crowded_captions_are_longer_and_crowded_pictures_fuller():
+    plain, crowded = SceneDataset("test", size=400), SceneDataset("test_crowded", size=400)
+    assert np.mean([len(d.objects) for d in map(crowded.scene, range(400))]) > 3
+    assert np.mean([len(d.objects) for d in map(plain.scene, range(400))]) < 2.8
+    lengths = [np.mean([len(c.split()) for i in range(400) for c in d.captions(i)[:3]]) for d in (plain, crowded)]
+    assert lengths[1] > 1.3 * lengths[0]
+
+
+def test_wording_varies_while_the_meaning_stays():
+    """Many sentences for one statement, none of which changes what it says."""
+    from common.data.scenes.hashing import Draws
+    from common.data.scenes.wording import say
+
+    statement = Statement((Mention(0, 0, 0, 1), Mention(1, 5)), ((0, LEFT, 1),))
+    sentences = {say(statement, Draws(k)) for k in range(300)}
+    assert len(sentences) > 150
+    for sentence in sentences:
+        words = sentence.split()
+        first = min(words.index(w) for w in ("circle", "disc") if w in words)
+        second = min(words.index(w) for w in ("square", "box") if w in words)
+        leftwards = "left" in words
+        assert leftwards != ("right" in words)
+        if re.match(r"(to the )?(left|right) of", sentence):  # "left of a square there is a circle"
+            assert (second < first) == leftwards, sentence
+        else:
+            assert (first < second) == leftwards, sentence
+
+
+def test_hard_negatives_are_false_and_there_is_always_one():
+    for split in ("test", "test_crowded", "test_other_domain"):
+        dataset = SceneDataset(split, size=200)
+        known = set(scene_words())
+        for i in range(200):
+            scene = dataset.scene(i)
+            pairs = hard_negative_pairs(scene, SPLITS[split].statistics.detail)
+            assert pairs
+            assert pairs == dataset.hard_negatives(i)
+            assert {true for true, _ in pairs} <= set(dataset.captions(i)[:3])
+            assert not {false for _, false in pairs} & set(dataset.captions(i))
+            assert all(set(false.split()) <= known for _, false in pairs)
+            assert hard_negatives(scene)
+
+
+def test_hard_negatives_of_two_objects_swap_words():
+    """Same words up to synonyms of one position, "a" / "an" and the relation: a bag of words cannot tell."""
+    circle = SceneObject(0, 0, 1, 0, 0, 300, 250, 190)
+    square = SceneObject(1, 5, 1, 0, 0, 300, 700, 190)
+    false = hard_negatives(Scene((circle, square), 0, 0, 0, key=3))
+    assert len(false) >= 4
+    swapped_colours = Statement((Mention(0, 5), Mention(1, 0)))
+    assert not describes(swapped_colours, Scene((circle, square), 0, 0, 0, key=3))
+    assert any({"blue", "red"} <= set(sentence.replace("crimson", "red").split()) for sentence in false)
+
+
+def test_share_of_noisy_captions_is_as_asked_and_the_truth_is_recorded():
+    noisy, clean = (SceneDataset("train", size=4_000, caption_noise=share) for share in (0.3, 0.0))
+    sources = [noisy.caption_source(i) for i in range(4_000)]
+    assert abs(np.mean([s != i for i, s in enumerate(sources)]) - 0.3) < 0.03  # four standard deviations
+    assert all(clean.caption_source(i) == i for i in range(100))
+    for i in range(60):
+        assert noisy[i]["captions"] == clean[sources[i]]["captions"]
+        assert np.array_equal(noisy[i]["image"], clean[i]["image"])
+    assert all(SceneDataset("train", size=2, caption_noise=1.0).caption_source(i) == 1 - i for i in range(2))
+
+
+def test_ambiguity_makes_captions_vague_for_the_asked_share():
+    vague, clear = (SceneDataset("train", size=2_000, ambiguity=share) for share in (0.4, 0.0))
+    marked = [vague.is_ambiguous(i) for i in range(2_000)]
+    assert abs(np.mean(marked) - 0.4) < 0.045
+    assert not any(clear.is_ambiguous(i) for i in range(100))
+    everything = SceneDataset("train", size=500, ambiguity=1.0)
+    captions = [everything.captions(i)[0] for i in range(500)]
+    assert len(set(captions)) < 150  # duplicate descriptions
+    for i in range(200):
+        levels = everything.statements(i)
+        assert all(describes(s, everything.scene(i)) for s in levels)
+        assert all(entails(a, b) for a, b in itertools.pairwise(levels))
+    assert all(vague.captions(i) == clear.captions(i) for i in range(50) if not marked[i])
+
+
+def test_every_caption_uses_the_closed_vocabulary():
+    known = scene_words()
+    assert known == sorted(set(known))
+    assert all(re.fullmatch("[a-z]+", word) for word in known)
+    used = set()
+    for split in SPLITS:
+        for share in (0.0, 1.0):
+            dataset = SceneDataset(split, size=700, ambiguity=share)
+            for i in range(700 if not share else 60):
+                used.update(word for caption in dataset.captions(i) for word in caption.split())
+    assert used <= set(known), used - set(known)
+    assert len(used) > 100
+
+
+def test_fingerprint_follows_parameters_and_drawing(monkeypatch):
+    base = SceneDataset("test", size=10)
+    assert re.fullmatch("[0-9a-f]{64}", base.fingerprint)
+    others = [
+        SceneDataset("val", size=10),
+        SceneDataset("test", size=11),
+        SceneDataset("test", size=10, image_size=32),
+        SceneDataset("test", size=10, seed=1),
+        SceneDataset("test", size=10, caption_noise=0.01),
+        SceneDataset("test", size=10, ambiguity=0.01),
+    ]
+    assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 7
+    assert base.fingerprint == SceneDataset("test", size=10).fingerprint
+    before = base.fingerprint
+    from common.data.scenes import draw
+
+    monkeypatch.setattr(draw, "PALETTES", draw.PALETTES + 1)
+    assert base.fingerprint != before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": "tset"}, "unknown split 'tset'; known splits: train, val, test, test_crowded, test_other_domain"),
+        ({"size": 0}, "size must be positive, got 0"),
+        ({"size": -3}, "got -3"),
+        ({"image_size": 15}, "image_size must be at least 16 pixels, got 15"),
+        ({"caption_noise": 1.2}, "caption_noise must be in \\[0, 1\\], got 1.2"),
+        ({"ambiguity": -0.1}, "ambiguity must be in \\[0, 1\\], got -0.1"),
+        ({"ambiguity": float("nan")}, "ambiguity must be in"),
+        ({"size": 1, "caption_noise": 0.5}, "at least 2 pictures"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        SceneDataset(**arguments)
+
+
+def test_wrong_names_of_tasks_and_indices_are_named():
+    with pytest.raises(ValueError, match="unknown task 'imagnet'; known tasks: imagenet, imagenet_v2"):
+        classification_task("imagnet")
+    with pytest.raises(ValueError, match="unknown part 'valid'; known parts: test, train"):
+        classification_task("imagenet", part="valid")
+    with pytest.raises(ValueError, match="size must be positive, got 0"):
+        classification_task("imagenet", size=0)
+    with pytest.raises(IndexError, match="index 10 is out of range for 10 items"):
+        SceneDataset("test", size=10)[10]
+    assert set(CLASSIFICATION_TASKS) >= {"imagenet", "imagenet_v2", "imagenet_a", "imagenet_r"}
+
+
+coordinate = st.integers(130, 830)
+thing = st.builds(
+    SceneObject,
+    st.integers(0, 9), st.integers(0, 8), st.integers(0, 1), st.integers(0, 3), st.just(0),
+    coordinate, coordinate, st.integers(100, 130),
+)  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(thing, thing)
+def test_relations_are_strict_and_inverse(a, b):
+    assert holds(LEFT, a, b) == holds(RIGHT, b, a)
+    assert not (holds(LEFT, a, b) and holds(RIGHT, a, b))
+    assert [holds(r, a, b) for r in (2, 3)] == [holds(r, b, a) for r in (3, 2)]
+    if any(holds(r, a, b) for r in range(4)):
+        assert holds(main_relation(a, b), a, b)
+
+
+def test_mentions_need_different_objects():
+    one = Scene((SceneObject(0, 0, 1, 0, 0, 300, 300, 190),), 0, 0, 0, key=1)
+    assert describes(Statement((Mention(0),)), one)
+    assert not describes(Statement((Mention(0), Mention(0))), one)
+    assert not describes(Statement((Mention(), Mention())), one)
+    assert describes(Statement((), background=0, count=1), one)
+    assert not describes(Statement((), background=1), one)

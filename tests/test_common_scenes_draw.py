@@ -1,0 +1,183 @@
+"""Drawing: boxes against pixels, sizes, domains, renditions, and that what is said can be seen."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from common.data.scenes import CLASSIFICATION_TASKS, SPLITS, SceneDataset, classification_task, render
+from common.data.scenes.masks import shape_extent, shape_tables
+from common.data.scenes.world import COLOURS, DOMAIN_BACKGROUNDS, SHAPES, TEXTURES, Scene, SceneObject
+
+
+def drawn_pixels(scene: Scene, index: int, image_size: int) -> np.ndarray:
+    """(image_size, image_size) bool: pixels that the object alone changes."""
+    empty = render(replace(scene, objects=()), image_size).astype(int)
+    alone = render(replace(scene, objects=(scene.objects[index],)), image_size).astype(int)
+    return np.abs(alone - empty).max(-1) > 0
+
+
+@pytest.mark.parametrize("image_size", [16, 32, 48, 64, 224])
+@pytest.mark.parametrize("split", SPLITS)
+def test_pictures_of_every_size_are_drawn(split, image_size):
+    dataset = SceneDataset(split, size=3, image_size=image_size)
+    for item in dataset:
+        assert item["image"].shape == (image_size, image_size, 3)
+        assert item["image"].dtype == np.uint8
+        assert item["image"].std() > 3
+
+
+def test_sizes_show_the_same_picture():
+    """Averaging a large picture down gives the small one, up to grain and sampling."""
+    dataset = SceneDataset("test", size=20)
+    for i in range(20):
+        small = render(dataset.scene(i), 32).astype(float)
+        large = render(dataset.scene(i), 128).astype(float).reshape(32, 4, 32, 4, 3).mean((1, 3))
+        assert np.abs(small - large).mean() < 6
+
+
+@pytest.mark.parametrize("shape", range(len(SHAPES)), ids=SHAPES)
+@pytest.mark.parametrize("orientation", range(4))
+def test_box_is_the_bounding_box_of_what_is_drawn(shape, orientation):
+    for image_size in (48, 240):
+        item = SceneObject(shape, 0, 1, 0, orientation, 470, 390, 200)
+        rows, columns = np.nonzero(drawn_pixels(Scene((item,), 0, 0, 0, key=1), 0, image_size))
+        drawn = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+        assert np.abs(drawn - np.array(item.box) * image_size).max() <= 1.01
+
+
+@pytest.mark.parametrize("split", ["test", "test_crowded"])
+def test_boxes_of_whole_scenes_match_rendering_each_object_alone(split):
+    dataset = SceneDataset(split, size=40)
+    for i in range(40):
+        scene = dataset.scene(i)
+        masks = []
+        for index, item in enumerate(scene.objects):
+            pixels = drawn_pixels(scene, index, 96)
+            rows, columns = np.nonzero(pixels)
+            drawn = np.array([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
+            assert np.abs(drawn - np.array(item.box) * 96).max() <= 1.3  # a fine tip may cover too little of a pixel
+            assert min(item.box) >= 0
+            assert max(item.box) <= 1
+            masks.append(pixels)
+        assert np.sum(masks, 0).max() <= 2  # neighbours may share a pixel of their rims, no more
+        assert (np.sum(masks, 0) > 1).mean() < 0.01
+
+
+def test_objects_of_pairs_never_overlap_and_always_stand_in_a_relation():
+    from common.data.scenes.world import holds
+
+    for split in SPLITS:
+        dataset = SceneDataset(split, size=400)
+        for scene in map(dataset.scene, range(400)):
+            for k, a in enumerate(scene.objects):
+                assert a.radius <= min(a.x, a.y, 960 - a.x, 960 - a.y)
+                assert all(any(holds(r, a, b) for r in range(4)) for b in scene.objects[k + 1 :])
+
+
+def test_turning_an_arrow_turns_its_extent():
+    left, top, right, bottom = shape_extent(SHAPES.index("arrow"), 0)
+    turned = shape_extent(SHAPES.index("arrow"), 1)
+    assert np.allclose(turned, (-bottom, left, -top, right), atol=1)
+
+
+def test_arrows_point_where_they_say():
+    """The end named by the orientation is the tip: thinner than the end of the shaft."""
+    for orientation, (axis, tip) in enumerate(((0, 0), (1, -1), (0, -1), (1, 0))):
+        item = SceneObject(SHAPES.index("arrow"), 0, 1, 0, orientation, 480, 480, 300)
+        ink = drawn_pixels(Scene((item,), 0, 0, 0, key=1), 0, 96).sum(1 - axis)
+        ink = ink[ink > 0]
+        assert ink[tip] < 0.5 * ink[-1 - tip]
+
+
+def test_mask_tables_are_depths():
+    tables = shape_tables()
+    assert tables.shape == (len(SHAPES), 257, 257)
+    circle = tables[0].astype(int)
+    assert abs(circle[128, 128] / 3 - 122) < 8  # the 3-4 chamfer is within 6 % of the Euclidean distance
+    assert circle[0, 0] == 0
+    assert (np.abs(np.diff(circle, axis=0)) <= 4).all()
+
+
+@pytest.mark.parametrize("image_size", [32, 48])
+def test_shapes_colours_and_textures_can_be_told_apart(image_size):
+    """The nearest picture among all shapes (colours, textures), shifted by parts of a pixel, is the right one."""
+    cell = 960 // image_size
+
+    def crop(looks, x, y, key, size):
+        shape, colour, texture = looks
+        item = SceneObject(shape, colour, size, texture, 0, x, y, (116, 195)[size])
+        reach = 200 // cell
+        middle = slice(image_size // 2 - reach, image_size // 2 + reach)
+        return render(Scene((item,), 0, 0, 0, key), image_size)[middle, middle].astype(float)
+
+    shifts = [480 + k * cell // 3 for k in (-1, 0, 1)]
+    for size in (0, 1):
+        for field, names in ((0, SHAPES), (1, COLOURS), (2, TEXTURES)):
+            looks = [[0, 0, 0] for _ in names]
+            for value in range(len(names)):
+                looks[value][field] = value
+            known = np.array([[crop(look, x, y, 5, size) for x in shifts for y in shifts] for look in looks])
+            for value, name in enumerate(names):
+                seen = crop(looks[value], 480 + cell // 6, 480 - cell // 6, 3, size)
+                distances = np.abs(known - seen).mean((2, 3, 4)).min(1)
+                found = int(np.argmin(distances))
+                assert found == value, (size, name, names[found], distances)
+                assert np.partition(distances, 1)[1] > 1.1 * distances[value], (size, name, distances)
+
+
+def test_domain_b_differs_in_background_and_rendering():
+    a, b = SceneDataset("test", size=100), SceneDataset("test_other_domain", size=100)
+    assert {a.scene(i).background for i in range(100)} == set(DOMAIN_BACKGROUNDS[0])
+    assert {b.scene(i).background for i in range(100)} == set(DOMAIN_BACKGROUNDS[1])
+    scene = a.scene(0)
+    changed = render(replace(scene, domain=1)).astype(int) - render(scene).astype(int)
+    assert (np.abs(changed).max(-1) > 20).mean() > 0.02  # same background and objects, other palette and contours
+    means = [np.array([d[i]["image"].std((0, 1)).mean() for i in range(40)]) for d in (a, b)]
+    assert abs(means[0].mean() - means[1].mean()) > 1
+
+
+@pytest.mark.parametrize("rendition", [1, 2, 3])
+def test_renditions_differ_from_filled_shapes_and_keep_their_place(rendition):
+    item = SceneObject(SHAPES.index("heart"), 0, 1, 0, 0, 480, 480, 220)
+    plain = drawn_pixels(Scene((item,), 0, 0, 0, key=1), 0, 96)
+    other = drawn_pixels(Scene((item,), 0, rendition, 0, key=1), 0, 96)
+    centre = plain & ~other if rendition != 3 else plain & other
+    assert plain[48, 48]
+    if rendition in (1, 3):
+        assert not other[48, 48]
+    if rendition == 3:
+        assert centre.sum() < 0.1 * plain.sum()  # only the rim: figure and ground are exchanged
+        assert other.sum() > 0.3 * plain.sum()
+    else:
+        assert (other & plain).sum() > 0.15 * plain.sum()
+        assert (other & ~plain).sum() < 0.05 * plain.sum() + 40
+
+
+def test_clutter_and_contrast_make_imagenet_a_hard():
+    easy, hard = (classification_task(name, size=64) for name in ("imagenet", "imagenet_a"))
+    assert all(scene.contrast == 256 and not scene.clutter_front for scene in map(easy.scene, range(64)))
+    assert all(scene.contrast < 200 and scene.clutter_front for scene in map(hard.scene, range(64)))
+
+
+def test_covered_things_look_alike():
+    item = SceneObject(0, 0, 1, 0, 0, 480, 480, 200)
+    scenes = [Scene((replace(item, shape=s, colour=c),), 0, 0, 0, 7, covered=(0,)) for s, c in ((0, 0), (4, 5))]
+    assert np.array_equal(render(scenes[0]), render(scenes[1]))
+
+
+def test_too_small_pictures_are_refused():
+    with pytest.raises(ValueError, match="at least 16 pixels, got 12"):
+        render(SceneDataset("test", size=1).scene(0), 12)
+
+
+@pytest.mark.parametrize("name", CLASSIFICATION_TASKS)
+def test_the_labelled_object_is_visible(name):
+    """The first object in drawing order or the largest one leaves pixels in the final picture."""
+    task = classification_task(name, size=12)
+    for i in range(12):
+        scene = task.scene(i)
+        main = max(range(len(scene.objects)), key=lambda k: scene.objects[k].radius)
+        without = replace(scene, objects=scene.objects[:main] + scene.objects[main + 1 :])
+        changed = np.abs(render(scene).astype(int) - render(without).astype(int)).max(-1) > 10
+        assert changed.sum() >= 15

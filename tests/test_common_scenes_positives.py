@@ -1,0 +1,146 @@
+"""Which captions describe which pictures: the compiled kernel against loops, ceilings against hand and simulation."""
+
+import numpy as np
+import pytest
+
+from common.data.scenes import (
+    SceneDataset,
+    caption_positives,
+    describes,
+    image_to_text_ceiling,
+    matches,
+    text_to_image_ceiling,
+    text_to_image_ceilings,
+)
+from common.data.scenes.hashing import Draws
+from common.data.scenes.negatives import replaced_statements, swapped_statements
+from common.data.scenes.positives import encode_scenes, encode_statements
+from common.data.scenes.statements import Mention, Statement
+from common.data.scenes.world import ABOVE, LEFT, Scene, SceneObject
+
+
+def thing(shape, colour, x=480, y=480, radius=110) -> SceneObject:
+    return SceneObject(shape, colour, 0, 0, 0, x, y, radius)
+
+
+class HandMade:
+    """Four pictures: two red circles alone, a blue square alone, a red circle above a blue square."""
+
+    def __init__(self):
+        circle, square = thing(0, 0, y=200), thing(1, 5, y=700)
+        self.scenes = [
+            Scene((circle,), 0, 0, 0, 1),
+            Scene((circle,), 0, 0, 1, 2),
+            Scene((square,), 0, 0, 0, 3),
+            Scene((circle, square), 0, 0, 0, 4),
+        ]
+        red, blue, any_thing = Mention(0, 0), Mention(1, 5), Mention()
+        self.said = [
+            [Statement((red,), background=0, count=1), Statement((red,), count=1), Statement((any_thing,))],
+            [Statement((red,), background=1), Statement((red,)), Statement((any_thing,))],
+            [Statement((blue,), count=1), Statement((blue,)), Statement((any_thing,))],
+            [Statement((red, blue), ((0, ABOVE, 1),)), Statement((red, blue)), Statement((any_thing,))],
+        ]
+
+    def __len__(self):
+        return 4
+
+    def scene(self, index):
+        return self.scenes[index]
+
+    def statements(self, index):
+        return tuple(self.said[index])
+
+
+class FiveCaptions(HandMade):
+    """The same with the generic caption said three times, so that caption ids count in fives."""
+
+    def statements(self, index):
+        first, second, generic = self.said[index]
+        return first, second, generic, generic, generic
+
+
+def test_positives_of_the_hand_made_set():
+    captions_of, images_of = caption_positives(FiveCaptions())
+    assert images_of[0] == [0]
+    assert images_of[1] == [0, 1]
+    assert images_of[5] == [1]
+    assert images_of[6] == [0, 1, 3]
+    assert images_of[10] == [2]
+    assert images_of[11] == [2, 3]
+    assert images_of[15] == images_of[16] == [3]
+    assert all(images_of[5 * i + k] == [0, 1, 2, 3] for i in range(4) for k in (2, 3, 4))
+    assert captions_of[3] == [2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 15, 16, 17, 18, 19]
+    assert list(captions_of) == [0, 1, 2, 3]
+    assert list(images_of) == list(range(20))
+
+
+def test_ceilings_of_the_hand_made_set():
+    found = text_to_image_ceilings(FiveCaptions())
+    assert found["level 0"] == 1.0
+    assert found["level 1"] == pytest.approx((1 / 2 + 1 / 3 + 1 / 2 + 1) / 4)
+    assert found["level 2"] == found["level 4"] == 0.25
+    assert found["all"] == pytest.approx(np.mean([found[f"level {k}"] for k in range(5)]))
+    assert image_to_text_ceiling(FiveCaptions()) == 1.0
+
+
+def test_positives_are_a_relation_read_from_both_sides():
+    captions_of, images_of = caption_positives(SceneDataset("test", size=200))
+    forward = {(image, caption) for image, captions in captions_of.items() for caption in captions}
+    backward = {(image, caption) for caption, images in images_of.items() for image in images}
+    assert forward == backward
+    assert all((caption // 5, caption) in forward for caption in range(1_000))
+    assert all(found == sorted(found) for found in [*captions_of.values(), *images_of.values()])
+
+
+@pytest.mark.parametrize("split", ["test", "test_crowded", "test_other_domain"])
+def test_fast_evaluation_equals_the_definition(split):
+    """Captions, their swapped and replaced variants, and bare conjunctions, on every scene."""
+    dataset = SceneDataset(split, size=60)
+    scenes = [dataset.scene(i) for i in range(60)]
+    statements = [s for i in range(60) for s in dataset.statements(i)]
+    for i in range(60):
+        statements += swapped_statements(dataset.statements(i)[2])
+        statements += replaced_statements(dataset.statements(i)[3], Draws(i))
+    statements += [Statement(()), Statement((), count=2), Statement((Mention(),) * 4)]
+    statements += [Statement((Mention(0), Mention(), Mention(1)), ((2, LEFT, 0), (1, ABOVE, 2)))]
+    for statement, found in zip(statements, matches(statements, scenes)):
+        assert found.tolist() == [k for k, scene in enumerate(scenes) if describes(statement, scene)]
+
+
+def test_oracle_in_simulation_reaches_the_ceiling():
+    """Monte Carlo: the oracle guesses among the matching pictures; its hit rate is the ceiling within 4 sigma."""
+    dataset = SceneDataset("test", size=300)
+    ceiling = text_to_image_ceiling(dataset)
+    _, images_of = caption_positives(dataset)
+    random = np.random.default_rng(0)
+    rounds = 40
+    hits = [random.choice(images) == caption // 5 for _ in range(rounds) for caption, images in images_of.items()]
+    assert abs(np.mean(hits) - ceiling) < 4 * 0.5 / np.sqrt(len(hits))
+
+
+def test_ceilings_leave_room_and_fall_from_specific_to_generic():
+    for split in ("test", "test_crowded"):
+        found = text_to_image_ceilings(SceneDataset(split, size=1_000))
+        assert 0.65 < found["all"] < 0.85
+        levels = [found[f"level {k}"] for k in range(5)]
+        assert levels == sorted(levels, reverse=True)
+        assert levels[0] > 0.98
+        assert levels[4] < 0.02
+        assert found["all"] == pytest.approx(np.mean(levels))
+
+
+def test_ambiguity_and_noise_lower_the_ceiling():
+    clear, vague, noisy = (
+        text_to_image_ceiling(SceneDataset("test", size=300, **kind))
+        for kind in ({}, {"ambiguity": 0.5}, {"caption_noise": 0.5})
+    )
+    assert vague < clear - 0.2
+    assert noisy < clear - 0.2
+
+
+def test_what_cannot_be_encoded_is_refused():
+    with pytest.raises(ValueError, match="at most 8 objects can be encoded, got 9"):
+        encode_scenes([Scene((thing(0, 0),) * 9, 0, 0, 0, 1)])
+    with pytest.raises(ValueError, match="at most 4 mentions and 6 relations can be encoded, got 5 and 0"):
+        encode_statements([Statement((Mention(),) * 5)])

@@ -1,0 +1,212 @@
+"""common/data/transforms.py: pictures to tensors, checked against torchvision and Pillow themselves."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from torchvision import transforms as tv
+
+from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform, normalize, random_crop_box
+
+
+def picture(height: int, width: int, seed: int = 0) -> Image.Image:
+    coarse = np.random.default_rng(seed).integers(0, 256, (height // 4 + 2, width // 4 + 2, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
+
+
+@pytest.mark.parametrize("shape", [(40, 60), (61, 37), (32, 32), (20, 90), (7, 5)])
+def test_crop_is_the_usual_clip_preprocessing(shape):
+    clip = tv.Compose(
+        [
+            tv.Resize(32, tv.InterpolationMode.BICUBIC),
+            tv.CenterCrop(32),
+            tv.ToTensor(),
+            tv.Normalize(CLIP_MEAN, CLIP_STD),
+        ]
+    )
+    pixels = ImageTransform(32, "crop").eval(picture(*shape))
+    assert (pixels.shape, pixels.dtype) == ((3, 32, 32), torch.uint8)
+    assert torch.equal(normalize(pixels[None])[0], clip(picture(*shape)))
+
+
+@pytest.mark.parametrize("shape", [(40, 60), (61, 37), (32, 32), (7, 5)])
+def test_squeeze_is_pillows_bicubic_resize(shape):
+    expected = np.asarray(picture(*shape).resize((32, 32), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+    assert np.array_equal(ImageTransform(32, "squeeze").eval(picture(*shape)).numpy(), expected)
+
+
+def test_an_array_and_a_pillow_image_of_the_same_pixels_give_the_same():
+    for shape in ((32, 32), (40, 60)):
+        image = picture(*shape)
+        for transform in (ImageTransform(32), ImageTransform(32, "squeeze"), ImageTransform(32, crop_scale=(0.3, 0.9))):
+            assert torch.equal(transform.eval(np.asarray(image)), transform.eval(image))
+            assert torch.equal(transform.train(np.asarray(image), 5), transform.train(image, 5))
+
+
+def test_an_array_of_the_right_size_passes_unchanged_as_a_copy():
+    array = np.asarray(picture(16, 16)).copy()
+    array.flags.writeable = False  # memory maps are like that; torch warns about a view of one
+    for mode in ("crop", "squeeze"):
+        pixels = ImageTransform(16, mode).train(array, 0)
+        assert np.array_equal(pixels.numpy(), array.transpose(2, 0, 1))
+        assert not np.shares_memory(pixels.numpy(), array)
+        assert pixels.is_contiguous()
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1"])
+def test_every_pillow_mode_becomes_rgb(mode):
+    image = picture(20, 30).convert(mode)
+    assert torch.equal(ImageTransform(8).eval(image), ImageTransform(8).eval(image.convert("RGB")))
+
+
+# --- training views --------------------------------------------------------------------------------------------------
+
+
+def test_a_training_view_is_a_function_of_picture_and_seed_alone():
+    transform = ImageTransform(24, crop_scale=(0.2, 1.0), flip_probability=0.5)
+    image = picture(50, 70)
+    views = []
+    for seed in range(20):
+        np.random.seed(seed % 3)  # noqa: NPY002 - global states must not matter
+        torch.manual_seed(seed % 5)
+        state = torch.get_rng_state()
+        views.append(transform.train(image, seed))
+        assert torch.equal(views[-1], transform.train(image, np.random.default_rng(seed)))
+        assert torch.equal(views[-1], transform.train(image, np.int64(seed)))
+        assert torch.equal(torch.get_rng_state(), state)
+    assert len({view.numpy().tobytes() for view in views}) == 20
+    rng = np.random.default_rng(0)
+    assert not torch.equal(transform.train(image, rng), transform.train(image, rng))  # a generator advances
+
+
+def test_without_random_parts_training_equals_evaluation():
+    for mode in ("crop", "squeeze"):
+        transform = ImageTransform(24, mode)
+        assert torch.equal(transform.train(picture(50, 70), 3), transform.eval(picture(50, 70)))
+
+
+def test_a_training_view_is_a_resized_crop_of_the_drawn_box():
+    image = picture(50, 70)
+    for seed in range(10):
+        top, left, height, width = random_crop_box(50, 70, (0.2, 0.8), np.random.default_rng(seed))
+        crop = image.crop((left, top, left + width, top + height)).resize((24, 24), Image.Resampling.BICUBIC)
+        pixels = ImageTransform(24, crop_scale=(0.2, 0.8)).train(image, seed)
+        assert np.array_equal(pixels.numpy(), np.asarray(crop).transpose(2, 0, 1))
+
+
+def test_mirror_images_come_as_often_as_asked():
+    image, plain = picture(24, 24), ImageTransform(24).eval(picture(24, 24))
+    views = [ImageTransform(24, flip_probability=0.3).train(image, seed) for seed in range(1000)]
+    flipped = sum(torch.equal(view, plain.flip(-1)) for view in views)
+    assert flipped + sum(torch.equal(view, plain) for view in views) == 1000
+    assert 230 <= flipped <= 370  # five standard deviations
+    assert torch.equal(ImageTransform(24, flip_probability=1.0).train(image, 0), plain.flip(-1))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "scale"), [(144, 144, (0.2, 1.0)), (100, 160, (0.5, 1.0)), (48, 48, (0.9, 1.0))]
+)
+def test_crop_boxes_are_distributed_as_torchvisions(height, width, scale):
+    torch.manual_seed(0)
+    image = Image.new("RGB", (width, height))
+    theirs = np.array([tv.RandomResizedCrop.get_params(image, list(scale), [3 / 4, 4 / 3]) for _ in range(3000)])
+    ours = np.array([random_crop_box(height, width, scale, np.random.default_rng(seed)) for seed in range(3000)])
+    for boxes in (ours, theirs):
+        assert (boxes >= 0).all()
+        assert (boxes[:, 0] + boxes[:, 2] <= height).all()
+        assert (boxes[:, 1] + boxes[:, 3] <= width).all()
+    measures = {
+        "top": lambda box: box[:, 0],
+        "left": lambda box: box[:, 1],
+        "area": lambda box: box[:, 2] * box[:, 3],
+        "ratio": lambda box: box[:, 3] / box[:, 2],
+    }
+    for name, measure in measures.items():
+        result = stats.ks_2samp(measure(ours), measure(theirs))
+        assert result.pvalue > 1e-4, (name, result)
+
+
+def test_crop_areas_and_ratios_are_uniform_where_every_draw_fits():
+    boxes = np.array([random_crop_box(1000, 1000, (0.1, 0.5), np.random.default_rng(seed)) for seed in range(4000)])
+    area = boxes[:, 2] * boxes[:, 3] / 1e6
+    log_ratio = np.log(boxes[:, 3] / boxes[:, 2])
+    assert stats.kstest(area, stats.uniform(0.1, 0.4).cdf).pvalue > 1e-4
+    assert stats.kstest(log_ratio, stats.uniform(math.log(3 / 4), 2 * math.log(4 / 3)).cdf).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("shape", "box"), [((10, 100), (0, 43, 10, 13)), ((100, 10), (43, 0, 13, 10)), ((1, 1), (0, 0, 1, 1))]
+)
+def test_a_picture_too_narrow_for_any_crop_gives_the_central_one(shape, box):
+    for seed in range(5):
+        assert random_crop_box(*shape, (1.0, 1.0), np.random.default_rng(seed)) == box
+    assert ImageTransform(8, crop_scale=(1.0, 1.0)).train(picture(*shape), 0).shape == (3, 8, 8)
+
+
+# --- normalisation ---------------------------------------------------------------------------------------------------
+
+
+def test_normalize_gives_zero_at_the_mean_and_one_a_deviation_above():
+    images = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 3, 1, 1)
+    result = normalize(images, (0.0, 0.2, 0.5), (1.0, 1.0, 0.5))
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.flatten(), torch.tensor([0.0, 0.0, 1.0]), rtol=0, atol=1e-7)
+    assert images.flatten().tolist() == [0, 51, 255]  # the input stays
+
+
+# --- saved values ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        ImageTransform(48),
+        ImageTransform(64, "squeeze", (0.2, 1.0), 0.5, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)),
+        ImageTransform(size=32, crop_scale=[1, 1], mean=[0, 0, 0], std=[1, 1, 1]),  # as JSON and YAML give them
+    ],
+)
+def test_json_gives_an_equal_transform(transform):
+    assert ImageTransform.from_json(transform.to_json()) == transform
+    assert ImageTransform.from_json(json.loads(transform.to_json())) == transform
+    assert hash(ImageTransform.from_json(transform.to_json())) == hash(transform)
+    assert ImageTransform.from_json(transform.to_json()).to_json() == transform.to_json()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ImageTransform(0), "size is 0"),
+        (lambda: ImageTransform(4.5), "size is 4.5"),
+        (lambda: ImageTransform(True), "size is True"),
+        (lambda: ImageTransform(8, "stretch"), "mode is 'stretch'; accepted: squeeze, crop"),
+        (lambda: ImageTransform(8, crop_scale=(0.0, 1.0)), "crop_scale is (0.0, 1.0)"),
+        (lambda: ImageTransform(8, crop_scale=(0.9, 0.5)), "0 < low <= high <= 1"),
+        (lambda: ImageTransform(8, crop_scale=(0.5, 1.1)), "crop_scale is (0.5, 1.1)"),
+        (lambda: ImageTransform(8, crop_scale=0.5), "crop_scale is 0.5; accepted: 2 numbers"),
+        (lambda: ImageTransform(8, flip_probability=2), "flip_probability is 2"),
+        (lambda: ImageTransform(8, mean=(1.0, 2.0, 0.0)), "mean is (1.0, 2.0, 0.0)"),
+        (lambda: ImageTransform(8, std=(1.0, 0.0, 1.0)), "std is (1.0, 0.0, 1.0)"),
+        (lambda: ImageTransform(8, std=(1.0, float("nan"), 1.0)), "std is"),
+        (lambda: ImageTransform(8).eval(np.zeros((8, 8), np.uint8)), "uint8 of shape (8, 8)"),
+        (lambda: ImageTransform(8).eval(np.zeros((3, 8, 8), np.uint8)), "shape (3, 8, 8)"),
+        (lambda: ImageTransform(8).eval(np.zeros((8, 8, 3), np.float32)), "float32"),
+        (lambda: ImageTransform(8).eval(np.zeros((0, 8, 3), np.uint8)), "shape (0, 8, 3)"),
+        (lambda: ImageTransform(8).eval(torch.zeros(8, 8, 3)), "type Tensor"),
+        (lambda: ImageTransform(8, crop_scale=(0.5, 1.0)).train(picture(9, 9), -1), "rng is -1"),
+        (lambda: ImageTransform(8, crop_scale=(0.5, 1.0)).train(picture(9, 9), None), "rng is None"),
+        (lambda: normalize(torch.zeros(1, 3, 2, 2)), "torch.float32 of shape (1, 3, 2, 2)"),
+        (lambda: normalize(torch.zeros(3, 2, 2, dtype=torch.uint8)), "shape (3, 2, 2)"),
+        (lambda: normalize(torch.zeros(1, 3, 2, 2, dtype=torch.uint8), std=(1, 1, 0)), "std is (1.0, 1.0, 0.0)"),
+        (lambda: ImageTransform.from_json("no"), "not valid JSON"),
+        (lambda: ImageTransform.from_json("{}"), "has the keys crop_scale"),
+        (lambda: ImageTransform.from_json('{"size": 8, "resize": 1}'), "found ['resize', 'size']"),
+    ],
+)
+def test_bad_values_are_refused_with_the_value_and_what_is_accepted(call, words):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert words in str(error.value)

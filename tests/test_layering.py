@@ -1,0 +1,77 @@
+"""The wall between folders, and the rules that keep entry scripts runnable by path."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
+ALLOWED = {
+    "common": {"common"},
+    **{paper: {"common", paper} for paper in PAPERS},
+    "scripts": {"common", "scripts", *PAPERS},
+}
+OURS = {"common", "scripts", *PAPERS}
+
+
+def python_files(folder):
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported(path):
+    """Top-level names that a file imports, absolute imports only."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module.split(".")[0]
+
+
+@pytest.mark.parametrize("folder", sorted(ALLOWED))
+def test_no_folder_imports_through_the_wall(folder):
+    for path in python_files(folder):
+        through = {name for name in imported(path) if name in OURS} - ALLOWED[folder]
+        assert not through, f"{path.relative_to(ROOT)} imports {through}"
+
+
+def test_the_wall_check_sees_imports():
+    assert {"common", "oblique_topology"} <= set(imported(ROOT / "oblique_topology" / "train.py"))
+
+
+def test_only_entry_scripts_touch_sys_path():
+    for folder in ALLOWED:
+        for path in python_files(folder):
+            source = path.read_text(encoding="utf-8")
+            if "sys.path" in source:
+                assert source.count("sys.path") == 1, path
+                assert "if not __package__:\n    sys.path[0] = str(Path(__file__).resolve().parents[1])" in source, path
+                assert '__name__ == "__main__"' in source, path
+
+
+def test_no_module_takes_the_name_of_a_standard_or_installed_one():
+    taken = set(sys.stdlib_module_names) | {"datasets", "tokenizers", "torch", "transformers", "accelerate", "numpy"}
+    for folder in ALLOWED:
+        for path in python_files(folder):
+            # relative modules are only in the way where a script's own folder is first on the path
+            if path.parent == ROOT / folder and folder != "common":
+                assert path.stem not in taken, path
+
+
+def test_every_module_says_what_it_is():
+    for folder in ALLOWED:
+        for path in python_files(folder):
+            if path.name != "__init__.py":
+                assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_public_functions_have_docstrings():
+    missing = []
+    for folder in ALLOWED:
+        for path in python_files(folder):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+                if public and node.name != "main" and not ast.get_docstring(node):
+                    missing.append(f"{path.relative_to(ROOT)}: {node.name}")
+    assert not missing, "\n".join(missing)
