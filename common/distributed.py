@@ -101,3 +101,13 @@ def gather_objects(item: object) -> list:
     items: list = [None] * world_size()
     dist.all_gather_object(items, item)
     return items
+
+
+def leave_process_group() -> None:
+    """Last call of an entry script: waits for all processes, then closes the group.
+
+    Without it a process of a gloo group may abort at exit, its threads still running ("terminate called ...").
+    """
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()

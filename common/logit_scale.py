@@ -31,11 +31,13 @@ class LogitScale(nn.Module):
         if not 0 <= low <= high:
             raise ValueError(f"logit_scale bounds must satisfy 0 < minimum <= maximum, got {minimum} and {maximum}")
         self.minimum, self.maximum = minimum, maximum
-        self.log_logit_scale = nn.Parameter(torch.tensor(math.log(min(max(init, low), high))), requires_grad=trainable)
+        start = math.log(min(max(init, low), high))
+        # one entry, not none: FSDP2 refuses parameters without a dimension
+        self.log_logit_scale = nn.Parameter(torch.tensor([start]), requires_grad=trainable)
 
     def forward(self) -> torch.Tensor:
         """The multiplier, a scalar tensor in [minimum, maximum]."""
-        return self.log_logit_scale.exp()
+        return self.log_logit_scale.exp().squeeze(0)
 
     @torch.no_grad()
     def clamp_(self) -> None:

@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True, type=Path, help="folder step-XXXXXXXX of a run")
     parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.num_test=5000")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
 
     checkpoint = open_checkpoint(arguments.checkpoint)
     config, encoder = load_encoder(checkpoint, torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -1,7 +1,7 @@
 """Trains one row of the oblique-topology paper's tables.
 
     python oblique_topology/train.py                                              main row, scenes, a CPU is enough
-    accelerate launch --num_processes 2 --cpu oblique_topology/train.py           two gloo processes, same loss
+    accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml oblique_topology/train.py   two on CPU
     accelerate launch --config_file scripts/accelerate/multi_gpu.yaml oblique_topology/train.py \
         --config oblique_topology/configs/table2_clip.yaml --scale paper data.root=/data/pairs
 """
@@ -39,6 +39,7 @@ from common.run.session import (
     BrokenLog,
     RunFiles,
     check_finite,
+    end_run,
     run_files,
     run_or_explain,
     save_config,
@@ -168,7 +169,7 @@ def train(
     # final evaluation
     model.eval()
     evaluate_and_save(config, encoder, files, optim.steps, state["training_data"], accelerator.is_main_process)
-    accelerator.end_training()
+    end_run(accelerator)
 
 
 def main() -> None:

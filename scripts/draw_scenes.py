@@ -2,7 +2,7 @@
 
 python scripts/draw_scenes.py               # writes docs/scenes/*.png
 python scripts/draw_scenes.py --ceiling     # best possible R@1 of an oracle, test and test_crowded, 1,000 pictures
-python scripts/draw_scenes.py --speed       # items per second on one core
+python scripts/draw_scenes.py --speed       # items per second of one core
 """
 
 import sys
@@ -37,10 +37,11 @@ SIZE = 48  # pictures are drawn as they are trained on, then enlarged
 ZOOM = 2
 TILE = SIZE * ZOOM
 FONT = ImageFont.load_default(size=12)
-INK, PALE, RIGHT, WRONG = (20, 20, 20), (120, 120, 120), (0, 120, 40), (190, 30, 30)
+INK, PALE, FRAME, RIGHT, WRONG = (20, 20, 20), (120, 120, 120), (190, 190, 190), (0, 120, 40), (190, 30, 30)
 
 
 def text_width(text: str) -> float:
+    """Width in pixels."""
     return FONT.getlength(text)
 
 
@@ -66,6 +67,7 @@ def cell(picture: np.ndarray, lines: list[tuple[str, tuple]], width: int, beside
     sheet = Image.new("RGB", (width, max(enlarged.height, top + 15 * len(texts)) + 6), "white")
     sheet.paste(enlarged, (0, 2))
     draw = ImageDraw.Draw(sheet)
+    draw.rectangle((0, 2, enlarged.width - 1, enlarged.height + 1), outline=FRAME)
     for k, (line, colour) in enumerate(texts):
         draw.text((left, top + 15 * k), line, fill=colour, font=FONT)
     return sheet
@@ -88,6 +90,7 @@ def arranged(cells: list[Image.Image], columns: int, gap: int = 8) -> Image.Imag
 
 
 def heading(text: str, width: int) -> Image.Image:
+    """A line of larger text as an image."""
     image = Image.new("RGB", (width, 20), "white")
     ImageDraw.Draw(image).text((0, 2), text, fill=INK, font=ImageFont.load_default(size=14))
     return image
@@ -95,10 +98,10 @@ def heading(text: str, width: int) -> Image.Image:
 
 def save(sheet: Image.Image, path: Path) -> None:
     """Palette PNG; the palette is spread over the colours that occur, rare ones too, not over the pixels."""
-    levels = np.asarray(sheet) // 8 * 8 + 4  # the grain of flat areas goes, which is most of the file
+    levels = np.asarray(sheet) & 0xFC
     colours, counts = np.unique(levels.reshape(-1, 3), axis=0, return_counts=True)
-    often = colours[counts >= 2][None] if len(colours) > 256 else colours[None]
-    palette = Image.fromarray(often).quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=2)
+    weights = np.ceil(counts**0.45).astype(int)  # frequent colours get finer steps, rare ones still an entry
+    palette = Image.fromarray(np.repeat(colours, weights, 0)[None]).quantize(256, kmeans=2)
     flat = Image.fromarray(levels).quantize(palette=palette, dither=Image.Dither.NONE)
     entries, paper = flat.getpalette(), flat.getpixel((0, 0))
     entries[3 * paper : 3 * paper + 3] = (255, 255, 255)
@@ -148,7 +151,7 @@ def looks_sheet() -> Image.Image:
                     SceneObject(shape, (colour + 4) % len(COLOURS), 0, texture, 0, 720, 690, 115),
                 )
                 scene = Scene(objects, domain, rendition, background, 5)
-                row.append(np.pad(render(scene, SIZE), ((1, 1), (1, 1), (0, 0))))
+                row.append(np.pad(render(scene, SIZE), ((1, 1), (1, 1), (0, 0)), constant_values=190))
             picture = Image.fromarray(np.concatenate(row, 1)).resize((1000, 100), Image.NEAREST)
             sheet = Image.new("RGB", (1100, 100), "white")
             sheet.paste(picture, (100, 0))
@@ -181,6 +184,7 @@ def with_boxes(picture: np.ndarray, boxes: np.ndarray, right: int) -> Image.Imag
 
 
 def grounding_sheet() -> Image.Image:
+    """Expressions with their boxes."""
     cells = []
     for item in itertools.islice(annotation_task("grounding", image_size=SIZE), 15):
         picture = with_boxes(item["image"], item["proposals"], item["label"])
@@ -199,6 +203,7 @@ def below(picture: Image.Image, text: str, width: int, colour=INK) -> Image.Imag
 
 
 def question_sheet() -> Image.Image:
+    """Questions with answers."""
     cells = []
     for item in itertools.islice(annotation_task("vqa", image_size=SIZE), 16):
         lines = [(item["question"], INK), (f"{item['answer']}  ({item['answer_type']})", RIGHT)]
@@ -207,6 +212,7 @@ def question_sheet() -> Image.Image:
 
 
 def pair_sheet() -> Image.Image:
+    """Pairs of pictures with statements and verdicts."""
     cells = []
     for item in itertools.islice(annotation_task("nlvr2", image_size=SIZE), 12):
         picture = np.pad(item["images"], ((0, 0), (0, 0), (0, 2), (0, 0)), constant_values=255)
@@ -216,6 +222,7 @@ def pair_sheet() -> Image.Image:
 
 
 def entailment_sheet() -> Image.Image:
+    """Hypotheses with labels."""
     cells = []
     for item in itertools.islice(annotation_task("visual_entailment", image_size=SIZE), 16):
         label = ENTAILMENT_LABELS[item["label"]]
@@ -225,6 +232,7 @@ def entailment_sheet() -> Image.Image:
 
 
 def association_sheet() -> Image.Image:
+    """Cues with candidates, the gold ones framed."""
     rows = []
     for item in itertools.islice(annotation_task("winogavil", image_size=SIZE), 8):
         title = Image.new("RGB", (70, TILE), "white")
@@ -232,8 +240,9 @@ def association_sheet() -> Image.Image:
         ImageDraw.Draw(title).multiline_text((0, 30), label, fill=INK, font=FONT)
         pictures = [title]
         for k, picture in enumerate(item["images"]):
-            framed = Image.new("RGB", (TILE + 8, TILE + 8), (0, 190, 60) if k in item["gold"] else "white")
-            framed.paste(Image.fromarray(picture).resize((TILE, TILE), Image.NEAREST), (4, 4))
+            framed = Image.new("RGB", (TILE + 8, TILE + 8), (0, 190, 60) if k in item["gold"] else FRAME)
+            rim = 4 if k in item["gold"] else 1
+            framed.paste(Image.fromarray(picture).resize((TILE + 8 - 2 * rim,) * 2, Image.NEAREST), (rim, rim))
             pictures.append(framed.resize((76, 76), Image.LANCZOS))
         rows.append(arranged(pictures, len(pictures), gap=3))
     return arranged(rows, 1, gap=0)
@@ -267,20 +276,21 @@ def print_ceilings() -> None:
 
 
 def print_speed() -> None:
-    """Items per second on this core, captions included; the best of three passes over 2,000 items."""
+    """Items per second of processor time on one core, captions included; the best of three passes."""
     for split, image_size in (("train", 48), ("train", 32), ("train", 64), ("test_crowded", 48), ("train", 224)):
         dataset = SceneDataset(split, size=2_000, image_size=image_size)
         count = 2_000 if image_size < 100 else 300
         best = float("inf")
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             for i in range(count):
                 dataset[i]
-            best = min(best, time.perf_counter() - start)
-        print(f"{split:14s} {image_size:3d} px  {count / best:7.0f} items/s")
+            best = min(best, time.process_time() - start)
+        print(f"{split:14s} {image_size:3d} px  {count / best:7.0f} items/s of one core")
 
 
 def main() -> None:
+    """Draw, or print what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ceiling", action="store_true", help="print the oracle's R@1 instead of drawing")
     parser.add_argument("--speed", action="store_true", help="print items per second instead of drawing")

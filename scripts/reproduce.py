@@ -33,6 +33,9 @@ def everything() -> str:
 
 
 def main() -> None:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(f"usage: {__doc__}\n{everything()}")
+        return
     if len(sys.argv) < 3:
         raise ConfigError(f"usage: scripts/reproduce.py PAPER PART [options]; {everything()}")
     paper, part, options = sys.argv[1], sys.argv[2], sys.argv[3:]

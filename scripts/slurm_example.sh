@@ -5,7 +5,8 @@
 #       --config oblique_topology/configs/table2_clip.yaml --scale paper data.root=/data/pairs
 #
 # Submit from the root of the repository. Adapt the lines below to the cluster (partition, account, time).
-# Not run: needs a Slurm cluster with GPUs. Checked: bash -n, and that accelerate loads the config.
+# Not run: needs a Slurm cluster with GPUs. Checked: bash -n, and with stand-ins for srun and scontrol that start two
+# "machines" of one CPU process each.
 #SBATCH --job-name=contrastive
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -14,8 +15,7 @@
 #SBATCH --time=24:00:00
 #SBATCH --output=outputs/slurm-%j.log
 # Slurm does not make the folder of --output: mkdir -p outputs before sbatch.
-# USR1 before the time limit would need a training script that listens for it; every script resumes from its latest
-# checkpoint, so submitting the same line again goes on.
+# A job that ran into its time limit goes on when it is submitted again with --resume.
 
 set -euo pipefail
 
@@ -31,7 +31,7 @@ NUM_PROCESSES=$((SLURM_NNODES * GPUS_PER_NODE))
 MAIN_PROCESS_IP=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 MAIN_PROCESS_PORT=$((29500 + SLURM_JOB_ID % 1000)) # two jobs on one machine do not meet
 
-echo "job $SLURM_JOB_ID: $SLURM_NNODES machines, $NUM_PROCESSES processes, main process at $MAIN_PROCESS_IP:$MAIN_PROCESS_PORT"
+echo "job $SLURM_JOB_ID: $NUM_PROCESSES processes on $SLURM_NNODES machines, the first is $MAIN_PROCESS_IP"
 
 export SLURM_NNODES NUM_PROCESSES MAIN_PROCESS_IP MAIN_PROCESS_PORT
 

@@ -68,7 +68,7 @@ def test_resuming_is_the_tail_of_the_unbroken_run():
 
 
 def test_batches_that_cannot_be_dealt_out_or_filled_are_refused():
-    with pytest.raises(ValueError, match="global_batch_size = 12 .* 5 processes"):
+    with pytest.raises(ValueError, match=r"global_batch_size = 12 .* 5 processes"):
         BatchPositions(SampleOrder(50, 12, 0), 0, 1, 0, 5)
     with pytest.raises(ValueError, match="global_batch_size = 64 is larger than the training set of 50"):
         SampleOrder(50, 64, 0)

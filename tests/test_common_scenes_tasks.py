@@ -44,7 +44,8 @@ def named_class(name: str, scene: Scene) -> str:
         return f"{('one', 'two', 'three', 'four')[number - 1]} shape{'s' * (number > 1)}"
     if kind == "distance":
         a, b = scene.objects
-        return "close together" if max(abs(a.x - b.x), abs(a.y - b.y)) < 400 else "far apart"
+        gap = max(abs(a.x - b.x), abs(a.y - b.y)) - a.radius - b.radius
+        return "close together" if gap < 185 else "far apart"
     if kind == "relation":
         circle, square = (next(o for o in scene.objects if SHAPES[o.shape] == s) for s in ("circle", "square"))
         if abs(circle.x - square.x) > abs(circle.y - square.y):

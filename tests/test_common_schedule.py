@@ -1,5 +1,7 @@
 """Learning rate and parameter groups."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ OPTIM = OptimConfig(steps=100, warmup_steps=10, learning_rate=2.0e-3, final_lear
 
 def test_warm_up_rises_in_equal_steps_to_the_peak():
     rates = [learning_rate_at(step, OPTIM) for step in range(11)]
-    steps = [after - before for before, after in zip(rates, rates[1:])]
+    steps = [after - before for before, after in itertools.pairwise(rates)]
     assert steps == pytest.approx([2.0e-3 / 11] * 10)
     assert rates[10] == pytest.approx(2.0e-3)
 

@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_norms(tmp_pa
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="optim.global_batch_size = 512 is larger than the training set of 256"):
+    with pytest.raises(ValueError, match=r"optim\.global_batch_size = 512 is larger than the training set of 256"):
         run(tmp_path, "optim.global_batch_size=512")
 
 
@@ -123,9 +123,9 @@ def test_a_checkpoint_rebuilds_its_model_and_refuses_another(unbroken, tmp_path)
     tensors = checkpoint.model_tensors()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in encoder.model.state_dict().items())
 
-    with pytest.raises(CheckpointError, match="checkpoint of another model: .*image_tower"):
-        run_into = tmp_path / "other"
-        shutil.copytree(unbroken.folder, run_into)
+    run_into = tmp_path / "other"
+    shutil.copytree(unbroken.folder, run_into)
+    with pytest.raises(CheckpointError, match=r"checkpoint of another model: .*image_tower"):
         run(run_into, "model.image.layers=2", resume=True)
 
     foreign = tmp_path / "foreign"

@@ -80,7 +80,7 @@ def open_zero_shot_sets(data: DataConfig) -> dict[str, Any]:
 def _open_shards(data: DataConfig, role: str) -> ShardDataset:
     if not data.root and not Path(getattr(data, role)).is_absolute():
         raise FileNotFoundError(
-            f"data.source = shards needs a folder: set data.root (make: DATA=<folder>) or give data.{role} as a full path"
+            f"data.source = shards needs a folder: set data.root (make: DATA=<folder>) or a full path in data.{role}"
         )
     return ShardDataset(
         getattr(data, role),

@@ -7,6 +7,8 @@ reported, because a collapsed model scores ties everywhere.
 
 from dataclasses import dataclass
 
+import numba
+import numpy as np
 import torch
 
 RECALL_AT = (1, 5, 10)
@@ -28,13 +30,12 @@ class Ranks:
     tied_share: float
 
 
-def retrieval_ranks(scores: torch.Tensor, text_to_image: torch.Tensor, chunk_size: int = 512) -> Ranks:
-    """Exact ranks in both directions.
+def retrieval_ranks(scores: torch.Tensor, text_to_image: torch.Tensor) -> Ranks:
+    """Exact ranks in both directions, in two passes over the scores and without sorting or copying them.
 
     Args:
         scores: (num_images, num_texts), float32 or float64, higher is closer.
         text_to_image: (num_texts,) row of the image that each caption belongs to.
-        chunk_size: rows compared at a time; memory is about 3 * chunk_size * num_texts bytes. Does not change results.
     Returns:
         Ranks.
     Raises:
@@ -50,44 +51,84 @@ def retrieval_ranks(scores: torch.Tensor, text_to_image: torch.Tensor, chunk_siz
         raise ValueError(f"{bad} of {scores.numel()} scores are not finite; a sort would rank NaN first")
     if text_to_image.shape != (num_texts,):
         raise ValueError(f"text_to_image has shape {tuple(text_to_image.shape)}, scores have {num_texts} texts")
-    if num_texts and not (int(text_to_image.min()) >= 0 and int(text_to_image.max()) < num_images):
-        raise ValueError(
-            f"text_to_image must hold rows in [0, {num_images}), got {text_to_image.min()}..{text_to_image.max()}"
-        )
+    if num_texts and not (0 <= int(text_to_image.min()) and int(text_to_image.max()) < num_images):
+        found = f"{text_to_image.min()}..{text_to_image.max()}"
+        raise ValueError(f"text_to_image must hold rows in [0, {num_images}), got {found}")
 
-    device = scores.device
-    text_index = torch.arange(num_texts, device=device)
-    positive_scores = scores[text_to_image, text_index]  # of each caption with its own image
-    text_ranks = torch.zeros(num_texts, dtype=torch.long, device=device)
-    text_tied = torch.zeros(num_texts, dtype=torch.bool, device=device)
-    image_ranks = torch.zeros(num_images, dtype=torch.long, device=device)
-    image_tied = torch.zeros(num_images, dtype=torch.bool, device=device)
-    has_captions = torch.zeros(num_images, dtype=torch.bool, device=device)
-    has_captions[text_to_image] = True
-
-    for start in range(0, num_images, chunk_size):
-        block = scores[start : start + chunk_size]  # (rows, num_texts)
-        rows = torch.arange(start, start + len(block), device=device)
-        positive = rows[:, None] == text_to_image[None]
-
-        above, equal = block > positive_scores, block == positive_scores
-        text_ranks += (above | (equal & (rows[:, None] < text_to_image))).sum(dim=0)
-        text_tied |= (equal & ~positive).any(dim=0)
-
-        best = block.masked_fill(~positive, -torch.inf).max(dim=1, keepdim=True).values
-        above, equal = block > best, block == best
-        first = torch.where(positive & equal, text_index, num_texts).min(dim=1, keepdim=True).values
-        image_ranks[start : start + len(block)] = (above | (equal & (text_index < first))).sum(dim=1)
-        image_tied[start : start + len(block)] = (equal & ~positive).any(dim=1)
-
-    query_images = has_captions.nonzero().squeeze(1)
-    tied = torch.cat([text_tied, image_tied[query_images]]).double()
+    table = scores.detach().cpu().contiguous().numpy()
+    owners = text_to_image.cpu().long().numpy()
+    captions = np.argsort(owners, kind="stable")
+    starts = np.searchsorted(owners[captions], np.arange(num_images + 1))
+    image_ranks, image_tied = _ranks_of_images(table, captions, starts)
+    text_ranks, text_tied = _ranks_of_texts(table, owners)
+    query_images = np.flatnonzero(image_ranks >= 0)
+    tied = np.concatenate([text_tied, image_tied[query_images]])
     return Ranks(
-        image_to_text=image_ranks[query_images],
-        text_to_image=text_ranks,
-        query_images=query_images,
+        image_to_text=torch.from_numpy(image_ranks[query_images]),
+        text_to_image=torch.from_numpy(text_ranks),
+        query_images=torch.from_numpy(query_images),
         tied_share=float(tied.mean()) if len(tied) else 0.0,
     )
+
+
+@numba.njit(parallel=True, cache=True)
+def _ranks_of_images(scores, captions, starts):
+    """Rank of each row's best positive (-1: no positive) and whether a negative ties with it.
+
+    captions[starts[i] : starts[i + 1]] are the columns of row i's positives, ascending.
+    """
+    num_images, num_texts = scores.shape
+    ranks = np.full(num_images, -1, np.int64)
+    tied = np.zeros(num_images, np.bool_)
+    for i in numba.prange(num_images):
+        own = captions[starts[i] : starts[i + 1]]
+        if len(own) == 0:
+            continue
+        first = own[0]  # the lowest index among the best positives
+        for j in own:
+            if scores[i, j] > scores[i, first]:
+                first = j
+        best = scores[i, first]
+        above = equal = equal_own = 0
+        for j in own:
+            equal_own += scores[i, j] == best
+        for j in range(num_texts):  # no branch: the compiler makes vector instructions of it
+            above += scores[i, j] > best
+            equal += scores[i, j] == best
+        if equal > equal_own:
+            tied[i] = True
+            for j in range(first):  # equal scores before the best positive are negatives
+                above += scores[i, j] == best
+        ranks[i] = above
+    return ranks, tied
+
+
+@numba.njit(parallel=True, cache=True)
+def _ranks_of_texts(scores, owners):
+    """Rank of each column's image and whether another image ties with it; a block of columns at a time."""
+    num_images, num_texts = scores.shape
+    ranks = np.zeros(num_texts, np.int64)
+    tied = np.zeros(num_texts, np.bool_)
+    width = 1024
+    for block in numba.prange((num_texts + width - 1) // width):
+        start = block * width
+        count = min(num_texts, start + width) - start
+        own = np.empty(count, scores.dtype)
+        for k in range(count):
+            own[k] = scores[owners[start + k], start + k]
+        above, equal = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        for i in range(num_images):
+            row = scores[i, start : start + count]
+            for k in range(count):
+                above[k] += row[k] > own[k]
+                equal[k] += row[k] == own[k]
+        for k in range(count):
+            ranks[start + k] = above[k]
+            if equal[k] > 1:
+                tied[start + k] = True
+                for i in range(owners[start + k]):
+                    ranks[start + k] += scores[i, start + k] == own[k]
+    return ranks, tied
 
 
 def recall_at_k(ranks: torch.Tensor, k: int) -> float:

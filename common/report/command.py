@@ -119,7 +119,7 @@ def reproduce_main(
     parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="runs, results and page")
     parser.add_argument("--results", type=Path, default=None, help="where the tables go; default <output>/results")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
 
     reproduce = choose_part(parts, given.part, paper)
     if given.scale not in SCALES:

@@ -33,6 +33,7 @@ _CSV_HEADER = [
     "protocol", "git_revision", "created",
 ]  # fmt: skip
 _LATEX_COLUMNS = 5  # per block; one less with "[low, high]" in the cells
+_LATEX_RULE = r"\hline\noalign{\smallskip}"
 _TEXT_COLUMN, _TEXT_METHOD = 11, 22  # preferred widths in the terminal
 
 
@@ -90,16 +91,16 @@ def to_latex(table: Table) -> str:
     groups = lay_out(table, compact=True)
     brackets = any("[" in cell for group in groups for line in group if line.kind == "ours" for cell in line.cells)
     per_block = _LATEX_COLUMNS - 1 if brackets else _LATEX_COLUMNS
-    lines = [r"\begin{table*}", r"\centering\footnotesize"]
+    lines = [r"\begin{table*}", r"\centering\scriptsize\setlength{\tabcolsep}{3pt}"]
     for start in range(0, len(table.columns), per_block):
         columns = table.columns[start : start + per_block]
-        lines += [r"\begin{tabular}{p{0.2\textwidth}l" + "r" * len(columns) + "}", r"\hline"]
+        lines += [r"\begin{tabular}{p{0.2\textwidth}l" + "r" * len(columns) + "}", _LATEX_RULE]
         lines += [
             " & ".join(["method", "source", *(_latex_stacked(column.label) for column in columns)]) + r" \\",
-            r"\hline",
+            _LATEX_RULE,
         ]
         for group in split_columns(groups, start, start + len(columns)):
-            lines += [*_latex_group(group), r"\hline"]
+            lines += [*_latex_group(group), _LATEX_RULE]
         lines += [r"\end{tabular}", r"\par\smallskip"]
     facts = "; ".join(f"{label}: {text}" for label, text in provenance(table))
     terms = "; ".join(f"{term}: {text}" for term, text in glossary(table))

@@ -168,7 +168,7 @@ def entry_arguments(
     parser.add_argument("--output-dir", default=None, help="default outputs/runs/<paper>/<row>-<scale>-<hash>/seed<n>")
     parser.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint in the output dir")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     arguments.row = Path(arguments.config).stem
     config = load_row(config_class, folder, arguments.config, arguments.scale, arguments.overrides)
     return config, arguments

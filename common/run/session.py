@@ -1,6 +1,7 @@
 """What every train.py does before and around its loop: Accelerate, the run's folder, guards against lost runs."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import yaml
 from accelerate import Accelerator
 
 from common.data.broken import BrokenSample, BrokenSamples
-from common.distributed import gather_objects
+from common.distributed import gather_objects, leave_process_group, wait_for_everyone
 from common.run.config import ConfigError, RunConfig, to_dict
 from common.run.log import RunLog
 from common.run.provenance import ROOT, code_fingerprint, git_revision, hardware, hash_of
@@ -70,10 +71,19 @@ def run_files(
     return RunFiles(runs / paper / name / f"seed{config.run.seed}")
 
 
+def launched_accelerator(**options: Any) -> Accelerator:
+    """Accelerator that sees every process that was launched, on a machine without a GPU too.
+
+    Without cpu=True Accelerate takes several launched processes on such a machine for so many single runs.
+    """
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return Accelerator(cpu=True if several and not torch.accelerator.is_available() else None, **options)
+
+
 def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     """Accelerate for launch, device and precision; with a tracker if the config names one."""
     tracked = run.tracker != "none"
-    accelerator = Accelerator(
+    accelerator = launched_accelerator(
         mixed_precision=run.mixed_precision,
         log_with=run.tracker if tracked else None,
         project_dir=str(folder) if tracked else None,
@@ -81,6 +91,13 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     if tracked:
         accelerator.init_trackers("contrastive-geometry")
     return accelerator
+
+
+def end_run(accelerator: Accelerator) -> None:
+    """Closes the trackers. The process group stays: the next row of a table trains in the same processes."""
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    wait_for_everyone()
 
 
 def save_config(files: RunFiles, config: Any, **provenance: Any) -> None:
@@ -157,6 +174,7 @@ def run_or_explain(main) -> None:
     """Runs an entry script's main; errors that are the user's to mend are printed in one paragraph, exit status 2."""
     try:
         main()
+        leave_process_group()
     except (ConfigError, FileNotFoundError, NonFiniteLoss, ValueError) as error:
         if isinstance(error, ValueError) and not _meant_for_user(error):
             raise

@@ -5,7 +5,7 @@ less of one object; 4 says no more than how many things there are, or that there
 """
 
 from .hashing import Draws, derive_key
-from .statements import NOTHING, Mention, Statement, attributes
+from .statements import NOTHING, Mention, Statement
 from .wording import say
 from .world import ARROW, Scene, SceneObject, main_relation
 
@@ -78,15 +78,12 @@ def caption_statements(scene: Scene, detail: int = 0) -> tuple[Statement, ...]:
 def _single_object_statements(item: SceneObject, count: int, background: int, draws: Draws) -> tuple[Statement, ...]:
     """One object: place and background stand in for the relations."""
     full = _full(item, draws.chance(25), True)
-    shape, colour, size, texture, orientation, place = full
-    some = Mention(shape, colour, size, texture, orientation, place)
+    shape, colour, size, texture, _, place = full
     fewer = Mention(shape, colour, size if draws.chance(50) else -1, texture, -1, place)
     less = Mention(shape, colour, -1, -1, -1, place) if draws.chance(70) else Mention(shape, -1, -1, texture, -1, place)
-    if less.texture not in (-1, fewer.texture):
-        raise AssertionError("level 3 must drop parts of level 2")
     return (
         Statement((full,), (), background, count),
-        Statement((some,), (), -1, count),
+        Statement((full,), (), -1, count),
         Statement((fewer,), (), -1, count),
         Statement((less,), (), -1, count),
         Statement((NOTHING,), (), -1, count),
@@ -117,8 +114,3 @@ def caption_texts(scene: Scene, statements: tuple[Statement, ...]) -> list[str]:
 def wording_draws(scene: Scene, level: int) -> Draws:
     """The draws that word the caption of a level."""
     return Draws(derive_key("wording", scene.key, level))
-
-
-def true_facts(scene: Scene) -> tuple[Mention, ...]:
-    """Everything that holds of each object, in the scene's order."""
-    return tuple(attributes(item) for item in scene.objects)

@@ -2,9 +2,11 @@
 
 import numpy as np
 
+from . import world
 from .hashing import compiled
-from .world import CANVAS
 
+CANVAS = 960  # written out: the cache of compiled kernels does not notice a change in another file
+assert CANVAS == world.CANVAS
 LINED, SAND, GRASS, SKY, NIGHT = 3, 4, 5, 6, 7  # indices into BACKGROUNDS
 OUTLINE, SKETCH, INVERTED = 1, 2, 3  # indices into RENDITIONS
 PANEL = 150  # half side of the inverted rendition's panel, in 1/128 of the radius

@@ -6,15 +6,16 @@ from .hashing import Draws
 from .world import ARROW, CANVAS, COLOURS, DOMAIN_BACKGROUNDS, LARGE, SHAPES, SIZE_RADII, SMALL, Scene, SceneObject
 
 _MARGIN = 12  # units kept free at the picture's rim
+_LATTICE = 40  # centres lie at odd multiples of half of this, so never on the border between two places
 _TRIES = 24  # random placements before falling back to one object per quadrant
-TEXTURE_WEIGHTS = (37, 21, 21, 21)
+TEXTURE_WEIGHTS = (52, 16, 16, 16)
 
 
 @dataclass(frozen=True)
 class Statistics:
     """How the scenes of a split are drawn; percentages are integers."""
 
-    count_weights: tuple[int, ...] = (10, 46, 29, 15)  # for 1, 2, 3, 4 objects
+    count_weights: tuple[int, ...] = (12, 52, 26, 10)  # for 1, 2, 3, 4 objects
     large_percent: int = 50
     copy_percent: int = 14  # chance that an object takes the shape or the colour of an earlier one
     domain: int = 0
@@ -30,8 +31,9 @@ def place_objects(radii: list[int], draws: Draws) -> list[tuple[int, int]]:
     for _ in range(_TRIES):
         centres = []
         for radius in radii:
-            span = CANVAS - 2 * (radius + _MARGIN)
-            x, y = radius + _MARGIN + draws.below(span + 1), radius + _MARGIN + draws.below(span + 1)
+            first = (radius + _MARGIN + _LATTICE // 2 - 1) // _LATTICE  # first cell whose centre keeps the margin
+            cells = CANVAS // _LATTICE - 2 * first
+            x, y = (_LATTICE * (first + draws.below(cells)) + _LATTICE // 2 for _ in range(2))
             if any(
                 abs(x - other_x) < radius + other_radius and abs(y - other_y) < radius + other_radius
                 for (other_x, other_y), other_radius in zip(centres, radii)

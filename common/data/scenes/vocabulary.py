@@ -3,7 +3,7 @@
 import re
 
 from . import imagenet, phrases, vtab, words
-from .world import BACKGROUNDS, COLOURS, ORIENTATIONS, PLACES, RELATIONS, RENDITIONS, SHAPES, SIZES, TEXTURES
+from .world import BACKGROUNDS, COLOURS, ORIENTATIONS, PLACES, RELATIONS, SHAPES, SIZES, TEXTURES
 
 
 def _collect(value, found: set[str]) -> None:
@@ -21,7 +21,7 @@ def _collect(value, found: set[str]) -> None:
 def scene_words() -> list[str]:
     """Sorted list of all words, lower case, without punctuation."""
     found: set[str] = set()
-    for names in (SHAPES, COLOURS, SIZES, TEXTURES, ORIENTATIONS, PLACES, RELATIONS, BACKGROUNDS, RENDITIONS):
+    for names in (SHAPES, COLOURS, SIZES, TEXTURES, ORIENTATIONS, PLACES, RELATIONS, BACKGROUNDS):
         _collect(names, found)
     for module in (words, phrases, imagenet, vtab):
         for name, value in vars(module).items():

@@ -120,7 +120,7 @@ def _count(label, draws, key):
 
 
 def _distance(label, draws, key):
-    """Two small objects whose squares are at most 70 (close) or at least 300 (far) units apart."""
+    """Two objects whose squares are at most 70 (close) or at least 300 (far) units apart."""
     while True:
         scene = _crowd(draws, key, 2)
         gap = gap_between(*scene.objects)

@@ -24,8 +24,8 @@ from .words import (
 )
 from .world import INVERSE_RELATION
 
-SYNONYM_PERCENT = 22  # chance that a word is replaced by a synonym
-PREFIX_PERCENT = 30
+SYNONYM_PERCENT = 16  # chance that a word is replaced by a synonym
+PREFIX_PERCENT = 25
 
 
 def _word(wordings: tuple[str, ...], draw: int) -> str:

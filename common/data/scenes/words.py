@@ -55,7 +55,7 @@ BACKGROUND_PHRASES = (
     ("in the sky", "in front of the sky"),
     ("at night", "in the night sky"),
 )
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
+NUMBERS = ("no", "one", "two", "three", "four")
 MANY_NOUNS = ("shapes", "things", "objects")
 SHAPE_PLURALS = (
     "circles", "squares", "triangles", "diamonds", "stars", "crosses", "rings", "hearts", "moons", "arrows",

@@ -27,7 +27,7 @@ LEFT, RIGHT, ABOVE, BELOW = range(4)
 SMALL, LARGE = range(2)
 SOLID, STRIPED, DOTTED, CHECKERED = range(4)
 INVERSE_RELATION = (RIGHT, LEFT, BELOW, ABOVE)
-SIZE_RADII = ((108, 124), (182, 206))  # smallest and largest radius of a small and of a large object, in units
+SIZE_RADII = ((122, 140), (190, 214))  # smallest and largest radius of a small and of a large object, in units
 
 
 @dataclass(frozen=True, slots=True)

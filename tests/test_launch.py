@@ -1,0 +1,127 @@
+"""Entry scripts as a user starts them: by path, as a module, by Accelerate, with one process and two; and bad input."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = "oblique_topology/train.py"
+TWO = ["--config_file", "scripts/accelerate/cpu_two_processes.yaml"]
+FEW = ["--scale", "smoke", "run.log_every=1", "run.evaluate_every=0", "run.save_every=0", "optim.steps=3"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
+
+
+def start(*command, **variables):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
+    environment.pop("PYTHONPATH", None)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def losses(folder):
+    lines = (folder / "log.jsonl").read_text().splitlines()
+    return [record["loss"] for record in map(json.loads, lines) if record["event"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def by_path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("by_path")
+    done = start(sys.executable, TRAIN, *FEW, "--output-dir", str(folder))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_module_and_accelerate_launch_train_as_by_path(by_path, tmp_path):
+    ways = {
+        "module": [sys.executable, "-m", "oblique_topology.train"],
+        "accelerate": [*ACCELERATE, "--config_file", "scripts/accelerate/cpu.yaml", TRAIN],
+    }
+    for name, command in ways.items():
+        done = start(*command, *FEW, "--output-dir", str(tmp_path / name))
+        assert done.returncode == 0, done.stderr
+        assert losses(tmp_path / name) == pytest.approx(losses(by_path), rel=1e-5)
+
+
+def test_two_processes_train_as_one(by_path, tmp_path):
+    done = start(*ACCELERATE, *TWO, TRAIN, *FEW, "--output-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "processes: 2" in (tmp_path / "config.yaml").read_text()
+    assert losses(tmp_path) == pytest.approx(losses(by_path), rel=1e-5)
+    one, two = (json.loads((folder / "evaluation.json").read_text())["evaluations"] for folder in (by_path, tmp_path))
+    for name in one:
+        assert two[name]["protocol"] == one[name]["protocol"]
+        assert two[name]["metrics"] == pytest.approx(one[name]["metrics"], abs=0.03)  # a near tie may fall either way
+
+
+def test_loss_and_every_gradient_of_two_processes_equal_one(tmp_path):
+    done = start(*ACCELERATE, *TWO, "scripts/check_distributed.py", "--json", str(tmp_path / "errors.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "errors.json").read_text())
+    assert report["processes"] == 2
+    assert len(report["float64"]) > 60
+    assert "logit_scale.log_logit_scale" in report["float64"]
+    assert max(report["float64"].values()) <= 1e-12
+    assert max(report["float32"].values()) <= 1e-5
+
+
+def test_the_distributed_check_can_fail(tmp_path):
+    # without the gradient of the gather each process sees the others' embeddings as constants
+    script = tmp_path / "broken.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import common.info_nce as info_nce, common.distributed as distributed\n"
+        "gather = distributed.gather_with_gradient\n"
+        "def constant(tensor):\n"
+        "    first = distributed.rank() * len(tensor)\n"
+        "    full = gather(tensor).detach().clone()\n"
+        "    full[first:first + len(tensor)] = tensor\n"
+        "    return full\n"
+        "info_nce.gather_with_gradient = constant\n"
+        "import scripts.check_distributed as check\n"
+        "check.main()\n"
+    )
+    done = start(*ACCELERATE, *TWO, str(script))
+    assert done.returncode != 0
+    assert "WRONG" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["optim.stepz=3"], "command line: unknown key 'optim.stepz'; did you mean optim.steps?"),
+        (["optim.learning_rate=.nan"], "command line: optim.learning_rate = nan; accepted: a finite number"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: no such config file"),
+        (["optim.global_batch_size=100000"], "global_batch_size = 100000 is larger than the training set of 256"),
+        (["--scale", "photos"], "data.source = shards needs a folder"),
+        (["--scale", "photos", "data.root=/nowhere"], "'/nowhere'"),
+    ],
+)
+def test_bad_input_ends_in_one_message_without_a_traceback(arguments, message):
+    done = start(sys.executable, TRAIN, *FEW, *arguments)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert message in done.stderr.splitlines()[-1], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["oblique_topology", "table99"], "oblique_topology has no table99 here yet; what exists: "),
+        (["geomm", "table1"], "geomm has no table1 here yet"),
+        (["clip", "table1"], "PAPER=clip is unknown; accepted: contrastive_basics, oblique_topology, euclip, geomm"),
+        (
+            ["oblique_topology", "table2", "--scale", "big"],
+            "SCALE=big is unknown; accepted: smoke, demo, photos, paper",
+        ),
+        (["oblique_topology", "table2", "--seeds", "0"], "SEEDS=0 must be a whole number of seeds"),
+        (["oblique_topology", "table2", "--data", "x"], "DATA=x has no effect at scale demo"),
+    ],
+)
+def test_unknown_tables_papers_and_scales_are_one_line(arguments, message):
+    done = start(sys.executable, "scripts/reproduce.py", *arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {message}"), done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -1,0 +1,100 @@
+"""Every table of the oblique paper at smoke scale, end to end; the cache; photographs; the wall between numbers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.report.schema import from_json
+from oblique_topology.reproduce import PARTS, main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("outputs")
+    main(["table2", "--scale", "smoke", "--seeds", "2", "--output", str(folder)])
+    return folder
+
+
+def table(output, name="table2", scale="smoke"):
+    return from_json((output / "results" / "oblique_topology" / "table2" / scale / f"{name}.json").read_text())
+
+
+def test_every_part_has_a_make_target():
+    for part in PARTS:
+        done = subprocess.run(
+            ["make", "-n", "PY=python", f"reproduce-{part}", "PAPER=oblique_topology"], cwd=ROOT, capture_output=True
+        )
+        assert done.returncode == 0
+
+
+def test_table2_is_written_in_every_format_with_figures_and_page(output):
+    folder = output / "results" / "oblique_topology" / "table2" / "smoke"
+    for name in ("table2", "table2_recalls"):
+        for ending in ("md", "csv", "json", "tex", "png"):
+            assert (folder / f"{name}.{ending}").stat().st_size > 100
+    assert (folder / "table2_training.png").stat().st_size > 1000
+    assert "table2" in (output / "report.html").read_text(encoding="utf-8")
+
+
+def test_our_cells_come_from_the_runs_and_carry_seeds_scale_and_data(output):
+    ours = {row.method: row.ours for row in table(output).rows}
+    cells = ours.pop("CLIP [our-impl.], ViT-B/16")
+    assert all(cell is None for cells_of_others in ours.values() for cell in cells_of_others.values())
+    runs = sorted((output / "runs" / "oblique_topology").glob("*/seed*/evaluation.json"))
+    assert len(runs) == 2
+    expected = [100 * json.loads(run.read_text())["evaluations"]["test"]["metrics"]["i2t_recall_at_1"] for run in runs]
+    cell = cells["flickr_i2t_r1"]
+    assert cell.values == pytest.approx(tuple(expected))
+    assert (cell.seeds, cell.scale) == ((0, 1), "smoke")
+    assert cell.data.startswith("scenes/test (")
+    assert cell.interval is not None
+    assert cell.chance == pytest.approx(2.5)
+
+
+def test_the_papers_numbers_are_those_printed(output):
+    paper = {row.method: row.paper for row in table(output).rows}
+    assert paper["CLIP [our-impl.], ViT-B/16"]["in_acc1"] == 69.5
+    assert paper["CLIP [Multi(32, 16)], ViT-B/16"]["coco_t2i_r1"] == 42.9
+
+
+def test_a_second_call_trains_nothing_and_an_override_trains_another_run(output, capsys):
+    before = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/evaluation.json")}
+    main(["table2", "--scale", "smoke", "--seeds", "2", "--output", str(output)])
+    assert capsys.readouterr().out.count("found in") == 2
+    assert {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/evaluation.json")} == before
+    main(["table2", "--scale", "smoke", "--output", str(output), "optim.steps=2"])
+    assert len(list(output.glob("runs/*/*/*/evaluation.json"))) == 3
+    assert "optim.steps=2" in table(output).command
+
+
+def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):
+    small = [
+        "optim.steps=4", "optim.global_batch_size=32", "model.image.width=32", "model.text.width=32", "run.num_workers=0",
+        "model.image.heads=2", "model.text.heads=2", "model.image.layers=1", "model.text.layers=1", "run.evaluate_every=0",
+        "data.train=flickr8k-val-*.tar", "run.save_every=0", "data.image_size=32",
+    ]  # fmt: skip
+    root = str(data_dir / "flickr8k")
+    main(["table2", "--scale", "photos", "--data", root, "--output", str(tmp_path), *small])
+    result = table(tmp_path, scale="photos")
+    cells = next(row.ours for row in result.rows if row.status == "measured")
+    assert cells["in_acc1"] is None
+    assert cells["flickr_t2i_r1"].data.startswith("flickr8k-test (")
+    assert cells["flickr_t2i_r1"].chance == pytest.approx(0.1)
+    assert "num_images 1000, num_texts 5000" in cells["flickr_t2i_r1"].protocol
+    assert root not in json.dumps(result.command)
+
+
+def test_the_smoke_table_runs_from_the_command_line_of_make(tmp_path):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        ["make", f"PY={sys.executable}", "reproduce-table2", "SCALE=smoke", f"OUTPUT={tmp_path}", "SET=optim.steps=1"],
+        cwd=ROOT, capture_output=True, text=True, env=environment, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "table2 of Design of the topology" in done.stdout.lstrip().splitlines()[0]
