@@ -1,4 +1,4 @@
-"""Performance as ratios measured in one run, against the work that cannot be avoided or the alternative a user would pick.
+"""Performance as ratios measured in one run, against unavoidable work or the alternative that a user would pick.
 
     make benchmark
     python scripts/benchmark.py --only retrieval --repeats 5 --json outputs/benchmark.json

@@ -75,8 +75,9 @@ def test_a_second_call_trains_nothing_and_an_override_trains_another_run(output,
 
 def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):
     small = [
-        "optim.steps=4", "optim.global_batch_size=32", "model.image.width=32", "model.text.width=32", "run.num_workers=0",
-        "model.image.heads=2", "model.text.heads=2", "model.image.layers=1", "model.text.layers=1", "run.evaluate_every=0",
+        "optim.steps=4", "optim.global_batch_size=32", "model.image.width=32", "model.text.width=32",
+        "model.image.heads=2", "model.text.heads=2", "model.image.layers=1", "model.text.layers=1",
+        "run.num_workers=0", "run.evaluate_every=0",
         "data.train=flickr8k-val-*.tar", "run.save_every=0", "data.image_size=32",
     ]  # fmt: skip
     root = str(data_dir / "flickr8k")

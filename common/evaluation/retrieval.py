@@ -51,7 +51,7 @@ def retrieval_ranks(scores: torch.Tensor, text_to_image: torch.Tensor) -> Ranks:
         raise ValueError(f"{bad} of {scores.numel()} scores are not finite; a sort would rank NaN first")
     if text_to_image.shape != (num_texts,):
         raise ValueError(f"text_to_image has shape {tuple(text_to_image.shape)}, scores have {num_texts} texts")
-    if num_texts and not (0 <= int(text_to_image.min()) and int(text_to_image.max()) < num_images):
+    if num_texts and (int(text_to_image.min()) < 0 or int(text_to_image.max()) >= num_images):
         found = f"{text_to_image.min()}..{text_to_image.max()}"
         raise ValueError(f"text_to_image must hold rows in [0, {num_images}), got {found}")
 
