@@ -76,7 +76,7 @@ def test_classification_tasks_have_the_promised_form(name):
     task = classification_task(name, size=6, image_size=32, seed=5)
     known = set(scene_words())
     assert len(task) == 6
-    assert task.name == name
+    assert task.name == f"scenes/{name}"
     assert task.stands_in_for
     assert len(set(task.class_names)) == len(task.class_names) >= 2
     assert len(task.templates) >= 3

@@ -32,7 +32,8 @@ class ClassificationTask:
             raise ValueError(f"unknown part {part!r}; known parts: {', '.join(PARTS)}")
         check_sizes(size, image_size)
         spec = CLASSIFICATION_TASKS[name]
-        self.name, self.size, self.image_size, self.seed, self.part = name, size, image_size, seed, part
+        self.task, self.size, self.image_size, self.seed, self.part = name, size, image_size, seed, part
+        self.name = f"scenes/{name}"
         self.class_names, self.templates = list(spec.class_names), list(spec.templates)
         self.stands_in_for, self.group = spec.stands_in_for, spec.group
         self._make = spec.scene
@@ -57,14 +58,14 @@ class ClassificationTask:
         return {
             "image": render(self.scene(index), self.image_size),
             "label": self.label(index),
-            "image_id": f"{self.name}-{self.part}-{self.seed}-{index}",
+            "image_id": f"{self.task}-{self.part}-{self.seed}-{index}",
         }
 
     @property
     def fingerprint(self) -> str:
         """sha256 in hex of the parameters, the names and templates, and a few rendered pictures."""
         parameters = {
-            "name": self.name,
+            "name": self.task,
             "size": self.size,
             "image_size": self.image_size,
             "seed": self.seed,
