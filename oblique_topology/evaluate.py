@@ -16,7 +16,7 @@ if not __package__:
 import torch
 from accelerate import Accelerator
 
-from common.data.pairs import open_retrieval_sets, open_zero_shot_sets
+from common.data.pairs import EvaluationSets, open_evaluation_sets
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, Evaluation, evaluate_retrieval, evaluate_zero_shot
@@ -30,15 +30,12 @@ from oblique_topology.model import build_model
 PAPER = "oblique_topology"
 
 
-def evaluate_all(config: Config, encoder: Encoder) -> dict[str, Evaluation]:
-    """Every evaluation of the paper's Table 2 for which the config names data, by role."""
+def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
+    """Every evaluation of the paper's Table 2 for which there is data, by role."""
     results = {
-        name: evaluate_zero_shot(encoder, task, config.method.prompt_average)
-        for name, task in open_zero_shot_sets(config.data).items()
+        name: evaluate_zero_shot(encoder, task, config.method.prompt_average) for name, task in sets.zero_shot.items()
     }
-    return results | {
-        role: evaluate_retrieval(encoder, pairs) for role, pairs in open_retrieval_sets(config.data).items()
-    }
+    return results | {role: evaluate_retrieval(encoder, pairs) for role, pairs in sets.retrieval.items()}
 
 
 def as_json(results: dict[str, Evaluation], step: int) -> dict[str, Any]:
@@ -57,10 +54,16 @@ def as_json(results: dict[str, Evaluation], step: int) -> dict[str, Any]:
 
 
 def evaluate_and_save(
-    config: Config, encoder: Encoder, files: RunFiles, step: int, training_data: str, is_main_process: bool
+    config: Config,
+    encoder: Encoder,
+    sets: EvaluationSets,
+    files: RunFiles,
+    step: int,
+    training_data: str,
+    is_main_process: bool,
 ) -> None:
     """Evaluates on all processes; the main one writes metrics, and the hits that intervals are computed from."""
-    results = evaluate_all(config, encoder)
+    results = evaluate_all(config, encoder, sets)
     if is_main_process:
         write_json(files.hits, {name: result.hits for name, result in results.items()})
         write_json(files.evaluation, {"training_data": training_data, **as_json(results, step)})
@@ -99,7 +102,8 @@ def reevaluate(checkpoint: Checkpoint, files: RunFiles, accelerator: Accelerator
     """Evaluates a trained run again, after a change of the evaluation code."""
     config, encoder = load_encoder(checkpoint, accelerator.device)
     step, training_data = checkpoint.state["step"], checkpoint.state["training_data"]
-    evaluate_and_save(config, encoder, files, step, training_data, accelerator.is_main_process)
+    sets = open_evaluation_sets(config.data)
+    evaluate_and_save(config, encoder, sets, files, step, training_data, accelerator.is_main_process)
 
 
 def main() -> None:
@@ -112,7 +116,7 @@ def main() -> None:
     checkpoint = open_checkpoint(arguments.checkpoint)
     config, encoder = load_encoder(checkpoint, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     config = override(config, arguments.overrides)
-    content = as_json(evaluate_all(config, encoder), checkpoint.state["step"])
+    content = as_json(evaluate_all(config, encoder, open_evaluation_sets(config.data)), checkpoint.state["step"])
     if arguments.output is None:
         print(json.dumps(content, indent=1))
     else:

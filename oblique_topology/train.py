@@ -7,7 +7,6 @@
 """
 
 import sys
-import time
 from pathlib import Path
 
 if not __package__:
@@ -22,6 +21,8 @@ from common.data.pairs import (
     TrainingView,
     build_tokenizer,
     image_transform,
+    lost_at_open,
+    open_evaluation_sets,
     open_training_pairs,
     open_validation_pairs,
     training_batches,
@@ -30,7 +31,7 @@ from common.data.transforms import normalize
 from common.distributed import mean_over_processes
 from common.evaluation.embed import Encoder, evaluate_retrieval
 from common.info_nce import contrastive_loss
-from common.run.checkpoint import last_checkpoint, save_checkpoint
+from common.run.checkpoint import save_checkpoint
 from common.run.config import entry_arguments, to_dict
 from common.run.log import RunLog
 from common.run.order import BatchPositions, SampleOrder
@@ -38,7 +39,9 @@ from common.run.schedule import build_optimizer, learning_rate_at, set_learning_
 from common.run.session import (
     BrokenLog,
     RunFiles,
+    StepClock,
     check_finite,
+    checkpoint_to_resume,
     end_run,
     run_files,
     run_or_explain,
@@ -72,8 +75,9 @@ def train(
     # data: the order of samples is a function of (seed, position) alone
     tokenizer, transform = build_tokenizer(data, pairs), image_transform(data)
     order = SampleOrder(len(pairs), optim.global_batch_size, run.seed)
-    view = TrainingView(pairs, order, transform, lambda captions: tokenizer.encode(captions, data.context_length))
+    view = TrainingView(pairs, order, transform, tokenizer, data.context_length)
     validation_pairs = open_validation_pairs(data) if run.evaluate_every else None
+    evaluation_sets = open_evaluation_sets(data)
 
     # model and optimiser
     torch.manual_seed(run.seed)
@@ -81,7 +85,7 @@ def train(
     optimizer = build_optimizer(model, optim)
 
     # resume
-    checkpoint = last_checkpoint(files.checkpoints) if resume else None
+    checkpoint = checkpoint_to_resume(files, resume)
     if checkpoint is not None:
         checkpoint.load_model(model)
     first_step = 0 if checkpoint is None else checkpoint.state["step"]
@@ -103,7 +107,7 @@ def train(
         save_config(files, config, training_data=state["training_data"], processes=accelerator.num_processes)
     log = RunLog(files.log, first_step if checkpoint is not None else None, accelerator.is_main_process)
     encoder = Encoder(bare_model, transform, tokenizer, data.context_length, run.evaluation_batch_size, device)
-    broken = BrokenLog(log, data.max_broken_share, getattr(pairs, "broken_at_open", []))
+    broken = BrokenLog(log, data.max_broken_share, lost_at_open(pairs, *evaluation_sets.retrieval.values()))
 
     # loop
     positions = BatchPositions(order, first_step, optim.steps, accelerator.process_index, accelerator.num_processes)
@@ -112,10 +116,8 @@ def train(
         total=optim.steps, initial=first_step, desc=label, unit="step", disable=not accelerator.is_main_process
     )
     model.train()
-    waited, window_start, window_step = 0.0, time.perf_counter(), first_step
-    ready = window_start
-    for step, batch in enumerate(batches, start=first_step):
-        waited += time.perf_counter() - ready
+    clock = StepClock(optim.global_batch_size)
+    for step, batch in enumerate(clock.timed(batches), start=first_step):
         set_learning_rate(optimizer, learning_rate_at(step, optim))
         images = normalize(batch.images.to(device, non_blocking=True), transform.mean, transform.std)
         token_ids = batch.token_ids.to(device, non_blocking=True)
@@ -137,7 +139,6 @@ def train(
         broken.collect(batch.broken, seen=len(batch.image_ids))
         progress.update()
         if done % run.log_every == 0 or done == optim.steps:
-            now = time.perf_counter()
             record = {
                 "step": done,
                 "samples_seen": done * optim.global_batch_size,
@@ -145,15 +146,14 @@ def train(
                 "logit_scale": bare_model.logit_scale().item(),
                 "learning_rate": learning_rate_at(step, optim),
                 "gradient_norm": None if gradient_norm is None else float(gradient_norm),
-                "samples_per_second": (done - window_step) * optim.global_batch_size / (now - window_start),
-                "data_wait_share": waited / (now - window_start),
+                **clock.read(),
             }
             log.write("train", **record)
             broken.write_new(done)
             accelerator.log({key: value for key, value in record.items() if value is not None}, step=done)
             progress.set_postfix(loss=f"{global_loss:.3f}", scale=f"{record['logit_scale']:.1f}")
-            waited, window_start, window_step = 0.0, now, done
         if run.evaluate_every and done % run.evaluate_every == 0:
+            clock.pause()
             model.eval()
             metrics = evaluate_retrieval(encoder, validation_pairs).metrics
             model.train()
@@ -162,13 +162,16 @@ def train(
                 i2t, t2i = 100 * metrics["i2t_recall_at_1"], 100 * metrics["t2i_recall_at_1"]
                 progress.write(f"step {done}: {validation_pairs.name} R@1 {i2t:.1f} % i2t, {t2i:.1f} % t2i")
         if done == optim.steps or (run.save_every and done % run.save_every == 0):
+            clock.pause()
+            broken.write_new(done)
             save_checkpoint(files.checkpoints, done, model, optimizer.optimizer, state)
-        ready = time.perf_counter()
     progress.close()
 
     # final evaluation
     model.eval()
-    evaluate_and_save(config, encoder, files, optim.steps, state["training_data"], accelerator.is_main_process)
+    training_data = state["training_data"]
+    is_main = accelerator.is_main_process
+    evaluate_and_save(config, encoder, evaluation_sets, files, optim.steps, training_data, is_main)
     end_run(accelerator)
 
 

@@ -64,12 +64,8 @@ def scenes(repeats: int) -> dict[str, float]:
     config = load_row(Config, ROOT / "oblique_topology", row, "demo")
     pairs = open_training_pairs(config.data, 0)
     tokenizer = build_tokenizer(config.data, pairs)
-    view = TrainingView(
-        pairs,
-        SampleOrder(len(pairs), config.optim.global_batch_size, 0),
-        image_transform(config.data),
-        lambda captions: tokenizer.encode(captions, config.data.context_length),
-    )
+    order = SampleOrder(len(pairs), config.optim.global_batch_size, 0)
+    view = TrainingView(pairs, order, image_transform(config.data), tokenizer, config.data.context_length)
     positions = list(range(config.optim.global_batch_size))
     batch = view.__getitems__(positions)
     model = build_model(config, tokenizer.vocabulary_size)

@@ -10,13 +10,13 @@ from common.logit_scale import LogitScale
 
 def test_multiplier_starts_where_asked_and_the_parameter_is_its_log():
     scale = LogitScale(1 / 0.07)
-    assert float(scale()) == pytest.approx(14.2857, rel=1e-4)
+    assert scale().item() == pytest.approx(14.2857, rel=1e-4)
     assert scale.log_logit_scale.item() == pytest.approx(math.log(1 / 0.07), rel=1e-6)
 
 
 @pytest.mark.parametrize(("init", "expected"), [(200.0, 100.0), (0.5, 2.0), (50.0, 50.0)])
 def test_start_is_moved_into_the_bounds(init, expected):
-    assert float(LogitScale(init, minimum=2.0, maximum=100.0)()) == pytest.approx(expected, rel=1e-6)
+    assert LogitScale(init, minimum=2.0, maximum=100.0)().item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_clamp_holds_the_bound_and_leaves_a_gradient_at_it():
@@ -24,14 +24,14 @@ def test_clamp_holds_the_bound_and_leaves_a_gradient_at_it():
     optimizer = torch.optim.SGD(scale.parameters(), lr=0.1)
     (-scale()).backward()  # wants to grow
     optimizer.step()
-    assert float(scale()) > 100.0
+    assert scale().item() > 100.0
     scale.clamp_()
-    assert float(scale()) == pytest.approx(100.0, rel=1e-6)
+    assert scale().item() == pytest.approx(100.0, rel=1e-6)
     optimizer.zero_grad()
     scale().backward()  # wants to shrink: a clamp in the forward pass would have gradient 0 here
     assert scale.log_logit_scale.grad.item() == pytest.approx(100.0, rel=1e-5)
     optimizer.step()
-    assert float(scale()) < 100.0
+    assert scale().item() < 100.0
 
 
 def test_frozen_scale_never_moves():

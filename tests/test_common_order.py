@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.random_keys import mix64, mix64_array
 from common.run.order import BatchPositions, SampleOrder, permuted, seed_of
 
 
@@ -80,3 +81,8 @@ def test_seeds_from_different_parts_differ():
     assert seed_of(1, 2) != seed_of(2, 1)
     assert min(seeds) >= 0
     assert max(seeds) < 2**63
+
+
+def test_keys_of_an_array_equal_keys_one_by_one():
+    values = np.random.default_rng(0).integers(0, 2**64, 500, dtype=np.uint64)
+    assert mix64_array(values).tolist() == [mix64(int(value)) for value in values]

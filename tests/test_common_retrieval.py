@@ -133,9 +133,9 @@ def test_chance_level_equals_random_rankings():
     rng = np.random.default_rng(0)
     text_to_image = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11, 11])
     totals = {}
-    for _ in range(4000):
+    for _ in range(1500):
         scores = torch.from_numpy(rng.random((12, 20)))
         for key, value in retrieval_metrics(retrieval_ranks(scores, text_to_image)).items():
-            totals[key] = totals.get(key, 0.0) + value / 4000
+            totals[key] = totals.get(key, 0.0) + value / 1500
     for key, expected in chance_level(text_to_image, 12).items():
-        assert totals[key] == pytest.approx(expected, abs=0.01), key
+        assert totals[key] == pytest.approx(expected, abs=0.015), key

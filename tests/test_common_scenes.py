@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import common.compiled as compiled_module
+from common import random_keys
 from common.data.scenes import (
     CLASSIFICATION_TASKS,
     NUM_CAPTIONS,
@@ -135,7 +137,7 @@ def test_splits_and_seeds_share_no_scene():
 
 
 def test_keys_of_different_parts_differ():
-    keys = {hashing.derive_key(seed, split, i) for seed in range(4) for split in SPLITS for i in range(5_000)}
+    keys = {random_keys.derive_key(seed, split, i) for seed in range(4) for split in SPLITS for i in range(5_000)}
     assert len(keys) == 4 * len(SPLITS) * 5_000
 
 
@@ -151,7 +153,7 @@ def test_splitmix_matches_its_published_test_vector():
     """First outputs for seed 1234567 of the reference implementation."""
     state, found = 1234567, []
     for _ in range(3):
-        found.append(hashing.mix64(state))
+        found.append(random_keys.mix64(state))
         state = (state + 0x9E3779B97F4A7C15) % 2**64
     assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
     halves = hashing._fill(np.uint64(1234567), 3)
@@ -159,15 +161,15 @@ def test_splitmix_matches_its_published_test_vector():
 
 
 def test_kernels_still_compile_where_no_cache_can_be_written(monkeypatch):
-    real = hashing.numba.njit
+    real = compiled_module.numba.njit
 
     def refuses_to_cache(**options):
         if options.get("cache"):
             raise RuntimeError("cannot cache function: no locator available")
         return real(**options)
 
-    monkeypatch.setattr(hashing.numba, "njit", refuses_to_cache)
-    assert hashing.compiled(lambda x: x + 1)(2) == 3
+    monkeypatch.setattr(compiled_module.numba, "njit", refuses_to_cache)
+    assert compiled_module.compiled(lambda x: x + 1)(2) == 3
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -39,7 +39,7 @@ def test_the_example_is_a_geometry_that_keeps_its_laws(example):
     torch.testing.assert_close(scores, ball.similarity(texts, images).T)
     for i in range(5):
         for j in range(6):
-            expected = -sum((float(images[i, k]) - float(texts[j, k])) ** 2 for k in range(8))
+            expected = -sum((images[i, k].item() - texts[j, k].item()) ** 2 for k in range(8))
             assert float(scores[i, j]) == pytest.approx(expected, abs=1e-5)
     features = torch.zeros(2, 8, requires_grad=True)
     ball.similarity(ball.embed_image(features), ball.embed_text(features)).sum().backward()

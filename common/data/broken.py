@@ -1,6 +1,6 @@
 """Broken samples: one exception that names the sample, and a counter that stops a run when there are too many."""
 
-import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,13 +21,22 @@ class BrokenSample(Exception):
 
     def __str__(self) -> str:
         place = f"{self.path} [{self.key}]" if self.key else self.path
-        return f"{place}: {self.reason}" if self.reason else place
+        text = f"{place}: {self.reason}" if self.reason else place
+        return text.encode("utf-8", "backslashreplace").decode()  # names that are not UTF-8 can be logged
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BrokenSample) and self.args == other.args
 
     def __hash__(self) -> int:
         return hash(self.args)
+
+
+class TooManyBroken(ValueError):
+    """More samples are broken than a run accepts; the message is meant for the user as it stands."""
+
+    def __init__(self, message: str) -> None:
+        # what a loader worker raises comes back as its whole traceback, in one text that ends in the message
+        super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].strip())
 
 
 class BrokenSamples:
@@ -39,20 +48,17 @@ class BrokenSamples:
     Args:
         max_share: largest share of broken samples that a run accepts, in [0, 1].
         minimum_seen: samples to see before the share is judged, at least 1.
-        total: size of the data set where it is known; a set smaller than `minimum_seen` is judged once all was seen.
     Raises:
         ValueError: if an argument lies outside its range.
     """
 
-    def __init__(self, max_share: float = 0.01, minimum_seen: int = 100, total: int | None = None) -> None:
+    def __init__(self, max_share: float = 0.01, minimum_seen: int = 100) -> None:
         if not 0.0 <= max_share <= 1.0:
             raise ValueError(f"max_share is {max_share!r}; it is a share in [0, 1]")
         if minimum_seen < 1:
             raise ValueError(f"minimum_seen is {minimum_seen!r}; it is at least 1")
-        if total is not None and total < 1:
-            raise ValueError(f"total is {total!r}; it is at least 1, or None where the size is not known")
         self.max_share = max_share
-        self.minimum_seen = minimum_seen if total is None else min(minimum_seen, total)
+        self.minimum_seen = minimum_seen
         self.seen = 0  # good and broken together
         self.count = 0  # broken, with repetitions
         self._times: dict[BrokenSample, int] = {}  # in order of first appearance
@@ -93,27 +99,20 @@ class BrokenSamples:
         """Stop when too many are broken.
 
         Raises:
-            ValueError: if enough was seen and the broken share is above `max_share`; names count, share, the accepted
-                share, the kinds of fault and the first samples.
+            TooManyBroken: if enough was seen and the broken share is above `max_share` by more than three standard
+                deviations of chance; names count, share, the accepted share, the kinds of fault and the first samples.
         """
-        if self.seen < self.minimum_seen or self.share <= self.max_share:
-            return
+        expected = self.max_share * self.seen
+        if self.seen < self.minimum_seen or self.count <= expected + 3 * math.sqrt(expected):
+            return  # a run with fewer broken samples than allowed must not stop by chance
         kinds = ", ".join(f"{times} x {kind}" for kind, times in self.by_reason.items())
         first = "\n".join(f"  {broken}" for broken in self.samples[:5])
         more = len(self._times) - 5
-        raise ValueError(
+        raise TooManyBroken(
             f"{self.count} of {self.seen} samples are broken ({self.share:.2%}); at most {self.max_share:.2%} is "
             f"accepted (max_broken_share). Kinds: {kinds}. First samples:\n{first}"
             + (f"\n  and {more} more" if more > 0 else "")
         )
-
-    def write(self, path: str | Path) -> None:
-        """List the broken samples as JSON lines with path, key, reason and times."""
-        lines = (
-            json.dumps({"path": broken.path, "key": broken.key, "reason": broken.reason, "times": times})
-            for broken, times in self._times.items()
-        )
-        Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"BrokenSamples(count={self.count}, seen={self.seen}, max_share={self.max_share})"

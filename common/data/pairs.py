@@ -1,6 +1,5 @@
 """From the config to data sets of captioned pictures, a tokenizer, and training batches addressed by position."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from common.data.broken import BrokenSample
+from common.data.broken import BrokenSample, TooManyBroken
 from common.data.scenes import SceneDataset, classification_task, scene_words
 from common.data.shards import ShardDataset
 from common.data.tokenizer import WordTokenizer
@@ -77,6 +76,24 @@ def open_zero_shot_sets(data: DataConfig) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class EvaluationSets:
+    """What a model is evaluated on, by role."""
+
+    zero_shot: dict[str, Any]
+    retrieval: dict[str, Pairs]
+
+
+def open_evaluation_sets(data: DataConfig) -> EvaluationSets:
+    """All of them; opened before training, so that a missing test set is known at once and not hours later."""
+    return EvaluationSets(open_zero_shot_sets(data), open_retrieval_sets(data))
+
+
+def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
+    """What the headers of shards alone show to be broken, over several sets."""
+    return [sample for pairs in sets for sample in getattr(pairs, "broken_at_open", [])]
+
+
 def _open_shards(data: DataConfig, role: str) -> ShardDataset:
     if not data.root and not Path(getattr(data, role)).is_absolute():
         raise FileNotFoundError(
@@ -128,7 +145,8 @@ class TrainingView(Dataset):
         pairs: the training set.
         order: which sample stands at which position.
         transform: picture -> uint8 tensor; gets a seed of its own for each position.
-        encode: list of captions -> (batch, context_length) ids.
+        tokenizer: words -> ids.
+        context_length: tokens of a caption.
     """
 
     max_attempts = 20
@@ -138,9 +156,11 @@ class TrainingView(Dataset):
         pairs: Pairs,
         order: SampleOrder,
         transform: ImageTransform,
-        encode: Callable[[list[str]], torch.Tensor],
+        tokenizer: WordTokenizer,
+        context_length: int,
     ) -> None:
-        self.pairs, self.order, self.transform, self.encode = pairs, order, transform, encode
+        self.pairs, self.order, self.transform = pairs, order, transform
+        self.tokenizer, self.context_length = tokenizer, context_length
 
     def __len__(self) -> int:
         return self.order.samples_per_epoch
@@ -154,7 +174,8 @@ class TrainingView(Dataset):
             images.append(self.transform.train(sample["image"], sample_seed))
             captions.append(sample["captions"][seed_of(sample_seed, 1) % len(sample["captions"])])
             image_ids.append(sample["image_id"])
-        return Batch(torch.stack(images), self.encode(captions), image_ids, broken)
+        token_ids = self.tokenizer.encode(captions, self.context_length)
+        return Batch(torch.stack(images), token_ids, image_ids, broken)
 
     def _read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
         for attempt in range(self.max_attempts):
@@ -163,7 +184,7 @@ class TrainingView(Dataset):
             except BrokenSample as error:
                 broken.append(error)
                 index = seed_of(sample_seed, 2 + attempt) % self.order.num_samples
-        raise ValueError(f"{self.max_attempts} samples in a row are broken; the last: {broken[-1]}")
+        raise TooManyBroken(f"{self.max_attempts} samples in a row are broken; the last: {broken[-1]}")
 
 
 def training_batches(view: TrainingView, positions: BatchPositions, num_workers: int, pin_memory: bool) -> DataLoader:

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from common.data.broken import BrokenSample
-from common.data.pairs import Pairs
+from common.data.pairs import Pairs, lost_at_open
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform, normalize
 from common.distributed import gather_rows, rank, world_size
@@ -86,6 +86,8 @@ def evaluate_retrieval(encoder: Encoder, pairs: Pairs) -> Evaluation:
     """Ranks a test set of captioned pictures both ways by the model's own similarity."""
     image_embeddings, readable = encoder.images(pairs)
     kept = readable.nonzero().squeeze(1).tolist()
+    if not kept:
+        raise ValueError(f"{pairs.name}: none of its {len(pairs)} pictures could be read")
     captions_of = [pairs.captions(index) for index in kept]
     captions = [caption for group in captions_of for caption in group]
     text_to_image = torch.tensor([row for row, group in enumerate(captions_of) for _ in group])
@@ -100,7 +102,7 @@ def evaluate_retrieval(encoder: Encoder, pairs: Pairs) -> Evaluation:
         "captions_hash": hashlib.sha256("\n".join(captions).encode()).hexdigest()[:16],
         "num_images": len(kept),
         "num_texts": len(captions),
-        "unreadable_images": len(pairs) - len(kept),
+        "unreadable_images": len(pairs) - len(kept) + len(lost_at_open(pairs)),
         "tie_rule": "lower index first",
         "score_dtype": str(scores.dtype).removeprefix("torch."),
         "preprocessing": encoder.transform.to_json(),

@@ -11,6 +11,8 @@ import numba
 import numpy as np
 import torch
 
+from common.compiled import compiled
+
 RECALL_AT = (1, 5, 10)
 TIE_WARNING = 1.0e-3  # share of queries
 
@@ -71,7 +73,7 @@ def retrieval_ranks(scores: torch.Tensor, text_to_image: torch.Tensor) -> Ranks:
     )
 
 
-@numba.njit(parallel=True, cache=True)
+@compiled(parallel=True)
 def _ranks_of_images(scores, captions, starts):
     """Rank of each row's best positive (-1: no positive) and whether a negative ties with it.
 
@@ -103,7 +105,7 @@ def _ranks_of_images(scores, captions, starts):
     return ranks, tied
 
 
-@numba.njit(parallel=True, cache=True)
+@compiled(parallel=True)
 def _ranks_of_texts(scores, owners):
     """Rank of each column's image and whether another image ties with it; a block of columns at a time."""
     num_images, num_texts = scores.shape

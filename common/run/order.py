@@ -8,24 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-_MASK = np.uint64(0xFFFFFFFFFFFFFFFF)
-
-
-def mix64(value: np.ndarray) -> np.ndarray:
-    """SplitMix64 finaliser: a fast bijection of 64-bit integers that looks random (Steele et al. 2014)."""
-    with np.errstate(over="ignore"):
-        value = (value + np.uint64(0x9E3779B97F4A7C15)) & _MASK
-        value = ((value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)) & _MASK
-        value = ((value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)) & _MASK
-        return value ^ (value >> np.uint64(31))
+from common.random_keys import derive_key, mix64_array
 
 
 def seed_of(*parts: int) -> int:
     """One 63-bit seed from several non-negative integers, e.g. (run seed, epoch, position)."""
-    state = np.uint64(0)
-    for part in parts:
-        state = mix64(np.asarray(state ^ mix64(np.asarray(part, dtype=np.uint64)), dtype=np.uint64))
-    return int(state >> np.uint64(1))
+    return derive_key(*parts) >> 1
 
 
 def permuted(positions: np.ndarray, size: int, seed: int) -> np.ndarray:
@@ -49,7 +37,7 @@ def permuted(positions: np.ndarray, size: int, seed: int) -> np.ndarray:
     while outside.any():
         left, right = values[outside] >> half_bits, values[outside] & half_mask
         for key in keys:
-            left, right = right, left ^ (mix64(right ^ key) & half_mask)
+            left, right = right, left ^ (mix64_array(right ^ key) & half_mask)
         values[outside] = (left << half_bits) | right
         outside &= values >= size
     return values.astype(np.int64)

@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ import torch
 import yaml
 from accelerate import Accelerator
 
-from common.data.broken import BrokenSample, BrokenSamples
+from common.data.broken import BrokenSample, BrokenSamples, TooManyBroken
 from common.distributed import gather_objects, leave_process_group, wait_for_everyone
+from common.run.checkpoint import Checkpoint, last_checkpoint
 from common.run.config import ConfigError, RunConfig, to_dict
-from common.run.log import RunLog
+from common.run.log import RunLog, read_log
 from common.run.provenance import ROOT, code_fingerprint, git_revision, hardware, hash_of
 
 # what cannot change the trained weights
@@ -120,8 +123,12 @@ class BrokenLog:
     def __init__(self, log: RunLog, max_share: float, at_open: list[BrokenSample]) -> None:
         self.log, self.new = log, []
         self.samples = BrokenSamples(max_share=max_share)
-        if at_open:
-            log.write("broken", step=0, count=len(at_open), samples=[str(sample) for sample in at_open])
+        if at_open and log.enabled:
+            record = {
+                "event": "broken", "step": 0, "count": len(at_open), "samples": [str(sample) for sample in at_open]
+            }  # fmt: skip
+            if record not in read_log(log.path):  # a resumed run has it already
+                log.write(**record)
 
     def collect(self, broken: list[BrokenSample], seen: int) -> None:
         """Takes in one batch of this process.
@@ -149,6 +156,68 @@ def write_json(path: Path, content: Any) -> None:
     temporary = path.with_name(f".writing-{path.name}")
     temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     temporary.replace(path)
+
+
+class StepClock:
+    """Samples per second, and the share of the time that the loop waited for data.
+
+    Args:
+        global_batch_size: samples of one step over all processes.
+    """
+
+    def __init__(self, global_batch_size: int) -> None:
+        self.global_batch_size = global_batch_size
+        self._restart()
+
+    def timed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches, with the time spent on getting each one taken down."""
+        batches = iter(batches)
+        self._restart()
+        while True:
+            asked = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            if self._paused:
+                self._restart()
+            else:
+                self._waited += time.perf_counter() - asked
+            yield batch
+            self._steps += 1
+
+    def read(self) -> dict[str, float]:
+        """Figures since the last reading; call once in a step, after its update."""
+        elapsed = time.perf_counter() - self._start
+        figures = {
+            "samples_per_second": (self._steps + 1) * self.global_batch_size / elapsed,
+            "data_wait_share": self._waited / elapsed,
+        }
+        self._restart()
+        self._steps = -1  # the step that reads is counted when the next batch is asked for
+        return figures
+
+    def pause(self) -> None:
+        """What comes between this step and the next (an evaluation, a checkpoint) does not count."""
+        self._paused = True
+
+    def _restart(self) -> None:
+        self._start, self._waited, self._steps, self._paused = time.perf_counter(), 0.0, 0, False
+
+
+def checkpoint_to_resume(files: RunFiles, resume: bool) -> Checkpoint | None:
+    """The last whole checkpoint if the run is to go on, None for a fresh run.
+
+    Raises:
+        ConfigError: if a fresh run would write over one that is there.
+    """
+    found = last_checkpoint(files.checkpoints)
+    if found is not None and not resume:
+        raise ConfigError(
+            f"{files.folder} holds a run up to step {found.state['step']}: add --resume to go on from there, "
+            "or choose another --output-dir"
+        )
+    return found
 
 
 def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) -> None:
@@ -183,6 +252,8 @@ def run_or_explain(main) -> None:
 
 def _meant_for_user(error: ValueError) -> bool:
     """ValueErrors raised in our own files are messages; one from the depths of a library keeps its traceback."""
+    if isinstance(error, TooManyBroken):  # a loader worker's is raised again by torch
+        return True
     trace = error.__traceback__
     while trace.tb_next is not None:
         trace = trace.tb_next

@@ -4,7 +4,9 @@ Level 0 names every object with every attribute; 1 drops an attribute here and t
 less of one object; 4 says no more than how many things there are, or that there are some.
 """
 
-from .hashing import Draws, derive_key
+from common.random_keys import derive_key
+
+from .hashing import Draws
 from .statements import NOTHING, Mention, Statement
 from .wording import say
 from .world import ARROW, Scene, SceneObject, main_relation

@@ -1,8 +1,10 @@
 """Labelled pictures with class names and prompt templates; item i is a pure function of (task, part, seed, i)."""
 
+from common.random_keys import derive_key
+
 from .dataset import check_index, check_sizes, fingerprint_of
 from .draw import render
-from .hashing import Draws, derive_key
+from .hashing import Draws
 from .imagenet import IMAGENET_TASKS
 from .task_spec import TaskSpec
 from .vtab import VTAB_TASKS

@@ -6,9 +6,11 @@ import operator
 
 import numpy as np
 
+from common.random_keys import derive_key
+
 from .captions import caption_statements, caption_texts, say_plainly, vague_statements
 from .draw import render
-from .hashing import Draws, derive_key
+from .hashing import Draws
 from .negatives import hard_negative_pairs
 from .sampling import draw_scene
 from .splits import find_split

@@ -4,52 +4,10 @@ Everything random about a picture follows from one 64-bit key, and the key from 
 involved, so a key means the same picture and the same words on every machine, in every process, in any order.
 """
 
-from functools import cache
-
-import numba
 import numpy as np
 
-_MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-
-
-def compiled(function):
-    """`numba.njit` with its disk cache where a cache can be written, and without one where it cannot.
-
-    Numba refuses at decoration when neither `__pycache__` nor the user's cache directory is writable.
-    """
-    try:
-        return numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:
-        return numba.njit(nogil=True)(function)
-
-
-def mix64(value: int) -> int:
-    """One splitmix64 step, a bijection of the 64-bit integers (Steele, Lea, Flood 2014)."""
-    value = (value + _GOLDEN) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-@cache
-def text_key(text: str) -> int:
-    """64-bit key of a short text; unlike `hash()` the same in every process."""
-    key = len(text)
-    for byte in text.encode():
-        key = mix64(key ^ (byte << 56))
-    return key
-
-
-def derive_key(*parts: int | str) -> int:
-    """Chain integers and texts into one 64-bit key; the order matters.
-
-    Keys that differ in their last part only never collide, because each step is a bijection of the last part.
-    """
-    key = 0
-    for part in parts:
-        key = mix64(key ^ (text_key(part) if isinstance(part, str) else part & _MASK))
-    return key
+from common.compiled import compiled
+from common.random_keys import mix64
 
 
 @compiled

@@ -6,23 +6,10 @@ inverted), on the 48 classes whose shapes stay apart when only the contour is le
 """
 
 from .hashing import Draws
+from .shapes import CIRCLE, CROSS, HEART, MOON, RING, SHAPES, SQUARE, STAR, TRIANGLE
 from .single import random_object, scatter
 from .task_spec import TaskSpec
-from .world import (
-    CIRCLE,
-    COLOURS,
-    CROSS,
-    DOMAIN_BACKGROUNDS,
-    HEART,
-    MOON,
-    RING,
-    SHAPES,
-    SQUARE,
-    STAR,
-    TRIANGLE,
-    Scene,
-    SceneObject,
-)
+from .world import COLOURS, DOMAIN_BACKGROUNDS, Scene, SceneObject
 
 CLASS_COLOURS = tuple(range(8))  # all but brown
 CLASS_SHAPES = (CIRCLE, SQUARE, TRIANGLE, STAR, CROSS, RING, HEART, MOON)

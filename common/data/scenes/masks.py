@@ -8,8 +8,9 @@ from functools import cache
 
 import numpy as np
 
-from .hashing import compiled
-from .world import ARROW, CIRCLE, CROSS, DIAMOND, HEART, MOON, RING, SHAPES, SQUARE, STAR, TRIANGLE
+from common.compiled import compiled
+
+from .shapes import ARROW, CIRCLE, CROSS, DIAMOND, HEART, MOON, RING, SHAPES, SQUARE, STAR, TRIANGLE
 
 HALF = 128
 SIDE = 2 * HALF + 1

@@ -5,8 +5,10 @@ red circle" (shapes and colours swapped), and "a red circle below a blue square"
 to be false of the scene before it is handed out.
 """
 
+from common.random_keys import derive_key
+
 from .captions import caption_statements, wording_draws
-from .hashing import Draws, derive_key
+from .hashing import Draws
 from .statements import ATTRIBUTE_NAMES, Mention, Statement, describes
 from .wording import say
 from .world import INVERSE_RELATION, Scene

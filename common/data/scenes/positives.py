@@ -6,8 +6,9 @@ Statements and scenes become rows of small integers, and a compiled kernel evalu
 
 import numpy as np
 
+from common.compiled import compiled
+
 from .captions import NUM_CAPTIONS
-from .hashing import compiled
 from .statements import MAX_MENTIONS, Statement
 from .world import Scene
 

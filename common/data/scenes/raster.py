@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from common.compiled import compiled
+
 from . import world
-from .hashing import compiled
 
 CANVAS = 960  # written out: the cache of compiled kernels does not notice a change in another file
 assert CANVAS == world.CANVAS

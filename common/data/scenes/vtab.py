@@ -5,23 +5,20 @@ Natural tasks ask for one attribute of one object in the training domain; specia
 """
 
 from .hashing import Draws
+from .shapes import ARROW, CIRCLE, SHAPES, SQUARE
 from .single import gap_between, moved, random_centre, random_object, scatter
 from .task_spec import TaskSpec
 from .words import NUMBERS, ORIENTATION_PHRASES, PLACE_PHRASES, RELATION_PHRASES
 from .world import (
-    ARROW,
     BACKGROUNDS,
     CANVAS,
-    CIRCLE,
     COLOURS,
     DOMAIN_BACKGROUNDS,
     LARGE,
     PLACES,
-    SHAPES,
     SIZE_RADII,
     SIZES,
     SMALL,
-    SQUARE,
     TEXTURES,
     Scene,
     holds,

@@ -6,10 +6,14 @@ is an index into the tuple of names below; -1 means "not said" in statements and
 
 from dataclasses import dataclass
 
+from .masks import shape_extent
+from .shapes import ARROW as ARROW  # named with the other attributes
+from .shapes import SHAPES as SHAPES
+from .shapes import SQUARE as SQUARE
+
 WORLD_VERSION = 1  # raise when the meaning of a seed changes
 CANVAS = 960  # side of the square world, in units
 
-SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "ring", "heart", "moon", "arrow")
 COLOURS = ("red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink", "brown")
 SIZES = ("small", "large")
 TEXTURES = ("solid", "striped", "dotted", "checkered")
@@ -22,7 +26,6 @@ BACKGROUNDS = ("white", "gray", "black", "lined", "sand", "grass", "sky", "night
 DOMAIN_BACKGROUNDS = ((0, 1, 2, 3), (4, 5, 6, 7))  # by domain
 DARK_BACKGROUNDS = (2, 7)
 
-CIRCLE, SQUARE, TRIANGLE, DIAMOND, STAR, CROSS, RING, HEART, MOON, ARROW = range(10)
 LEFT, RIGHT, ABOVE, BELOW = range(4)
 SMALL, LARGE = range(2)
 SOLID, STRIPED, DOTTED, CHECKERED = range(4)
@@ -57,8 +60,6 @@ class SceneObject:
     @property
     def box(self) -> tuple[float, float, float, float]:
         """(left, top, right, bottom) of what is drawn, as fractions of the picture, in [0, 1]."""
-        from .masks import shape_extent  # masks need the shapes' names from here
-
         left, top, right, bottom = shape_extent(self.shape, self.orientation)
         return (
             max(0.0, (self.x + left * self.radius / 128) / CANVAS),

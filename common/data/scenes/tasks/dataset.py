@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from common.random_keys import derive_key
+
 from ..classification import PARTS
 from ..dataset import check_index, check_sizes, fingerprint_of
-from ..hashing import Draws, derive_key
+from ..hashing import Draws
 from .associations import association_item
 from .entailment import ENTAILMENT_LABELS, entailment_item
 from .grounding import grounding_item

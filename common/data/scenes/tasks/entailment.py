@@ -8,8 +8,10 @@ without looking at a picture, so the words alone tell nothing about the label.
 
 from dataclasses import replace
 
+from common.random_keys import derive_key
+
 from ..draw import render
-from ..hashing import Draws, derive_key
+from ..hashing import Draws
 from ..sampling import Statistics, draw_scene
 from ..statements import Mention, Statement, fits
 from ..wording import say

@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from common.random_keys import derive_key
+
 from ..draw import render
-from ..hashing import Draws, derive_key
+from ..hashing import Draws
 from ..sampling import Statistics, draw_scene
 from ..statements import Mention, Statement, attributes, fits
 from ..wording import say_reference

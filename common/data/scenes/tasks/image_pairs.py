@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.random_keys import derive_key
+
 from ..draw import render
-from ..hashing import Draws, derive_key
+from ..hashing import Draws
 from ..phrases import PAIR_STATEMENTS
 from ..sampling import Statistics, draw_scene
 from ..statements import Mention, fits

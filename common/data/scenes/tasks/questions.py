@@ -6,8 +6,10 @@ of question, because the question is drawn first and pictures are drawn until th
 
 from typing import NamedTuple
 
+from common.random_keys import derive_key
+
 from ..draw import render
-from ..hashing import Draws, derive_key
+from ..hashing import Draws
 from ..phrases import ANSWERS, DIGIT_WORDS, QUESTIONS
 from ..sampling import Statistics, draw_scene
 from ..statements import Mention, Statement, describes, fits

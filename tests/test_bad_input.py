@@ -1,0 +1,263 @@
+"""Broken pictures, captions and shards, from the tar file to the end of a training run."""
+
+import io
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from tars import write_tar
+
+from common.data import pairs as pairs_module
+from common.data.broken import TooManyBroken
+from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs
+from common.data.scenes import SceneDataset
+from common.data.tar_index import index_shard
+from common.run.config import load_row
+from common.run.log import read_log
+from common.run.order import SampleOrder
+from common.run.session import RunFiles
+from oblique_topology.config import Config
+from oblique_topology.train import train
+
+FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
+NUM_TRAIN = 80  # five batches of 16: an epoch meets every sample
+FEW = (
+    "data.source=shards", "data.min_word_count=1", "optim.steps=7", "run.log_every=1", "run.evaluate_every=0",
+    "run.save_every=0",
+)  # fmt: skip
+
+
+def scene(index, split="train"):
+    """Members of one good sample: a PNG where the index is odd, else a JPEG."""
+    sample = SceneDataset(split=split, size=NUM_TRAIN, image_size=32)[index]
+    extension, kind = ("png", "PNG") if index % 2 else ("jpg", "JPEG")
+    picture = io.BytesIO()
+    Image.fromarray(np.asarray(sample["image"])).save(picture, kind)
+    content = {"image_id": f"{split}{index}", "captions": sample["captions"]}
+    return {extension: picture.getvalue(), "json": json.dumps(content).encode()}
+
+
+GOOD = {f"k{index:03d}": scene(index) for index in range(NUM_TRAIN)}
+GOOD_TEST = {f"t{index:03d}": scene(index, "val") for index in range(12)}
+FAULTS = {  # key -> what replaces a member, and what the log says about it
+    "k004": (
+        {"jpg": b"<html>404 not found</html>"},
+        "picture cannot be decoded: no JPEG, PNG or WebP, it starts with b'<html>404",
+    ),
+    "k010": ({"jpg": GOOD["k010"]["jpg"][:-100]}, "picture cannot be decoded: OSError, image file is truncated"),
+    "k021": ({"json": b'{"captions": ["a red square", "  "]}'}, "empty caption: '  '"),
+    "k030": ({"json": b'{"captions": ["a red square", 7]}'}, "caption is not a string: int"),
+    "k041": ({"json": b'{"captions": ["a red sq'}, "json cannot be decoded"),
+}
+
+
+def with_faults(*keys):
+    return {key: members | (FAULTS[key][0] if key in keys else {}) for key, members in GOOD.items()}
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A folder of good shards; tests spoil them."""
+    monkeypatch.setattr(pairs_module, "ROOT", tmp_path)  # the index of the shards is kept below it
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_tar(folder / "train.tar", GOOD)
+    write_tar(folder / "test.tar", GOOD_TEST)
+    return folder
+
+
+def config_of(root, *overrides):
+    overrides = [*FEW, f"data.root={root}", *overrides]
+    return load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "smoke", overrides)
+
+
+def run(root, *overrides, name="run", resume=False):
+    config = config_of(root, *overrides)
+    files = RunFiles(root.parent / name)
+    train(config, open_training_pairs(config.data, config.run.seed), files, resume, Accelerator(cpu=True), "test")
+    return files
+
+
+def losses(files):
+    return [record["loss"] for record in read_log(files.log) if record["event"] == "train"]
+
+
+def broken(files):
+    """(step, line) of every broken sample in the log."""
+    records = [record for record in read_log(files.log) if record["event"] == "broken"]
+    assert all(record["count"] == len(record["samples"]) for record in records)
+    return [(record["step"], line) for record in records for line in record["samples"]]
+
+
+def retrieval(files, role="test"):
+    return json.loads(files.evaluation.read_text())["evaluations"][role]
+
+
+def test_a_few_broken_samples_are_replaced_and_each_is_named_with_its_reason(data):
+    shard = write_tar(data / "train.tar", with_faults(*FAULTS))
+    files = run(data, "data.max_broken_share=0.2")
+    assert len(losses(files)) == 7
+    assert all(math.isfinite(loss) for loss in losses(files))
+    first_epoch = [line for step, line in broken(files) if step <= 5]
+    for key, (_, reason) in FAULTS.items():
+        assert any(line.startswith(f"{shard} [{key}]: {reason}") for line in first_epoch), key
+    assert {line.partition("[")[2][:4] for _, line in broken(files)} == set(FAULTS)
+    assert retrieval(files)["protocol"]["num_images"] == 12
+
+
+def test_too_many_broken_samples_stop_the_run_with_one_message(data):
+    shard = write_tar(data / "train.tar", with_faults(*FAULTS))
+    with pytest.raises(TooManyBroken) as error:
+        run(data, "data.max_broken_share=0.005")
+    message = str(error.value)
+    count, _, seen = message.split()[:3]
+    assert 100 <= int(seen) < 7 * 16 + int(count)
+    assert f"samples are broken ({int(count) / int(seen):.2%}); at most 0.50% is accepted (max_broken_share)" in message
+    assert "x picture cannot be decoded" in message
+    assert message.count(f"{shard} [k") == 5
+    assert not (data.parent / "run" / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_set_without_one_good_picture_is_named_not_searched_for_ever(data, workers):
+    write_tar(data / "train.tar", {key: {"jpg": b"no picture", "json": scene["json"]} for key, scene in GOOD.items()})
+    with pytest.raises(TooManyBroken) as error:
+        run(data, f"run.num_workers={workers}")
+    assert str(error.value).startswith(f"20 samples in a row are broken; the last: {data / 'train.tar'} [k")
+    assert str(error.value).endswith("no JPEG, PNG or WebP, it starts with b'no picture'")
+
+
+def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_cut(data):
+    shard = write_tar(data / "train-1.tar", {f"second_{key}": members for key, members in GOOD.items()})
+    in_a_picture = int(index_shard(shard).members[20, 0, 0]) + 100
+    shard.write_bytes(shard.read_bytes()[:in_a_picture])
+    overrides = ("data.train=train{,-1}.tar", "data.max_broken_share=0.02", "run.save_every=3")
+    assert len(open_training_pairs(config_of(data, *overrides).data, 0)) == NUM_TRAIN + 20
+    files = run(data, *overrides)
+    assert all(math.isfinite(loss) for loss in losses(files))
+    ((step, line),) = broken(files)
+    assert (step, read_log(files.log)[0]["event"]) == (0, "broken")
+    assert line.startswith(f"{shard} [second_k020]: shard is cut: second_k020.jpg has 100 of ")
+
+    before = losses(files)
+    shutil.rmtree(files.checkpoints / "step-00000007")
+    run(data, *overrides, resume=True)
+    assert (losses(files), broken(files)) == (before, [(0, line)])  # named once, not once per start
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"hello, this is no tar" * 50, "is not a tar: it starts with b'hello, this is n'"),
+        (b"\x1f\x8b" + b"0" * 2000, "is not a tar: a gzip file, unpack it first (gunzip)"),
+        (b"", "is empty; accepted: an uncompressed tar"),
+    ],
+)
+def test_a_file_that_is_no_tar_stops_the_run_before_it_starts(data, content, reason):
+    (data / "train.tar").write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        run(data)
+    assert str(error.value).startswith(f"{data / 'train.tar'} {reason}")
+
+
+def test_a_folder_without_shards_and_one_that_is_not_there_are_named(data):
+    empty = data.parent / "empty"
+    empty.mkdir()
+    with pytest.raises(FileNotFoundError) as error:
+        run(empty)
+    assert f"no shards for pattern '*train*.tar' with root '{empty}'" in str(error.value)
+    assert str(error.value).endswith(f"looked for {empty}/*train*.tar")
+    with pytest.raises(FileNotFoundError, match="the root folder does not exist"):
+        run(data.parent / "nowhere")
+
+
+def test_broken_test_photographs_are_left_out_with_their_captions_and_counted(data):
+    spoilt = {key: dict(members) for key, members in GOOD_TEST.items()}
+    spoilt["t002"]["jpg"] = spoilt["t002"]["jpg"][:-100]
+    spoilt["t005"]["png"] = b""
+    spoilt["t007"]["json"] = b'{"captions": ["lost \\ud83d"]}'
+    write_tar(data / "test.tar", spoilt)
+    kept = {key: members for key, members in GOOD_TEST.items() if key not in ("t002", "t005", "t007")}
+    write_tar(data / "kept.tar", kept)
+    files = run(data, "data.second_test=kept.tar", "optim.steps=1")
+    with_broken, without = retrieval(files), retrieval(files, "second_test")
+    assert with_broken["metrics"] == without["metrics"]
+    protocols = with_broken["protocol"], without["protocol"]
+    captions = sum(len(json.loads(members["json"])["captions"]) for members in kept.values())
+    for protocol in protocols:
+        assert (protocol["num_images"], protocol["num_texts"]) == (9, captions)
+    assert protocols[0]["captions_hash"] == protocols[1]["captions_hash"]
+    assert [protocol["unreadable_images"] for protocol in protocols] == [3, 0]
+
+
+def test_a_replaced_sample_leaves_all_others_where_they_were(data):
+    def batches(key=None):
+        write_tar(data / "train.tar", with_faults(key))
+        config = config_of(data)
+        pairs = open_training_pairs(config.data, 0)
+        order = SampleOrder(len(pairs), 16, seed=0)
+        tokenizer = build_tokenizer(config.data, pairs)
+        view = TrainingView(pairs, order, image_transform(config.data), tokenizer, config.data.context_length)
+        return [view.__getitems__(list(range(first, first + 16))) for first in range(0, 2 * NUM_TRAIN, 16)]
+
+    changed = 0
+    for whole, replaced in zip(batches(), batches("k010")):
+        assert [sample.key for sample in replaced.broken] == ["k010"] * whole.image_ids.count("train10")
+        for row, image_id in enumerate(whole.image_ids):
+            same = (
+                replaced.image_ids[row] == image_id
+                and torch.equal(replaced.images[row], whole.images[row])
+                and torch.equal(replaced.token_ids[row], whole.token_ids[row])
+            )
+            assert same == (image_id != "train10")
+            changed += not same
+    assert changed == 2  # once in each of two epochs
+
+
+def test_loader_workers_report_broken_samples_as_none_do(data):
+    write_tar(data / "train.tar", with_faults(*FAULTS))
+    alone, helped = (
+        run(data, "data.max_broken_share=0.2", f"run.num_workers={workers}", name=f"workers{workers}")
+        for workers in (0, 2)
+    )
+    assert broken(alone) == broken(helped)
+    assert losses(alone) == losses(helped)
+
+
+def test_a_broken_sample_whose_name_is_not_utf8_can_be_logged(data):
+    samples = {key.replace("k004", "k\udcfc4"): members for key, members in with_faults("k004").items()}  # Latin-1 ü
+    write_tar(data / "train.tar", samples)
+    assert b"k\xfc4.jpg" in (data / "train.tar").read_bytes()
+    files = run(data, "data.max_broken_share=0.2", "optim.steps=5")
+    assert any(r"[k\udcfc4]: picture cannot be decoded" in line for _, line in broken(files))
+
+
+def test_a_missing_test_set_is_known_before_training(data):
+    write_tar(data / "train.tar", GOOD)
+    (data / "test.tar").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no shards for pattern '\*test\*\.tar'"):
+        run(data)
+    assert not (data.parent / "run" / "log.jsonl").exists()
+
+
+def test_a_cut_test_shard_is_named_at_step_0_and_counted_in_the_protocol(data):
+    write_tar(data / "train.tar", GOOD)
+    cut = (data / "test.tar").read_bytes()
+    (data / "test.tar").write_bytes(cut[: len(cut) * 2 // 3])
+    files = run(data)
+    assert [step for step, line in broken(files) if "test.tar" in line] == [0]
+    assert retrieval(files)["protocol"]["unreadable_images"] >= 1
+
+
+def test_a_test_set_without_one_readable_picture_is_named(data):
+    write_tar(data / "train.tar", GOOD)
+    none = {key: {"jpg": b"no picture", "json": scene["json"]} for key, scene in GOOD.items()}
+    write_tar(data / "test.tar", none)
+    with pytest.raises(ValueError, match=r"none of its \d+ pictures could be read"):
+        run(data)

@@ -1,0 +1,67 @@
+"""common/data/broken.py: what is counted, when a run stops, and what the message says."""
+
+import numpy as np
+import pytest
+
+from common.data.broken import BrokenSample, BrokenSamples, TooManyBroken
+
+
+def test_the_counter_stops_clearly_above_the_share_and_only_after_enough_samples():
+    counter = BrokenSamples(max_share=0.1, minimum_seen=100)
+    for number in range(25):
+        counter.record(BrokenSample("a.tar", f"k{number}", "empty caption: ''" if number % 2 else "missing caption"))
+    counter.saw(74)
+    counter.check()  # 25 of 99, not enough seen
+    counter.saw(51)
+    assert (counter.seen, counter.count) == (150, 25)
+    counter.check()  # 15 are allowed, and 3 standard deviations of chance above that is 26.6
+    counter.record(BrokenSample("b.tar", "", "shard is cut"))
+    counter.record(BrokenSample("b.tar", "", "shard is cut"))
+    assert counter.by_reason == {"missing caption": 13, "empty caption": 12, "shard is cut": 2}
+    with pytest.raises(TooManyBroken) as error:
+        counter.check()
+    for part in ("27 of 152", "17.76%", "10.00%", "max_broken_share", "13 x missing caption", "and 21 more"):
+        assert part in str(error.value)
+    assert "a.tar [k0]: missing caption" in str(error.value)
+
+
+def test_a_share_of_nothing_stops_at_the_first_broken_sample():
+    counter = BrokenSamples(max_share=0.0, minimum_seen=1)
+    counter.saw(5000)
+    counter.check()
+    counter.record(BrokenSample("a.tar", "k", "x"))
+    with pytest.raises(TooManyBroken, match="1 of 5001"):
+        counter.check()
+
+
+@pytest.mark.parametrize(("share", "stopped"), [(0.005, False), (0.03, True)])
+def test_chance_does_not_stop_a_run_below_the_limit_but_a_run_above_it_stops(share, stopped):
+    stops = 0
+    for seed in range(30):
+        rng, counter = np.random.default_rng(seed), BrokenSamples(max_share=0.01)
+        for _ in range(100):  # batches of 128
+            broken = int(rng.binomial(128, share))
+            counter.saw(128 - broken)
+            for _ in range(broken):
+                counter.record(BrokenSample("a.tar", "k", "x"))
+            try:
+                counter.check()
+            except TooManyBroken:
+                stops += 1
+                break
+    assert stops == (30 if stopped else 0)
+
+
+def test_the_counter_lists_a_sample_once():
+    counter = BrokenSamples(max_share=1.0)
+    for _ in range(3):
+        counter.record(BrokenSample("a.tar", "k", "missing caption"))
+    counter.record(BrokenSample("b.tar", "", "shard is cut: at byte 7"))
+    assert (counter.count, len(counter.samples)) == (4, 2)
+    assert BrokenSamples().share == 0.0
+
+
+@pytest.mark.parametrize("options", [{"max_share": -0.1}, {"max_share": float("nan")}, {"minimum_seen": 0}])
+def test_impossible_limits_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        BrokenSamples(**options)

@@ -1,0 +1,169 @@
+"""What surrounds a training loop: throughput, log, cache keys, guards."""
+
+import dataclasses
+import json
+import pickle
+
+import pytest
+import torch
+
+from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs
+from common.run.checkpoint import save_checkpoint
+from common.run.config import ConfigError, DataConfig, OptimConfig
+from common.run.log import RunLog, read_log
+from common.run.order import SampleOrder
+from common.run.session import (
+    NonFiniteLoss,
+    RunFiles,
+    StepClock,
+    check_finite,
+    checkpoint_to_resume,
+    evaluation_key,
+    run_key,
+)
+from oblique_topology.config import Config
+
+
+class FakeTime:
+    """A clock that only moves when told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def fake_time(monkeypatch):
+    import common.run.session as session
+
+    fake = FakeTime()
+    monkeypatch.setattr(session, "time", fake)
+    return fake
+
+
+def slow_batches(count, seconds, fake_time):
+    for number in range(count):
+        fake_time.sleep(seconds)
+        yield number
+
+
+def test_clock_counts_steps_and_the_time_spent_waiting(fake_time):
+    clock = StepClock(global_batch_size=10)
+    readings = []
+    for number in clock.timed(slow_batches(6, 0.01, fake_time)):
+        fake_time.sleep(0.03)
+        if number in (2, 5):
+            readings.append(clock.read())
+    for reading in readings:  # three steps of 40 ms each, 10 of them waiting
+        assert reading["samples_per_second"] == pytest.approx(250)
+        assert reading["data_wait_share"] == pytest.approx(0.25)
+
+
+def test_an_evaluation_between_steps_is_not_counted(fake_time):
+    clock = StepClock(global_batch_size=10)
+    readings = []
+    for number in clock.timed(slow_batches(6, 0.0, fake_time)):
+        fake_time.sleep(0.02)
+        if number == 1:
+            clock.read()
+            clock.pause()
+            fake_time.sleep(500.0)
+        if number == 5:
+            readings.append(clock.read())
+    assert readings[0]["samples_per_second"] == pytest.approx(500)
+    assert readings[0]["data_wait_share"] == 0.0
+
+
+def test_a_fresh_run_does_not_write_over_one_that_is_there(tmp_path):
+    files = RunFiles(tmp_path)
+    assert checkpoint_to_resume(files, resume=False) is None
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    save_checkpoint(files.checkpoints, 7, model, optimizer, {})
+    with pytest.raises(ConfigError, match="holds a run up to step 7: add --resume"):
+        checkpoint_to_resume(files, resume=False)
+    assert checkpoint_to_resume(files, resume=True).state["step"] == 7
+
+
+def test_log_drops_later_steps_and_a_torn_last_line_on_resume(tmp_path):
+    path = tmp_path / "log.jsonl"
+    log = RunLog(path)
+    for step in (1, 2, 3):
+        log.write("train", step=step, loss=float("nan") if step == 3 else 1.0 / step)
+    with path.open("a") as file:
+        file.write('{"event": "train", "step": 4, "lo')
+    assert [record["step"] for record in read_log(path)] == [1, 2, 3]
+    assert read_log(path)[2]["loss"] == "nan"
+    RunLog(path, resume_step=2).write("train", step=3, loss=0.5)
+    assert [(record["step"], record["loss"]) for record in read_log(path)] == [(1, 1.0), (2, 0.5), (3, 0.5)]
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_log_of_other_processes_writes_nothing(tmp_path):
+    RunLog(tmp_path / "log.jsonl", enabled=False).write("train", step=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_cache_key_depends_on_config_data_and_code(monkeypatch):
+    import common.run.session as session
+
+    config = Config()
+    key = run_key("oblique_topology", config, "data")
+    assert run_key("oblique_topology", config, "data") == key
+    assert run_key("oblique_topology", config, "other data") != key
+    changed = dataclasses.replace(config, optim=OptimConfig(learning_rate=2.0e-3))
+    assert run_key("oblique_topology", changed, "data") != key
+    assert run_key("euclip", config, "data") != key
+    monkeypatch.setattr(session, "code_fingerprint", lambda *arguments: "other code")
+    assert run_key("oblique_topology", config, "data") != key
+
+
+def test_keys_change_with_the_files_they_claim_to_cover(monkeypatch, tmp_path):
+    import common.run.provenance as provenance
+
+    for name in ("common/info_nce.py", "common/evaluation/retrieval.py", "common/report/page.py", "paper/train.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a = 1")
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+
+    def keys():
+        return run_key("paper", Config(), "data"), evaluation_key("paper")
+
+    def changed_by(name):
+        before = keys()
+        (tmp_path / name).write_text(f"{(tmp_path / name).read_text()}\nb = 2")
+        return tuple(new != old for new, old in zip(keys(), before))
+
+    assert changed_by("common/info_nce.py") == (True, True)
+    assert changed_by("paper/train.py") == (True, True)
+    assert changed_by("common/evaluation/retrieval.py") == (False, True)
+    assert changed_by("common/report/page.py") == (False, False)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+def test_a_loss_that_is_not_finite_names_the_parameters(loss):
+    model = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        model.bias[0] = float("nan")
+    with pytest.raises(NonFiniteLoss, match=r"at step 12 \(scale 3.0\). Parameters that are not finite: bias"):
+        check_finite(loss, 12, model, scale=3.0)
+    check_finite(1.0, 12, model)
+
+
+def test_training_view_travels_to_spawned_workers():
+    data = DataConfig(num_train=32, image_size=32)
+    pairs = open_training_pairs(data, seed=0)
+    order = SampleOrder(32, 8, 0)
+    view = TrainingView(pairs, order, image_transform(data), build_tokenizer(data, pairs), data.context_length)
+    travelled = pickle.loads(pickle.dumps(view))
+    ours, theirs = view.__getitems__([3, 5]), travelled.__getitems__([3, 5])
+    assert torch.equal(ours.images, theirs.images)
+    assert torch.equal(ours.token_ids, theirs.token_ids)
+    assert ours.image_ids == theirs.image_ids

@@ -1,0 +1,82 @@
+"""common/data/shard_paths.py: braces, globs, and names that are not there."""
+
+import pytest
+
+from common.data import shard_paths
+from common.data.shard_paths import expand_shards
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "{00000..00012}.tar",
+        "{0..10..3}",
+        "{3..1}",
+        "{a,b}{1..2}",
+        "x{a,{b,c}d}y",
+        "{a..d}",
+        "plain",
+        "{-1..1}",
+        "{08..11}",
+    ],
+)
+def test_braces_expand_as_in_the_braceexpand_package(pattern):
+    braceexpand = pytest.importorskip("braceexpand")
+    # as sets: the files are sorted afterwards, so the order of nested braces does not matter
+    assert set(shard_paths._expand_braces(pattern)) == set(braceexpand.braceexpand(pattern))
+
+
+@pytest.mark.parametrize("pattern", ["{}", "{alone}", "{1..a}", "open{1..2", "}{"])
+def test_braces_without_a_list_or_a_range_stay(pattern):
+    assert shard_paths._expand_braces(pattern) == [pattern]
+
+
+def test_patterns_find_files_sorted_and_once(tmp_path, monkeypatch):
+    names = ["a-0.tar", "a-1.tar", "a-10.tar", "b-0.tar", "notes.txt"]
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "c.tar").touch()
+
+    def found(pattern, root=tmp_path):
+        return [str(path.relative_to(tmp_path)) for path in expand_shards(pattern, root)]
+
+    assert found("a-{0..1}.tar") == ["a-0.tar", "a-1.tar"]
+    assert found("{b,a}-0.tar") == ["a-0.tar", "b-0.tar"]
+    assert found("a-?.tar") == ["a-0.tar", "a-1.tar"]
+    assert found("[ab]-0.tar") == ["a-0.tar", "b-0.tar"]
+    assert found("{a,b}-*.tar") == names[:4]
+    assert found(["a-*.tar", "./a-0.tar", "deep/../a-0.tar"]) == names[:3]
+    assert found(".") == names[:4]
+    assert found("**/c.tar") == ["deep/c.tar"]
+    assert found(str(tmp_path / "a-*.tar"), None) == names[:3]
+    assert found(tmp_path / "deep") == ["deep/c.tar"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert found("~/a-0.tar", "/") == ["a-0.tar"]
+    assert found("a-0.tar", "~") == ["a-0.tar"]
+    monkeypatch.chdir(tmp_path)
+    assert found("a-0.tar", None) == ["a-0.tar"]
+
+
+def test_a_folder_or_file_with_brackets_in_its_name_is_found(tmp_path):
+    folder = tmp_path / "set [v1] {x}"
+    folder.mkdir()
+    (folder / "a{1,2}.tar").touch()
+    assert [path.name for path in expand_shards("*.tar", folder)] == ["a{1,2}.tar"]
+    assert [path.name for path in expand_shards("a{1,2}.tar", folder)] == ["a{1,2}.tar"]
+    assert [path.name for path in expand_shards(str(folder))] == ["a{1,2}.tar"]
+
+
+def test_shards_that_are_not_there_are_named(tmp_path):
+    (tmp_path / "00000.tar").touch()
+    with pytest.raises(FileNotFoundError) as error:
+        expand_shards("{00000..00009}.tar", tmp_path)
+    for part in ("'{00000..00009}.tar'", repr(str(tmp_path)), "9 of 10", str(tmp_path / "00001.tar"), "and 6 more"):
+        assert part in str(error.value)
+    with pytest.raises(FileNotFoundError, match=r"no shards for pattern '\*val\*\.tar'"):
+        expand_shards("*val*.tar", tmp_path)
+    with pytest.raises(FileNotFoundError, match="the root folder does not exist"):
+        expand_shards("*.tar", tmp_path / "nowhere")
+    for empty in ("", [], ["a.tar", ""]):
+        with pytest.raises(ValueError, match="shard pattern"):
+            expand_shards(empty, tmp_path)

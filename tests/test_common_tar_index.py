@@ -1,0 +1,182 @@
+"""common/data/tar_index.py: whole, cut and foreign shards, and the index kept between runs."""
+
+import io
+import json
+import os
+import tarfile
+
+import pytest
+from tars import as_plain, good_tar, pair, write_tar
+
+from common.data import tar_index
+from common.data.shards import ShardDataset
+from common.data.tar_index import index_shard
+
+
+def test_a_shard_cut_at_any_byte_gives_its_complete_samples_and_names_the_cut(tmp_path):
+    whole = good_tar(tmp_path / "whole.tar", 3)
+    full = index_shard(whole)
+    ends = [int((full.members[row, :2, 0] + full.members[row, :2, 1]).max()) for row in range(3)]
+    first_of = [int(full.members[row, 0, 0]) - 512 for row in range(3)]  # where the header of the picture starts
+    content = whole.read_bytes()
+    cut = tmp_path / "cut.tar"
+    end_of_data = -(-ends[2] // 512) * 512
+    kinds = set()
+    # every class of position: around headers, bodies, padding and end blocks of the second and third sample
+    json_header = int(full.members[2, 1, 0]) - 512
+    positions = {first_of[1], first_of[2], json_header, end_of_data, ends[2], ends[1]}
+    positions = {place + shift for place in positions for shift in (-513, -512, -511, -1, 0, 1, 300, 511, 512, 513)}
+    for position in sorted(positions | set(range(first_of[1] + 7, len(content), 997))):
+        if not ends[0] <= position <= len(content):
+            continue
+        cut.write_bytes(content[:position])
+        index = index_shard(cut)
+        complete = sum(end <= position for end in ends)
+        assert len(index.members) == complete, position
+        for row in range(complete):
+            assert (index.members[row] == full.members[row]).all()
+        if position >= end_of_data + 512:
+            assert index.broken == []  # one end block says that the tar ends here
+            continue
+        assert len(index.broken) == 1, (position, index.broken)
+        broken = index.broken[0]
+        assert broken.path == str(cut)
+        kind = broken.reason.split(":")[0]
+        kinds.add(kind)
+        if kind == "shard is cut" or (
+            kind == "shard is cut in a header" and json_header < position < json_header + 512
+        ):
+            assert broken.key == f"k{complete:04d}", (position, str(broken))
+        pairs = ShardDataset(str(cut))
+        assert [pairs[row]["image_id"] for row in range(complete)] == [f"id{row}" for row in range(complete)]
+    assert kinds == {"shard is cut", "shard is cut in a header", "shard ends without end-of-archive blocks"}
+
+
+def test_a_damaged_header_ends_the_shard_and_is_named(tmp_path):
+    path = good_tar(tmp_path / "x.tar", 3)
+    content = bytearray(path.read_bytes())
+    start = int(index_shard(path).members[1, 0, 0]) - 512
+    content[start + 3] ^= 0xFF
+    path.write_bytes(content)
+    index = index_shard(path)
+    assert len(index.members) == 1
+    assert [broken.reason for broken in index.broken] == [f"unreadable header, the rest is not read: at byte {start}"]
+
+
+@pytest.mark.parametrize("size", [-512, -(1 << 40), 1 << 40, (1 << 87) - 1])
+@pytest.mark.parametrize("name", ["k.jpg", "no extension"])
+def test_an_absurd_size_in_a_header_ends_the_shard_and_never_hangs(tmp_path, size, name):
+    path = good_tar(tmp_path / "x.tar", 1)
+    index = index_shard(path)
+    end = int(index.members[0, 1, 0]) + 512
+    info = tarfile.TarInfo(name)
+    header = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    header[124:136] = (size % (1 << 96)).to_bytes(12, "big") if size < 0 else b"\x80" + size.to_bytes(11, "big")
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    path.write_bytes(path.read_bytes()[:end] + header + b"\0" * 1024)
+    again = index_shard(path)
+    assert (len(again.members), len(again.broken)) == (1, 1)
+    assert again.broken[0].reason.startswith("unreadable header" if size < 0 else "shard is cut")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"hello, this is no tar at all" * 40, "is not a tar: it starts with b'hello, this is n'"),
+        (b"\x1f\x8b" + b"0" * 2000, "a gzip file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
+        (b"x" * 100, "is not a tar"),
+    ],
+)
+def test_a_file_that_is_no_tar_is_named(tmp_path, content, words):
+    path = tmp_path / "bad.tar"
+    path.write_bytes(content)
+    good_tar(tmp_path / "good.tar", 2)
+    with pytest.raises(ValueError) as error:
+        ShardDataset("*.tar", root=tmp_path)
+    assert str(path) in str(error.value)
+    assert words in str(error.value)
+
+
+def test_members_without_partner_and_doubles_are_listed_at_opening(tmp_path):
+    path = tmp_path / "x.tar"
+    samples = {"a": pair(0), "no_text": pair(1, json=None), "no_picture": pair(2, jpg=None)}
+    samples |= {"other": {"npy": b"1"}, "b": pair(3)}
+    write_tar(path, samples)
+    with tarfile.open(path, "a") as tar:
+        info = tarfile.TarInfo("a.jpg")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"abc"))
+    pairs = ShardDataset(str(path))
+    assert [pairs[index]["image_id"] for index in range(len(pairs))] == ["id0", "id3"]
+    reasons = {broken.key: broken.reason for broken in pairs.broken_at_open}
+    assert reasons == {
+        "a": "second image member: a.jpg is ignored",
+        "no_text": "picture without caption: no json or txt member",
+        "no_picture": "no picture: it has only json; accepted: jpg, jpeg, png, webp",
+        "other": "no picture: unknown members other.npy",
+    }
+
+
+# --- the cache of the index ------------------------------------------------------------------------------------------
+
+
+def test_a_cached_index_is_used_and_gives_the_same_data_set(tmp_path, monkeypatch):
+    path = good_tar(tmp_path / "x.tar", 3)
+    path.write_bytes(path.read_bytes()[: int(index_shard(path).members[2, 0, 0]) + 10])
+    plain = ShardDataset(str(path))
+    assert (len(plain), len(plain.broken_at_open)) == (2, 1)
+    first = ShardDataset(str(path), index_dir=tmp_path / "index")
+    assert len(list((tmp_path / "index").iterdir())) == 1
+    monkeypatch.setattr(tar_index, "index_shard", lambda *a, **k: pytest.fail("the shard was read again"))
+    second = ShardDataset(str(path), index_dir=tmp_path / "index")
+    for other in (first, second):
+        assert other.fingerprint == plain.fingerprint
+        assert other.broken_at_open == plain.broken_at_open
+        assert [as_plain(other[i]) for i in range(len(other))] == [as_plain(plain[i]) for i in range(len(plain))]
+
+
+def test_a_stale_index_is_rebuilt(tmp_path):
+    path = good_tar(tmp_path / "x.tar", 3)
+    ShardDataset(str(path), index_dir=tmp_path / "index")
+    status = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"picture 1", b"picture 7"))  # same size, another time
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    again = ShardDataset(str(path), index_dir=tmp_path / "index")
+    assert again.fingerprint == ShardDataset(str(path)).fingerprint
+    assert again.captions(1)[0] == "picture 7"
+    good_tar(path, 5)
+    assert len(ShardDataset(str(path), index_dir=tmp_path / "index")) == 5
+    assert len(list((tmp_path / "index").iterdir())) == 1  # replaced, not collected
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "list", "digit", "key", "bytes"])
+def test_a_corrupt_index_is_rebuilt(tmp_path, damage):
+    path = good_tar(tmp_path / "x.tar", 3)
+    expected = ShardDataset(str(path), index_dir=tmp_path / "index").fingerprint
+    (cache,) = (tmp_path / "index").iterdir()
+    text = cache.read_text()
+    content = json.loads(text)
+    start = content["members"][1][0][0]
+    changed = {
+        "cut": text[: len(text) // 2],
+        "empty": "",
+        "list": "[]",
+        "digit": text.replace(f"[{start}, ", f"[{start + 1}, "),
+        "key": json.dumps({key: value for key, value in content.items() if key != "members"}),
+        "bytes": "\x00\x01",
+    }[damage]
+    assert changed != text
+    cache.write_text(changed)
+    again = ShardDataset(str(path), index_dir=tmp_path / "index")
+    assert (again.fingerprint, [again[row]["image_id"] for row in range(3)]) == (expected, ["id0", "id1", "id2"])
+    assert cache.read_text() == text
+
+
+def test_an_index_folder_that_cannot_be_written_warns_and_reads_on(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.warns(UserWarning, match="the shard index cannot be kept"):
+        pairs = ShardDataset(str(good_tar(tmp_path / "x.tar", 2)), index_dir=tmp_path / "file" / "index")
+    assert len(pairs) == 2
