@@ -55,7 +55,7 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed-run
 install: $(RUN_READY) ## virtual environment and requirements
 
 test: $(DEV_READY) ## all tests that need neither GPU nor half a minute each
-	$(PY) -m pytest -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-slow: $(DEV_READY) ## the slow tests
 	$(PY) -m pytest -m "slow and not gpu"
