@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from common.report.command import Command
 from common.report.schema import from_json
 from oblique_topology.reproduce import PARTS, main
 
@@ -99,3 +100,13 @@ def test_the_smoke_table_runs_from_the_command_line_of_make(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "table2 of Design of the topology" in done.stdout.lstrip().splitlines()[0]
+
+
+def test_no_path_of_a_machine_gets_into_a_committed_command(tmp_path):
+    command = Command(
+        "table2", "photos", (0,), ("data.root=/a/b", "data.second_test=/c/d.tar", "run.seed=1"), tmp_path, tmp_path
+    )
+    assert command.text("oblique_topology") == (
+        "make reproduce-table2 PAPER=oblique_topology SCALE=photos SEEDS=1 DATA=<folder> "
+        'SET="data.second_test=<path> run.seed=1"'
+    )

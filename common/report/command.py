@@ -44,7 +44,7 @@ class Command:
 
     def text(self, paper: str) -> str:
         """The command as it would be typed, without paths of this machine."""
-        extra = [text for text in self.overrides if not text.startswith("data.root=")]
+        extra = [_without_path(text) for text in self.overrides if not text.startswith("data.root=")]
         data = " DATA=<folder>" if any(text.startswith("data.root=") for text in self.overrides) else ""
         extra_text = f' SET="{" ".join(extra)}"' if extra else ""
         return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} SEEDS={len(self.seeds)}{data}{extra_text}"
@@ -166,6 +166,12 @@ def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> No
     logs = {f"{method}, seed {run.seed}": read_log(run.files.log) for method, seeds in runs.items() for run in seeds}
     if logs and is_main_process():
         plot_training(logs, command.results / paper / command.part / command.scale / f"{command.part}_training.png")
+
+
+def _without_path(override: str) -> str:
+    """The override with a value that is a path replaced; results are committed and shared."""
+    key, equals, value = override.partition("=")
+    return f"{key}=<path>" if "/" in value or "\\" in value else override
 
 
 def _shown(path: Path) -> str:
