@@ -170,7 +170,7 @@ def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> No
 
 def _without_path(override: str) -> str:
     """The override with a value that is a path replaced; results are committed and shared."""
-    key, equals, value = override.partition("=")
+    key, _, value = override.partition("=")
     return f"{key}=<path>" if "/" in value or "\\" in value else override
 
 
