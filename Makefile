@@ -39,17 +39,18 @@ help: ## this list
 	    | awk -F'|' '{printf "%-28s %s\n", $$1, $$2}'
 
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; give another one with PYTHON=...")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; give another one with PYTHON=...")'
+	@echo "making a virtual environment in $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-run: requirements.txt | $(VENV)/bin/python
 	@echo "installing requirements.txt into $(VENV) (about 6 GB with the ordinary torch builds, a few minutes) ..."
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
 $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed-run
 	@echo "installing requirements-dev.txt into $(VENV) ..."
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
 install: $(RUN_READY) ## virtual environment and requirements
