@@ -41,7 +41,7 @@ help: ## this list
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; give another one with PYTHON=...")'
 	@echo "making a virtual environment in $(VENV) ..."
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || (rm -rf $(VENV); exit 1)
 
 $(VENV)/.installed-run: requirements.txt | $(VENV)/bin/python
 	@echo "installing requirements.txt into $(VENV) (about 6 GB with the ordinary torch builds, a few minutes) ..."
@@ -91,5 +91,5 @@ reproduce: $(RUN_READY) ## every table and figure of PAPER
 reproduce-all: $(RUN_READY) ## every table and figure of every paper
 	@$(PY) scripts/reproduce.py all all $(OPTIONS)
 
-clean: ## removes outputs/ (runs, tables, page); committed results and .venv stay
-	rm -rf "$(OUTPUT)"
+clean: ## removes runs, tables and page from outputs/; committed results and .venv stay
+	rm -rf "$(OUTPUT)/runs" "$(OUTPUT)/results" "$(OUTPUT)/shard_index" "$(OUTPUT)/report.html"

@@ -67,21 +67,18 @@ def gather_with_gradient(tensor: torch.Tensor) -> torch.Tensor:
 def gather_rows(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
     """Puts together rows that were dealt out in turn: process r holds rows r, r + W, r + 2W, ... of num_rows.
 
-    Nothing is duplicated when num_rows is no multiple of the world size: the padding is cut by position.
+    Where num_rows is no multiple of the world size, the last rows are padding and are cut by position.
 
     Args:
-        rows: (ceil((num_rows - rank) / world_size), ...) on each process, no gradient needed.
+        rows: (share, ...) on each process, as many on each, no gradient needed.
         num_rows: rows in all.
     Returns:
         (num_rows, ...) in their original order, on every process.
     """
     if world_size() == 1:
         return rows
-    share = -(-num_rows // world_size())
-    padded = rows.new_zeros((share, *rows.shape[1:]))
-    padded[: len(rows)] = rows
-    gathered = [torch.empty_like(padded) for _ in range(world_size())]
-    dist.all_gather(gathered, padded)
+    gathered = [torch.empty_like(rows) for _ in range(world_size())]
+    dist.all_gather(gathered, rows.contiguous())
     return torch.stack(gathered, dim=1).flatten(0, 1)[:num_rows]
 
 

@@ -7,6 +7,7 @@ python oblique_topology/evaluate.py --checkpoint <folder> data.source=shards dat
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from accelerate import Accelerator
 from common.data.pairs import EvaluationSets, open_evaluation_sets
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
+from common.distributed import is_main_process
 from common.evaluation.embed import Encoder, Evaluation, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from common.run.config import from_dict, override
-from common.run.provenance import git_revision, hardware
-from common.run.session import RunFiles, evaluation_key, run_or_explain, write_json
+from common.run.config import ConfigError, from_dict, override
+from common.run.session import RunFiles, provenance_of, run_or_explain, write_json
 from oblique_topology.config import Config
 from oblique_topology.model import build_model
 
@@ -38,14 +39,23 @@ def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict
     return results | {role: evaluate_retrieval(encoder, pairs) for role, pairs in sets.retrieval.items()}
 
 
-def as_json(results: dict[str, Evaluation], step: int) -> dict[str, Any]:
-    """Metrics with their protocols, and what produced them."""
+def as_json(
+    results: dict[str, Evaluation], step: int, training: dict[str, Any], provenance: dict[str, str]
+) -> dict[str, Any]:
+    """Metrics with their protocols, and what produced them.
+
+    Args:
+        results: by role.
+        step: of the weights.
+        training: the checkpoint's state: where the weights come from.
+        provenance: of the evaluation.
+    """
     return {
         "paper": PAPER,
         "step": step,
-        "evaluation_key": evaluation_key(PAPER),
-        "git_revision": git_revision(),
-        "hardware": hardware(),
+        "training_data": training["training_data"],
+        "training_revision": training["training_revision"],
+        **provenance,
         "evaluations": {
             name: {"metrics": result.metrics, "chance": result.chance, "protocol": result.protocol}
             for name, result in results.items()
@@ -59,27 +69,36 @@ def evaluate_and_save(
     sets: EvaluationSets,
     files: RunFiles,
     step: int,
-    training_data: str,
-    is_main_process: bool,
+    training: dict[str, Any],
+    provenance: dict[str, str],
 ) -> None:
     """Evaluates on all processes; the main one writes metrics, and the hits that intervals are computed from."""
     results = evaluate_all(config, encoder, sets)
-    if is_main_process:
+    if is_main_process():
         write_json(files.hits, {name: result.hits for name, result in results.items()})
-        write_json(files.evaluation, {"training_data": training_data, **as_json(results, step)})
+        write_json(files.evaluation, as_json(results, step, training, provenance))
 
 
-def load_encoder(checkpoint: Checkpoint, device: torch.device) -> tuple[Config, Encoder]:
+def load_encoder(checkpoint: Checkpoint, device: torch.device, overrides: Sequence[str] = ()) -> tuple[Config, Encoder]:
     """Rebuilds model and preprocessing from a checkpoint alone.
 
+    Args:
+        checkpoint: of this paper.
+        device: where the model goes.
+        overrides: "data.key=value" and "run.key=value": other test sets, other batch sizes.
     Raises:
         CheckpointError: if it belongs to another paper or another model.
+        ConfigError: if an override would change the model.
     """
     if checkpoint.state["paper"] != PAPER:
         raise CheckpointError(f"{checkpoint.path} belongs to {checkpoint.state['paper']}; accepted: {PAPER}")
-    config = from_dict(Config, checkpoint.state["config"], str(checkpoint.path / "state.json"))
+    fixed = [text for text in overrides if not text.startswith(("data.", "run."))]
+    if fixed:
+        raise ConfigError(f"command line: {fixed[0]} would change a trained model; accepted: data.* and run.*")
+    trained = from_dict(Config, checkpoint.state["config"], str(checkpoint.path / "state.json"))
+    config = override(trained, list(overrides))
     tokenizer = WordTokenizer.from_json(checkpoint.state["tokenizer"])
-    model = build_model(config, tokenizer.vocabulary_size)
+    model = build_model(trained, tokenizer.vocabulary_size)
     if checkpoint.state["geometry"] != model.geometry.name:
         raise CheckpointError(
             f"{checkpoint.path} was trained with geometry {checkpoint.state['geometry']!r}, "
@@ -90,7 +109,7 @@ def load_encoder(checkpoint: Checkpoint, device: torch.device) -> tuple[Config, 
         model=model.to(device).eval(),
         transform=ImageTransform.from_json(checkpoint.state["transform"]),
         tokenizer=tokenizer,
-        context_length=config.data.context_length,
+        context_length=trained.data.context_length,
         batch_size=config.run.evaluation_batch_size,
         device=device,
         num_workers=config.run.num_workers,
@@ -98,12 +117,12 @@ def load_encoder(checkpoint: Checkpoint, device: torch.device) -> tuple[Config, 
     return config, encoder
 
 
-def reevaluate(checkpoint: Checkpoint, files: RunFiles, accelerator: Accelerator) -> None:
-    """Evaluates a trained run again, after a change of the evaluation code."""
-    config, encoder = load_encoder(checkpoint, accelerator.device)
-    step, training_data = checkpoint.state["step"], checkpoint.state["training_data"]
+def reevaluate(checkpoint: Checkpoint, config: Config, files: RunFiles, accelerator: Accelerator) -> None:
+    """Evaluates a trained run again, after a change of the evaluation code or of the test data."""
+    _, encoder = load_encoder(checkpoint, accelerator.device)
     sets = open_evaluation_sets(config.data)
-    evaluate_and_save(config, encoder, sets, files, step, training_data, accelerator.is_main_process)
+    step, provenance = checkpoint.state["step"], provenance_of(PAPER)
+    evaluate_and_save(config, encoder, sets, files, step, checkpoint.state, provenance)
 
 
 def main() -> None:
@@ -114,9 +133,10 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
 
     checkpoint = open_checkpoint(arguments.checkpoint)
-    config, encoder = load_encoder(checkpoint, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    config = override(config, arguments.overrides)
-    content = as_json(evaluate_all(config, encoder, open_evaluation_sets(config.data)), checkpoint.state["step"])
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    config, encoder = load_encoder(checkpoint, device, arguments.overrides)
+    results = evaluate_all(config, encoder, open_evaluation_sets(config.data))
+    content = as_json(results, checkpoint.state["step"], checkpoint.state, provenance_of(PAPER))
     if arguments.output is None:
         print(json.dumps(content, indent=1))
     else:

@@ -1,12 +1,14 @@
 """Trains one row of the oblique-topology paper's tables.
 
     python oblique_topology/train.py                                              main row, scenes, a CPU is enough
-    accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml oblique_topology/train.py   two on CPU
+    ACCELERATE_USE_CPU=true accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml \
+        oblique_topology/train.py                                                 two gloo processes, same loss
     accelerate launch --config_file scripts/accelerate/multi_gpu.yaml oblique_topology/train.py \
         --config oblique_topology/configs/table2_clip.yaml --scale paper data.root=/data/pairs
 """
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 if not __package__:
@@ -27,6 +29,7 @@ from common.data.pairs import (
     open_validation_pairs,
     training_batches,
 )
+from common.data.tokenizer import WordTokenizer
 from common.data.transforms import normalize
 from common.distributed import mean_over_processes
 from common.evaluation.embed import Encoder, evaluate_retrieval
@@ -41,8 +44,12 @@ from common.run.session import (
     RunFiles,
     StepClock,
     check_finite,
+    check_finite_gradient,
     checkpoint_to_resume,
     end_run,
+    only_run_in,
+    prepare,
+    provenance_of,
     run_files,
     run_or_explain,
     save_config,
@@ -72,8 +79,15 @@ def train(
     data, optim, run = config.data, config.optim, config.run
     device = accelerator.device
 
+    provenance = provenance_of(PAPER)  # of the code as it is now, whatever is edited during the run
+    checkpoint = checkpoint_to_resume(files, resume, config)
+
     # data: the order of samples is a function of (seed, position) alone
-    tokenizer, transform = build_tokenizer(data, pairs), image_transform(data)
+    if checkpoint is None:
+        tokenizer = build_tokenizer(data, pairs)
+    else:
+        tokenizer = WordTokenizer.from_json(checkpoint.state["tokenizer"])
+    transform = image_transform(data)
     order = SampleOrder(len(pairs), optim.global_batch_size, run.seed)
     view = TrainingView(pairs, order, transform, tokenizer, data.context_length)
     validation_pairs = open_validation_pairs(data) if run.evaluate_every else None
@@ -84,12 +98,11 @@ def train(
     model = build_model(config, tokenizer.vocabulary_size)
     optimizer = build_optimizer(model, optim)
 
-    # resume
-    checkpoint = checkpoint_to_resume(files, resume)
+    # prepare, resume
     if checkpoint is not None:
         checkpoint.load_model(model)
     first_step = 0 if checkpoint is None else checkpoint.state["step"]
-    model, optimizer = accelerator.prepare(model, optimizer)
+    model, optimizer = prepare(accelerator, model, optimizer)
     if checkpoint is not None:
         checkpoint.load_optimizer(model, optimizer.optimizer)
     bare_model = accelerator.unwrap_model(model)
@@ -101,12 +114,17 @@ def train(
         "config": to_dict(config),
         "tokenizer": tokenizer.to_json(),
         "transform": transform.to_json(),
+        "training_revision": provenance["git_revision"]
+        if checkpoint is None
+        else checkpoint.state["training_revision"],
         "training_data": f"{pairs.name}, {len(pairs)} pictures ({pairs.fingerprint[:8]})",
     }
     if accelerator.is_main_process:
         save_config(files, config, training_data=state["training_data"], processes=accelerator.num_processes)
     log = RunLog(files.log, first_step if checkpoint is not None else None, accelerator.is_main_process)
-    encoder = Encoder(bare_model, transform, tokenizer, data.context_length, run.evaluation_batch_size, device)
+    encoder = Encoder(
+        bare_model, transform, tokenizer, data.context_length, run.evaluation_batch_size, device, run.num_workers
+    )
     broken = BrokenLog(log, data.max_broken_share, lost_at_open(pairs, *evaluation_sets.retrieval.values()))
 
     # loop
@@ -130,7 +148,8 @@ def train(
         accelerator.backward(loss)
         gradient_norm = None
         if optim.max_gradient_norm is not None:
-            gradient_norm = accelerator.clip_grad_norm_(model.parameters(), optim.max_gradient_norm)
+            gradient_norm = float(accelerator.clip_grad_norm_(model.parameters(), optim.max_gradient_norm))
+            check_finite_gradient(gradient_norm, step)
         optimizer.step()
         optimizer.zero_grad()
         bare_model.logit_scale.clamp_()  # in place, after the step: a clamp in the forward pass would freeze it
@@ -143,9 +162,9 @@ def train(
                 "step": done,
                 "samples_seen": done * optim.global_batch_size,
                 "loss": global_loss,
-                "logit_scale": bare_model.logit_scale().item(),
+                "logit_scale": logit_scale.item(),
                 "learning_rate": learning_rate_at(step, optim),
-                "gradient_norm": None if gradient_norm is None else float(gradient_norm),
+                "gradient_norm": gradient_norm,
                 **clock.read(),
             }
             log.write("train", **record)
@@ -169,9 +188,7 @@ def train(
 
     # final evaluation
     model.eval()
-    training_data = state["training_data"]
-    is_main = accelerator.is_main_process
-    evaluate_and_save(config, encoder, evaluation_sets, files, optim.steps, training_data, is_main)
+    evaluate_and_save(config, encoder, evaluation_sets, files, optim.steps, state, provenance)
     end_run(accelerator)
 
 
@@ -182,8 +199,11 @@ def main() -> None:
     if arguments.output_dir is not None:
         files = RunFiles(Path(arguments.output_dir))
     accelerator = start_accelerator(config.run, files.folder)
+    if arguments.resume and not files.checkpoints.is_dir():
+        accelerator.print(f"nothing to resume in {files.folder} (another config, data or code has another folder)")
     accelerator.print(f"{PAPER}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}")
-    train(config, pairs, files, arguments.resume, accelerator, label=arguments.row)
+    with only_run_in(files) if accelerator.is_main_process else nullcontext():
+        train(config, pairs, files, arguments.resume, accelerator, label=arguments.row)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Is the contrastive gradient right on your machines? Compares W processes with one, for every parameter.
 
-    accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml scripts/check_distributed.py
+    ACCELERATE_USE_CPU=true accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml \\
+        scripts/check_distributed.py
     accelerate launch --config_file scripts/accelerate/multi_gpu.yaml scripts/check_distributed.py
 
 Every process knows the whole batch. Each trains on its share through Accelerate, DDP and the gather with gradient, and

@@ -15,7 +15,8 @@
 #SBATCH --time=24:00:00
 #SBATCH --output=outputs/slurm-%j.log
 # Slurm does not make the folder of --output: mkdir -p outputs before sbatch.
-# A job that ran into its time limit goes on when it is submitted again with --resume.
+# A job that ran into its time limit goes on when it is submitted again with --resume; name an --output-dir,
+# because the default folder changes with the config and the code.
 
 set -euo pipefail
 

@@ -75,6 +75,28 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, name, 
         assert last_checkpoint(tmp_path).state["step"] == 1
 
 
+def test_checkpoints_that_cannot_be_used_are_an_error_and_no_fresh_start(tmp_path):
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, model, optimizer, {})
+        (tmp_path / f"step-{step:08d}" / "model.safetensors").write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match="damaged"), pytest.raises(CheckpointError, match="none of the 2 checkpoints"):
+        last_checkpoint(tmp_path)
+
+
+def test_damaged_later_checkpoints_do_not_push_out_a_new_one(tmp_path):
+    model, optimizer = make()
+    train(model, optimizer, 1)
+    for step in (100, 500, 600):
+        save_checkpoint(tmp_path, step, model, optimizer, {}, keep=3)
+    for step in (500, 600):
+        (tmp_path / f"step-{step:08d}" / "model.safetensors").write_bytes(b"damaged")
+    save_checkpoint(tmp_path, 200, model, optimizer, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000100", "step-00000200"]
+    assert last_checkpoint(tmp_path).state["step"] == 200
+
+
 def test_a_checkpoint_of_another_model_is_refused_with_the_parameters_named(tmp_path):
     model, optimizer = make()
     train(model, optimizer, 1)

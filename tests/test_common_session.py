@@ -3,13 +3,16 @@
 import dataclasses
 import json
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs
 from common.run.checkpoint import save_checkpoint
-from common.run.config import ConfigError, DataConfig, OptimConfig
+from common.run.config import ConfigError, DataConfig, OptimConfig, override, to_dict
 from common.run.log import RunLog, read_log
 from common.run.order import SampleOrder
 from common.run.session import (
@@ -17,11 +20,15 @@ from common.run.session import (
     RunFiles,
     StepClock,
     check_finite,
+    check_finite_gradient,
     checkpoint_to_resume,
-    evaluation_key,
+    evaluation_code,
+    only_run_in,
     run_key,
 )
 from oblique_topology.config import Config
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class FakeTime:
@@ -81,15 +88,46 @@ def test_an_evaluation_between_steps_is_not_counted(fake_time):
 
 def test_a_fresh_run_does_not_write_over_one_that_is_there(tmp_path):
     files = RunFiles(tmp_path)
-    assert checkpoint_to_resume(files, resume=False) is None
+    assert checkpoint_to_resume(files, False, Config()) is None
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    save_checkpoint(files.checkpoints, 7, model, optimizer, {})
+    save_checkpoint(files.checkpoints, 7, model, optimizer, {"config": to_dict(Config())})
     with pytest.raises(ConfigError, match="holds a run up to step 7: add --resume"):
-        checkpoint_to_resume(files, resume=False)
-    assert checkpoint_to_resume(files, resume=True).state["step"] == 7
+        checkpoint_to_resume(files, False, Config())
+    assert checkpoint_to_resume(files, True, Config()).state["step"] == 7
+    elsewhere = override(Config(), ["data.root=/moved", "run.num_workers=3", "run.log_every=7"])
+    assert checkpoint_to_resume(files, True, elsewhere).state["step"] == 7
+    for change in ("optim.learning_rate=0.5", "run.seed=1", "data.image_size=24", "method.logit_scale_max=50"):
+        with pytest.raises(ConfigError, match=rf"holds a run of another config: {change.partition('=')[0]} "):
+            checkpoint_to_resume(files, True, override(Config(), [change]))
+
+
+def test_a_folder_is_held_by_one_run(tmp_path):
+    files = RunFiles(tmp_path / "run")
+    script = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from pathlib import Path\n"
+        "from common.run.session import ConfigError, RunFiles, only_run_in\n"
+        "try:\n"
+        f"    with only_run_in(RunFiles(Path({str(tmp_path / 'run')!r}))): print('mine')\n"
+        "except ConfigError as error: print(error)\n"
+    )
+
+    def other_process():
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+    with only_run_in(files):
+        assert "another process trains in" in other_process()
+    assert other_process() == "mine\n"
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_stops_before_the_step(norm):
+    with pytest.raises(NonFiniteLoss, match=r"gradient norm is .* at step 3"):
+        check_finite_gradient(norm, 3)
+    check_finite_gradient(5.0, 3)
 
 
 def test_log_drops_later_steps_and_a_torn_last_line_on_resume(tmp_path):
@@ -104,6 +142,17 @@ def test_log_drops_later_steps_and_a_torn_last_line_on_resume(tmp_path):
     RunLog(path, resume_step=2).write("train", step=3, loss=0.5)
     assert [(record["step"], record["loss"]) for record in read_log(path)] == [(1, 1.0), (2, 0.5), (3, 0.5)]
     assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_log_survives_any_text_and_refuses_damage_in_the_middle(tmp_path):
+    path = tmp_path / "log.jsonl"
+    log = RunLog(path)
+    log.write("broken", step=1, samples=["line\u2028separator and \x85 next line\nnew line"])
+    log.write("train", step=2, loss=1.0)
+    assert [record["step"] for record in read_log(path)] == [1, 2]
+    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(ValueError, match="line 2 is no JSON"):
+        read_log(path)
 
 
 def test_log_of_other_processes_writes_nothing(tmp_path):
@@ -121,6 +170,12 @@ def test_cache_key_depends_on_config_data_and_code(monkeypatch):
     changed = dataclasses.replace(config, optim=OptimConfig(learning_rate=2.0e-3))
     assert run_key("oblique_topology", changed, "data") != key
     assert run_key("euclip", config, "data") != key
+    assert run_key("oblique_topology", override(config, ["run.seed=1"]), "data") != key
+    assert run_key("oblique_topology", override(config, ["run.mixed_precision=bf16"]), "data") != key
+    assert run_key("oblique_topology", override(config, ["run.num_workers=2", "run.log_every=3"]), "data") == key
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert run_key("oblique_topology", config, "data") != key
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
     monkeypatch.setattr(session, "code_fingerprint", lambda *arguments: "other code")
     assert run_key("oblique_topology", config, "data") != key
 
@@ -134,7 +189,7 @@ def test_keys_change_with_the_files_they_claim_to_cover(monkeypatch, tmp_path):
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
 
     def keys():
-        return run_key("paper", Config(), "data"), evaluation_key("paper")
+        return run_key("paper", Config(), "data"), evaluation_code("paper")
 
     def changed_by(name):
         before = keys()

@@ -1,23 +1,20 @@
 """The worked example of CONTRIBUTING.md does what it says."""
 
+import json
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from common.data.scenes import SceneDataset, scene_words
-from common.data.tokenizer import WordTokenizer
-from common.data.transforms import ImageTransform
-from common.encoders.text import BidirectionalTextTransformer
-from common.encoders.two_towers import TwoTowers
-from common.encoders.vision import VisionTransformer
-from common.evaluation.embed import Encoder, evaluate_retrieval
 from common.geometry import Geometry
-from common.info_nce import contrastive_loss
-from common.logit_scale import LogitScale
+from common.run.checkpoint import open_checkpoint
 
-TEXT = (Path(__file__).resolve().parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -46,27 +43,42 @@ def test_the_example_is_a_geometry_that_keeps_its_laws(example):
     assert torch.isfinite(features.grad).all()
 
 
-def test_the_example_trains_its_scalar_and_is_evaluated(example):
-    tokenizer = WordTokenizer.from_words(scene_words())
-    model = TwoTowers(
-        VisionTransformer(32, 16, 32, 1, 2, 16),
-        BidirectionalTextTransformer(tokenizer.vocabulary_size, 16, 32, 1, 2, 16),
-        example["Ball"](),
-        LogitScale(5.0),
+def test_the_steps_of_the_page_train_a_row(tmp_path):
+    """A copy of the repository's code, the page's own commands and blocks, then its own training command."""
+    for folder in ("common", "oblique_topology"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (shell, *_), (python,), (row,) = (
+        re.findall(rf"```{kind}\n(.*?)```", TEXT, re.DOTALL) for kind in ("sh", "python", "yaml")
     )
-    images, token_ids = torch.randn(8, 3, 32, 32), torch.randint(2, 40, (8, 16))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(25):
-        x, y, scale = model(images, token_ids)
-        loss = contrastive_loss(x, y, model.geometry.similarity, scale)
-        loss.backward()
-        assert model.geometry.log_radius.grad.abs() > 0
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
-    assert "geometry.log_radius" in model.state_dict()
-    encoder = Encoder(model.eval(), ImageTransform(32), tokenizer, 16, 8, torch.device("cpu"))
-    metrics = evaluate_retrieval(encoder, SceneDataset("test", 12, 32)).metrics
+    copy, rename = shell.strip().splitlines()
+    subprocess.run(copy, shell=True, check=True, cwd=tmp_path)
+    subprocess.run(rename, shell=True, check=True, cwd=tmp_path)
+    mine = tmp_path / "my_geometry"
+    (mine / "ball.py").write_text(python)
+    (mine / "configs" / "ball.yaml").write_text(row)
+
+    literal, table, line = re.findall(r"`geometry: (Literal.*?)`.*?`(\{.*?\})`.*?`(from .*?)`", TEXT, re.DOTALL)[0]
+    edit(mine / "config.py", 'Literal["sphere"]', literal)
+    edit(mine / "model.py", '{"sphere": Sphere}', table)
+    edit(mine / "model.py", "from my_geometry.config", f"{line}\nfrom my_geometry.config")
+
+    (command,) = re.findall(r"`python (my_geometry/train.py .*?)`", TEXT)
+    smoke = [*command.split(), "--scale", "smoke", "--output-dir", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, *smoke], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    checkpoint = open_checkpoint(tmp_path / "run" / "checkpoints" / "step-00000006")
+    assert checkpoint.state["geometry"] == "ball"
+    assert checkpoint.state["paper"] == "my_geometry"
+    assert checkpoint.model_tensors()["geometry.log_radius"].item() != 0.0  # trained
+    metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())["evaluations"]["test"]["metrics"]
     assert 0 <= metrics["mean_recall"] <= 1
+
+    wrong = [sys.executable, *smoke[:-1], str(tmp_path / "other"), "method.geometry=torus"]
+    done = subprocess.run(wrong, cwd=tmp_path, capture_output=True, text=True)
+    assert "accepted: sphere, ball" in done.stderr
+
+
+def edit(path, before, after):
+    text = path.read_text(encoding="utf-8")
+    assert before in text, f"{path.name} has no {before}"
+    path.write_text(text.replace(before, after), encoding="utf-8")

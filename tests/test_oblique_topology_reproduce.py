@@ -26,12 +26,14 @@ def table(output, name="table2", scale="smoke"):
     return from_json((output / "results" / "oblique_topology" / "table2" / scale / f"{name}.json").read_text())
 
 
-def test_every_part_has_a_make_target():
+def test_make_hands_every_part_to_this_paper():
     for part in PARTS:
         done = subprocess.run(
-            ["make", "-n", "PY=python", f"reproduce-{part}", "PAPER=oblique_topology"], cwd=ROOT, capture_output=True
-        )
-        assert done.returncode == 0
+            ["make", "-n", "PY=python", f"reproduce-{part}", "SCALE=smoke", "DATA=/a b"],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert f"scripts/reproduce.py oblique_topology {part} --scale smoke --seeds 1" in done.stdout
+        assert '--data "/a b"' in done.stdout
 
 
 def test_table2_is_written_in_every_format_with_figures_and_page(output):
@@ -71,7 +73,36 @@ def test_a_second_call_trains_nothing_and_an_override_trains_another_run(output,
     assert {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/evaluation.json")} == before
     main(["table2", "--scale", "smoke", "--output", str(output), "optim.steps=2"])
     assert len(list(output.glob("runs/*/*/*/evaluation.json"))) == 3
-    assert "optim.steps=2" in table(output).command
+    assert "optim.steps=2" not in table(output).command  # a changed row does not write over the unchanged one
+    (changed,) = output.glob("results/oblique_topology/table2/smoke-*/table2.json")
+    assert "optim.steps=2" in from_json(changed.read_text()).command
+
+
+def test_changed_test_data_or_a_lost_evaluation_are_evaluated_again_without_training(output, capsys, monkeypatch):
+    arguments = ["table2", "--scale", "smoke", "--seeds", "1", "--output", str(output)]
+    evaluations = {path: json.loads(path.read_text()) for path in output.glob("runs/*/*/seed0/evaluation.json")}
+    for path, content in evaluations.items():
+        content["evaluations"]["test"]["protocol"]["fingerprint"] = "as if the shards had been other ones then"
+        content["evaluations"]["test"]["metrics"]["i2t_recall_at_1"] = 0.99
+        path.write_text(json.dumps(content))
+    main(arguments)
+    assert "evaluating the checkpoint again" in capsys.readouterr().out
+    assert next(row for row in table(output).rows if row.ours.get("flickr_i2t_r1")).ours["flickr_i2t_r1"].mean < 90
+    for path in evaluations:
+        path.unlink()
+    main(arguments)
+    assert "evaluating the checkpoint again" in capsys.readouterr().out
+
+
+def test_a_damaged_last_checkpoint_is_trained_again_from_the_one_before(output, capsys):
+    for path in output.glob("runs/*/*/seed0/evaluation.json"):
+        path.unlink()
+    for path in output.glob("runs/*/*/seed0/checkpoints/step-00000006/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:-5])
+    with pytest.warns(UserWarning, match="damaged"):
+        main(["table2", "--scale", "smoke", "--seeds", "1", "--output", str(output)])
+    for path in output.glob("runs/*/table2_clip-smoke-*/seed0/evaluation.json"):
+        assert json.loads(path.read_text())["step"] in (6, 2)
 
 
 def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):

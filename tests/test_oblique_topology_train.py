@@ -10,11 +10,12 @@ from accelerate import Accelerator
 
 from common.data.pairs import open_training_pairs
 from common.run.checkpoint import CheckpointError, last_checkpoint, open_checkpoint
-from common.run.config import load_row
+from common.run.config import ConfigError, load_row, override
 from common.run.log import read_log
 from common.run.session import NonFiniteLoss, RunFiles
 from oblique_topology.config import Config
 from oblique_topology.evaluate import load_encoder
+from oblique_topology.model import build_model
 from oblique_topology.train import train
 
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
@@ -125,8 +126,13 @@ def test_a_checkpoint_rebuilds_its_model_and_refuses_another(unbroken, tmp_path)
 
     run_into = tmp_path / "other"
     shutil.copytree(unbroken.folder, run_into)
-    with pytest.raises(CheckpointError, match=r"checkpoint of another model: .*image_tower"):
+    with pytest.raises(ConfigError, match=r"holds a run of another config: model.image.layers 1 -> 2"):
         run(run_into, "model.image.layers=2", resume=True)
+    two_layers = build_model(override(config, ["model.image.layers=2"]), encoder.tokenizer.vocabulary_size)
+    with pytest.raises(CheckpointError, match=r"checkpoint of another model: .*image_tower"):
+        checkpoint.load_model(two_layers)
+    with pytest.raises(ConfigError, match=r"model.image.layers=2 would change a trained model"):
+        load_encoder(checkpoint, torch.device("cpu"), ["model.image.layers=2"])
 
     foreign = tmp_path / "foreign"
     shutil.copytree(checkpoint.path, foreign)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.reproduce import parts_of
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path for path in ROOT.rglob("*.md") if not {".venv", "outputs", "results"} & set(path.parts))
 CONFIGS = sorted(ROOT.glob("*/configs/*.yaml"))
@@ -42,6 +44,12 @@ def test_make_commands_of_a_page_have_their_target(page):
             # PY=python: prints what would run without wanting the environment to be set up
             done = subprocess.run(["make", "-n", "PY=python", *words[1:]], cwd=ROOT, capture_output=True, text=True)
             assert done.returncode == 0, f"{page.name}: {one}: {done.stderr}"
+            part = words[1].removeprefix("reproduce-")
+            if part not in (words[1], "all"):  # make takes any name behind reproduce-
+                given = dict(word.split("=", 1) for word in words[2:])
+                paper = given.get("PAPER", "oblique_topology")
+                says_so = re.search(rf"`{re.escape(one)}`[^.]*says so", page.read_text(encoding="utf-8"))
+                assert part in parts_of(paper) or says_so, f"{page.name}: {one}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
@@ -89,6 +97,11 @@ def test_a_rows_header_gives_its_command_the_papers_numbers_and_what_was_run(row
 @pytest.mark.parametrize("scale", [path for path in CONFIGS if path not in ROWS], ids=lambda path: path.name)
 def test_a_scale_says_what_it_is_for(scale):
     assert scale.read_text(encoding="utf-8").startswith("# ")
+
+
+def test_no_page_was_left_half_written():
+    for page in PAGES:
+        assert "PLACEHOLDER" not in page.read_text(encoding="utf-8"), page.name
 
 
 def test_every_accelerate_file_is_listed_with_whether_it_was_run():

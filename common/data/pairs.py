@@ -114,7 +114,8 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> WordTokenizer:
     """Closed vocabulary of the scenes' grammar, or the words of the training captions."""
     if data.source == "scenes":
         return WordTokenizer.from_words(scene_words())
-    return WordTokenizer.from_captions(training_pairs.all_captions(), min_count=data.min_word_count)
+    captions = training_pairs.all_captions()
+    return WordTokenizer.from_captions(captions, min_count=data.min_word_count, max_size=data.max_words)
 
 
 def image_transform(data: DataConfig) -> ImageTransform:

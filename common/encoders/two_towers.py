@@ -35,5 +35,5 @@ class TwoTowers(nn.Module):
         return self.geometry.embed_text(self.text_tower(token_ids))
 
     def forward(self, images: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Image embeddings, text embeddings and the logit scale; everything a loss needs, so that DDP sees it all."""
+        """Image embeddings, text embeddings and the logit scale, in one call that DDP and FSDP can wrap."""
         return self.encode_image(images), self.encode_text(token_ids), self.logit_scale()

@@ -46,7 +46,7 @@ class Encoder:
             (num_images, ...) embeddings on the CPU, and (num_images,) bool: False where a picture could not be read
             (its embedding is then zero and must not be ranked).
         """
-        share = _Pictures(data_set, self.transform, range(rank(), len(data_set), world_size()))
+        share = _Pictures(data_set, self.transform, _share(len(data_set)))
         loader = DataLoader(share, batch_size=self.batch_size, num_workers=self.num_workers)
         rows, readable = [], []
         for images, ok in loader:
@@ -58,7 +58,7 @@ class Encoder:
     @torch.no_grad()
     def texts(self, texts: list[str]) -> torch.Tensor:
         """(num_texts, ...) embeddings on the CPU, in order."""
-        share = texts[rank() :: world_size()]
+        share = [texts[index] for index in _share(len(texts))]
         rows = [
             self.model.encode_text(self.tokenizer.encode(chunk, self.context_length).to(self.device))
             for chunk in _chunks(share, self.batch_size)
@@ -182,15 +182,20 @@ def _similarity(encoder: Encoder, images: torch.Tensor, texts: torch.Tensor) -> 
     return torch.cat([similarity(chunk.to(encoder.device), texts).cpu() for chunk in images.split(1024)])
 
 
+def _share(count: int) -> list[int]:
+    """Indices of this process: rank, rank + W, ...; padded with the last, so that all make as many forward passes."""
+    return [min(index, count - 1) for index in range(rank(), -(-count // world_size()) * world_size(), world_size())]
+
+
 def _chunks(items: list[str], size: int) -> Iterator[list[str]]:
-    for start in range(0, max(1, len(items)), size):
+    for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 class _Pictures(torch.utils.data.Dataset):
     """Pictures of some indices of a data set, preprocessed; one that cannot be read is zero and marked."""
 
-    def __init__(self, data_set: Any, transform: ImageTransform, indices: range) -> None:
+    def __init__(self, data_set: Any, transform: ImageTransform, indices: list[int]) -> None:
         self.data_set, self.transform, self.indices = data_set, transform, indices
 
     def __len__(self) -> int:

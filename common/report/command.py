@@ -15,7 +15,7 @@ from common.report.schema import Column, Row, Table
 from common.report.tables import to_text, write_table
 from common.run.config import SCALES, ConfigError, load_row
 from common.run.log import read_log
-from common.run.provenance import ROOT, git_revision
+from common.run.provenance import ROOT, git_revision, hash_of
 from common.run.reproduce import PaperCode, RowRun, choose_part
 
 
@@ -42,6 +42,12 @@ class Command:
     def runs(self) -> Path:
         return self.output / "runs"
 
+    def folder(self, paper: str) -> Path:
+        """Where the part's tables go; a changed row or scale does not write over the unchanged one."""
+        changed = sorted(text for text in self.overrides if not text.startswith("data."))
+        name = f"{self.scale}-{hash_of(changed)}" if changed else self.scale
+        return self.results / paper / self.part / name
+
     def text(self, paper: str) -> str:
         """The command as it would be typed, without paths of this machine."""
         extra = [_without_path(text) for text in self.overrides if not text.startswith("data.root=")]
@@ -62,7 +68,9 @@ class Command:
         )
 
     def stand_in(self, runs: dict[str, list[RowRun]], role: str) -> str | None:
-        """What our numbers of a role were really measured on."""
+        """What our numbers of a role were really measured on; at paper scale the data are the paper's own."""
+        if self.scale == "paper":
+            return None
         for seeds in runs.values():
             if role in seeds[0].evaluations:
                 return data_text(seeds[0].evaluations[role]["protocol"])
@@ -127,6 +135,9 @@ def reproduce_main(
     if not given.seeds.isdigit() or int(given.seeds) < 1:
         raise ConfigError(f"SEEDS={given.seeds} must be a whole number of seeds, at least 1")
     overrides = list(given.overrides)
+    for key, instead in (("run.seed=", "SEEDS"), ("data.root=", "DATA")):
+        if any(text.startswith(key) for text in overrides):
+            raise ConfigError(f"{key.rstrip('=')} cannot be overridden here; use {instead}")
     if given.data:
         if given.scale in ("smoke", "demo"):
             raise ConfigError(
@@ -150,14 +161,14 @@ def reproduce_main(
 
 def _write(command: Command, paper: str, tables: list[Table]) -> None:
     """Prints the tables; writes them, a figure of each, and the page of everything reproduced so far."""
-    folder = command.results / paper / command.part / command.scale
+    folder = command.folder(paper)
     for table in tables:
         print("\n" + to_text(table))
         write_table(table, folder)
         if any(table.measured(column.key) for column in table.columns):
             plot_table(table, folder / f"{table.table_id}.png")
     page = command.output / "report.html"
-    collect_page([ROOT / "results", command.results], page)
+    collect_page([ROOT / "results", command.output / "results", command.results], page)
     print(f"\ntables and figures: {_shown(folder)}\npage:               {_shown(page)}")
 
 
@@ -165,7 +176,7 @@ def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> No
     """Training curves of a part's runs, beside its tables."""
     logs = {f"{method}, seed {run.seed}": read_log(run.files.log) for method, seeds in runs.items() for run in seeds}
     if logs and is_main_process():
-        plot_training(logs, command.results / paper / command.part / command.scale / f"{command.part}_training.png")
+        plot_training(logs, command.folder(paper) / f"{command.part}_training.png")
 
 
 def _without_path(override: str) -> str:

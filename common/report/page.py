@@ -108,7 +108,7 @@ def collect(roots: Sequence[str | Path]) -> list[Entry]:
         ValueError: a file that is broken JSON or a broken table; the message names it.
     """
     entries = []
-    for root in dict.fromkeys(Path(root) for root in roots):
+    for root in dict.fromkeys(Path(root).resolve() for root in roots):
         tables = {file: table for file in sorted(root.glob("*/*/*/*.json")) if (table := _read(file)) is not None}
         entries += [Entry(table, _pictures(file, table, tables), str(root)) for file, table in tables.items()]
     return sorted(

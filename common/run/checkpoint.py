@@ -121,7 +121,9 @@ def save_checkpoint(
         (temporary / "state.json").write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
         shutil.rmtree(path, ignore_errors=True)
         temporary.rename(path)
-        for old in _step_folders(folder)[:-keep]:
+        # of later steps there can only be what a resume has passed over as damaged
+        earlier = [old for old in _step_folders(folder) if old.name <= path.name]
+        for old in [*earlier[:-keep], *(old for old in _step_folders(folder) if old.name > path.name)]:
             shutil.rmtree(old)
     wait_for_everyone()
 
@@ -149,12 +151,20 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a run, passing over damaged ones with a warning; None if there is none."""
-    for path in reversed(_step_folders(folder)):
+    """The newest whole checkpoint of a run, passing over damaged ones with a warning; None if there is none at all.
+
+    Raises:
+        CheckpointError: if there are checkpoints and none can be used; starting anew would write over them.
+    """
+    paths = _step_folders(folder)
+    for path in reversed(paths):
         try:
             return open_checkpoint(path)
         except CheckpointError as error:
+            last = error
             warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=2)
+    if paths:
+        raise CheckpointError(f"none of the {len(paths)} checkpoints in {folder} can be used; the oldest: {last}")
     return None
 
 

@@ -25,9 +25,15 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message is meant for the user as it stands."""
 
 
-def setting(default: Any, at_least: float | None = None, at_most: float | None = None, above: float | None = None):
-    """A dataclass field with a default and bounds (`above` is exclusive)."""
-    return field(default=default, metadata={"at_least": at_least, "at_most": at_most, "above": above})
+def setting(
+    default: Any,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+):
+    """A dataclass field with a default and bounds (`above` and `below` are exclusive)."""
+    return field(default=default, metadata={"at_least": at_least, "at_most": at_most, "above": above, "below": below})
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class DataConfig:
     crop_scale: tuple[float, float] | None = None  # training: share of the area of a random crop, null = as evaluation
     context_length: int = setting(32, at_least=3)  # tokens, class and end token included
     min_word_count: int = setting(2, at_least=1)  # shards: rarer words of the training captions are unknown
+    max_words: int | None = setting(None, at_least=4)  # shards: size of the vocabulary, null = no bound
     max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0)  # stop above this share of broken samples
 
 
@@ -71,7 +78,7 @@ class ModelConfig:
     image: TowerConfig = field(default_factory=lambda: TowerConfig(layers=4))
     text: TowerConfig = field(default_factory=TowerConfig)
     patch_size: int = setting(8, at_least=1)  # pixels
-    embedding_dim: int = setting(128, at_least=1)  # numbers per picture or caption, all class tokens together
+    embedding_dim: int = setting(128, at_least=1)  # numbers per picture or caption
     final_layer_norm: bool = True  # False: the last LayerNorm of both towers becomes the identity
 
 
@@ -85,8 +92,8 @@ class OptimConfig:
     final_learning_rate: float = setting(0.0, at_least=0.0)
     warmup_steps: int = setting(25, at_least=0)
     weight_decay: float = setting(0.2, at_least=0.0)  # matrices only: no norms, biases, scalars
-    beta1: float = setting(0.9, at_least=0.0, at_most=1.0)
-    beta2: float = setting(0.98, at_least=0.0, at_most=1.0)
+    beta1: float = setting(0.9, at_least=0.0, below=1.0)
+    beta2: float = setting(0.98, at_least=0.0, below=1.0)
     epsilon: float = setting(1.0e-8, above=0.0)
     max_gradient_norm: float | None = setting(1.0, above=0.0)  # null = no clipping
 
@@ -97,7 +104,7 @@ class RunConfig:
 
     seed: int = setting(0, at_least=0)
     num_workers: int = setting(0, at_least=0)  # loader processes per training process
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = None  # null = as `accelerate launch` says
+    mixed_precision: Literal["no", "bf16"] | None = None  # null = as `accelerate launch` says
     log_every: int = setting(10, at_least=1)  # steps
     evaluate_every: int = setting(0, at_least=0)  # steps between rankings of the val set, 0 = never
     save_every: int = setting(0, at_least=0)  # steps between checkpoints, 0 = only at the end
@@ -304,6 +311,7 @@ def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
             ("at_least", ">=", lambda bound: value < bound),
             ("at_most", "<=", lambda bound: value > bound),
             ("above", ">", lambda bound: value <= bound),
+            ("below", "<", lambda bound: value >= bound),
         ):
             if bounds.get(name) is not None and wrong(bounds[name]):
                 raise ConfigError(f"{where} = {value}; accepted: {sign} {bounds[name]}")

@@ -36,13 +36,20 @@ class RunLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Records of a log; a last line cut off by a crash is left out."""
+    """Records of a log; a last line cut off by a crash is left out.
+
+    Raises:
+        ValueError: if a line before the last one is no JSON; the message names file and line.
+    """
+    lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would also split inside a text
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            if line:
+                records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if any(lines[number:]):
+                raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
     return records
 
 

@@ -52,6 +52,8 @@ def hardware() -> str:
     """One line: processor or GPUs, processes' threads, torch version."""
     if torch.cuda.is_available():
         device = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    elif torch.accelerator.is_available():
+        device = f"{torch.accelerator.current_accelerator()}, {_processor()}"
     else:
         device = f"CPU, {torch.get_num_threads()} threads, {_processor()}"
     return f"{device}, torch {torch.__version__}"

@@ -6,18 +6,19 @@ stale result is never shown as current. If only the evaluation code has changed,
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from common.data.pairs import open_training_pairs
-from common.distributed import wait_for_everyone
+from common.data.pairs import open_evaluation_sets, open_training_pairs
+from common.distributed import gather_objects, wait_for_everyone
 from common.run.checkpoint import last_checkpoint
 from common.run.config import ConfigError, load_row
 from common.run.provenance import ROOT
-from common.run.session import RunFiles, evaluation_key, run_files, start_accelerator
+from common.run.session import RunFiles, evaluation_code, only_run_in, run_files, start_accelerator
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class PaperCode:
     name: of the folder.
     config_class: its dataclass.
     train: (config, pairs, files, resume, accelerator, label) -> None; trains and evaluates.
-    evaluate: (checkpoint, files, accelerator) -> None; evaluates a checkpoint anew and writes the run's files.
+    evaluate: (checkpoint, config, files, accelerator) -> None; evaluates a checkpoint anew and writes the run's files.
     """
 
     name: str
@@ -78,13 +79,15 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
     files = run_files(paper.name, name, scale, config, pairs.fingerprint, runs)
     accelerator = start_accelerator(config.run, files.folder)
     label = f"{name}, seed {seed}"
-    if not files.evaluation.is_file():
-        paper.train(config, pairs, files, True, accelerator, label)
-    elif _read(files.evaluation)["evaluation_key"] != evaluation_key(paper.name):
-        accelerator.print(f"{label}: the evaluation code has changed, evaluating the checkpoint again")
-        paper.evaluate(last_checkpoint(files.checkpoints), files, accelerator)
-    else:
-        accelerator.print(f"{label}: found in {files.folder}")
+    with only_run_in(files) if accelerator.is_main_process else nullcontext():
+        state = gather_objects(_state_of(paper, config, files))[0]  # the main process decides for all
+        if state == "current":
+            accelerator.print(f"{label}: found in {files.folder}")
+        elif state == "trained":
+            accelerator.print(f"{label}: evaluation code or test data have changed, evaluating the checkpoint again")
+            paper.evaluate(last_checkpoint(files.checkpoints), config, files, accelerator)
+        else:
+            paper.train(config, pairs, files, True, accelerator, label)
     wait_for_everyone()
     evaluation = _read(files.evaluation)
     return RowRun(
@@ -94,8 +97,21 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
         hits=_read(files.hits),
         training_data=evaluation["training_data"],
         hardware=evaluation["hardware"],
-        git_revision=evaluation["git_revision"],
+        git_revision=evaluation["training_revision"],
     )
+
+
+def _state_of(paper: PaperCode, config: Any, files: RunFiles) -> str:
+    """ "current": evaluated with today's code on today's test sets; "trained": to be evaluated; else "unfinished"."""
+    if files.evaluation.is_file() and files.hits.is_file():
+        found = _read(files.evaluation)
+        sets = open_evaluation_sets(config.data)
+        today = {role: data_set.fingerprint for role, data_set in {**sets.zero_shot, **sets.retrieval}.items()}
+        then = {role: result["protocol"]["fingerprint"] for role, result in found["evaluations"].items()}
+        if found["evaluation_code"] == evaluation_code(paper.name) and then == today:
+            return "current"
+    checkpoint = last_checkpoint(files.checkpoints)
+    return "trained" if checkpoint is not None and checkpoint.state["step"] == config.optim.steps else "unfinished"
 
 
 def choose_part(parts: dict[str, Callable[..., Any]], name: str, paper: str) -> Callable[..., Any]:

@@ -1,6 +1,8 @@
 """What every train.py does before and around its loop: Accelerate, the run's folder, guards against lost runs."""
 
+import contextlib
 import json
+import math
 import os
 import sys
 import time
@@ -9,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 import yaml
 from accelerate import Accelerator
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from common.data.broken import BrokenSample, BrokenSamples, TooManyBroken
 from common.distributed import gather_objects, leave_process_group, wait_for_everyone
+from common.encoders.two_towers import TwoTowers
 from common.run.checkpoint import Checkpoint, last_checkpoint
 from common.run.config import ConfigError, RunConfig, to_dict
 from common.run.log import RunLog, read_log
@@ -58,12 +63,20 @@ class RunFiles:
 def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     """Cache key of a training run: resolved config, data and the code that trains. A stale run has another key."""
     code = code_fingerprint(["common", paper], (*_NOT_TRAINING, f"{paper}/reproduce.py", f"{paper}/evaluate.py"))
-    return hash_of({"config": to_dict(config), "data": data_fingerprint, "code": code})
+    content = to_dict(config)
+    precision = config.run.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    content["run"] = {"seed": config.run.seed, "mixed_precision": precision}  # the rest is no part of the result
+    return hash_of({"config": content, "data": data_fingerprint, "code": code})
 
 
-def evaluation_key(paper: str) -> str:
+def evaluation_code(paper: str) -> str:
     """Hash of all code that an evaluation depends on."""
     return code_fingerprint(["common", paper], ("common/report", f"{paper}/reproduce.py"))[:12]
+
+
+def provenance_of(paper: str) -> dict[str, str]:
+    """Revision, evaluation code and machine of a run; taken once at its start."""
+    return {"git_revision": git_revision(), "evaluation_code": evaluation_code(paper), "hardware": hardware()}
 
 
 def run_files(
@@ -94,6 +107,15 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     if tracked:
         accelerator.init_trackers("contrastive-geometry")
     return accelerator
+
+
+def prepare(accelerator: Accelerator, model: TwoTowers, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+    """Accelerate's prepare; under FSDP2 the two encode methods gather the weights as the forward pass does."""
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if isinstance(model, FSDPModule):
+        for method in ("encode_image", "encode_text"):
+            register_fsdp_forward_method(model, method)
+    return model, optimizer
 
 
 def end_run(accelerator: Accelerator) -> None:
@@ -205,19 +227,77 @@ class StepClock:
         self._start, self._waited, self._steps, self._paused = time.perf_counter(), 0.0, 0, False
 
 
-def checkpoint_to_resume(files: RunFiles, resume: bool) -> Checkpoint | None:
-    """The last whole checkpoint if the run is to go on, None for a fresh run.
+def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any) -> Checkpoint | None:
+    """The last whole checkpoint if the run is to go on, None for a fresh run. Call on every process.
 
     Raises:
-        ConfigError: if a fresh run would write over one that is there.
+        ConfigError: if a fresh run would write over one that is there, if the run there has another config, or if
+            the processes do not see the same checkpoint.
     """
     found = last_checkpoint(files.checkpoints)
-    if found is not None and not resume:
+    steps = gather_objects(None if found is None else found.state["step"])
+    if len(set(steps)) > 1:
+        raise ConfigError(f"{files.checkpoints} is not the same for all processes (steps {steps}): use a shared disk")
+    if found is None:
+        return None
+    if not resume:
         raise ConfigError(
             f"{files.folder} holds a run up to step {found.state['step']}: add --resume to go on from there, "
             "or choose another --output-dir"
         )
+    before, now = _what_resume_keeps(found.state["config"]), _what_resume_keeps(to_dict(config))
+    changed = [
+        f"{key} {before.get(key)} -> {now.get(key)}" for key in {**before, **now} if before.get(key) != now.get(key)
+    ]
+    if changed:
+        raise ConfigError(f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}")
     return found
+
+
+def _what_resume_keeps(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of what must not change within a run: all but where data lie and how often one writes."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        flat |= _what_resume_keeps(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    may_change = (
+        "data.root",
+        "data.train",
+        "data.val",
+        "data.test",
+        "data.second_test",
+        "data.max_broken_share",
+        "run.",
+    )
+    return {key: value for key, value in flat.items() if key == "run.seed" or not key.startswith(may_change)}
+
+
+@contextlib.contextmanager
+def only_run_in(files: RunFiles) -> Iterator[None]:
+    """Holds the run's folder for this process alone; enter on the main process.
+
+    Raises:
+        ConfigError: if another process trains in it.
+    """
+    files.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(files.folder / ".lock", timeout=0):
+            yield
+    except filelock.Timeout:
+        raise ConfigError(f"another process trains in {files.folder}; wait for it or choose another folder") from None
+
+
+def check_finite_gradient(gradient_norm: float, step: int) -> None:
+    """Stops the run before a step with a gradient that is not finite.
+
+    Raises:
+        NonFiniteLoss.
+    """
+    if not math.isfinite(gradient_norm):
+        raise NonFiniteLoss(
+            f"the gradient norm is {gradient_norm} at step {step}, while the loss is finite; the weights are those "
+            "before this step. Try a lower optim.learning_rate."
+        )
 
 
 def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) -> None:
@@ -235,19 +315,26 @@ def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) 
     raise NonFiniteLoss(
         f"loss is {loss} at step {step} ({scalars}). Parameters that are not finite: {', '.join(bad) or 'none'}. "
         f"Largest norms: {', '.join(f'{name} {norm:.3g}' for norm, name in largest)}. "
-        "The last checkpoint is from before this step. Try a lower optim.learning_rate or more optim.warmup_steps."
+        "Checkpoints are from before this step. Try a lower optim.learning_rate or more optim.warmup_steps."
     )
 
 
 def run_or_explain(main) -> None:
-    """Runs an entry script's main; errors that are the user's to mend are printed in one paragraph, exit status 2."""
+    """Runs an entry script's main; errors that are the user's to mend are printed as one message, exit status 1."""
     try:
         main()
         leave_process_group()
-    except (ConfigError, FileNotFoundError, NonFiniteLoss, ValueError) as error:
-        if isinstance(error, ValueError) and not _meant_for_user(error):
+    except (ConfigError, NonFiniteLoss) as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:  # names the file that is missing, not writable, ...
+        sys.exit(f"error: {error}")
+    except ValueError as error:
+        if not _meant_for_user(error):
             raise
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from the last checkpoint (train.py: add --resume)", file=sys.stderr)
+        sys.exit(130)
 
 
 def _meant_for_user(error: ValueError) -> bool:
@@ -257,7 +344,5 @@ def _meant_for_user(error: ValueError) -> bool:
     trace = error.__traceback__
     while trace.tb_next is not None:
         trace = trace.tb_next
-    return (
-        Path(trace.tb_frame.f_code.co_filename).is_relative_to(ROOT)
-        and ".venv" not in trace.tb_frame.f_code.co_filename
-    )
+    file = Path(trace.tb_frame.f_code.co_filename)
+    return file.is_relative_to(ROOT) and "site-packages" not in file.parts
