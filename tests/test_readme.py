@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from common.report.layout import format_measured
+from common.report.schema import from_json
 from scripts.reproduce import parts_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,3 +112,19 @@ def test_every_accelerate_file_is_listed_with_whether_it_was_run():
         assert f"scripts/accelerate/{path.name}" in readme
         header = path.read_text(encoding="utf-8").split("compute_environment")[0].lower()
         assert "run on:" in header or "not run" in header, path.name
+
+
+@pytest.mark.parametrize(
+    ("page", "scale"),
+    [("README.md", "demo"), ("oblique_topology/README.md", "demo"), ("oblique_topology/README.md", "photos")],
+)
+def test_measured_numbers_of_a_page_are_those_of_the_committed_results(page, scale):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name in ("table2", "table2_recalls") if scale == "photos" else ("table2",):
+        path = ROOT / "results" / "oblique_topology" / "table2" / scale / f"{name}.json"
+        table = from_json(path.read_text(encoding="utf-8"))
+        (row,) = [row for row in table.rows if row.status == "measured"]
+        for column in table.columns:
+            if row.ours[column.key] is not None:
+                shown = format_measured(row.ours[column.key], column.unit, with_seeds=False)
+                assert f"| {shown} |" in text, f"{page}: {column.label} at {scale} scale is {shown}"
