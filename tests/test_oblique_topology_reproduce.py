@@ -125,7 +125,8 @@ def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):
 
 
 def test_the_smoke_table_runs_from_the_command_line_of_make(tmp_path):
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
     done = subprocess.run(
         ["make", f"PY={sys.executable}", "reproduce-table2", "SCALE=smoke", f"OUTPUT={tmp_path}", "SET=optim.steps=1"],
         cwd=ROOT, capture_output=True, text=True, env=environment, timeout=300,
