@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,30 @@ def test_loss_and_every_gradient_of_two_processes_equal_one(tmp_path):
     assert "logit_scale.log_logit_scale" in report["float64"]
     assert max(report["float64"].values()) <= 1e-12
     assert max(report["float32"].values()) <= 1e-5
+
+
+def test_a_run_killed_at_any_moment_goes_on_to_the_same_losses(tmp_path):
+    few = ["--scale", "smoke", "run.log_every=1", "run.evaluate_every=0", "run.save_every=2", "optim.steps=60"]
+    done = start(sys.executable, TRAIN, *few, "--output-dir", str(tmp_path / "unbroken"))
+    assert done.returncode == 0, done.stderr
+    killed = tmp_path / "killed"
+    for kill_after in (2, 20):  # twice
+        command = [sys.executable, TRAIN, *few, "--output-dir", str(killed), "--resume"]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            steps = [int(path.name[5:]) for path in (killed / "checkpoints").glob("step-*")]
+            if steps and max(steps) >= kill_after:
+                break
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+    assert not (killed / "evaluation.json").exists()
+    done = start(sys.executable, TRAIN, *few, "--output-dir", str(killed), "--resume")
+    assert done.returncode == 0, done.stderr
+    assert losses(killed) == losses(tmp_path / "unbroken")  # to the last bit
+    one, other = (json.loads((folder / "evaluation.json").read_text()) for folder in (tmp_path / "unbroken", killed))
+    assert one["evaluations"] == other["evaluations"]
 
 
 def test_the_distributed_check_can_fail(tmp_path):

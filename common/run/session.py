@@ -313,7 +313,8 @@ def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) 
     largest = sorted(((norm, name) for name, norm in norms.items() if name not in bad), reverse=True)[:3]
     scalars = ", ".join(f"{name} {value}" for name, value in values.items())
     raise NonFiniteLoss(
-        f"loss is {loss} at step {step} ({scalars}). Parameters that are not finite: {', '.join(bad) or 'none'}. "
+        f"loss is {loss} at step {step} ({scalars}). Parameters that are not finite: {', '.join(bad[:4]) or 'none'}"
+        f"{f' and {len(bad) - 4} more' if len(bad) > 4 else ''}. "
         f"Largest norms: {', '.join(f'{name} {norm:.3g}' for norm, name in largest)}. "
         "Checkpoints are from before this step. Try a lower optim.learning_rate or more optim.warmup_steps."
     )
