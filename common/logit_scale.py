@@ -37,7 +37,7 @@ class LogitScale(nn.Module):
 
     def forward(self) -> torch.Tensor:
         """The multiplier, a scalar tensor in [minimum, maximum]."""
-        return self.log_logit_scale.exp().squeeze(0)
+        return self.log_logit_scale.exp().sum()  # of one entry; no view, which FSDP2 warns about
 
     @torch.no_grad()
     def clamp_(self) -> None:

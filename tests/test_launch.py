@@ -92,6 +92,17 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_losses(tmp_path):
     assert one["evaluations"] == other["evaluations"]
 
 
+def test_fsdp2_on_two_processes_equals_one_and_writes_whole_checkpoints(tmp_path):
+    script = "tests/fsdp2_two_processes.py"
+    done = start(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script, str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["sharded"] == pytest.approx(report["alone"], rel=1e-12)
+    assert report["alone"][-1] < report["alone"][0] - 0.5
+    assert report["embedding_error"] < 1e-9
+    assert report["checkpoint_error"] < 1e-9
+
+
 def test_the_distributed_check_can_fail(tmp_path):
     # without the gradient of the gather each process sees the others' embeddings as constants
     script = tmp_path / "broken.py"

@@ -110,12 +110,17 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
 
 
 def prepare(accelerator: Accelerator, model: TwoTowers, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
-    """Accelerate's prepare; under FSDP2 the two encode methods gather the weights as the forward pass does."""
+    """Accelerate's prepare, for a model whose encode methods are called by evaluations."""
     model, optimizer = accelerator.prepare(model, optimizer)
+    return with_encode_methods(model), optimizer
+
+
+def with_encode_methods(model: Any) -> Any:
+    """The model; under FSDP2 its two encode methods gather the weights as its forward pass does."""
     if isinstance(model, FSDPModule):
         for method in ("encode_image", "encode_text"):
             register_fsdp_forward_method(model, method)
-    return model, optimizer
+    return model
 
 
 def end_run(accelerator: Accelerator) -> None:
