@@ -54,6 +54,7 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed-run
 	@touch $@
 
 install: $(RUN_READY) ## virtual environment and requirements
+	@:
 
 test: $(DEV_READY) ## all tests that need neither GPU nor half a minute each
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
@@ -82,7 +83,10 @@ scenes: $(RUN_READY) ## contact sheets of the embedded data set, and the ceiling
 report: $(RUN_READY) ## one page of everything that was reproduced
 	$(PY) -m common.report.page --results results "$(OUTPUT)/results" --output "$(OUTPUT)/report.html"
 
-reproduce-%: $(RUN_READY)
+# what does not exist is said before anything is installed
+reproduce-%:
+	@$(PYTHON) scripts/parts.py $(PAPER) $*
+	@$(MAKE) --no-print-directory install
 	@$(REPRODUCE) $* $(OPTIONS)
 
 reproduce: $(RUN_READY) ## every table and figure of PAPER

@@ -14,44 +14,18 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from common.run.config import ConfigError
-from common.run.provenance import ROOT
 from common.run.session import run_or_explain
-
-PAPERS = ("contrastive_basics", "oblique_topology", "euclip", "geomm")
-
-
-def parts_of(paper: str) -> list[str]:
-    """Names of what a paper folder can reproduce so far."""
-    if not (ROOT / paper / "reproduce.py").is_file():
-        return []
-    return list(importlib.import_module(f"{paper}.reproduce").PARTS)
-
-
-def everything() -> str:
-    """All parts that exist, for error messages."""
-    return "; ".join(f"{paper}: {', '.join(parts_of(paper)) or 'none yet'}" for paper in PAPERS)
+from scripts.parts import wanted
 
 
 def main() -> None:
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(f"usage: {__doc__}\n{everything()}")
+        print(f"usage: {__doc__}")
         return
     if len(sys.argv) < 3:
-        raise ConfigError(f"usage: scripts/reproduce.py PAPER PART [options]; {everything()}")
-    paper, part, options = sys.argv[1], sys.argv[2], sys.argv[3:]
-    if paper not in (*PAPERS, "all"):
-        raise ConfigError(f"PAPER={paper} is unknown; accepted: {', '.join(PAPERS)}")
-    wanted = [
-        (name, each)
-        for name in (PAPERS if paper == "all" else (paper,))
-        for each in (parts_of(name) if part == "all" else (part,))
-    ]
-    missing = [(name, each) for name, each in wanted if each not in parts_of(name)]
-    if missing or not wanted:
-        name, each = missing[0] if missing else (paper, "table or figure")
-        raise ConfigError(f"{name} has no {each} here yet; what exists: {everything()}")
-    for name, each in wanted:
-        importlib.import_module(f"{name}.reproduce").main([each, *options])
+        raise ConfigError("usage: scripts/reproduce.py PAPER PART [options], for example oblique_topology table2")
+    for paper, part in wanted(sys.argv[1], sys.argv[2]):
+        importlib.import_module(f"{paper}.reproduce").main([part, *sys.argv[3:]])
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 from common.report.command import Command
 from common.report.schema import from_json
 from oblique_topology.reproduce import PARTS, main
+from scripts.parts import parts_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,6 +25,22 @@ def output(tmp_path_factory):
 
 def table(output):
     return from_json((output / "results" / "oblique_topology" / "table2" / "smoke" / "table2.json").read_text())
+
+
+def test_the_list_of_parts_is_that_of_the_code():
+    assert parts_of("oblique_topology") == list(PARTS)
+    assert parts_of("geomm") == []
+
+
+def test_make_refuses_an_unknown_part_before_it_installs_anything(tmp_path):
+    for asked in ("reproduce-table99", "reproduce-figure1"):
+        done = subprocess.run(
+            ["make", f"VENV={tmp_path}/venv", f"PYTHON={sys.executable}", asked],
+            cwd=ROOT, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode != 0
+        assert f"oblique_topology has no {asked.removeprefix('reproduce-')} here yet" in done.stderr
+        assert not (tmp_path / "venv").exists()
 
 
 def test_make_hands_every_part_to_this_paper():

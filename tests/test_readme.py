@@ -10,7 +10,7 @@ import pytest
 
 from common.report.layout import format_measured
 from common.report.schema import from_json
-from scripts.reproduce import parts_of
+from scripts.parts import parts_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path for path in ROOT.rglob("*.md") if not {".venv", "outputs", "results"} & set(path.parts))
