@@ -179,7 +179,9 @@ def train(
             log.write("evaluate", step=done, data=validation_pairs.name, metrics=metrics)
             if accelerator.is_main_process:
                 i2t, t2i = 100 * metrics["i2t_recall_at_1"], 100 * metrics["t2i_recall_at_1"]
-                progress.write(f"step {done}: {validation_pairs.name} R@1 {i2t:.1f} % i2t, {t2i:.1f} % t2i")
+                progress.write(
+                    f"step {done}: {validation_pairs.name} R@1 {i2t:.1f} % i2t, {t2i:.1f} % t2i", file=sys.stderr
+                )
         if done == optim.steps or (run.save_every and done % run.save_every == 0):
             clock.pause()
             broken.write_new(done)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from common.distributed import is_main_process
 from common.report.cells import data_text
 from common.report.figures import plot_table, plot_training
@@ -154,6 +156,10 @@ def reproduce_main(
         given.output,
         results,
     )
+    if is_main_process():
+        printed = yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))["paper"]
+        print(f"{command.part} of {printed['title']} ({paper}, version {printed['version']})")
+        print(f"scale {command.scale}, seeds {', '.join(map(str, command.seeds))}", flush=True)
     tables = reproduce(command)
     if is_main_process():
         _write(command, paper, tables)
