@@ -212,6 +212,23 @@ def test_a_loss_that_is_not_finite_names_the_parameters(loss):
     check_finite(1.0, 12, model)
 
 
+def test_a_picture_meets_all_its_captions_and_other_crops_over_the_epochs():
+    data = DataConfig(num_train=8, image_size=32, crop_scale=(0.3, 1.0))
+    pairs = open_training_pairs(data, seed=0)
+    order, tokenizer = SampleOrder(8, 8, 0), build_tokenizer(data, pairs)
+    view = TrainingView(pairs, order, image_transform(data), tokenizer, data.context_length)
+    captions, crops = set(), set()
+    for epoch in range(40):
+        positions = list(range(8 * epoch, 8 * epoch + 8))
+        batch = view.__getitems__(positions)
+        row = batch.image_ids.index(pairs[3]["image_id"])
+        captions.add(tuple(batch.token_ids[row].tolist()))
+        crops.add(batch.images[row].numpy().tobytes())
+    whole = tokenizer.encode(pairs.captions(3), data.context_length)
+    assert captions == {tuple(ids) for ids in whole.tolist()}
+    assert len(crops) > 35
+
+
 def test_training_view_travels_to_spawned_workers():
     data = DataConfig(num_train=32, image_size=32)
     pairs = open_training_pairs(data, seed=0)

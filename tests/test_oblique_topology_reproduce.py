@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.report.command import Command
-from common.report.schema import from_json
+from common.report.schema import QUERIES_INTERVAL, from_json
 from oblique_topology.reproduce import PARTS, main
 from scripts.parts import parts_of
 
@@ -92,7 +92,12 @@ def test_a_second_call_trains_nothing_and_an_override_trains_another_run(output,
     assert len(list(output.glob("runs/*/*/*/evaluation.json"))) == 3
     assert "optim.steps=2" not in table(output).command  # a changed row does not write over the unchanged one
     (changed,) = output.glob("results/oblique_topology/table2/smoke-*/table2.json")
-    assert "optim.steps=2" in from_json(changed.read_text()).command
+    one_seed = from_json(changed.read_text())
+    assert "optim.steps=2" in one_seed.command
+    (cell,) = one_seed.measured("flickr_mean")
+    assert cell.interval_kind == QUERIES_INTERVAL
+    assert cell.interval[0] < cell.mean < cell.interval[1]
+    assert 1 < cell.interval[1] - cell.interval[0] < 40  # percent, from 40 pictures
 
 
 def test_changed_test_data_or_a_lost_evaluation_are_evaluated_again_without_training(output, capsys, monkeypatch):

@@ -97,9 +97,15 @@ def test_resume_passes_over_a_torn_checkpoint(unbroken, tmp_path):
 
 
 def test_the_logit_scale_stays_within_its_bounds_and_frozen_stays_put(tmp_path):
-    files = run(tmp_path / "bound", "method.logit_scale_max=14.28", "optim.learning_rate=0.05")
+    # whichever way it is pushed, a step of 0.05 leaves these bounds
+    bounds = ("method.logit_scale_min=14.28", "method.logit_scale_max=14.29")
+    files = run(tmp_path / "bound", *bounds, "optim.learning_rate=0.05")
     scales = [record["logit_scale"] for record in read_log(files.log) if record["event"] == "train"]
-    assert max(scales) <= 14.28 * (1 + 1e-6)
+    assert min(scales) >= 14.28 * (1 - 1e-6)
+    assert max(scales) <= 14.29 * (1 + 1e-6)
+    assert len(set(scales)) > 1  # bounded, not frozen
+    final = weights(files)["logit_scale.log_logit_scale"].exp().item()
+    assert 14.28 * (1 - 1e-6) <= final <= 14.29 * (1 + 1e-6)
     files = run(tmp_path / "frozen", "method.logit_scale_trainable=false", "method.logit_scale_init=1.0")
     scales = [record["logit_scale"] for record in read_log(files.log) if record["event"] == "train"]
     assert scales == [1.0] * 6

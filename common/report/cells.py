@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from common.report.schema import QUERIES_INTERVAL, SEEDS_INTERVAL, Measured
-from common.report.statistics import bootstrap_interval, interval_over_seeds
+from common.report.schema import Measured
+from common.report.statistics import bootstrap_interval
+from common.report.tables import measured_over_seeds
 from common.run.reproduce import RowRun
 
 # of a protocol, what a reader needs to know; the rest stays in the run's evaluation.json
@@ -32,21 +33,19 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
     if len(protocols) > 1:
         raise ValueError(f"seeds of one cell were evaluated under different protocols: {'; '.join(sorted(protocols))}")
     values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
-    if len(runs) > 1:
-        interval, kind = interval_over_seeds(values), SEEDS_INTERVAL
-    else:
+    query_interval = None
+    if len(runs) == 1:
         low, high = bootstrap_interval(runs[0].hits[role][metric])
-        interval, kind = (100 * low, 100 * high), QUERIES_INTERVAL
+        query_interval = (100 * low, 100 * high)
     chance = evaluations[0]["chance"].get(metric)
-    return Measured(
-        values=values,
-        seeds=tuple(run.seed for run in runs),
-        interval=interval,
-        interval_kind=kind,
+    return measured_over_seeds(
+        values,
+        [run.seed for run in runs],
         scale=scale,
         data=data_text(evaluations[0]["protocol"]),
         protocol=protocols.pop(),
         chance=None if chance is None else 100 * chance,
+        query_interval=query_interval,
     )
 
 

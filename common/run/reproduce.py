@@ -102,7 +102,7 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
 
 
 def _state_of(paper: PaperCode, config: Any, files: RunFiles) -> str:
-    """ "current": evaluated with today's code on today's test sets; "trained": to be evaluated; else "unfinished"."""
+    """One of "current" (evaluated with today's code on today's test sets), "trained" (evaluate it), "unfinished"."""
     if files.evaluation.is_file() and files.hits.is_file():
         found = _read(files.evaluation)
         sets = open_evaluation_sets(config.data)
