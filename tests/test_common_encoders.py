@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from common.encoders.text import BidirectionalTextTransformer
-from common.encoders.transformer import Block, Transformer
-from common.encoders.vision import VisionTransformer
+from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
+from common.encoders.resnet import NarrowResNet, resnet50
+from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
+from common.encoders.transformer import Block, QuickGELU, Transformer
+from common.encoders.vision import VisionTransformer, interpolate_positions
 
 
 def count(module):
@@ -140,5 +142,214 @@ def test_sizes_that_do_not_fit_are_refused_with_their_values():
         VisionTransformer(50, 8, 16, 1, 2, 8)
     with pytest.raises(ValueError, match="width 10 is not a multiple of heads 4"):
         Transformer(10, 1, 4)
-    with pytest.raises(ValueError, match="length 5, this tower takes 4"):
+    with pytest.raises(ValueError, match="length 5, this tower takes up to 4"):
         BidirectionalTextTransformer(10, 4, 16, 1, 2, 6)(torch.zeros(1, 5, dtype=torch.long))
+
+
+def causal_text(**more):
+    return CausalTextTransformer(50, 8, 16, 2, 2, more.pop("dim", 6), end_id=3, **more)
+
+
+def test_parameter_count_of_euclips_text_tower_and_of_alberts_fusion_layers():
+    with torch.device("meta"):
+        assert count(CausalTextTransformer(49_408, 77, 512, 12, 8, 512, end_id=49_407)) == 63_428_096
+        # six BERT-base layers of 7,087,872 and in each a cross-attention of 4 matrices 768 x 768 with bias and a norm
+        fusion = FusionTransformer(768, 768, 6, 12)
+        assert count(fusion) == 6 * (7_087_872 + 4 * (768 * 768 + 768) + 2 * 768)
+        # timm's vit_base_patch16_224 without its classifier
+        image = VisionTransformer(224, 16, 768, 12, 12, None, patch_bias=True, input_norm=False)
+        assert count(image) == 85_798_656
+
+
+def test_a_causal_tower_does_not_see_what_comes_after_the_end_token():
+    tower = causal_text().double()
+    ids = torch.tensor([[2, 7, 9, 3, 0, 0, 0, 0], [2, 7, 3, 9, 9, 9, 9, 9]])
+    changed = torch.tensor([[2, 7, 9, 3, 8, 8, 3, 8], [2, 7, 3, 0, 0, 0, 0, 0]])
+    torch.testing.assert_close(tower(ids), tower(changed), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(tower(ids[1:]), tower(ids[1:, :3]), rtol=1e-12, atol=1e-12)  # shorter input, same text
+    assert (tower(ids)[0] - tower(torch.tensor([[2, 9, 7, 3, 0, 0, 0, 0]]))[0]).abs().max() > 1e-4
+
+
+def test_ids_without_an_end_token_are_refused_with_their_row():
+    with pytest.raises(ValueError, match=r"row 1 of token_ids has no end token \(id 3\)"):
+        causal_text()(torch.tensor([[2, 7, 3, 0], [2, 7, 7, 7]]))
+
+
+def test_a_causal_transformer_with_padding_equals_pytorchs_with_both_masks():
+    ours = Transformer(32, 1, 4, causal=True).double()
+    tokens, keep = torch.randn(2, 5, 32, dtype=torch.float64), torch.ones(2, 5, dtype=torch.bool)
+    keep[1, 3:] = False
+    theirs = nn.MultiheadAttention(32, 4, batch_first=True, dtype=torch.float64)
+    attention, norm = ours.blocks[0].attention, ours.blocks[0].attention_norm
+    theirs.in_proj_weight, theirs.in_proj_bias = attention.in_projection.weight, attention.in_projection.bias
+    theirs.out_proj.weight, theirs.out_proj.bias = attention.out_projection.weight, attention.out_projection.bias
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    normed = norm(tokens)
+    expected = tokens + theirs(normed, normed, normed, key_padding_mask=~keep, attn_mask=later, need_weights=False)[0]
+    expected = expected + ours.blocks[0].mlp(ours.blocks[0].mlp_norm(expected))
+    torch.testing.assert_close(ours(tokens, keep), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(ours(tokens)[0], ours(tokens, keep)[0], rtol=1e-10, atol=1e-12)  # fused flag = mask
+
+
+def test_a_fusion_layer_equals_pytorchs_decoder_layer():
+    ours = FusionTransformer(32, 32, 1, 4, norm_eps=1e-5).double()
+    block = ours.transformer.blocks[0]
+    theirs = nn.TransformerDecoderLayer(32, 4, 128, 0.0, "gelu", batch_first=True, dtype=torch.float64)
+    cross = block.cross_attention
+    pairs = [
+        (theirs.self_attn.in_proj_weight, block.attention.in_projection.weight),
+        (theirs.self_attn.out_proj.weight, block.attention.out_projection.weight),
+        (
+            theirs.multihead_attn.in_proj_weight,
+            torch.cat([cross.query_projection.weight, cross.memory_projection.weight]),
+        ),
+        (theirs.multihead_attn.out_proj.weight, cross.out_projection.weight),
+        (theirs.linear1.weight, block.mlp[0].weight),
+        (theirs.linear2.weight, block.mlp[2].weight),
+    ]
+    with torch.no_grad():
+        for parameter, weight in pairs:
+            parameter.copy_(weight)
+        for bias in (theirs.linear1.bias, theirs.linear2.bias):  # biases start at 0 on our side
+            bias.zero_()
+    text, image = torch.randn(3, 6, 32, dtype=torch.float64), torch.randn(3, 10, 32, dtype=torch.float64)
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[2, 4:] = False
+    expected = theirs(text, image, tgt_key_padding_mask=~mask)
+    torch.testing.assert_close(ours(text, mask, image), expected, rtol=1e-10, atol=1e-12)
+
+
+def test_recorded_cross_attention_is_a_distribution_and_changes_nothing():
+    fusion = FusionTransformer(16, 24, 3, 2).double().eval()
+    text, image = torch.randn(2, 4, 16, dtype=torch.float64), torch.randn(2, 5, 24, dtype=torch.float64)
+    mask, recorded = torch.ones(2, 4, dtype=torch.bool), []
+    output = fusion(text, mask, image, recorded)
+    torch.testing.assert_close(output, fusion(text, mask, image), rtol=1e-10, atol=1e-12)
+    assert [weights.shape for weights in recorded] == [(2, 2, 4, 5)] * 3
+    for weights in recorded:
+        torch.testing.assert_close(weights.sum(dim=-1), torch.ones_like(weights[..., 0]))
+    gradients = torch.autograd.grad(output[:, 0, 0].sum(), recorded)
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
+
+
+def test_memory_where_none_is_taken_and_none_where_one_is_needed_are_refused():
+    with pytest.raises(ValueError, match="takes no memory"):
+        Transformer(16, 1, 2)(torch.randn(1, 2, 16), memory=torch.randn(1, 2, 16))
+    with pytest.raises(ValueError, match="needs memory"):
+        Transformer(16, 1, 2, memory_width=8)(torch.randn(1, 2, 16))
+
+
+def test_masked_language_head_scores_by_the_word_embeddings_it_is_given():
+    head, embeddings = MaskedLanguageHead(16, 50), torch.randn(50, 16)
+    tokens = torch.randn(2, 3, 16)
+    hidden = head.norm(nn.functional.gelu(head.dense(tokens)))
+    torch.testing.assert_close(head(tokens, embeddings), hidden @ embeddings.T + head.bias)
+
+
+def test_quick_gelu_is_not_gelu_and_is_chosen_by_name():
+    x = torch.linspace(-4, 4, 101)
+    gap = (QuickGELU()(x) - nn.functional.gelu(x)).abs().max()
+    assert 0.01 < gap < 0.03
+    assert isinstance(Block(16, 2, activation="quick_gelu").mlp[1], QuickGELU)
+    with pytest.raises(ValueError, match="activation = 'relu'; accepted: gelu, quick_gelu"):
+        Block(16, 2, activation="relu")
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradient_checkpointing_changes_no_gradient(dropout):
+    plain = Transformer(16, 3, 2, pre_norm=False, dropout=dropout).double()
+    sparing = Transformer(16, 3, 2, pre_norm=False, dropout=dropout, gradient_checkpointing=True).double()
+    sparing.load_state_dict(plain.state_dict())
+    tokens = torch.randn(2, 5, 16, dtype=torch.float64)
+    gradients = []
+    for model in (plain, sparing):
+        torch.manual_seed(0)  # dropout draws the same in both
+        model(tokens).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for one, other in zip(*gradients):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_gradient_checkpointing_runs_each_block_twice():
+    calls = []
+    model = Transformer(16, 3, 2, gradient_checkpointing=True)
+    for block in model.blocks:
+        block.attention.register_forward_pre_hook(lambda *_: calls.append(1))
+    model(torch.randn(1, 2, 16)).sum().backward()
+    assert len(calls) == 6
+    model.eval()(torch.randn(1, 2, 16)).sum().backward()
+    assert len(calls) == 9
+
+
+def test_patch_dropout_shortens_training_alone_and_keeps_the_class_tokens():
+    tower = VisionTransformer(32, 8, 16, 1, 2, 6, num_class_tokens=2, patch_dropout=0.75)
+    lengths = []
+    tower.transformer.register_forward_hook(lambda module, inputs, output: lengths.append(inputs[0].shape[1]))
+    images = torch.randn(3, 3, 32, 32)
+    assert tower(images).shape == tower.eval()(images).shape == (3, 12)
+    assert lengths == [2 + 4, 2 + 16]
+    torch.testing.assert_close(tower(images), tower(images))  # nothing random outside training
+    with pytest.raises(ValueError, match=r"patch_dropout 0\.99 of 16 patches"):
+        VisionTransformer(32, 8, 16, 1, 2, 6, patch_dropout=0.99)
+
+
+def test_dropped_patches_differ_between_pictures_and_the_kept_ones_keep_their_order_and_position():
+    tower = VisionTransformer(64, 8, 16, 1, 2, 6, patch_dropout=0.5, input_norm=False)
+    with torch.no_grad():
+        tower.patch_embedding.weight.zero_()
+        tower.position_embedding.copy_(torch.arange(65.0)[:, None].expand(-1, 16))  # a token is its position
+        tower.class_embedding.zero_()
+    seen = []
+    tower.transformer.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0][:, :, 0]))
+    tower(torch.randn(4, 3, 64, 64))
+    positions = seen[0]
+    assert positions.shape == (4, 33)
+    assert (positions[:, 0] == 0).all()
+    assert (positions.diff(dim=1) > 0).all()
+    assert positions.max() <= 64
+    assert not (positions[0] == positions[1]).all()
+
+
+def test_interpolated_positions_equal_open_clips_and_keep_the_class_rows():
+    resize = pytest.importorskip("open_clip.model").resize_pos_embed
+    positions = torch.randn(1 + 49, 12)
+
+    class Model:
+        class visual:
+            grid_size = (9, 9)
+
+    state = {"visual.positional_embedding": positions.clone()}
+    resize(state, Model)
+    ours = interpolate_positions(positions, 1, 9)
+    torch.testing.assert_close(ours, state["visual.positional_embedding"], rtol=1e-5, atol=1e-6)
+    assert torch.equal(ours[0], positions[0])
+    assert interpolate_positions(positions, 1, 7) is positions
+    with pytest.raises(ValueError, match="50 position rows less 2 class rows are no square"):
+        interpolate_positions(positions, 2, 9)
+
+
+def test_positions_of_a_plane_stay_a_plane_with_antialias_and_nearly_so_without():
+    rows = torch.arange(14.0)
+    plane = torch.stack([rows[:, None].expand(14, 14), rows.expand(14, 14)], dim=-1).reshape(196, 2)
+    for antialias, bound in ((True, 1e-4), (False, 0.1)):  # the kernels' a is -0.5 (exact on planes) and -0.75
+        grown = interpolate_positions(plane, 0, 28, antialias).view(28, 28, 2)
+        inner = grown[6:-6, 6:-6]  # away from the border, where bicubic repeats the edge
+        torch.testing.assert_close(inner[1:, :, 0] - inner[:-1, :, 0], torch.full((15, 16), 0.5), rtol=0, atol=bound)
+        torch.testing.assert_close(inner[:, :, 1], inner[:, :, 0].T, rtol=1e-4, atol=1e-4)
+
+
+def test_resnets_have_the_known_parameter_counts_and_outputs():
+    with torch.device("meta"):
+        assert count(resnet50()) == 25_557_032 - 2_049_000  # torchvision's less its classifier
+        wide = NarrowResNet(64)  # torchvision's resnet18 without classifier, with a 3x3 stem instead of 7x7
+        assert count(wide) == 11_689_512 - 513_000 - 64 * 3 * (49 - 9)
+        assert wide.output_dim == 512
+    narrow = NarrowResNet(8, zero_init_residual=True).eval()
+    assert narrow(torch.randn(2, 3, 32, 32)).shape == (2, narrow.output_dim) == (2, 64)
+    assert resnet50().eval()(torch.randn(1, 3, 64, 64)).shape == (1, 2048)
+
+
+def test_zero_init_makes_a_residual_block_of_equal_width_the_identity_up_to_relu():
+    model = NarrowResNet(8, zero_init_residual=True).eval()
+    block, x = model.blocks[0], torch.randn(2, 8, 8, 8).relu()
+    torch.testing.assert_close(block(x), x)

@@ -1,22 +1,24 @@
-"""Bidirectional text transformer with any number of class tokens."""
+"""Text towers: bidirectional in BERT's order with any number of class tokens, and causal in CLIP's."""
 
 import torch
 from torch import nn
 
-from common.encoders.transformer import Transformer
+from common.encoders.transformer import Activation, Transformer
 
 
 class BidirectionalTextTransformer(nn.Module):
-    """The oblique paper's text tower: BERT order (post-norm), a further final LayerNorm, padding masked as keys.
+    """BERT order: post-norm, LayerNorm on the embeddings, padding masked as keys.
 
+    With a further final LayerNorm and a projection it is the oblique paper's text tower; with
+    `final_layer_norm=False, projection_dim=None, norm_eps=1e-12` it is BERT itself, ALBEF's text tower.
     Several class tokens repeat the class id in front of the caption; they share its word embedding and differ by their
     position row alone (official release; TMLR appendix H says otherwise and is wrong against it).
 
     Args:
         vocabulary_size: token ids are in [0, vocabulary_size).
-        context_length: length of the ids that come in, class and end token included.
-        width, layers, heads, mlp_ratio: of the transformer.
-        projection_dim: output numbers per class token.
+        context_length: longest ids that come in, class and end token included.
+        width, layers, heads, mlp_ratio, activation, norm_eps, dropout, gradient_checkpointing: of the transformer.
+        projection_dim: output numbers per class token; None = no projection, the output is `width` wide.
         num_class_tokens: number of class tokens; the sequence grows by num_class_tokens - 1.
         final_layer_norm: False replaces the last LayerNorm by the identity.
         pad_id: id that is masked.
@@ -29,41 +31,144 @@ class BidirectionalTextTransformer(nn.Module):
         width: int,
         layers: int,
         heads: int,
-        projection_dim: int,
+        projection_dim: int | None,
         mlp_ratio: float = 4.0,
         num_class_tokens: int = 1,
         final_layer_norm: bool = True,
         pad_id: int = 0,
+        activation: Activation = "gelu",
+        norm_eps: float = 1.0e-5,
+        dropout: float = 0.0,
+        gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        self.context_length, self.num_class_tokens, self.projection_dim = (
-            context_length,
-            num_class_tokens,
-            projection_dim,
-        )
-        self.pad_id = pad_id
+        self.context_length, self.width, self.pad_id = context_length, width, pad_id
+        self.num_class_tokens, self.projection_dim = num_class_tokens, projection_dim
         self.token_embedding = nn.Embedding(vocabulary_size, width)
         self.position_embedding = nn.Parameter(0.01 * torch.randn(context_length + num_class_tokens - 1, width))
-        self.input_norm = nn.LayerNorm(width)
-        self.transformer = Transformer(width, layers, heads, mlp_ratio, pre_norm=False)
-        self.final_norm = nn.LayerNorm(width) if final_layer_norm else nn.Identity()
-        self.projection = nn.Parameter(width**-0.5 * torch.randn(width, projection_dim))
+        self.input_norm = nn.LayerNorm(width, eps=norm_eps)
+        self.dropout = nn.Dropout(dropout)
+        self.transformer = Transformer(
+            width,
+            layers,
+            heads,
+            mlp_ratio,
+            pre_norm=False,
+            activation=activation,
+            norm_eps=norm_eps,
+            dropout=dropout,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+        self.final_norm = nn.LayerNorm(width, eps=norm_eps) if final_layer_norm else nn.Identity()
+        self.projection = (
+            None if projection_dim is None else nn.Parameter(width**-0.5 * torch.randn(width, projection_dim))
+        )
         nn.init.normal_(self.token_embedding.weight, std=0.02)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """
         Args:
-            token_ids: (batch, context_length), class id first, padded with pad_id.
+            token_ids: (batch, length <= context_length), class id first, padded with pad_id.
         Returns:
             text_features: (batch, num_class_tokens * projection_dim); token k fills the k-th block.
         Raises:
-            ValueError: if the length is not context_length.
+            ValueError: if the ids are longer than context_length.
         """
-        if token_ids.shape[1] != self.context_length:
-            raise ValueError(f"token_ids have length {token_ids.shape[1]}, this tower takes {self.context_length}")
+        tokens = self.final_norm(self._blocks(token_ids)[:, : self.num_class_tokens])
+        return (tokens if self.projection is None else tokens @ self.projection).flatten(1)
+
+    def forward_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """All tokens, before any projection: what a fusion transformer works on.
+
+        Args:
+            token_ids: as in forward.
+        Returns:
+            (batch, num_class_tokens - 1 + length, width).
+        """
+        return self.final_norm(self._blocks(token_ids))
+
+    def _blocks(self, token_ids: torch.Tensor) -> torch.Tensor:
+        _check_length(token_ids, self.context_length)
         copies = token_ids[:, :1].expand(-1, self.num_class_tokens - 1)
         token_ids = torch.cat([copies, token_ids], dim=1)
         tokens = self.token_embedding(token_ids)
-        tokens = self.input_norm(tokens + self.position_embedding.to(tokens.dtype))
-        tokens = self.transformer(tokens, key_mask=token_ids != self.pad_id)
-        return (self.final_norm(tokens[:, : self.num_class_tokens]) @ self.projection).flatten(1)
+        tokens = self.input_norm(tokens + self.position_embedding[: token_ids.shape[1]].to(tokens.dtype))
+        return self.transformer(self.dropout(tokens), key_mask=token_ids != self.pad_id)
+
+
+class CausalTextTransformer(nn.Module):
+    """CLIP's text tower: causal, pre-norm, read out at the first end token (EuCLIP spec Sec. 3).
+
+    No padding mask is needed: what follows the end token cannot be seen from it.
+
+    Args:
+        vocabulary_size: token ids are in [0, vocabulary_size).
+        context_length: longest ids that come in, start and end token included.
+        width, layers, heads, mlp_ratio, activation, norm_eps, gradient_checkpointing: of the transformer.
+        projection_dim: output numbers; None = no projection.
+        end_id: of the end token; CLIP's byte-pair vocabulary: 49,407, the largest id.
+        final_layer_norm: False replaces the last LayerNorm by the identity (EuCLIP, Sec. 3.3).
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        context_length: int,
+        width: int,
+        layers: int,
+        heads: int,
+        projection_dim: int | None,
+        end_id: int,
+        mlp_ratio: float = 4.0,
+        final_layer_norm: bool = True,
+        activation: Activation = "gelu",
+        norm_eps: float = 1.0e-5,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.context_length, self.width, self.projection_dim = context_length, width, projection_dim
+        self.end_id = end_id
+        self.token_embedding = nn.Embedding(vocabulary_size, width)
+        self.position_embedding = nn.Parameter(0.01 * torch.randn(context_length, width))
+        self.transformer = Transformer(
+            width,
+            layers,
+            heads,
+            mlp_ratio,
+            pre_norm=True,
+            activation=activation,
+            norm_eps=norm_eps,
+            causal=True,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+        self.final_norm = nn.LayerNorm(width, eps=norm_eps) if final_layer_norm else nn.Identity()
+        self.projection = (
+            None if projection_dim is None else nn.Parameter(width**-0.5 * torch.randn(width, projection_dim))
+        )
+        nn.init.normal_(self.token_embedding.weight, std=0.02)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            token_ids: (batch, length <= context_length), each row with an end token.
+        Returns:
+            text_features: (batch, projection_dim).
+        Raises:
+            ValueError: if the ids are longer than context_length, or (ids on the CPU) a row has no end token.
+        """
+        _check_length(token_ids, self.context_length)
+        is_end = token_ids == self.end_id
+        if token_ids.device.type == "cpu" and not is_end.any(dim=1).all():  # on a GPU the check would stall the queue
+            row = int((~is_end.any(dim=1)).nonzero()[0])
+            raise ValueError(f"row {row} of token_ids has no end token (id {self.end_id}): another tokenizer's ids?")
+        tokens = self.token_embedding(token_ids)
+        tokens = tokens + self.position_embedding[: token_ids.shape[1]].to(tokens.dtype)
+        tokens = self.transformer(tokens)
+        # CLIP normalises all positions and picks one; one LayerNorm row does not depend on the others
+        tokens = self.final_norm(tokens[torch.arange(len(tokens), device=tokens.device), is_end.int().argmax(dim=1)])
+        return tokens if self.projection is None else tokens @ self.projection
+
+
+def _check_length(token_ids: torch.Tensor, context_length: int) -> None:
+    if token_ids.shape[1] > context_length:
+        raise ValueError(f"token_ids have length {token_ids.shape[1]}, this tower takes up to {context_length}")

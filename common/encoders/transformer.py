@@ -1,8 +1,20 @@
 """Transformer blocks with PyTorch's fused attention, in pre-norm (CLIP, ViT) and post-norm (BERT) order."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+Activation = Literal["gelu", "quick_gelu"]
+
+
+class QuickGELU(nn.Module):
+    """x * sigmoid(1.702 x): what OpenAI's CLIP weights were trained with; up to 0.02 away from the exact GELU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(1.702 * x)
 
 
 class Attention(nn.Module):
@@ -11,87 +23,248 @@ class Attention(nn.Module):
     Args:
         width: token dim; a multiple of heads.
         heads: number of heads.
+        dropout: probability that an attention weight is dropped in training.
     """
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
-        if width % heads:
-            raise ValueError(f"width {width} is not a multiple of heads {heads}")
-        self.heads = heads
+        _check_heads(width, heads)
+        self.heads, self.dropout = heads, dropout
         self.in_projection = nn.Linear(width, 3 * width)
         self.out_projection = nn.Linear(width, width)
 
-    def forward(self, tokens: torch.Tensor, key_mask: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None, causal: bool = False) -> torch.Tensor:
+        """
+        Args:
+            tokens: (batch, length, width).
+            mask: broadcasts to (batch, heads, length, length), True where attention may go; None = everywhere.
+            causal: a token sees itself and those before it; only without a mask.
+        """
         batch, length, width = tokens.shape
         query, key, value = (
             self.in_projection(tokens).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         )
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=key_mask)
+        attended = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0, is_causal=causal
+        )
+        return self.out_projection(attended.transpose(1, 2).reshape(batch, length, width))
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention from one sequence (queries) to another (keys, values) of its own width.
+
+    Args:
+        width: of the queries and the output; a multiple of heads.
+        memory_width: of the sequence that is looked at.
+        heads: number of heads.
+        dropout: as in Attention.
+    """
+
+    def __init__(self, width: int, memory_width: int, heads: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        _check_heads(width, heads)
+        self.heads, self.dropout = heads, dropout
+        self.query_projection = nn.Linear(width, width)
+        self.memory_projection = nn.Linear(memory_width, 2 * width)
+        self.out_projection = nn.Linear(width, width)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        memory: torch.Tensor,
+        memory_mask: torch.Tensor | None = None,
+        recorded: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """
+        Args:
+            tokens: (batch, length, width).
+            memory: (batch, memory_length, memory_width).
+            memory_mask: (batch, 1, 1, memory_length), True where memory may be looked at; None = everywhere.
+            recorded: a list that receives the weights (batch, heads, length, memory_length) as part of the graph, for
+                Grad-CAM. The weights are then formed explicitly; same result, more memory.
+        """
+        batch, length, width = tokens.shape
+        query = self.query_projection(tokens).view(batch, length, self.heads, -1).transpose(1, 2)
+        key, value = (
+            self.memory_projection(memory).view(batch, -1, 2, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        )
+        dropout = self.dropout if self.training else 0.0
+        if recorded is None:
+            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=memory_mask, dropout_p=dropout)
+        else:
+            scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+            if memory_mask is not None:
+                scores = scores.masked_fill(~memory_mask, -torch.inf)
+            weights = scores.softmax(dim=-1)
+            recorded.append(weights)
+            attended = F.dropout(weights, dropout) @ value
         return self.out_projection(attended.transpose(1, 2).reshape(batch, length, width))
 
 
 class Block(nn.Module):
-    """Attention and MLP with residuals.
+    """Self-attention, cross-attention where there is a memory, and MLP, each with a residual.
 
     Args:
         width: token dim.
         heads: attention heads.
         mlp_ratio: hidden width of the MLP over `width`.
         pre_norm: True: x + f(norm(x)), as in ViT; False: norm(x + f(x)), as in BERT.
+        activation: of the MLP.
+        norm_eps: of every LayerNorm; CLIP and PyTorch 1e-5, timm's ViT 1e-6, BERT 1e-12.
+        dropout: of attention weights and of each residual branch, in training.
+        memory_width: width of a second sequence to look at after the self-attention; None = no cross-attention.
     """
 
-    def __init__(self, width: int, heads: int, mlp_ratio: float = 4.0, pre_norm: bool = True) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        mlp_ratio: float = 4.0,
+        pre_norm: bool = True,
+        activation: Activation = "gelu",
+        norm_eps: float = 1.0e-5,
+        dropout: float = 0.0,
+        memory_width: int | None = None,
+    ) -> None:
         super().__init__()
+        activations = {"gelu": nn.GELU, "quick_gelu": QuickGELU}
+        if activation not in activations:
+            raise ValueError(f"activation = {activation!r}; accepted: {', '.join(activations)}")
         hidden = int(width * mlp_ratio)
         self.pre_norm = pre_norm
-        self.attention = Attention(width, heads)
-        self.attention_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-        self.mlp_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout)
+        self.attention_norm = nn.LayerNorm(width, eps=norm_eps)
+        self.cross_attention = None
+        if memory_width is not None:
+            self.cross_attention = CrossAttention(width, memory_width, heads, dropout)
+            self.cross_attention_norm = nn.LayerNorm(width, eps=norm_eps)
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), activations[activation](), nn.Linear(hidden, width))
+        self.mlp_norm = nn.LayerNorm(width, eps=norm_eps)
+        self.dropout = nn.Dropout(dropout)
 
-    def forward(self, tokens: torch.Tensor, key_mask: torch.Tensor | None) -> torch.Tensor:
-        if self.pre_norm:
-            tokens = tokens + self.attention(self.attention_norm(tokens), key_mask)
-            return tokens + self.mlp(self.mlp_norm(tokens))
-        tokens = self.attention_norm(tokens + self.attention(tokens, key_mask))
-        return self.mlp_norm(tokens + self.mlp(tokens))
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        mask: torch.Tensor | None,
+        causal: bool = False,
+        memory: torch.Tensor | None = None,
+        memory_mask: torch.Tensor | None = None,
+        recorded: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        def attend(x):
+            return self.attention(x, mask, causal)
+
+        def look(x):
+            return self.cross_attention(x, memory, memory_mask, recorded)
+
+        branches = [(attend, self.attention_norm)]
+        if self.cross_attention is not None:
+            branches.append((look, self.cross_attention_norm))
+        branches.append((self.mlp, self.mlp_norm))
+        for branch, norm in branches:
+            if self.pre_norm:
+                tokens = tokens + self.dropout(branch(norm(tokens)))
+            else:
+                tokens = norm(tokens + self.dropout(branch(tokens)))
+        return tokens
 
 
 class Transformer(nn.Module):
     """A stack of blocks.
 
     Args:
-        width, heads, mlp_ratio, pre_norm: as in Block.
+        width, heads, mlp_ratio, pre_norm, activation, norm_eps, dropout, memory_width: as in Block.
         layers: number of blocks.
+        causal: a token sees itself and those before it.
+        gradient_checkpointing: in training, keep each block's input only and run the block again in the backward pass:
+            activation memory of one block instead of all, for about a third more time.
     """
 
-    def __init__(self, width: int, layers: int, heads: int, mlp_ratio: float = 4.0, pre_norm: bool = True) -> None:
+    def __init__(
+        self,
+        width: int,
+        layers: int,
+        heads: int,
+        mlp_ratio: float = 4.0,
+        pre_norm: bool = True,
+        activation: Activation = "gelu",
+        norm_eps: float = 1.0e-5,
+        dropout: float = 0.0,
+        memory_width: int | None = None,
+        causal: bool = False,
+        gradient_checkpointing: bool = False,
+    ) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio, pre_norm) for _ in range(layers))
+        self.causal, self.gradient_checkpointing = causal, gradient_checkpointing
+        self.blocks = nn.ModuleList(
+            Block(width, heads, mlp_ratio, pre_norm, activation, norm_eps, dropout, memory_width) for _ in range(layers)
+        )
         self._initialise(width, layers)
 
     def _initialise(self, width: int, layers: int) -> None:
         """CLIP's scheme: residual branches shrink with depth, so that the sum's variance does not grow with it."""
+        if not layers:
+            return
         attention_std, hidden_std = width**-0.5, (2 * width) ** -0.5
         residual_std = attention_std * (2 * layers) ** -0.5
         for block in self.blocks:
-            nn.init.normal_(block.attention.in_projection.weight, std=attention_std)
-            nn.init.normal_(block.attention.out_projection.weight, std=residual_std)
-            nn.init.normal_(block.mlp[0].weight, std=hidden_std)
-            nn.init.normal_(block.mlp[2].weight, std=residual_std)
-            for linear in (block.attention.in_projection, block.attention.out_projection, block.mlp[0], block.mlp[2]):
+            weights = [
+                (block.attention.in_projection, attention_std),
+                (block.attention.out_projection, residual_std),
+                (block.mlp[0], hidden_std),
+                (block.mlp[2], residual_std),
+            ]
+            if block.cross_attention is not None:
+                weights += [
+                    (block.cross_attention.query_projection, attention_std),
+                    (
+                        block.cross_attention.memory_projection,
+                        block.cross_attention.memory_projection.in_features**-0.5,
+                    ),
+                    (block.cross_attention.out_projection, residual_std),
+                ]
+            for linear, std in weights:
+                nn.init.normal_(linear.weight, std=std)
+            for linear, _ in weights:
                 nn.init.zeros_(linear.bias)
 
-    def forward(self, tokens: torch.Tensor, key_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        key_mask: torch.Tensor | None = None,
+        memory: torch.Tensor | None = None,
+        memory_mask: torch.Tensor | None = None,
+        recorded: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         """
         Args:
             tokens: (batch, length, width).
             key_mask: (batch, length), True where a token may be attended to; None = everywhere.
+            memory: (batch, memory_length, memory_width) for cross-attention.
+            memory_mask: (batch, memory_length), likewise.
+            recorded: receives the cross-attention weights of every block, first block first (see CrossAttention).
         Returns:
             (batch, length, width).
+        Raises:
+            ValueError: a memory without cross-attention, or cross-attention without a memory.
         """
-        if key_mask is not None:
-            key_mask = key_mask[:, None, None, :]  # (batch, 1 head, 1 query, length)
+        expects_memory = len(self.blocks) > 0 and self.blocks[0].cross_attention is not None
+        if expects_memory != (memory is not None):
+            raise ValueError(f"this transformer {'needs' if expects_memory else 'takes no'} memory to look at")
+        mask = None if key_mask is None else key_mask[:, None, None, :]  # (batch, 1 head, 1 query, length)
+        causal = self.causal
+        if causal and mask is not None:  # the fused kernel takes one or the other
+            length = tokens.shape[1]
+            mask, causal = mask & torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril(), False
+        memory_mask = None if memory_mask is None else memory_mask[:, None, None, :]
         for block in self.blocks:
-            tokens = block(tokens, key_mask)
+            if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+                tokens = checkpoint(block, tokens, mask, causal, memory, memory_mask, recorded, use_reentrant=False)
+            else:
+                tokens = block(tokens, mask, causal, memory, memory_mask, recorded)
         return tokens
+
+
+def _check_heads(width: int, heads: int) -> None:
+    if width % heads:
+        raise ValueError(f"width {width} is not a multiple of heads {heads}")

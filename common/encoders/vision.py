@@ -1,24 +1,29 @@
 """Vision transformer with any number of class tokens."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from common.encoders.transformer import Transformer
+from common.encoders.transformer import Activation, Transformer
 
 
 class VisionTransformer(nn.Module):
     """ViT as CLIP builds it: patch convolution without bias, LayerNorm before the blocks, class tokens in front.
 
+    `patch_bias=True, input_norm=False, projection_dim=None` gives the ViT of timm and DeiT, ALBEF's image tower.
+
     Args:
         image_size: side of the square input in pixels, a multiple of patch_size.
         patch_size: side of a patch in pixels.
-        width, layers, heads, mlp_ratio: of the transformer.
-        projection_dim: output numbers per class token.
+        width, layers, heads, mlp_ratio, activation, norm_eps, gradient_checkpointing: of the transformer.
+        projection_dim: output numbers per class token; None = no projection, the output is `width` wide.
         num_class_tokens: each has its own embedding and its own position row (oblique submission, Sec. 3.2); one
             projection is shared by all.
         final_layer_norm: False replaces the last LayerNorm by the identity (EuCLIP, Sec. 3.3).
+        patch_bias, input_norm: see above.
+        patch_dropout: share of the patches that each picture of a training batch loses, in [0, 1); class tokens stay.
     Raises:
-        ValueError: if image_size is no multiple of patch_size.
+        ValueError: if image_size is no multiple of patch_size, or patch_dropout leaves no patch.
     """
 
     def __init__(
@@ -28,24 +33,43 @@ class VisionTransformer(nn.Module):
         width: int,
         layers: int,
         heads: int,
-        projection_dim: int,
+        projection_dim: int | None,
         mlp_ratio: float = 4.0,
         num_class_tokens: int = 1,
         final_layer_norm: bool = True,
+        activation: Activation = "gelu",
+        norm_eps: float = 1.0e-5,
+        patch_bias: bool = False,
+        input_norm: bool = True,
+        patch_dropout: float = 0.0,
+        gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         if image_size % patch_size:
             raise ValueError(f"image_size {image_size} is not a multiple of patch_size {patch_size}")
-        self.image_size, self.num_class_tokens, self.projection_dim = image_size, num_class_tokens, projection_dim
+        self.image_size, self.patch_size, self.width = image_size, patch_size, width
+        self.num_class_tokens, self.projection_dim, self.patch_dropout = num_class_tokens, projection_dim, patch_dropout
         num_patches = (image_size // patch_size) ** 2
+        self.kept_patches = round(num_patches * (1 - patch_dropout))
+        if not 0 <= patch_dropout < 1 or not self.kept_patches:
+            raise ValueError(f"patch_dropout {patch_dropout} of {num_patches} patches; accepted: [0, 1), one must stay")
         scale = width**-0.5
-        self.patch_embedding = nn.Conv2d(3, width, patch_size, stride=patch_size, bias=False)
+        self.patch_embedding = nn.Conv2d(3, width, patch_size, stride=patch_size, bias=patch_bias)
         self.class_embedding = nn.Parameter(scale * torch.randn(num_class_tokens, width))
         self.position_embedding = nn.Parameter(scale * torch.randn(num_class_tokens + num_patches, width))
-        self.input_norm = nn.LayerNorm(width)
-        self.transformer = Transformer(width, layers, heads, mlp_ratio, pre_norm=True)
-        self.final_norm = nn.LayerNorm(width) if final_layer_norm else nn.Identity()
-        self.projection = nn.Parameter(scale * torch.randn(width, projection_dim))
+        self.input_norm = nn.LayerNorm(width, eps=norm_eps) if input_norm else nn.Identity()
+        self.transformer = Transformer(
+            width,
+            layers,
+            heads,
+            mlp_ratio,
+            pre_norm=True,
+            activation=activation,
+            norm_eps=norm_eps,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+        self.final_norm = nn.LayerNorm(width, eps=norm_eps) if final_layer_norm else nn.Identity()
+        self.projection = None if projection_dim is None else nn.Parameter(scale * torch.randn(width, projection_dim))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """
@@ -54,8 +78,56 @@ class VisionTransformer(nn.Module):
         Returns:
             image_features: (batch, num_class_tokens * projection_dim); token k fills the k-th block of projection_dim.
         """
+        tokens = self.final_norm(self._blocks(images)[:, : self.num_class_tokens])
+        return (tokens if self.projection is None else tokens @ self.projection).flatten(1)
+
+    def forward_tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """All tokens after the last LayerNorm, before any projection: what a fusion transformer looks at.
+
+        Args:
+            images: (batch, 3, image_size, image_size), normalised.
+        Returns:
+            (batch, num_class_tokens + num_patches, width), class tokens first, patches row by row.
+        """
+        return self.final_norm(self._blocks(images))
+
+    def _blocks(self, images: torch.Tensor) -> torch.Tensor:
         patches = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, num_patches, width)
         class_tokens = self.class_embedding.to(patches.dtype).expand(len(images), -1, -1)
         tokens = torch.cat([class_tokens, patches], dim=1) + self.position_embedding.to(patches.dtype)
-        tokens = self.transformer(self.input_norm(tokens))
-        return (self.final_norm(tokens[:, : self.num_class_tokens]) @ self.projection).flatten(1)
+        if self.training and self.patch_dropout:
+            tokens = self._drop_patches(tokens)
+        return self.transformer(self.input_norm(tokens))
+
+    def _drop_patches(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Each picture keeps its own random patches, in their order, with the position rows they have."""
+        class_tokens, patches = tokens.tensor_split([self.num_class_tokens], dim=1)
+        kept = torch.rand(patches.shape[:2], device=patches.device).topk(self.kept_patches, dim=1).indices
+        patches = patches.gather(1, kept.sort(dim=1).values[..., None].expand(-1, -1, patches.shape[2]))
+        return torch.cat([class_tokens, patches], dim=1)
+
+
+def interpolate_positions(
+    position_embedding: torch.Tensor, num_class_tokens: int, grid: int, antialias: bool = True
+) -> torch.Tensor:
+    """Position rows of a square grid of patches, resampled bicubically for another grid; class rows are kept.
+
+    Args:
+        position_embedding: (num_class_tokens + old_grid**2, width).
+        num_class_tokens: rows in front that stand for no patch.
+        grid: new side in patches.
+        antialias: True as open_clip does; False as ALBEF and DeiT do (another bicubic kernel, also when enlarging).
+    Returns:
+        (num_class_tokens + grid**2, width); the input itself if the grid does not change.
+    Raises:
+        ValueError: if the old rows are no square grid.
+    """
+    classes, patches = position_embedding.tensor_split([num_class_tokens])
+    old_grid = round(len(patches) ** 0.5)
+    if old_grid**2 != len(patches) or not old_grid:
+        raise ValueError(f"{len(position_embedding)} position rows less {num_class_tokens} class rows are no square")
+    if old_grid == grid:
+        return position_embedding
+    square = patches.float().T.reshape(1, -1, old_grid, old_grid)
+    square = F.interpolate(square, size=(grid, grid), mode="bicubic", antialias=antialias, align_corners=False)
+    return torch.cat([classes, square.flatten(2)[0].T.to(patches.dtype)])
