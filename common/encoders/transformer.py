@@ -130,7 +130,7 @@ class Block(nn.Module):
         activations = {"gelu": nn.GELU, "quick_gelu": QuickGELU}
         if activation not in activations:
             raise ValueError(f"activation = {activation!r}; accepted: {', '.join(activations)}")
-        hidden = int(width * mlp_ratio)
+        hidden = round(width * mlp_ratio)
         self.pre_norm = pre_norm
         self.attention = Attention(width, heads, dropout)
         self.attention_norm = nn.LayerNorm(width, eps=norm_eps)

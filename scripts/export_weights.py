@@ -1,0 +1,108 @@
+"""Writes a CLIP in the layout of transformers or open_clip, reads it again there and prints how far embeddings are apart.
+
+python scripts/export_weights.py --model outputs/runs/<paper>/<run>/seed0/checkpoints/step-00000600 --to open_clip \
+    --output exported
+python scripts/export_weights.py --model ViT-B-32.pt --activation quick_gelu --to transformers --output exported
+
+--model is a checkpoint of this repository, a transformers folder or hub name, a folder in open_clip's hub layout, or a
+file of weights in OpenAI's layout (which needs --activation).
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from safetensors.torch import save_file
+from transformers import CLIPModel
+
+import oblique_topology.evaluate
+from common.encoders.two_towers import TwoTowers
+from common.encoders.weights import clip_to_open_clip, clip_to_transformers, load_clip
+from common.geometry import unit
+from common.run.checkpoint import open_checkpoint
+from common.run.session import run_or_explain
+
+LOADERS = {"oblique_topology": oblique_topology.evaluate.load_encoder}
+
+
+def load(path: str, activation: str | None) -> TwoTowers:
+    """The model at a path, whatever wrote it."""
+    if not (Path(path) / "state.json").is_file():
+        return load_clip(path, activation)
+    checkpoint = open_checkpoint(Path(path))
+    _, encoder = LOADERS[checkpoint.state["paper"]](checkpoint, torch.device("cpu"))
+    return encoder.model
+
+
+def export_to_transformers(model: TwoTowers, folder: Path):
+    """Writes the folder; returns functions that encode with what was written."""
+    clip_to_transformers(model).save_pretrained(folder)
+    theirs = CLIPModel.from_pretrained(folder).eval()
+
+    def encode(images: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        output = theirs(input_ids=token_ids, pixel_values=images)
+        return output.image_embeds, output.text_embeds
+
+    return encode, "transformers"
+
+
+def export_to_open_clip(model: TwoTowers, folder: Path):
+    """Likewise; without the open_clip package our own reader stands in for it, and the answer says so."""
+    state, configuration = clip_to_open_clip(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(state, folder / "open_clip_model.safetensors")
+    content = json.dumps({"model_cfg": configuration}, indent=1)
+    (folder / "open_clip_config.json").write_text(content, encoding="utf-8")
+    try:
+        import open_clip
+    except ImportError:
+        again = load_clip(folder)
+        return lambda images, token_ids: (again.encode_image(images), again.encode_text(token_ids)), "our own reader"
+    theirs = open_clip.CLIP(
+        configuration["embed_dim"],
+        open_clip.CLIPVisionCfg(**configuration["vision_cfg"]),
+        open_clip.CLIPTextCfg(**configuration["text_cfg"]),
+        quick_gelu=configuration["quick_gelu"],
+    ).eval()
+    theirs.load_state_dict(state)
+    return lambda images, token_ids: (
+        unit(theirs.encode_image(images)),
+        unit(theirs.encode_text(token_ids)),
+    ), "open_clip"
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="checkpoint, folder, hub name or file of weights")
+    parser.add_argument("--activation", choices=["gelu", "quick_gelu"], help="for a bare file of weights")
+    parser.add_argument("--to", required=True, choices=["transformers", "open_clip"])
+    parser.add_argument("--output", required=True, type=Path, help="folder to write")
+    arguments = parser.parse_args()
+
+    model = load(arguments.model, arguments.activation).eval()
+    export = {"transformers": export_to_transformers, "open_clip": export_to_open_clip}[arguments.to]
+    encode, reader = export(model, arguments.output)
+
+    generator = torch.Generator().manual_seed(0)
+    image, text = model.image_tower, model.text_tower
+    images = torch.randn(8, 3, image.image_size, image.image_size, generator=generator)
+    token_ids = torch.randint(1, text.end_id, (8, text.context_length), generator=generator)
+    token_ids[:, -1] = text.end_id
+    ours, theirs = (model.encode_image(images), model.encode_text(token_ids)), encode(images, token_ids)
+    differences = [float((one - other).abs().max()) for one, other in zip(ours, theirs)]
+    print(
+        f"{arguments.output}: read again by {reader}; largest difference of an entry of the unit embeddings: "
+        f"{differences[0]:.1e} (8 random pictures), {differences[1]:.1e} (8 random captions)"
+    )
+    if max(differences) > 1e-4:
+        sys.exit("error: that is more than rounding explains (1e-4); do not use the export")
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

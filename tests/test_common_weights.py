@@ -1,0 +1,472 @@
+"""Weights in and out, against the libraries whose layouts they are, on tiny random models."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import nn
+
+from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
+from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
+from common.encoders.two_towers import TwoTowers
+from common.encoders.vision import VisionTransformer
+from common.encoders.weights import (
+    WeightsError,
+    clip_from_open_clip,
+    clip_from_transformers,
+    clip_to_open_clip,
+    clip_to_transformers,
+    load_bert_,
+    load_clip,
+    load_vit_,
+    read_weights,
+)
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+
+open_clip = pytest.importorskip("open_clip")
+
+ROOT = Path(__file__).resolve().parents[1]
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+IDS = torch.tensor([[58, 5, 6, 59, 0, 0, 0, 0], [58, 7, 59, 0, 0, 0, 0, 0], [58, 1, 2, 3, 4, 5, 6, 59]])
+
+
+def shaken(model):
+    """Every tensor random, biases and norms included, so that a swapped pair cannot hide."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def tiny_transformers_clip(activation="quick_gelu", eps=1e-5, eos=59):
+    sides = {"intermediate_size": 96, "num_hidden_layers": 2, "hidden_act": activation, "layer_norm_eps": eps}
+    text = {"hidden_size": 32, "num_attention_heads": 2, "vocab_size": 60, "max_position_embeddings": 8}
+    vision = {"hidden_size": 48, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
+    ids = {"eos_token_id": eos, "bos_token_id": 58, "pad_token_id": 0}
+    config = transformers.CLIPConfig(
+        text_config={**text, **sides, **ids}, vision_config={**vision, **sides}, projection_dim=16
+    )
+    return shaken(transformers.CLIPModel(config))
+
+
+def tiny_open_clip(quick_gelu=False):
+    vision = open_clip.CLIPVisionCfg(layers=2, width=48, head_width=16, image_size=32, patch_size=8)
+    text = open_clip.CLIPTextCfg(context_length=8, vocab_size=60, width=32, heads=2, layers=2)
+    return shaken(open_clip.CLIP(16, vision, text, quick_gelu=quick_gelu))
+
+
+def our_clip(activation="gelu", norm_eps=1e-5, **more):
+    image = VisionTransformer(
+        32, 8, 48, 2, more.pop("image_heads", 3), 16, activation=activation, norm_eps=norm_eps, **more
+    )
+    text = CausalTextTransformer(60, 8, 32, 2, 2, 16, end_id=59, activation=activation, norm_eps=norm_eps)
+    return shaken(TwoTowers(image, text, Sphere(), LogitScale(init=5.0)))
+
+
+def open_clip_built(configuration):
+    return open_clip.CLIP(
+        configuration["embed_dim"],
+        open_clip.CLIPVisionCfg(**configuration["vision_cfg"]),
+        open_clip.CLIPTextCfg(**configuration["text_cfg"]),
+        quick_gelu=configuration["quick_gelu"],
+    ).eval()
+
+
+@torch.no_grad()
+def assert_same_as_transformers(ours, theirs):
+    output = theirs(input_ids=IDS, pixel_values=IMAGES, attention_mask=(IDS != 0).long())
+    torch.testing.assert_close(ours.encode_image(IMAGES), output.image_embeds, **TOLERANCE)
+    torch.testing.assert_close(ours.encode_text(IDS), output.text_embeds, **TOLERANCE)
+    logits = ours.logit_scale() * ours.geometry.similarity(ours.encode_image(IMAGES), ours.encode_text(IDS))
+    torch.testing.assert_close(logits, output.logits_per_image, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def assert_same_as_open_clip(ours, theirs):
+    torch.testing.assert_close(ours.image_tower(IMAGES), theirs.encode_image(IMAGES), **TOLERANCE)
+    torch.testing.assert_close(ours.text_tower(IDS), theirs.encode_text(IDS), **TOLERANCE)
+    torch.testing.assert_close(ours.logit_scale(), theirs.logit_scale.exp(), **TOLERANCE)
+
+
+@pytest.mark.parametrize(("activation", "eps"), [("quick_gelu", 1e-5), ("gelu", 1e-3)])
+def test_clip_from_transformers_gives_the_same_features(activation, eps):
+    theirs = tiny_transformers_clip(activation, eps)
+    ours = clip_from_transformers(theirs)
+    assert_same_as_transformers(ours, theirs)
+    assert not ours.training
+    with torch.no_grad():  # the tensors are copies: training ours leaves theirs alone
+        before = theirs.logit_scale.clone()
+        ours.logit_scale.log_logit_scale.add_(1.0)
+    assert torch.equal(theirs.logit_scale, before)
+
+
+def test_clip_with_the_old_end_token_id_reads_out_the_largest_id():
+    theirs = tiny_transformers_clip(eos=2)
+    ours = clip_from_transformers(theirs)
+    assert ours.text_tower.end_id == 59
+    assert_same_as_transformers(ours, theirs)
+
+
+@pytest.mark.parametrize("quick_gelu", [False, True])
+def test_clip_from_open_clip_gives_the_same_features(quick_gelu):
+    theirs = tiny_open_clip(quick_gelu)
+    activation = "quick_gelu" if quick_gelu else "gelu"
+    ours = clip_from_open_clip(theirs.state_dict(), activation, vision_head_width=16, text_heads=2)
+    assert_same_as_open_clip(ours, theirs)
+    wrong = clip_from_open_clip(theirs.state_dict(), "gelu" if quick_gelu else "quick_gelu", 16, 2)
+    assert (wrong.image_tower(IMAGES) - ours.image_tower(IMAGES)).abs().max() > 1e-4  # why it must be given
+
+
+def test_prefixes_of_ddp_and_of_custom_text_towers_are_understood():
+    state = tiny_open_clip().state_dict()
+    plain = clip_from_open_clip(state, "gelu", 16, 2)
+    dressed = {
+        f"module.{name if name.startswith('visual') or name == 'logit_scale' else f'text.{name}'}": value
+        for name, value in state.items()
+    }
+    assert torch.equal(clip_from_open_clip(dressed, "gelu", 16, 2).text_tower(IDS), plain.text_tower(IDS))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "quick_gelu"])
+def test_our_clip_goes_out_to_both_libraries_and_comes_back(activation):
+    ours = our_clip(activation)
+    state, configuration = clip_to_open_clip(ours)
+    theirs = open_clip_built(configuration)
+    theirs.load_state_dict(state)
+    assert_same_as_open_clip(ours, theirs)
+    exported = clip_to_transformers(ours)
+    assert_same_as_transformers(ours, exported)
+    for back in (clip_from_transformers(exported), clip_from_open_clip(state, activation, 16, 2)):
+        for name, value in ours.state_dict().items():
+            assert torch.equal(back.state_dict()[name], value), name
+
+
+def test_an_exported_folder_is_loaded_again_from_disk(tmp_path):
+    ours = our_clip("quick_gelu")
+    clip_to_transformers(ours).save_pretrained(tmp_path / "transformers")
+    state, configuration = clip_to_open_clip(ours)
+    (tmp_path / "open_clip").mkdir()
+    save_file(state, tmp_path / "open_clip" / "open_clip_model.safetensors")
+    (tmp_path / "open_clip" / "open_clip_config.json").write_text(json.dumps({"model_cfg": configuration}))
+    for folder in ("transformers", "open_clip"):
+        loaded = load_clip(tmp_path / folder)
+        torch.testing.assert_close(loaded.encode_image(IMAGES), ours.encode_image(IMAGES), **TOLERANCE)
+        torch.testing.assert_close(loaded.encode_text(IDS), ours.encode_text(IDS), **TOLERANCE)
+    with pytest.raises(WeightsError, match="has a configuration with its own activation"):
+        load_clip(tmp_path / "transformers", "gelu")
+
+
+def test_weights_files_are_read_in_every_form(tmp_path):
+    theirs = tiny_open_clip(quick_gelu=True)
+    state = theirs.state_dict()
+    save_file(state, tmp_path / "a.safetensors")
+    torch.save(state, tmp_path / "b.pt")
+    torch.save({"epoch": 3, "state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "c.pt")
+
+    class Archive(nn.Module):  # OpenAI's files: a scripted module with three numbers beside the weights
+        def __init__(self):
+            super().__init__()
+            self.visual, self.transformer = theirs.visual, theirs.transformer
+            self.register_buffer("input_resolution", torch.tensor(32))
+
+        def forward(self, images):
+            return self.visual(images)
+
+    torch.jit.trace(Archive(), IMAGES).save(str(tmp_path / "d.pt"))
+    for file in "a.safetensors", "b.pt", "c.pt":
+        read = clip_from_open_clip(read_weights(tmp_path / file), "quick_gelu", 16, 2)
+        assert torch.equal(
+            read.image_tower(IMAGES), clip_from_open_clip(state, "quick_gelu", 16, 2).image_tower(IMAGES)
+        )
+    archive = read_weights(tmp_path / "d.pt")
+    assert "input_resolution" not in archive
+    assert torch.equal(archive["visual.conv1.weight"], state["visual.conv1.weight"])
+
+
+def test_a_file_that_would_execute_code_is_refused(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (exec, (f"open({str(tmp_path / 'owned')!r}, 'w').close()",))
+
+    torch.save({"state_dict": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(WeightsError, match="without executing code"):
+        read_weights(tmp_path / "evil.pt")
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "cannot be read"), (b"not a file of weights", "cannot be read"), (None, "no state dict")],
+)
+def test_files_that_hold_no_weights_are_named(tmp_path, content, message):
+    path = tmp_path / "weights.pt"
+    torch.save([1, 2], path) if content is None else path.write_bytes(content)
+    with pytest.raises(WeightsError, match=message) as caught:
+        read_weights(path)
+    assert str(path) in str(caught.value)
+
+
+def test_bare_weights_need_an_activation_and_a_path_must_exist(tmp_path):
+    save_file(tiny_open_clip().state_dict(), tmp_path / "a.safetensors")
+    with pytest.raises(WeightsError, match="does not tell its activation: give quick_gelu"):
+        load_clip(tmp_path / "a.safetensors")
+    with pytest.raises(FileNotFoundError, match="does not exist; accepted: a file of weights, a folder, a hub name"):
+        load_clip(tmp_path / "nowhere")
+
+
+def test_tensors_that_are_missing_left_over_or_of_another_shape_are_named():
+    state = tiny_open_clip().state_dict()
+
+    def load(changed):
+        return clip_from_open_clip(changed, "gelu", 16, 2, source="weights.pt")
+
+    without = {name: value for name, value in state.items() if name != "visual.ln_pre.bias"}
+    with pytest.raises(WeightsError, match=r"weights\.pt lacks visual\.ln_pre\.bias"):
+        load(without)
+    with pytest.raises(WeightsError, match=r"no place for: visual\.transformer\.resblocks\.0\.ls_1\.gamma"):
+        load({**state, "visual.transformer.resblocks.0.ls_1.gamma": torch.ones(48)})
+    with pytest.raises(WeightsError, match=r"ln_final\.bias has shape \(5,\)"):
+        load({**state, "ln_final.bias": torch.ones(5)})
+    with pytest.raises(WeightsError, match="no CLIP with a vision transformer"):
+        load({"visual.layer1.0.conv1.weight": torch.ones(1), "visual.conv1.weight": torch.ones(1)})
+    assert load({**state, "attn_mask": torch.zeros(8, 8)}) is not None  # a buffer of older versions
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda: our_clip(num_class_tokens=2), "2 class tokens; CLIP has one"),
+        (lambda: our_clip(final_layer_norm=False), "no final LayerNorm"),
+        (lambda: our_clip(input_norm=False), "timm's kind"),
+    ],
+)
+def test_what_clip_cannot_express_is_not_exported(model, message):
+    for export in (clip_to_open_clip, clip_to_transformers):
+        with pytest.raises(WeightsError, match=message):
+            export(model())
+
+
+def test_models_of_another_kind_or_geometry_are_not_exported():
+    ours = our_clip()
+    with pytest.raises(WeightsError, match="LayerNorm eps is"):
+        clip_to_open_clip(our_clip(norm_eps=1e-3))
+    ours.geometry.name = "oblique"
+    with pytest.raises(WeightsError, match="geometry 'oblique'"):
+        clip_to_transformers(ours)
+    ours.text_tower = BidirectionalTextTransformer(60, 8, 32, 2, 2, 16)
+    with pytest.raises(WeightsError, match="these are VisionTransformer and BidirectionalTextTransformer"):
+        clip_to_open_clip(ours)
+
+
+def tiny_vit(kind, **more):
+    config = {"ViT": transformers.ViTConfig, "DeiT": transformers.DeiTConfig}[kind](
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=96,
+        image_size=32,
+        patch_size=8,
+        **more,
+    )
+    return shaken({"ViT": transformers.ViTModel, "DeiT": transformers.DeiTModel}[kind](config))
+
+
+def our_vit(tokens=1, image_size=32, **more):
+    return VisionTransformer(
+        image_size, 8, 48, 2, 3, None, mlp_ratio=2.0, num_class_tokens=tokens, norm_eps=1e-12, patch_bias=True,
+        input_norm=False, **more,
+    ).eval()  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("ViT", 1), ("DeiT", 2)])
+@torch.no_grad()
+def test_vit_and_deit_give_the_same_tokens(kind, tokens):
+    theirs, ours = tiny_vit(kind), our_vit(tokens)
+    load_vit_(ours, theirs)
+    torch.testing.assert_close(ours.forward_tokens(IMAGES), theirs(IMAGES).last_hidden_state, **TOLERANCE)
+    assert ours(IMAGES).shape == (3, tokens * 48)
+
+
+@torch.no_grad()
+def test_vit_positions_are_interpolated_as_transformers_does():
+    theirs, ours = tiny_vit("ViT"), our_vit(image_size=48)
+    load_vit_(ours, theirs)
+    images = torch.randn(2, 3, 48, 48)
+    expected = theirs(images, interpolate_pos_encoding=True).last_hidden_state
+    torch.testing.assert_close(ours.forward_tokens(images), expected, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_vit_weights_under_their_older_names_are_read_too():
+    theirs, ours, again = tiny_vit("ViT"), our_vit(), our_vit()
+    load_vit_(ours, theirs)
+    older = {
+        "layers.": "encoder.layer.", "attention.q_proj": "attention.attention.query",
+        "attention.k_proj": "attention.attention.key", "attention.v_proj": "attention.attention.value",
+        "attention.o_proj": "attention.output.dense", "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense",
+    }  # fmt: skip
+    state = {}
+    for name, value in theirs.state_dict().items():
+        for new, old in older.items():
+            name = name.replace(new, old)
+        state[name] = value
+
+    class Older:
+        config = theirs.config
+
+        def state_dict(self):
+            return state
+
+    if "encoder.layer.0.attention.attention.query.weight" not in theirs.state_dict():
+        assert set(state) != set(theirs.state_dict())
+    load_vit_(again, Older())
+    assert torch.equal(again.forward_tokens(IMAGES), ours.forward_tokens(IMAGES))
+
+
+@pytest.mark.parametrize(
+    ("tower", "message"),
+    [
+        (lambda: our_vit(2), "class tokens is 2 here and 1 in the weights"),
+        (lambda: our_vit(activation="quick_gelu"), "activation is quick_gelu here and gelu"),
+        (lambda: VisionTransformer(32, 8, 48, 2, 3, None, patch_bias=True, input_norm=False), "norm_eps is 1e-05"),
+    ],
+)
+def test_a_tower_of_other_sizes_than_the_vit_is_refused(tower, message):
+    with pytest.raises(WeightsError, match=message):
+        load_vit_(tower(), tiny_vit("ViT"))
+
+
+def tiny_bert(layers=3, **more):
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=64, vocab_size=60,
+        max_position_embeddings=20, **more,
+    )  # fmt: skip
+    return shaken(transformers.BertForMaskedLM(config))
+
+
+def our_bert(layers, **more):
+    return BidirectionalTextTransformer(
+        60, 8, 32, layers, 2, None, mlp_ratio=2.0, final_layer_norm=False, norm_eps=1e-12, **more
+    ).eval()
+
+
+@torch.no_grad()
+def test_bert_gives_the_same_tokens_and_masked_word_logits():
+    theirs, ours, head = tiny_bert(), our_bert(3), MaskedLanguageHead(32, 60).eval()
+    load_bert_(theirs, ours, head=head)
+    mask = IDS != 0
+    output = theirs(IDS, attention_mask=mask.long(), output_hidden_states=True)
+    tokens = ours.forward_tokens(IDS)
+    torch.testing.assert_close(tokens[mask], output.hidden_states[-1][mask], **TOLERANCE)
+    torch.testing.assert_close(head(tokens, ours.token_embedding.weight)[mask], output.logits[mask], **TOLERANCE)
+    again = our_bert(3)
+    load_bert_(theirs.bert, again)  # without the head, BertModel is enough
+    assert torch.equal(again.forward_tokens(IDS), tokens)
+
+
+@torch.no_grad()
+def test_albefs_split_gives_berts_lower_layers_to_the_text_and_the_upper_ones_to_the_fusion():
+    theirs, text, fusion = tiny_bert(), our_bert(1), FusionTransformer(32, 48, 2, 2, mlp_ratio=2.0).eval()
+    cross = {name: value.clone() for name, value in fusion.state_dict().items() if "cross_attention" in name}
+    load_bert_(theirs, text, fusion)
+    mask = IDS != 0
+    hidden = theirs(IDS, attention_mask=mask.long(), output_hidden_states=True).hidden_states
+    torch.testing.assert_close(text.forward_tokens(IDS)[mask], hidden[1][mask], **TOLERANCE)
+    for name, value in cross.items():
+        assert torch.equal(fusion.state_dict()[name], value)
+    # without the cross-attention sub-layer the fusion layers are BERT's own
+    for block in fusion.transformer.blocks:
+        block.cross_attention = None
+    torch.testing.assert_close(fusion.transformer(text.forward_tokens(IDS), mask)[mask], hidden[3][mask], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_a_fusion_layer_is_a_bert_layer_with_cross_attention():
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=60,
+        is_decoder=True, add_cross_attention=True, attn_implementation="eager",
+    )  # fmt: skip
+    theirs = shaken(transformers.BertModel(config, add_pooling_layer=False))
+    layer, fusion = theirs.encoder.layer[0], FusionTransformer(32, 32, 1, 2, mlp_ratio=2.0).eval()
+    state = theirs.state_dict()
+    block, prefix = fusion.transformer.blocks[0], "encoder.layer.0"
+
+    def put(module, *names):
+        module.weight.copy_(torch.cat([state[f"{prefix}.{name}.weight"] for name in names]))
+        module.bias.copy_(torch.cat([state[f"{prefix}.{name}.bias"] for name in names]))
+
+    put(block.attention.in_projection, *(f"attention.self.{x}" for x in ("query", "key", "value")))
+    put(block.attention.out_projection, "attention.output.dense")
+    put(block.attention_norm, "attention.output.LayerNorm")
+    put(block.cross_attention.query_projection, "crossattention.self.query")
+    put(block.cross_attention.memory_projection, "crossattention.self.key", "crossattention.self.value")
+    put(block.cross_attention.out_projection, "crossattention.output.dense")
+    put(block.cross_attention_norm, "crossattention.output.LayerNorm")
+    put(block.mlp[0], "intermediate.dense")
+    put(block.mlp[2], "output.dense")
+    put(block.mlp_norm, "output.LayerNorm")
+    text, image = torch.randn(2, 5, 32), torch.randn(2, 7, 32)
+    expected = layer(text, encoder_hidden_states=image)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    torch.testing.assert_close(fusion(text, torch.ones(2, 5, dtype=torch.bool), image), expected, **TOLERANCE)
+
+
+def test_a_bert_that_does_not_fit_is_refused():
+    with pytest.raises(WeightsError, match="has 3 layers, the text tower takes 1 and the fusion 1"):
+        load_bert_(tiny_bert(), our_bert(1), FusionTransformer(32, 48, 1, 2, mlp_ratio=2.0))
+    with pytest.raises(WeightsError, match="no masked-language head; read it as BertForMaskedLM"):
+        load_bert_(tiny_bert().bert, our_bert(3), head=MaskedLanguageHead(32, 60))
+    long = BidirectionalTextTransformer(60, 30, 32, 3, 2, None, 2.0, final_layer_norm=False, norm_eps=1e-12)
+    with pytest.raises(WeightsError, match=r"context_length 30 is above .* 20 positions"):
+        load_bert_(tiny_bert(), long)
+
+
+@pytest.mark.parametrize(
+    ("vision", "text", "dim", "expected"),
+    [
+        ((224, 32, 768, 12, 12), (512, 12, 8), 512, 151_277_313),  # ViT-B/32
+        ((224, 16, 768, 12, 12), (512, 12, 8), 512, 149_620_737),  # ViT-B/16
+        ((224, 14, 1024, 24, 16), (768, 12, 12), 768, 427_616_513),  # ViT-L/14
+        ((336, 14, 1024, 24, 16), (768, 12, 12), 768, 427_944_193),  # ViT-L/14 at 336 pixels
+    ],
+)
+def test_the_published_clips_have_the_known_parameter_counts(vision, text, dim, expected):
+    with torch.device("meta"):
+        model = TwoTowers(
+            VisionTransformer(*vision, dim),
+            CausalTextTransformer(49_408, 77, *text, dim, end_id=49_407),
+            Sphere(),
+            LogitScale(init=1.0),
+        )
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def test_bert_base_has_the_known_parameter_count():
+    with torch.device("meta"):
+        ours = BidirectionalTextTransformer(30_522, 512, 768, 12, 12, None, final_layer_norm=False)
+    pooler, token_types = 768 * 768 + 768, 2 * 768
+    assert sum(parameter.numel() for parameter in ours.parameters()) == 109_482_240 - pooler - token_types
+
+
+@pytest.mark.parametrize("layout", ["transformers", "open_clip"])
+def test_the_export_script_prints_the_parity_figure(tmp_path, layout):
+    clip_to_transformers(our_clip("quick_gelu")).save_pretrained(tmp_path / "in")
+    command = [sys.executable, ROOT / "scripts" / "export_weights.py", "--model", tmp_path / "in", "--to", layout]
+    done = subprocess.run([*command, "--output", tmp_path / "out"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = re.search(
+        rf"read again by {layout}; .*: ([\d.e+-]+) \(8 random pictures\), ([\d.e+-]+) \(8 random", done.stdout
+    )
+    assert found, done.stdout
+    assert max(float(found[1]), float(found[2])) < 1e-5
+    loaded = load_clip(tmp_path / "out")
+    torch.testing.assert_close(loaded.encode_text(IDS), load_clip(tmp_path / "in").encode_text(IDS), **TOLERANCE)
