@@ -1,4 +1,4 @@
-"""Writes a CLIP in the layout of transformers or open_clip, reads it again there and prints how far embeddings are apart.
+"""Writes a CLIP in the layout of transformers or open_clip, reads it again there and prints the largest difference.
 
 python scripts/export_weights.py --model outputs/runs/<paper>/<run>/seed0/checkpoints/step-00000600 --to open_clip \
     --output exported
