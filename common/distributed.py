@@ -64,6 +64,19 @@ def gather_with_gradient(tensor: torch.Tensor) -> torch.Tensor:
     return _GatherWithGradient.apply(tensor)
 
 
+def gather_without_gradient(rows: torch.Tensor) -> torch.Tensor:
+    """Concatenates rows over processes in rank order, as constants: row i of rank r is row r * local_batch + i.
+
+    For what the loss treats as given: momentum keys, sample ids, masks. Online embeddings need `gather_with_gradient`.
+
+    Args:
+        rows: (local_batch, ...), any dtype, the same shape on every process.
+    Returns:
+        (world_size * local_batch, ...), detached, the same on every process.
+    """
+    return gather_with_gradient(rows.detach())
+
+
 def gather_rows(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
     """Puts together rows that were dealt out in turn: process r holds rows r, r + W, r + 2W, ... of num_rows.
 

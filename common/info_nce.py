@@ -1,29 +1,84 @@
-"""Symmetric InfoNCE from a similarity function: one loss for every geometry, one or many processes."""
+"""InfoNCE: one loss for every geometry, kind of target and source of negatives, in one process or many.
+
+For a query i and candidates j, with logits l_ij = logit_scale * similarity and targets t_ij >= 0 that sum to 1 per row:
+
+    loss_i = - sum_j t_ij ( l_ij - log sum_k exp l_ik ),        mean over i
+
+Index targets are the case of one t_ij = 1. A candidate that is not there has l_ij = -inf (`mask_absent`).
+Logits and loss are float32 or better, whatever autocast says: half precision ties close candidates.
+
+Every mistake that only the values show (an index out of range, a row without a positive, a row with all candidates
+masked) raises ValueError on the CPU. On an accelerator looking would stall the device in every step: the loss of such a
+row is NaN or infinite there (or the device asserts), and stops the run.
+"""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from common.distributed import gather_with_gradient, rank, world_size
+from common.distributed import gather_with_gradient, gather_without_gradient, rank, world_size
+from common.geometry import at_least_float32, full_precision
 
 PairSimilarity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+class QueuedPairs(NamedTuple):
+    """Pairs of past steps, as constant candidates: row k of all three belongs to one pair.
+
+    image_embeddings, text_embeddings: (num_rows, ...), shaped like those of the step (`FeatureQueue.rows`).
+    ids: (num_rows,) int64, negative = not known (`FeatureQueue.row_ids`).
+    """
+
+    image_embeddings: torch.Tensor
+    text_embeddings: torch.Tensor
+    ids: torch.Tensor
+
+
 def info_nce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of each row against its positive (oblique submission Eq. 2, one direction).
+    """Mean cross-entropy of each row against its positive or positives (oblique submission Eq. 2, one direction).
 
     Args:
-        logits: (num_queries, num_candidates), float32 or better.
-        targets: (num_queries,) index of each row's positive, or (num_queries, num_candidates) row-stochastic.
+        logits: (num_queries, num_candidates); half precision is cast up. -inf = the candidate is not there.
+        targets: (num_queries,) int64 index of each row's positive, or (num_queries, num_candidates) row-stochastic
+            (`check_row_stochastic` looks at the sums; here they are taken as they are).
     Returns:
         Scalar in nats, >= 0 for index targets. Equal logits give ln(num_candidates).
+    Raises:
+        ValueError: shapes or dtypes that do not fit; the message gives them. On the CPU also an index out of range, or
+            a positive that is not there.
     """
-    return F.cross_entropy(logits, targets)
+    if logits.ndim != 2 or not len(logits):
+        raise ValueError(
+            f"InfoNCE needs logits (num_queries, num_candidates), at least one row, got {tuple(logits.shape)}"
+        )
+    by_index = targets.dtype == torch.int64 and targets.shape == logits.shape[:1]
+    if not by_index and not (targets.is_floating_point() and targets.shape == logits.shape):
+        raise ValueError(
+            f"targets {tuple(targets.shape)} {targets.dtype} do not fit logits {tuple(logits.shape)}; accepted: "
+            f"({logits.shape[0]},) int64 indices, or {tuple(logits.shape)} floating row-stochastic"
+        )
+    with full_precision(logits):
+        logits = at_least_float32(logits)
+        if by_index:
+            _refuse_rows((targets < 0) | (targets >= logits.shape[1]), f"index targets outside [0, {logits.shape[1]})")
+            loss = F.cross_entropy(logits, targets)
+        else:
+            positive = targets > 0  # 0 * -inf would be NaN for a masked candidate
+            log_probabilities = logits.log_softmax(dim=1)
+            terms = targets.to(logits.dtype) * log_probabilities.where(positive, 0.0)
+            loss = -terms.sum() / len(logits)
+        if loss.device.type == "cpu" and not torch.isfinite(loss):
+            picked = logits.gather(1, targets[:, None]) if by_index else logits.masked_fill(~positive, 0.0)
+            _refuse_rows((picked == -torch.inf).any(dim=1), "the positive is masked (its logit is -inf)")
+        return loss
 
 
 def symmetric_info_nce(logits: torch.Tensor) -> torch.Tensor:
-    """Mean of both directions for a square matrix whose diagonal holds the positives.
+    """Mean of both directions for a square matrix whose diagonal holds the positives (contrastive basics Eq. 6 to 8).
+
+    (1/2B) sum_i [ log sum_k exp l_ik + log sum_k exp l_ki - 2 l_ii ]
 
     Args:
         logits: (batch, batch), rows are images, columns are texts.
@@ -43,8 +98,16 @@ def contrastive_loss(
     text_embeddings: torch.Tensor,
     similarity: PairSimilarity,
     logit_scale: torch.Tensor,
+    ids: torch.Tensor | None = None,
+    queue: QueuedPairs | None = None,
 ) -> torch.Tensor:
     """InfoNCE over the global batch; row k of either side is the partner of row k of the other.
+
+        1/2 mean_i [ info_nce of image i against all B texts, then the queue's texts ]
+      + 1/2 mean_i [ info_nce of text i against all B images, then the queue's images ]
+
+    The positive of a row is its partner; with ids, its partner and all candidates of the same id, with equal mass
+    (contrastive basics Sec. 3 rule 5, GeoMM spec 14.1): a sample drawn twice is no negative.
 
     With W processes each computes its local rows and columns against all candidates: B/W x B similarities instead of
     B x B. The mean of the returned values over processes is the global loss, and since gradients are averaged over
@@ -54,13 +117,176 @@ def contrastive_loss(
         image_embeddings, text_embeddings: (local_batch, ...), the same shape on every process.
         similarity: (a, ...), (b, ...) -> (a, b), larger is closer; images first.
         logit_scale: scalar tensor, the multiplier.
+        ids: (local_batch,) int64 of the samples, negative = not known; None = partners are the only positives.
+        queue: pairs of past steps, the same on every process; they get no gradient.
     Returns:
         Scalar in nats: this process's share of the global loss.
+    Raises:
+        ValueError: shapes of ids or queue that do not fit the embeddings.
     """
-    if world_size() == 1:
-        return symmetric_info_nce(logit_scale * similarity(image_embeddings, text_embeddings))
+    batch = len(image_embeddings)
+    if ids is not None and (ids.shape != (batch,) or ids.dtype != torch.int64):
+        raise ValueError(f"ids of a batch of {batch} must be ({batch},) int64, got {tuple(ids.shape)} {ids.dtype}")
     all_images, all_texts = gather_with_gradient(image_embeddings), gather_with_gradient(text_embeddings)
-    targets = torch.arange(len(image_embeddings), device=image_embeddings.device) + rank() * len(image_embeddings)
-    image_to_text = info_nce(logit_scale * similarity(image_embeddings, all_texts), targets)
-    text_to_image = info_nce(logit_scale * similarity(all_images, text_embeddings).T, targets)
-    return (image_to_text + text_to_image) / 2
+    all_ids = None if ids is None else gather_without_gradient(ids)
+    if queue is not None:
+        _check_queue(queue, image_embeddings, text_embeddings)
+        all_images = torch.cat([all_images, queue.image_embeddings.detach()])
+        all_texts = torch.cat([all_texts, queue.text_embeddings.detach()])
+        all_ids = None if ids is None else torch.cat([all_ids, queue.ids])
+    image_to_text = logit_scale * similarity(image_embeddings, all_texts)
+    if world_size() == 1 and queue is None:
+        text_to_image = image_to_text.T  # one matrix holds both directions
+    else:
+        text_to_image = logit_scale * similarity(all_images, text_embeddings).T
+    targets = torch.arange(batch, device=image_embeddings.device) + rank() * batch
+    if ids is not None:
+        targets = positives_from_ids(ids, all_ids, targets, at_least_float32(image_to_text).dtype)
+    return (info_nce(image_to_text, targets) + info_nce(text_to_image, targets)) / 2
+
+
+def nt_xent(
+    first_embeddings: torch.Tensor,
+    second_embeddings: torch.Tensor,
+    similarity: PairSimilarity,
+    logit_scale: torch.Tensor,
+) -> torch.Tensor:
+    """SimCLR's loss: each of the 2N views against the other 2N - 1, its partner being the positive.
+
+    With z the 2N views, l_ij = logit_scale * similarity(z_i, z_j), l_ii = -inf and p(i) the other view of the same
+    image (contrastive basics Sec. 2.1):
+
+        mean over the 2N rows of  log sum_j exp l_ij - l_i,p(i)
+
+    Half of what the published code returns, which sums the means of both halves. Processes share the work as in
+    `contrastive_loss`, and all gradients are those of the global batch.
+
+    Args:
+        first_embeddings, second_embeddings: (local_batch, ...), the same shape on every process; row k of both shows
+            one image.
+        similarity, logit_scale: as in `contrastive_loss`.
+    Returns:
+        Scalar in nats: this process's share. Equal logits give ln(2N - 1).
+    Raises:
+        ValueError: if the two shapes differ; the message gives both.
+    """
+    if first_embeddings.shape != second_embeddings.shape:
+        raise ValueError(
+            f"two views of the same images need equal shapes, got {tuple(first_embeddings.shape)} and "
+            f"{tuple(second_embeddings.shape)}"
+        )
+    all_first, all_second = gather_with_gradient(first_embeddings), gather_with_gradient(second_embeddings)
+    logits = logit_scale * similarity(
+        torch.cat([first_embeddings, second_embeddings]), torch.cat([all_first, all_second])
+    )
+    local = torch.arange(len(first_embeddings), device=logits.device) + rank() * len(first_embeddings)
+    itself, partner = torch.cat([local, local + len(all_first)]), torch.cat([local + len(all_first), local])
+    return info_nce(at_least_float32(logits).scatter(1, itself[:, None], -torch.inf), partner)
+
+
+def positives_from_ids(
+    query_ids: torch.Tensor,
+    candidate_ids: torch.Tensor,
+    own_columns: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Targets with equal mass on all candidates of the query's id: t_ij = [id_i = id_j] / sum_k [id_i = id_k].
+
+    A negative id is not known and equals no other.
+
+    Args:
+        query_ids: (num_queries,) int64.
+        candidate_ids: (num_candidates,) int64.
+        own_columns: (num_queries,) int64 column of each query's partner, a positive whatever the ids say; None = the
+            ids decide alone.
+        dtype: of the result; float64 where the loss is.
+    Returns:
+        (num_queries, num_candidates), row-stochastic, for `info_nce`.
+    Raises:
+        ValueError: ids that are not int64 vectors; on the CPU also a query without any positive, naming rows and ids.
+            On an accelerator such a row is NaN.
+    """
+    for name, vector in (("query_ids", query_ids), ("candidate_ids", candidate_ids)):
+        if vector.ndim != 1 or vector.dtype != torch.int64:
+            raise ValueError(f"{name} must be a vector of int64, got {tuple(vector.shape)} {vector.dtype}")
+    positive = (query_ids[:, None] == candidate_ids) & (query_ids[:, None] >= 0)
+    if own_columns is not None:
+        positive = positive.scatter(1, own_columns[:, None], True)
+    count = positive.sum(dim=1, keepdim=True)
+    _refuse_rows(count[:, 0] == 0, "no candidate has the id of the query", query_ids)
+    return positive.to(dtype) / count
+
+
+def distilled_targets(pseudo_logits: torch.Tensor, targets: torch.Tensor, alpha: float) -> torch.Tensor:
+    """Pseudo-targets mixed with hard ones: alpha softmax(pseudo_logits) + (1 - alpha) one_hot (ALBEF; GeoMM spec 10).
+
+    Args:
+        pseudo_logits: (num_queries, num_candidates), scaled similarities of the momentum model; -inf = not there.
+        targets: as in `info_nce`, by index or row-stochastic.
+        alpha: distillation weight in [0, 1].
+    Returns:
+        (num_queries, num_candidates), row-stochastic, float32 or better, without gradient.
+    Raises:
+        ValueError: alpha out of range, or targets that do not fit.
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"the distillation weight alpha must lie in [0, 1], got {alpha}")
+    if targets.shape not in (pseudo_logits.shape, pseudo_logits.shape[:1]):
+        raise ValueError(f"targets {tuple(targets.shape)} do not fit pseudo-logits {tuple(pseudo_logits.shape)}")
+    with torch.no_grad(), full_precision(pseudo_logits):
+        mixed = alpha * at_least_float32(pseudo_logits).softmax(dim=1)
+        if targets.ndim == 2:
+            return mixed + (1 - alpha) * targets.to(mixed.dtype)
+        return mixed.scatter_add(1, targets[:, None], torch.full_like(mixed[:, :1], 1 - alpha))
+
+
+def mask_absent(logits: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
+    """-inf where a candidate is not there (padding, a queue that is not full); its probability and gradient are 0.
+
+    Args:
+        logits: (num_queries, num_candidates).
+        present: bool, (num_candidates,) or (num_queries, num_candidates).
+    Returns:
+        Like logits.
+    Raises:
+        ValueError: a shape or dtype that does not fit; on the CPU also a row with all candidates masked.
+    """
+    if present.dtype != torch.bool or present.shape not in (logits.shape, logits.shape[1:]):
+        raise ValueError(
+            f"present must be bool, {tuple(logits.shape[1:])} or {tuple(logits.shape)}, got {tuple(present.shape)} "
+            f"{present.dtype}"
+        )
+    _refuse_rows(~present.any(dim=-1, keepdim=present.ndim == 1), "every candidate is masked")
+    return logits.masked_fill(~present, -torch.inf)
+
+
+def check_row_stochastic(targets: torch.Tensor, tolerance: float = 1e-5) -> None:
+    """Raises ValueError, naming the rows, unless entries are >= 0 and every row sums to 1. Reads all of a matrix.
+
+    Args:
+        targets: (num_queries, num_candidates).
+        tolerance: of the sum.
+    """
+    sums = targets.double().sum(dim=1)
+    wrong = ~((sums - 1).abs() <= tolerance) | (targets < 0).any(dim=1)  # a NaN is wrong too
+    _refuse_rows(wrong.cpu(), "targets must be >= 0 and sum to 1 in each row", sums)
+
+
+def _refuse_rows(bad: torch.Tensor, problem: str, values: torch.Tensor | None = None) -> None:
+    """ValueError that names the first bad rows (and their values); only on the CPU, see the module's docstring."""
+    if bad.device.type == "cpu" and bad.any():
+        rows = bad.nonzero()[:, 0].tolist()
+        shown = ", ".join(str(row) if values is None else f"{row} ({values[row].item()})" for row in rows[:4])
+        raise ValueError(f"{problem}: {len(rows)} of {len(bad)} rows: {shown}{', ...' if len(rows) > 4 else ''}")
+
+
+def _check_queue(queue: QueuedPairs, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> None:
+    for name, rows, embeddings in (
+        ("image", queue.image_embeddings, image_embeddings),
+        ("text", queue.text_embeddings, text_embeddings),
+    ):
+        if rows.shape[1:] != embeddings.shape[1:] or len(rows) != len(queue.ids):
+            raise ValueError(
+                f"the queue's {name} embeddings {tuple(rows.shape)} and {len(queue.ids)} ids do not fit embeddings "
+                f"{tuple(embeddings.shape)}: all axes but the first must agree, and rows and ids in number"
+            )

@@ -1,12 +1,34 @@
-"""InfoNCE against loops, closed forms and open_clip."""
+"""InfoNCE against loops, closed forms and open_clip; two processes against one."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import common.info_nce
+from common.distributed import gather_with_gradient, leave_process_group, mean_over_processes, rank
+from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, inner_product_similarity, unit
-from common.info_nce import contrastive_loss, info_nce, symmetric_info_nce
+from common.info_nce import (
+    QueuedPairs,
+    check_row_stochastic,
+    contrastive_loss,
+    distilled_targets,
+    info_nce,
+    mask_absent,
+    nt_xent,
+    positives_from_ids,
+    symmetric_info_nce,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def loops_info_nce(logits):
@@ -96,3 +118,407 @@ def test_large_logits_stay_finite():
 def test_a_matrix_that_is_not_square_is_refused():
     with pytest.raises(ValueError, match=r"\(3, 4\)"):
         symmetric_info_nce(torch.zeros(3, 4))
+
+
+# soft and several targets
+
+
+def loops_soft(logits, targets):
+    """- sum_j t_ij log softmax_ij, mean over rows, number by number."""
+    total = 0.0
+    for row, wanted in zip(logits.tolist(), targets.tolist()):
+        log_sum = math.log(sum(math.exp(value) for value in row))
+        total += sum(target * (log_sum - value) for value, target in zip(row, wanted) if target > 0)
+    return total / len(logits)
+
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def test_row_stochastic_targets_equal_loops_and_cross_entropy():
+    logits, targets = 3 * double(6, 9), double(6, 9).softmax(dim=1)
+    assert float(info_nce(logits, targets)) == pytest.approx(loops_soft(logits, targets), rel=1e-13)
+    expected = torch.nn.functional.cross_entropy(logits, targets)
+    torch.testing.assert_close(info_nce(logits, targets), expected, rtol=1e-13, atol=0)
+
+
+def test_soft_targets_pass_gradcheck_with_masked_candidates():
+    logits, targets = double(3, 5).requires_grad_(), torch.zeros(3, 5, dtype=torch.float64)
+    targets[:, :3] = double(3, 3).softmax(dim=1)
+    present = torch.tensor([True, True, True, False, True])
+    assert torch.autograd.gradcheck(lambda given: info_nce(mask_absent(given, present), targets), (logits,))
+    info_nce(mask_absent(logits, present), targets).backward()
+    assert (logits.grad[:, 3] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("soft", [False, True])
+def test_half_precision_logits_are_cast_up_under_autocast_too(dtype, soft):
+    logits = (10 * torch.randn(8, 300)).to(dtype)
+    targets = torch.arange(8)
+    if soft:
+        targets = torch.nn.functional.one_hot(targets, 300).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = info_nce(logits, targets)
+    assert loss.dtype == torch.float32
+    expected = torch.nn.functional.cross_entropy(logits.double(), torch.arange(8))
+    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_positives_share_the_mass_of_all_candidates_of_the_same_id():
+    targets = positives_from_ids(torch.tensor([7, 8, 5]), torch.tensor([7, 8, 5, 7, -1, 7]))
+    third = 1 / 3
+    expected = torch.tensor([[third, 0, 0, third, 0, third], [0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0]])
+    torch.testing.assert_close(targets, expected)
+    assert targets.dtype == torch.float32
+    check_row_stochastic(positives_from_ids(torch.arange(3), torch.arange(3).repeat(7), dtype=torch.float64), 1e-15)
+
+
+def test_unknown_ids_equal_nothing_but_the_own_partner_is_always_a_positive():
+    ids = torch.tensor([-1, 4, -1])
+    targets = positives_from_ids(ids, torch.tensor([-1, 4, -1, 4]), own_columns=torch.tensor([0, 1, 2]))
+    assert targets.tolist() == [[1, 0, 0, 0], [0, 0.5, 0, 0.5], [0, 0, 1, 0]]
+
+
+def test_a_query_without_a_positive_is_named():
+    with pytest.raises(ValueError, match=r"no candidate has the id of the query: 2 of 3 rows: 0 \(9\), 2 \(-1\)"):
+        positives_from_ids(torch.tensor([9, 4, -1]), torch.tensor([4, -1]))
+
+
+def test_pseudo_targets_mix_softmax_and_one_hot():
+    pseudo, alpha = double(3, 5), 0.4
+    by_index = distilled_targets(pseudo, torch.tensor([4, 0, 2]), alpha)
+    for row, own in enumerate((4, 0, 2)):
+        total = sum(math.exp(value) for value in pseudo[row].tolist())
+        for column in range(5):
+            expected = alpha * math.exp(float(pseudo[row, column])) / total + (1 - alpha) * (column == own)
+            assert float(by_index[row, column]) == pytest.approx(expected, rel=1e-13)
+    one_hot = torch.nn.functional.one_hot(torch.tensor([4, 0, 2]), 5).double()
+    torch.testing.assert_close(distilled_targets(pseudo, one_hot, alpha), by_index, rtol=1e-15, atol=0)
+    assert torch.equal(distilled_targets(pseudo, one_hot, 0.0), one_hot)
+    torch.testing.assert_close(distilled_targets(pseudo, one_hot, 1.0), pseudo.softmax(dim=1))
+    check_row_stochastic(by_index, 1e-15)
+
+
+def test_no_gradient_flows_into_pseudo_targets():
+    pseudo = double(3, 5).requires_grad_()
+    assert not distilled_targets(pseudo, torch.tensor([4, 0, 2]), 0.4).requires_grad
+    assert distilled_targets(pseudo.detach().half(), torch.tensor([4, 0, 2]), 0.4).dtype == torch.float32
+
+
+# candidates that are not there
+
+
+def test_a_masked_candidate_counts_as_if_it_were_not_in_the_matrix():
+    logits, targets = double(4, 9), torch.tensor([0, 1, 2, 5])
+    present = torch.tensor([True] * 6 + [False] * 3)
+    masked = info_nce(mask_absent(logits, present), targets)
+    torch.testing.assert_close(masked, info_nce(logits[:, :6], targets), rtol=1e-14, atol=0)
+    soft = torch.nn.functional.one_hot(targets, 9).double()
+    torch.testing.assert_close(info_nce(mask_absent(logits, present), soft), masked, rtol=1e-14, atol=0)
+
+
+def test_a_queue_that_is_not_full_may_be_masked_or_cut():
+    queue = FeatureQueue(10, 4, start="fill_level").double()
+    queue.enqueue(unit(double(6, 4)))
+    queries, targets = unit(double(3, 4)), torch.arange(3)
+    cut = info_nce(queries @ queue.rows().T, targets)
+    masked = info_nce(mask_absent(queries @ queue.features.clone().T, queue.present()), targets)
+    torch.testing.assert_close(masked, cut, rtol=1e-14, atol=0)
+
+
+def test_rows_without_any_candidate_are_refused_by_number():
+    present = torch.tensor([[True, False], [False, False], [False, False]])
+    with pytest.raises(ValueError, match="every candidate is masked: 2 of 3 rows: 1, 2"):
+        mask_absent(torch.zeros(3, 2), present)
+    with pytest.raises(ValueError, match="every candidate is masked"):
+        mask_absent(torch.zeros(3, 2), torch.tensor([False, False]))
+    with pytest.raises(ValueError, match=r"must be bool, \(2,\) or \(3, 2\), got \(3,\)"):
+        mask_absent(torch.zeros(3, 2), torch.ones(3, dtype=torch.bool))
+
+
+def test_a_masked_positive_is_refused_by_number():
+    logits = mask_absent(torch.zeros(3, 3), torch.tensor([True, False, True]))
+    with pytest.raises(ValueError, match=r"the positive is masked .*: 1 of 3 rows: 1"):
+        info_nce(logits, torch.arange(3))
+    with pytest.raises(ValueError, match=r"the positive is masked .*: 3 of 3 rows: 0, 1, 2"):
+        info_nce(logits, torch.full((3, 3), 1 / 3))
+    with pytest.raises(ValueError, match=r"the positive is masked .*: 1 of 2 rows: 1"):
+        info_nce(torch.tensor([[0.0, 1.0], [-torch.inf, -torch.inf]]), torch.tensor([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("logits", "targets", "message"),
+    [
+        (
+            torch.zeros(3, 4),
+            torch.zeros(3),
+            r"targets \(3,\) torch\.float32 do not fit logits \(3, 4\); accepted: \(3,\)",
+        ),
+        (torch.zeros(3, 4), torch.zeros(4, 3), r"targets \(4, 3\)"),
+        (torch.zeros(3, 4), torch.zeros(3, 4, dtype=torch.int64), r"targets \(3, 4\) torch\.int64"),
+        (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int32), r"torch\.int32"),
+        (torch.zeros(4), torch.zeros(4), r"got \(4,\)"),
+        (torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), r"at least one row, got \(0, 4\)"),
+        (torch.zeros(3, 4), torch.tensor([0, 4, 1]), r"outside \[0, 4\): 1 of 3 rows: 1"),
+        (torch.zeros(3, 4), torch.tensor([0, 1, -100]), r"outside \[0, 4\): 1 of 3 rows: 2"),
+    ],
+)
+def test_targets_that_do_not_fit_are_refused(logits, targets, message):
+    with pytest.raises(ValueError, match=message):
+        info_nce(logits, targets)
+
+
+def test_the_check_of_row_sums_names_rows_and_sums():
+    targets = torch.tensor([[0.5, 0.5], [0.5, 0.4], [1.5, -0.5], [math.nan, 1.0]])
+    with pytest.raises(ValueError, match=r"3 of 4 rows: 1 \(0\.9.*\), 2 \(1\.0\), 3 \(nan\)"):
+        check_row_stochastic(targets)
+
+
+def test_other_mistakes_are_named():
+    with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 1\.5"):
+        distilled_targets(torch.zeros(2, 2), torch.arange(2), 1.5)
+    with pytest.raises(ValueError, match=r"targets \(3,\) do not fit pseudo-logits \(2, 2\)"):
+        distilled_targets(torch.zeros(2, 2), torch.arange(3), 0.5)
+    with pytest.raises(ValueError, match=r"query_ids must be a vector of int64, got \(2, 1\)"):
+        positives_from_ids(torch.zeros(2, 1, dtype=torch.int64), torch.arange(2))
+    with pytest.raises(ValueError, match=r"equal shapes, got \(2, 3\) and \(3, 3\)"):
+        nt_xent(torch.zeros(2, 3), torch.zeros(3, 3), inner_product_similarity, torch.tensor(1.0))
+
+
+# numbers that every implementation must reproduce (contrastive-basics spec Sec. 4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1 / 0.07])
+def test_a_constant_representation_is_at_chance_at_any_temperature(scale):
+    constant, scale = unit(torch.ones(256, 8, dtype=torch.float64)), torch.tensor(scale, dtype=torch.float64)
+    loss = contrastive_loss(constant, constant, inner_product_similarity, scale)
+    assert float(loss) == pytest.approx(math.log(256), abs=1e-12)
+    assert float(nt_xent(constant, constant, inner_product_similarity, scale)) == pytest.approx(
+        math.log(511), abs=1e-12
+    )
+    queue = QueuedPairs(constant[:100], constant[:100], torch.arange(100))
+    loss = contrastive_loss(constant, constant, inner_product_similarity, scale, queue=queue)
+    assert float(loss) == pytest.approx(math.log(356), abs=1e-12)
+
+
+@pytest.mark.parametrize("batch", [2, 4, 16, 64])
+@pytest.mark.parametrize("temperature", [1.0, 0.07])
+def test_the_simplex_reaches_the_optimum(batch, temperature):
+    simplex = unit(torch.eye(batch, dtype=torch.float64) - 1 / batch)
+    scale = torch.tensor(1 / temperature, dtype=torch.float64)
+    loss = contrastive_loss(simplex, simplex, inner_product_similarity, scale)
+    expected = math.log(1 + (batch - 1) * math.exp(-(1 + 1 / (batch - 1)) / temperature))
+    assert float(loss) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_gradient_by_logits_is_softmax_minus_targets_over_the_batch():
+    logits, targets = double(5, 7).requires_grad_(), double(5, 7).softmax(dim=1)
+    info_nce(logits, targets).backward()
+    torch.testing.assert_close(logits.grad, (logits.softmax(dim=1) - targets).detach() / 5, rtol=1e-12, atol=1e-15)
+
+
+# SimCLR
+
+
+def loops_nt_xent(first, second, scale):
+    views, count, total = [*first, *second], len(first), 0.0
+    for i, view in enumerate(views):
+        others = [j for j in range(2 * count) if j != i]
+        denominator = sum(math.exp(scale * float(view @ views[j])) for j in others)
+        total += math.log(denominator) - scale * float(view @ views[(i + count) % (2 * count)])
+    return total / (2 * count)
+
+
+def test_nt_xent_equals_loops_written_from_the_formula():
+    first, second = unit(double(6, 4)), unit(double(6, 4))
+    loss = nt_xent(first, second, inner_product_similarity, torch.tensor(5.0, dtype=torch.float64))
+    assert float(loss) == pytest.approx(loops_nt_xent(first, second, 5.0), rel=1e-13)
+
+
+def test_nt_xent_is_symmetric_and_passes_gradcheck():
+    first, second = unit(double(3, 4)).requires_grad_(), unit(double(3, 4)).requires_grad_()
+    scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    one = nt_xent(first, second, inner_product_similarity, scale)
+    other = nt_xent(second, first, inner_product_similarity, scale)
+    torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
+    assert torch.autograd.gradcheck(lambda x, y, s: nt_xent(x, y, inner_product_similarity, s), (first, second, scale))
+
+
+# in-batch loss with ids and a queue
+
+
+def loops_contrastive(images, texts, scale, ids, queue):
+    """Both directions over batch and queue, each with equal mass on the candidates of the same id and the partner."""
+    total, batch = 0.0, len(images)
+    candidate_ids = [*ids.tolist(), *queue.ids.tolist()]
+    for queries, candidates in (
+        (images, [*texts, *queue.text_embeddings]),
+        (texts, [*images, *queue.image_embeddings]),
+    ):
+        for i in range(batch):
+            logits = [scale * float(queries[i] @ candidate) for candidate in candidates]
+            log_sum = math.log(sum(math.exp(value) for value in logits))
+            positives = [j for j, found in enumerate(candidate_ids) if j == i or (found >= 0 and found == int(ids[i]))]
+            total += sum(log_sum - logits[j] for j in positives) / len(positives)
+    return total / (2 * batch)
+
+
+def pairs_and_queue(batch=6, rows=5):
+    images, texts = unit(double(batch, 4)), unit(double(batch, 4))
+    ids = torch.tensor([3, 1, 3, -1, 8, -1])
+    queue = QueuedPairs(unit(double(rows, 4)), unit(double(rows, 4)), torch.tensor([1, 3, -1, 3, 9]))
+    return images, texts, ids, queue
+
+
+def test_ids_and_queue_equal_loops_written_from_the_formula():
+    images, texts, ids, queue = pairs_and_queue()
+    scale, nothing = torch.tensor(4.0, dtype=torch.float64), QueuedPairs(images[:0], texts[:0], ids[:0])
+    unknown = torch.full((6,), -1)
+    for given_ids, given_queue in ((None, None), (ids, None), (None, queue), (ids, queue)):
+        loss = contrastive_loss(images, texts, inner_product_similarity, scale, given_ids, given_queue)
+        expected = loops_contrastive(
+            images, texts, 4.0, unknown if given_ids is None else ids, nothing if given_queue is None else queue
+        )
+        assert float(loss) == pytest.approx(expected, rel=1e-13)
+
+
+def test_a_sample_drawn_twice_is_pushed_away_without_ids_and_left_alone_with_them():
+    rows = torch.zeros(3, 2, dtype=torch.float64)
+    gradients = []
+    for ids in (None, torch.tensor([7, 7, 1])):
+        logits = torch.tensor([[9.0, 9, 0], [9, 9, 0], [0, 0, 9]], dtype=torch.float64, requires_grad=True)
+        contrastive_loss(rows, rows, lambda x, y, given=logits: given, torch.tensor(1.0), ids).backward()
+        gradients.append(logits.grad)
+    without, with_ids = gradients
+    assert float(without[0, 1]) == pytest.approx(1 / 6, abs=1e-4)  # softmax 1/2, target 0, over a batch of 3
+    assert float(without[0, 0]) == pytest.approx(-1 / 6, abs=1e-4)
+    assert with_ids[:2, :2].abs().max() < 1e-4
+
+
+def test_the_queue_gets_no_gradient_and_the_batch_does():
+    images, texts, ids, queue = pairs_and_queue()
+    for tensor in (images, texts, queue.image_embeddings, queue.text_embeddings):
+        tensor.requires_grad_()
+    scale = torch.tensor(4.0, dtype=torch.float64)
+    contrastive_loss(images, texts, inner_product_similarity, scale, ids, queue).backward()
+    assert queue.image_embeddings.grad is None
+    assert queue.text_embeddings.grad is None
+    assert images.grad.abs().sum() > 0
+    assert texts.grad.abs().sum() > 0
+
+
+def test_ids_and_queues_that_do_not_fit_are_refused():
+    images, texts, ids, queue = pairs_and_queue()
+    scale = torch.tensor(4.0)
+    with pytest.raises(ValueError, match=r"ids of a batch of 6 must be \(6,\) int64, got \(5,\)"):
+        contrastive_loss(images, texts, inner_product_similarity, scale, ids[:5])
+    wrong = queue._replace(text_embeddings=queue.text_embeddings[:, :3])
+    with pytest.raises(ValueError, match=r"queue's text embeddings \(5, 3\) and 5 ids do not fit embeddings \(6, 4\)"):
+        contrastive_loss(images, texts, inner_product_similarity, scale, ids, wrong)
+    with pytest.raises(ValueError, match=r"queue's image embeddings \(5, 4\) and 4 ids"):
+        contrastive_loss(images, texts, inner_product_similarity, scale, ids, queue._replace(ids=queue.ids[:4]))
+
+
+# two processes
+
+
+class Towers(torch.nn.Module):
+    """Two linear towers and a logit scale, the same in every process."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.image, self.text = torch.nn.Linear(5, 4), torch.nn.Linear(6, 4)
+        self.log_logit_scale = torch.nn.Parameter(torch.tensor(1.3))
+        self.double()
+
+    def forward(self, images, texts):
+        return unit(self.image(images)), unit(self.text(texts)), self.log_logit_scale.exp()
+
+
+BATCH = 6
+CASES = ("plain", "ids", "queue", "ids and queue", "nt_xent")
+
+
+def loss_of_case(case, share):
+    """The towers and this share's loss; the queue was filled by earlier keys of the whole batch."""
+    torch.manual_seed(11)
+    images, texts = double(BATCH, 5), double(BATCH, 6)
+    ids = torch.tensor([3, 1, 5, 3, -1, 3])  # the same id in both shares
+    queues = [FeatureQueue(8, 4, "fill_level").double() for _ in range(2)]
+    for _ in range(2):
+        old = torch.randint(0, 6, (3,))
+        for queue in queues:
+            queue.enqueue(unit(double(3, 4)), old)
+    towers = Towers()
+    x, y, scale = towers(images[share], texts[share])
+    if case == "nt_xent":
+        return towers, nt_xent(x, y, inner_product_similarity, scale)
+    pairs = QueuedPairs(queues[0].rows(), queues[1].rows(), queues[0].row_ids()) if "queue" in case else None
+    known = ids[share] if "ids" in case else None
+    return towers, contrastive_loss(x, y, inner_product_similarity, scale, known, pairs)
+
+
+def loss_and_gradients(case, share):
+    """Loss and gradients as DDP leaves them: the mean over processes."""
+    towers, loss = loss_of_case(case, share)
+    loss.backward()
+    gradients = {name: mean_over_processes(parameter.grad) for name, parameter in towers.named_parameters()}
+    return mean_over_processes(loss), gradients
+
+
+def worst_error(found, expected):
+    return max(float((found[name] - expected[name]).abs().max() / expected[name].abs().max()) for name in expected)
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """What each of two gloo processes found."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    command = [sys.executable, __file__, str(folder)]
+    processes = [subprocess.Popen([*command, str(number)], cwd=ROOT, stderr=subprocess.PIPE) for number in range(2)]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors.decode()
+    return [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(2)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_loss_and_every_gradient_of_two_processes_equal_one(reports, case):
+    expected_loss, expected = loss_and_gradients(case, slice(None))
+    assert "log_logit_scale" in expected
+    for report in reports:
+        loss, found = report[case]
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        assert worst_error(found, expected) <= 1e-12
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_gather_without_gradient_would_be_caught_by_the_gradients_alone(reports, case):
+    expected_loss, expected = loss_and_gradients(case, slice(None))
+    loss, found = reports[0][f"{case}, constant gather"]
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)  # the value knows nothing of it
+    assert worst_error(found, expected) > 1e-3
+
+
+def constant_gather(tensor):
+    """The fault: others' rows are constants."""
+    first, full = rank() * len(tensor), gather_with_gradient(tensor).detach().clone()
+    full[first : first + len(tensor)] = tensor
+    return full
+
+
+def main(folder: Path, number: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
+    share = slice(number * BATCH // 2, (number + 1) * BATCH // 2)
+    report = {case: loss_and_gradients(case, share) for case in CASES}
+    common.info_nce.gather_with_gradient = constant_gather
+    report |= {f"{case}, constant gather": loss_and_gradients(case, share) for case in CASES}
+    torch.save(report, folder / f"{number}.pt")
+    leave_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

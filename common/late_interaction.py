@@ -1,0 +1,71 @@
+"""Token-wise late interaction (FILIP): every token looks for its best partner, and the matches are averaged.
+
+    s_i2t(I, T) = mean over image tokens k of max over words r of <u_k, w_r>
+    s_t2i(I, T) = mean over words r of max over image tokens k of <u_k, w_r>
+(contrastive-basics spec Sec. 6; oblique spec Sec. 3). Two different matrices: the loss takes the first for its rows and
+the second for its columns, and retrieval ranks captions by the first and pictures by the second. With one token on
+either side both are the inner product. A block of pairs costs num_image_tokens * num_words times a cosine.
+
+Padding words are zero vectors, so that embeddings can be gathered, cached and stored like any others; they take part
+neither in a maximum nor in a mean.
+"""
+
+import torch
+
+from common.distributed import gather_with_gradient, rank
+from common.geometry import at_least_float32, full_precision
+from common.info_nce import info_nce
+
+MAX_PRODUCTS = 2**24  # token pairs that are held at once
+
+
+def late_interaction(image_tokens: torch.Tensor, text_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both similarities of all pairs.
+
+    Args:
+        image_tokens: (num_images, num_image_tokens, dim), unit norm.
+        text_tokens: (num_texts, num_words, dim), unit norm; zero vectors are padding.
+    Returns:
+        s_i2t and s_t2i, each (num_images, num_texts), float32 or better, in [-1, 1]; higher is closer. For a text of
+        padding alone they are -inf and 0.
+    Raises:
+        ValueError: if the dims differ; the message gives both shapes.
+    """
+    if image_tokens.ndim != 3 or text_tokens.ndim != 3 or image_tokens.shape[2] != text_tokens.shape[2]:
+        raise ValueError(
+            f"late interaction takes (num_images, tokens, dim) and (num_texts, words, dim) of one dim, got "
+            f"{tuple(image_tokens.shape)} and {tuple(text_tokens.shape)}"
+        )
+    per_text = image_tokens.shape[0] * image_tokens.shape[1] * text_tokens.shape[1]
+    chunk = max(1, MAX_PRODUCTS // max(per_text, 1))
+    blocks = [_block(image_tokens, texts) for texts in text_tokens.split(chunk)]
+    return torch.cat([i2t for i2t, _ in blocks], dim=1), torch.cat([t2i for _, t2i in blocks], dim=1)
+
+
+def _block(image_tokens: torch.Tensor, text_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    real = (text_tokens != 0).any(dim=2)  # (texts, words)
+    with full_precision(image_tokens):
+        images, texts = at_least_float32(image_tokens), at_least_float32(text_tokens)
+        products = torch.einsum("ind,tmd->itnm", images, texts)
+        best_word = products.masked_fill(~real[None, :, None, :], -torch.inf).amax(dim=3)  # (images, texts, tokens)
+        best_token = products.amax(dim=2).masked_fill(~real, 0.0)  # (images, texts, words)
+        return best_word.mean(dim=2), best_token.sum(dim=2) / real.sum(dim=1).clamp(min=1)
+
+
+def late_interaction_loss(
+    image_tokens: torch.Tensor, text_tokens: torch.Tensor, logit_scale: torch.Tensor
+) -> torch.Tensor:
+    """InfoNCE with s_i2t for the rows and s_t2i for the columns, over the batch of all processes.
+
+    Args:
+        image_tokens: (local_batch, num_image_tokens, dim); text_tokens: (local_batch, num_words, dim); the same shapes
+            on every process, row k of both belong together.
+        logit_scale: scalar tensor.
+    Returns:
+        Scalar in nats: this process's share, as in `contrastive_loss`.
+    """
+    all_images, all_texts = gather_with_gradient(image_tokens), gather_with_gradient(text_tokens)
+    targets = torch.arange(len(image_tokens), device=image_tokens.device) + rank() * len(image_tokens)
+    image_to_text, _ = late_interaction(image_tokens, all_texts)
+    _, text_to_image = late_interaction(all_images, text_tokens)
+    return (info_nce(logit_scale * image_to_text, targets) + info_nce(logit_scale * text_to_image.T, targets)) / 2

@@ -1,0 +1,401 @@
+"""ALBEF: align by contrast against momentum queues, then fuse (GeoMM spec Sec. 10 and 14.1, after ALBEF's code).
+
+One step of training, as the loop writes it:
+    model.update_momentum_encoders(ema_momentum)
+    masked_ids, word_targets = mask_words(token_ids, ...)
+    losses = model(images, token_ids, masked_ids, word_targets, alpha)
+    (losses.contrast + losses.matching + losses.words).backward(); optimizer.step(); model.logit_scale.clamp_()
+    model.enqueue(losses.image_keys, losses.text_keys, ids)
+What differs from ALBEF's code: the keys of all processes are candidates (there: those of one process and the queue), so
+that the contrastive loss does not depend on the number of processes; the rest of it is the same. Negatives for matching
+come from the process's own batch, as there.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.distributed import gather_without_gradient, rank
+from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
+from common.encoders.text import BidirectionalTextTransformer
+from common.encoders.vision import VisionTransformer
+from common.feature_queue import FeatureQueue
+from common.geometry import Geometry, at_least_float32
+from common.info_nce import distilled_targets, info_nce, positives_from_ids
+from common.logit_scale import LogitScale
+from common.momentum import MomentumEncoder
+
+NOT_MASKED = -100  # word target of a position that is not to be filled in: what F.cross_entropy ignores
+
+
+class FusedEncoders(nn.Module):
+    """Everything of which ALBEF keeps a momentum copy: towers, projections, fusion, masked-word head.
+
+    Args:
+        image_tower: without projection; its tokens are what the fusion looks at.
+        text_tower: without projection, one class token.
+        fusion: on the text tower's tokens.
+        word_head: scores words by the text tower's embeddings.
+        embedding_dim: of both projections.
+    """
+
+    def __init__(
+        self,
+        image_tower: VisionTransformer,
+        text_tower: BidirectionalTextTransformer,
+        fusion: FusionTransformer,
+        word_head: MaskedLanguageHead,
+        embedding_dim: int,
+    ) -> None:
+        super().__init__()
+        self.image_tower, self.text_tower, self.fusion, self.word_head = image_tower, text_tower, fusion, word_head
+        self.image_projection = nn.Linear(image_tower.width, embedding_dim)
+        self.text_projection = nn.Linear(text_tower.width, embedding_dim)
+
+    def text_mask(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length), True at words and False at padding."""
+        return token_ids != self.text_tower.pad_id
+
+    def word_logits(self, token_ids: torch.Tensor, image_tokens: torch.Tensor) -> torch.Tensor:
+        """(batch, length, vocabulary_size): which word stands at each position, seen with the picture."""
+        fused = self.fusion(self.text_tower.forward_tokens(token_ids), self.text_mask(token_ids), image_tokens)
+        return self.word_head(fused, self.text_tower.token_embedding.weight)
+
+
+class Candidates(Protocol):
+    """What the queries of a step are compared with: a pool of keys of each modality.
+
+    batch_columns: (batch,) columns of both pools that hold this process's own keys, in the batch's order.
+    ids: (columns,) sample ids, or None.
+    """
+
+    batch_columns: torch.Tensor
+    ids: torch.Tensor | None
+
+    def similarity(self, queries: torch.Tensor, query: str, pool: str) -> torch.Tensor:
+        """(batch, columns): embeddings of modality `query` against the pool of modality `pool`; higher is closer."""
+
+
+class QueueCandidates:
+    """The keys of all processes, then the filled rows of the queues, compared by the geometry.
+
+    Args:
+        geometry: of the embeddings.
+        image_keys, text_keys: (batch, ...) momentum embeddings of this process.
+        image_queue, text_queue: older keys.
+        ids: (batch,) of the samples, or None.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        image_keys: torch.Tensor,
+        text_keys: torch.Tensor,
+        image_queue: FeatureQueue,
+        text_queue: FeatureQueue,
+        ids: torch.Tensor | None = None,
+    ) -> None:
+        batch = len(image_keys)
+        self.geometry = geometry
+        self.batch_columns = torch.arange(batch, device=image_keys.device) + rank() * batch
+        self.pools = {
+            name: torch.cat([gather_without_gradient(keys), queue.rows().view(-1, *keys.shape[1:])])
+            for name, keys, queue in (("image", image_keys, image_queue), ("text", text_keys, text_queue))
+        }
+        self.ids = None if ids is None else torch.cat([gather_without_gradient(ids), image_queue.row_ids()])
+
+    def similarity(self, queries: torch.Tensor, query: str, pool: str) -> torch.Tensor:
+        if query == "text":  # the geometry takes images first
+            return self.geometry.similarity(self.pools[pool], queries).T
+        return self.geometry.similarity(queries, self.pools[pool])
+
+
+class AlbefLosses(NamedTuple):
+    """Losses of one step in nats, and the keys to put into the queues after it."""
+
+    contrast: torch.Tensor
+    matching: torch.Tensor
+    words: torch.Tensor
+    image_keys: torch.Tensor
+    text_keys: torch.Tensor
+
+
+class Albef(nn.Module):
+    """ALBEF's pre-training model; with ids and without masked words, its fine-tuning model for retrieval.
+
+    What differs from plain CLIP:
+        1. keys come from momentum copies of the encoders and stay in queues;
+        2. part of the target mass follows the momentum model's own similarities (distillation weight alpha);
+        3. a fusion transformer judges whether picture and caption belong together, on hard negatives of the batch;
+        4. and fills in masked words.
+
+    Args:
+        encoders: trained; a momentum copy is made of them.
+        geometry: of the embeddings; ALBEF: sphere.
+        logit_scale: ALBEF's 1/tau: start 1/0.07, bounds [2, 1000].
+        queue_size: keys of each modality that are kept.
+        queue_start: "random_rows" as ALBEF, or "fill_level": only real keys are candidates.
+    """
+
+    def __init__(
+        self,
+        encoders: FusedEncoders,
+        geometry: Geometry,
+        logit_scale: LogitScale,
+        queue_size: int,
+        queue_start: str = "random_rows",
+    ) -> None:
+        super().__init__()
+        self.encoders, self.geometry, self.logit_scale = encoders, geometry, logit_scale
+        self.matching_head = nn.Linear(encoders.text_tower.width, 2)
+        self.momentum_encoders = MomentumEncoder(encoders)
+        dim = encoders.image_projection.out_features
+        self.image_queue = FeatureQueue(queue_size, dim, start=queue_start, seed=0)
+        self.text_queue = FeatureQueue(queue_size, dim, start=queue_start, seed=1)
+        with torch.no_grad():  # random rows must lie where keys lie (oblique Table 9: norm sqrt(num_spheres))
+            self.image_queue.features.copy_(geometry.embed_image(self.image_queue.features).flatten(1))
+            self.text_queue.features.copy_(geometry.embed_text(self.text_queue.features).flatten(1))
+
+    def encode_image(self, images: torch.Tensor) -> torch.Tensor:
+        """(batch, 3, size, size) normalised pixels -> image embeddings."""
+        return self._image_embeddings(self.encoders, self.encoders.image_tower.forward_tokens(images))
+
+    def encode_text(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length) -> text embeddings."""
+        return self._text_embeddings(self.encoders, self.encoders.text_tower.forward_tokens(token_ids))
+
+    def match(
+        self,
+        text_tokens: torch.Tensor,
+        text_mask: torch.Tensor,
+        image_tokens: torch.Tensor,
+        recorded: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Do picture and caption belong together?
+
+        Args:
+            text_tokens, text_mask, image_tokens: row by row one pair, of the towers.
+            recorded: receives the cross-attention weights of each fusion layer, for Grad-CAM.
+        Returns:
+            (batch, 2) logits of no and yes; re-ranking sorts by the second.
+        """
+        return self.matching_head(self.encoders.fusion(text_tokens, text_mask, image_tokens, recorded)[:, 0])
+
+    def forward(
+        self,
+        images: torch.Tensor,
+        token_ids: torch.Tensor,
+        masked_ids: torch.Tensor | None,
+        word_targets: torch.Tensor | None,
+        alpha: float,
+        ids: torch.Tensor | None = None,
+        open_candidates=None,
+    ) -> AlbefLosses:
+        """
+        Args:
+            images: (batch, 3, size, size), the one view that both encoders see.
+            token_ids: (batch, length).
+            masked_ids, word_targets: of mask_words; None = no loss on words (fine-tuning for retrieval).
+            alpha: distillation weight in [0, 1], see distillation_weight.
+            ids: (batch,) int64; all candidates with the same id are positives. None = the own key alone.
+            open_candidates: (image_keys, text_keys, ids) -> Candidates; None = keys of this step and the queues.
+                GeoMM passes its graph distance here.
+        Returns:
+            AlbefLosses; `words` is 0 without masked words.
+        """
+        step = self.encode_step(images, images, token_ids, ids, open_candidates)
+        image_to_text, text_to_image, contrast = self.cross_modal_contrast(step, alpha)
+        matching = self.matching_loss(step, image_to_text, text_to_image, ids)
+        words = matching.new_zeros(())
+        if masked_ids is not None:
+            words = self.word_loss(step, masked_ids, word_targets, alpha)
+        return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
+
+    def encode_step(
+        self,
+        images: torch.Tensor,
+        momentum_images: torch.Tensor,
+        token_ids: torch.Tensor,
+        ids: torch.Tensor | None,
+        open_candidates=None,
+    ) -> "EncodedStep":
+        """Both encoders on one batch."""
+        encoders, momentum = self.encoders, self.momentum_encoders.encoder
+        image_tokens = encoders.image_tower.forward_tokens(images)
+        text_tokens = encoders.text_tower.forward_tokens(token_ids)
+        with torch.no_grad():
+            momentum_image_tokens = momentum.image_tower.forward_tokens(momentum_images)
+            momentum_text_tokens = momentum.text_tower.forward_tokens(token_ids)
+            image_keys = self._image_embeddings(momentum, momentum_image_tokens)
+            text_keys = self._text_embeddings(momentum, momentum_text_tokens)
+            if open_candidates is None:
+                candidates = QueueCandidates(
+                    self.geometry, image_keys, text_keys, self.image_queue, self.text_queue, ids
+                )
+            else:
+                candidates = open_candidates(image_keys, text_keys, ids)
+        return EncodedStep(
+            image_tokens,
+            text_tokens,
+            encoders.text_mask(token_ids),
+            self._image_embeddings(encoders, image_tokens),
+            self._text_embeddings(encoders, text_tokens),
+            momentum_image_tokens,
+            momentum_text_tokens,
+            image_keys,
+            text_keys,
+            candidates,
+            ids,
+        )
+
+    def cross_modal_contrast(
+        self, step: "EncodedStep", alpha: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Image-to-text and text-to-image logits (batch, columns), and the mean of the two losses (Sec. 9.4)."""
+        logits, losses = {}, []
+        for query, pool in (("image", "text"), ("text", "image")):
+            targets = step.hard_targets()
+            if alpha > 0:
+                with torch.no_grad():
+                    pseudo = self.logit_scale() * step.candidates.similarity(step.keys_of(query), query, pool)
+                targets = distilled_targets(pseudo, targets, alpha)
+            logits[query] = self.logit_scale() * step.candidates.similarity(step.embeddings_of(query), query, pool)
+            losses.append(info_nce(logits[query], targets))
+        return logits["image"], logits["text"], sum(losses) / 2
+
+    def matching_loss(
+        self,
+        step: "EncodedStep",
+        image_to_text: torch.Tensor,
+        text_to_image: torch.Tensor,
+        ids: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Cross-entropy over the true pairs, each text with a hard image and each image with a hard text (3 batch)."""
+        columns = step.candidates.batch_columns
+        image_of_text = hard_negatives(text_to_image[:, columns], ids)
+        text_of_image = hard_negatives(image_to_text[:, columns], ids)
+        own = torch.arange(len(columns), device=columns.device)
+        texts, images = torch.cat([own, own, text_of_image]), torch.cat([own, image_of_text, own])
+        logits = self.match(step.text_tokens[texts], step.text_mask[texts], step.image_tokens[images])
+        labels = torch.cat([torch.ones_like(own), torch.zeros_like(own), torch.zeros_like(own)])
+        return F.cross_entropy(logits, labels)
+
+    def word_loss(
+        self, step: "EncodedStep", masked_ids: torch.Tensor, word_targets: torch.Tensor, alpha: float
+    ) -> torch.Tensor:
+        """Masked words, (1 - alpha) against the true ones and alpha against the momentum model's distribution."""
+        chosen = word_targets != NOT_MASKED
+        logits = self.encoders.word_logits(masked_ids, step.image_tokens)[chosen]
+        count = max(len(logits), 1)  # no word was drawn: a loss of 0, not the mean of nothing
+        loss = F.cross_entropy(logits, word_targets[chosen], reduction="sum") / count
+        if alpha == 0:
+            return loss
+        with torch.no_grad():
+            momentum = self.momentum_encoders.encoder
+            soft = momentum.word_logits(masked_ids, step.momentum_image_tokens)[chosen].softmax(dim=1)
+        return (1 - alpha) * loss + alpha * F.cross_entropy(logits, soft, reduction="sum") / count
+
+    def update_momentum_encoders(self, ema_momentum: float) -> None:
+        """theta_m <- m theta_m + (1 - m) theta over parameters; ALBEF: 0.995, at the start of each step."""
+        self.momentum_encoders.update_(self.encoders, ema_momentum)
+
+    def enqueue(self, image_keys: torch.Tensor, text_keys: torch.Tensor, ids: torch.Tensor | None = None) -> None:
+        """Puts the keys of all processes into the queues, after the step that used them as positives."""
+        self.image_queue.enqueue_from_all_processes(image_keys.flatten(1), ids)
+        self.text_queue.enqueue_from_all_processes(text_keys.flatten(1), ids)
+
+    def _image_embeddings(self, encoders: FusedEncoders, tokens: torch.Tensor) -> torch.Tensor:
+        return self.geometry.embed_image(encoders.image_projection(tokens[:, 0]))
+
+    def _text_embeddings(self, encoders: FusedEncoders, tokens: torch.Tensor) -> torch.Tensor:
+        return self.geometry.embed_text(encoders.text_projection(tokens[:, 0]))
+
+
+class EncodedStep(NamedTuple):
+    """What both encoders made of a batch; tokens before any projection, embeddings and keys after the geometry."""
+
+    image_tokens: torch.Tensor
+    text_tokens: torch.Tensor
+    text_mask: torch.Tensor
+    image_embeddings: torch.Tensor
+    text_embeddings: torch.Tensor
+    momentum_image_tokens: torch.Tensor
+    momentum_text_tokens: torch.Tensor
+    image_keys: torch.Tensor
+    text_keys: torch.Tensor
+    candidates: Candidates
+    ids: torch.Tensor | None
+
+    def embeddings_of(self, modality: str) -> torch.Tensor:
+        return {"image": self.image_embeddings, "text": self.text_embeddings}[modality]
+
+    def keys_of(self, modality: str) -> torch.Tensor:
+        return {"image": self.image_keys, "text": self.text_keys}[modality]
+
+    def hard_targets(self) -> torch.Tensor:
+        """Column of the own key; with ids, equal mass on all columns of the same id (Sec. 14.1)."""
+        if self.ids is None:
+            return self.candidates.batch_columns
+        dtype = at_least_float32(self.image_embeddings).dtype
+        return positives_from_ids(self.ids, self.candidates.ids, self.candidates.batch_columns, dtype)
+
+
+def distillation_weight(step: int, steps_per_epoch: int, alpha: float = 0.4) -> float:
+    """alpha, in the first epoch multiplied by the share of it that is done (Sec. 10)."""
+    return alpha * min(1.0, step / steps_per_epoch)
+
+
+def hard_negatives(logits: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+    """For each query one candidate of the batch that is not its own, the likelier the closer (ALBEF's ITM).
+
+    Drawn from softmax(logits) + 1e-4 with the own candidate, and those of the same id, set to 0: the 1e-4 comes after
+    the softmax, so that a row whose mass sits on its own candidate can still be drawn from. Where all candidates share
+    the query's id, any other one is drawn: the batch holds nothing better.
+
+    Args:
+        logits: (batch, batch), the own candidate on the diagonal; no gradient is taken.
+        ids: (batch,), or None.
+    Returns:
+        (batch,) int64.
+    Raises:
+        ValueError: fewer than two samples.
+    """
+    batch = len(logits)
+    if batch < 2 or logits.shape != (batch, batch):
+        raise ValueError(f"hard negatives need a square matrix of at least 2 samples, got {tuple(logits.shape)}")
+    weights = logits.detach().float().softmax(dim=1) + 1e-4
+    own = torch.eye(batch, dtype=torch.bool, device=logits.device)
+    same = own if ids is None else ids[:, None] == ids[None, :]
+    alone = same.all(dim=1, keepdim=True)
+    return torch.multinomial(weights.masked_fill(torch.where(alone, own, same), 0.0), 1).squeeze(1)
+
+
+def mask_words(
+    token_ids: torch.Tensor,
+    vocabulary_size: int,
+    mask_id: int,
+    never_masked: tuple[int, ...],
+    probability: float = 0.15,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """BERT's masking: of the drawn positions 80 % become the mask, 10 % a random word, 10 % stay (Sec. 10).
+
+    Args:
+        token_ids: (batch, length).
+        vocabulary_size: random words are drawn from all of it.
+        mask_id: of the mask token.
+        never_masked: ids that are never drawn; ALBEF: padding and class token.
+        probability: of a position to be drawn.
+        generator: on the ids' device; None = the global one.
+    Returns:
+        (masked_ids, word_targets); word_targets holds the true id at drawn positions and NOT_MASKED elsewhere.
+    """
+    draws = torch.rand(2, *token_ids.shape, generator=generator, device=token_ids.device)
+    allowed = ~torch.isin(token_ids, torch.tensor(never_masked, device=token_ids.device))
+    drawn = (draws[0] < probability) & allowed
+    words = torch.randint(vocabulary_size, token_ids.shape, generator=generator, device=token_ids.device)
+    masked_ids = torch.where(drawn & (draws[1] < 0.8), mask_id, token_ids)
+    masked_ids = torch.where(drawn & (draws[1] >= 0.9), words, masked_ids)
+    return masked_ids, torch.where(drawn, token_ids, NOT_MASKED)

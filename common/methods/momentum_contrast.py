@@ -1,0 +1,327 @@
+"""MoCo v1, v2 and v3: contrast against the keys of a momentum encoder (contrastive-basics spec Sec. 2.2, 2.3).
+
+One step of training with a queue (v1, v2), as the loop writes it:
+    model.update_momentum_encoder(ema_momentum)                  # before the keys; theta_q of before the optimiser step
+    logits, keys = model(query_views, key_views, shuffle_seed)
+    moco_loss(logits).backward(); optimizer.step()
+    model.enqueue(keys)                                          # after the logits that had them as positives
+and without one (v3):
+    model.update_momentum_encoder(ema_momentum_at(step, steps, 0.99, "half_cosine"))
+    loss = moco_v3_loss(*model(first_views, second_views), model.logit_scale())
+    loss.backward(); optimizer.step()
+The published code updates the momentum encoder between the two forward passes. As only parameters are averaged, and a
+forward pass of the query encoder changes buffers alone, this is the same. It enqueues before the backward pass, which
+is the same too, because logits come from a copy of the queue.
+
+The temperature is 1 / logit_scale, fixed in all three: LogitScale(1 / T, trainable=False).
+"""
+
+import itertools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.distributed import gather_without_gradient, rank, world_size
+from common.feature_queue import FeatureQueue
+from common.geometry import Geometry
+from common.info_nce import PairSimilarity, info_nce
+from common.logit_scale import LogitScale
+from common.momentum import MomentumEncoder
+
+# queries, keys -> (num_queries, num_candidates) logits
+LogitsOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class MomentumContrast(nn.Module):
+    """MoCo v1 and v2; they differ in the head, the temperature and the augmentation.
+
+    What differs from plain CLIP:
+        1. one image encoder; the second "modality" is another view of the same picture;
+        2. the positive's key comes from a momentum encoder and gets no gradient;
+        3. negatives are the keys of past steps in a queue, not the rest of the batch;
+        4. one direction: queries against keys.
+
+    Args:
+        encoder: backbone and head, (batch, ...) views -> features (batch, dim); see `linear_head` and `mlp_head`.
+        geometry: how features are embedded and compared; MoCo: sphere. Its image side serves both views.
+        logit_scale: 1/T. MoCo v1: T = 0.07, v2: 0.2.
+        queue: of the embeddings' size, flattened; MoCo: 65536 random rows of 128.
+        symmetric: each view is query once and key once (the CIFAR demo).
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        geometry: Geometry,
+        logit_scale: LogitScale,
+        queue: FeatureQueue,
+        symmetric: bool = False,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.geometry, self.logit_scale = encoder, geometry, logit_scale
+        self.momentum_encoder = MomentumEncoder(encoder)
+        self.queue, self.symmetric = queue, symmetric
+
+    def forward(
+        self,
+        query_views: torch.Tensor,
+        key_views: torch.Tensor,
+        shuffle_seed: int | None = None,
+        logits_of: LogitsOf | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of a batch and the keys to put into the queue after the step.
+
+        Args:
+            query_views, key_views: (batch, ...), row k of both shows one image.
+            shuffle_seed: of this step, the same on every process: keys are computed in an order that is shuffled over
+                the global batch, so that batch normalisation cannot tell a query which key shares its statistics.
+                None = not shuffled (encoders without batch normalisation).
+            logits_of: queries, keys -> logits in place of `queue_logits`; GeoMM passes its graph distance here, whose
+                positives sit elsewhere than in column 0.
+        Returns:
+            (batch, 1 + num_rows) logits with the positive in column 0, and (batch, dim) keys without gradient.
+            Symmetric: (2 batch, 1 + num_rows) and (2 batch, dim); the second half has the views exchanged.
+        """
+        pairs = [(query_views, key_views)]
+        if self.symmetric:
+            pairs.append((key_views, query_views))
+        queries = torch.cat([self.geometry.embed_image(self.encoder(views)) for views, _ in pairs])
+        keys = torch.cat([self.encode_keys(views, shuffle_seed) for _, views in pairs])
+        return (self.queue_logits if logits_of is None else logits_of)(queries, keys), keys.flatten(1)
+
+    @torch.no_grad()
+    def encode_keys(self, views: torch.Tensor, shuffle_seed: int | None = None) -> torch.Tensor:
+        """(batch, ...) views -> embeddings of the momentum encoder, without gradient, in the order of the views."""
+        if shuffle_seed is None:
+            return self.geometry.embed_image(self.momentum_encoder(views))
+        features = self.momentum_encoder(shuffle_rows(views, shuffle_seed))
+        return self.geometry.embed_image(unshuffle_rows(features, shuffle_seed))
+
+    def queue_logits(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """(num_queries, 1 + num_rows): the own key, then the queue; see `moco_logits`."""
+        rows = self.queue.rows().view(-1, *keys.shape[1:])
+        return moco_logits(queries, keys, rows, self.geometry.similarity, self.logit_scale())
+
+    def update_momentum_encoder(self, ema_momentum: float) -> None:
+        """theta_k <- m theta_k + (1 - m) theta_q over parameters; MoCo: 0.999. Once per step, before `forward`."""
+        self.momentum_encoder.update_(self.encoder, ema_momentum)
+
+    def enqueue(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Puts the keys of all processes into the queue. Once per step, on every process.
+
+        Args:
+            keys: as `forward` returned them. ids: one int64 for each, or None.
+        Returns:
+            Slots of all processes' keys in rank order, see `FeatureQueue.enqueue`.
+        """
+        return self.queue.enqueue_from_all_processes(keys.flatten(1), ids)
+
+
+class MomentumContrastV3(nn.Module):
+    """MoCo v3: no queue, both directions, a predictor on the query side.
+
+    What differs from MoCo v2:
+        1. the keys of the whole global batch are the candidates, so the batch is large instead of the queue;
+        2. queries pass a predictor, of which there is no momentum copy;
+        3. the loss of each direction is multiplied by 2T (`moco_v3_loss`).
+
+    Args:
+        encoder: backbone and projector, see `batch_norm_mlp`.
+        predictor: features -> features of the same size.
+        geometry: how they are embedded and compared; MoCo v3: sphere.
+        logit_scale: 1/T. MoCo v3: T = 1 (ResNet), 0.2 (ViT).
+    """
+
+    def __init__(self, encoder: nn.Module, predictor: nn.Module, geometry: Geometry, logit_scale: LogitScale) -> None:
+        super().__init__()
+        self.encoder, self.predictor, self.geometry, self.logit_scale = encoder, predictor, geometry, logit_scale
+        self.momentum_encoder = MomentumEncoder(encoder)
+
+    def forward(self, first_views: torch.Tensor, second_views: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of both directions.
+
+        Args:
+            first_views, second_views: (batch, ...), row k of both shows one image.
+        Returns:
+            Two (batch, world_size * batch): queries of the first views against keys of the second, and the reverse. The
+            positive of row i is column i + rank * batch.
+        """
+        queries = [
+            self.geometry.embed_image(self.predictor(self.encoder(views))) for views in (first_views, second_views)
+        ]
+        with torch.no_grad():
+            keys = [self.geometry.embed_image(self.momentum_encoder(views)) for views in (first_views, second_views)]
+        first, second = (
+            self.logit_scale() * self.geometry.similarity(query, gather_without_gradient(key))
+            for query, key in zip(queries, reversed(keys))
+        )
+        return first, second
+
+    def update_momentum_encoder(self, ema_momentum: float) -> None:
+        """theta_k <- m theta_k + (1 - m) theta over backbone and projector. Once per step, before `forward`."""
+        self.momentum_encoder.update_(self.encoder, ema_momentum)
+
+
+def moco_logits(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    queue_rows: torch.Tensor,
+    similarity: PairSimilarity,
+    logit_scale: torch.Tensor,
+) -> torch.Tensor:
+    """[ <q_i, k_i>, <q_i, queue_1> ... <q_i, queue_K> ] / T: the positive is column 0 (Sec. 2.2).
+
+    Args:
+        queries: (num_queries, ...) embeddings.
+        keys: (num_queries, ...), row k is the positive of query k; the keys of other queries are no candidates.
+        queue_rows: (K, ...).
+        similarity: (a, ...), (b, ...) -> (a, b).
+        logit_scale: scalar tensor, 1/T.
+    Returns:
+        (num_queries, 1 + K). Keys and queue get no gradient.
+    """
+    # a general similarity compares all pairs; num_queries**2 of them are few beside num_queries * K
+    positives = similarity(queries, keys.detach()).diagonal()[:, None]
+    return logit_scale * torch.cat([positives, similarity(queries, queue_rows.detach())], dim=1)
+
+
+def moco_loss(logits: torch.Tensor) -> torch.Tensor:
+    """InfoNCE with the positive in column 0: mean_i [ log sum_j exp l_ij - l_i0 ].
+
+    Of a symmetric model it is the mean over both directions, half of the published sum.
+
+    Args:
+        logits: (num_queries, 1 + K).
+    Returns:
+        Scalar in nats; equal logits give ln(1 + K). Its mean over processes is the loss of the global batch.
+    """
+    return info_nce(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
+
+
+def moco_v3_loss(first_logits: torch.Tensor, second_logits: torch.Tensor, logit_scale: torch.Tensor) -> torch.Tensor:
+    """ctr(q1, k2) + ctr(q2, k1), with ctr = 2T * mean_i [ log sum_j exp l_ij - l_i,i' ] (Sec. 2.3).
+
+    Args:
+        first_logits, second_logits: (batch, world_size * batch) of `MomentumContrastV3.forward`; row i's positive is
+            column i' = i + rank * batch.
+        logit_scale: scalar tensor, 1/T.
+    Returns:
+        Scalar; equal logits give 4T ln(global batch). Its mean over processes is the loss of the global batch.
+    """
+    targets = torch.arange(len(first_logits), device=first_logits.device) + rank() * len(first_logits)
+    return 2 / logit_scale * (info_nce(first_logits, targets) + info_nce(second_logits, targets))
+
+
+def shuffle_rows(rows: torch.Tensor, seed: int) -> torch.Tensor:
+    """This process's share of the global batch in an order drawn from the seed; `unshuffle_rows` undoes it.
+
+    Args:
+        rows: (local_batch, ...), as many on each process.
+        seed: the same on every process, another one in each step. The global random state is not used.
+    Returns:
+        (local_batch, ...), in general rows of other processes too; no gradient.
+    """
+    order = _global_order(len(rows), seed).to(rows.device)
+    return gather_without_gradient(rows)[order[_own_share(len(rows))]]
+
+
+def unshuffle_rows(rows: torch.Tensor, seed: int) -> torch.Tensor:
+    """Brings what was computed from `shuffle_rows(..., seed)` back to the rows it belongs to; no gradient."""
+    inverse = _global_order(len(rows), seed).argsort().to(rows.device)
+    return gather_without_gradient(rows)[inverse[_own_share(len(rows))]]
+
+
+def _global_order(local_batch: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(world_size() * local_batch, generator=generator)
+
+
+def _own_share(local_batch: int) -> slice:
+    return slice(rank() * local_batch, (rank() + 1) * local_batch)
+
+
+class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch normalisation with statistics of each part of the batch, as if each part were on a device of its own.
+
+    Emulates the per-device statistics, against which MoCo shuffles its keys, in one process (Sec. 2.2). Running
+    statistics take the mean over the parts. In eval mode it is ordinary batch normalisation.
+
+    Args:
+        num_features: channels.
+        num_parts: consecutive parts of equal size; must divide the batch.
+        options: of nn.BatchNorm2d.
+    """
+
+    def __init__(self, num_features: int, num_parts: int, **options) -> None:
+        super().__init__(num_features, **options)
+        self.num_parts = num_parts
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """(batch, num_features, ...) -> the same shape.
+
+        Raises:
+            ValueError: in train mode, a batch that does not split into parts of equal size.
+        """
+        if not self.training:
+            return super().forward(features)
+        batch, parts = len(features), self.num_parts
+        if batch % parts:
+            raise ValueError(f"a batch of {batch} does not split into {parts} equal parts for batch normalisation")
+        # parts become channels: (batch / parts, parts * channels, ...)
+        split = features.unflatten(0, (parts, batch // parts)).transpose(0, 1).flatten(1, 2)
+        means, variances, weight, bias = (
+            None if values is None else values.repeat(parts)
+            for values in (self.running_mean, self.running_var, self.weight, self.bias)
+        )
+        step = 0.0 if self.momentum is None else self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:  # cumulative average
+                step = 1.0 / float(self.num_batches_tracked)
+        normalised = F.batch_norm(split, means, variances, weight, bias, True, step, self.eps)
+        if means is not None:
+            self.running_mean.copy_(means.view(parts, -1).mean(dim=0))
+            self.running_var.copy_(variances.view(parts, -1).mean(dim=0))
+        return normalised.unflatten(1, (parts, -1)).transpose(0, 1).flatten(0, 1)
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        """Any number of axes after the channels."""
+
+
+def linear_head(width: int, dim: int = 128) -> nn.Module:
+    """MoCo v1's head, one linear layer: (batch, width) -> (batch, dim)."""
+    return nn.Linear(width, dim)
+
+
+def mlp_head(width: int, dim: int = 128, hidden_dim: int | None = None) -> nn.Module:
+    """MoCo v2's head, Linear-ReLU-Linear without normalisation; hidden_dim None = width (2048 for ResNet-50)."""
+    hidden_dim = width if hidden_dim is None else hidden_dim
+    return nn.Sequential(nn.Linear(width, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, dim))
+
+
+def batch_norm_mlp(
+    width: int, dim: int = 256, hidden_dim: int = 4096, num_layers: int = 2, final_batch_norm: bool = True
+) -> nn.Module:
+    """MoCo v3's projectors and predictors: linear layers without bias, batch normalisation and ReLU between (Sec. 2.3).
+
+        ResNet   projector: 2 layers; predictor: 2 layers, final_batch_norm False
+        ViT      projector: 3 layers; predictor: 2 layers
+
+    Args:
+        width: of the features; of the predictor: dim.
+        dim: of the output.
+        hidden_dim: of the layers between.
+        num_layers: linear layers, at least 1.
+        final_batch_norm: normalise the output, without scale and shift.
+    """
+    widths = [width, *[hidden_dim] * (num_layers - 1), dim]
+    layers: list[nn.Module] = []
+    for number, (incoming, outgoing) in enumerate(itertools.pairwise(widths), start=1):
+        layers.append(nn.Linear(incoming, outgoing, bias=False))
+        if number < num_layers:
+            layers += [nn.BatchNorm1d(outgoing), nn.ReLU()]
+        elif final_batch_norm:
+            layers.append(nn.BatchNorm1d(outgoing, affine=False))
+    return nn.Sequential(*layers)

@@ -1,0 +1,138 @@
+"""TCL: ALBEF with contrast inside each modality, between whole samples and between a sample and its parts.
+
+Source: GeoMM spec Sec. 11, after TCL's code. Two views of each picture: the trained encoders see the first, the
+momentum encoders the second. The losses are the six contrastive terms' mean, and ALBEF's matching and masked words.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.distributed import gather_without_gradient, rank
+from common.geometry import Geometry, at_least_float32, full_precision
+from common.info_nce import info_nce
+from common.methods.albef import Albef, AlbefLosses, EncodedStep
+
+
+class Tcl(nn.Module):
+    """TCL's pre-training model around an ALBEF.
+
+    What differs from ALBEF:
+        1. the momentum encoders see another view of the picture;
+        2. image-to-image and text-to-text contrast against the queues, hard targets alone;
+        3. the whole picture (caption) against its own patches (words) among those of the batch;
+        4. the contrastive loss is the mean of the six terms.
+
+    Args:
+        albef: encoders, queues, heads.
+        pooled_grid: side of the grid that the patches' embeddings are averaged to.
+    """
+
+    def __init__(self, albef: Albef, pooled_grid: int = 4) -> None:
+        super().__init__()
+        self.albef, self.pooled_grid = albef, pooled_grid
+
+    def forward(
+        self,
+        images: torch.Tensor,
+        momentum_images: torch.Tensor,
+        token_ids: torch.Tensor,
+        masked_ids: torch.Tensor | None,
+        word_targets: torch.Tensor | None,
+        alpha: float,
+        ids: torch.Tensor | None = None,
+        open_candidates=None,
+    ) -> AlbefLosses:
+        """
+        Args:
+            images, momentum_images: (batch, 3, size, size), two views of the same pictures.
+            token_ids, masked_ids, word_targets, alpha, ids, open_candidates: as in Albef.forward.
+        Returns:
+            AlbefLosses; `contrast` is the mean of the six terms.
+        """
+        albef = self.albef
+        step = albef.encode_step(images, momentum_images, token_ids, ids, open_candidates)
+        image_to_text, text_to_image, cross_modal = albef.cross_modal_contrast(step, alpha)
+        contrast = (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6
+        matching = albef.matching_loss(step, image_to_text, text_to_image, ids)
+        words = matching.new_zeros(())
+        if masked_ids is not None:
+            words = albef.word_loss(step, masked_ids, word_targets, alpha)
+        return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
+
+    def in_modal_contrast(self, step: EncodedStep) -> list[torch.Tensor]:
+        """image-image, text-text, picture-patches, caption-words; the targets know nothing of the momentum model."""
+        albef, momentum = self.albef, self.albef.momentum_encoders.encoder
+        scale, targets = albef.logit_scale(), step.hard_targets()
+        losses = [
+            info_nce(scale * step.candidates.similarity(step.embeddings_of(name), name, name), targets)
+            for name in ("image", "text")
+        ]
+        with torch.no_grad():
+            patches = momentum.image_projection(step.momentum_image_tokens[:, momentum.image_tower.num_class_tokens :])
+            words = momentum.text_projection(step.momentum_text_tokens[:, 1:])
+            patches = pooled_patches(_embedded(albef.geometry, patches, "image"), self.pooled_grid)
+            words = _embedded(albef.geometry, words, "text")
+        losses.append(local_contrast(patches, step.image_embeddings, scale))
+        losses.append(local_contrast(words, step.text_embeddings, scale, step.text_mask[:, 1:]))
+        return losses
+
+
+def local_contrast(
+    local_embeddings: torch.Tensor,
+    global_embeddings: torch.Tensor,
+    logit_scale: torch.Tensor,
+    local_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """InfoNCE of each sample against each of its own parts, among the parts of all other samples (Sec. 11).
+
+    For sample i and its part k, with s = logit_scale * inner product:
+        -s(g_i, l_ik) + log( exp s(g_i, l_ik) + sum over j != i and all parts k' of exp s(g_i, l_jk') ),
+    averaged over the parts of i, then over i. The other parts of i itself are neither positives nor negatives.
+
+    Args:
+        local_embeddings: (batch, parts, ...) momentum embeddings of patches or words; no gradient.
+        global_embeddings: (batch, ...) of whole samples.
+        logit_scale: scalar tensor.
+        local_mask: (batch, parts), False at padding, which is left out everywhere; None = all are real.
+    Returns:
+        Scalar in nats: the mean over this process's samples, among the parts of all processes.
+    """
+    batch, parts = local_embeddings.shape[:2]
+    local, queries = local_embeddings.detach().flatten(2), global_embeddings.flatten(1)
+    mask = torch.ones(batch, parts, dtype=torch.bool, device=local.device) if local_mask is None else local_mask
+    everyone, real = gather_without_gradient(local), gather_without_gradient(mask)
+    with full_precision(local):
+        products = at_least_float32(queries) @ at_least_float32(everyone).flatten(0, 1).T
+        logits = logit_scale * products.view(batch, len(everyone), parts)
+    own = torch.arange(batch, device=local.device)
+    positives = logits[own, own + rank() * batch]  # (batch, parts)
+    is_negative = real[None].expand(batch, -1, -1).clone()
+    is_negative[own, own + rank() * batch] = False
+    negatives = logits.masked_fill(~is_negative, -torch.inf).flatten(1).logsumexp(dim=1, keepdim=True)
+    losses = torch.logaddexp(positives, negatives) - positives
+    return (losses.masked_fill(~mask, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).mean()
+
+
+def pooled_patches(patches: torch.Tensor, grid: int) -> torch.Tensor:
+    """Averages a square grid of patch embeddings to a coarser one; the means are not normalised again, as in TCL.
+
+    Args:
+        patches: (batch, side**2, ...).
+        grid: new side; a smaller picture than that stays as it is.
+    Returns:
+        (batch, min(grid, side)**2, ...).
+    """
+    batch, count = patches.shape[:2]
+    side = round(count**0.5)
+    if side <= grid:
+        return patches
+    square = patches.flatten(2).transpose(1, 2).reshape(batch, -1, side, side)
+    return F.adaptive_avg_pool2d(square, grid).flatten(2).transpose(1, 2).reshape(batch, -1, *patches.shape[2:])
+
+
+def _embedded(geometry: Geometry, features: torch.Tensor, modality: str) -> torch.Tensor:
+    """The geometry's map for every part of every sample: (batch, parts, dim) -> (batch, parts, ...)."""
+    embed = {"image": geometry.embed_image, "text": geometry.embed_text}[modality]
+    embedded = embed(features.flatten(0, 1))
+    return embedded.view(*features.shape[:2], *embedded.shape[1:])

@@ -1,0 +1,139 @@
+"""Momentum encoder: a copy that follows a trained module as an exponential average of its parameters.
+
+    theta_m <- m theta_m + (1 - m) theta          over parameters, m = ema_momentum in [0, 1]
+
+Buffers (running statistics of batch normalisation, position indices) stay the copy's own: it runs in train mode and
+sees its own inputs (contrastive-basics spec Sec. 2.2 item 1). Copying them is a separate call.
+
+Kinds of model: plain, wrapped in DDP (pass the unwrapped module), compiled in place. FSDP2: make the MomentumEncoder
+before sharding and give `fully_shard` the copy in the same way as the online module; both then hold DTensors with the
+same placements and each process averages its own shards. A pair of which one side only is sharded, or which is sharded
+differently, is refused. FSDP1's flattened parameters are not supported.
+"""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class MomentumEncoder(nn.Module):
+    """An exact copy of a module that gets no gradient and moves by `update_` alone.
+
+    Its parameters have requires_grad False, so an optimiser built from trainable parameters leaves them out, and its
+    state is saved with the model that holds it. Train and eval mode follow that model. Parameters that share memory in
+    the module (tied weights) share it in the copy and are averaged once.
+
+    Args:
+        module: trained; neither wrapped nor sharded yet.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.encoder = copy.deepcopy(module).requires_grad_(False)
+
+    @torch.no_grad()
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """The copy's output, without a graph."""
+        return self.encoder(*inputs, **options)
+
+    def update_(self, online: nn.Module, ema_momentum: float) -> None:
+        """One averaging step over the parameters, see `update_momentum_`."""
+        update_momentum_(self.encoder, online, ema_momentum)
+
+    def copy_buffers_(self, online: nn.Module) -> None:
+        """Overwrites the copy's buffers with those of the online module, for methods that share running statistics.
+
+        Raises:
+            ValueError: names the buffer that one of them lacks, or whose shape differs.
+        """
+        ours, theirs = dict(self.encoder.named_buffers()), dict(online.named_buffers())
+        _check_alike(ours, theirs, "buffer")
+        for name, buffer in ours.items():
+            buffer.copy_(theirs[name].detach())
+
+
+@torch.no_grad()
+def update_momentum_(momentum_module: nn.Module, online: nn.Module, ema_momentum: float) -> None:
+    """theta_m <- m theta_m + (1 - m) theta for every parameter, in place; buffers are left alone.
+
+    Computed as theta_m + (1 - m)(theta - theta_m): a parameter equal to its online one stays equal to the last bit,
+    m = 1 changes nothing and m = 0 copies.
+
+    Args:
+        momentum_module: moved.
+        online: read; the same architecture, unwrapped.
+        ema_momentum: m in [0, 1].
+    Raises:
+        ValueError: m is out of range; or the modules differ, naming the first parameter that is missing, left over, or
+            of another shape, dtype, device or sharding; or the copy is kept in half precision, where a step of
+            (1 - m) theta is rounded away and the copy would never move.
+    """
+    if not 0 <= ema_momentum <= 1:
+        raise ValueError(f"ema_momentum must lie in [0, 1], got {ema_momentum}")
+    ours, theirs = dict(momentum_module.named_parameters()), dict(online.named_parameters())
+    _check_alike(ours, theirs, "parameter")
+    for name, parameter in ours.items():
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            raise ValueError(
+                f"parameter {name} of the momentum encoder is {parameter.dtype}: small steps are rounded away; keep "
+                "weights in float32 and use autocast (mixed precision)"
+            )
+    if ours:
+        torch._foreach_lerp_(list(ours.values()), list(theirs.values()), 1 - ema_momentum)
+
+
+def _check_alike(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], kind: str) -> None:
+    """ValueError that names the first tensor which one side lacks or holds in another form."""
+    different = "momentum encoder and online module differ"
+    if ours.keys() != theirs.keys():
+        only = [f"{name} only in the momentum encoder" for name in sorted(ours.keys() - theirs.keys())[:1]]
+        only += [f"{name} only online" for name in sorted(theirs.keys() - ours.keys())[:1]]
+        raise ValueError(
+            f"{different}: {kind} {' and '.join(only)}; pass the module that the copy was made from, unwrapped"
+        )
+    for name, tensor in ours.items():
+        here, there = _layout(tensor), _layout(theirs[name])
+        if here != there:
+            raise ValueError(f"{different}: {kind} {name} is {here} in the momentum encoder and {there} online")
+
+
+def _layout(tensor: torch.Tensor) -> tuple:
+    """What must agree: shape, dtype, device and, of a DTensor, how it is sharded."""
+    return tuple(tensor.shape), tensor.dtype, str(tensor.device), getattr(tensor, "placements", None)
+
+
+def _constant(progress: float, start: float) -> float:
+    return start
+
+
+def _half_cosine(progress: float, start: float) -> float:
+    return 1 - (1 - start) * (1 + math.cos(math.pi * progress)) / 2
+
+
+_SCHEDULES = {"constant": _constant, "half_cosine": _half_cosine}
+
+
+def ema_momentum_at(step: int, total_steps: int, start: float, schedule: str = "constant") -> float:
+    """m of one step, a function of the step alone.
+
+    constant:     m = start                                                           MoCo v1, v2: 0.999; ALBEF: 0.995
+    half_cosine:  m = 1 - (1 - start) (1 + cos(pi step / total_steps)) / 2            MoCo v3: 0.99 rising to 1
+
+    Args:
+        step: optimiser updates already made; from total_steps on the value is that of the end.
+        total_steps: of the run, at least 1.
+        start: m at step 0, in [0, 1].
+        schedule: constant or half_cosine.
+    Raises:
+        ValueError: unknown schedule, or a value out of range.
+    """
+    if schedule not in _SCHEDULES:
+        raise ValueError(f"ema_momentum schedule {schedule!r} is unknown; accepted: {', '.join(_SCHEDULES)}")
+    if not 0 <= start <= 1 or step < 0 or total_steps < 1:
+        raise ValueError(
+            f"ema_momentum needs 0 <= start <= 1, step >= 0 and total_steps >= 1, got {start}, {step}, {total_steps}"
+        )
+    return _SCHEDULES[schedule](min(1.0, step / total_steps), start)

@@ -1,0 +1,339 @@
+"""ALBEF and TCL against loops written from the specification (GeoMM spec Sec. 9.4, 10, 11, 14.1)."""
+
+import math
+
+import pytest
+import torch
+
+from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
+from common.encoders.text import BidirectionalTextTransformer
+from common.encoders.vision import VisionTransformer
+from common.geometry import Sphere, unit
+from common.logit_scale import LogitScale
+from common.methods.albef import (
+    NOT_MASKED,
+    Albef,
+    FusedEncoders,
+    distillation_weight,
+    hard_negatives,
+    mask_words,
+)
+from common.methods.tcl import Tcl, local_contrast, pooled_patches
+
+PAD, CLS, SEP, MASK, VOCABULARY = 0, 2, 3, 4, 40
+BATCH, LENGTH, DIM, QUEUE = 4, 7, 6, 10
+
+
+def tiny_albef(queue_start="random_rows", seed=0):
+    torch.manual_seed(seed)
+    image = VisionTransformer(16, 4, 16, 1, 2, None, patch_bias=True, input_norm=False)
+    text = BidirectionalTextTransformer(VOCABULARY, LENGTH, 12, 1, 2, None, final_layer_norm=False)
+    fusion, head = FusionTransformer(12, 16, 2, 2), MaskedLanguageHead(12, VOCABULARY)
+    encoders = FusedEncoders(image, text, fusion, head, DIM)
+    scale = LogitScale(init=1 / 0.07, minimum=2.0, maximum=1000.0)
+    model = Albef(encoders, Sphere(), scale, QUEUE, queue_start).double()
+    with torch.no_grad():  # momentum copies that differ from what they copy
+        for parameter in model.momentum_encoders.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def tiny_batch(seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(BATCH, 3, 16, 16, generator=generator, dtype=torch.float64)
+    token_ids = torch.randint(5, VOCABULARY, (BATCH, LENGTH), generator=generator)
+    token_ids[:, 0] = CLS
+    for row, length in enumerate((7, 5, 4, 6)):
+        token_ids[row, length - 1] = SEP
+        token_ids[row, length:] = PAD
+    return images, token_ids
+
+
+def masked_batch(token_ids, seed=2, probability=0.6):
+    generator = torch.Generator().manual_seed(seed)
+    return mask_words(token_ids, VOCABULARY, MASK, (PAD, CLS), probability, generator)
+
+
+def softmax(row):
+    top = max(row)
+    exponentials = [math.exp(value - top) for value in row]
+    return [value / sum(exponentials) for value in exponentials]
+
+
+def soft_cross_entropy(row, targets):
+    top = max(row)
+    log_total = top + math.log(sum(math.exp(value - top) for value in row))
+    return sum(target * (log_total - value) for value, target in zip(row, targets))
+
+
+def dot(one, other):
+    return float((one * other).sum())
+
+
+def columns_of(keys, queue):
+    return [*keys, *queue.rows()]
+
+
+def cross_modal_by_loops(model, step, alpha, positives):
+    """positives[i] = list of columns with equal mass."""
+    scale, total = model.logit_scale().item(), 0.0
+    pools = {
+        "image": columns_of(step.image_keys, model.image_queue),
+        "text": columns_of(step.text_keys, model.text_queue),
+    }
+    for query, pool in (("image", "text"), ("text", "image")):
+        online, momentum = {
+            "image": (step.image_embeddings, step.image_keys),
+            "text": (step.text_embeddings, step.text_keys),
+        }[query]
+        for i in range(BATCH):
+            logits = [scale * dot(online[i], key) for key in pools[pool]]
+            pseudo = softmax([scale * dot(momentum[i], key) for key in pools[pool]])
+            hard = [1 / len(positives[i]) if column in positives[i] else 0.0 for column in range(len(logits))]
+            targets = [alpha * soft + (1 - alpha) * one for soft, one in zip(pseudo, hard)]
+            total += soft_cross_entropy(logits, targets) / BATCH / 2
+    return total
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+@pytest.mark.parametrize("start", ["random_rows", "fill_level"])
+def test_contrast_equals_loops_from_the_specification(alpha, start):
+    model, (images, token_ids) = tiny_albef(start), tiny_batch()
+    if start == "fill_level":  # half full
+        model.enqueue(unit(torch.randn(5, DIM)).double(), unit(torch.randn(5, DIM)).double())
+    step = model.encode_step(images, images, token_ids, None)
+    _, _, loss = model.cross_modal_contrast(step, alpha)
+    expected = cross_modal_by_loops(model, step, alpha, [[i] for i in range(BATCH)])
+    assert loss.item() == pytest.approx(expected, rel=1e-10)
+    assert float(model(images, token_ids, None, None, alpha).contrast) == pytest.approx(expected, rel=1e-10)
+
+
+def test_with_ids_every_candidate_of_the_same_id_is_a_positive():
+    model, (images, token_ids) = tiny_albef("fill_level"), tiny_batch()
+    model.enqueue(unit(torch.randn(3, DIM)).double(), unit(torch.randn(3, DIM)).double(), torch.tensor([7, 9, 8]))
+    ids = torch.tensor([7, 8, 7, 5])
+    step = model.encode_step(images, images, token_ids, ids)
+    _, _, loss = model.cross_modal_contrast(step, 0.4)
+    positives = [[0, 2, 4], [1, 6], [0, 2, 4], [3]]
+    assert loss.item() == pytest.approx(cross_modal_by_loops(model, step, 0.4, positives), rel=1e-10)
+
+
+def test_matching_equals_one_pair_after_the_other():
+    model, (images, token_ids) = tiny_albef(), tiny_batch()
+    step = model.encode_step(images, images, token_ids, None)
+    image_to_text, text_to_image, _ = model.cross_modal_contrast(step, 0.0)
+    torch.manual_seed(5)
+    image_of_text = hard_negatives(text_to_image[:, :BATCH])
+    text_of_image = hard_negatives(image_to_text[:, :BATCH])
+    torch.manual_seed(5)
+    loss = model.matching_loss(step, image_to_text, text_to_image, None)
+    pairs = [(i, i, 1) for i in range(BATCH)]
+    pairs += [(int(image_of_text[t]), t, 0) for t in range(BATCH)]
+    pairs += [(i, int(text_of_image[i]), 0) for i in range(BATCH)]
+    expected = 0.0
+    for image, text, label in pairs:
+        words = token_ids[text] != PAD  # the caption alone, without its padding
+        tokens = model.encoders.text_tower.forward_tokens(token_ids[text][None, words])
+        picture = model.encoders.image_tower.forward_tokens(images[image][None])
+        logits = model.match(tokens, torch.ones(1, int(words.sum()), dtype=torch.bool), picture)[0].tolist()
+        expected += soft_cross_entropy(logits, [1.0 - label, float(label)]) / len(pairs)
+    assert loss.item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+def test_masked_words_equal_loops_over_the_masked_positions(alpha):
+    model, (images, token_ids) = tiny_albef(), tiny_batch()
+    masked_ids, targets = masked_batch(token_ids)
+    step = model.encode_step(images, images, token_ids, None)
+    logits = model.encoders.word_logits(masked_ids, step.image_tokens)
+    soft = model.momentum_encoders.encoder.word_logits(masked_ids, step.momentum_image_tokens)
+    losses = []
+    for row in range(BATCH):
+        for position in range(LENGTH):
+            if int(targets[row, position]) == NOT_MASKED:
+                continue
+            hard = [float(word == int(targets[row, position])) for word in range(VOCABULARY)]
+            wanted = softmax(soft[row, position].tolist())
+            mixed = [alpha * one + (1 - alpha) * other for one, other in zip(wanted, hard)]
+            losses.append(soft_cross_entropy(logits[row, position].tolist(), mixed))
+    assert len(losses) > 3
+    expected = sum(losses) / len(losses)
+    assert float(model.word_loss(step, masked_ids, targets, alpha)) == pytest.approx(expected, rel=1e-10)
+
+
+def test_without_a_masked_word_the_loss_is_zero_and_its_gradient_finite():
+    model, (images, token_ids) = tiny_albef(), tiny_batch()
+    losses = model(images, token_ids, token_ids, torch.full_like(token_ids, NOT_MASKED), 0.4)
+    assert float(losses.words) == 0.0
+    sum(losses[:3]).backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_masking_draws_fifteen_percent_and_treats_them_eighty_ten_ten():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(5, 1000, (400, 250), generator=generator)
+    ids[:, 0], ids[:, -50:], ids[:, -51] = CLS, PAD, SEP
+    masked, targets = mask_words(ids, 1000, MASK, (PAD, CLS), 0.15, generator)
+    drawn = targets != NOT_MASKED
+    assert not drawn[:, 0].any()
+    assert not drawn[:, -50:].any()
+    assert drawn[:, -51].any()  # the end token can be drawn
+    assert torch.equal(masked[~drawn], ids[~drawn])
+    assert torch.equal(targets[drawn], ids[drawn])
+    assert float(drawn[:, 1:-50].float().mean()) == pytest.approx(0.15, abs=0.005)
+    assert float((masked[drawn] == MASK).float().mean()) == pytest.approx(0.8, abs=0.02)
+    assert float((masked[drawn] == ids[drawn]).float().mean()) == pytest.approx(0.1, abs=0.02)
+
+
+def test_hard_negatives_follow_the_softmax_and_never_take_the_own_or_the_same_id():
+    torch.manual_seed(0)
+    logits = torch.tensor([[9.0, 1.0, 2.0, 0.0], [0.0, 9.0, 0.0, 0.0], [0.0, 0.0, 9.0, 1.0], [3.0, 0.0, 0.0, 90.0]])
+    ids = torch.tensor([1, 2, 1, 3])
+    draws = torch.stack([hard_negatives(logits) for _ in range(4000)])
+    with_ids = torch.stack([hard_negatives(logits, ids) for _ in range(500)])
+    assert not (draws == torch.arange(4)).any()
+    assert set(with_ids[:, 0].tolist()) == {1, 3}  # 2 shows the same picture
+    for row in range(4):
+        weights = [w + 1e-4 for w in softmax(logits[row].tolist())]
+        weights[row] = 0.0
+        shares = torch.bincount(draws[:, row], minlength=4) / len(draws)
+        for column in range(4):
+            assert float(shares[column]) == pytest.approx(weights[column] / sum(weights), abs=0.035)
+
+
+def test_hard_negatives_of_a_batch_with_one_id_are_any_other_and_of_one_sample_an_error():
+    same = torch.zeros(3, dtype=torch.long)
+    drawn = torch.stack([hard_negatives(torch.zeros(3, 3), same) for _ in range(50)])
+    assert not (drawn == torch.arange(3)).any()
+    with pytest.raises(ValueError, match=r"at least 2 samples, got \(1, 1\)"):
+        hard_negatives(torch.zeros(1, 1))
+
+
+def test_momentum_encoders_get_no_gradient_and_move_only_when_told():
+    model, (images, token_ids) = tiny_albef(), tiny_batch()
+    before = {name: value.clone() for name, value in model.momentum_encoders.state_dict().items()}
+    masked_ids, targets = masked_batch(token_ids)
+    losses = model(images, token_ids, masked_ids, targets, 0.4)
+    sum(losses[:3]).backward()
+    assert all(parameter.grad is None for parameter in model.momentum_encoders.parameters())
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert missing == []
+    assert not losses.image_keys.requires_grad
+    for name, value in model.momentum_encoders.state_dict().items():
+        assert torch.equal(value, before[name])
+    model.update_momentum_encoders(0.9)
+    online = dict(model.encoders.named_parameters())
+    for name, value in model.momentum_encoders.encoder.named_parameters():
+        old = before[next(key for key in before if key.endswith(name))]
+        torch.testing.assert_close(value, 0.9 * old + 0.1 * online[name], rtol=1e-12, atol=1e-12)
+
+
+def test_enqueued_keys_become_candidates_of_the_next_step():
+    model, (images, token_ids) = tiny_albef("fill_level"), tiny_batch()
+    assert model.encode_step(images, images, token_ids, None).candidates.similarity(
+        torch.zeros(1, DIM, dtype=torch.float64), "image", "text"
+    ).shape == (1, BATCH)
+    losses = model(images, token_ids, None, None, 0.0)
+    model.enqueue(losses.image_keys, losses.text_keys)
+    step = model.encode_step(images, images, token_ids, None)
+    similarity = step.candidates.similarity(step.image_keys, "image", "text")
+    assert similarity.shape == (BATCH, 2 * BATCH)
+    torch.testing.assert_close(similarity[:, :BATCH], similarity[:, BATCH:])  # the same keys, a step later
+
+
+def test_distillation_weight_rises_through_the_first_epoch():
+    assert distillation_weight(0, 100) == 0.0
+    assert distillation_weight(25, 100) == pytest.approx(0.1)
+    assert distillation_weight(100, 100) == distillation_weight(5000, 100) == 0.4
+
+
+def local_contrast_by_loops(local, queries, scale, mask):
+    total = 0.0
+    for i in range(len(queries)):
+        own = []
+        others = [
+            scale * dot(queries[i], local[j, part])
+            for j in range(len(queries))
+            for part in range(local.shape[1])
+            if j != i and mask[j, part]
+        ]
+        for part in range(local.shape[1]):
+            if mask[i, part]:
+                positive = scale * dot(queries[i], local[i, part])
+                own.append(soft_cross_entropy([positive, *others], [1.0] + [0.0] * len(others)))
+        total += sum(own) / len(own) / len(queries)
+    return total
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_local_contrast_equals_loops_from_the_specification(masked):
+    torch.manual_seed(0)
+    local, queries = unit(torch.randn(4, 5, 6).double()), unit(torch.randn(4, 6).double())
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    if masked:
+        mask[0, 3:], mask[2, 1:] = False, False
+    scale = torch.tensor(5.0, dtype=torch.float64)
+    loss = local_contrast(local, queries, scale, mask if masked else None)
+    assert loss.item() == pytest.approx(local_contrast_by_loops(local, queries, 5.0, mask), rel=1e-10)
+
+
+def test_patches_are_averaged_in_square_blocks():
+    patches = torch.arange(64.0).view(1, 64, 1)
+    pooled = pooled_patches(patches, 4).view(4, 4)
+    square = patches.view(8, 8)
+    for row in range(4):
+        for column in range(4):
+            block = square[2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+            assert float(pooled[row, column]) == pytest.approx(float(block.mean()))
+    assert pooled_patches(patches[:, :9], 4) is not None
+    assert torch.equal(pooled_patches(patches[:, :9], 4), patches[:, :9])
+
+
+def test_tcls_contrast_is_the_mean_of_its_six_terms():
+    model, (images, token_ids) = tiny_albef(), tiny_batch()
+    tcl = Tcl(model, pooled_grid=2)
+    other_view = tiny_batch(seed=9)[0]
+    step = model.encode_step(images, other_view, token_ids, None)
+    one_step = model.encode_step(images, images, token_ids, None)
+    assert torch.equal(step.image_embeddings, one_step.image_embeddings)
+    assert not torch.equal(step.image_keys, one_step.image_keys)  # the momentum encoder saw the other view
+    alpha, scale = 0.4, model.logit_scale().item()
+    cross = cross_modal_by_loops(model, step, alpha, [[i] for i in range(BATCH)])
+    in_modal = 0.0
+    for online, keys, queue in (
+        (step.image_embeddings, step.image_keys, model.image_queue),
+        (step.text_embeddings, step.text_keys, model.text_queue),
+    ):
+        pool = columns_of(keys, queue)
+        for i in range(BATCH):
+            logits = [scale * dot(online[i], key) for key in pool]
+            in_modal += soft_cross_entropy(logits, [float(c == i) for c in range(len(pool))]) / BATCH
+    momentum = model.momentum_encoders.encoder
+    patches = unit(momentum.image_projection(step.momentum_image_tokens[:, 1:])).view(BATCH, 4, 4, DIM)
+    cells = torch.stack([patches[:, r : r + 2, c : c + 2].mean(dim=(1, 2)) for r in (0, 2) for c in (0, 2)], dim=1)
+    words = unit(momentum.text_projection(step.momentum_text_tokens[:, 1:]))
+    everywhere = torch.ones(BATCH, 4, dtype=torch.bool)
+    local = local_contrast_by_loops(cells, step.image_embeddings, scale, everywhere)
+    local += local_contrast_by_loops(words, step.text_embeddings, scale, token_ids[:, 1:] != PAD)
+    losses = tcl(images, other_view, token_ids, None, None, alpha)
+    assert float(losses.contrast) == pytest.approx((2 * cross + in_modal + local) / 6, rel=1e-9)
+
+
+def test_a_tiny_albef_learns_its_batch_by_heart():
+    model, (images, token_ids) = tiny_albef(), tiny_batch()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    history = []
+    for step in range(150):
+        torch.manual_seed(step)
+        model.update_momentum_encoders(0.9)
+        masked_ids, targets = masked_batch(token_ids)
+        losses = model(images, token_ids, masked_ids, targets, 0.1)
+        loss = losses.contrast + losses.matching + losses.words
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model.logit_scale.clamp_()
+        model.enqueue(losses.image_keys, losses.text_keys, torch.arange(BATCH))
+        history.append([float(value) for value in losses[:3]])
+    first, last = torch.tensor(history[:5]).mean(dim=0), torch.tensor(history[-5:]).mean(dim=0)
+    assert (last < 0.7 * first).all(), (first, last)

@@ -1,0 +1,255 @@
+"""The feature queue against a Python deque, across processes, casts and checkpoints."""
+
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import nn
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common.distributed import leave_process_group
+from common.feature_queue import FeatureQueue
+from common.run.checkpoint import last_checkpoint, save_checkpoint
+from common.run.config import OptimConfig
+from common.run.schedule import build_optimizer
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def numbered(first, count, dim=2):
+    """Rows that carry their own number."""
+    return torch.arange(first, first + count, dtype=torch.float32)[:, None].expand(count, dim).contiguous()
+
+
+class RingAgainstDeque(RuleBasedStateMachine):
+    """Any order of writes and reloads leaves the newest rows, oldest first behind the pointer."""
+
+    @initialize(capacity=st.integers(1, 9))
+    def open_queue(self, capacity):
+        self.capacity, self.written = capacity, 0
+        self.queue = FeatureQueue(capacity, 2, start="fill_level")
+        self.expected = deque(maxlen=capacity)
+
+    @precondition(lambda self: self.written < 500)
+    @rule(count=st.integers(0, 25), with_ids=st.booleans())
+    def write(self, count, with_ids):
+        rows = numbered(self.written, count)
+        ids = torch.arange(self.written, self.written + count) * 10 if with_ids else None
+        slots = self.queue.enqueue(rows, ids)
+        self.expected.extend(
+            (number, 10 * number if with_ids else -1) for number in range(self.written, self.written + count)
+        )
+        assert slots.shape == (count,)
+        for row, slot in enumerate(slots.tolist()):
+            if row < count - self.capacity:
+                assert slot == -1
+            else:
+                assert slot == (self.written + row) % self.capacity
+                assert self.queue.features[slot, 0] == self.written + row
+        self.written += count
+
+    @rule()
+    def save_and_load(self):
+        loaded = FeatureQueue(self.capacity, 2, start="fill_level")
+        loaded.load_state_dict(self.queue.state_dict())
+        self.queue = loaded
+
+    @invariant()
+    def holds_the_newest(self):
+        filled = min(self.written, self.capacity)
+        assert int(self.queue.pointer) == self.written % self.capacity
+        assert int(self.queue.fill_level) == filled
+        assert self.queue.present().sum() == filled
+        rows, ids = self.queue.rows(), self.queue.row_ids()
+        assert rows.shape == (filled, 2)
+        assert ids.shape == (filled,)
+        oldest = int(self.queue.pointer) if filled == self.capacity else 0
+        found = [(int(rows[(oldest + k) % filled, 0]), int(ids[(oldest + k) % filled])) for k in range(filled)]
+        assert found == list(self.expected)
+
+
+RingAgainstDeque.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestRingAgainstDeque = RingAgainstDeque.TestCase
+
+
+def test_queue_wraps_and_keeps_newest():
+    queue = FeatureQueue(12, 2)
+    for batch in range(4):
+        slots = queue.enqueue(numbered(100 * batch, 4))
+    assert slots.tolist() == [0, 1, 2, 3]
+    assert queue.features[:, 0].tolist() == [300, 301, 302, 303, 100, 101, 102, 103, 200, 201, 202, 203]
+    assert int(queue.pointer) == 4
+
+
+def test_a_batch_that_does_not_divide_the_capacity_wraps_with_the_remainder():
+    queue = FeatureQueue(5, 2)
+    queue.enqueue(numbered(0, 3))
+    assert queue.enqueue(numbered(3, 4)).tolist() == [3, 4, 0, 1]
+    assert queue.features[:, 0].tolist() == [5, 6, 2, 3, 4]
+
+
+def test_random_rows_are_unit_and_come_from_the_seed_alone():
+    state = torch.get_rng_state()
+    queue = FeatureQueue(200, 16, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert queue.features.dtype == torch.float32
+    torch.testing.assert_close(queue.features.norm(dim=1), torch.ones(200))
+    assert (queue.ids == -1).all()
+    assert int(queue.fill_level) == 0
+    assert queue.rows().shape == (200, 16)
+    torch.manual_seed(99)
+    assert torch.equal(FeatureQueue(200, 16, seed=3).features, queue.features)
+    assert not torch.equal(FeatureQueue(200, 16, seed=4).features, queue.features)
+    assert queue.features.mean(dim=0).norm() < 0.2  # in all directions
+
+
+def test_an_empty_queue_has_no_rows_and_a_random_one_is_all_present():
+    empty = FeatureQueue(4, 3, start="fill_level")
+    assert empty.rows().shape == (0, 3)
+    assert not empty.present().any()
+    assert FeatureQueue(4, 3).present().all()
+
+
+def test_rows_are_a_constant_copy_that_later_writes_do_not_change():
+    queue = FeatureQueue(4, 2)
+    rows, ids = queue.rows(), queue.row_ids()
+    before = rows.clone()
+    query = torch.randn(3, 2, requires_grad=True)
+    loss = (query @ rows.T).logsumexp(dim=1).sum()
+    queue.enqueue(numbered(0, 4), torch.arange(4))
+    loss.backward()
+    assert query.grad.isfinite().all()
+    assert torch.equal(rows, before)
+    assert (ids == -1).all()
+    assert not rows.requires_grad
+
+
+def test_logits_of_the_buffer_itself_fail_after_a_write_which_is_why_rows_copies():
+    queue = FeatureQueue(4, 2)
+    query = torch.randn(3, 2, requires_grad=True)
+    loss = (query @ queue.features.T).logsumexp(dim=1).sum()
+    queue.enqueue(numbered(0, 1))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_keys_are_stored_without_their_graph():
+    queue = FeatureQueue(4, 2)
+    queue.enqueue(torch.randn(2, 2, requires_grad=True) * 2)
+    assert not queue.features.requires_grad
+    assert queue.features.grad_fn is None
+
+
+def test_keys_in_half_precision_are_cast_up_and_finer_ones_are_refused():
+    queue = FeatureQueue(4, 2)
+    key = torch.tensor([[0.3, 0.7]], dtype=torch.bfloat16)
+    queue.enqueue(key)
+    assert queue.features.dtype == torch.float32
+    assert torch.equal(queue.features[:1], key.float())
+    with pytest.raises(ValueError, match=r"holds torch\.float32 and got torch\.float64; .*\.double\(\)"):
+        queue.enqueue(key.double())
+    queue.double().enqueue(key.double())
+    assert queue.features.dtype == torch.float64
+
+
+@pytest.mark.parametrize("cast", [lambda model: model.bfloat16(), lambda model: model.to("cpu", torch.float16)])
+def test_a_model_cast_to_half_precision_keeps_its_keys_unrounded(cast):
+    model = nn.ModuleDict({"layer": nn.Linear(2, 2), "queue": FeatureQueue(64, 2)})
+    before = model["queue"].features.clone()
+    cast(model)
+    assert model["layer"].weight.dtype in (torch.bfloat16, torch.float16)
+    assert torch.equal(model["queue"].features, before)
+    assert "features" in model["queue"].state_dict()
+
+
+@pytest.mark.parametrize(
+    ("features", "ids", "message"),
+    [
+        (torch.zeros(3, 4), None, r"takes \(num_rows, 2\), got \(3, 4\)"),
+        (torch.zeros(2), None, r"takes \(num_rows, 2\), got \(2,\)"),
+        (torch.tensor(1.0), None, r"got \(\)"),
+        (torch.zeros(3, 2, dtype=torch.int64), None, r"holds torch\.float32 and got torch\.int64"),
+        (torch.zeros(3, 2), torch.zeros(2, dtype=torch.int64), r"ids of 3 rows must be \(3,\) int64, got \(2,\)"),
+        (torch.zeros(3, 2), torch.zeros(3), r"must be \(3,\) int64, got \(3,\) torch\.float32"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(features, ids, message):
+    queue = FeatureQueue(4, 2)
+    before = {name: tensor.clone() for name, tensor in queue.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        queue.enqueue(features, ids)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in queue.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"capacity": 0, "dim": 2}, "capacity >= 1"),
+        ({"capacity": 2, "dim": 0}, "dim >= 1"),
+        ({"capacity": 2, "dim": 2, "start": "zeros"}, "'zeros' is unknown; accepted: random_rows, fill_level"),
+    ],
+)
+def test_impossible_queues_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureQueue(**arguments)
+
+
+@pytest.mark.parametrize("start", ["random_rows", "fill_level"])
+def test_the_queue_survives_a_checkpoint_bit_by_bit_and_goes_on_where_it_was(tmp_path, start):
+    model = nn.ModuleDict({"layer": nn.Linear(2, 2), "queue": FeatureQueue(7, 2, start)})
+    model["queue"].enqueue(torch.randn(5, 2), torch.arange(5))
+    save_checkpoint(tmp_path, 1, model, build_optimizer(model, OptimConfig()), {})
+    loaded = nn.ModuleDict({"layer": nn.Linear(2, 2), "queue": FeatureQueue(7, 2, start, seed=8)})
+    last_checkpoint(tmp_path).load_model(loaded)
+    more = torch.randn(4, 2)
+    assert torch.equal(model["queue"].enqueue(more), loaded["queue"].enqueue(more))
+    for name, tensor in model["queue"].state_dict().items():
+        assert torch.equal(tensor, loaded["queue"].state_dict()[name]), name
+    assert set(model["queue"].state_dict()) == {"features", "ids", "pointer", "fill_level"}
+    assert torch.equal(model["queue"].rows(), loaded["queue"].rows())
+
+
+def test_two_processes_hold_the_same_queue_as_one(tmp_path):
+    command = [sys.executable, __file__, str(tmp_path)]
+    processes = [subprocess.Popen([*command, str(number)], cwd=ROOT, stderr=subprocess.PIPE) for number in range(2)]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors.decode()
+    alone = FeatureQueue(11, 3)
+    slots = [alone.enqueue(*keys_of_step(step)) for step in range(5)]
+    for number in range(2):
+        report = torch.load(tmp_path / f"{number}.pt", weights_only=True)
+        for name, tensor in alone.state_dict().items():
+            assert torch.equal(report["state"][name], tensor), name
+        assert torch.equal(report["slots"], torch.stack(slots))
+
+
+def keys_of_step(step):
+    """Keys and ids of the global batch of six."""
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(6, 3, generator=generator), 6 * step + torch.arange(6)
+
+
+def main(folder: Path, number: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
+    torch.manual_seed(number)  # processes differ in their global random state
+    queue, slots = FeatureQueue(11, 3), []
+    for step in range(5):
+        keys, ids = keys_of_step(step)
+        share = slice(3 * number, 3 * number + 3)
+        slots.append(queue.enqueue_from_all_processes(keys[share].requires_grad_(), ids[share]))
+    torch.save({"state": queue.state_dict(), "slots": torch.stack(slots)}, folder / f"{number}.pt")
+    leave_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,80 @@
+"""Late interaction against loops, the single-token case and the oblique spec's golden vectors."""
+
+import pytest
+import torch
+
+from common.geometry import unit
+from common.info_nce import symmetric_info_nce
+from common.late_interaction import late_interaction, late_interaction_loss
+
+
+def tokens(seed, *shape):
+    return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+
+
+def padded_texts():
+    texts = tokens(1, 4, 5, 6)
+    texts[1, 3:], texts[2, 1:] = 0.0, 0.0
+    return texts
+
+
+def test_both_matrices_equal_loops_from_the_formula():
+    images, texts = tokens(0, 3, 7, 6), padded_texts()
+    i2t, t2i = late_interaction(images, texts)
+    for i in range(3):
+        for t in range(4):
+            words = [word for word in texts[t] if word.abs().sum() > 0]
+            first = sum(max(float(u @ w) for w in words) for u in images[i]) / 7
+            second = sum(max(float(u @ w) for u in images[i]) for w in words) / len(words)
+            assert float(i2t[i, t]) == pytest.approx(first, rel=1e-12)
+            assert float(t2i[i, t]) == pytest.approx(second, rel=1e-12)
+    assert not torch.allclose(i2t, t2i)
+
+
+def test_golden_vectors_of_the_oblique_specification():
+    u = torch.tensor([[1.0, 2, 2, 0], [0, 3, 0, 4]], dtype=torch.float64)
+    v = torch.tensor([[2.0, 1, 2, 0], [4, 0, 3, 0]], dtype=torch.float64)
+    i2t, t2i = late_interaction(unit(u)[None], unit(v)[None])
+    assert float(i2t) == pytest.approx(0.5444444, abs=1e-7)
+    assert float(t2i) == pytest.approx(0.7777778, abs=1e-7)
+
+
+def test_one_token_on_either_side_is_the_inner_product():
+    images, texts = tokens(0, 5, 1, 6), tokens(1, 4, 1, 6)
+    for matrix in late_interaction(images, texts):
+        torch.testing.assert_close(matrix, images[:, 0] @ texts[:, 0].T)
+    scale = torch.tensor(7.0, dtype=torch.float64)
+    loss = late_interaction_loss(images[:4], texts, scale)
+    torch.testing.assert_close(loss, symmetric_info_nce(scale * images[:4, 0] @ texts[:, 0].T))
+
+
+def test_chunks_do_not_change_the_result(monkeypatch):
+    images, texts = tokens(0, 3, 7, 6), padded_texts()
+    whole = late_interaction(images, texts)
+    monkeypatch.setattr("common.late_interaction.MAX_PRODUCTS", 1)
+    for one, other in zip(whole, late_interaction(images, texts)):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
+
+
+def test_more_padding_changes_nothing_and_padding_gets_no_gradient():
+    images, texts = tokens(0, 4, 7, 6), padded_texts().requires_grad_()
+    scale = torch.tensor(5.0, dtype=torch.float64)
+    loss = late_interaction_loss(images, texts, scale)
+    longer = torch.cat([texts, torch.zeros(4, 3, 6, dtype=torch.float64)], dim=1)
+    torch.testing.assert_close(late_interaction_loss(images, longer, scale), loss)
+    loss.backward()
+    assert torch.isfinite(texts.grad).all()
+    assert (texts.grad[2, 1:] == 0).all()
+    assert (texts.grad[0].abs().sum(dim=1) > 0).all()
+
+
+def test_half_precision_tokens_are_compared_in_float32():
+    images, texts = tokens(0, 3, 7, 6).bfloat16(), tokens(1, 4, 5, 6).bfloat16()
+    i2t, _ = late_interaction(images, texts)
+    assert i2t.dtype == torch.float32
+    torch.testing.assert_close(i2t, late_interaction(images.float(), texts.float())[0])
+
+
+def test_dims_that_differ_are_refused_with_both_shapes():
+    with pytest.raises(ValueError, match=r"\(2, 3, 6\) and \(2, 3, 5\)"):
+        late_interaction(torch.ones(2, 3, 6), torch.ones(2, 3, 5))

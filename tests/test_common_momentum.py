@@ -1,0 +1,220 @@
+"""The momentum encoder: which tensors move, by how much, and what is refused."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from common.momentum import MomentumEncoder, ema_momentum_at, update_momentum_
+from common.run.checkpoint import last_checkpoint, save_checkpoint
+from common.run.config import OptimConfig
+from common.run.schedule import build_optimizer
+
+
+class Tied(nn.Module):
+    """A normalised layer whose table is also its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.output = nn.Linear(4, 5, bias=False)
+        self.output.weight = self.table.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.output(self.norm(self.table(ids)))
+
+
+class Learner(nn.Module):
+    """An encoder and its copy, as a method holds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        self.momentum_encoder = MomentumEncoder(self.encoder)
+
+
+def moved(module):
+    """The module with every parameter somewhere else."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return module
+
+
+def test_the_copy_is_exact_and_shares_no_memory():
+    online = Tied()
+    momentum = MomentumEncoder(online).encoder
+    for (name, ours), (_, theirs) in zip(momentum.state_dict().items(), online.state_dict().items()):
+        assert torch.equal(ours, theirs), name
+        assert ours.data_ptr() != theirs.data_ptr(), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("m", [0.0, 0.3, 0.5, 0.999, 1.0])
+def test_update_equals_the_formula_for_every_parameter(m, dtype):
+    online = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)).to(dtype)
+    momentum = MomentumEncoder(online)
+    moved(online)
+    before = copy.deepcopy(momentum.encoder)
+    momentum.update_(online, m)
+    for old, new, theta in zip(before.parameters(), momentum.encoder.parameters(), online.parameters()):
+        assert new.dtype == dtype
+        torch.testing.assert_close(
+            new.data, (m * old + (1 - m) * theta).data, rtol=4 * torch.finfo(dtype).eps, atol=1e-7
+        )
+        if m in (0.0, 1.0):
+            assert torch.equal(new, theta if m == 0.0 else old)
+
+
+def test_after_many_steps_the_copy_is_the_weighted_sum_of_all_past_parameters():
+    online = nn.Linear(2, 2, bias=False).double()
+    momentum = MomentumEncoder(online)
+    history, m = [online.weight.detach().clone()], 0.9
+    for _ in range(20):
+        moved(online)
+        history.append(online.weight.detach().clone())
+        momentum.update_(online, m)
+    expected = m**20 * history[0] + sum((1 - m) * m ** (20 - k) * history[k] for k in range(1, 21))
+    torch.testing.assert_close(momentum.encoder.weight.data, expected, rtol=1e-13, atol=1e-14)
+
+
+def test_a_parameter_equal_to_its_online_one_stays_equal_to_the_last_bit():
+    online = nn.Linear(50, 50)
+    momentum = MomentumEncoder(online)
+    for _ in range(10):
+        momentum.update_(online, 0.999)
+    assert torch.equal(momentum.encoder.weight, online.weight)
+
+
+def test_tied_parameters_stay_tied_and_are_averaged_once():
+    online = Tied().double()
+    momentum = MomentumEncoder(online)
+    assert momentum.encoder.output.weight is momentum.encoder.table.weight
+    old = momentum.encoder.table.weight.clone()
+    moved(online)
+    momentum.update_(online, 0.75)
+    torch.testing.assert_close(momentum.encoder.table.weight.data, (0.75 * old + 0.25 * online.table.weight).data)
+    assert momentum.encoder.output.weight is momentum.encoder.table.weight
+
+
+def test_running_statistics_stay_the_copys_own_unless_they_are_copied():
+    learner = Learner()
+    with torch.no_grad():
+        learner.encoder(3 + torch.randn(16, 3))
+        learner.momentum_encoder(torch.randn(16, 3))
+    own = learner.momentum_encoder.encoder[1].running_mean.clone()
+    learner.momentum_encoder.update_(learner.encoder, 0.0)
+    assert torch.equal(learner.momentum_encoder.encoder[1].running_mean, own)
+    assert not torch.equal(own, learner.encoder[1].running_mean)
+    learner.momentum_encoder.copy_buffers_(learner.encoder)
+    assert torch.equal(learner.momentum_encoder.encoder[1].running_mean, learner.encoder[1].running_mean)
+    assert learner.momentum_encoder.encoder[1].num_batches_tracked == 1
+
+
+def test_no_gradient_reaches_the_copy_and_no_optimiser_holds_it():
+    learner = Learner()
+    optimizer = build_optimizer(learner, OptimConfig(weight_decay=0.5))
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert held == {id(parameter) for parameter in learner.encoder.parameters()}
+    before = copy.deepcopy(learner.momentum_encoder.state_dict())
+    inputs = torch.randn(8, 3)
+    keys = learner.momentum_encoder(inputs)
+    assert not keys.requires_grad
+    (learner.encoder(inputs) * keys).sum().backward()
+    optimizer.step()
+    for name, parameter in learner.momentum_encoder.named_parameters():
+        assert parameter.grad is None
+        assert torch.equal(parameter, before[name]), name
+
+
+def test_a_step_back_propagates_through_queries_after_the_copy_has_moved():
+    # an update in place must not touch what autograd saved for the online encoder
+    learner = Learner()
+    inputs = torch.randn(8, 3)
+    loss = (learner.encoder(inputs) * learner.momentum_encoder(inputs)).sum()
+    learner.momentum_encoder.update_(learner.encoder, 0.5)
+    loss.backward()
+    assert learner.encoder[0].weight.grad.isfinite().all()
+
+
+def test_the_copy_is_in_the_checkpoint(tmp_path):
+    learner = Learner()
+    moved(learner.encoder)
+    learner.momentum_encoder.update_(learner.encoder, 0.3)
+    save_checkpoint(tmp_path, 1, learner, build_optimizer(learner, OptimConfig()), {})
+    loaded = Learner()
+    last_checkpoint(tmp_path).load_model(loaded)
+    for name, tensor in learner.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name]), name
+    assert any(name.startswith("momentum_encoder.") for name in learner.state_dict())
+
+
+def test_the_mode_follows_the_model():
+    learner = Learner()
+    assert learner.momentum_encoder.encoder[1].training
+    learner.eval()
+    assert not learner.momentum_encoder.encoder[1].training
+
+
+def test_another_architecture_is_refused_by_the_name_of_the_parameter():
+    momentum = MomentumEncoder(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
+    with pytest.raises(ValueError, match=r"parameter 1\.weight is \(\(2, 3\).* and \(\(4, 3\)"):
+        momentum.update_(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)), 0.9)
+    with pytest.raises(ValueError, match=r"parameter 1\.bias only in the momentum encoder;"):
+        momentum.update_(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2, bias=False)), 0.9)
+    with pytest.raises(ValueError, match=r"0\.bias only in .* and module\.0\.bias only online; .* unwrapped"):
+        momentum.update_(nn.DataParallel(momentum.encoder), 0.9)
+    with pytest.raises(ValueError, match=r"parameter 0\.weight .*float32.*float64"):
+        momentum.update_(copy.deepcopy(momentum.encoder).double(), 0.9)
+
+
+def test_tying_only_one_side_is_refused():
+    momentum = MomentumEncoder(Tied())
+    online = Tied()
+    online.output = nn.Linear(4, 5, bias=False)
+    with pytest.raises(ValueError, match=r"output\.weight only online"):
+        momentum.update_(online, 0.9)
+
+
+def test_other_buffers_are_refused_by_name():
+    momentum = MomentumEncoder(nn.BatchNorm1d(3))
+    with pytest.raises(ValueError, match=r"buffer running_mean is \(\(3,\).*\(\(4,\)"):
+        momentum.copy_buffers_(nn.BatchNorm1d(4))
+    with pytest.raises(ValueError, match="buffer num_batches_tracked only in the momentum encoder"):
+        momentum.copy_buffers_(nn.BatchNorm1d(3, track_running_stats=False))
+
+
+def test_half_precision_weights_are_refused_because_the_copy_would_never_move():
+    online = nn.Linear(2, 2).bfloat16()
+    with pytest.raises(ValueError, match=r"parameter weight .* torch\.bfloat16.*autocast"):
+        MomentumEncoder(online).update_(online, 0.999)
+
+
+@pytest.mark.parametrize("m", [-0.1, 1.1, math.nan])
+def test_impossible_momentum_is_refused(m):
+    online = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"ema_momentum must lie in \[0, 1\]"):
+        update_momentum_(copy.deepcopy(online), online, m)
+
+
+def test_constant_schedule_is_constant_and_half_cosine_rises_to_one():
+    assert {ema_momentum_at(step, 10, 0.999) for step in (0, 3, 10, 50)} == {0.999}
+    values = [ema_momentum_at(step, 100, 0.99, "half_cosine") for step in range(101)]
+    assert values[0] == pytest.approx(0.99, abs=1e-15)
+    assert values[50] == pytest.approx(0.995, abs=1e-15)
+    assert values[25] == pytest.approx(1 - 0.01 * (1 + math.sqrt(0.5)) / 2, abs=1e-15)
+    assert values[100] == 1.0
+    assert all(earlier < later for earlier, later in itertools.pairwise(values))
+    assert ema_momentum_at(150, 100, 0.99, "half_cosine") == 1.0
+
+
+def test_unknown_schedules_and_impossible_steps_are_refused():
+    with pytest.raises(ValueError, match="'cosine' is unknown; accepted: constant, half_cosine"):
+        ema_momentum_at(0, 10, 0.99, "cosine")
+    for arguments in ((-1, 10, 0.99), (0, 0, 0.99), (0, 10, 1.5)):
+        with pytest.raises(ValueError, match="ema_momentum needs"):
+            ema_momentum_at(*arguments)

@@ -1,0 +1,517 @@
+"""MoCo v1 to v3: loops from the formulas, order of a step, shuffling, split statistics, two processes against one."""
+
+import copy
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common.distributed import leave_process_group, mean_over_processes
+from common.encoders.resnet import NarrowResNet
+from common.feature_queue import FeatureQueue
+from common.geometry import Sphere, inner_product_similarity, unit
+from common.info_nce import info_nce
+from common.logit_scale import LogitScale
+from common.methods.momentum_contrast import (
+    MomentumContrast,
+    MomentumContrastV3,
+    SplitBatchNorm,
+    batch_norm_mlp,
+    linear_head,
+    mlp_head,
+    moco_logits,
+    moco_loss,
+    moco_v3_loss,
+    shuffle_rows,
+    unshuffle_rows,
+)
+from common.momentum import MomentumEncoder
+from common.run.checkpoint import last_checkpoint, save_checkpoint
+from common.run.config import OptimConfig
+from common.run.schedule import build_optimizer
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCH, WIDTH, DIM, QUEUE = 6, 5, 4, 10
+
+
+def moco(symmetric=False, start="random_rows", temperature=0.2, trainable=False):
+    torch.manual_seed(5)
+    encoder = nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), mlp_head(7, DIM))
+    scale = LogitScale(1 / temperature, trainable=trainable)
+    model = MomentumContrast(encoder, Sphere(), scale, FeatureQueue(QUEUE, DIM, start), symmetric).double()
+    apart(model)
+    return model
+
+
+def moco_v3(temperature=0.5, trainable=False):
+    torch.manual_seed(5)
+    encoder, predictor = nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), nn.Linear(7, DIM)), nn.Linear(DIM, DIM)
+    model = MomentumContrastV3(encoder, predictor, Sphere(), LogitScale(1 / temperature, trainable=trainable)).double()
+    apart(model)
+    return model
+
+
+def apart(model):
+    """Momentum copies that differ from what they copy."""
+    with torch.no_grad():
+        for parameter in model.momentum_encoder.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+def views(batch=BATCH):
+    generator = torch.Generator().manual_seed(2)
+    return tuple(torch.randn(batch, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2))
+
+
+def row_loss(logits, positive):
+    """log sum_j exp l_j - l_positive, number by number."""
+    return math.log(sum(math.exp(value) for value in logits)) - logits[positive]
+
+
+# values
+
+
+@torch.no_grad()
+def loops_moco(model, query_views, key_views, scale):
+    total = 0.0
+    for query_view, key_view in zip(query_views, key_views):
+        query, key = unit(model.encoder(query_view[None]))[0], unit(model.momentum_encoder.encoder(key_view[None]))[0]
+        logits = [scale * float(query @ row) for row in (key, *model.queue.rows())]
+        total += row_loss(logits, 0)
+    return total / len(query_views)
+
+
+@pytest.mark.parametrize("start", ["random_rows", "fill_level"])
+def test_moco_equals_loops_written_from_the_formula(start):
+    model, (first, second) = moco(start=start), views()
+    model.enqueue(unit(torch.randn(3, DIM, dtype=torch.float64)))
+    logits, keys = model(first, second)
+    assert logits.shape == (BATCH, 1 + (QUEUE if start == "random_rows" else 3))
+    expected = loops_moco(model, first, second, float(model.logit_scale()))
+    assert float(moco_loss(logits).detach()) == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(keys, unit(model.momentum_encoder(second)), rtol=1e-14, atol=0)
+
+
+def test_the_symmetric_loss_is_the_mean_of_both_directions_and_yields_both_key_sets():
+    model, (first, second) = moco(symmetric=True), views()
+    logits, keys = model(first, second)
+    expected = sum(loops_moco(model, *pair, float(model.logit_scale())) for pair in ((first, second), (second, first)))
+    assert float(moco_loss(logits).detach()) == pytest.approx(expected / 2, rel=1e-12)
+    both = torch.cat([model.momentum_encoder(second), model.momentum_encoder(first)])
+    torch.testing.assert_close(keys, unit(both), rtol=1e-14, atol=0)
+    assert model.enqueue(keys).tolist() == [-1, -1, *range(2, QUEUE), 0, 1]  # 12 keys into 10 slots
+
+
+@torch.no_grad()
+def loops_moco_v3(model, first, second, temperature):
+    total = 0.0
+    for query_views, key_views in ((first, second), (second, first)):
+        keys = [unit(model.momentum_encoder.encoder(view[None]))[0] for view in key_views]
+        for i, view in enumerate(query_views):
+            query = unit(model.predictor(model.encoder(view[None])))[0]
+            logits = [float(query @ key) / temperature for key in keys]
+            total += 2 * temperature * row_loss(logits, i) / len(query_views)
+    return total
+
+
+def test_moco_v3_equals_loops_written_from_the_formula():
+    model, (first, second) = moco_v3(), views()
+    loss = moco_v3_loss(*model(first, second), model.logit_scale())
+    assert float(loss.detach()) == pytest.approx(
+        loops_moco_v3(model, first, second, 1 / float(model.logit_scale())), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.07])
+def test_a_constant_representation_is_at_chance(temperature):
+    constant, scale = unit(torch.ones(4, 3, dtype=torch.float64)), torch.tensor(1 / temperature, dtype=torch.float64)
+    queue = constant[:1].expand(65536, 3)
+    logits = moco_logits(constant, constant, queue, inner_product_similarity, scale)
+    assert float(moco_loss(logits).detach()) == pytest.approx(math.log(65537), abs=1e-12)
+    batch = scale * inner_product_similarity(queue[:256], queue[:256])
+    assert float(moco_v3_loss(batch, batch, scale)) == pytest.approx(4 * temperature * math.log(256), abs=1e-12)
+
+
+def test_the_keys_of_other_queries_are_no_candidates_of_moco():
+    queries, keys, queue = (unit(torch.randn(count, 3, dtype=torch.float64)) for count in (4, 4, 6))
+    one = torch.tensor(1.0)
+    before = moco_logits(queries, keys, queue, inner_product_similarity, one)
+    after = moco_logits(queries, keys[[0, 1, 2, 0]], queue, inner_product_similarity, one)
+    assert torch.equal(before[:3], after[:3])
+
+
+def test_keys_and_queue_are_constants_even_if_they_came_with_a_graph():
+    queries, keys, queue = (torch.randn(count, 3, requires_grad=True) for count in (4, 4, 6))
+    moco_loss(moco_logits(queries, keys, queue, inner_product_similarity, torch.tensor(1.0))).backward()
+    assert queries.grad.abs().sum() > 0
+    assert keys.grad is None
+    assert queue.grad is None
+
+
+# what gets a gradient, what moves, and when
+
+
+def test_no_gradient_reaches_the_keys_and_every_online_parameter_gets_one():
+    for model, trained in ((moco(), ("encoder",)), (moco_v3(), ("encoder", "predictor"))):
+        if isinstance(model, MomentumContrast):
+            moco_loss(model(*views())[0]).backward()
+        else:
+            moco_v3_loss(*model(*views()), model.logit_scale()).backward()
+        for name, parameter in model.named_parameters():
+            if name.split(".")[0] in trained:
+                assert parameter.grad.abs().sum() > 0, name
+            else:
+                assert parameter.grad is None, name
+
+
+def train_step(model, optimizer, enqueue_first=False):
+    model.update_momentum_encoder(0.9)
+    logits, keys = model(*views())
+    if enqueue_first:
+        model.enqueue(keys)
+    optimizer.zero_grad()
+    moco_loss(logits).backward()
+    optimizer.step()
+    if not enqueue_first:
+        model.enqueue(keys)
+
+
+def test_one_step_averages_with_the_query_encoder_of_before_the_optimiser_step():
+    model = moco()
+    optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=1.0)
+    online, momentum = copy.deepcopy(model.encoder), copy.deepcopy(model.momentum_encoder.encoder)
+    train_step(model, optimizer)
+    for old, before, after in zip(momentum.parameters(), online.parameters(), model.momentum_encoder.parameters()):
+        torch.testing.assert_close(after.data, (0.9 * old + 0.1 * before).data, rtol=1e-13, atol=1e-15)
+    moved = [not torch.equal(old, new) for old, new in zip(online.parameters(), model.encoder.parameters())]
+    assert all(moved)
+
+
+def test_enqueueing_before_the_backward_pass_as_the_published_code_does_changes_nothing():
+    models = []
+    for enqueue_first in (False, True):
+        model = moco()
+        optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.5)
+        for _ in range(4):  # more keys than slots
+            train_step(model, optimizer, enqueue_first)
+        models.append(model.state_dict())
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
+def test_running_statistics_of_the_key_encoder_are_its_own():
+    encoder = nn.Sequential(nn.Linear(WIDTH, 7), nn.BatchNorm1d(7), nn.Linear(7, DIM))
+    model = MomentumContrast(encoder, Sphere(), LogitScale(5.0, trainable=False), FeatureQueue(QUEUE, DIM))
+    first, second = (view.float() for view in views())
+    model.update_momentum_encoder(0.0)
+    model(first, second + 4)
+    ours, theirs = model.momentum_encoder.encoder[1], model.encoder[1]
+    torch.testing.assert_close(
+        ours.running_mean, 0.1 * (second + 4).matmul(encoder[0].weight.T).add(encoder[0].bias).mean(0)
+    )
+    torch.testing.assert_close(
+        theirs.running_mean, 0.1 * first.matmul(encoder[0].weight.T).add(encoder[0].bias).mean(0)
+    )
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_unbroken(tmp_path):
+    def trained(model, steps, optimizer):
+        for _ in range(steps):
+            train_step(model, optimizer)
+        return model
+
+    config = OptimConfig(learning_rate=0.01)
+    unbroken = moco()
+    trained(unbroken, 5, build_optimizer(unbroken, config))
+    first, second = moco(), moco()
+    optimizer = build_optimizer(first, config)
+    save_checkpoint(tmp_path, 2, trained(first, 2, optimizer), optimizer, {})
+    checkpoint, optimizer = last_checkpoint(tmp_path), build_optimizer(second, config)
+    checkpoint.load_model(second)
+    checkpoint.load_optimizer(second, optimizer)
+    trained(second, 3, optimizer)
+    for name, tensor in unbroken.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name]), name
+
+
+def test_other_logits_may_take_the_place_of_those_of_the_queue():
+    # as GeoMM: insert first, positives at the columns where the keys were written
+    model, (first, second) = moco(), views()
+    slots = []
+
+    def logits_after_insertion(queries, keys):
+        slots.append(model.enqueue(keys))
+        return model.logit_scale() * queries @ model.queue.rows().T
+
+    model.queue.enqueue(unit(torch.randn(7, DIM, dtype=torch.float64)))
+    logits, keys = model(first, second, logits_of=logits_after_insertion)
+    assert slots[0].tolist() == [7, 8, 9, 0, 1, 2]
+    torch.testing.assert_close(model.queue.rows()[slots[0]], keys)
+    info_nce(logits, slots[0]).backward()
+    assert model.encoder[0].weight.grad.isfinite().all()
+
+
+def toy_pictures():
+    """The spec's toy (Sec. 5.1): 40 Gaussian classes seen through a random matrix and tanh; views lose coordinates."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    means, mixing = 0.9 * normal(40, 24), normal(24, 64) / math.sqrt(24)
+
+    def draw(count):
+        labels = torch.randint(40, (count,), generator=generator)
+        return (means[labels] + 0.9 * normal(count, 24)) @ mixing, labels
+
+    def two_views(count):
+        pictures = draw(count)[0].tanh()
+        return (
+            pictures * (torch.rand(count, 64, generator=generator) > 0.2) + 0.4 * normal(count, 64) for _ in range(2)
+        )
+
+    return draw, two_views
+
+
+def spread_and_neighbours(encoder, draw):
+    """Mean standard deviation per channel, mean off-diagonal cosine, share of 500 whose 20 neighbours vote right."""
+    with torch.no_grad():
+        (bank, labels), (pictures, wanted) = draw(1000), draw(500)
+        bank, found = unit(encoder(bank.tanh())), unit(encoder(pictures.tanh()))
+    cosines = found @ found.T
+    near = (found @ bank.T).topk(20, dim=1)
+    votes = torch.zeros(500, 40).scatter_add_(1, labels[near.indices], (near.values / 0.1).exp())
+    off_diagonal = (cosines.sum() - cosines.trace()) / (500 * 499)
+    return float(found.std(dim=0).mean()), float(off_diagonal), float((votes.argmax(dim=1) == wanted).float().mean())
+
+
+def trained_on_toy(with_negatives, steps):
+    torch.manual_seed(0)
+    draw, two_views = toy_pictures()
+    layers = [nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), linear_head(128, 32)]
+    model = MomentumContrast(nn.Sequential(*layers), Sphere(), LogitScale(5.0, trainable=False), FeatureQueue(2048, 32))
+    optimizer = torch.optim.SGD(model.encoder.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+    for _ in range(steps):
+        model.update_momentum_encoder(0.99)
+        logits, keys = model(*two_views(256))
+        loss = moco_loss(logits) if with_negatives else -logits[:, 0].mean() / 5
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        model.enqueue(keys)
+    return spread_and_neighbours(model.encoder, draw)
+
+
+def test_the_queues_negatives_prevent_the_collapse_that_positives_alone_end_in():
+    spread, cosine, right = trained_on_toy(True, 200)
+    collapsed_spread, collapsed_cosine, collapsed_right = trained_on_toy(False, 500)
+    assert spread > 0.10
+    assert cosine < 0.5
+    assert collapsed_spread < 0.03
+    assert collapsed_cosine > 0.97
+    assert right > collapsed_right + 0.15
+
+
+# shuffling and split statistics
+
+
+def test_unshuffle_undoes_shuffle_and_uses_no_global_randomness():
+    rows = torch.arange(20.0)[:, None]
+    state = torch.get_rng_state()
+    shuffled = shuffle_rows(rows, 7)
+    assert not torch.equal(shuffled, rows)
+    assert torch.equal(shuffled.sort(dim=0).values, rows)
+    assert torch.equal(unshuffle_rows(shuffled, 7), rows)
+    assert not torch.equal(unshuffle_rows(shuffled, 8), rows)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_shuffled_keys_are_those_of_the_views_in_their_order():
+    model, (first, second) = moco(), views()
+    plain_logits, plain = model(first, second)
+    logits, keys = model(first, second, shuffle_seed=3)
+    torch.testing.assert_close(keys, plain, rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(logits, plain_logits, rtol=1e-13, atol=1e-15)
+
+
+def test_with_split_statistics_a_key_shares_them_with_its_query_unless_shuffled():
+    norm = SplitBatchNorm(WIDTH, 2, affine=False, momentum=0.0)
+    model = MomentumContrast(norm, Sphere(), LogitScale(5.0), FeatureQueue(QUEUE, WIDTH))
+    rows = views(8)[0].float()
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(1))
+    expected = torch.empty(8, WIDTH)
+    for part in (order[:4], order[4:]):  # rows that were normalised together
+        expected[part] = unit(F.batch_norm(rows[part], None, None, training=True))
+    keys = model.encode_keys(rows, shuffle_seed=1)
+    torch.testing.assert_close(keys, expected)
+    assert (keys - model.encode_keys(rows)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (12, 5, 3, 2)])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_split_batch_norm_is_batch_norm_of_each_part(shape, affine, momentum):
+    plain = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+    split = SplitBatchNorm(5, 3, affine=affine, momentum=momentum).double()
+    if affine:
+        nn.init.normal_(split.weight)
+        nn.init.normal_(split.bias)
+    parts = [plain(5, affine=affine, momentum=momentum).double() for _ in range(3)]
+    for part in parts:
+        part.load_state_dict(split.state_dict())
+    for _ in range(3):
+        features = 2 + 3 * torch.randn(shape, dtype=torch.float64)
+        expected = torch.cat([part(chunk) for part, chunk in zip(parts, features.chunk(3))])
+        torch.testing.assert_close(split(features), expected, rtol=1e-12, atol=1e-13)
+    for name in ("running_mean", "running_var"):
+        mean = torch.stack([getattr(part, name) for part in parts]).mean(dim=0)
+        torch.testing.assert_close(getattr(split, name), mean, rtol=1e-12, atol=1e-13)
+    assert int(split.num_batches_tracked) == 3
+    split.eval()
+    whole = plain(5, affine=affine).double().eval()
+    whole.load_state_dict(split.state_dict())
+    torch.testing.assert_close(split(features[:7]), whole(features[:7]), rtol=1e-12, atol=1e-13)
+
+
+def test_split_batch_norm_fits_a_resnet_and_refuses_batches_that_do_not_split():
+    tower = NarrowResNet(4, (1, 1), norm_layer=lambda channels: SplitBatchNorm(channels, 4))
+    assert tower(torch.randn(8, 3, 8, 8)).shape == (8, 8)
+    with pytest.raises(ValueError, match="a batch of 6 does not split into 4 equal parts"):
+        tower(torch.randn(6, 3, 8, 8))
+
+
+# heads
+
+
+def test_heads_are_those_of_the_papers():
+    assert isinstance(linear_head(6), nn.Linear)
+    assert linear_head(6).out_features == 128
+    assert [type(layer).__name__ for layer in mlp_head(6, 3)] == ["Linear", "ReLU", "Linear"]
+    assert mlp_head(6, 3)[0].out_features == 6
+    projector, predictor = batch_norm_mlp(6, 3, 9, num_layers=3), batch_norm_mlp(3, 3, 9, final_batch_norm=False)
+    assert [type(layer).__name__ for layer in projector] == ["Linear", "BatchNorm1d", "ReLU"] * 2 + [
+        "Linear",
+        "BatchNorm1d",
+    ]
+    assert [type(layer).__name__ for layer in predictor] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert all(layer.bias is None for head in (projector, predictor) for layer in head if isinstance(layer, nn.Linear))
+    assert not projector[-1].affine
+    assert projector[1].affine
+    assert (projector(torch.randn(8, 6)).mean(dim=0).abs() < 1e-5).all()
+    assert predictor(projector(torch.randn(8, 6))).shape == (8, 3)
+
+
+# two processes
+
+
+def loss_and_gradients(name, share, prepare):
+    """Two steps' worth: keys of the first are in the queue of the second. The logit scale is trained here."""
+    model = moco_v3(trainable=True) if name == "v3" else moco(name == "symmetric", trainable=True)
+    wrapped, (first, second) = prepare(model), views()
+    if name == "v3":
+        loss = moco_v3_loss(*wrapped(first[share], second[share]), model.logit_scale())
+    else:
+        seed = 9 if name == "shuffled" else None
+        ids = torch.arange(BATCH)[share]
+        with torch.no_grad():
+            _, keys = model(second[share], first[share], seed)
+        model.enqueue(keys, ids.repeat(len(keys) // len(ids)))
+        loss = moco_loss(wrapped(first[share], second[share], seed)[0])
+    loss.backward()
+    gradients = {key: value.grad for key, value in model.named_parameters() if value.grad is not None}
+    return mean_over_processes(loss), gradients, model.state_dict()
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    """What each of two gloo processes found."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    command = [sys.executable, __file__, str(folder)]
+    processes = [subprocess.Popen([*command, str(number)], cwd=ROOT, stderr=subprocess.PIPE) for number in range(2)]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors.decode()
+    return [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(2)]
+
+
+@pytest.mark.parametrize("name", ["v2", "shuffled", "symmetric", "v3"])
+def test_loss_and_every_gradient_of_two_processes_equal_one(reports, name):
+    expected_loss, expected, state = loss_and_gradients(name, slice(None), lambda model: model)
+    assert "logit_scale.log_logit_scale" in expected
+    for report in reports:
+        loss, found, found_state = report[name]
+        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+        assert found.keys() == expected.keys()
+        for key, gradient in expected.items():
+            torch.testing.assert_close(found[key], gradient, rtol=1e-12, atol=1e-12 * float(gradient.abs().max()))
+        if name in ("v2", "shuffled"):
+            torch.testing.assert_close(found_state["queue.features"], state["queue.features"], rtol=1e-13, atol=1e-15)
+            assert torch.equal(found_state["queue.ids"], state["queue.ids"])
+    for key in reports[0][name][2]:
+        assert torch.equal(reports[0][name][2][key], reports[1][name][2][key]), key
+
+
+def test_shuffling_over_two_processes_is_one_permutation_of_the_global_batch(reports):
+    rows = torch.arange(2.0 * BATCH)[:, None]
+    expected = shuffle_rows(rows, 4)
+    assert torch.equal(torch.cat([report["shuffled rows"] for report in reports]), expected)
+    assert torch.equal(torch.cat([report["unshuffled rows"] for report in reports]), rows)
+
+
+def test_a_sharded_copy_follows_a_sharded_module_and_refuses_a_whole_one(reports):
+    online, momentum = sharding_pair()
+    momentum.update_(online, 0.75)
+    for report in reports:
+        for name, tensor in momentum.encoder.state_dict().items():
+            torch.testing.assert_close(report["sharded"][name], tensor, rtol=1e-15, atol=0)
+        assert "parameter 0.weight" in report["refused"]
+
+
+def sharding_pair():
+    torch.manual_seed(8)
+    online = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).double()
+    momentum = MomentumEncoder(online)
+    with torch.no_grad():
+        for parameter in online.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return online, momentum
+
+
+def main(folder: Path, number: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
+    share = slice(number * BATCH // 2, (number + 1) * BATCH // 2)
+    report = {
+        name: loss_and_gradients(name, share, lambda model: DistributedDataParallel(model, broadcast_buffers=False))
+        for name in ("v2", "shuffled", "symmetric", "v3")
+    }
+    rows = torch.arange(2.0 * BATCH)[number * BATCH : (number + 1) * BATCH, None]
+    report["shuffled rows"] = shuffle_rows(rows, 4)
+    report["unshuffled rows"] = unshuffle_rows(report["shuffled rows"], 4)
+
+    online, momentum = sharding_pair()
+    whole = copy.deepcopy(online)
+    for module in (online, momentum.encoder):
+        fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    momentum.update_(online, 0.75)
+    report["sharded"] = {name: tensor.full_tensor() for name, tensor in momentum.encoder.state_dict().items()}
+    try:
+        momentum.update_(whole, 0.75)
+    except ValueError as error:
+        report["refused"] = str(error)
+    torch.save(report, folder / f"{number}.pt")
+    leave_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
