@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+from processes import in_processes
 
+from common.distributed import mean_over_processes, rank, world_size
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.vision import VisionTransformer
@@ -337,3 +339,43 @@ def test_a_tiny_albef_learns_its_batch_by_heart():
         history.append([float(value) for value in losses[:3]])
     first, last = torch.tensor(history[:5]).mean(dim=0), torch.tensor(history[-5:]).mean(dim=0)
     assert (last < 0.7 * first).all(), (first, last)
+
+
+def contrast_and_gradients(kind):
+    """Loss and gradients of the contrastive part on this process's share of a batch of 4, averaged over processes."""
+    model, (images, token_ids) = tiny_albef("fill_level"), tiny_batch()
+    generator = torch.Generator().manual_seed(3)
+    keys = unit(torch.randn(2, 5, DIM, generator=generator).double())
+    for queue, rows in zip((model.image_queue, model.text_queue), keys):
+        queue.features[:5] = rows
+        queue.fill_level.fill_(5)
+    share = slice(rank() * BATCH // world_size(), (rank() + 1) * BATCH // world_size())
+    ids = torch.tensor([4, 4, 6, 8])[share] if kind == "ids" else None
+    other_view = tiny_batch(seed=9)[0][share]
+    step = model.encode_step(images[share], other_view, token_ids[share], ids)
+    loss = model.cross_modal_contrast(step, 0.4)[2] + sum(Tcl(model, 2).in_modal_contrast(step))
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    named = {name: value for name, value in zip(parameters, gradients) if value is not None}
+    losses = model(images[share], token_ids[share], None, None, 0.0, ids)
+    model.enqueue(losses.image_keys, losses.text_keys, ids)
+    averaged = {name: mean_over_processes(value) for name, value in named.items()}
+    return mean_over_processes(loss), averaged, (model.image_queue.features, model.text_queue.ids)
+
+
+def both_kinds():
+    return {kind: contrast_and_gradients(kind) for kind in ("partners", "ids")}
+
+
+def test_two_processes_equal_one_in_contrast_gradients_and_queues():
+    alone = both_kinds()
+    for found in in_processes(2, both_kinds):
+        for kind, (loss, gradients, queues) in alone.items():
+            other_loss, other_gradients, other_queues = found[kind]
+            torch.testing.assert_close(other_loss, loss, rtol=1e-12, atol=1e-13)
+            assert gradients.keys() == other_gradients.keys()
+            assert len(gradients) > 10
+            for name, value in gradients.items():
+                torch.testing.assert_close(other_gradients[name], value, rtol=1e-10, atol=1e-12, msg=name)
+            torch.testing.assert_close(other_queues[0], queues[0], rtol=1e-12, atol=1e-12)
+            assert torch.equal(other_queues[1], queues[1])

@@ -1,6 +1,11 @@
-"""Ranks and recall against loops, torchmetrics, and the degenerate cases that collapsed models produce."""
+"""Ranks, recall and precision against loops, torchmetrics, and the degenerate cases that collapsed models produce."""
 
+import itertools
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +13,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.evaluation.retrieval import chance_level, recall_at_k, retrieval_metrics, retrieval_ranks
+from common.evaluation.retrieval import (
+    Positives,
+    chance_level,
+    hits_by_image,
+    means,
+    precision_chance_level,
+    precisions_at_r,
+    recall_at_k,
+    recalls,
+    retrieval_metrics,
+    retrieval_ranks,
+)
 
 
 def loops_ranks(scores, text_to_image):
@@ -80,7 +96,7 @@ def test_a_collapsed_model_scores_chance_and_is_reported_as_tied():
     for k in (1, 5, 10):
         assert metrics[f"t2i_recall_at_{k}"] == pytest.approx(k / 40)
         assert metrics[f"i2t_recall_at_{k}"] == pytest.approx(math.ceil(k / 5) / 40)
-    assert metrics["tied_share"] == 1.0
+    assert metrics["tied_share"] == metrics["i2t_tied_share"] == metrics["t2i_tied_share"] == 1.0
 
 
 def test_ties_go_to_the_lower_index():
@@ -125,17 +141,239 @@ def test_half_precision_and_wrong_maps_are_refused():
         retrieval_ranks(torch.zeros(2, 2, dtype=torch.bfloat16), torch.arange(2))
     with pytest.raises(ValueError, match=r"\[0, 2\)"):
         retrieval_ranks(torch.zeros(2, 2), torch.tensor([0, 2]))
-    with pytest.raises(ValueError, match="2 texts"):
+    with pytest.raises(ValueError, match=r"\(2, 2\), the positives are those of 2 images here and 1 texts"):
         retrieval_ranks(torch.zeros(2, 2), torch.tensor([0]))
+    with pytest.raises(ValueError, match=r"shape \(1, 2\)"):
+        retrieval_ranks(torch.zeros(2, 2), torch.tensor([[0, 1]]))
 
 
 def test_chance_level_equals_random_rankings():
     rng = np.random.default_rng(0)
     text_to_image = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3, 3, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11, 11])
     totals = {}
-    for _ in range(1500):
+    for _ in range(400):
         scores = torch.from_numpy(rng.random((12, 20)))
         for key, value in retrieval_metrics(retrieval_ranks(scores, text_to_image)).items():
-            totals[key] = totals.get(key, 0.0) + value / 1500
-    for key, expected in chance_level(text_to_image, 12).items():
-        assert totals[key] == pytest.approx(expected, abs=0.015), key
+            totals[key] = totals.get(key, 0.0) + value / 400
+    expected = chance_level(Positives.from_owners(text_to_image, 12))
+    assert set(expected) == {key for key in totals if "tied" not in key}
+    for key, value in expected.items():
+        assert totals[key] == pytest.approx(value, abs=0.15 if key == "rsum" else 0.03), key
+
+
+def loops_of_lists(scores, texts_of_image, images_of_text, texts_outside=None):
+    """Best ranks, mAP@R, R-Precision and R@1 of every query with positives, from the definitions."""
+    results = {"i2t": [], "t2i": []}
+    for name, table, lists in (("i2t", scores, texts_of_image), ("t2i", scores.T, images_of_text)):
+        for query, positives in enumerate(lists):
+            if not positives:
+                continue
+            order = sorted(range(table.shape[1]), key=lambda candidate: -float(table[query, candidate]))
+            right = [candidate in positives for candidate in order]
+            total = len(positives) + (texts_outside[query] if texts_outside and name == "i2t" else 0)
+            summed = sum(sum(right[:r]) / r for r in range(1, min(total, len(order)) + 1) if right[r - 1])
+            results[name].append((right.index(True), summed / total, sum(right[:total]) / total, float(right[0])))
+    return results
+
+
+def random_relation(rng, num_images, num_texts):
+    """Lists with empty ones among them; the two directions do not mirror each other."""
+    texts = [sorted(rng.choice(num_texts, rng.integers(0, num_texts + 1), False).tolist()) for _ in range(num_images)]
+    images = [sorted(rng.choice(num_images, rng.integers(0, num_images + 1), False).tolist()) for _ in range(num_texts)]
+    texts[0], images[0] = texts[0] or [0], images[0] or [0]
+    return texts, images
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_images=st.integers(1, 9),
+    num_texts=st.integers(1, 12),
+    levels=st.integers(1, 6),
+    seed=st.integers(0, 10_000),
+)
+def test_any_relation_ranks_and_scores_as_the_definitions_say(num_images, num_texts, levels, seed):
+    rng = np.random.default_rng(seed)
+    scores = torch.from_numpy(rng.integers(0, levels, (num_images, num_texts)).astype(np.float32))
+    texts, images = random_relation(rng, num_images, num_texts)
+    outside = [int(rng.integers(0, 3)) if own else 0 for own in texts]
+    positives = Positives.from_lists(texts, images, outside)
+    expected = loops_of_lists(scores, texts, images, outside)
+
+    ranks = retrieval_ranks(scores, positives)
+    assert ranks.query_images.tolist() == [image for image, own in enumerate(texts) if own]
+    assert ranks.query_texts.tolist() == [text for text, own in enumerate(images) if own]
+    assert ranks.image_to_text.tolist() == [query[0] for query in expected["i2t"]]
+    assert ranks.text_to_image.tolist() == [query[0] for query in expected["t2i"]]
+
+    found = precisions_at_r(scores, positives)
+    for name, values in (("i2t", found.image_to_text), ("t2i", found.text_to_image)):
+        for place, metric in enumerate(("map_at_r", "r_precision", "recall_at_1"), start=1):
+            assert values[metric] == pytest.approx([query[place] for query in expected[name]], abs=1e-12)
+        assert (values["map_at_r"] <= values["r_precision"] + 1e-12).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ties_of_the_best_positive_are_counted_by_direction(dtype):
+    scores = torch.tensor([[3, 3, 1], [2, 0, 0]], dtype=dtype)
+    ranks = retrieval_ranks(scores, Positives.from_lists([[0, 1], [1]], [[0], [], [1]]))
+    assert ranks.image_to_text.tolist() == [0, 1]  # two tied positives are no tie; text 2 ties with text 1 of image 1
+    assert (ranks.i2t_tied_share, ranks.t2i_tied_share, ranks.tied_share) == (1 / 2, 0, 1 / 4)
+    precise = retrieval_ranks(
+        torch.tensor([[1.0, 1.0 + 1e-12]], dtype=torch.float64), Positives.from_lists([[0]], [[0], []])
+    )
+    assert precise.image_to_text.tolist() == [1]  # in float32 the two would tie
+
+
+def test_owners_are_a_special_case_of_lists():
+    scores, owners = torch.randn(12, 40).mul(3).round(), torch.randint(0, 12, (40,))
+    lists = Positives.from_lists(
+        [(owners == image).nonzero().squeeze(1).tolist() for image in range(12)], [[owner] for owner in owners.tolist()]
+    )
+    by_owner, by_list = retrieval_ranks(scores, owners), retrieval_ranks(scores, lists)
+    for field in ("image_to_text", "text_to_image", "query_images", "query_texts"):
+        assert torch.equal(getattr(by_owner, field), getattr(by_list, field))
+    assert by_owner.tied_share == by_list.tied_share > 0
+
+
+def test_a_query_without_positives_is_not_counted_and_stays_a_candidate():
+    scores = torch.tensor([[0.9, 0.8], [0.2, 0.1]])
+    ranks = retrieval_ranks(scores, Positives.from_lists([[1], []], [[], [1]]))
+    assert ranks.query_texts.tolist() == [1]
+    assert ranks.image_to_text.tolist() == [1]  # text 0 is ahead of text 1
+    assert ranks.text_to_image.tolist() == [1]  # image 0 is ahead of image 1
+
+
+def test_adding_positives_never_lowers_a_recall():
+    rng = np.random.default_rng(3)
+    scores = torch.from_numpy(rng.standard_normal((30, 60)))
+    texts, images = [[image] for image in range(30)], [[text % 30] for text in range(60)]
+    before = retrieval_metrics(retrieval_ranks(scores, Positives.from_lists(texts, images)))
+    for _ in range(5):
+        texts = [sorted({*own, int(rng.integers(60))}) for own in texts]
+        images = [sorted({*own, int(rng.integers(30))}) for own in images]
+        after = retrieval_metrics(retrieval_ranks(scores, Positives.from_lists(texts, images)))
+        assert all(after[key] >= before[key] for key in before if "recall" in key)
+        assert after["rsum"] > before["rsum"]
+        before = after
+
+
+def test_map_at_r_of_the_worked_example():
+    # ranking (a, x, b, c) with positives {a, b, c}
+    scores = torch.tensor([[0.9, 0.5, 0.4, 0.7]])
+    found = precisions_at_r(scores, Positives.from_lists([[0, 1, 2]], [[0]] * 4)).image_to_text
+    assert found["map_at_r"] == pytest.approx([(1 + 2 / 3) / 3])
+    assert found["r_precision"] == pytest.approx([2 / 3])
+    assert found["recall_at_1"].tolist() == [1.0]
+    alone = precisions_at_r(scores, Positives.from_lists([[3]], [[0]] * 4)).image_to_text
+    assert [values.tolist() for values in alone.values()] == [[0.0]] * 3  # R = 1: all three are R@1
+    perfect = precisions_at_r(scores, Positives.from_lists([[0, 3]], [[0]] * 4)).image_to_text
+    assert [values.tolist() for values in perfect.values()] == [[1.0]] * 3
+
+
+def test_positives_outside_the_candidates_count_in_r():
+    scores = torch.tensor([[0.9, 0.5, 0.4, 0.7]])
+    found = precisions_at_r(scores, Positives.from_lists([[0, 3]], [[0]] * 4, [2])).image_to_text
+    assert (found["map_at_r"].tolist(), found["r_precision"].tolist()) == ([0.5], [0.5])
+    with pytest.raises(ValueError, match="image 0 has no positive among the candidates, but 2 outside"):
+        Positives.from_lists([[]], [[0]], [2])
+
+
+def test_chance_levels_equal_the_mean_over_all_rankings():
+    relations = [
+        Positives.from_lists([[0, 2, 3]], [[0], [], [0], [0], []], [1]),
+        Positives.from_lists([[1]], [[], [0], [], [], []]),
+    ]
+    for positives in relations:
+        rankings = [torch.tensor([order], dtype=torch.float64) for order in itertools.permutations(range(5))]
+        for chance, metrics in (
+            (chance_level(positives), [retrieval_metrics(retrieval_ranks(scores, positives)) for scores in rankings]),
+            (precision_chance_level(positives), [means(precisions_at_r(scores, positives)) for scores in rankings]),
+        ):
+            for key, value in chance.items():
+                assert value == pytest.approx(sum(found[key] for found in metrics) / len(metrics), abs=1e-12), key
+
+
+def test_means_and_rsum_are_those_of_the_papers():
+    metrics = retrieval_metrics(retrieval_ranks(torch.randn(20, 100), torch.arange(20).repeat_interleave(5)))
+    i2t = [metrics[f"i2t_recall_at_{k}"] for k in (1, 5, 10)]
+    t2i = [metrics[f"t2i_recall_at_{k}"] for k in (1, 5, 10)]
+    assert metrics["rsum"] == pytest.approx(sum(i2t) + sum(t2i))
+    assert metrics["mean_recall"] == pytest.approx(metrics["rsum"] / 6)
+    assert metrics["i2t_mean_recall"] == pytest.approx(sum(i2t) / 3)
+    assert metrics["t2i_mean_recall"] == pytest.approx(sum(t2i) / 3)
+    assert metrics["mean_recall_at_1"] == pytest.approx((i2t[0] + t2i[0]) / 2)
+
+
+def test_hits_by_image_average_to_the_metrics():
+    scores, owners = torch.randn(12, 36), torch.arange(12).repeat_interleave(3)
+    ranks = retrieval_ranks(scores, owners)
+    metrics, hits = retrieval_metrics(ranks), hits_by_image(recalls(ranks), owners, 12)
+    assert set(hits) == {key for key in metrics if "tied" not in key}
+    for key, lists in hits.items():
+        assert len(lists) == 12
+        assert np.mean([value for values in lists for value in values]) == pytest.approx(metrics[key]), key
+    positives = Positives.from_lists([[0, 5], *[[]] * 11], [[], [1], *[[]] * 34])
+    few = hits_by_image(precisions_at_r(scores, positives), owners, 12)
+    assert {key: len(lists) for key, lists in few.items()} == dict.fromkeys(few, 1)
+    assert "mean_recall_at_1" not in few
+
+
+def test_other_scores_may_rank_the_other_direction():
+    scores, text_scores, owners = torch.randn(6, 12), torch.randn(6, 12), torch.arange(6).repeat_interleave(2)
+    both = retrieval_ranks(scores, owners, text_scores=text_scores)
+    assert torch.equal(both.image_to_text, retrieval_ranks(scores, owners).image_to_text)
+    assert torch.equal(both.text_to_image, retrieval_ranks(text_scores, owners).text_to_image)
+    positives = Positives.from_owners(owners, 6)
+    found = precisions_at_r(scores, positives, text_scores=text_scores)
+    assert np.array_equal(
+        found.text_to_image["map_at_r"], precisions_at_r(text_scores, positives).text_to_image["map_at_r"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        (([[0, 2]], [[0], []]), r"image 0 has the positive text 2; accepted: \[0, 2\)"),
+        (([[0]], [[0], [-1]]), r"text 1 has the positive image -1; accepted: \[0, 1\)"),
+        (([[], [1, 0, 1]], [[0], []]), "image 1 has the positive text 1 more than once"),
+    ],
+)
+def test_relations_that_cannot_be_are_refused(lists, message):
+    with pytest.raises(ValueError, match=message):
+        Positives.from_lists(*lists)
+
+
+def test_rows_that_do_not_cover_every_image_once_are_refused():
+    positives = Positives.from_owners(torch.arange(3), 3)
+    with pytest.raises(ValueError, match="image 1 of the scores is held by 0 processes"):
+        retrieval_ranks(torch.zeros(2, 3), positives, rows=torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match="must ascend"):
+        retrieval_ranks(torch.zeros(3, 3), positives, rows=torch.tensor([0, 2, 1]))
+    with pytest.raises(ValueError, match=r"within \[0, 3\)"):
+        retrieval_ranks(torch.zeros(3, 3), positives, rows=torch.tensor([0, 1, 3]))
+
+
+def test_a_direction_without_queries_is_an_error():
+    with pytest.raises(ValueError, match="no t2i query has a positive"):
+        retrieval_metrics(retrieval_ranks(torch.zeros(1, 1), Positives.from_lists([[0]], [[]])))
+
+
+def test_an_evaluation_is_the_same_to_the_last_byte_on_one_two_and_three_processes(tmp_path):
+    script = Path(__file__).with_name("evaluation_processes.py")
+    command = [sys.executable, str(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    one, two, three = ((tmp_path / f"{count}.json").read_bytes() for count in (1, 2, 3))
+    assert one == two == three
+    content = json.loads(one)
+    assert content["not finite"] == "2 of 2000 scores are not finite; a sort would rank NaN first"
+    assert content["match not finite"].startswith("1 match logits are not finite")
+    assert content["retrieval"]["protocol"]["num_images"] == 68  # of 70, two cannot be read
+    assert 0 < content["retrieval"]["metrics"]["i2t_recall_at_10"] < 1
+    assert content["contrastive"]["metrics"] == content["retrieval"]["metrics"]
+    assert content["matched"]["protocol"]["ranking"] == "matching head on the 10 most similar"
+    assert set(content["matched"]["metrics"]) - set(content["retrieval"]["metrics"]) == {
+        "i2t_kept_share",
+        "t2i_kept_share",
+    }
+    assert content["coco"]["coco_1k"]["metrics"]["rsum"] > content["coco"]["coco_5k"]["metrics"]["rsum"]

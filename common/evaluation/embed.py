@@ -1,24 +1,41 @@
 """From a model and a data set to embeddings, metrics and the protocol that each number carries.
 
-Work is dealt out to the processes by index and put together by index, so no padded duplicate can enter a metric.
+Work is dealt out to the processes in whole batches and put together by index: no padded duplicate can enter a metric,
+and every forward pass sees the same batch however many processes there are, so the numbers are the same to the last
+bit (on like hardware, with as many threads).
 """
 
-import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from common.data.bert_tokenizer import clean_caption
 from common.data.broken import BrokenSample
 from common.data.pairs import Pairs, lost_at_open
-from common.data.tokenizer import WordTokenizer
+from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform, normalize
-from common.distributed import gather_rows, rank, world_size
+from common.distributed import gather_rows, is_main_process, rank, world_size
 from common.encoders.two_towers import TwoTowers
-from common.evaluation.retrieval import RECALL_AT, Ranks, chance_level, retrieval_metrics, retrieval_ranks
-from common.evaluation.zero_shot import PromptAverage, class_scores, classification_hits
+from common.evaluation.accuracy import classification_evaluation
+from common.evaluation.protocol import Evaluation, RetrievalProtocol, hash_of_captions
+from common.evaluation.retrieval import (
+    Positives,
+    chance_level,
+    hits_by_image,
+    recalls,
+    retrieval_metrics,
+    retrieval_ranks,
+)
+from common.evaluation.zero_shot import PromptAverage, prompt_scores
+from common.run.stop import leave_signals_to_trainer
+
+TIE_WARNING = 1.0e-3  # share of text queries
+_ROWS_AT_ONCE = 256  # of the scores; the same however many processes share them
 
 
 @dataclass(frozen=True)
@@ -32,11 +49,17 @@ class Encoder:
 
     model: TwoTowers
     transform: ImageTransform
-    tokenizer: WordTokenizer
+    tokenizer: Tokenizer
     context_length: int
     batch_size: int
     device: torch.device
     num_workers: int = 0
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """What happens to a picture at evaluation, for the protocol; how training augments it is left out."""
+        content = json.loads(self.transform.to_json())
+        return {key: value for key, value in content.items() if key not in ("crop_scale", "flip_probability")}
 
     @torch.no_grad()
     def images(self, data_set: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,163 +69,261 @@ class Encoder:
             (num_images, ...) embeddings on the CPU, and (num_images,) bool: False where a picture could not be read
             (its embedding is then zero and must not be ranked).
         """
-        share = _Pictures(data_set, self.transform, _share(len(data_set)))
-        loader = DataLoader(share, batch_size=self.batch_size, num_workers=self.num_workers)
+        size = min(self.batch_size, max(len(data_set), 1))
+        batches = _batches_here(len(data_set), size)
+        pictures = _Pictures(data_set, self.transform)
         rows, readable = [], []
+        loader = DataLoader(
+            pictures,
+            batch_sampler=batches,
+            num_workers=self.num_workers,
+            worker_init_fn=leave_signals_to_trainer,
+        )
         for images, ok in loader:
             images = normalize(images.to(self.device), self.transform.mean, self.transform.std)
             rows.append(self.model.encode_image(images))
             readable.append(ok.to(self.device))
-        return tuple(gather_rows(torch.cat(part), len(data_set)).cpu() for part in (rows, readable))
+        return _in_order(rows, size, len(data_set)), _in_order(readable, size, len(data_set))
 
     @torch.no_grad()
     def texts(self, texts: list[str]) -> torch.Tensor:
         """(num_texts, ...) embeddings on the CPU, in order."""
-        share = [texts[index] for index in _share(len(texts))]
-        rows = [
-            self.model.encode_text(self.tokenizer.encode(chunk, self.context_length).to(self.device))
-            for chunk in _chunks(share, self.batch_size)
-        ]
-        return gather_rows(torch.cat(rows), len(texts)).cpu()
+        size = min(self.batch_size, max(len(texts), 1))
+        rows = []
+        for batch in _batches_here(len(texts), size):
+            token_ids = self.tokenizer.encode([texts[index] for index in batch], self.context_length)
+            rows.append(self.model.encode_text(token_ids.to(self.device)))
+        return _in_order(rows, size, len(texts))
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Metrics of one data set, with what is needed to compare them and to put an interval around them.
+class CaptionRule:
+    """Which captions of a picture are ranked, and what is done to their text; part of the protocol.
 
-    metrics: fractions in [0, 1].
-    protocol: what the numbers mean; only equal protocols may share a column.
-    chance: expected metrics of a random model, for the keys it knows.
-    hits: metric -> one array per image of its queries' results, for a bootstrap over images.
+    per_image: the first that many in file order; None for all.
+    prefix: put before every caption, e.g. "a photo of ".
+    cleaning: "none", or "albef" (lower case, without punctuation, at most 30 words), before the prefix.
     """
 
-    metrics: dict[str, float]
-    protocol: dict[str, Any]
-    chance: dict[str, float]
-    hits: dict[str, list[list[float]]] = field(repr=False)
+    per_image: int | None = None
+    prefix: str = ""
+    cleaning: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.per_image is not None and self.per_image < 1:
+            raise ValueError(f"captions per image = {self.per_image}; accepted: at least 1, or None for all")
+        if self.cleaning not in _CLEANINGS:
+            raise ValueError(f"caption cleaning = {self.cleaning!r}; accepted: {', '.join(_CLEANINGS)}")
+
+    def apply(self, caption: str) -> str:
+        """The text that goes to the tokenizer."""
+        return self.prefix + _CLEANINGS[self.cleaning](caption)
 
 
-def evaluate_retrieval(encoder: Encoder, pairs: Pairs) -> Evaluation:
-    """Ranks a test set of captioned pictures both ways by the model's own similarity."""
-    image_embeddings, readable = encoder.images(pairs)
-    kept = readable.nonzero().squeeze(1).tolist()
-    if not kept:
+_CLEANINGS: dict[str, Callable[[str], str]] = {"none": str, "albef": clean_caption}
+
+
+@dataclass(frozen=True)
+class EmbeddedPairs:
+    """A test set of captioned pictures, embedded; pictures that could not be read are left out.
+
+    images, texts: embeddings, (num_images, ...) and (num_texts, ...), on the CPU of every process.
+    indices: (num_images,) of the pictures in the data set.
+    captions_of: their captions as the file gives them. text_to_image: (num_texts,) row of each caption's picture.
+    """
+
+    pairs: Pairs
+    rule: CaptionRule
+    images: torch.Tensor
+    texts: torch.Tensor
+    indices: list[int]
+    captions_of: list[list[str]]
+    text_to_image: torch.Tensor
+
+    @property
+    def captions(self) -> list[str]:
+        """All captions as they went to the tokenizer."""
+        return [self.rule.apply(caption) for group in self.captions_of for caption in group]
+
+    def protocol(
+        self,
+        encoder: Encoder,
+        positives: Positives,
+        score_dtype: torch.dtype,
+        *,
+        right: str = "own captions",
+        candidates: str = "all",
+        ranking: str = "similarity",
+    ) -> RetrievalProtocol:
+        """What numbers from these embeddings mean; `right`, `candidates` and `ranking` as in RetrievalProtocol."""
+        counts = {len(captions) for captions in self.captions_of}
+        per_image = (
+            self.rule.per_image if self.rule.per_image is not None else counts.pop() if len(counts) == 1 else "all"
+        )
+        return RetrievalProtocol(
+            data=self.pairs.name,
+            fingerprint=self.pairs.fingerprint,
+            captions_per_image=per_image,
+            caption_prefix=self.rule.prefix,
+            caption_cleaning=self.rule.cleaning,
+            positives=right,
+            candidates=candidates,
+            ranking=ranking,
+            num_images=positives.num_images,
+            num_texts=positives.num_texts,
+            num_image_queries=len(positives.query_images),
+            num_text_queries=len(positives.query_texts),
+            captions_hash=hash_of_captions(self.captions_of),
+            unreadable_images=len(self.pairs) - len(self.indices) + len(lost_at_open(self.pairs)),
+            score_dtype=str(score_dtype).removeprefix("torch."),
+            preprocessing=encoder.preprocessing,
+        )
+
+
+def embed_pairs(encoder: Encoder, pairs: Pairs, rule: CaptionRule) -> EmbeddedPairs:
+    """Embeds a test set on all processes.
+
+    Raises:
+        ValueError: if none of its pictures can be read, or none has a caption.
+    """
+    images, readable = encoder.images(pairs)
+    indices = readable.nonzero().squeeze(1).tolist()
+    if not indices:
         raise ValueError(f"{pairs.name}: none of its {len(pairs)} pictures could be read")
-    captions_of = [pairs.captions(index) for index in kept]
-    captions = [caption for group in captions_of for caption in group]
-    text_to_image = torch.tensor([row for row, group in enumerate(captions_of) for _ in group])
-    text_embeddings = encoder.texts(captions)
+    captions_of = [list(pairs.captions(index))[: rule.per_image] for index in indices]
+    text_to_image = torch.tensor([row for row, group in enumerate(captions_of) for _ in group], dtype=torch.long)
+    if not len(text_to_image):
+        raise ValueError(f"{pairs.name}: none of its {len(indices)} readable pictures has a caption")
+    texts = encoder.texts([rule.apply(caption) for group in captions_of for caption in group])
+    return EmbeddedPairs(pairs, rule, images[readable], texts, indices, captions_of, text_to_image)
 
-    scores = _similarity(encoder, image_embeddings[readable], text_embeddings)
-    ranks = retrieval_ranks(scores, text_to_image)
-    protocol = {
-        "task": "retrieval",
-        "data": pairs.name,
-        "fingerprint": pairs.fingerprint,
-        "captions_hash": hashlib.sha256("\n".join(captions).encode()).hexdigest()[:16],
-        "num_images": len(kept),
-        "num_texts": len(captions),
-        "unreadable_images": len(pairs) - len(kept) + len(lost_at_open(pairs)),
-        "tie_rule": "lower index first",
-        "score_dtype": str(scores.dtype).removeprefix("torch."),
-        "preprocessing": encoder.transform.to_json(),
-    }
-    hits = _hits_by_image(ranks, text_to_image)
-    return Evaluation(retrieval_metrics(ranks), protocol, chance_level(text_to_image, len(kept)), hits)
+
+def evaluate_retrieval(encoder: Encoder, pairs: Pairs, rule: CaptionRule = CaptionRule()) -> Evaluation:
+    """Ranks a test set of captioned pictures both ways by the model's own similarity; each process ranks its share.
+
+    Raises:
+        ValueError: if none of its pictures can be read, or none has a caption.
+    """
+    embedded = embed_pairs(encoder, pairs, rule)
+    scores, rows = scores_here(encoder, embedded.images, embedded.texts)
+    positives = Positives.from_owners(embedded.text_to_image, len(embedded.images))
+    ranks = retrieval_ranks(scores, positives, rows=rows)
+    if ranks.t2i_tied_share > TIE_WARNING and is_main_process():
+        warnings.warn(
+            f"{pairs.name}: more than {TIE_WARNING:.1%} of the captions score their picture and another one alike "
+            "(t2i_tied_share): the embeddings have collapsed, or pictures occur twice",
+            stacklevel=2,
+        )
+    return Evaluation(
+        metrics=retrieval_metrics(ranks),
+        protocol=embedded.protocol(encoder, positives, scores.dtype).to_json(),
+        chance=chance_level(positives),
+        hits=hits_by_image(recalls(ranks), embedded.text_to_image, len(embedded.images)),
+    )
+
+
+@torch.no_grad()
+def scores_here(encoder: Encoder, images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of scores that fall to this process, and which ones they are.
+
+    Computed a few hundred rows at a time, so that geometries with large intermediates stay bounded.
+
+    Args:
+        encoder: gives the similarity and its device.
+        images, texts: embeddings, the same on every process.
+    Returns:
+        (num_rows, num_texts) on the CPU and (num_rows,) ascending; together the processes hold every row once.
+    """
+    tiles = _batches(len(images), _ROWS_AT_ONCE)[rank() :: world_size()]
+    rows = torch.tensor([row for tile in tiles for row in tile], dtype=torch.long)
+    texts, similarity = texts.to(encoder.device), encoder.model.geometry.similarity
+    dtype = similarity(images[:1].to(encoder.device), texts[:1]).dtype
+    scores = torch.empty(len(rows), len(texts), dtype=dtype)
+    for part, tile in zip(scores.split(_ROWS_AT_ONCE), tiles):
+        part.copy_(similarity(images[tile].to(encoder.device), texts))
+    return scores, rows
+
+
+@torch.no_grad()
+def scores_everywhere(encoder: Encoder, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+    """All scores on every process, (num_images, num_texts) on the CPU; each process computes its share."""
+    texts, similarity = texts.to(encoder.device), encoder.model.geometry.similarity
+    tiles = _batches_here(len(images), _ROWS_AT_ONCE)
+    return _in_order([similarity(images[tile].to(encoder.device), texts) for tile in tiles], _ROWS_AT_ONCE, len(images))
 
 
 def evaluate_zero_shot(encoder: Encoder, task: Any, average: PromptAverage) -> Evaluation:
-    """Top-1 (and where there are more than five classes top-5) accuracy of class prompts.
+    """Top-1 (and where there are more than five classes top-5) accuracy of class prompts, and mean per-class recall.
 
     Args:
         encoder: model and preprocessing.
-        task: has class_names, templates with one "{}", name, fingerprint; items with "image" and "label".
-        average: how the prompts of a class are combined.
+        task: has class_names, templates with one "{}" or "{c}", name, fingerprint, label(index), items with "image".
+        average: how the prompts of a class are combined; see common/evaluation/zero_shot.py.
+    Raises:
+        ValueError: if no picture can be read, or a template has no place for the name.
     """
     image_embeddings, readable = encoder.images(task)
     labels = torch.tensor([task.label(index) for index in readable.nonzero().squeeze(1).tolist()])
-    prompts = [template.format(name) for template in task.templates for name in task.class_names]
-    prompt_embeddings = encoder.texts(prompts)
-    prompt_embeddings = prompt_embeddings.view(len(task.templates), len(task.class_names), *prompt_embeddings.shape[1:])
-
+    if not len(labels):
+        raise ValueError(f"{task.name}: none of its {len(task)} pictures could be read")
     geometry = encoder.model.geometry
-    scores = class_scores(
+    scores = prompt_scores(
         image_embeddings[readable].to(encoder.device),
-        prompt_embeddings.to(encoder.device),
+        lambda prompts: encoder.texts(prompts).to(encoder.device),
+        task.class_names,
+        task.templates,
         geometry.similarity,
         geometry.mean,
         average,
     ).cpu()
-    num_classes = len(task.class_names)
-    hits = {f"acc{k}": classification_hits(scores, labels, k) for k in (1, 5) if k == 1 or k < num_classes}
-    protocol = {
-        "task": "zero_shot",
-        "data": task.name,
-        "fingerprint": task.fingerprint,
-        "num_images": len(labels),
-        "num_classes": num_classes,
-        "num_templates": len(task.templates),
-        "prompt_average": average,
-        "unreadable_images": len(task) - len(labels),
-        "preprocessing": encoder.transform.to_json(),
-    }
-    return Evaluation(
-        metrics={name: float(hit.double().mean()) for name, hit in hits.items()},
-        protocol=protocol,
-        chance={f"acc{k}": k / num_classes for k in (1, 5) if f"acc{k}" in hits},
-        hits={name: [[float(item)] for item in hit] for name, hit in hits.items()},
+    return classification_evaluation(
+        scores,
+        labels,
+        {
+            "task": "zero_shot",
+            "data": task.name,
+            "fingerprint": task.fingerprint,
+            "num_images": len(labels),
+            "num_classes": len(task.class_names),
+            "num_templates": len(task.templates),
+            "prompt_average": average,
+            "unreadable_images": len(task) - len(labels),
+            "preprocessing": encoder.preprocessing,
+        },
     )
 
 
-def _hits_by_image(ranks: Ranks, text_to_image: torch.Tensor) -> dict[str, list[list[float]]]:
-    """Results of the queries of each image: one for i2t, one per caption for t2i, one mean of the six recalls.
-
-    Where images have unlike numbers of captions, the mean over images of "mean_recall" differs slightly from the
-    metric, which averages t2i over captions.
-    """
-    hits: dict[str, list[list[float]]] = {}
-    row_of = {image: row for row, image in enumerate(ranks.query_images.tolist())}
-    for k in RECALL_AT:
-        hits[f"i2t_recall_at_{k}"] = [[float(found)] for found in ranks.image_to_text < k]
-        by_image: list[list[float]] = [[] for _ in row_of]
-        for image, found in zip(text_to_image.tolist(), (ranks.text_to_image < k).tolist()):
-            by_image[row_of[image]].append(float(found))
-        hits[f"t2i_recall_at_{k}"] = by_image
-    hits["mean_recall"] = [
-        [sum(sum(recall[row]) / len(recall[row]) for recall in hits.values()) / len(hits)] for row in range(len(row_of))
-    ]
-    return hits
+def _batches(count: int, size: int) -> list[list[int]]:
+    """0 .. count - 1 in lists of `size`, the last one shorter."""
+    return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 
-@torch.no_grad()
-def _similarity(encoder: Encoder, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-    """All scores, in row chunks so that geometries with large intermediates stay bounded; on the CPU."""
-    texts = texts.to(encoder.device)
-    similarity = encoder.model.geometry.similarity
-    return torch.cat([similarity(chunk.to(encoder.device), texts).cpu() for chunk in images.split(1024)])
+def _batches_here(count: int, size: int) -> list[list[int]]:
+    """Batches rank, rank + W, ... of this process; padded with the last, so that all make as many forward passes."""
+    batches, processes = _batches(count, size), world_size()
+    last = len(batches) - 1
+    return [batches[min(index, last)] for index in range(rank(), -(-len(batches) // processes) * processes, processes)]
 
 
-def _share(count: int) -> list[int]:
-    """Indices of this process: rank, rank + W, ...; padded with the last, so that all make as many forward passes."""
-    return [min(index, count - 1) for index in range(rank(), -(-count // world_size()) * world_size(), world_size())]
-
-
-def _chunks(items: list[str], size: int) -> Iterator[list[str]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+def _in_order(parts: list[torch.Tensor], size: int, count: int) -> torch.Tensor:
+    """From the results of `_batches_here` on each process to (count, ...) in order, on the CPU of all."""
+    if world_size() == 1 or not parts:
+        return torch.cat([part.cpu() for part in parts]) if parts else torch.zeros(0)
+    whole = [torch.cat([part, part.new_zeros(size - len(part), *part.shape[1:])]) for part in parts]
+    return gather_rows(torch.stack(whole), -(-count // size)).flatten(0, 1)[:count].cpu()
 
 
 class _Pictures(torch.utils.data.Dataset):
-    """Pictures of some indices of a data set, preprocessed; one that cannot be read is zero and marked."""
+    """Pictures of a data set, preprocessed; one that cannot be read is zero and marked."""
 
-    def __init__(self, data_set: Any, transform: ImageTransform, indices: list[int]) -> None:
-        self.data_set, self.transform, self.indices = data_set, transform, indices
+    def __init__(self, data_set: Any, transform: ImageTransform) -> None:
+        self.data_set, self.transform = data_set, transform
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.data_set)
 
-    def __getitem__(self, item: int) -> tuple[torch.Tensor, bool]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, bool]:
         try:
-            return self.transform.eval(self.data_set[self.indices[item]]["image"]), True
+            return self.transform.eval(self.data_set[index]["image"]), True
         except BrokenSample:
             return torch.zeros(3, self.transform.size, self.transform.size, dtype=torch.uint8), False

@@ -1,136 +1,240 @@
-"""Ranks and recall from a matrix of scores and the map from captions to images. Arrays in, numbers out; no model.
+"""Ranks, recall and precision from a matrix of scores and the relation of what is right. Arrays in; no model.
 
-Protocol (papers/evaluation.md, Sec. 1): i2t counts an image as found if any of its captions is in the top K; ties go to
-the lower index, as a stable descending sort does; the share of queries whose best positive ties with a negative is
-reported, because a collapsed model scores ties everywhere.
+Protocol (papers/evaluation.md, Sec. 1, 4 and 5): a query is found if any of its positives is in the top K; ties go to
+the lower index, as a stable descending sort does; a query without positives is not counted, but as a candidate it
+stays. The share of queries whose best positive ties with a negative is reported, because a collapsed model scores ties
+everywhere.
+
+Several processes may each hold some rows of the scores (argument `rows`). What they exchange are maxima and counts, so
+the result does not depend, to the last bit, on how many they are.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
+import torch.distributed as dist
 
-from common.compiled import compiled
+from common.distributed import world_size
+from common.evaluation.rank_loops import (
+    best_of_texts,
+    count_not_finite,
+    counts_of_texts,
+    equal_positives,
+    ranks_of_image_positives,
+    ranks_of_images,
+    ranks_of_text_positives,
+    scores_of_text_positives,
+)
 
 RECALL_AT = (1, 5, 10)
-TIE_WARNING = 1.0e-3  # share of queries
+
+
+@dataclass(frozen=True)
+class Positives:
+    """What is right for each query: ascending lists of candidates, one after the other, for both directions.
+
+    One direction need not mirror the other: ECCV Caption lists them for different queries.
+
+    texts: those of image i are texts[image_starts[i] : image_starts[i + 1]]; image_starts is (num_images + 1,).
+    images: those of text j are images[text_starts[j] : text_starts[j + 1]]; text_starts is (num_texts + 1,).
+    texts_outside: (num_images,) how many more positives each image has that are no candidates: never found, but they
+        count in the R of R-Precision and mAP@R. Only queries with a positive among the candidates may have some.
+    """
+
+    texts: np.ndarray
+    image_starts: np.ndarray
+    images: np.ndarray
+    text_starts: np.ndarray
+    texts_outside: np.ndarray
+
+    @classmethod
+    def from_owners(cls, text_to_image: torch.Tensor, num_images: int) -> "Positives":
+        """Each caption belongs to one image; an image may have none.
+
+        Args:
+            text_to_image: (num_texts,) row of the image that each caption belongs to.
+            num_images: rows of the scores.
+        Raises:
+            ValueError: if a caption points to no image.
+        """
+        owners = text_to_image.detach().cpu().long().numpy()
+        if owners.ndim != 1:
+            raise ValueError(f"text_to_image has shape {owners.shape}; accepted: one row index for each text")
+        if len(owners) and (owners.min() < 0 or owners.max() >= num_images):
+            found = f"{owners.min()}..{owners.max()}"
+            raise ValueError(f"text_to_image must hold rows in [0, {num_images}), got {found}")
+        texts = np.argsort(owners, kind="stable")
+        image_starts = np.searchsorted(owners[texts], np.arange(num_images + 1))
+        return cls(texts, image_starts, owners, np.arange(len(owners) + 1), np.zeros(num_images, np.int64))
+
+    @classmethod
+    def from_lists(
+        cls,
+        texts_of_image: Sequence[Sequence[int]],
+        images_of_text: Sequence[Sequence[int]],
+        texts_outside: Sequence[int] | None = None,
+    ) -> "Positives":
+        """Any relation, one list for every image and every text in their order; empty lists are no queries.
+
+        Raises:
+            ValueError: if a list holds a candidate twice or one that does not exist, or is empty while more positives
+                of its image lie outside the candidates.
+        """
+        num_images, num_texts = len(texts_of_image), len(images_of_text)
+        texts, image_starts = _joined(texts_of_image, num_texts, "image", "text")
+        images, text_starts = _joined(images_of_text, num_images, "text", "image")
+        outside = np.zeros(num_images, np.int64) if texts_outside is None else np.asarray(texts_outside, np.int64)
+        lost = np.flatnonzero((outside > 0) & (np.diff(image_starts) == 0))
+        if len(lost):
+            raise ValueError(f"image {lost[0]} has no positive among the candidates, but {outside[lost[0]]} outside")
+        return cls(texts, image_starts, images, text_starts, outside)
+
+    @property
+    def num_images(self) -> int:
+        return len(self.image_starts) - 1
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.text_starts) - 1
+
+    @property
+    def query_images(self) -> np.ndarray:
+        """Images with at least one positive, ascending."""
+        return np.flatnonzero(np.diff(self.image_starts))
+
+    @property
+    def query_texts(self) -> np.ndarray:
+        """Texts with at least one positive, ascending."""
+        return np.flatnonzero(np.diff(self.text_starts))
 
 
 @dataclass(frozen=True)
 class Ranks:
     """0-based rank of the best positive of each query.
 
-    image_to_text: (num_image_queries,) images without captions are no queries; query_images says which these are.
-    text_to_image: (num_texts,).
-    tied_share: share of queries whose best positive ties with a candidate that is no positive.
+    image_to_text: (num_image_queries,); query_images says which images these are.
+    text_to_image: (num_text_queries,); query_texts says which texts these are.
+    tied_share: share of queries whose best positive ties with a candidate that is no positive; i2t_tied_share and
+        t2i_tied_share by direction. Equal captions of two images explain ties of image queries, not of text queries.
     """
 
     image_to_text: torch.Tensor
     text_to_image: torch.Tensor
     query_images: torch.Tensor
+    query_texts: torch.Tensor
     tied_share: float
+    i2t_tied_share: float
+    t2i_tied_share: float
 
 
-def retrieval_ranks(scores: torch.Tensor, text_to_image: torch.Tensor) -> Ranks:
+@dataclass(frozen=True)
+class PerQuery:
+    """Results of single queries.
+
+    image_to_text: metric -> (num_image_queries,) in [0, 1]; query_images says which images these are.
+    text_to_image: metric -> (num_text_queries,) in [0, 1]; query_texts says which texts these are.
+    """
+
+    image_to_text: dict[str, np.ndarray]
+    text_to_image: dict[str, np.ndarray]
+    query_images: np.ndarray
+    query_texts: np.ndarray
+
+
+def retrieval_ranks(
+    scores: torch.Tensor,
+    positives: torch.Tensor | Positives,
+    *,
+    rows: torch.Tensor | None = None,
+    text_scores: torch.Tensor | None = None,
+) -> Ranks:
     """Exact ranks in both directions, in two passes over the scores and without sorting or copying them.
 
     Args:
-        scores: (num_images, num_texts), float32 or float64, higher is closer.
-        text_to_image: (num_texts,) row of the image that each caption belongs to.
+        scores: (num_images, num_texts), float32 or float64, higher is closer; with `rows`, (num_rows, num_texts).
+        positives: Positives, or (num_texts,) the row of the image that each caption belongs to; with `rows` Positives.
+        rows: (num_rows,) ascending: the images that this process holds the scores of; every image is held by exactly
+            one process. All processes make this call and all get the result. None: all rows are here.
+        text_scores: like scores, where texts are ranked against images by other scores than images against texts
+            (late interaction).
     Returns:
         Ranks.
     Raises:
-        ValueError: half precision, NaN or infinite scores, or a caption that points to no image.
+        ValueError: half precision, NaN or infinite scores, shapes that do not fit, or an image held twice or by nobody.
     """
-    num_images, num_texts = scores.shape
-    if scores.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"scores to be ranked must be float32 or float64 (half precision ties them), got {scores.dtype}"
-        )
-    if not torch.isfinite(scores).all():
-        bad = int((~torch.isfinite(scores)).sum())
-        raise ValueError(f"{bad} of {scores.numel()} scores are not finite; a sort would rank NaN first")
-    if text_to_image.shape != (num_texts,):
-        raise ValueError(f"text_to_image has shape {tuple(text_to_image.shape)}, scores have {num_texts} texts")
-    if num_texts and (int(text_to_image.min()) < 0 or int(text_to_image.max()) >= num_images):
-        found = f"{text_to_image.min()}..{text_to_image.max()}"
-        raise ValueError(f"text_to_image must hold rows in [0, {num_images}), got {found}")
+    if not isinstance(positives, Positives):
+        positives = Positives.from_owners(positives, len(scores))
+    held = _Held.check(scores, positives, rows)
+    by_text = held if text_scores is None else _Held.check(text_scores, positives, rows)
 
-    table = scores.detach().cpu().contiguous().numpy()
-    owners = text_to_image.cpu().long().numpy()
-    captions = np.argsort(owners, kind="stable")
-    starts = np.searchsorted(owners[captions], np.arange(num_images + 1))
-    image_ranks, image_tied = _ranks_of_images(table, captions, starts)
-    text_ranks, text_tied = _ranks_of_texts(table, owners)
-    query_images = np.flatnonzero(image_ranks >= 0)
-    tied = np.concatenate([text_tied, image_tied[query_images]])
+    image_ranks, image_tied = ranks_of_images(held.table, held.rows, positives.texts, positives.image_starts)
+    image_ranks, image_tied = held.spread(image_ranks), held.spread(image_tied)
+
+    best, first = best_of_texts(by_text.table, by_text.here, positives.images, positives.text_starts)
+    best_anywhere = by_text.combine(best, "MAX")
+    first = by_text.combine(np.where(best == best_anywhere, first, positives.num_images), "MIN")
+    equal_own = equal_positives(by_text.table, by_text.here, positives.images, positives.text_starts, best_anywhere)
+    ahead, tied = counts_of_texts(by_text.table, by_text.rows, best_anywhere, first, equal_own)
+    text_ranks, text_tied = by_text.combine(np.stack([ahead, tied]), "SUM")
+
+    query_images, query_texts = positives.query_images, positives.query_texts
+    image_tied, text_tied = image_tied[query_images] > 0, text_tied[query_texts] > 0
     return Ranks(
         image_to_text=torch.from_numpy(image_ranks[query_images]),
-        text_to_image=torch.from_numpy(text_ranks),
+        text_to_image=torch.from_numpy(text_ranks[query_texts]),
         query_images=torch.from_numpy(query_images),
-        tied_share=float(tied.mean()) if len(tied) else 0.0,
+        query_texts=torch.from_numpy(query_texts),
+        tied_share=_share(np.concatenate([image_tied, text_tied])),
+        i2t_tied_share=_share(image_tied),
+        t2i_tied_share=_share(text_tied),
     )
 
 
-@compiled(parallel=True)
-def _ranks_of_images(scores, captions, starts):
-    """Rank of each row's best positive (-1: no positive) and whether a negative ties with it.
+def recalls(ranks: Ranks) -> PerQuery:
+    """Whether each query is found, 0 or 1: recall_at_1, recall_at_5, recall_at_10; mean_recall is their mean."""
+    both = []
+    for of_queries in (ranks.image_to_text, ranks.text_to_image):
+        found = {f"recall_at_{k}": (of_queries < k).numpy().astype(np.float64) for k in RECALL_AT}
+        both.append(found | {"mean_recall": sum(found.values()) / len(found)})
+    return PerQuery(*both, ranks.query_images.numpy(), ranks.query_texts.numpy())
 
-    captions[starts[i] : starts[i + 1]] are the columns of row i's positives, ascending.
+
+def precisions_at_r(
+    scores: torch.Tensor,
+    positives: Positives,
+    *,
+    rows: torch.Tensor | None = None,
+    text_scores: torch.Tensor | None = None,
+) -> PerQuery:
+    """mAP@R, R-Precision and R@1 of every query with R positives (ECCV Caption; papers/evaluation.md, Sec. 5).
+
+    With P(r) the share of positives among the first r candidates: mAP@R is the sum of P(r) over the places r <= R that
+    hold a positive, over R (not over how many those are); R-Precision is P(R). All candidates are ranked, none is cut.
+
+    Args and Raises: as retrieval_ranks.
+    Returns:
+        PerQuery of "map_at_r", "r_precision" and "recall_at_1".
     """
-    num_images, num_texts = scores.shape
-    ranks = np.full(num_images, -1, np.int64)
-    tied = np.zeros(num_images, np.bool_)
-    for i in numba.prange(num_images):
-        own = captions[starts[i] : starts[i + 1]]
-        if len(own) == 0:
-            continue
-        first = own[0]  # the lowest index among the best positives
-        for j in own:
-            if scores[i, j] > scores[i, first]:
-                first = j
-        best = scores[i, first]
-        above = equal = equal_own = 0
-        for j in own:
-            equal_own += scores[i, j] == best
-        for j in range(num_texts):  # no branch: the compiler makes vector instructions of it
-            above += scores[i, j] > best
-            equal += scores[i, j] == best
-        if equal > equal_own:
-            tied[i] = True
-            for j in range(first):  # equal scores before the best positive are negatives
-                above += scores[i, j] == best
-        ranks[i] = above
-    return ranks, tied
+    held = _Held.check(scores, positives, rows)
+    by_text = held if text_scores is None else _Held.check(text_scores, positives, rows)
 
+    image_ranks = ranks_of_image_positives(held.table, held.rows, positives.texts, positives.image_starts)
+    image_ranks = held.combine(image_ranks, "SUM")
 
-@compiled(parallel=True)
-def _ranks_of_texts(scores, owners):
-    """Rank of each column's image and whether another image ties with it; a block of columns at a time."""
-    num_images, num_texts = scores.shape
-    ranks = np.zeros(num_texts, np.int64)
-    tied = np.zeros(num_texts, np.bool_)
-    width = 1024
-    for block in numba.prange((num_texts + width - 1) // width):
-        start = block * width
-        count = min(num_texts, start + width) - start
-        own = np.empty(count, scores.dtype)
-        for k in range(count):
-            own[k] = scores[owners[start + k], start + k]
-        above, equal = np.zeros(count, np.int32), np.zeros(count, np.int32)
-        for i in range(num_images):
-            row = scores[i, start : start + count]
-            for k in range(count):
-                above[k] += row[k] > own[k]
-                equal[k] += row[k] == own[k]
-        for k in range(count):
-            ranks[start + k] = above[k]
-            if equal[k] > 1:
-                tied[start + k] = True
-                for i in range(owners[start + k]):
-                    ranks[start + k] += scores[i, start + k] == own[k]
-    return ranks, tied
+    own = scores_of_text_positives(by_text.table, by_text.here, positives.images, positives.text_starts)
+    own = by_text.combine(own, "MAX")
+    queries = positives.query_texts
+    columns = np.ascontiguousarray(by_text.table[:, queries].T)
+    text_ranks = ranks_of_text_positives(columns, queries, by_text.rows, own, positives.images, positives.text_starts)
+    text_ranks = by_text.combine(text_ranks, "SUM")
+    return PerQuery(
+        _precisions(image_ranks, positives.image_starts, positives.texts_outside),
+        _precisions(text_ranks, positives.text_starts, np.zeros(positives.num_texts, np.int64)),
+        positives.query_images,
+        queries,
+    )
 
 
 def recall_at_k(ranks: torch.Tensor, k: int) -> float:
@@ -141,28 +245,220 @@ def recall_at_k(ranks: torch.Tensor, k: int) -> float:
 
 
 def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
-    """R@1, R@5 and R@10 both ways, their mean (RSUM / 6) and the share of tied queries, all fractions in [0, 1]."""
-    metrics = {f"i2t_recall_at_{k}": recall_at_k(ranks.image_to_text, k) for k in RECALL_AT}
-    metrics |= {f"t2i_recall_at_{k}": recall_at_k(ranks.text_to_image, k) for k in RECALL_AT}
-    metrics["mean_recall"] = sum(metrics.values()) / len(metrics)
-    metrics["tied_share"] = ranks.tied_share
-    return metrics
+    """R@1, R@5, R@10 both ways, their means and sum, and the shares of tied queries.
 
-
-def chance_level(text_to_image: torch.Tensor, num_images: int) -> dict[str, float]:
-    """Expected metrics of a random ranking, same keys as retrieval_metrics.
-
-    An image with p captions among M texts is found in the top K with probability 1 - C(M - p, K) / C(M, K).
+    i2t_mean_recall, t2i_mean_recall: of the three recalls of a direction (ALBEF's txt_r_mean and img_r_mean).
+    mean_recall: of all six (RSUM / 6, ALBEF's r_mean). rsum: their sum, in [0, 6]; papers print it in percent, to 600.
+    mean_recall_at_1: of the two directions (DataComp's mean_recall@1).
     """
-    num_texts = len(text_to_image)
-    captions = torch.bincount(text_to_image, minlength=num_images).double()
-    captions = captions[captions > 0]
+    ties = {name: getattr(ranks, name) for name in ("tied_share", "i2t_tied_share", "t2i_tied_share")}
+    return means(recalls(ranks)) | ties
+
+
+def means(results: PerQuery) -> dict[str, float]:
+    """Means over the queries of each direction under "i2t_" and "t2i_", and the means of recalls if all six are there.
+
+    Raises:
+        ValueError: if one direction has no query.
+    """
+    metrics = {}
+    for name, values in (("i2t", results.image_to_text), ("t2i", results.text_to_image)):
+        for metric, of_queries in values.items():
+            if not len(of_queries):
+                raise ValueError(f"no {name} query has a positive among the candidates")
+            metrics[f"{name}_{metric}"] = float(of_queries.mean())
+    return metrics | _means_of_both(metrics)
+
+
+def hits_by_image(results: PerQuery, text_to_image: torch.Tensor, num_images: int) -> dict[str, list[list[float]]]:
+    """The results of the queries of each image, for a bootstrap over images: metric -> one list per image.
+
+    i2t lists hold one number, t2i lists one per caption, means over both directions one. Images without a query of the
+    metric are left out. Where images have unlike numbers of text queries, the mean over images of a mean over both
+    directions differs slightly from the metric, which averages t2i over texts.
+
+    Args:
+        results: of one evaluation.
+        text_to_image: (num_texts,) the image that each caption belongs to, whatever the positives are.
+        num_images: of the evaluation.
+    """
+    owners = text_to_image[torch.from_numpy(results.query_texts)].tolist()
+    hits: dict[str, list[list[float]]] = {}
+    for name, values, images in (
+        ("i2t", results.image_to_text, results.query_images.tolist()),
+        ("t2i", results.text_to_image, owners),
+    ):
+        for metric, of_queries in values.items():
+            lists = hits[f"{name}_{metric}"] = [[] for _ in range(num_images)]
+            for image, value in zip(images, of_queries.tolist()):
+                lists[image].append(value)
+    all_recalls = [hits[key] for key in _RECALL_KEYS if key in hits]  # fewer than six: no means, as in the metrics
+    for of_image in zip(*all_recalls) if len(all_recalls) == len(_RECALL_KEYS) else ():
+        if all(of_image):
+            own = {key: sum(values) / len(values) for key, values in zip(_RECALL_KEYS, of_image)}
+            for key, value in _means_of_both(own).items():
+                hits.setdefault(key, []).append([value])
+    return {key: [values for values in lists if values] for key, lists in hits.items()}
+
+
+def chance_level(positives: Positives) -> dict[str, float]:
+    """Expected metrics of a random ranking, with the keys of retrieval_metrics but for the ties.
+
+    A query with p positives among C candidates is found in the top K with probability 1 - C(C - p, K) / C(C, K).
+    """
     chance = {}
-    for k in RECALL_AT:
-        missed = torch.ones_like(captions)
-        for drawn in range(min(k, num_texts)):
-            missed *= ((num_texts - captions - drawn) / (num_texts - drawn)).clamp(min=0)
-        chance[f"i2t_recall_at_{k}"] = float((1 - missed).mean())
-    chance |= {f"t2i_recall_at_{k}": min(1.0, k / num_images) for k in RECALL_AT}
-    chance["mean_recall"] = sum(chance.values()) / len(chance)
+    for name, starts, candidates in _directions(positives):
+        counts = np.diff(starts)[np.diff(starts) > 0].astype(np.float64)
+        for k in RECALL_AT:
+            missed = np.ones_like(counts)
+            for drawn in range(min(k, candidates)):
+                missed *= np.clip((candidates - counts - drawn) / (candidates - drawn), 0, None)
+            chance[f"{name}_recall_at_{k}"] = float((1 - missed).mean())
+        chance[f"{name}_mean_recall"] = sum(chance[f"{name}_recall_at_{k}"] for k in RECALL_AT) / len(RECALL_AT)
+    return chance | _means_of_both(chance)
+
+
+def precision_chance_level(positives: Positives) -> dict[str, float]:
+    """Expected metrics of a random ranking, with the keys of means(precisions_at_r(...)).
+
+    For p positives among C candidates, R = p plus those outside, H the R-th harmonic number: mAP@R is
+    p / (C R) (H + (R - H) (p - 1) / (C - 1)), because place r holds a positive with probability p / C, and places q and
+    r both do with p (p - 1) / (C (C - 1)); R-Precision and R@1 are p / C.
+    """
+    chance = {}
+    for name, starts, candidates in _directions(positives):
+        counts = np.diff(starts)
+        total = counts + (positives.texts_outside if name == "i2t" else 0)
+        counts, total = counts[counts > 0], total[counts > 0]
+        harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, total.max(initial=0) + 1))])[total]
+        pairs = (total - harmonic) * (counts - 1) / max(candidates - 1, 1)
+        chance[f"{name}_map_at_r"] = float((counts * (harmonic + pairs) / (candidates * total)).mean())
+        chance[f"{name}_r_precision"] = chance[f"{name}_recall_at_1"] = float((counts / candidates).mean())
     return chance
+
+
+def combine_over_processes(values: np.ndarray, operation: str) -> np.ndarray:
+    """Element-wise "SUM", "MAX" or "MIN" over processes, for counts and single scores: exact, so any order will do.
+
+    Args:
+        values: integers or floats, the same shape on every process.
+        operation: name of a torch.distributed.ReduceOp.
+    """
+    if world_size() == 1:
+        return values
+    tensor = torch.from_numpy(np.array(values, order="C"))  # a copy: the reduction writes into it
+    if dist.get_backend() == "nccl":
+        tensor = tensor.cuda()
+    dist.all_reduce(tensor, getattr(dist.ReduceOp, operation))
+    return tensor.cpu().numpy()
+
+
+_RECALL_KEYS = tuple(f"{name}_recall_at_{k}" for name in ("i2t", "t2i") for k in RECALL_AT)
+
+
+def _share(which: np.ndarray) -> float:
+    return float(which.mean()) if len(which) else 0.0
+
+
+def _means_of_both(metrics: dict[str, float]) -> dict[str, float]:
+    """Sum and means over both directions; nothing where not all six recalls are there (ECCV Caption has R@1 alone)."""
+    if not all(key in metrics for key in _RECALL_KEYS):
+        return {}
+    rsum = sum(metrics[key] for key in _RECALL_KEYS)
+    at_1 = (metrics["i2t_recall_at_1"] + metrics["t2i_recall_at_1"]) / 2
+    return {"rsum": rsum, "mean_recall": rsum / len(_RECALL_KEYS), "mean_recall_at_1": at_1}
+
+
+def _directions(positives: Positives) -> list[tuple[str, np.ndarray, int]]:
+    return [
+        ("i2t", positives.image_starts, positives.num_texts),
+        ("t2i", positives.text_starts, positives.num_images),
+    ]
+
+
+def _joined(lists: Sequence[Sequence[int]], num_candidates: int, query: str, candidate: str):
+    starts = np.concatenate([[0], np.cumsum([len(values) for values in lists], dtype=np.int64)]).astype(np.int64)
+    joined = np.fromiter((value for values in lists for value in sorted(values)), np.int64, int(starts[-1]))
+    queries = np.repeat(np.arange(len(lists)), np.diff(starts))
+    wrong = np.flatnonzero((joined < 0) | (joined >= num_candidates))
+    if len(wrong):
+        raise ValueError(
+            f"{query} {queries[wrong[0]]} has the positive {candidate} {joined[wrong[0]]}; accepted: "
+            f"[0, {num_candidates})"
+        )
+    twice = np.flatnonzero((joined[1:] == joined[:-1]) & (queries[1:] == queries[:-1]))
+    if len(twice):
+        raise ValueError(f"{query} {queries[twice[0]]} has the positive {candidate} {joined[twice[0]]} more than once")
+    return joined, starts
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The scores that this process holds, and how results of all processes become one.
+
+    table: (num_rows, num_texts). rows: (num_rows,) their images. here: (num_images,) row of each image or -1.
+    shared: other processes hold other rows.
+    """
+
+    table: np.ndarray
+    rows: np.ndarray
+    here: np.ndarray
+    shared: bool
+
+    @classmethod
+    def check(cls, scores: torch.Tensor, positives: Positives, rows: torch.Tensor | None) -> "_Held":
+        if scores.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"scores to be ranked must be float32 or float64 (half precision ties them), got {scores.dtype}"
+            )
+        images = np.arange(positives.num_images) if rows is None else rows.cpu().long().numpy()
+        if scores.shape != (len(images), positives.num_texts):
+            raise ValueError(
+                f"scores have shape {tuple(scores.shape)}, the positives are those of {len(images)} images here and "
+                f"{positives.num_texts} texts"
+            )
+        if (np.diff(images) <= 0).any() or (len(images) and (images[0] < 0 or images[-1] >= positives.num_images)):
+            raise ValueError(f"rows must ascend within [0, {positives.num_images}): ties go to the lower index")
+        here = np.full(positives.num_images, -1)
+        here[images] = np.arange(len(images))
+        held = cls(scores.detach().cpu().contiguous().numpy(), images, here, rows is not None)
+        # the processes decide together, or the others would wait for the one that stopped
+        times = held.combine((here >= 0).astype(np.int64), "SUM")
+        if (times != 1).any():
+            wrong = int(np.flatnonzero(times != 1)[0])
+            raise ValueError(f"image {wrong} of the scores is held by {times[wrong]} processes; accepted: exactly one")
+        bad = int(held.combine(count_not_finite(held.table).sum(keepdims=True), "SUM")[0])
+        if bad:
+            total = positives.num_images * positives.num_texts
+            raise ValueError(f"{bad} of {total} scores are not finite; a sort would rank NaN first")
+        return held
+
+    def combine(self, values: np.ndarray, operation: str) -> np.ndarray:
+        return combine_over_processes(values, operation) if self.shared else values
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """From (num_rows,) counts of each process to (num_images,)."""
+        spread = np.zeros(len(self.here), np.int64)
+        spread[self.rows] = values
+        return self.combine(spread, "SUM")
+
+
+def _precisions(ranks: np.ndarray, starts: np.ndarray, outside: np.ndarray) -> dict[str, np.ndarray]:
+    """From the ranks of all positives to mAP@R, R-Precision and R@1 of each query that has some.
+
+    outside: (num_queries,) positives that have no rank and count in R.
+    """
+    counts = np.diff(starts)
+    total = counts + outside
+    queries = np.repeat(np.arange(len(counts)), counts)
+    ranks = ranks[np.lexsort((ranks, queries))]  # ascending within each query
+    places = np.arange(len(ranks)) - starts[queries] + 1  # the k-th positive of its query
+    in_top_r = ranks < total[queries]
+    precision = in_top_r * places / (ranks + 1)  # P(r) at the place of this positive
+    summed = {
+        "map_at_r": np.bincount(queries, precision, len(counts)),
+        "r_precision": np.bincount(queries, in_top_r, len(counts)),
+    }
+    asked = counts > 0
+    results = {name: values[asked] / total[asked] for name, values in summed.items()}
+    return results | {"recall_at_1": (ranks[starts[:-1][asked]] == 0).astype(np.float64)}

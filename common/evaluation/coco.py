@@ -1,0 +1,321 @@
+"""COCO's 5,000 Karpathy test pictures under four protocols: 5K, 1K, CxC, ECCV Caption (papers/evaluation.md, 2 to 5).
+
+    coco_5k  all captions, one ranking
+    coco_1k  five folds of 1,000 consecutive pictures with five captions each, every fold ranked by itself; the mean
+    cxc      recalls by the positives of Crisscrossed Captions: pairs that people scored 3 or more
+    eccv     mAP@R, R-Precision and R@1 by the positives of ECCV Caption
+
+All but the first use the first five captions of each picture (nine pictures have more). CxC comes from its
+sits_test.csv, ECCV Caption from the JSON files of its package (`data/`); both join by the ids of COCO's images and
+annotations.
+"""
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from common.data.pairs import Pairs
+from common.data.text_files import read_text
+from common.evaluation.embed import CaptionRule, Encoder, embed_pairs, scores_here
+from common.evaluation.protocol import TIE_RULE, Evaluation
+from common.evaluation.retrieval import (
+    PerQuery,
+    Positives,
+    chance_level,
+    hits_by_image,
+    means,
+    precision_chance_level,
+    precisions_at_r,
+    recalls,
+    retrieval_metrics,
+    retrieval_ranks,
+)
+
+CXC_SCORE = 3.0  # a pair is positive from here on
+CAPTIONS = 5  # per picture, in all protocols but 5K
+FOLD_SIZE = 1000
+# ECCV Caption names these two, which are sixth captions and not among its 25,000; its package lets them count in R
+_SIXTH_CAPTIONS = frozenset({144675, 467259})
+_CXC_HEADER = ["caption", "image", "agg_score", "sampling_method"]
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Which captions are right for an image and which images for a caption, by COCO's ids; queries are the keys.
+
+    key: of its evaluation. title: in the protocol. metrics: "recall", or "precision" for mAP@R and R-Precision.
+    outside: captions that it names though they are no candidates; they count in the R of their images.
+    """
+
+    key: str
+    title: str
+    metrics: Literal["recall", "precision"]
+    captions_of_image: dict[int, list[int]]
+    images_of_caption: dict[int, list[int]]
+    outside: frozenset[int] = frozenset()
+
+
+def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
+    """The positives of Crisscrossed Captions, from sits_test.csv or sits_val.csv, plain or gzip.
+
+    A pair counts by its score alone: 29 of the original COCO pairs of the test file fall below 3 and are no positives.
+
+    Raises:
+        ValueError: names the file, and the line where it is not of this form.
+    """
+    lines = csv.reader(io.StringIO(read_text(path)))
+    if (header := next(lines, None)) != _CXC_HEADER:
+        raise ValueError(f"{path}, line 1: {header}; accepted: the header {','.join(_CXC_HEADER)} (a sits file of CxC)")
+    captions_of_image: dict[int, list[int]] = {}
+    images_of_caption: dict[int, list[int]] = {}
+    for number, line in enumerate(lines, start=2):
+        try:
+            caption, image, text = line[:3]
+            caption_id = int(caption.rpartition(":sentid:")[2])
+            image_id = int(image.rpartition("_")[2].removesuffix(".jpg"))
+            value = float(text)
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, line {number}: {','.join(line)}; accepted: COCO_val2014:sentid:<id>,"
+                "COCO_val2014_<id>.jpg,<score>,<method>"
+            ) from error
+        if value >= score and image_id not in images_of_caption.setdefault(caption_id, []):
+            images_of_caption[caption_id].append(image_id)
+            captions_of_image.setdefault(image_id, []).append(caption_id)
+    images_of_caption = {caption_id: images for caption_id, images in images_of_caption.items() if images}
+    return Relation("cxc", f"Crisscrossed Captions, score >= {score:g}", "recall", captions_of_image, images_of_caption)
+
+
+def read_eccv(folder: Path) -> Relation:
+    """The positives of ECCV Caption, from eccv_image_to_caption.json and eccv_caption_to_image.json, plain or gzip.
+
+    Raises:
+        ValueError: names the file that is missing or is not of this form.
+    """
+    return Relation(
+        "eccv",
+        "ECCV Caption",
+        "precision",
+        read_id_lists(folder / "eccv_image_to_caption.json"),
+        read_id_lists(folder / "eccv_caption_to_image.json"),
+        outside=_SIXTH_CAPTIONS,
+    )
+
+
+def read_id_lists(path: Path) -> dict[int, list[int]]:
+    """A JSON object {"id": [ids]}, from the file or its .gz.
+
+    Raises:
+        ValueError: names the file, and the key whose value is no list of whole numbers.
+    """
+    found = path if path.exists() else path.with_name(path.name + ".gz")
+    try:
+        content = json.loads(read_text(found))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{found} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f'{found} holds a {type(content).__name__}; accepted: {{"id": [ids]}}')
+    for key, values in content.items():
+        whole = isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+        if not key.isdecimal() or not whole:
+            raise ValueError(f"{found}: {key!r}: {str(values)[:60]}; accepted: an id with a list of ids")
+    return {int(key): values for key, values in content.items()}
+
+
+def evaluate_coco(
+    encoder: Encoder,
+    pairs: Pairs,
+    relations: Sequence[Relation],
+    rule: CaptionRule = CaptionRule(),  # noqa: B008
+) -> dict[str, Evaluation]:
+    """All protocols from one pass over the pictures; each process ranks its share.
+
+    Args:
+        encoder: model and preprocessing.
+        pairs: the test split; besides Pairs it offers image_id(index) and caption_ids(index), ids of COCO.
+        relations: of `read_cxc` and `read_eccv`, or none of them.
+        rule: what is done to the captions; its `per_image` concerns coco_5k, the others need five.
+    Returns:
+        "coco_5k", "coco_1k" and the key of each relation -> Evaluation.
+    Raises:
+        ValueError: if ids are missing, or pictures could not be read: these protocols are defined on all of them.
+    """
+    embedded = embed_pairs(encoder, pairs, rule)
+    image_ids = [int(pairs.image_id(index)) for index in embedded.indices]
+    caption_ids: list[int] = []
+    for index, captions in zip(embedded.indices, embedded.captions_of):
+        ids = pairs.caption_ids(index)
+        if ids is None or len(ids) < len(captions):
+            raise ValueError(f"{pairs.name}: image {pairs.image_id(index)} has captions without ids")
+        caption_ids += [int(one) for one in ids[: len(captions)]]
+    scores, rows = scores_here(encoder, embedded.images, embedded.texts)
+    results = coco_results(scores, image_ids, caption_ids, embedded.text_to_image, relations, rows=rows)
+    plain = Positives.from_owners(embedded.text_to_image, len(image_ids))
+    protocol = embedded.protocol(encoder, plain, scores.dtype).to_json()
+    return {
+        key: Evaluation(result.metrics, protocol | result.protocol, result.chance, result.hits)
+        for key, result in results.items()
+    }
+
+
+def coco_results(
+    scores: torch.Tensor,
+    image_ids: Sequence[int],
+    caption_ids: Sequence[int],
+    text_to_image: torch.Tensor,
+    relations: Sequence[Relation] = (),
+    *,
+    rows: torch.Tensor | None = None,
+    text_scores: torch.Tensor | None = None,
+    fold_size: int = FOLD_SIZE,
+) -> dict[str, Evaluation]:
+    """The protocols from scores and ids alone.
+
+    Args:
+        scores, rows, text_scores: as in retrieval_ranks, with all captions of each image.
+        image_ids: (num_images,) COCO's, in the order of the file.
+        caption_ids: (num_texts,) COCO's annotation ids.
+        text_to_image: (num_texts,) row of the image that each caption belongs to.
+        relations: CxC and ECCV Caption.
+        fold_size: images of a fold of "1K"; divides num_images.
+    Returns:
+        "coco_5k", "coco_1k" and the key of each relation -> Evaluation whose protocol says what is known here.
+    Raises:
+        ValueError: ids that occur twice, an image with fewer than five captions, a number of images that the folds do
+            not divide, or a relation with ids that are not there; and as retrieval_ranks.
+    """
+    images, captions = np.asarray(image_ids, np.int64), np.asarray(caption_ids, np.int64)
+    owners = text_to_image.cpu().long().numpy()
+    for name, ids, count in (("image", images, None), ("caption", captions, len(owners))):
+        if count is not None and len(ids) != count:
+            raise ValueError(f"{len(ids)} {name} ids for {count} captions")
+        unique, times = np.unique(ids, return_counts=True)
+        if (times > 1).any():
+            raise ValueError(f"{name} id {unique[times > 1][0]} occurs {times[times > 1][0]} times; accepted: once")
+    if not len(images) or len(images) % fold_size:
+        raise ValueError(
+            f"{len(images)} images make no folds of {fold_size}; the protocols need the whole Karpathy split of 5,000"
+        )
+
+    counts = np.bincount(owners, minlength=len(images))
+    told = {
+        "ids_hash": hashlib.sha256(json.dumps([images.tolist(), captions.tolist()]).encode()).hexdigest()[:16],
+        "captions_per_image": int(counts[0]) if (counts == counts[0]).all() else "all",
+        "positives": "own captions",
+        "candidates": "all",
+        "score_dtype": str(scores.dtype).removeprefix("torch."),
+        "tie_rule": TIE_RULE,
+    }
+    own = Positives.from_owners(text_to_image, len(images))
+    results = {"coco_5k": _by_recall(scores, text_scores, rows, own, text_to_image, told)}
+
+    five = _first_captions(owners, images)
+    told |= {"captions_per_image": CAPTIONS}
+    text_to_image, captions = text_to_image[five], captions[five]
+    if len(five) < scores.shape[1]:
+        scores, text_scores = scores[:, five], None if text_scores is None else text_scores[:, five]
+    results["coco_1k"] = _by_folds(scores, text_scores, rows, text_to_image, len(images), fold_size, told)
+    evaluate = {"recall": _by_recall, "precision": _by_precision}
+    for relation in relations:
+        positives = _positives(relation, images, captions)
+        results[relation.key] = evaluate[relation.metrics](
+            scores, text_scores, rows, positives, text_to_image, told | {"positives": relation.title}
+        )
+    return results
+
+
+def _by_recall(scores, text_scores, rows, positives, text_to_image, told) -> Evaluation:
+    ranks = retrieval_ranks(scores, positives, rows=rows, text_scores=text_scores)
+    return _evaluation(
+        retrieval_metrics(ranks), chance_level(positives), recalls(ranks), positives, text_to_image, told
+    )
+
+
+def _by_precision(scores, text_scores, rows, positives, text_to_image, told) -> Evaluation:
+    found = precisions_at_r(scores, positives, rows=rows, text_scores=text_scores)
+    return _evaluation(means(found), precision_chance_level(positives), found, positives, text_to_image, told)
+
+
+def _by_folds(scores, text_scores, rows, text_to_image, num_images, fold_size, told) -> Evaluation:
+    """Mean over folds of consecutive images, each with its own captions as the only candidates."""
+    held = torch.arange(num_images) if rows is None else rows
+    folds = []
+    for start in range(0, num_images, fold_size):
+        ours = ((held >= start) & (held < start + fold_size)).nonzero().squeeze(1)
+        columns = ((text_to_image >= start) & (text_to_image < start + fold_size)).nonzero().squeeze(1)
+        tables = [None if table is None else table[ours[:, None], columns] for table in (scores, text_scores)]
+        owners = text_to_image[columns] - start
+        positives = Positives.from_owners(owners, fold_size)
+        folds.append(_by_recall(*tables, None if rows is None else held[ours] - start, positives, owners, told))
+    first = folds[0]
+    return Evaluation(
+        metrics={key: sum(fold.metrics[key] for fold in folds) / len(folds) for key in first.metrics},
+        protocol=first.protocol | {"candidates": f"own fold of {fold_size} images, mean over {len(folds)} folds"},
+        chance={key: sum(fold.chance[key] for fold in folds) / len(folds) for key in first.chance},
+        hits={key: [values for fold in folds for values in fold.hits[key]] for key in first.hits},
+    )
+
+
+def _evaluation(
+    metrics: dict[str, float],
+    chance: dict[str, float],
+    found: PerQuery,
+    positives: Positives,
+    text_to_image: torch.Tensor,
+    told: dict[str, Any],
+) -> Evaluation:
+    counts = {
+        "num_images": positives.num_images,
+        "num_texts": positives.num_texts,
+        "num_image_queries": len(positives.query_images),
+        "num_text_queries": len(positives.query_texts),
+    }
+    return Evaluation(metrics, told | counts, chance, hits_by_image(found, text_to_image, positives.num_images))
+
+
+def _first_captions(owners: np.ndarray, image_ids: np.ndarray) -> np.ndarray:
+    """Columns of the first five captions of each image, ascending."""
+    order = np.argsort(owners, kind="stable")
+    counts = np.bincount(owners, minlength=len(image_ids))
+    few = np.flatnonzero(counts < CAPTIONS)
+    if len(few):
+        raise ValueError(
+            f"image {image_ids[few[0]]} has {counts[few[0]]} captions; COCO 1K, CxC and ECCV Caption need {CAPTIONS}"
+        )
+    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)  # within its image
+    return np.sort(order[place < CAPTIONS])
+
+
+def _positives(relation: Relation, image_ids: np.ndarray, caption_ids: np.ndarray) -> Positives:
+    """From ids to rows and columns; ids that are not there are an error, but for captions that the relation excepts."""
+    row_of = {int(one): row for row, one in enumerate(image_ids)}
+    column_of = {int(one): column for column, one in enumerate(caption_ids)}
+
+    def place(kind: str, one: int) -> int:
+        places = row_of if kind == "image" else column_of
+        if one not in places:
+            raise ValueError(
+                f"{relation.title} names {kind} {one}, which is not among the {len(row_of)} images and "
+                f"{len(column_of)} captions: another split, or not the first {CAPTIONS} captions of each image"
+            )
+        return places[one]
+
+    excepted = relation.outside - column_of.keys()
+    texts_of_image: list[list[int]] = [[] for _ in row_of]
+    images_of_text: list[list[int]] = [[] for _ in column_of]
+    texts_outside = [0] * len(row_of)
+    for image, captions in relation.captions_of_image.items():
+        row, inside = place("image", image), [one for one in captions if one not in excepted]
+        texts_of_image[row] = [place("caption", one) for one in inside]
+        texts_outside[row] = len(captions) - len(inside)
+    for caption, images in relation.images_of_caption.items():
+        images_of_text[place("caption", caption)] = [place("image", one) for one in images]
+    return Positives.from_lists(texts_of_image, images_of_text, texts_outside)

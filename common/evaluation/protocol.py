@@ -1,0 +1,137 @@
+"""What a number means: its protocol, and the refusal to compare numbers whose protocols differ.
+
+Recalls of one model differ by points between splits, caption counts, tie rules and preprocessings, so each evaluation
+carries these beside its metrics, and `check_alike` stands wherever numbers are put next to each other.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+TIE_RULE = "lower index first"
+# says how a set was read, not what was ranked; the hash of the captions and the counts say that
+MAY_DIFFER = ("unreadable_images",)
+
+
+class ProtocolError(ValueError):
+    """Numbers of unlike protocols were to be put side by side."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of one data set, with what is needed to compare them and to put an interval around them.
+
+    metrics: fractions; "rsum" alone is a sum of six.
+    protocol: what the numbers mean; only equal protocols may share a column (`check_alike`).
+    chance: expected metrics of a random model, for the keys it knows.
+    hits: metric -> one array per image of its queries' results, for a bootstrap over images.
+    """
+
+    metrics: dict[str, float]
+    protocol: dict[str, Any]
+    chance: dict[str, float]
+    hits: dict[str, list[list[float]]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RetrievalProtocol:
+    """All that changes a recall without changing the model (papers/evaluation.md, Sec. 1 to 6).
+
+    data, fingerprint: the data set and the hash of its files.
+    captions_per_image: how many of each image's captions are used, the first ones in file order; "all" where all are
+        and images have unlike numbers of them.
+    caption_prefix: put before every caption.
+    caption_cleaning: name of the rule that the captions went through; "none" for the text as it is.
+    positives: which relation counts as right, e.g. "own captions".
+    candidates: among what is ranked, e.g. "all".
+    ranking: by what score, e.g. "similarity".
+    num_images, num_texts: candidates.
+    num_image_queries, num_text_queries: those of them that have a positive.
+    captions_hash: of the candidate captions as the file gives them, see `hash_of_captions`: which split it is.
+    unreadable_images: pictures that are no candidates because they could not be read.
+    score_dtype: of the scores that were ranked.
+    preprocessing: of the pictures.
+    """
+
+    data: str
+    fingerprint: str
+    captions_per_image: int | str
+    caption_prefix: str
+    caption_cleaning: str
+    positives: str
+    candidates: str
+    ranking: str
+    num_images: int
+    num_texts: int
+    num_image_queries: int
+    num_text_queries: int
+    captions_hash: str
+    unreadable_images: int
+    score_dtype: str
+    preprocessing: Mapping[str, Any]
+    tie_rule: str = TIE_RULE
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dict for an Evaluation and its file; the task comes first."""
+        return {"task": "retrieval", **asdict(self)}
+
+
+def hash_of_captions(captions_of: Sequence[Sequence[str]]) -> str:
+    """16 hex digits that change with any caption, their order, or the image that one belongs to.
+
+    Args:
+        captions_of: the captions of each image, before any prefix or cleaning.
+    """
+    text = json.dumps([list(captions) for captions in captions_of], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def check_alike(protocols: Mapping[str, Mapping[str, Any]], may_differ: Sequence[str] = MAY_DIFFER) -> None:
+    """Refuses to put numbers of unlike protocols side by side: in a column, over seeds, in an average.
+
+    Args:
+        protocols: what carries the number (a row, a seed), for the message -> its protocol.
+        may_differ: keys of the protocol that are not compared; a table that compares image sizes adds
+            "preprocessing.size" and says so in a note. A key stands for all that is nested below it.
+    Raises:
+        ProtocolError: naming the first key that differs, both values and what carries them.
+    """
+    labels = list(protocols)
+    for label in labels[1:]:
+        found = first_difference(protocols[labels[0]], protocols[label], may_differ)
+        if found is not None:
+            key, one, other = found
+            raise ProtocolError(
+                f"unlike protocols: {key} is {one} for {labels[0]} but {other} for {label}; numbers are compared only "
+                "under the same protocol"
+            )
+
+
+def first_difference(
+    one: Mapping[str, Any], other: Mapping[str, Any], may_differ: Sequence[str] = MAY_DIFFER
+) -> tuple[str, str, str] | None:
+    """First key (dotted where nested, in the order of `one`) whose values differ, with both values as text.
+
+    A key that only one protocol has is a difference too; its other value reads "absent". Tuples equal lists, as they
+    do in JSON.
+    """
+    first, second = _flat(one), _flat(other)
+    for key in [*first, *(key for key in second if key not in first)]:
+        if any(key == skipped or key.startswith(skipped + ".") for skipped in may_differ):
+            continue
+        values = [json.dumps(flat[key], ensure_ascii=False) if key in flat else "absent" for flat in (first, second)]
+        if values[0] != values[1]:
+            return key, values[0], values[1]
+    return None
+
+
+def _flat(protocol: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in protocol.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

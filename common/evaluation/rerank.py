@@ -1,0 +1,220 @@
+"""Two-stage retrieval (ALBEF, TCL, GeoMM): contrastive scores choose k candidates, a matching head ranks these.
+
+papers/evaluation.md, Sec. 6. A query's k best candidates by the first stage (ties to the lower index) are ranked by the
+logit of "these two match"; all others keep their places behind them. The released code fills the others with -100
+instead: the same recalls for K <= k, as long as no logit lies below the fill, which cannot go wrong here. The two
+directions choose different pairs, so they have different logits.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from common.data.pairs import Pairs
+from common.distributed import rank, world_size
+from common.evaluation.embed import CaptionRule, EmbeddedPairs, Encoder, embed_pairs, scores_everywhere
+from common.evaluation.protocol import Evaluation
+from common.evaluation.retrieval import (
+    RECALL_AT,
+    Positives,
+    Ranks,
+    chance_level,
+    combine_over_processes,
+    hits_by_image,
+    recalls,
+    retrieval_metrics,
+    retrieval_ranks,
+)
+
+# (num_pairs,) image rows and (num_pairs,) text columns, int64 on the CPU -> (num_pairs,) logits, larger matches better
+Match = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class TwoStage:
+    """Ranks by the contrastive scores alone and after matching.
+
+    i2t_kept_share, t2i_kept_share: share of queries with a positive among the k candidates that were matched; the
+        second stage finds no more than these.
+    """
+
+    contrastive: Ranks
+    matched: Ranks
+    i2t_kept_share: float
+    t2i_kept_share: float
+
+
+def two_stage_ranks(
+    scores: torch.Tensor,
+    positives: torch.Tensor | Positives,
+    match: Match,
+    k_test: int,
+    *,
+    pairs_at_once: int = 1024,
+    text_scores: torch.Tensor | None = None,
+    share_queries: bool = False,
+) -> TwoStage:
+    """Ranks of both stages. Memory beyond the scores is that of `pairs_at_once` pairs.
+
+    Args:
+        scores: (num_images, num_texts) of the first stage, float32 or float64; all of them on every process.
+        positives: Positives, or (num_texts,) the row of the image that each caption belongs to.
+        match: logits of some pairs, of several queries in one call. i2t asks image by image, t2i text by text.
+        k_test: candidates matched per query (COCO 256, Flickr30k 128).
+        pairs_at_once: at most this many pairs per call of `match`, but at least one query.
+        text_scores: as in retrieval_ranks.
+        share_queries: each process matches its share of the queries, with as many calls of `match` on each; all
+            processes make this call and get the result.
+    Returns:
+        TwoStage.
+    Raises:
+        ValueError: k_test below 10 (R@10 would count what was not matched) or above the number of candidates, logits
+            of another shape or in half precision, logits that are not finite; and as retrieval_ranks.
+    """
+    if not isinstance(positives, Positives):
+        positives = Positives.from_owners(positives, len(scores))
+    most = min(positives.num_images, positives.num_texts)
+    if not max(RECALL_AT) <= k_test <= most:
+        raise ValueError(f"k_test = {k_test}; accepted: {max(RECALL_AT)} to {most}, the number of candidates")
+    contrastive = retrieval_ranks(scores, positives, text_scores=text_scores)
+
+    def by_text(texts: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        return match(images, texts)
+
+    text_table = (scores if text_scores is None else text_scores).detach().cpu().T
+    settings = k_test, pairs_at_once, share_queries
+    image_side = _rerank(
+        scores.detach().cpu(), positives.texts, positives.image_starts, contrastive.image_to_text, match, *settings
+    )
+    text_side = _rerank(
+        text_table, positives.images, positives.text_starts, contrastive.text_to_image, by_text, *settings
+    )
+    tied = np.concatenate([image_side.tied, text_side.tied])
+    matched = Ranks(
+        image_to_text=torch.from_numpy(image_side.ranks),
+        text_to_image=torch.from_numpy(text_side.ranks),
+        query_images=contrastive.query_images,
+        query_texts=contrastive.query_texts,
+        tied_share=float(tied.mean()) if len(tied) else 0.0,
+        i2t_tied_share=float(image_side.tied.mean()) if len(image_side.tied) else 0.0,
+        t2i_tied_share=float(text_side.tied.mean()) if len(text_side.tied) else 0.0,
+    )
+    return TwoStage(contrastive, matched, float(image_side.kept.mean()), float(text_side.kept.mean()))
+
+
+def evaluate_two_stage(
+    encoder: Encoder,
+    pairs: Pairs,
+    build_match: Callable[[EmbeddedPairs], Match],
+    k_test: int,
+    rule: CaptionRule = CaptionRule(),  # noqa: B008
+    pairs_at_once: int = 1024,
+) -> dict[str, Evaluation]:
+    """Both stages on a test set; each process scores and matches its share.
+
+    Args:
+        encoder: of the first stage.
+        pairs: the test set.
+        build_match: from the embedded test set, whose `indices` and `captions` say what row and column are, to `match`.
+        k_test, pairs_at_once: as in two_stage_ranks.
+        rule: which captions, and what is done to them.
+    Returns:
+        "contrastive" and "matched" -> Evaluation.
+    """
+    embedded = embed_pairs(encoder, pairs, rule)
+    scores = scores_everywhere(encoder, embedded.images, embedded.texts)
+    positives = Positives.from_owners(embedded.text_to_image, len(embedded.images))
+    found = two_stage_ranks(
+        scores, positives, build_match(embedded), k_test, pairs_at_once=pairs_at_once, share_queries=True
+    )
+    kept = {"i2t_kept_share": found.i2t_kept_share, "t2i_kept_share": found.t2i_kept_share}
+    return {
+        stage: Evaluation(
+            metrics=retrieval_metrics(ranks) | more,
+            protocol=embedded.protocol(encoder, positives, scores.dtype, ranking=ranking).to_json(),
+            chance=chance_level(positives),
+            hits=hits_by_image(recalls(ranks), embedded.text_to_image, len(embedded.images)),
+        )
+        for stage, ranks, ranking, more in (
+            ("contrastive", found.contrastive, "similarity", {}),
+            ("matched", found.matched, f"matching head on the {k_test} most similar", kept),
+        )
+    }
+
+
+@dataclass(frozen=True)
+class _Reranked:
+    """Of every query with positives: rank, whether a negative ties with its best positive, whether one was matched."""
+
+    ranks: np.ndarray
+    tied: np.ndarray
+    kept: np.ndarray
+
+
+def _rerank(
+    table: torch.Tensor,
+    positives: np.ndarray,
+    starts: np.ndarray,
+    first_ranks: torch.Tensor,
+    match: Match,
+    k: int,
+    pairs_at_once: int,
+    share_queries: bool,
+) -> _Reranked:
+    """One direction; table (all queries, all candidates), first_ranks those of the queries that have positives."""
+    queries = np.flatnonzero(np.diff(starts))
+    results = np.zeros((3, len(queries)), np.int64)
+    bad = np.zeros(1, np.int64)
+    for places, ours in _shares(len(queries), max(1, pairs_at_once // k), share_queries):
+        asked = torch.from_numpy(queries[places])
+        kept = best_candidates(table[asked], k)
+        logits = match(asked.repeat_interleave(k), kept.flatten())
+        if logits.shape != (kept.numel(),) or logits.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"match gave {tuple(logits.shape)} {logits.dtype} for {kept.numel()} pairs; accepted: one float32 or "
+                "float64 logit for each (half precision ties them)"
+            )
+        logits = logits.detach().cpu().view_as(kept).numpy()
+        if not ours:
+            continue
+        bad += (~np.isfinite(logits)).sum()
+        for place, candidates, row in zip(places, kept.numpy(), logits):
+            own = np.isin(candidates, positives[starts[queries[place]] : starts[queries[place] + 1]])
+            if own.any():
+                first = np.argmax(np.where(own, row, -np.inf))  # the lowest index among the best positives
+                equal = (row == row[first]) & ~own
+                results[:, place] = (row > row[first]).sum() + equal[:first].sum(), equal.any(), 1
+            else:
+                results[:, place] = int(first_ranks[place]), 0, 0
+    if share_queries:
+        results, bad = combine_over_processes(results, "SUM"), combine_over_processes(bad, "SUM")
+    if bad[0]:
+        raise ValueError(f"{bad[0]} match logits are not finite; a sort would rank NaN first")
+    return _Reranked(results[0], results[1] > 0, results[2] > 0)
+
+
+def best_candidates(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """The k candidates with the highest scores of each query, ties to the lower index (torch.topk keeps any).
+
+    Args:
+        scores: (num_queries, num_candidates).
+        k: at most num_candidates.
+    Returns:
+        (num_queries, k) indices, ascending.
+    """
+    last = scores.topk(k, dim=1).values[:, -1:]
+    above, equal = scores > last, scores == last
+    room = k - above.sum(dim=1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(dim=1) <= room))
+    return chosen.nonzero()[:, 1].view(len(scores), k)
+
+
+def _shares(count: int, size: int, share: bool) -> Iterator[tuple[np.ndarray, bool]]:
+    """Batches of this process, and whether its results are ours; padded so that all make as many calls."""
+    starts = range(0, count, size)
+    first, step = (rank(), world_size()) if share else (0, 1)
+    for index in range(first, -(-len(starts) // step) * step, step):
+        start = starts[min(index, len(starts) - 1)]
+        yield np.arange(start, min(start + size, count)), index < len(starts)

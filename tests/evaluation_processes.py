@@ -1,0 +1,127 @@
+"""Started by tests/test_common_retrieval.py: the same evaluations on one, two and three gloo processes, as JSON."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import common.evaluation.embed as embed
+from common.data.broken import BrokenSample
+from common.data.scenes import SceneDataset, scene_words
+from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
+from common.distributed import rank, world_size
+from common.encoders.two_towers import TwoTowers
+from common.evaluation.coco import Relation, _positives, coco_results
+from common.evaluation.embed import Encoder, evaluate_retrieval
+from common.evaluation.rerank import evaluate_two_stage, two_stage_ranks
+from common.evaluation.retrieval import Positives, retrieval_ranks
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+
+
+class SomeBroken(SceneDataset):
+    fingerprint = "scenes of which two are torn"
+
+    def __getitem__(self, index):
+        if index in (3, 69):
+            raise BrokenSample("scenes", str(index), "as if it were torn")
+        return super().__getitem__(index)
+
+
+class MeanOfWords(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.words = nn.Embedding(size, 24)
+
+    def forward(self, token_ids):
+        return self.words(token_ids).mean(dim=1)
+
+
+def tiny_encoder():
+    torch.manual_seed(0)
+    tokenizer = WordTokenizer.from_words(scene_words())
+    image_tower = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 24))
+    model = TwoTowers(image_tower, MeanOfWords(tokenizer.vocabulary_size), Sphere(), LogitScale(1.0))
+    return Encoder(model, ImageTransform(size=16), tokenizer, 16, 8, torch.device("cpu"))
+
+
+def match_of(embedded):
+    images, texts = embedded.images[:, :8], embedded.texts[:, :8]
+    return lambda rows, columns: (images[rows] * texts[columns]).sum(dim=1)
+
+
+def broken_match_of(embedded):
+    def match(rows, columns):
+        logits = (rows * 1.0).where((rows != 67) | (columns != 300), torch.nan)
+        return logits + 0 * columns
+
+    return match
+
+
+def message_of(function, *arguments, **more):
+    try:
+        function(*arguments, **more)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def evaluations():
+    encoder, pairs = tiny_encoder(), SomeBroken(split="test", size=70, image_size=16)
+    results = {"retrieval": asdict(evaluate_retrieval(encoder, pairs))}
+    results |= {
+        stage: asdict(one) for stage, one in evaluate_two_stage(encoder, pairs, match_of, 10, pairs_at_once=32).items()
+    }
+
+    generator = torch.Generator().manual_seed(1)
+    owners = torch.arange(20).repeat_interleave(5)
+    scores = torch.randn(20, 100, generator=generator).round()  # with ties
+    scores[owners, torch.arange(100)] += 1
+    rows = torch.arange(20)[rank() :: world_size()]
+    right = {image: list(range(1000 + image, 1100, 7)) for image in range(0, 20, 3)}
+    images_of = {1000 + text: sorted({text // 5, text % 20}) for text in range(0, 100, 4)}
+    relations = [Relation("cxc", "x", "recall", right, images_of), Relation("eccv", "y", "precision", right, images_of)]
+    found = coco_results(
+        scores[rows], range(20), range(1000, 1100), owners, relations, rows=rows, fold_size=4, text_scores=-scores[rows]
+    )
+    results["coco"] = {key: asdict(one) for key, one in found.items()}
+
+    found = retrieval_ranks(scores[rows], _positives(relations[0], np.arange(20), np.arange(1000, 1100)), rows=rows)
+    results["ranks"] = found.image_to_text.tolist(), found.text_to_image.tolist()
+    logits = torch.randn(20, 100, generator=generator)
+    found = two_stage_ranks(scores, owners, lambda i, j: logits[i, j], 20, pairs_at_once=60, share_queries=True).matched
+    results["matched ranks"] = found.image_to_text.tolist(), found.text_to_image.tolist()
+
+    bad = scores[rows].clone()
+    bad[rows == 19, :2] = torch.nan  # on one process only; the others must not wait for it
+    results["not finite"] = message_of(retrieval_ranks, bad, Positives.from_owners(owners, 20), rows=rows)
+    results["match not finite"] = message_of(
+        evaluate_two_stage, encoder, pairs, broken_match_of, len(pairs) - 2, pairs_at_once=2000
+    )
+    return results
+
+
+def run(process: int, count: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    embed._ROWS_AT_ONCE = 16  # several tiles of scores from few pictures
+    if count > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meet{count}", rank=process, world_size=count)
+    text = json.dumps(evaluations(), indent=1)
+    (folder / f"{count}.json" if process == 0 else folder / f"{count}-{process}.json").write_text(text)
+    if count > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    for count in (2, 3):  # forked before this process starts any thread: nothing is imported again
+        torch.multiprocessing.start_processes(run, (count, Path(sys.argv[1])), nprocs=count, start_method="fork")
+    run(0, 1, Path(sys.argv[1]))

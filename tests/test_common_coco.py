@@ -1,0 +1,375 @@
+"""COCO 5K, 1K, CxC and ECCV Caption against loops, the files of both annotation sets, and the package of the latter."""
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
+from common.encoders.two_towers import TwoTowers
+from common.evaluation.coco import Relation, coco_results, evaluate_coco, read_cxc, read_eccv, read_id_lists
+from common.evaluation.embed import CaptionRule, Encoder
+from common.evaluation.protocol import ProtocolError, check_alike
+from common.evaluation.retrieval import retrieval_metrics, retrieval_ranks
+from common.geometry import Sphere, unit
+from common.logit_scale import LogitScale
+
+HEADER = "caption,image,agg_score,sampling_method\n"
+
+
+def small_set(num_images=20, extra=()):
+    """Scores with ties, image ids, caption ids and owners; five captions an image, six for those in `extra`."""
+    owners = torch.tensor([image for image in range(num_images) for _ in range(6 if image in extra else 5)])
+    scores = torch.randn(num_images, len(owners)).round(decimals=1)
+    scores[owners, torch.arange(len(owners))] += 1
+    ids = torch.randperm(10_000)
+    return scores, ids[:num_images].tolist(), ids[1000 : 1000 + len(owners)].tolist(), owners
+
+
+def relation(image_ids, caption_ids, key="eccv", metrics="precision"):
+    rng = np.random.default_rng(0)
+    captions = {image: rng.choice(caption_ids, 7, False).tolist() for image in image_ids[::3]}
+    images = {
+        caption: rng.choice(image_ids, 1 + index % 4, False).tolist() for index, caption in enumerate(caption_ids[::5])
+    }
+    return Relation(key, "by hand", metrics, captions, images)
+
+
+def loops(ranking, right):
+    """mAP@R, R-Precision and R@1 of one ranked list of ids, as papers/evaluation.md, Sec. 5 writes them."""
+    hits = [candidate in right for candidate in ranking]
+    total = len(right)
+    summed = sum(sum(hits[:r]) / r * hits[r - 1] for r in range(1, total + 1))
+    return summed / total, sum(hits[:total]) / total, float(hits[0])
+
+
+def test_all_protocols_equal_loops_over_ids():
+    scores, image_ids, caption_ids, owners = small_set()
+    precision = relation(image_ids, caption_ids)
+    recall = relation(image_ids, caption_ids, "cxc", "recall")
+    results = coco_results(scores, image_ids, caption_ids, owners, [recall, precision], fold_size=4)
+    assert list(results) == ["coco_5k", "coco_1k", "cxc", "eccv"]
+
+    captions_by_image = {
+        image: [caption_ids[text] for text in np.argsort(-scores[row].numpy(), kind="stable")]
+        for row, image in enumerate(image_ids)
+    }
+    images_by_caption = {
+        caption: [image_ids[row] for row in np.argsort(-scores[:, text].numpy(), kind="stable")]
+        for text, caption in enumerate(caption_ids)
+    }
+    own_captions = {image: caption_ids[5 * row : 5 * row + 5] for row, image in enumerate(image_ids)}
+    own_image = {caption: [image_ids[text // 5]] for text, caption in enumerate(caption_ids)}
+
+    def recall_of(rankings, right, k, among=None):
+        cut = {query: [one for one in rankings[query] if among is None or one in among][:k] for query in right}
+        return np.mean([bool(set(cut[query]) & set(right[query])) for query in right])
+
+    for k in (1, 5, 10):
+        expected = recall_of(captions_by_image, own_captions, k), recall_of(images_by_caption, own_image, k)
+        assert _both(results["coco_5k"], f"recall_at_{k}") == pytest.approx(expected)
+        expected = (
+            recall_of(captions_by_image, recall.captions_of_image, k),
+            recall_of(images_by_caption, recall.images_of_caption, k),
+        )
+        assert _both(results["cxc"], f"recall_at_{k}") == pytest.approx(expected)
+        folds = []
+        for start in range(0, 20, 4):
+            images, captions = image_ids[start : start + 4], caption_ids[5 * start : 5 * start + 20]
+            i2t = recall_of(captions_by_image, {image: own_captions[image] for image in images}, k, captions)
+            folds.append((i2t, recall_of(images_by_caption, {one: own_image[one] for one in captions}, k, images)))
+        assert _both(results["coco_1k"], f"recall_at_{k}") == pytest.approx(np.mean(folds, axis=0))
+    for place, metric in enumerate(("map_at_r", "r_precision", "recall_at_1")):
+        expected = [
+            np.mean([loops(rankings[query], right)[place] for query, right in relation.items()])
+            for rankings, relation in (
+                (captions_by_image, precision.captions_of_image),
+                (images_by_caption, precision.images_of_caption),
+            )
+        ]
+        assert _both(results["eccv"], metric) == pytest.approx(expected)
+    for result in results.values():
+        for key, lists in result.hits.items():
+            if key.startswith(("i2t", "t2i")):
+                assert np.mean([value for values in lists for value in values]) == pytest.approx(result.metrics[key]), (
+                    key
+                )
+
+
+def _both(result, metric):
+    return result.metrics[f"i2t_{metric}"], result.metrics[f"t2i_{metric}"]
+
+
+def test_a_sixth_caption_counts_in_5k_alone():
+    scores, image_ids, caption_ids, owners = small_set(8, extra=(0, 5))
+    five = [column for column in range(42) if column not in (5, 36 - 5)]
+    assert (owners[5], owners[31]) == (0, 5)
+    relations = [relation(image_ids, [caption_ids[column] for column in five])]
+    results = coco_results(scores, image_ids, caption_ids, owners, relations, fold_size=4)
+    alone = coco_results(
+        scores[:, five], image_ids, [caption_ids[column] for column in five], owners[five], relations, fold_size=4
+    )
+    assert results["coco_5k"].metrics == retrieval_metrics(retrieval_ranks(scores, owners))
+    assert results["coco_5k"].metrics != alone["coco_5k"].metrics
+    for key in ("coco_1k", "eccv"):
+        assert results[key].metrics == alone[key].metrics
+    told = {
+        key: [result.protocol[name] for name in ("captions_per_image", "num_images", "num_texts")]
+        for key, result in results.items()
+    }
+    assert told == {"coco_5k": ["all", 8, 42], "coco_1k": [5, 4, 20], "eccv": [5, 8, 40]}
+    with pytest.raises(ProtocolError, match='captions_per_image is "all" for six but 5 for five'):
+        check_alike({"six": results["coco_5k"].protocol, "five": alone["coco_5k"].protocol}, ("ids_hash",))
+
+
+def test_equal_scores_are_chance_at_one_in_every_protocol():
+    _, image_ids, caption_ids, owners = small_set()
+    one_each = Relation(
+        "cxc",
+        "x",
+        "recall",
+        {image: [caption_ids[3]] for image in image_ids},
+        dict.fromkeys(caption_ids, image_ids[:1]),
+    )
+    results = coco_results(torch.zeros(20, 100), image_ids, caption_ids, owners, [one_each], fold_size=4)
+    assert _both(results["coco_5k"], "recall_at_1") == pytest.approx((1 / 20, 1 / 20))
+    assert _both(results["coco_1k"], "recall_at_1") == pytest.approx((1 / 4, 1 / 4))
+    assert _both(results["cxc"], "recall_at_1") == (0, 1)  # text 3 is never first, image 0 always
+    assert results["coco_1k"].metrics["tied_share"] == 1
+
+
+def test_fewer_candidates_are_never_harder():
+    scores, image_ids, caption_ids, owners = small_set()
+    results = coco_results(scores, image_ids, caption_ids, owners, fold_size=4)
+    for key in ("i2t_recall_at_1", "t2i_recall_at_1", "rsum"):
+        assert results["coco_1k"].metrics[key] > results["coco_5k"].metrics[key]
+        assert results["coco_1k"].chance[key] > results["coco_5k"].chance[key]
+
+
+def test_two_matrices_rank_the_two_directions():
+    scores, image_ids, caption_ids, owners = small_set(8, extra=(2,))
+    text_scores = torch.randn(8, 41)
+    five = [column for column in range(41) if column != 15]
+    relations = [relation(image_ids, [caption_ids[column] for column in five])]
+    arguments = image_ids, caption_ids, owners, relations
+    both = coco_results(scores, *arguments, text_scores=text_scores, fold_size=4)
+    plain, other = (coco_results(table, *arguments, fold_size=4) for table in (scores, text_scores))
+    for key in both:
+        for metric in both[key].hits:
+            if metric.startswith(("i2t", "t2i")):
+                from_one = plain if metric.startswith("i2t") else other
+                assert both[key].metrics[metric] == from_one[key].metrics[metric]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a | {"image_ids": [7, 7, *a["image_ids"][2:]]}, "image id 7 occurs 2 times"),
+        (lambda a: a | {"caption_ids": a["caption_ids"][:-1]}, "99 caption ids for 100 captions"),
+        (lambda a: a | {"fold_size": 3}, "20 images make no folds of 3; the protocols need the whole Karpathy split"),
+        (
+            lambda a: a | {"text_to_image": a["text_to_image"].clone().index_fill_(0, torch.tensor([4]), 1)},
+            "has 4 captions",
+        ),
+        (
+            lambda a: a | {"relations": [Relation("cxc", "CxC", "recall", {-5: []}, {})]},
+            "CxC names image -5, which is not",
+        ),
+        (
+            lambda a: a | {"relations": [Relation("cxc", "CxC", "recall", {a["image_ids"][0]: [-3]}, {})]},
+            "CxC names caption -3, which is not among the 20 images and 100 captions",
+        ),
+    ],
+)
+def test_ids_that_do_not_fit_are_refused(change, message):
+    scores, image_ids, caption_ids, owners = small_set()
+    arguments = {"image_ids": image_ids, "caption_ids": caption_ids, "text_to_image": owners, "fold_size": 4}
+    with pytest.raises(ValueError, match=message):
+        coco_results(scores, **change(arguments))
+
+
+def test_cxc_positives_are_the_pairs_from_three_on(tmp_path):
+    rows = [(11, 1, "5.0"), (12, 1, "2.99"), (12, 2, "3"), (11, 2, "3.01"), (13, 3, "1"), (11, 1, "4.0")]
+    text = HEADER + "".join(f"COCO_val2014:sentid:{c},COCO_val2014_{i:012}.jpg,{s},c2i_original\n" for c, i, s in rows)
+    (tmp_path / "sits.csv").write_text(text)
+    (tmp_path / "sits.csv.gz").write_bytes(gzip.compress(text.encode()))
+    for name in ("sits.csv", "sits.csv.gz"):
+        found = read_cxc(tmp_path / name)
+        assert found.captions_of_image == {1: [11], 2: [12, 11]}
+        assert found.images_of_caption == {11: [1, 2], 12: [2]}  # 13 has no positive left and is no query
+    assert read_cxc(tmp_path / "sits.csv", score=1).images_of_caption[13] == [3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("caption1,caption2,agg_score,sampling_method\n", "line 1: .*accepted: the header caption,image"),
+        ("", "line 1: None"),
+        (HEADER + "COCO_val2014:sentid:x,COCO_val2014_000000000001.jpg,4,c\n", "line 2: COCO_val2014:sentid:x"),
+        (HEADER + "COCO_val2014:sentid:1,COCO_val2014_000000000001.jpg\n", "line 2: .*accepted: COCO_val2014:sentid"),
+    ],
+)
+def test_a_file_that_is_no_sits_file_is_named_with_its_line(tmp_path, text, message):
+    (tmp_path / "sits.csv").write_text(text)
+    with pytest.raises(ValueError, match=rf"sits.csv, {message}"):
+        read_cxc(tmp_path / "sits.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1]", 'holds a list; accepted: {"id"'),
+        ("{", "is not valid JSON"),
+        ('{"1": [2, "3"]}', "'1': .*accepted: an id with a list of ids"),
+        ('{"a": [2]}', "'a': "),
+        ('{"1": 2}', "'1': 2"),
+    ],
+)
+def test_a_file_that_holds_no_id_lists_is_named(tmp_path, text, message):
+    (tmp_path / "ids.json").write_text(text)
+    with pytest.raises(ValueError, match=rf"ids.json.*{message}"):
+        read_id_lists(tmp_path / "ids.json")
+    with pytest.raises(ValueError, match=r"nowhere\.json"):
+        read_id_lists(tmp_path / "nowhere.json")
+
+
+class NumberedPictures:
+    """Grey pictures of 1,000 levels of two channels, with one caption that names the level and four that do not."""
+
+    name, fingerprint = "coco", "numbered"
+
+    def __init__(self, without_ids=None):
+        self.without_ids = without_ids
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        colour = torch.tensor([index % 250, 60 * (index // 250), 0], dtype=torch.uint8)
+        return {"image": colour.expand(4, 4, 3).numpy()}
+
+    def captions(self, index):
+        return [f"n{index}", *["else"] * (5 if index == 999 else 4)]
+
+    def image_id(self, index):
+        return str(5000 - index)
+
+    def caption_ids(self, index):
+        return None if index == self.without_ids else [10 * index + place for place in range(len(self.captions(index)))]
+
+
+class Levels(torch.nn.Module):
+    def __init__(self, tokenizer):
+        super().__init__()
+        tokens = tokenizer.decode(range(tokenizer.vocabulary_size))
+        numbers = [int(token[1:]) if token[1:].isdecimal() else -1 for token in tokens]
+        rows = [[number % 250 / 255, 60 * (number // 250) / 255, 0] if number >= 0 else [0, 0, 0] for number in numbers]
+        self.register_buffer("rows", torch.tensor(rows))
+
+    def forward(self, batch):
+        values = batch.mean(dim=(2, 3)) if batch.ndim == 4 else self.rows[batch].sum(dim=1)
+        return torch.cat([values, torch.ones(len(values), 1)], dim=1) @ torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.3]))
+
+
+def test_a_model_is_evaluated_by_ids_in_all_protocols():
+    tokenizer = WordTokenizer.from_words(["else", *(f"n{index}" for index in range(1000))])
+    tower = Levels(tokenizer)
+    transform = ImageTransform(size=4, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    encoder = Encoder(
+        TwoTowers(tower, tower, Sphere(), LogitScale(1.0)), transform, tokenizer, 4, 256, torch.device("cpu")
+    )
+    named = {5000 - index: [10 * index] for index in range(0, 1000, 2)}
+    eccv = Relation("eccv", "ECCV", "precision", named, {captions[0]: [image] for image, captions in named.items()})
+    found = evaluate_coco(encoder, NumberedPictures(), [eccv], CaptionRule())
+    assert {key: result.protocol["num_texts"] for key, result in found.items()} == {
+        "coco_5k": 5001,
+        "coco_1k": 5000,
+        "eccv": 5000,
+    }
+    assert found["eccv"].protocol["num_image_queries"] == found["eccv"].protocol["num_text_queries"] == 500
+    assert found["eccv"].protocol["preprocessing"]["size"] == 4
+    assert found["eccv"].metrics["t2i_r_precision"] > 0.99
+    assert found["coco_5k"].metrics["t2i_recall_at_1"] == pytest.approx(0.2, abs=0.01)  # four in five say nothing
+    with pytest.raises(ValueError, match="coco: image 4997 has captions without ids"):
+        evaluate_coco(encoder, NumberedPictures(without_ids=3), [eccv])
+
+
+def _whole_split(folder, ids):
+    """Image ids, caption ids and scores of a synthetic model on the 5,000 test images."""
+    image_of = read_id_lists(folder / "original_caption_to_image.json")
+    image_ids = list(dict.fromkeys(image_of[caption][0] for caption in ids))
+    owners = torch.arange(5000).repeat_interleave(5)
+    assert [image_of[caption] for caption in ids] == [[image_ids[owner]] for owner in owners]
+    images = unit(torch.randn(5000, 32))
+    texts = unit(images[owners] + 0.35 * torch.randn(25_000, 32))
+    return image_ids, owners, images @ texts.T
+
+
+def test_cxc_from_its_scores_equals_the_packaged_json(data_dir):
+    found = read_cxc(data_dir / "annotations/cxc/sits_test.csv.gz")
+    folder = data_dir / "annotations/eccv_caption"
+    for ours, name in (
+        (found.captions_of_image, "cxc_image_to_caption.json"),
+        (found.images_of_caption, "cxc_caption_to_image.json"),
+    ):
+        theirs = read_id_lists(folder / name)
+        assert {key: sorted(ids) for key, ids in ours.items()} == {key: sorted(ids) for key, ids in theirs.items()}
+    assert (len(found.captions_of_image), len(found.images_of_caption)) == (5000, 24_972)
+    sizes = [len(ids) for ids in found.captions_of_image.values()]
+    assert (min(sizes), max(sizes), sum(sizes)) == (4, 19, 35_585)
+
+
+def test_the_whole_split_has_the_published_numbers_of_queries(data_dir):
+    folder = data_dir / "annotations/eccv_caption"
+    ids = json.loads(gzip.decompress((folder / "coco_test_caption_ids.json.gz").read_bytes()))
+    image_ids, owners, scores = _whole_split(folder, ids)
+    relations = [read_cxc(data_dir / "annotations/cxc/sits_test.csv.gz"), read_eccv(folder)]
+    results = coco_results(scores, image_ids, ids, owners, relations)
+    names = ("num_images", "num_texts", "num_image_queries", "num_text_queries", "captions_per_image")
+    assert {key: [result.protocol[name] for name in names] for key, result in results.items()} == {
+        "coco_5k": [5000, 25_000, 5000, 25_000, 5],
+        "coco_1k": [1000, 5000, 1000, 5000, 5],
+        "cxc": [5000, 25_000, 5000, 24_972, 5],
+        "eccv": [5000, 25_000, 1261, 1332, 5],
+    }
+    for key in results["coco_5k"].hits:
+        assert results["coco_1k"].metrics[key] > results["coco_5k"].metrics[key]
+    assert results["eccv"].metrics["i2t_map_at_r"] < results["eccv"].metrics["i2t_r_precision"]
+    with pytest.raises(ValueError, match="make no folds of 1000"):
+        coco_results(scores[:4000], image_ids[:-1], ids, owners)
+    with pytest.raises(ValueError, match=r"Crisscrossed Captions, score >= 3 names (caption|image)"):
+        coco_results(scores, image_ids, [-one for one in ids], owners, relations)
+
+
+def test_metrics_equal_those_of_the_eccv_caption_package():
+    package = pytest.importorskip("eccv_caption")
+    folder = Path(importlib.util.find_spec("eccv_caption").origin).parent / "data"
+    ids = np.load(folder / "coco_test_ids.npy").tolist()
+    image_ids, owners, scores = _whole_split(folder, ids)
+    cxc = Relation(
+        "cxc",
+        "CxC",
+        "recall",
+        read_id_lists(folder / "cxc_image_to_caption.json"),
+        read_id_lists(folder / "cxc_caption_to_image.json"),
+    )
+    ours = coco_results(scores, image_ids, ids, owners, [cxc, read_eccv(folder)])
+    # 50 of each are more than any R; COCO 1K would need the whole lists and minutes of the package's loops
+    captions, images = scores.topk(50).indices.tolist(), scores.T.topk(50).indices.tolist()
+    theirs = package.Metrics().compute_all_metrics(
+        {image: [ids[text] for text in found] for image, found in zip(image_ids, captions)},
+        {caption: [image_ids[row] for row in found] for caption, found in zip(ids, images)},
+        target_metrics=("coco_5k_recalls", "cxc_recalls", "eccv_map_at_r", "eccv_rprecision", "eccv_r1"),
+        Ks=(1, 5, 10),
+    )
+    names = {"eccv_map_at_r": "map_at_r", "eccv_rprecision": "r_precision", "eccv_r1": "recall_at_1"}
+    assert len(theirs) == 9
+    for key, found in theirs.items():
+        metric = names.get(key) or f"recall_at_{key.rpartition('_r')[2]}"
+        result = ours["eccv" if key in names else key.rpartition("_r")[0]]
+        assert _both(result, metric) == pytest.approx((found["i2t"], found["t2i"]), abs=1e-12), key

@@ -1,0 +1,173 @@
+"""Protocols: what travels with a number, and the refusal to put unlike ones side by side."""
+
+import json
+import warnings
+
+import pytest
+import torch
+
+from common.data.broken import BrokenSample
+from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
+from common.encoders.two_towers import TwoTowers
+from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
+from common.evaluation.protocol import ProtocolError, check_alike, first_difference, hash_of_captions
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+
+COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
+
+
+class Colours(torch.nn.Module):
+    """Mean colour of a picture; a text is the colour that it names, and 0 without one."""
+
+    def __init__(self, tokenizer):
+        super().__init__()
+        rows = [COLOURS.get(token, (0, 0, 0)) for token in tokenizer.decode(range(tokenizer.vocabulary_size))]
+        self.register_buffer("rows", torch.tensor(rows, dtype=torch.float32))
+
+    def forward(self, batch):
+        return batch.mean(dim=(2, 3)) if batch.ndim == 4 else self.rows[batch].sum(dim=1)
+
+
+class Patches:
+    """One patch of each colour with captions of unlike number; `broken` patches cannot be read."""
+
+    name, fingerprint = "patches", "patches v1"
+
+    def __init__(self, captions=None, broken=()):
+        self.broken = broken
+        own = [["red", "A red, red patch!"], ["green", "green-green"], ["blue", "the blue patch", "a blue patch"]]
+        self.all_captions = own if captions is None else captions
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise BrokenSample("patches", str(index), "torn")
+        colour = torch.tensor(list(COLOURS.values())[index], dtype=torch.uint8)
+        return {"image": colour.expand(8, 8, 3).numpy(), "captions": self.captions(index), "image_id": str(index)}
+
+    def captions(self, index):
+        return self.all_captions[index]
+
+
+@pytest.fixture
+def encoder():
+    tokenizer = WordTokenizer.from_words(["a", "patch", "red", "green", "blue"])
+    transform = ImageTransform(size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    tower = Colours(tokenizer)
+    return Encoder(TwoTowers(tower, tower, Sphere(), LogitScale(1.0)), transform, tokenizer, 6, 2, torch.device("cpu"))
+
+
+def test_a_recall_carries_all_that_changes_it(encoder):
+    protocol = evaluate_retrieval(encoder, Patches()).protocol
+    assert json.loads(json.dumps(protocol)) == protocol
+    assert protocol == {
+        "task": "retrieval",
+        "data": "patches",
+        "fingerprint": "patches v1",
+        "captions_per_image": "all",
+        "caption_prefix": "",
+        "caption_cleaning": "none",
+        "positives": "own captions",
+        "candidates": "all",
+        "ranking": "similarity",
+        "num_images": 3,
+        "num_texts": 7,
+        "num_image_queries": 3,
+        "num_text_queries": 7,
+        "captions_hash": hash_of_captions(Patches().all_captions),
+        "unreadable_images": 0,
+        "score_dtype": "float32",
+        "preprocessing": {"size": 8, "mode": "crop", "mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0]},
+        "tie_rule": "lower index first",
+    }
+
+
+def test_a_caption_rule_chooses_cleans_and_prefixes_and_is_recorded(encoder):
+    asked = []
+    encode = encoder.tokenizer.encode
+    encoder.tokenizer.encode = lambda texts, length: asked.extend(texts) or encode(texts, length)
+    rule = CaptionRule(per_image=2, prefix="a ", cleaning="albef")
+    found = evaluate_retrieval(encoder, Patches(), rule)
+    assert asked == ["a red", "a a red red patch", "a green", "a green green", "a blue", "a the blue patch"]
+    kept = {
+        key: found.protocol[key] for key in ("captions_per_image", "caption_prefix", "caption_cleaning", "num_texts")
+    }
+    assert kept == {"captions_per_image": 2, "caption_prefix": "a ", "caption_cleaning": "albef", "num_texts": 6}
+    assert found.metrics["i2t_recall_at_1"] == 1
+    two_each = [group[:2] for group in Patches().all_captions]
+    plain = evaluate_retrieval(encoder, Patches(two_each)).protocol  # "all" and "the first two" are the same here
+    check_alike(
+        {"all": plain, "two": evaluate_retrieval(encoder, Patches(two_each), CaptionRule(per_image=2)).protocol}
+    )
+    with pytest.raises(ValueError, match="cleaning = 'lower'; accepted: none, albef"):
+        CaptionRule(cleaning="lower")
+    with pytest.raises(ValueError, match="captions per image = 0; accepted: at least 1"):
+        CaptionRule(per_image=0)
+
+
+def test_unreadable_pictures_and_pictures_without_captions_are_no_queries_and_are_counted(encoder):
+    found = evaluate_retrieval(encoder, Patches([["red"], [], ["blue"]], broken={0}))
+    protocol = found.protocol
+    assert [protocol[key] for key in ("num_images", "num_texts", "num_image_queries", "unreadable_images")] == [
+        2,
+        1,
+        1,
+        1,
+    ]
+    assert found.metrics["t2i_recall_at_1"] == 1
+    with pytest.raises(ValueError, match="patches: none of its 3 pictures could be read"):
+        evaluate_retrieval(encoder, Patches(broken={0, 1, 2}))
+    with pytest.raises(ValueError, match="patches: none of its 3 readable pictures has a caption"):
+        evaluate_retrieval(encoder, Patches([[], [], []]))
+
+
+def test_a_collapsed_model_is_warned_of(encoder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate_retrieval(encoder, Patches())
+    encoder.model.text_tower.rows.fill_(1.0)
+    with pytest.warns(UserWarning, match="patches: more than 0.1% of the captions score their picture and another one"):
+        found = evaluate_retrieval(encoder, Patches())
+    assert found.metrics["t2i_tied_share"] == 1
+
+
+def test_unlike_protocols_are_refused_by_the_first_key_that_differs(encoder):
+    one = evaluate_retrieval(encoder, Patches()).protocol
+    check_alike({"row A": one, "row B": dict(one)})
+    check_alike({})
+    fewer = evaluate_retrieval(encoder, Patches(), CaptionRule(per_image=2)).protocol
+    with pytest.raises(ProtocolError, match='captions_per_image is "all" for row A but 2 for row C'):
+        check_alike({"row A": one, "row B": dict(one), "row C": fewer})
+    larger = one | {"preprocessing": one["preprocessing"] | {"size": 336}}
+    with pytest.raises(ProtocolError, match=r"preprocessing.size is 8 for seed 0 but 336 for seed 1"):
+        check_alike({"seed 0": one, "seed 1": larger})
+    check_alike({"seed 0": one, "seed 1": larger}, may_differ=("preprocessing.size",))
+    check_alike({"seed 0": one, "seed 1": larger}, may_differ=("preprocessing",))
+    with pytest.raises(ProtocolError, match="num_texts is 7 for seed 0 but 6 for seed 1"):
+        check_alike({"seed 0": one, "seed 1": larger | {"num_texts": 6}}, may_differ=("preprocessing",))
+
+
+def test_how_many_pictures_were_unreadable_is_no_difference_but_which_were_ranked_is(encoder):
+    one = evaluate_retrieval(encoder, Patches()).protocol
+    check_alike({"a": one, "b": one | {"unreadable_images": 2}})
+    other = evaluate_retrieval(encoder, Patches(broken={1})).protocol
+    with pytest.raises(ProtocolError, match="num_images is 3 for a but 2 for b"):
+        check_alike({"a": one, "b": other})
+
+
+def test_a_key_that_one_protocol_lacks_is_a_difference():
+    assert first_difference({"task": "retrieval"}, {"task": "retrieval", "k": 1}) == ("k", "absent", "1")
+    assert first_difference({"size": {"a": 1}}, {}) == ("size.a", "1", "absent")
+    assert first_difference({"task": "retrieval", "mean": (0.5, 1)}, {"mean": [0.5, 1], "task": "retrieval"}) is None
+
+
+def test_the_hash_of_captions_sees_every_caption_its_order_and_its_image():
+    base = [["a", "b"], ["c"]]
+    others = [[["a", "b"], ["d"]], [["b", "a"], ["c"]], [["a"], ["b", "c"]], [["a", "b", "c"], []], [["a\nb"], ["c"]]]
+    hashes = {hash_of_captions(captions) for captions in [base, *others]}
+    assert len(hashes) == 6
+    assert hash_of_captions([("a", "b"), ("c",)]) == hash_of_captions(base)
