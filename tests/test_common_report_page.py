@@ -133,6 +133,17 @@ def test_command_line_collects_tables_with_their_pictures_and_names_the_root_of_
     assert collect_page([tmp_path / "results"], tmp_path / "other.html") == 2
 
 
+def test_a_broken_claims_file_is_named_on_the_command_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "no_paper").mkdir()
+    (tmp_path / "no_paper/paper_tables.yaml").write_text("paper: {title: x}\ntables: {}")
+    (tmp_path / "no_paper/claims.yaml").write_text("claims: [{id: C1}]")
+    with pytest.raises(ValueError, match=r"no_paper/claims.yaml, claim C1: claim is None"):
+        collect_page([tmp_path], tmp_path / "page.html", papers=tmp_path)
+    monkeypatch.setattr("common.report.page.collect_page", lambda *_: collect_page([], tmp_path / "x", papers=tmp_path))
+    assert main(["--results", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("error: no_paper/claims.yaml, claim C1")
+
+
 @pytest.mark.parametrize("broken", ['{"format": "report table"', '{"format": "report table", "format_version": 1}'])
 def test_a_broken_file_is_named_and_no_page_is_written(tmp_path, capsys, broken):
     folder = tmp_path / "results/no_paper/table0/demo"

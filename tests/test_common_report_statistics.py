@@ -1,10 +1,18 @@
 """Intervals: against scipy, and how often they cover the truth in simulations. All numbers are made up."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from common.report.statistics import bootstrap_interval, interval_over_seeds
+from common.report.statistics import (
+    bootstrap_interval,
+    bootstrap_means,
+    contrast_interval,
+    interval_over_seeds,
+    percentile_interval,
+)
 
 
 @pytest.mark.parametrize("level", [0.8, 0.95, 0.99])
@@ -85,3 +93,35 @@ def test_bootstrap_leaves_out_images_without_queries_and_needs_two_others():
         bootstrap_interval([[1], [float("nan")]])
     with pytest.raises(ValueError, match="num_resamples"):
         bootstrap_interval([[1], [0]], num_resamples=0)
+
+
+def test_a_contrast_of_one_block_is_the_paired_interval_and_of_two_that_of_welch():
+    generator = np.random.default_rng(0)
+    for size, other in ((2, 2), (3, 3), (3, 7), (20, 4)):
+        a, b = generator.normal(1, 2, size), generator.normal(0, 0.5, other)
+        for level in (0.8, 0.95, 0.999):
+            welch = stats.ttest_ind(a, b, equal_var=False).confidence_interval(level)
+            assert contrast_interval([a, -b], level) == pytest.approx((welch.low, welch.high), rel=1e-9)
+            if size == other:
+                paired = stats.ttest_rel(a, b).confidence_interval(level)
+                assert contrast_interval([a - b], level) == pytest.approx((paired.low, paired.high), rel=1e-9)
+    assert contrast_interval([a]) == pytest.approx(interval_over_seeds(a))
+
+
+def test_a_contrast_of_equal_values_has_width_zero_and_wrong_input_is_named():
+    assert contrast_interval([[2.0, 2.0], [-1.0, -1.0, -1.0]]) == (1.0, 1.0)
+    for blocks, message in (([], "two values"), ([[1.0]], "two values"), ([[1.0, math.nan]], "finite")):
+        with pytest.raises(ValueError, match=message):
+            contrast_interval(blocks)
+    with pytest.raises(ValueError, match="level"):
+        contrast_interval([[1.0, 2.0]], 1.0)
+
+
+def test_bootstrap_means_of_one_test_set_are_drawn_together():
+    generator = np.random.default_rng(0)
+    sums, counts = generator.random(300), np.ones(300)
+    shifted = bootstrap_means(sums + 1, counts, 500, seed=3) - bootstrap_means(sums, counts, 500, seed=3)
+    assert np.allclose(shifted, 1)
+    apart = bootstrap_means(sums + 1, counts, 500, seed=3) - bootstrap_means(sums, counts, 500, seed=4)
+    assert apart.std() > 0.01
+    assert percentile_interval(np.arange(1001.0), 0.9) == pytest.approx((50.0, 950.0))

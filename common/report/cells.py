@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from common.report.schema import Measured
+from common.evaluation.protocol import check_alike
+from common.report.schema import Measured, PerImage
 from common.report.statistics import bootstrap_interval
 from common.report.tables import measured_over_seeds
 from common.run.reproduce import RowRun
@@ -24,17 +25,17 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
     Returns:
         None if the runs were not evaluated on such a data set.
     Raises:
-        ValueError: if the seeds were evaluated under different protocols.
+        ProtocolError: if the seeds were evaluated under different protocols; it names the key.
     """
     if role not in runs[0].evaluations:
         return None
     evaluations = [run.evaluations[role] for run in runs]
-    protocols = {protocol_text(evaluation["protocol"]) for evaluation in evaluations}
-    if len(protocols) > 1:
-        raise ValueError(f"seeds of one cell were evaluated under different protocols: {'; '.join(sorted(protocols))}")
+    check_alike({f"seed {run.seed}": evaluation["protocol"] for run, evaluation in zip(runs, evaluations)})
+    protocol = evaluations[0]["protocol"]
     values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
-    query_interval = None
+    query_interval = per_image = None
     if len(runs) == 1:
+        per_image = PerImage.of([hits for hits in runs[0].hits[role][metric] if hits], unit=100)
         low, high = bootstrap_interval(runs[0].hits[role][metric])
         query_interval = (100 * low, 100 * high)
     chance = evaluations[0]["chance"].get(metric)
@@ -42,10 +43,12 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
         values,
         [run.seed for run in runs],
         scale=scale,
-        data=data_text(evaluations[0]["protocol"]),
-        protocol=protocols.pop(),
+        data=data_text(protocol),
+        protocol=protocol_text(protocol),
         chance=None if chance is None else 100 * chance,
         query_interval=query_interval,
+        full_protocol=protocol,
+        per_image=per_image,
     )
 
 

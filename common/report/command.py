@@ -11,10 +11,13 @@ import yaml
 
 from common.distributed import is_main_process
 from common.report.cells import data_text
+from common.report.experiments import collect_experiments
 from common.report.figures import plot_table, plot_training
-from common.report.page import collect_page
+from common.report.page import collect, collect_page
 from common.report.schema import Column, Row, Table
-from common.report.tables import to_text, write_table
+from common.report.tables import to_text, write_atomically, write_table
+from common.report.verdicts import judge, to_markdown, touching
+from common.report.verdicts import to_text as claims_to_text
 from common.run.config import SCALES, ConfigError, load_row
 from common.run.log import read_log
 from common.run.provenance import ROOT, git_revision, hash_of
@@ -173,9 +176,26 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
         write_table(table, folder)
         if any(table.measured(column.key) for column in table.columns):
             plot_table(table, folder / f"{table.table_id}.png")
+    roots = [ROOT / "results", command.output / "results", command.results]
+    _write_claims(command, paper, tables, roots)
     page = command.output / "report.html"
-    collect_page([ROOT / "results", command.output / "results", command.results], page)
+    collect_page(roots, page)
     print(f"\ntables and figures: {_shown(folder)}\npage:               {_shown(page)}")
+
+
+def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
+    """Prints and writes the verdicts of the claims that the tables touch, at this scale; these tables before others."""
+    if command.folder(paper).name != command.scale:
+        print("Claims are not judged by changed rows or settings.")
+        return
+    just_now = {table.table_id for table in tables}
+    earlier = [entry.table for entry in collect(roots) if not entry.changed and entry.table.scale == command.scale]
+    experiments = [found for found in collect_experiments(roots) if found.scale == command.scale]
+    claims = judge(ROOT / paper, [t for t in earlier if t.table_id not in just_now] + tables, experiments)
+    touched = None if claims is None else touching(claims, [*just_now, command.part])
+    if touched is not None and touched.judged:
+        print("\n" + claims_to_text(touched), end="")
+        write_atomically(command.folder(paper) / f"{command.part}_claims.md", to_markdown(touched))
 
 
 def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> None:

@@ -41,24 +41,24 @@ def to_markdown(table: Table) -> str:
     """GitHub Markdown, readable as plain text too: columns are padded, a method has one line per source."""
     facts = dict(provenance(table))
     code = ("git revision", "command")
-    run = [f"{label}: {_code(text) if label in code else _markdown(text)}" for label, text in facts.items()]
-    header = ["method", "source", *(_markdown(column.label) for column in table.columns), "status"]
+    run = [f"{label}: {_code(text) if label in code else markdown_text(text)}" for label, text in facts.items()]
+    header = ["method", "source", *(markdown_text(column.label) for column in table.columns), "status"]
     grid = []
     for group in lay_out(table):
         for place, line in enumerate(group):
-            method = f"*{line.method}*" if line.kind in ("stand_in", "chance") else _markdown(line.method)
+            method = f"*{line.method}*" if line.kind in ("stand_in", "chance") else markdown_text(line.method)
             grid.append(
-                [method if place == 0 else "", line.source, *map(_markdown, line.cells), _markdown(line.status)]
+                [method if place == 0 else "", line.source, *map(markdown_text, line.cells), markdown_text(line.status)]
             )
     widths = [max(3, *(len(cells[index]) for cells in [header, *grid])) for index in range(len(header))]
     left = (0, 1, len(header) - 1)
     rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     body = [_padded(cells, widths, left) for cells in (header, rule, *grid)]
-    parts = [f"## {_markdown(table.table_id)}: {_markdown(table.caption)}", "; ".join(run) + "."]
-    parts += [f"**{_markdown(warning(table))}**"] if warning(table) else []
+    parts = [f"## {markdown_text(table.table_id)}: {markdown_text(table.caption)}", "; ".join(run) + "."]
+    parts += [f"**{markdown_text(warning(table))}**"] if warning(table) else []
     parts.append("\n".join(body))
-    parts += ["\n".join(f"- {_markdown(label)}: {_markdown(text)}" for label, text in remarks(table))]
-    parts += ["; ".join(f"{_markdown(term)}: {_markdown(text)}" for term, text in glossary(table)) + "."]
+    parts += ["\n".join(f"- {markdown_text(label)}: {markdown_text(text)}" for label, text in remarks(table))]
+    parts += ["; ".join(f"{markdown_text(term)}: {markdown_text(text)}" for term, text in glossary(table)) + "."]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -138,7 +138,8 @@ def _padded(cells: Sequence[str], widths: Sequence[int], left: Sequence[int]) ->
     return "| " + " | ".join(padded) + " |"
 
 
-def _markdown(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """One line of plain text that GitHub Markdown shows as it is, also within a table."""
     text = _one_line(text).replace("\\", "\\\\").replace("<", "&lt;")
     text = re.sub(r"&(?!lt;)(?=#?\w+;)", "&amp;", text)
     text = re.sub(r"([|*`$]|~~|(?<!\w)_|_(?!\w))", r"\\\1", text)

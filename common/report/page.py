@@ -2,8 +2,9 @@
 
     python -m common.report.page --results results outputs/results --output outputs/report.html
 
-collects every table below `<root>/<paper>/<part>/<scale>/` with the pictures beside it. The markup and its style are in
-`page.html.jinja`; Jinja escapes every text that is put in.
+collects every table below `<root>/<paper>/<part>/<scale>/` with the pictures beside it, and both verdicts of the
+claims of every paper folder that has a claims.yaml. The markup and its style are in `page.html.jinja`; Jinja escapes
+every text that is put in.
 """
 
 import argparse
@@ -19,10 +20,13 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
+from common.report.experiments import collect_experiments
 from common.report.layout import glossary, lay_out, provenance, reading, remarks, warning
-from common.report.schema import Table, from_json, is_table
-from common.report.tables import write_atomically
+from common.report.schema import Table, is_table
+from common.report.tables import read_table, write_atomically
+from common.report.verdicts import READING, PaperClaims, for_page, judge
 
+_PAPERS = Path(__file__).resolve().parents[2]  # where the paper folders are
 _TITLE = "Published numbers and ours"
 _INTRODUCTION = (
     "Every table prints what a paper reports beside what was measured here. The two never share a line: lines marked "
@@ -43,11 +47,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Entry:
-    """A table that was found below `root`, and its pictures."""
+    """A table that was found below `root`, and its pictures; `changed`: its rows were run with changed settings."""
 
     table: Table
     pictures: tuple[Picture, ...]
     root: str
+    changed: bool
 
 
 def write_page(
@@ -57,6 +62,7 @@ def write_page(
     title: str = _TITLE,
     introduction: Sequence[str] = _INTRODUCTION,
     roots: Sequence[str] | None = None,
+    claims: Sequence[PaperClaims] = (),
 ) -> Path:
     """Write one HTML page, atomically.
 
@@ -67,6 +73,7 @@ def write_page(
         title: heading of the page.
         introduction: paragraphs of plain text.
         roots: where each table was found; named in the heading of a table that occurs in several roots.
+        claims: of each paper, with their verdicts; they come before the tables.
     Returns:
         The path.
     Raises:
@@ -96,7 +103,10 @@ def write_page(
     )
     environment.filters["breakable"] = _breakable
     template = environment.get_template("page.html.jinja")
-    return write_atomically(path, template.render(title=title, introduction=introduction, sections=sections))
+    text = template.render(
+        title=title, introduction=introduction, sections=sections, claims=list(map(for_page, claims)), reading=READING
+    )
+    return write_atomically(path, text)
 
 
 def collect(roots: Sequence[str | Path]) -> list[Entry]:
@@ -110,18 +120,38 @@ def collect(roots: Sequence[str | Path]) -> list[Entry]:
     entries = []
     for root in dict.fromkeys(Path(root).resolve() for root in roots):
         tables = {file: table for file in sorted(root.glob("*/*/*/*.json")) if (table := _read(file)) is not None}
-        entries += [Entry(table, _pictures(file, table, tables), str(root)) for file, table in tables.items()]
+        entries += [
+            Entry(table, _pictures(file, table, tables), str(root), changed=file.parent.name != table.scale)
+            for file, table in tables.items()
+        ]
     return sorted(
         entries, key=lambda entry: _natural(f"{entry.table.paper} {entry.table.table_id} {entry.table.scale}")
     )
 
 
-def collect_page(roots: Sequence[str | Path], path: str | Path, title: str = _TITLE) -> int:
-    """Write the page of all tables below the roots and return their number; without any, the page says so."""
+def collect_claims(
+    roots: Sequence[str | Path], entries: Sequence[Entry], papers: str | Path = _PAPERS
+) -> list[PaperClaims]:
+    """Both verdicts of the claims of every paper folder in `papers`, by the entries and the experiments of the roots.
+
+    Raises:
+        ValueError: a claims.yaml or an experiment that is broken; the message names it.
+    """
+    tables = [entry.table for entry in entries if not entry.changed]
+    experiments = collect_experiments(roots)
+    folders = sorted(path.parent for path in Path(papers).glob("*/claims.yaml"))
+    return [claims for folder in folders if (claims := judge(folder, tables, experiments)) is not None]
+
+
+def collect_page(
+    roots: Sequence[str | Path], path: str | Path, title: str = _TITLE, papers: str | Path = _PAPERS
+) -> int:
+    """Write the page of all claims, and of all tables below the roots; return the number of tables."""
     entries = collect(roots)
     names = {entry.root: _shown(entry.root) for entry in entries}
     tables, figures = [entry.table for entry in entries], [entry.pictures for entry in entries]
-    write_page(tables, figures, path, title, roots=[names[entry.root] for entry in entries])
+    claims = collect_claims(roots, entries, papers)
+    write_page(tables, figures, path, title, roots=[names[entry.root] for entry in entries], claims=claims)
     return len(entries)
 
 
@@ -148,9 +178,8 @@ def _name(table: Table) -> str:
 
 
 def _read(file: Path) -> Table | None:
-    text = file.read_text(encoding="utf-8", errors="replace")
     try:
-        return from_json(text) if is_table(json.loads(text)) else None
+        return read_table(file) if is_table(json.loads(file.read_text(encoding="utf-8", errors="replace"))) else None
     except ValueError as error:
         raise ValueError(f"{file} is broken: {error}") from error
 

@@ -8,8 +8,11 @@ from these records (see `formats.py`) and JSON alone is read back.
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
 
 SEEDS_INTERVAL = "95 % t over seeds"
 QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
@@ -39,11 +42,37 @@ class Column:
 
 
 @dataclass(frozen=True)
+class PerImage:
+    """What the queries of each test image add to a number of one seed, so that images can be drawn anew.
+
+    sums: (num_images,) in the column's unit. counts: (num_images,) of queries; the number is sum(sums) / sum(counts).
+    """
+
+    sums: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, hits: Sequence[Sequence[float]], unit: float = 1.0) -> "PerImage":
+        """From one array per image with a result for each of its queries, times `unit` (100: fractions to percent)."""
+        return cls(
+            np.array([unit * math.fsum(results) for results in hits]),
+            np.array([len(results) for results in hits], dtype=np.float64),
+        )
+
+    @property
+    def mean(self) -> float:
+        """The number itself."""
+        return float(self.sums.sum() / self.counts.sum())
+
+
+@dataclass(frozen=True)
 class Measured:
     """One number of ours: a value per seed, in the column's unit, and where it comes from.
 
     `interval` is (low, high) or None, `interval_kind` says what it spans (`SEEDS_INTERVAL`, `QUERIES_INTERVAL`);
-    `data` is a name with a short fingerprint; `chance` is the value of a guess, in the column's unit.
+    `data` is a name with a short fingerprint; `chance` is the value of a guess, in the column's unit. `protocol` is the
+    short text for readers, `full_protocol` what claims compare (empty in tables of before it was kept). `per_image` is
+    kept for a single seed, beside the JSON and not in it (`tables.write_table`).
     """
 
     values: tuple[float, ...]
@@ -54,6 +83,8 @@ class Measured:
     data: str
     protocol: str
     chance: float | None = None
+    full_protocol: Mapping[str, Any] = field(default_factory=dict)
+    per_image: PerImage | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self):
         _set(self, values=tuple(float(value) for value in self.values), seeds=tuple(int(seed) for seed in self.seeds))
@@ -173,6 +204,8 @@ class Table:
 def to_json(table: Table) -> str:
     """The table as indented JSON text; `from_json` gives it back unchanged."""
     content = {"format": _FORMAT, "format_version": _FORMAT_VERSION, **asdict(table)}
+    for cell in (cell for row in content["rows"] for cell in row["ours"].values() if cell is not None):
+        del cell["per_image"]
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -211,7 +244,8 @@ def _list(content: dict, key: str) -> list:
 def _build(kind: type, content: object):
     if not isinstance(content, dict):
         raise ValueError(f"{kind.__name__} must be an object, got {content!r}")
-    missing = {entry.name for entry in fields(kind)} - set(content)
+    needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
+    missing = needed - set(content)
     unknown = set(content) - {entry.name for entry in fields(kind)}
     if missing or unknown:
         raise ValueError(f"{kind.__name__}: missing keys {sorted(missing)}, unknown keys {sorted(unknown)}")

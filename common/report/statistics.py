@@ -5,6 +5,7 @@ that were trained here; the interval over queries says how far this one model ma
 A table cell names which one it carries. Chance levels are no business of this file: whoever knows the task passes them.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -57,8 +58,6 @@ def bootstrap_interval(
         ValueError: for fewer than two images with queries, a hit that is not finite, a bad level or number of samples.
     """
     _check_level(level)
-    if num_resamples < 1:
-        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}")
     clusters = [np.ravel(np.asarray(hits, dtype=np.float64)) for hits in hits_per_query]
     clusters = [hits for hits in clusters if hits.size]
     if len(clusters) < 2:
@@ -67,15 +66,67 @@ def bootstrap_interval(
     counts = np.array([hits.size for hits in clusters], dtype=np.float64)
     if not np.isfinite(sums).all():
         raise ValueError("hits must be finite")
+    return percentile_interval(bootstrap_means(sums, counts, num_resamples, seed), level)
+
+
+def bootstrap_means(sums: np.ndarray, counts: np.ndarray, num_resamples: int = 2000, seed: int = 0) -> np.ndarray:
+    """The mean over queries in each of `num_resamples` draws of whole images with replacement.
+
+    The draws depend on `seed` and the number of images alone: two numbers of the same test images with the same seed
+    are drawn together, so that their difference is resampled in pairs.
+
+    Args:
+        sums: (num_images,) what the queries of an image add up to.
+        counts: (num_images,) of its queries, each at least one.
+    Returns:
+        (num_resamples,)
+    """
+    if num_resamples < 1:
+        raise ValueError(f"num_resamples must be at least 1, got {num_resamples}")
     generator = np.random.default_rng(seed)
-    block = max(1, _RESAMPLED_CLUSTERS_AT_ONCE // len(clusters))
+    block = max(1, _RESAMPLED_CLUSTERS_AT_ONCE // len(sums))
     means = np.empty(num_resamples)
     for start in range(0, num_resamples, block):
         stop = min(start + block, num_resamples)
-        drawn = generator.integers(len(clusters), size=(stop - start, len(clusters)))
+        drawn = generator.integers(len(sums), size=(stop - start, len(sums)))
         means[start:stop] = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
-    low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
+    return means
+
+
+def percentile_interval(resampled: np.ndarray, level: float = 0.95) -> tuple[float, float]:
+    """The central `level` of resampled values."""
+    _check_level(level)
+    low, high = np.quantile(resampled, [0.5 - level / 2, 0.5 + level / 2])
     return float(low), float(high)
+
+
+def contrast_interval(blocks: Sequence[Sequence[float]], level: float = 0.95) -> tuple[float, float]:
+    """Interval of a sum of means over seeds, one mean per block; blocks are independent of each other.
+
+    A contrast such as a - b is one block of a - b per seed where both share seeds and data (the paired t interval), and
+    two blocks, a and -b, where they do not (Welch's interval). The degrees of freedom are Satterthwaite's.
+
+    Args:
+        blocks: per block one value per seed, at least two each.
+        level: coverage as a fraction in (0, 1).
+    Returns:
+        (low, high) in the unit of the values.
+    Raises:
+        ValueError: as `interval_over_seeds`, or without blocks.
+    """
+    _check_level(level)
+    samples = [np.asarray(block, dtype=np.float64) for block in blocks]
+    if not samples or any(sample.ndim != 1 or sample.size < 2 for sample in samples):
+        raise ValueError("an interval over seeds needs at least two values in every block")
+    if not all(np.isfinite(sample).all() for sample in samples):
+        raise ValueError("values must be finite")
+    center = math.fsum(sample.mean() for sample in samples)
+    variances = np.array([sample.var(ddof=1) / sample.size for sample in samples])
+    if not variances.any():
+        return center, center
+    freedom = variances.sum() ** 2 / sum(v**2 / (sample.size - 1) for v, sample in zip(variances, samples))
+    half_width = float(stats.t.ppf(0.5 + level / 2, freedom) * np.sqrt(variances.sum()))
+    return center - half_width, center + half_width
 
 
 def _check_level(level: float) -> None:

@@ -1,0 +1,103 @@
+"""Results of named experiments that are no table: a few values per seed, with where they come from.
+
+    write_experiment(Experiment("geomm", "memory", "demo", (0, 1), {"sphere_gb": (0.1, 0.1)}, ...), "outputs/results")
+
+writes `<root>/<paper>/experiments/<scale>/<name>.json`. Claims refer to a value as experiment["memory"]["sphere_gb"].
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from common.report.tables import write_atomically
+
+_FORMAT, _FORMAT_VERSION = "experiment", 1
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Values of one experiment at one scale.
+
+    paper: the folder. name: as claims refer to it. scale: of the runs. seeds: of the runs.
+    values: name -> one value per seed, in the order of `seeds`. units: of the values that have one.
+    data: what it was measured on. protocol: how; values are compared only under the same one.
+    caption: what the experiment is; the rest as in a table.
+    """
+
+    paper: str
+    name: str
+    scale: str
+    seeds: tuple[int, ...]
+    values: Mapping[str, tuple[float, ...]]
+    data: str
+    git_revision: str
+    command: str
+    created: str
+    hardware: str
+    caption: str
+    units: Mapping[str, str] = field(default_factory=dict)
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        object.__setattr__(self, "seeds", tuple(int(seed) for seed in self.seeds))
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.name):
+            raise ValueError(f"an experiment's name names a file: letters, digits, '_', '-', '.', got {self.name!r}")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ValueError(f"experiment {self.name}: distinct seeds are needed, got {self.seeds}")
+        values = {}
+        for key, numbers in self.values.items():
+            values[key] = tuple(float(number) for number in numbers)
+            if len(values[key]) != len(self.seeds) or not all(map(math.isfinite, values[key])):
+                raise ValueError(
+                    f"experiment {self.name}, {key}: one finite value for each of the seeds {self.seeds} is needed, "
+                    f"got {numbers}"
+                )
+        unknown = sorted(set(self.units) - set(values))
+        if not values or unknown:
+            raise ValueError(f"experiment {self.name}: values {sorted(values)}, units of unknown values {unknown}")
+        object.__setattr__(self, "values", values)
+
+
+def write_experiment(experiment: Experiment, root: str | Path) -> Path:
+    """Write `<root>/<paper>/experiments/<scale>/<name>.json` atomically."""
+    content = {"format": _FORMAT, "format_version": _FORMAT_VERSION, **asdict(experiment)}
+    path = Path(root) / experiment.paper / "experiments" / experiment.scale / f"{experiment.name}.json"
+    return write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_experiment(path: str | Path) -> Experiment:
+    """Read what `write_experiment` wrote.
+
+    Raises:
+        ValueError: not such a file, missing or unknown keys, or a failed check; the message names the file.
+    """
+    path = Path(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
+            raise ValueError(f"its format is not {_FORMAT!r}")
+        if content.pop("format_version", None) != _FORMAT_VERSION:
+            raise ValueError(f"its version is not {_FORMAT_VERSION}")
+        known = {entry.name for entry in fields(Experiment)}
+        wrong = sorted(set(content) ^ known)
+        if wrong:
+            raise ValueError(f"missing or unknown keys {', '.join(wrong)}")
+        return Experiment(**content)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is broken: {error}") from None
+
+
+def collect_experiments(roots: Sequence[str | Path]) -> list[Experiment]:
+    """All experiments below `<root>/<paper>/experiments/`, later roots last.
+
+    Raises:
+        ValueError: a file that is broken; the message names it.
+    """
+    found = []
+    for root in dict.fromkeys(Path(root).resolve() for root in roots):
+        found += [read_experiment(path) for path in sorted(root.glob("*/experiments/**/*.json"))]
+    return found

@@ -1,0 +1,834 @@
+"""Claims on hand-made tables: the language, three-valued logic, intervals, both verdicts, and the messages."""
+
+import contextlib
+import itertools
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from common.report.claims import (
+    FAILS,
+    HOLDS,
+    NEEDS,
+    NOT_RUN,
+    UNCHECKED,
+    UNDECIDED,
+    UNLIKE,
+    ClaimError,
+    audit,
+    load_claims,
+    load_paper_tables,
+)
+from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
+from common.report.expressions import (
+    Cell,
+    ExpressionError,
+    Linear,
+    Logic,
+    Margin,
+    and_of,
+    cells,
+    decide,
+    evaluate,
+    gradient,
+    margins,
+    or_of,
+    parse,
+)
+from common.report.measured import measured, measured_at_every_scale, our_cells
+from common.report.page import write_page
+from common.report.schema import Column, PerImage, Row, Table
+from common.report.tables import measured_over_seeds, read_table, write_table
+from common.report.verdicts import counts, effect, evidence, headline, judge, to_markdown, to_text, touching
+
+TABLES = """
+paper: {title: "Made up", version: "0"}
+tables:
+  t:
+    version: A
+    caption: "Nothing."
+    columns: [{key: x, label: X}, {key: y, label: Y}, {key: s, label: S, unit: steps}]
+    rows:
+      - {method: a, config: a.yaml, values: [90.0, 80.0, 1.0]}
+      - {method: b, config: b.yaml, values: [85.0, 80.0, 2.0]}
+      - {method: c, needs: "published weights", values: [70.0, null, 3.0]}
+      - {method: d, needs: "code that is to come", not_run_yet: true, values: [0.0, 60.0, 4.0]}
+  u:
+    version: A
+    not_run_yet: true
+    caption: "Nothing."
+    columns: [{key: x, label: X}]
+    rows:
+      - {method: a, values: [50.0]}
+"""
+A_X, B_X, A_Y, B_Y = 't["a"]["x"]', 't["b"]["x"]', 't["a"]["y"]', 't["b"]["y"]'
+PROTOCOL = {"data": "test", "fingerprint": "00", "preprocessing": {"size": 32}, "unreadable_images": 0}
+
+
+# ---- hand-made claims and tables ------------------------------------------------------------------------------------
+
+
+def folder_with(tmp_path, claims, tables=TABLES):
+    folder = tmp_path / "no_paper"
+    folder.mkdir(exist_ok=True)
+    (folder / "paper_tables.yaml").write_text(tables, encoding="utf-8")
+    (folder / "claims.yaml").write_text(claims, encoding="utf-8")
+    return folder
+
+
+def entry(holds_if, name="C1", **more):
+    """One claim as YAML (JSON is YAML)."""
+    content = {"id": name, "claim": f"Sentence {name}.", "where": "A, Table t", "kind": "cells", "holds_if": holds_if}
+    return {key: value for key, value in (content | more).items() if value is not None}
+
+
+def load(tmp_path, *entries):
+    folder = folder_with(tmp_path, json.dumps({"claims": list(entries)}))
+    printed = load_paper_tables(folder / "paper_tables.yaml")
+    return load_claims(folder / "claims.yaml", printed), printed
+
+
+def cell(values, data="test (00)", protocol=PROTOCOL, scale="demo", seeds=None, **more):
+    return measured_over_seeds(
+        values,
+        range(len(values)) if seeds is None else seeds,
+        scale=scale,
+        data=data,
+        protocol="short",
+        full_protocol=protocol,
+        **more,
+    )
+
+
+def table(rows, name="t", scale="demo", paper=None, data="scenes/train (1)"):
+    """rows: method -> column -> Measured."""
+    columns = [Column(key, key.upper(), "steps" if key == "s" else "percent") for key in "xys"]
+    printed = paper if paper is not None else {}
+    lines = [Row(method, printed, ours, "measured") for method, ours in rows.items()]
+    seeds = sorted({seed for ours in rows.values() for number in ours.values() for seed in number.seeds})
+    return Table(
+        paper="no_paper", paper_title="Made up", paper_version="0", table_id=name, caption="", columns=columns,
+        rows=lines, scale=scale, data=data, seeds=seeds, git_revision="", command="", created="", hardware="",
+    )  # fmt: skip
+
+
+def verdict_of(tmp_path, expression, *tables, scale="demo", experiments=(), **more):
+    (claim,), printed = load(tmp_path, entry(expression, **more))
+    return measured(claim, printed, our_cells(tables, experiments, scale), scale)
+
+
+# ---- three values ---------------------------------------------------------------------------------------------------
+
+
+def margin(name, strict=True):
+    return Margin(Linear(0.0, ((Cell("t", name, "x"), 1.0),)), strict, name)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both", "either"),
+    [
+        (True, True, True, True),
+        (True, False, False, True),
+        (True, None, None, True),
+        (False, True, False, True),
+        (False, False, False, False),
+        (False, None, False, None),
+        (None, True, None, True),
+        (None, False, False, None),
+        (None, None, None, None),
+    ],
+)
+def test_and_and_or_follow_the_table_of_three_values(one, other, both, either):
+    assert and_of([one, other]) is both
+    assert or_of([one, other]) is either
+    answers = {"a": one, "b": other}
+    for kind, expected in (("and", both), ("or", either)):
+        found = decide(Logic(kind, (margin("a"), margin("b"))), lambda each, *_: answers[each.text])
+        assert found is expected
+        negated = decide(Logic("not", (Logic(kind, (margin("a"), margin("b"))),)), lambda each, *_: answers[each.text])
+        assert negated is (None if expected is None else not expected)
+
+
+def test_an_answer_of_three_values_is_right_however_the_open_parts_turn_out():
+    condition = parse("not (t['a']['x'] > 0 and t['b']['x'] > 0) or t['c']['x'] > 0")
+    names = [each.text for each in margins(condition)]
+    for given_ in itertools.product((True, False, None), repeat=3):
+        answer = decide(condition, lambda each, *_, given_=given_: given_[names.index(each.text)])
+        filled = itertools.product(*([value] if value is not None else [True, False] for value in given_))
+        outcomes = {not (a and b) or c for a, b, c in filled}
+        assert answer in (outcomes if len(outcomes) == 1 else {None})
+
+
+def test_the_error_is_shared_where_one_part_would_be_enough():
+    seen = {}
+
+    def settle(each, error_holds, error_fails):
+        seen[each.text] = (error_holds, error_fails)
+
+    decide(Logic("and", (margin("a"), Logic("not", (Logic("or", (margin("b"), margin("c"))),)))), settle)
+    assert seen["a"] == (0.05, 0.025)
+    # not: b and c must both fail for the whole to hold, one of them holding is enough to refute it
+    assert seen["b"] == seen["c"] == (0.025 / 2, 0.05)
+
+
+def test_a_claim_of_many_comparisons_between_equal_methods_is_rarely_refuted():
+    twenty = Logic("and", tuple(margin(f"m{k}") for k in range(20)))
+    generator = np.random.default_rng(0)
+    refuted = 0
+    for _ in range(300):
+        samples = {f"m{k}": generator.normal(size=5) for k in range(20)}
+
+        def settle(each, error_holds, error_fails, samples=samples):
+            found = stats.ttest_1samp(samples[each.text], 0)
+            positive = found.statistic > 0
+            if found.pvalue < (error_holds if positive else error_fails):
+                return positive
+            return None
+
+        refuted += decide(twenty, settle) is False
+    assert refuted < 300 * 0.06  # two-sided 5 %, of which half is on this side; unshared it would be about 40 %
+
+
+# ---- the language ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "().__class__.__bases__[0].__subclasses__() > 1", "t.a > 1", 't["a"].x > 1', '__import__("os") > 1',
+        'open("x") > 1', "[x for x in y] > 1", "{1: 2}[1] > 0", "{1} > 0", "(lambda: 1)() > 0", "lambda: 1",
+        "9**9**9 > 1", "2 ** 3 > 1", "7 // 2 > 1", "7 % 2 > 1", "1 << 9 > 1", "1 @ 2 > 0", "~1 > 0", "x > 1",
+        't["a"] > 1', 't["a"]["x"]["y"] > 1', 't[0]["x"] > 1', 't[t]["x"] > 1', 't["a":"b"]["x"] > 1', "f(1) > 2",
+        't["a"]["x"]', "1", "1 + 1", "1 if 2 > 1 else 3", "(1 if 2 > 1 else 3) > 0", "(x := 1) > 0", "x = 1",
+        't["a"]["x"] == 1', 't["a"]["x"] != 1', '1 in t["a"]["x"]', 't["a"]["x"] is 1', "(1 > 0) + 1 > 2",
+        'max(1 > 0, 2) > 1', '"a" > "b"', "b'a' > 1", 'f"{1}" > 1', "True > 0", "None > 0", "1j > 0", "... > 0",
+        "1e999 > 0", "1e13 > 0", "(1 > 0)(2)", "max(*t) > 1", "max(1, 2, key=abs) > 0", "max() > 0", "abs(1, 2) > 0",
+        "approximately(1, 2)", "approximately(1, 2, 3) > 0", "approximately(1, 2, within=3)", "1 / 0 > 1",
+        't["a"]["x"] / (1 - 1) > 1', 'abs(t["a"]["x"]) * t["b"]["x"] > 1', "await x", "yield", "", ">", "1 >", "(",
+        't["a"]["x"] > 1 and 5', 'not t["a"]["x"]', "print(1)", "import os", "1;", "exec('1')", "eval('1') > 0",
+    ],
+)  # fmt: skip
+def test_what_is_not_of_the_language_is_refused_with_its_place(text):
+    with pytest.raises(ExpressionError, match=r"column|cannot be read"):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["(" * 500 + "1" + ")" * 500 + " > 0", "-" * 3900 + "1 > 0", "not " * 900 + "1 > 0",
+                                  "1 + " * 900 + "1 > 0", "9" * 4100 + " > 0", "\0 > 1", "1 > 0" * 900])  # fmt: skip
+def test_monstrous_texts_are_refused_in_time(text):
+    with pytest.raises(ExpressionError):
+        parse(text)
+
+
+def test_a_power_is_refused_before_it_is_computed():
+    with pytest.raises(ExpressionError, match="column 1: BinOp is not part of the language"):
+        parse("9**9**9**9 > 1")
+
+
+_PIECES = ['t["a"]["x"]', "1", "2.5", "+", "-", "*", "/", "**", "//", ">", "<", ">=", "==", "and", "or", "not",
+           "(", ")", "abs(", "max(", "min(", "mean(", "approximately(", ",", ".", "[", "]", "lambda", ":", "for", "in",
+           "x", "if", "else", "{", "}", "__class__", "'", '"', "\n", ":=", "await", "*t", "\\", "é", "#", "0x1", "1_0",
+           "@"]  # fmt: skip
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(_PIECES), max_size=25).map(" ".join) | st.text(max_size=40))
+def test_any_text_gives_a_condition_of_known_parts_or_an_expression_error(text):
+    try:
+        condition = parse(text)
+    except ExpressionError:
+        return
+    for each in margins(condition):
+        assert isinstance(each, Margin)
+        assert all(isinstance(found, Cell) for found in cells(each))
+        numbers = dict.fromkeys(cells(each), 1.25)
+        with contextlib.suppress(ZeroDivisionError, OverflowError):
+            assert math.isfinite(evaluate(each.value, numbers))
+
+
+CELLS = [f't["{row}"]["x"]' for row in "abcd"]
+
+
+def values(depth):
+    """Texts of numbers; products are with constants, as the language wants them around abs, min and max."""
+    leaf = st.sampled_from(CELLS) | st.integers(-3, 3).map(lambda n: f"({n})")
+    if not depth:
+        return leaf
+    inner = values(depth - 1)
+    pair = st.tuples(inner, inner)
+    return (
+        leaf
+        | pair.map(lambda p: f"({p[0]} + {p[1]})")
+        | pair.map(lambda p: f"({p[0]} - {p[1]})")
+        | st.tuples(st.sampled_from(["2", "(-3)", "0.5"]), inner).map(lambda p: f"{p[0]} * {p[1]}")
+        | inner.map(lambda text: f"(-{text})")
+        | inner.map(lambda text: f"abs({text})")
+        | pair.map(lambda p: f"max({p[0]}, {p[1]})")
+        | pair.map(lambda p: f"min({p[0]}, {p[1]})")
+        | pair.map(lambda p: f"mean({p[0]}, {p[1]})")
+    )
+
+
+def conditions(depth):
+    pair = st.tuples(
+        values(2), st.sampled_from([">", ">=", "<", "<="]), values(2), st.sampled_from([">", "<="]), values(1)
+    )
+    leaf = pair.map(lambda p: f"{p[0]} {p[1]} {p[2]} {p[3]} {p[4]}") | st.tuples(values(1), values(1)).map(
+        lambda p: f"approximately({p[0]}, {p[1]}, 1.5)"
+    )
+    if not depth:
+        return leaf
+    inner = conditions(depth - 1)
+    return (
+        leaf
+        | st.tuples(inner, inner).map(lambda p: f"({p[0]}) and ({p[1]})")
+        | st.tuples(inner, inner).map(lambda p: f"({p[0]}) or ({p[1]})")
+        | inner.map(lambda text: f"not ({text})")
+    )
+
+
+class Columns(dict):
+    def __missing__(self, key):
+        raise AssertionError(key)
+
+
+@settings(max_examples=200, deadline=None)
+@given(conditions(1), st.lists(st.integers(-4, 4), min_size=4, max_size=4))
+def test_margins_and_logic_agree_with_python(text, numbers):
+    """The resolved condition is true where Python says so of the same text (evaluated here, in the test, alone)."""
+    by_row = dict(zip("abcd", map(float, numbers)))
+    names = {
+        "t": {row: {"x": number} for row, number in by_row.items()},
+        "mean": lambda *parts: sum(parts) / len(parts),
+        "approximately": lambda a, b, within: abs(a - b) <= within,
+        "abs": abs, "max": max, "min": min, "__builtins__": {},
+    }  # fmt: skip
+    given_ = {Cell("t", row, "x"): number for row, number in by_row.items()}
+    try:
+        condition = parse(text)
+    except ExpressionError as error:
+        assert re.search("more than 400|more than .* comparisons|at most", str(error))  # noqa: PT017
+        return
+
+    def settle(each, *_):
+        value = evaluate(each.value, given_)
+        return value > 0 if each.strict else value >= 0
+
+    assert decide(condition, settle) is eval(text, names)
+
+
+def test_a_spread_becomes_the_comparisons_of_all_pairs():
+    condition = parse("max(t['a']['x'], t['b']['x'], t['c']['x']) - min(t['a']['x'], t['b']['x'], t['c']['x']) < 2")
+    found = list(margins(condition))
+    assert condition.kind == "and"
+    assert len(found) == 6  # of nine pairs three are of a cell with itself
+    assert str(found[0].value) == '−t["a"]["x"] + t["b"]["x"] + 2'
+
+
+def test_gradients_of_products_and_ratios_are_those_of_differences():
+    (each,) = margins(parse("t['a']['x'] * t['b']['x'] / (t['c']['x'] + 1) - 2 * t['a']['x'] > 3"))
+    at = {Cell("t", row, "x"): number for row, number in zip("abc", (2.0, 3.0, 4.0))}
+    slopes = gradient(each.value, at)
+    for one in at:
+        moved = [evaluate(each.value, at | {one: at[one] + step}) for step in (-1e-5, 1e-5)]
+        assert slopes[one] == pytest.approx((moved[1] - moved[0]) / 2e-5, rel=1e-6)
+
+
+# ---- reading a file -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"holds_if": 'v["a"]["x"] > 1'}, r'v\["a"\]\["x"\] names no table; accepted: t, u, experiment'),
+        ({"holds_if": 't["e"]["x"] > 1'}, r't\["e"\]\["x"\] names no row of t; accepted: "a", "b", "c", "d"'),
+        ({"holds_if": 't["a"]["z"] > 1'}, r'names no column of t; accepted: "x", "y", "s"'),
+        ({"holds_if": f"{A_X} > > 1"}, r"holds_if, column \d+: invalid syntax"),
+        ({"holds_if": f"{A_X} == 1"}, r"holds_if, column 16: only > >= < <= compare"),
+        ({"holds_if": "1 > 2"}, "refers to no cell"),
+        ({"holds_if": 5}, "an expression or a list of expressions is needed, got 5"),
+        ({"holds_if": None}, "'no_numbers', why there is none"),
+        ({"holds_if": None, "no_numbers": "a figure"}, "measured side, 'needs' or 'not_run_yet'"),
+        ({"no_numbers": "a figure"}, "either an expression for the audit or 'no_numbers'"),
+        ({"audit": f"{A_X} > 1"}, "holds_if stands for audit and measured"),
+        ({"kind": "figure"}, "kind is 'figure'; accepted: cells, experiment, test"),
+        ({"kind": "experiment"}, "kind is experiment but the measured side refers to no experiment"),
+        ({"kind": "test"}, "kind test is decided by 'test'"),
+        ({"holds_if": None, "audit": f"{A_X} > 1", "kind": "test"}, "kind test needs 'test', 'needs' or 'not_run_yet'"),
+        ({"test": "tests/test_x.py::test_y"}, "go with kind test only"),
+        ({"holds_if": None, "audit": f"{A_X} > 1", "kind": "test", "test": "rm -rf"}, "accepted: tests/<file>.py::"),
+        ({"holds_if": None, "no_numbers": "x", "kind": "test", "test": "tests/a.py::b", "shows": "maybe"}, "shows is"),
+        ({"holds_if": 'experiment["e"]["v"] > 1', "kind": "experiment"}, "an audit uses the paper's tables alone"),
+        ({"holds_if": None, "audit": f"{A_X} > 1", "measured": 'experiment["e"]["v"] > 1'}, "refers to an experiment"),
+        ({"holds_if": 't["{row}"]["x"] > 1'}, r"\{row\} is not a name of 'for'; accepted: none"),
+        ({"for": {"row": ["a"]}}, "'for' gives row, which no expression uses"),
+        ({"for": {"row": "a"}}, "'for' gives lists by name"),
+        ({"for": {"row": list(range(300))}, "holds_if": 't["a"]["x"] > {row}'}, "makes 300 expressions"),
+        ({"expects": "x"}, "unknown keys expects; accepted: audit, claim"),
+        ({"claim": ""}, "claim is ''; a text is needed"),
+        ({"where": None}, "where is None"),
+        ({"needs": "x", "not_run_yet": "y"}, "either 'needs' or 'not_run_yet'"),
+        ({"id": "a b"}, "an id consists of letters"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_claim_is_said_with_file_and_claim(tmp_path, change, message):
+    content = entry(f"{A_X} > {B_X}") | change
+    with pytest.raises(ClaimError, match=message) as caught:
+        load(tmp_path, {key: value for key, value in content.items() if value is not None})
+    assert str(caught.value).startswith(f"no_paper/claims.yaml, claim {content['id']}")
+
+
+def test_doubles_a_missing_id_and_broken_files_are_named(tmp_path):
+    with pytest.raises(ClaimError, match="claim C1: the id stands twice"):
+        load(tmp_path, entry(f"{A_X} > 1"), entry(f"{B_X} > 1"))
+    with pytest.raises(ClaimError, match="claim number 2 has no id"):
+        load(tmp_path, entry(f"{A_X} > 1"), {"claim": "x"})
+    for broken, message in (
+        ("claims: [", "is no YAML"),
+        ("- a", "a list under the key 'claims'"),
+        ("", "a list under"),
+    ):
+        folder = folder_with(tmp_path, broken)
+        with pytest.raises(ClaimError, match=f"no_paper/claims.yaml.*{message}"):
+            load_claims(folder / "claims.yaml", load_paper_tables(folder / "paper_tables.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("values: [50.0]", "values: [50.0, 1]", "no_paper/paper_tables.yaml, u, row a: one value for each column"),
+        ("values: [50.0]", 'values: ["50"]', "row a: x is '50', not a number"),
+        ("method: b", "method: a", "t: rows and columns need distinct names"),
+    ],
+)
+def test_a_broken_table_of_the_paper_is_named(tmp_path, old, new, message):
+    folder = folder_with(tmp_path, "claims: []", TABLES.replace(old, new))
+    with pytest.raises(ClaimError, match=message):
+        load_paper_tables(folder / "paper_tables.yaml")
+
+
+def test_for_stands_for_all_combinations_and_a_list_for_all_its_expressions(tmp_path):
+    texts = ['t["{row}"]["{column}"] > 1', f"{A_X} > {B_X}"]
+    (claim,), _ = load(tmp_path, entry(texts, **{"for": {"row": ["a", "b"], "column": ["x", "y", "s"]}}))
+    assert len(claim.audit) == 7
+    assert claim.audit_text[-2:] == ("for every row of: a; b", "for every column of: x; y; s")
+    assert claim.sources == ("t",)
+
+
+# ---- audit ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "verdict"),
+    [
+        (f"{A_X} > {B_X}", HOLDS),
+        (f"{B_X} > {A_X}", FAILS),
+        (f"{A_Y} > {B_Y}", FAILS),  # a tie
+        (f"{A_Y} >= {B_Y}", HOLDS),
+        (f"approximately({A_X} - {B_X}, 5.05, 0.05)", HOLDS),  # to the printed digits, in spite of rounding
+        (f"approximately({A_X} - {B_X}, 5.1, 0.05)", FAILS),
+        ('0.1 * t["a"]["s"] + 0.2 * t["a"]["s"] > 0.3', FAILS),  # floats say 0.30000000000000004
+        ('t["c"]["y"] > 1', UNCHECKED),
+        (f't["c"]["y"] > 1 and {B_X} > {A_X}', FAILS),
+        (f't["c"]["y"] > 1 or {A_X} > {B_X}', HOLDS),
+        (f'{A_X} / t["d"]["x"] > 1', UNCHECKED),
+        (f"{A_X} > {B_X} > 80 > {A_Y} - 1", HOLDS),
+        ("u['a']['x'] > 49.9 and not u['a']['x'] > 50", HOLDS),
+    ],
+)
+def test_the_audit_puts_the_printed_numbers_in(tmp_path, expression, verdict):
+    (claim,), printed = load(tmp_path, entry(expression))
+    found = audit(claim, printed)
+    assert found.verdict == verdict
+    if verdict == UNCHECKED:
+        assert re.search('the paper prints no t\\["c"\\]\\["y"\\]|division by zero', found.reason)
+
+
+def test_an_audit_without_numbers_says_why(tmp_path):
+    content = entry(None, kind="experiment", measured='experiment["e"]["v"] > 1', no_numbers="a figure")
+    (claim,), printed = load(tmp_path, content)
+    assert (audit(claim, printed).verdict, audit(claim, printed).reason) == (UNCHECKED, "a figure")
+
+
+# ---- measured -------------------------------------------------------------------------------------------------------
+
+A, B = (52.0, 55.0, 51.0), (48.0, 52.5, 46.0)
+
+
+def test_cells_that_share_seeds_and_data_are_compared_in_pairs(tmp_path):
+    found = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell(A)}, "b": {"x": cell(B)}}))
+    expected = stats.ttest_rel(A, B).confidence_interval(0.95)
+    assert found.verdict == HOLDS
+    assert found.decisive.interval == pytest.approx((expected.low, expected.high))
+    assert found.margin == pytest.approx(np.mean(A) - np.mean(B))
+    assert found.decisive.basis == "3 seeds, paired"
+    assert (found.decisive.unit, found.scale) == ("points", "demo")
+    assert evidence(found) == "margin +3.8 ± 3.1 points; 3 seeds, paired"
+    assert headline(found) == "holds at demo scale"
+
+
+def test_pairs_go_by_seed_and_not_by_place(tmp_path):
+    turned = cell(B[::-1], seeds=(2, 1, 0))
+    found = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell(A)}, "b": {"x": turned}}))
+    expected = stats.ttest_rel(A, B).confidence_interval(0.95)
+    assert found.decisive.interval == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize("why", ["other seeds", "other training data", "more seeds"])
+def test_other_cells_are_compared_by_welch(tmp_path, why):
+    b = (*B, 50.0, 49.0) if why == "more seeds" else B
+    seeds = (7, 8, 9) if why == "other seeds" else None
+    tables = [table({"a": {"x": cell(A)}, "b": {"x": cell(b, seeds=seeds)}})]
+    if why == "other training data":
+        tables = [table({"a": {"x": cell(A)}}), table({"b": {"x": cell(B)}}, data="scenes/train (2)")]
+    found = verdict_of(tmp_path, f"{A_X} > {B_X}", *tables)
+    expected = stats.ttest_ind(A, b, equal_var=False).confidence_interval(0.95)
+    assert found.decisive.interval == pytest.approx((expected.low, expected.high))
+    assert found.verdict == UNDECIDED  # the same numbers that hold in pairs
+    assert found.decisive.basis == f"{'3 to 5' if why == 'more seeds' else 3} seeds, Welch"
+    assert found.reason == "the interval contains the threshold"
+
+
+@pytest.mark.parametrize(
+    ("expression", "verdict"),
+    [
+        (f"{A_X} < {B_X}", FAILS),
+        (f"not {A_X} < {B_X}", HOLDS),
+        (f"{A_X} > {B_X} and {A_Y} > {B_Y}", FAILS),
+        (f"{A_X} > {B_X} or {A_Y} > {B_Y}", HOLDS),
+        (f"{A_X} > {B_X} + 3.9", UNDECIDED),
+        (f"{A_X} > {B_X} and {A_X} > {B_X} + 3.9", UNDECIDED),
+        (f"{A_X} > 40", HOLDS),
+        (f"max({A_X}, {B_X}) - min({A_X}, {B_X}) < 10", HOLDS),
+        (f"max({A_X}, {B_X}) - min({A_X}, {B_X}) < 0.1", FAILS),
+        (f"approximately({A_X}, {B_X}, 10)", HOLDS),
+        (f"approximately({A_X}, {B_X}, 4)", UNDECIDED),
+        (f"{A_X} > 1.01 * {B_X}", HOLDS),
+        (f"{A_X} / {B_X} > 1.01", HOLDS),
+        (f"{A_X} / {B_X} > 2", FAILS),
+        (f"{A_Y} >= {A_Y}", HOLDS),
+        (f't["c"]["x"] > {A_X}', NEEDS),
+        (f't["d"]["x"] > {A_X}', NOT_RUN),
+        (f'u["a"]["x"] > {A_X}', NOT_RUN),
+        (f't["c"]["x"] > {A_X} and u["a"]["x"] > {A_X}', NEEDS),
+        (f'{A_X} > {B_X} or t["c"]["x"] > 1', HOLDS),
+        (f'{A_X} < {B_X} and t["c"]["x"] > 1', FAILS),
+        (f'{A_X} < {B_X} or t["d"]["x"] > 1', NOT_RUN),
+        ('t["a"]["s"] > 1', NOT_RUN),
+    ],
+)  # fmt: skip
+def test_measured_verdicts_of_hand_made_tables(tmp_path, expression, verdict):
+    a, b = cell((52.0, 55.0, 51.0)), cell((48.2, 51.0, 47.1))  # +3.9 in pairs, give or take 0.2
+    below, above = cell((10.0, 10.5, 10.2)), cell((30.0, 31.0, 30.5))
+    ours = table({"a": {"x": a, "y": below}, "b": {"x": b, "y": above}})
+    if f"{A_Y} >= {A_Y}" in expression:  # no number could change it
+        with pytest.raises(ClaimError, match="refers to no cell"):
+            verdict_of(tmp_path, expression, ours)
+        return
+    found = verdict_of(tmp_path, expression, ours)
+    assert found.verdict == verdict
+    reasons = {'t["c"]': "published weights", 't["d"]': "t, d", 'u["a"]': "u, a", 't["a"]["s"]': "t, column s"}
+    for reference, reason in reasons.items():
+        if verdict in (NEEDS, NOT_RUN) and reference in expression and not ("u[" in expression and "c" in expression):
+            assert found.reason == reason
+
+
+def test_a_ratio_has_the_interval_of_its_linear_part(tmp_path):
+    generator = np.random.default_rng(0)
+    a, b = generator.normal(60, 0.5, 12), generator.normal(50, 0.5, 12)
+    found = verdict_of(tmp_path, f"{A_X} / {B_X} > 1.1", table({"a": {"x": cell(a)}, "b": {"x": cell(b)}}))
+    per_seed = stats.ttest_1samp(a / b - 1.1, 0).confidence_interval(0.95)
+    assert found.decisive.interval == pytest.approx((per_seed.low, per_seed.high), abs=2e-4)
+
+
+def test_one_seed_is_decided_over_test_images_where_they_were_kept(tmp_path):
+    generator = np.random.default_rng(0)
+    base = generator.random(400)
+    a, b = ([[float(value > limit)] for value in base] for limit in (0.4, 0.5))
+    images = {name: PerImage.of(hits, unit=100) for name, hits in (("a", a), ("b", b))}
+    ours = {name: {"x": cell((kept.mean,), per_image=kept)} for name, kept in images.items()}
+    found = verdict_of(tmp_path, f"{A_X} > {B_X}", table(ours))
+    assert found.verdict == HOLDS
+    assert found.decisive.basis == "1 seed, bootstrap over test images"
+    # pairs of the same image: the difference is 0 or 1 per image, so its spread is that of one binomial
+    share = np.mean(np.array(a) - np.array(b))
+    low, high = found.decisive.interval
+    assert (high - low) / 2 == pytest.approx(196 * math.sqrt(share * (1 - share) / 400), rel=0.1)
+    assert "[" in effect(found.decisive)
+    apart = ours | {"b": {"x": replace(ours["b"]["x"], data="other (11)")}}  # other pictures, if of one protocol
+    wide = verdict_of(tmp_path, f"{A_X} > {B_X}", *(table({name: rows}) for name, rows in apart.items()))
+    assert wide.decisive.interval[1] - wide.decisive.interval[0] > 1.5 * (high - low)
+
+
+def test_one_seed_without_images_or_on_one_side_is_undecided(tmp_path):
+    one = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell((90.0,))}, "b": {"x": cell((10.0,))}}))
+    assert (one.verdict, one.reason, one.margin) == (UNDECIDED, "one seed", 80.0)
+    mixed = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell((90.0,))}, "b": {"x": cell(B)}}))
+    assert (mixed.verdict, mixed.reason) == (UNDECIDED, "one seed on one side")
+    same = PerImage.of([[1.0]] * 50, unit=100)
+    ours = {name: {"x": cell((100.0,), per_image=same)} for name in "ab"}
+    assert verdict_of(tmp_path, f"{A_X} >= {B_X}", table(ours)).reason == "one seed, and every test image says the same"
+
+
+def test_nothing_is_decided_at_smoke_scale(tmp_path):
+    ours = table({"a": {"x": cell(A, scale="smoke")}, "b": {"x": cell(B, scale="smoke")}}, scale="smoke")
+    found = verdict_of(tmp_path, f"{A_X} > {B_X}", ours, scale="smoke")
+    assert (found.verdict, found.reason) == (UNDECIDED, "nothing is decided at smoke scale")
+
+
+def test_cells_of_unlike_protocols_are_not_compared_and_the_key_is_named(tmp_path):
+    other = {**PROTOCOL, "preprocessing": {"size": 64}}
+    tables = [table({"a": {"x": cell(A)}}), table({"b": {"x": cell(B, protocol=other)}})]
+    found = verdict_of(tmp_path, f"{A_X} > {B_X}", *tables)
+    assert found.verdict == UNLIKE
+    assert found.reason == f"preprocessing.size is 32 for {A_X} but 64 for {B_X}"
+    may_differ = {**PROTOCOL, "unreadable_images": 3}
+    tables[1] = table({"b": {"x": cell(B, protocol=may_differ)}})
+    assert verdict_of(tmp_path, f"{A_X} > {B_X}", *tables).verdict == HOLDS
+
+
+def test_an_average_over_test_sets_is_fine_where_each_set_is_compared_with_itself(tmp_path):
+    other = {**PROTOCOL, "data": "second", "fingerprint": "11"}
+    ours = table({
+        "a": {"x": cell(A), "y": cell((62.0, 63.0, 61.0), "second (11)", other)},
+        "b": {"x": cell(B), "y": cell((58.0, 60.0, 58.0), "second (11)", other)},
+    })  # fmt: skip
+    found = verdict_of(tmp_path, f"mean({A_X} - {B_X}, {A_Y} - {B_Y}) > 0", ours)
+    assert found.verdict == HOLDS
+    expected = stats.ttest_rel(np.add(A, (62, 63, 61)) / 2, np.add(B, (58, 60, 58)) / 2).confidence_interval(0.95)
+    assert found.decisive.interval == pytest.approx((expected.low, expected.high))
+    assert found.decisive.data == ("test (00)", "second (11)")
+    crossed = verdict_of(tmp_path, f"{A_X} > {B_Y}", ours)
+    assert crossed.verdict == UNLIKE
+    assert 'data is "test"' in crossed.reason
+    assert verdict_of(tmp_path, f"mean({A_X} - {B_X}, {A_Y}) > 0", ours).verdict == HOLDS  # against a number
+
+
+def test_two_comparisons_that_share_the_error_need_more_than_one_does(tmp_path):
+    a, b = (10.0, 11.0, 12.5), (12.0, 12.6, 13.6)
+    ours = table({"a": {"x": cell(a), "y": cell((90.0, 91.0, 92.0))}, "b": {"x": cell(b), "y": cell((1.0, 2.0, 3.0))}})
+    alone = verdict_of(tmp_path, f"{A_X} > {B_X}", ours)
+    both = verdict_of(tmp_path, [f"{A_X} > {B_X}", f"{A_Y} > {B_Y}"], ours)
+    assert (alone.verdict, both.verdict) == (FAILS, UNDECIDED)
+    assert "one comparison fails alone" in both.reason
+    assert (both.holding, both.of) == (1, 2)
+    assert evidence(both).startswith("smallest margin −1.6 ± ")
+
+
+def test_scales_are_judged_apart_and_the_more_telling_one_comes_first(tmp_path):
+    (claim,), printed = load(tmp_path, entry(f"{A_X} > {B_X}"))
+    demo = table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})
+    half = table({"a": {"x": cell(A, scale="paper")}}, scale="paper")
+    photos = table({"a": {"x": cell(B, scale="photos")}, "b": {"x": cell(A, scale="photos")}}, scale="photos")
+    found = measured_at_every_scale(claim, printed, [demo, half, photos], [])
+    assert [(verdict.scale, verdict.verdict) for verdict in found] == [("photos", FAILS), ("demo", HOLDS)]
+    (only,) = measured_at_every_scale(claim, printed, [half], [])
+    assert (only.verdict, only.reason) == (NOT_RUN, "t, b")
+    (nothing,) = measured_at_every_scale(claim, printed, [], [])
+    assert (nothing.verdict, nothing.reason, nothing.scale) == (NOT_RUN, "t, 2 rows", "")
+
+
+def test_of_several_runs_of_a_table_the_one_with_most_seeds_counts_and_of_equal_ones_the_last():
+    few, many, last = (table({"a": {"x": cell(values_)}}) for values_ in ((1.0,), (2.0, 2.0), (3.0, 3.0)))
+    key = Cell("t", "a", "x")
+    assert our_cells([many, few], [], "demo")[key].values == (2.0, 2.0)
+    assert our_cells([many, last, few], [], "demo")[key].values == (3.0, 3.0)
+    assert our_cells([many], [], "photos") == {}
+
+
+def test_a_number_of_the_paper_never_fills_a_cell_of_ours():
+    rows = [Row("a", {"x": 99.0}, {}, "not run"), Row("b", {"x": 98.0}, {"x": cell(B)}, "measured")]
+    content = replace(table({"b": {"x": cell(B)}}), rows=rows)
+    ours = our_cells([content], [], "demo")
+    assert list(ours) == [Cell("t", "b", "x")]
+    assert ours[Cell("t", "b", "x")].values == B
+
+
+def test_what_cannot_be_run_and_what_a_test_decides(tmp_path):
+    contents = [
+        entry(f"{A_X} > {B_X}", "C1", needs="a private data set"),
+        entry(f"{A_X} > {B_X}", "C2", not_run_yet="a figure"),
+        entry(None, "C3", kind="test", no_numbers="a theorem", test="tests/test_x.py::test_y"),
+        entry(None, "C4", kind="test", no_numbers="a theorem", test=["tests/test_x.py::test_z"], shows=FAILS),
+    ]
+    claims, printed = load(tmp_path, *contents)
+    full = our_cells([table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})], [], "demo")
+    found = [measured(claim, printed, full, "demo") for claim in claims]
+    assert [headline(verdict) for verdict in found] == [
+        "needs a private data set", "not run yet: a figure", "holds, by a test", "does not hold, by a test",
+    ]  # fmt: skip
+    assert "tests/test_x.py::test_y" in found[2].reason
+
+
+# ---- experiments ----------------------------------------------------------------------------------------------------
+
+
+def experiment(**changes):
+    content = {
+        "paper": "no_paper", "name": "memory", "scale": "demo", "seeds": (0, 1),
+        "values": {"v": (1.0, 1.2), "w": (3.0, 3.1)}, "data": "noise", "git_revision": "abc", "command": "make",
+        "created": "2000-01-01", "hardware": "1 abacus", "caption": "Nothing.", "units": {"v": "GB", "w": "GB"},
+    }  # fmt: skip
+    return Experiment(**(content | changes))
+
+
+def test_an_experiment_is_written_found_and_decides_a_claim(tmp_path):
+    path = write_experiment(experiment(), tmp_path / "results")
+    assert path == tmp_path / "results/no_paper/experiments/demo/memory.json"
+    assert collect_experiments([tmp_path / "results", tmp_path / "nowhere"]) == [experiment()]
+    content = entry(
+        None, kind="experiment", no_numbers="a figure", measured='experiment["memory"]["v"] < experiment["memory"]["w"]'
+    )
+    (claim,), printed = load(tmp_path, content)
+    (found,) = measured_at_every_scale(claim, printed, [], collect_experiments([tmp_path / "results"]))
+    assert found.verdict == HOLDS
+    assert evidence(found) == "margin +1.9 ± 0.6 GB; 2 seeds, paired"
+    (missing,) = measured_at_every_scale(claim, printed, [], [])
+    assert missing.reason == "experiment memory"
+    assert claim.sources == ("memory",)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: path.write_text("{"), "memory.json is broken"),
+        (lambda path: path.write_text("[]"), "its format is not"),
+        (lambda path: path.write_text(path.read_text().replace('"caption"', '"captions"')), "caption, captions"),
+        (lambda path: path.write_text(path.read_text().replace("1.2", "NaN")), "one finite value for each"),
+        (lambda path: path.write_text(path.read_text().replace('_version": 1', '_version": 9')), "version"),
+    ],
+)  # fmt: skip
+def test_a_broken_experiment_is_named(tmp_path, make, message):
+    path = write_experiment(experiment(), tmp_path)
+    make(path)
+    with pytest.raises(ValueError, match=f"{re.escape(str(tmp_path))}.*{message}"):
+        read_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "../x"}, "names a file"),
+        ({"seeds": (0, 0)}, "distinct seeds"),
+        ({"values": {"v": (1.0,)}}, "one finite value for each"),
+        ({"units": {"q": "GB"}}, "units of unknown values"),
+    ],
+)
+def test_an_experiment_checks_itself(changes, message):
+    with pytest.raises(ValueError, match=message):
+        experiment(**changes)
+
+
+# ---- images beside a table ------------------------------------------------------------------------------------------
+
+
+def test_images_of_single_seeds_travel_beside_the_table_and_old_ones_are_removed(tmp_path):
+    kept = PerImage.of([[1.0, 0.0], [1.0], [0.0, 0.0]], unit=100)
+    ours = table({"a": {"x": cell((kept.mean,), per_image=kept)}, "b": {"x": cell((1.0,))}})
+    paths = write_table(ours, tmp_path)
+    assert paths[-1].name == "t_images.npz"
+    read = read_table(tmp_path / "t.json")
+    assert read == ours
+    found = read.rows[0].ours["x"].per_image
+    assert found.sums.tolist() == [100.0, 100.0, 0.0]
+    assert found.counts.tolist() == [2.0, 1.0, 2.0]
+    assert read.rows[1].ours["x"].per_image is None
+    text = (tmp_path / "t.json").read_text()
+    assert "per_image" not in text
+    (tmp_path / "t.json").write_text(text.replace("40.0", "41.0"))  # images of another run
+    assert read_table(tmp_path / "t.json").rows[0].ours["x"].per_image is None
+    write_table(table({"a": {"x": cell(A)}}), tmp_path)
+    assert not (tmp_path / "t_images.npz").exists()
+
+
+def test_broken_images_beside_a_table_are_named(tmp_path):
+    kept = PerImage.of([[1.0], [0.0]], unit=100)
+    write_table(table({"a": {"x": cell((50.0,), per_image=kept)}}), tmp_path)
+    (tmp_path / "t_images.npz").write_bytes(b"PK\3\4 no archive")
+    with pytest.raises(ValueError, match=r"t_images.npz beside it cannot be read .*; delete it"):
+        read_table(tmp_path / "t.json")
+
+
+# ---- for readers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def judged(tmp_path):
+    contents = [
+        entry(f"{A_X} > {B_X}", "C1", note="A note."),
+        entry(f"{A_X} < {B_X}", "C2"),
+        entry(f"{A_X} > {B_X} + 3.9", "C3"),
+        entry(f'{A_X} > t["d"]["x"]', "C4"),
+        entry(f'{A_X} > t["c"]["x"]', "C5"),
+        entry(None, "C6", kind="test", no_numbers="a theorem", test="tests/test_x.py::test_y"),
+        entry('u["a"]["x"] > 60', "C7", claim="<b>Hostile</b> | sentence."),
+    ]
+    folder = folder_with(tmp_path, json.dumps({"claims": contents}))
+    return judge(folder, [table({"a": {"x": cell(A)}, "b": {"x": cell(B)}})], [])
+
+
+def test_counts_name_every_verdict(judged):
+    assert counts(judged) == (
+        "4 hold, 2 do not hold, 1 cannot be checked",
+        "1 hold, 1 hold by a test, 1 do not hold, 1 undecided, 2 not run yet, 1 need what is not here",
+    )
+
+
+def test_only_claims_of_the_asked_tables_are_kept(judged):
+    assert [each.claim.id for each in touching(judged, ["u"]).judged] == ["C7"]
+    assert [each.claim.id for each in touching(judged, ["t", "u"]).judged] == ["C1", "C2", "C3", "C4", "C5", "C7"]
+    assert judge(Path("/nowhere"), [], []) is None
+
+
+def test_terminal_text_has_both_verdicts_and_keeps_to_its_width(judged):
+    text = to_text(judged, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    joined = " ".join(text.split())
+    assert (
+        "C1 Sentence C1. audit: holds; measured: holds at demo scale (margin +3.8 ± 3.1 points; 3 seeds, paired)"
+        in joined
+    )
+    assert "C2 Sentence C2. audit: does not hold; measured: does not hold at demo scale" in joined
+    assert "C4 Sentence C4. audit: holds; measured: not run yet: t, d" in joined
+    assert "C5 Sentence C5. audit: holds; measured: needs published weights" in joined
+    assert to_text(touching(judged, [])) == ""
+
+
+def test_markdown_has_a_line_for_each_claim_and_is_not_broken_by_a_sentence(judged):
+    text = to_markdown(judged)
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {4}
+    assert len(lines) == 2 + 7
+    assert "<b>" not in text
+    assert f"Decided by `{A_X} > {B_X}`. A note." in text
+
+
+def test_the_page_has_each_claim_once_with_verdicts_counts_and_expressions(judged, tmp_path):
+    page = write_page([], [], tmp_path / "page.html", claims=[judged]).read_text(encoding="utf-8")
+    for each in judged.judged:
+        assert page.count(f'id="claim-no_paper-{each.claim.id}"') == 1
+    assert page.count("Sentence C1.") == 1
+    assert "7 claims. Audit: 4 hold" in page
+    assert page.count("<details>") == page.count("</details>") == 7
+    assert "&lt;b&gt;Hostile" in page
+    assert "<b>" not in page
+    assert "3.8 ± 3.1 points" in page
+    assert "3 seeds, paired" in page
+    assert "t[&#34;a&#34;][&#34;x&#34;] &gt; t[&#34;b&#34;][&#34;x&#34;]" in page
+    assert "tests/test_x.py::test_y" in page.replace("<wbr>", "")
+    for sign in ("src=", "@import", "url(", "<script", "http"):
+        assert sign not in page
+
+
+def test_the_page_without_claims_or_tables_says_what_to_run(tmp_path):
+    page = write_page([], [], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "No table has been written yet" in page
+    assert 'class="claims"' not in page

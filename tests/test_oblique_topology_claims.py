@@ -1,0 +1,243 @@
+"""The oblique paper's claims: the audit of its printed numbers, and the claims that a test can prove or refute."""
+
+import ast
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+
+from common.report.claims import FAILS, HOLDS, UNCHECKED, audit, load_claims, load_paper_tables
+from common.report.command import Command, _write
+from common.report.expressions import Cell
+from common.report.tables import read_table
+from common.report.verdicts import judge
+from oblique_topology.reproduce import PARTS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAPER = ROOT / "oblique_topology"
+PRINTED = load_paper_tables(PAPER / "paper_tables.yaml")
+CLAIMS = {claim.id: claim for claim in load_claims(PAPER / "claims.yaml", PRINTED)}
+NOT_BORNE_OUT = {"C2", "C3", "C13", "C16", "C20", "C22"}
+WITHOUT_NUMBERS = {"C4", "C18", *(f"C{n}" for n in (24, 25, 26, 27, 28, 29, 30, 32, 33, 34, 36))}
+
+
+def test_all_claims_of_the_paper_are_there():
+    assert list(CLAIMS) == [f"C{number}" for number in range(1, 37)]
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_audit_of_a_claim_says_what_the_printed_numbers_say(name):
+    expected = FAILS if name in NOT_BORNE_OUT else UNCHECKED if name in WITHOUT_NUMBERS else HOLDS
+    assert audit(CLAIMS[name], PRINTED).verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "holding", "of", "margin"),
+    [
+        ("C1", 1, 1, 0.05),  # 24.4 / 4 is 6.1, within 0.05
+        ("C2", 3, 4, 70.6 - 77.7 + 2),  # ImageNet-R against the weaker of the public two
+        ("C3", 6, 8, 75.2 - 77.9),  # ImageNet-R, and the tie in the MSCOCO mean
+        ("C6", 6, 6, 32.89 - 31.45),
+        ("C8", 3, 3, (60.32 + 59.76 + 60.66 - 60.43 - 59.60 - 60.61) / 3),
+        ("C9", 4, 4, 3 - (32.69 - 30.43)),
+        ("C10", 4, 4, 0.25 - (3.168 - 3.024)),
+        ("C12", 6, 6, 20 - 18),
+        ("C16", 10, 12, 30.04 - 30.33),
+        ("C20", 7, 8, 76.86 - 77.43),
+        ("C22", 0, 1, 13 - (76.4 - 62.1)),
+    ],
+)
+def test_counts_and_margins_of_the_audit_are_those_computed_by_hand(name, holding, of, margin):
+    verdict = audit(CLAIMS[name], PRINTED)
+    assert (verdict.holding, verdict.of) == (holding, of)
+    assert verdict.margin == pytest.approx(margin, abs=1e-9)
+
+
+def test_claim_13_has_the_sign_of_the_correlation():
+    verdict = audit(CLAIMS["C13"], PRINTED)
+    correlations = []
+    for topology in ("Sphere", "Ob(64, 8), geodesic", "Ob(64, 8), inner product"):
+        rows = [f"{topology}, {start}" for start in ("e^2.64", "e^5.31", "e^0")]
+        steps = [PRINTED.numbers[Cell("table6", row, "converge_step")] for row in rows]
+        for column in ("zs_cls_acc", "zs_t2i_r1"):
+            correlations.append(
+                np.corrcoef(steps, [PRINTED.numbers[Cell("table3", row, column)] for row in rows])[0, 1]
+            )
+    assert [finding.verdict == HOLDS for finding in verdict.findings] == [value < 0 for value in correlations]
+    assert np.allclose(correlations, [-0.18, 0.06, -0.83, -0.69, -1.0, 0.81], atol=0.01)
+
+
+def test_numbers_that_the_paper_prints_twice_stand_in_the_file_once():
+    text = (PAPER / "paper_tables.yaml").read_text(encoding="utf-8")
+    for row in ("48.3, 31.45, 30.62, 60.38", "52.3, 32.89, 30.70, 60.32"):
+        assert text.count(row) == 1
+    sphere = [PRINTED.numbers[Cell(table, "Sphere(512)", "zs_t2i_r1")] for table in ("table4", "table8")]
+    assert sphere == [31.45, 31.45]
+
+
+def test_a_table_is_marked_as_not_run_yet_as_long_as_nothing_here_reproduces_it():
+    tables = yaml.safe_load((PAPER / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]
+    runnable = {name for name, table in tables.items() if not table.get("not_run_yet")}
+    assert runnable == {name for name in PARTS if name.startswith("table")}
+    for name in set(tables) - runnable:
+        assert not any("config" in row for row in tables[name]["rows"]), name
+
+
+def test_every_test_that_decides_a_claim_exists_and_is_not_skipped():
+    named = [test for claim in CLAIMS.values() for test in claim.tests]
+    assert named
+    for test in named:
+        file, _, function = test.partition("::")
+        module = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        outside = [node for node in module.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        (found,) = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function]
+        told = " ".join(ast.unparse(node) for node in (*outside, found))
+        for word in ("skip", "xfail", "pytestmark", "mark.gpu", "mark.slow", "data_dir"):
+            assert word not in told, f"{test}: {word}"
+        assert any(isinstance(node, ast.Assert) for node in ast.walk(found)), test
+
+
+def test_no_number_of_the_paper_reaches_the_measured_side(tmp_path):
+    folder = tmp_path / "oblique_topology"
+    folder.mkdir()
+    (folder / "claims.yaml").write_text((PAPER / "claims.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    text = (PAPER / "paper_tables.yaml").read_text(encoding="utf-8")
+    (folder / "paper_tables.yaml").write_text(text, encoding="utf-8")
+    committed = sorted((ROOT / "results").glob("oblique_topology/*/*/*.json"))
+    tables = [read_table(path) for path in committed if path.parent.name in ("demo", "photos")]
+    before = judge(folder, tables, [])
+    # every printed value becomes another one, in the file and in the paper's cells of the tables
+    shifted = re.sub(r"values: (&\w+ )?\[[^\]]*\]", lambda m: re.sub(r"\d+\.\d+", "1.5", m.group()), text)
+    assert shifted.count("1.5") > 200
+    (folder / "paper_tables.yaml").write_text(shifted, encoding="utf-8")
+    assert any(row.paper for table in tables for row in table.rows)
+    tables = [replace(table, rows=[replace(row, paper={}) for row in table.rows]) for table in tables]
+    after = judge(folder, tables, [])
+    assert [judged.measured for judged in after.judged] == [judged.measured for judged in before.judged]
+    assert [judged.audit for judged in after.judged] != [judged.audit for judged in before.judged]
+
+
+def test_a_reproduced_table_ends_with_the_claims_that_it_touches(tmp_path, capsys):
+    tables = [read_table(ROOT / "results/oblique_topology/table2/demo/table2.json")]
+    command = Command("table2", "demo", (0, 1, 2), (), tmp_path, tmp_path / "results")
+    _write(command, "oblique_topology", tables)
+    text = capsys.readouterr().out
+    assert re.findall(r"^(C\d+) ", text, re.MULTILINE) == ["C1", "C2", "C3", "C22"]
+    told = (tmp_path / "results/oblique_topology/table2/demo/table2_claims.md").read_text(encoding="utf-8")
+    assert told.count("| C") == 4
+    assert "needs published weights" in told
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for name in CLAIMS:
+        assert page.count(f'id="claim-oblique_topology-{name}"') == 1
+    _write(replace(command, overrides=("optim.steps=2",)), "oblique_topology", tables)
+    assert "Claims are not judged by changed rows or settings." in capsys.readouterr().out
+    assert len(list(tmp_path.glob("results/*/*/*/*_claims.md"))) == 1
+
+
+def test_a_run_just_made_counts_before_committed_ones(tmp_path, capsys):
+    """Committed results hold three seeds; a single seed made now is what its own verdicts are about."""
+    committed = read_table(ROOT / "results/oblique_topology/table2/demo/table2.json")
+    rows = [row for row in committed.rows if row.status == "measured"]
+    ours = {key: replace(cell, values=cell.values[:1], seeds=(0,)) for key, cell in rows[0].ours.items()}
+    multi = replace(rows[0], method="CLIP [Multi(32, 16)], ViT-B/16", ours=ours)
+    table = replace(committed, rows=[replace(rows[0], ours=ours), multi])
+    _write(Command("table2", "demo", (0,), (), tmp_path, tmp_path / "results"), "oblique_topology", [table])
+    assert "C1" in (text := capsys.readouterr().out)
+    assert "undecided at demo scale (margin 0 points; one seed)" in " ".join(text.split())
+
+
+# ---- claims that a test decides -------------------------------------------------------------------------------------
+
+
+def encoder_cost(tokens, layers, width):
+    """Multiply-accumulates of one tower (version B): t l (12 d^2 + 2 t d)."""
+    return tokens * layers * (12 * width**2 + 2 * tokens * width)
+
+
+def test_class_tokens_cost_less_than_8_percent_in_the_vision_tower_but_not_in_both():
+    vision = [encoder_cost(196 + tokens, 12, 768) for tokens in (1, 16)]
+    text = [encoder_cost(76 + tokens, 12, 512) for tokens in (1, 16)]
+    assert vision[1] / vision[0] == pytest.approx(1.0795, abs=1e-4)
+    both = (vision[1] + text[1]) / (vision[0] + text[0])
+    assert both == pytest.approx(1.0972, abs=1e-4)
+    assert vision[1] / vision[0] < 1.08 < both
+
+
+def parameters(tokens, numbers):
+    """ViT-B/16 and the BERT-like text tower with `tokens` class tokens of `numbers` numbers, and the temperature."""
+    blocks = {width: 12 * (12 * width**2 + 13 * width) for width in (768, 512)}
+    vision = 3 * 16 * 16 * 768 + tokens * 768 + (196 + tokens) * 768 + 4 * 768 + blocks[768] + 768 * numbers
+    text = 30522 * 512 + (76 + tokens) * 512 + 4 * 512 + blocks[512] + 512 * numbers  # copies share the word embedding
+    return vision + text + 1
+
+
+def test_sixteen_class_tokens_add_no_parameters_in_all():
+    assert parameters(1, 512) == 139_952_129  # as in the released weights
+    assert parameters(16, 32) == 139_368_449
+    assert parameters(16, 32) - parameters(1, 512) == -583_680
+    assert parameters(16, 512) - parameters(1, 512) < 0.001 * parameters(1, 512)  # even with equal projections
+
+
+def log_ratio_of_alignment_to_uniformity(similarity, logit_scale):
+    """log mean_i exp(A_i - U_i): numerator and denominator of the paper's Equation 1, (version B, equilibrium)."""
+    logits = logit_scale * similarity
+    positives = np.diag(logits)
+    negatives = np.where(np.eye(len(logits), dtype=bool), -np.inf, logits)
+    uniformity = np.logaddexp(logsumexp(negatives, axis=1), logsumexp(negatives, axis=0))
+    return logsumexp(positives - uniformity) - np.log(len(logits))
+
+
+def equilibrium(batch, noise):
+    """Smallest multiplier at which the ratio is 1; positives at 0.4, negatives and shuffled positives at 0.1."""
+    similarity = np.full((batch, batch), 0.1)
+    shuffled = round(noise * batch)
+    similarity[np.arange(batch), np.arange(batch)] = np.where(np.arange(batch) < shuffled, 0.1, 0.4)
+    return brentq(lambda scale: log_ratio_of_alignment_to_uniformity(similarity, scale), 0.0, 200.0)
+
+
+def test_equilibrium_temperature_grows_with_batch_and_noise():
+    assert equilibrium(1024, 0.0) == pytest.approx(np.log(2 * 1023) / 0.3)  # 25.41
+    by_batch = [equilibrium(batch, 0.0) for batch in (100, 500, 1000)]
+    by_noise = [equilibrium(500, noise) for noise in (0.0, 0.05, 0.1, 0.2)]
+    assert np.all(np.diff(by_batch) > 1)
+    assert np.all(np.diff(by_noise) > 0.1)
+    closed = [np.log((2 * 499 - noise) / (1 - noise)) / 0.3 for noise in (0.0, 0.05, 0.1, 0.2)]
+    assert by_noise == pytest.approx(closed)
+
+
+def test_at_temperature_one_the_alignment_term_is_tiny():
+    generator = np.random.default_rng(0)
+    batch = 512
+    similarity = generator.normal(0.12, 0.06, (batch, batch))
+    similarity[np.arange(batch), np.arange(batch)] = generator.normal(0.35, 0.06, batch)
+    ratios = {scale: np.exp(log_ratio_of_alignment_to_uniformity(similarity, scale)) for scale in (1, 100)}
+    assert ratios[1] == pytest.approx(1.2e-3, rel=0.1)
+    assert ratios[100] > 1
+    # the loss is made of negatives: with the positives out of its denominator it hardly changes at 1, and does at 100
+    for scale, share in ((1, 0.001), (100, 0.2)):
+        logits = scale * similarity
+        with_positive = np.mean(logsumexp(logits, axis=1) - np.diag(logits))
+        without = np.mean(logsumexp(np.where(np.eye(batch, dtype=bool), -np.inf, logits), axis=1) - np.diag(logits))
+        change = abs(with_positive - without) / with_positive
+        assert (change < share) if scale == 1 else (change > share)
+
+
+def test_a_false_negative_caps_negatives_at_three_times_the_positives_under_a_metric_alone():
+    generator = np.random.default_rng(0)
+    image_1, text_1, image_2, text_2 = generator.normal(size=(4, 20_000, 3))
+
+    def ratio(distance):
+        # (image_1, text_2) is labelled negative but in truth related, so it is as close as a positive
+        positives = [distance(image_1, text_1), distance(image_2, text_2), distance(image_1, text_2)]
+        return distance(image_2, text_1) / np.max(positives, axis=0)
+
+    assert ratio(lambda a, b: np.linalg.norm(a - b, axis=-1)).max() <= 3
+    angle = np.radians([90.0, 135.0, 0.0, 45.0])  # image_1, text_1, image_2, text_2 on a circle
+    image_1, text_1, image_2, text_2 = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
+    assert ratio(lambda a, b: 1 - a @ b) > 5  # 1 - cosine is no metric
+    assert ratio(lambda a, b: np.arccos(np.clip(a @ b, -1, 1))) == pytest.approx(3)  # the angle is one
