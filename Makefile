@@ -74,7 +74,7 @@ format: $(DEV_READY) ## ruff, rewriting files
 	$(PY) -m ruff check --fix .
 
 benchmark: $(DEV_READY) ## performance as ratios against the alternative a user would pick
-	$(PY) scripts/benchmark.py
+	$(PY) scripts/benchmark.py $(if $(RESULTS),--output "$(RESULTS)/benchmark")
 
 scenes: $(RUN_READY) ## contact sheets of the embedded data set, and the ceiling of its captions
 	$(PY) scripts/draw_scenes.py

@@ -1,18 +1,23 @@
 """Performance as ratios measured in one run, against unavoidable work or the alternative that a user would pick.
 
     make benchmark
-    python scripts/benchmark.py --only retrieval --repeats 5 --json outputs/benchmark.json
+    python scripts/benchmark.py --only retrieval training --repeats 9 --output outputs/benchmark
+    python scripts/benchmark.py --quick                     every row at toy size, in seconds: is it wired up?
 
-Seconds depend on the machine and its load; the ratios are what to quote. Each row times both sides in turn, several
-times, and takes the medians.
+Seconds depend on the machine and its load; the ratios are what to quote. Both sides of a row run in turn, the order
+changing every time, so that a slow minute of the machine hits both; the row shows the median of the pairwise ratios and
+their range. A whole run is written to results/benchmark/<machine class>.json and .md, a part to outputs/benchmark.
 """
 
 import argparse
 import json
-import statistics
+import os
+import platform
+import re
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 if not __package__:
@@ -20,94 +25,112 @@ if not __package__:
 
 import torch
 
-from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs
-from common.evaluation.retrieval import retrieval_ranks
-from common.geometry import unit
-from common.info_nce import contrastive_loss
-from common.run.config import ConfigError, load_row
-from common.run.order import SampleOrder
+from common.run.config import ConfigError
 from common.run.provenance import ROOT, git_revision, hardware
-from common.run.schedule import build_optimizer
 from common.run.session import run_or_explain
-from oblique_topology.config import Config
-from oblique_topology.model import build_model
+from scripts.benchmarks.comparison import Row, Skipped, measure
+from scripts.benchmarks.data import scenes, shard_bytes, shards, shards_2_workers
+from scripts.benchmarks.evaluation import retrieval
+from scripts.benchmarks.training import training, training_gpu
+
+PACKAGES = ("torch", "torchvision", "numpy", "pillow", "open_clip_torch", "webdataset")
+BENCHMARKS = {
+    function.__name__: function
+    for function in (retrieval, scenes, shards, shards_2_workers, shard_bytes, training, training_gpu)
+}
 
 
-def ratio(ours: Callable[[], object], reference: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Median seconds of both, run in turn after one warm-up each, and the median of the pairwise ratios."""
-    times: list[tuple[float, float]] = []
-    for repeat in range(repeats + 1):
-        pair = []
-        for function in (ours, reference):
-            start = time.perf_counter()
-            function()
-            pair.append(time.perf_counter() - start)
-        if repeat:
-            times.append((pair[0], pair[1]))
+def machine() -> dict[str, object]:
+    """What the seconds depend on."""
+    versions = {package: version(package) for package in PACKAGES}
     return {
-        "ours_seconds": statistics.median(first for first, _ in times),
-        "reference_seconds": statistics.median(second for _, second in times),
-        "ratio": statistics.median(first / second for first, second in times),
+        "hardware": hardware(),
+        "threads": torch.get_num_threads(),
+        "processors": os.cpu_count(),
+        "load_at_start": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "versions": versions,
+        "git_revision": git_revision(),
     }
 
 
-def retrieval(repeats: int) -> dict[str, float]:
-    """Product and exact ranks both ways of 5,000 pictures x 25,000 captions, over the product alone; goal 1.6."""
-    images, texts = unit(torch.randn(5000, 512)), unit(torch.randn(25_000, 512))
-    text_to_image = torch.arange(5000).repeat_interleave(5)
-    return ratio(lambda: retrieval_ranks(images @ texts.T, text_to_image), lambda: images @ texts.T, repeats)
+def machine_class(threads: int) -> str:
+    """File name of this kind of machine: its GPU, or how many threads the CPU has."""
+    if torch.cuda.is_available():
+        return re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+    return f"cpu-{threads}-threads"
 
 
-def scenes(repeats: int) -> dict[str, float]:
-    """Drawing and tokenising one demo batch, over one training step on it; below 1 the loader never starves the run."""
-    row = ROOT / "oblique_topology" / "configs" / "table2_clip.yaml"
-    config = load_row(Config, ROOT / "oblique_topology", row, "demo")
-    pairs = open_training_pairs(config.data, 0)
-    tokenizer = build_tokenizer(config.data, pairs)
-    order = SampleOrder(len(pairs), config.optim.global_batch_size, 0)
-    view = TrainingView(pairs, order, image_transform(config.data), tokenizer, config.data.context_length)
-    positions = list(range(config.optim.global_batch_size))
-    batch = view.__getitems__(positions)
-    model = build_model(config, tokenizer.vocabulary_size)
-    optimizer = build_optimizer(model, config.optim)
-
-    def step() -> None:
-        loss = contrastive_loss(*_embedded(model, batch), model.geometry.similarity, model.logit_scale())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return ratio(lambda: view.__getitems__(positions), step, repeats)
-
-
-def _embedded(model, batch) -> tuple[torch.Tensor, torch.Tensor]:
-    return model.encode_image(batch.images / 255.0), model.encode_text(batch.token_ids)
-
-
-BENCHMARKS = {"retrieval": retrieval, "scenes": scenes}
+def markdown(about: dict[str, object], rows: list[Row], skipped: dict[str, str], quick: bool) -> str:
+    """The table for a reader."""
+    versions = ", ".join(f"{package} {number}" for package, number in about["versions"].items())
+    lines = [
+        "# Performance",
+        "",
+        f"{about['hardware']}, {about['threads']} threads of {about['processors']} processors, load at the start "
+        f"{about['load_at_start']}. Python {about['python']}, {versions}. Revision {about['git_revision']}.",
+        "",
+        "Toy sizes (--quick): these figures mean nothing."
+        if quick
+        else "Medians of interleaved repeats; in brackets the smallest and largest ratio of ours to the reference. Of "
+        "time less is better, of throughput more.",
+        "",
+        "| row | what is compared | ratio of | goal | measured | verdict | ours | reference | ours, samples/s |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        sign = "≤" if row.kind == "time" else "≥"
+        lines.append(
+            f"| {row.name} | {row.what} | {row.kind} | {sign} {row.goal} | {row.ratio:.2f} ({row.low:.2f} to "
+            f"{row.high:.2f}, {row.repeats} repeats) | {'met' if row.met else 'not met'} | {row.ours_seconds:.3f} s | "
+            f"{row.reference_seconds:.3f} s | {row.ours_samples_per_second:,.0f} |"
+        )
+    lines += [f"| {name} | | | | | skipped: {reason} | | | |" for name, reason in skipped.items()]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(BENCHMARKS), help=", ".join(BENCHMARKS))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--output", type=Path, default=None, help="folder; default: see above")
+    parser.add_argument("--quick", action="store_true", help="toy sizes; the figures mean nothing")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.only if name not in BENCHMARKS]
     if unknown:
         raise ConfigError(f"--only {' '.join(unknown)} is unknown; accepted: {', '.join(BENCHMARKS)}")
-    results = {}
-    print(f"{hardware()}, revision {git_revision()}, medians of {arguments.repeats}")
-    print(f"{'':12} {'ours':>10} {'reference':>10} {'ratio':>7}  what")
+    if arguments.repeats < 1:
+        raise ConfigError(f"--repeats {arguments.repeats}; accepted: at least 1")
+    output = arguments.output
+    if output is None:
+        whole = not arguments.quick and set(arguments.only) == set(BENCHMARKS)
+        output = ROOT / ("results" if whole else "outputs") / "benchmark"
+    about, rows, skipped = machine(), [], {}
+    print(f"{about['hardware']}, revision {about['git_revision']}")
     for name in arguments.only:
-        results[name] = found = BENCHMARKS[name](arguments.repeats)
-        what = BENCHMARKS[name].__doc__
-        print(
-            f"{name:12} {found['ours_seconds']:9.3f}s {found['reference_seconds']:9.3f}s {found['ratio']:7.2f}  {what}"
-        )
-    if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({"hardware": hardware(), "results": results}, indent=1))
+        torch.manual_seed(0)
+        torch.set_num_threads(about["threads"])  # numba's threads change it
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                row = measure(name, BENCHMARKS[name](arguments.quick, Path(folder)), arguments.repeats)
+        except Skipped as reason:
+            skipped[name] = str(reason)
+            print(f"{name}: skipped, {reason}")
+            continue
+        rows.append(row)
+        verdict = "met" if row.met else "not met"
+        print(f"{name}: {row.kind} ratio {row.ratio:.2f} ({row.low:.2f} to {row.high:.2f}), goal {row.goal} {verdict}")
+    output.mkdir(parents=True, exist_ok=True)
+    place = output / machine_class(about["threads"])
+    content = {
+        "quick": arguments.quick,
+        "machine": about,
+        "rows": [{**asdict(row), "met": row.met} for row in rows],
+        "skipped": skipped,
+    }
+    place.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    place.with_suffix(".md").write_text(markdown(about, rows, skipped, arguments.quick), encoding="utf-8")
+    print(f"-> {place}.json, {place}.md")
 
 
 if __name__ == "__main__":

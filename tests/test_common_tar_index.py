@@ -52,15 +52,24 @@ def test_a_shard_cut_at_any_byte_gives_its_complete_samples_and_names_the_cut(tm
     assert kinds == {"shard is cut", "shard is cut in a header", "shard ends without end-of-archive blocks"}
 
 
-def test_a_damaged_header_ends_the_shard_and_is_named(tmp_path):
+def test_a_damaged_header_is_named_and_costs_its_sample_only(tmp_path):
     path = good_tar(tmp_path / "x.tar", 3)
     content = bytearray(path.read_bytes())
     start = int(index_shard(path).members[1, 0, 0]) - 512
     content[start + 3] ^= 0xFF
     path.write_bytes(content)
     index = index_shard(path)
-    assert len(index.members) == 1
-    assert [broken.reason for broken in index.broken] == [f"unreadable header, the rest is not read: at byte {start}"]
+    assert index.keys.tolist() == [b"k0000", b"k0002"]
+    found = int(index_shard(good_tar(tmp_path / "x.tar", 3)).members[1, 1, 0]) - 512
+    assert [(broken.key, broken.reason) for broken in index.broken] == [
+        ("", f"unreadable header: at byte {start}, read on at byte {found}"),
+        ("k0001", "no picture: it has only json; accepted: jpg, jpeg, png, webp"),
+    ]
+    content[start : start + 5000] = b"\xff" * 5000
+    path.write_bytes(content[: start + 5000])
+    assert [broken.reason for broken in index_shard(path).broken] == [
+        f"unreadable header, the rest is not read: at byte {start}"
+    ]
 
 
 @pytest.mark.parametrize("size", [-512, -(1 << 40), 1 << 40, (1 << 87) - 1])
@@ -103,7 +112,7 @@ def test_a_file_that_is_no_tar_is_named(tmp_path, content, words):
 def test_members_without_partner_and_doubles_are_listed_at_opening(tmp_path):
     path = tmp_path / "x.tar"
     samples = {"a": pair(0), "no_text": pair(1, json=None), "no_picture": pair(2, jpg=None)}
-    samples |= {"other": {"npy": b"1"}, "b": pair(3)}
+    samples |= {"other": {"xyz": b"1"}, "b": pair(3)}
     write_tar(path, samples)
     with tarfile.open(path, "a") as tar:
         info = tarfile.TarInfo("a.jpg")
@@ -116,7 +125,7 @@ def test_members_without_partner_and_doubles_are_listed_at_opening(tmp_path):
         "a": "second image member: a.jpg is ignored",
         "no_text": "picture without caption: no json or txt member",
         "no_picture": "no picture: it has only json; accepted: jpg, jpeg, png, webp",
-        "other": "no picture: unknown members other.npy",
+        "other": "no picture: unknown members other.xyz",
     }
 
 

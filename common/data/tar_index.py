@@ -1,7 +1,7 @@
 """Where the samples of one tar shard lie: its headers read once, and kept between runs in a small JSON file.
 
-A sample is every member of one KEY: `KEY.jpg|jpeg|png|webp` with `KEY.json` and / or `KEY.txt`, and `KEY.cls` for
-labelled sets. Nothing that a file contains is executed.
+A sample is every member of one KEY: `KEY.jpg|jpeg|png|webp` with `KEY.json` and / or `KEY.txt`, and `KEY.cls` and
+`KEY.npy` for labelled sets. Nothing that a file contains is executed.
 """
 
 import hashlib
@@ -20,11 +20,14 @@ import numpy as np
 from common.data.broken import BrokenSample
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")  # the first that a sample has is its picture
-COLUMNS = ("image", "json", "txt", "cls")  # members of a sample; the index holds (offset, size) of each
+COLUMNS = ("image", "json", "txt", "cls", "npy")  # members of a sample; the index holds (offset, size) of each
 MAX_MEMBER_BYTES = 1 << 28  # larger members are refused before they are read
 
-_CACHE_VERSION = 1
+_CACHE_VERSION = 3
 _BLOCK = 512  # bytes; a tar is a row of these
+_MAGIC, _MAGIC_AT = b"ustar", 257  # in every header that a program of this century writes
+_WINDOW = 1 << 20  # bytes read at a time where a header is looked for
+_MAX_ZEROS = 1 << 20  # bytes at the end; tar programs write 11 KB at most, unless they are told to
 _NO_BODY = {
     tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE
 }  # fmt: skip
@@ -43,8 +46,8 @@ class ShardIndex:
     """Where the samples of one shard lie.
 
     `keys` (num_samples,) UTF-8 bytes; `members` (num_samples, len(COLUMNS), 2) int64: offset and size in bytes of the
-    picture, json, txt and cls, -1 where there is none; `broken` what could not be indexed; `digest` SHA-256 of member
-    names, sizes and captions; `file_size` of the shard when it was read.
+    picture, json, txt, cls and npy, -1 where there is none; `broken` what could not be indexed; `digest` SHA-256 of
+    member names, sizes and captions; `file_size` of the shard when it was read.
     """
 
     keys: np.ndarray
@@ -54,10 +57,19 @@ class ShardIndex:
     file_size: int
 
 
+@dataclass(frozen=True)
+class _Fault:
+    """A place where a shard is damaged, and the name of the member that is spoilt by it, where that is known."""
+
+    reason: str
+    name: str = ""
+
+
 def index_shard(path: Path, allow_missing_captions: bool = False, hash_images: bool = False) -> ShardIndex:
     """Read the headers, and the caption bytes, of one shard.
 
-    A shard that was cut gives its complete samples; the cut, and members without a partner, are listed as broken.
+    A damaged shard gives its complete samples; the damage, and members without a partner, are listed as broken. Behind
+    a header that cannot be read the next one is looked for; the bytes between are named.
 
     Args:
         path: an uncompressed tar.
@@ -72,27 +84,30 @@ def index_shard(path: Path, allow_missing_captions: bool = False, hash_images: b
     digest = hashlib.sha256()
     with path.open("rb") as file:
         file_size = os.fstat(file.fileno()).st_size
-        last_key = ""
+        last_key, lost = "", set()
         for member in _members(file, file_size, path):
-            if isinstance(member, str):  # the shard is cut here
-                # a header that is cut does not tell whose it was: the sample before it, if that is incomplete
-                incomplete = last_key and not _has_pair(samples[last_key], allow_missing_captions)
-                key = last_key if incomplete else ""
+            if isinstance(member, _Fault):
+                key = _split_name(member.name)[0]
+                if not member.name and last_key not in lost:
+                    # an unreadable header does not tell whose it was: the sample before it, if that is incomplete
+                    incomplete = last_key and not _has_pair(samples[last_key], allow_missing_captions)
+                    key = last_key if incomplete else ""
                 samples.pop(key, None)
-                broken.append(BrokenSample(path, key, member))
-                break
-            name, offset, size = member
+                lost.add(key)
+                broken.append(BrokenSample(path, key, member.reason))
+                continue
+            name, offset, size, unusable = member
             key, extension = _split_name(name)
-            if offset + size > file_size:
-                samples.pop(key, None)
-                reason = f"shard is cut: {name} has {file_size - offset} of {size} bytes"
-                broken.append(BrokenSample(path, key, reason))
-                break
-            if not key:
+            if not key or key in lost:
                 continue
             column = "image" if extension in IMAGE_EXTENSIONS else extension
             if column not in COLUMNS:
                 others.setdefault(key, []).append(name)
+                continue
+            if unusable:
+                samples.pop(key, None)
+                lost.add(key)
+                broken.append(BrokenSample(path, key, unusable))
                 continue
             last_key = key
             sample = samples.setdefault(key, {})
@@ -139,71 +154,119 @@ def _split_name(name: str) -> tuple[str, str]:
     return (f"{folder}/{stem}" if folder else stem), extension.lower()
 
 
-def _members(file: BinaryIO, file_size: int, path: Path) -> Iterator[tuple[str, int, int] | str]:
-    """(name, offset, size) of each regular member; where the shard is cut, a sentence about it ends the stream.
+def _members(file: BinaryIO, file_size: int, path: Path) -> Iterator[tuple[str, int, int, str] | _Fault]:
+    """(name, offset, size, "" or why its bytes are not its content) of each file, and the damage, in their order.
 
-    The last one may reach past the end of the file. `tarfile`'s own iterator is silent about a cut.
+    `tarfile`'s own iterator is silent about a cut, and about anything behind a block of zeros.
     """
     if file_size == 0:
         raise ValueError(f"{path} is empty; accepted: an uncompressed tar")
     position, override = 0, {}
+    last_name, last_start = "", 0  # of the member before, and where the bytes behind the last header begin
     while True:
-        file.seek(position)
+        at = position
+        file.seek(at)
         block = file.read(_BLOCK)
-        if not block and position:
-            yield f"shard ends without end-of-archive blocks: at byte {file_size}; samples may be missing"
-            return
-        if block == b"\0" * _BLOCK:
+        if not block and at:
+            yield _Fault(f"shard ends without end-of-archive blocks: at byte {file_size}; samples may be missing")
             return
         try:
-            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-            if header.size < 0:  # base-256 numbers have a sign; going backwards would never end
-                raise tarfile.HeaderError("negative size")
+            header = _header(block)
+            start, size = at + _BLOCK, header.size
+            if header.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME):
+                if size > MAX_MEMBER_BYTES or start + size > file_size:
+                    yield _Fault(f"shard is cut in a header: at byte {at}")
+                    return
+                last_start, position = start, start + _padded(size)
+                override.update(_extension(header.type, file.read(size)))
+                continue
         except tarfile.HeaderError as error:
-            if position == 0:
+            is_end = block == b"\0" * _BLOCK
+            # the header behind an extension that cannot be read lacks its true name: it is passed over as well.
+            # A header in the bytes of the member before says that those are too many; zeros are the usual end
+            found = _next_header(file, position + 1 if position > at or is_end else last_start)
+            if found is None and at == 0:
                 raise ValueError(f"{path} is not a tar: {_looks_like(block)} ({error})") from None
-            kind = "shard is cut in a header" if len(block) < _BLOCK else "unreadable header, the rest is not read"
-            yield f"{kind}: at byte {position}"
+            if found is not None:
+                kind = "zeros in the place of a header" if is_end else "unreadable header"
+                moved = found < at or (found - at) % _BLOCK  # bytes are missing or too many
+                yield _Fault(f"{kind}: at byte {at}, read on at byte {found}", last_name if moved else "")
+                position, override = found, {}
+                continue
+            if not is_end:
+                kind = "shard is cut in a header" if len(block) < _BLOCK else "unreadable header, the rest is not read"
+                yield _Fault(f"{kind}: at byte {at}")
+            elif file_size - at > _MAX_ZEROS:
+                yield _Fault(f"shard ends in zeros: at byte {at}, {file_size - at} of them; an unfinished download?")
             return
-        start = position + _BLOCK
-        if header.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME):
-            if header.size > MAX_MEMBER_BYTES or start + header.size > file_size:
-                yield f"shard is cut in a header: at byte {position}"
-                return
-            body = file.read(header.size)
-            if header.type == tarfile.GNUTYPE_LONGNAME:
-                override["path"] = body.rstrip(b"\0").decode("utf-8", "surrogateescape")
-            else:
-                override.update(_pax_records(body))
-            position = start + _padded(header.size)
-            continue
-        size = header.size
-        if "size" in override:
-            size = int(override["size"])
-        if header.isreg():
-            yield override.get("path", header.name), start, size
-        if start + size > file_size:
-            if not header.isreg():
-                yield f"shard is cut in a header: at byte {position}"
+        name, size = override.get("path", header.name), int(override.get("size", size))
+        body = 0 if header.type in _NO_BODY else size
+        if start + body > file_size:
+            has = max(0, file_size - start)
+            yield _Fault(f"shard is cut: {name} has {has} of {body} bytes", name)
             return
-        position = start + (0 if header.type in _NO_BODY else _padded(size))
+        if header.isreg():  # sparse ones too
+            is_sparse = header.type == tarfile.GNUTYPE_SPARSE or "sparse" in override
+            yield name, start, size, f"sparse file: {name} is stored with holes (tar --sparse)" if is_sparse else ""
+        elif header.type in (tarfile.LNKTYPE, tarfile.SYMTYPE):
+            yield name, start, 0, f"link: {name} is a link to {header.linkname}, its content is not under its name"
+        last_name, last_start, position = name, start, start + _padded(body)
         if header.type != tarfile.GNUTYPE_LONGLINK:
             override = {}
 
 
-def _pax_records(body: bytes) -> dict[str, str]:
-    """The path and size of a pax header, whose records read "LENGTH KEY=VALUE\\n"."""
+def _header(block: bytes) -> tarfile.TarInfo:
+    header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    if header.size < 0:  # base-256 numbers have a sign; going backwards would never end
+        raise tarfile.HeaderError("negative size")
+    return header
+
+
+def _next_header(file: BinaryIO, start: int) -> int | None:
+    """Where the first readable header lies that begins at `start` or behind it; None where there is none."""
+    file.seek(start)
+    window, length = b"", _BLOCK * 32
+    while chunk := file.read(length):
+        window += chunk
+        magic = window.find(_MAGIC, _MAGIC_AT)
+        while 0 <= magic <= len(window) - _BLOCK + _MAGIC_AT:
+            first = magic - _MAGIC_AT
+            with suppress(tarfile.HeaderError):
+                _header(window[first : first + _BLOCK])
+                return start + first
+            magic = window.find(_MAGIC, magic + 1)
+        start += max(0, len(window) - _BLOCK)
+        window, length = window[-_BLOCK:], min(2 * length, _WINDOW)
+    return None
+
+
+def _extension(kind: bytes, body: bytes) -> dict[str, str]:
+    """Path and size of the member that follows, and whether it is sparse, from a GNU long name or a pax header.
+
+    Raises:
+        tarfile.HeaderError: if they cannot be read.
+    """
+    if kind == tarfile.GNUTYPE_LONGNAME:
+        name = body.partition(b"\0")[0]
+        if not name:
+            raise tarfile.HeaderError("empty long name")
+        return {"path": name.decode("utf-8", "surrogateescape")}
     records, position = {}, 0
-    while position < len(body):
-        length, space, _ = body[position : position + 20].partition(b" ")
-        if not space or not length.isdigit() or int(length) < len(length) + 2:
-            break
-        key, _, value = body[position + len(length) + 1 : position + int(length) - 1].partition(b"=")
-        if key == b"path":
+    while body[position : position + 1].strip(b"\0"):  # each record reads "LENGTH KEY=VALUE\n"
+        digits, space, _ = body[position : position + 20].partition(b" ")
+        end = position + int(digits) if space and digits.isdigit() else 0
+        key, equals, value = body[position + len(digits) + 1 : end - 1].partition(b"=")
+        if not equals or body[end - 1 : end] != b"\n":
+            raise tarfile.HeaderError("bad pax record")
+        if key in (b"path", b"GNU.sparse.name"):
             records["path"] = value.decode("utf-8", "surrogateescape")
-        elif key == b"size" and value.isdigit() and len(value) < 20:
+        elif key == b"size":
+            if not value.isdigit() or len(value) > 19:
+                raise tarfile.HeaderError("bad size in a pax record")
             records["size"] = value.decode("ascii")
-        position += int(length)
+        if key.startswith(b"GNU.sparse."):
+            records["sparse"] = "yes"
+        position = end
     return records
 
 

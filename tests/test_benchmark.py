@@ -1,0 +1,170 @@
+"""scripts/benchmark.py: both sides of a row do the same work, the ratios are right, and the table says what it is."""
+
+import hashlib
+import json
+import sys
+
+import open_clip
+import pytest
+import torch
+
+from common.run.config import ConfigError
+from common.run.utilisation import training_flops
+from scripts import benchmark
+from scripts.benchmarks import comparison
+from scripts.benchmarks.comparison import Comparison, Row, measure
+from scripts.benchmarks.data import loaders, write_shards
+from scripts.benchmarks.training import SMALL, TOY, VIT_B_32, open_clips_clip, our_clip, our_loss
+
+
+class Clock:
+    """Time that passes only when a side of a comparison says so."""
+
+    def __init__(self, monkeypatch, ours, reference):
+        self.now, self.calls = 0.0, []
+        self.seconds = {"ours": iter(ours), "reference": iter(reference)}
+        monkeypatch.setattr(comparison.time, "perf_counter", lambda: self.now)
+
+    def side(self, name):
+        def work():
+            self.calls.append(name)
+            self.now += next(self.seconds[name])
+
+        return work
+
+    def compare(self, kind, goal=1.0):
+        return Comparison("a / b", kind, goal, 30, self.side("ours"), self.side("reference"))
+
+
+def test_sides_alternate_who_is_first_and_the_warm_up_does_not_count(monkeypatch):
+    clock = Clock(monkeypatch, [100.0, 1.0, 2.0, 6.0], [100.0, 2.0, 2.0, 2.0])
+    row = measure("x", clock.compare("time"), 3)
+    assert clock.calls == ["reference", "ours", "ours", "reference", "reference", "ours", "ours", "reference"]
+    assert (row.ours_seconds, row.reference_seconds, row.ours_samples_per_second) == (2.0, 2.0, 15.0)
+    assert (row.ratio, row.low, row.high, row.repeats) == (1.0, 0.5, 3.0, 3)
+
+
+def test_throughput_is_the_inverse_ratio(monkeypatch):
+    row = measure("x", Clock(monkeypatch, [9.0, 1.0, 2.0], [9.0, 2.0, 2.0]).compare("throughput"), 2)
+    assert (row.ratio, row.low, row.high) == (1.5, 1.0, 2.0)
+
+
+def row_with(kind, ratio, goal):
+    return Row("name", "what", kind, goal, 2.0, 1.0, 1234.5, ratio, ratio - 0.1, ratio + 0.1, 7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ratio", "met"),
+    [("time", 1.5, True), ("time", 1.6, False), ("throughput", 1.5, True), ("throughput", 1.4, False)],
+)
+def test_a_verdict_follows_the_median_and_the_table_shows_it(kind, ratio, met):
+    row = row_with(kind, ratio, 1.5)
+    assert row.met == met
+    text = benchmark.markdown(benchmark.machine(), [row], {"other": "no CUDA device"}, quick=False)
+    line = next(line for line in text.splitlines() if line.startswith("| name"))
+    sign = "≤" if kind == "time" else "≥"
+    assert line == (
+        f"| name | what | {kind} | {sign} 1.5 | {ratio:.2f} ({ratio - 0.1:.2f} to {ratio + 0.1:.2f}, 7 repeats) | "
+        f"{'met' if met else 'not met'} | 2.000 s | 1.000 s | 1,234 |"
+    )
+    assert "| other | | | | | skipped: no CUDA device | | | |" in text
+    assert f"torch {torch.__version__.partition('+')[0]}" in text
+    assert "mean nothing" not in text
+
+
+@pytest.mark.parametrize("towers", [TOY, SMALL, VIT_B_32], ids=["toy", "small", "vit_b_32"])
+def test_our_clip_and_open_clips_have_the_same_weights_and_cost(towers):
+    with torch.device("meta"):
+        ours, theirs = our_clip(towers), open_clips_clip(towers)
+        images = torch.zeros(1, 3, towers.image_size, towers.image_size)
+        token_ids = torch.zeros(1, towers.context_length, dtype=torch.long)
+    # one class token is a row there and a table of one row here
+    shapes = [sorted(tuple(weight.squeeze().shape) for weight in model.parameters()) for model in (ours, theirs)]
+    assert shapes[0] == shapes[1]
+    assert training_flops(ours, images, token_ids) == training_flops(theirs, images, token_ids)
+
+
+def test_both_losses_see_the_whole_batch():
+    """A batch of equal pairs has the loss ln(batch) in both libraries."""
+    images = torch.zeros(4, 3, TOY.image_size, TOY.image_size)
+    token_ids = torch.full((4, TOY.context_length), TOY.vocabulary_size - 1)
+    expected = pytest.approx(torch.tensor(4.0).log().item(), abs=1e-5)
+    assert our_loss(our_clip(TOY), images, token_ids).item() == expected
+    assert open_clip.ClipLoss()(*open_clips_clip(TOY)(images, token_ids)).item() == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_both_loaders_give_the_same_samples(tmp_path, num_workers):
+    ours, theirs = loaders(write_shards(tmp_path, 2, 6, 32), 24, 4, num_workers)
+
+    def contents(batches):
+        found = [
+            hashlib.sha256(image.numpy().tobytes() + ids.numpy().tobytes()).hexdigest()
+            for images, token_ids in batches
+            for image, ids in zip(images, token_ids)
+        ]
+        assert images_shape(batches) == (4, 3, 24, 24)
+        return sorted(found)
+
+    def images_shape(batches):
+        return tuple(batches[0][0].shape)
+
+    first = contents([(batch.images, batch.token_ids) for batch in ours])
+    assert first == contents(list(theirs))
+    assert len(set(first)) == 12
+
+
+def run_main(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments])
+    benchmark.main()
+
+
+def test_every_row_runs_at_toy_size_and_is_written_twice(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    run_main(monkeypatch, "--quick", "--repeats", "1", "--output", str(tmp_path / "new"))
+    place = tmp_path / "new" / f"cpu-{torch.get_num_threads()}-threads"
+    content = json.loads(place.with_suffix(".json").read_text())
+    names = [row["name"] for row in content["rows"]]
+    assert [*names, *content["skipped"]] == list(benchmark.BENCHMARKS)
+    assert content["skipped"] == {"training_gpu": "no CUDA device"}
+    for row in content["rows"]:
+        assert row["low"] <= row["ratio"] <= row["high"]
+        assert min(row["ours_seconds"], row["reference_seconds"], row["ours_samples_per_second"]) > 0
+        assert row["met"] == (row["ratio"] <= row["goal"] if row["kind"] == "time" else row["ratio"] >= row["goal"])
+    assert set(content["machine"]["versions"]) == set(benchmark.PACKAGES)
+    table = place.with_suffix(".md").read_text()
+    assert "these figures mean nothing" in table
+    assert all(f"| {name} |" in table for name in benchmark.BENCHMARKS)
+    assert f"-> {place}.json" in capsys.readouterr().out
+
+
+def test_only_a_whole_run_goes_to_the_committed_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "ROOT", tmp_path)
+    clock = Clock(monkeypatch, [1.0] * 9, [1.0] * 9)
+    rows = {name: lambda quick, folder: clock.compare("time") for name in ("row0", "row1")}
+    monkeypatch.setattr(benchmark, "BENCHMARKS", rows)
+    run_main(monkeypatch, "--only", "row1", "--repeats", "1")
+    assert len(list((tmp_path / "outputs" / "benchmark").iterdir())) == 2
+    assert not (tmp_path / "results").exists()
+    run_main(monkeypatch, "--repeats", "1")
+    assert len(list((tmp_path / "results" / "benchmark").iterdir())) == 2
+
+
+def test_the_class_of_a_machine_is_its_gpu_or_its_threads(monkeypatch):
+    assert benchmark.machine_class(2) == "cpu-2-threads" or torch.cuda.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+    assert benchmark.machine_class(2) == "nvidia-h100-80gb-hbm3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--only", "retrieval", "speed"], "--only speed is unknown; accepted: retrieval, scenes"),
+        (["--repeats", "0"], "--repeats 0; accepted: at least 1"),
+    ],
+)
+def test_bad_arguments_are_refused(monkeypatch, arguments, words):
+    with pytest.raises(ConfigError) as error:
+        run_main(monkeypatch, *arguments)
+    assert words in str(error.value)

@@ -1,0 +1,223 @@
+"""common/run/utilisation.py: FLOPs against closed forms and published counts, peaks, and what the log says."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import ResNet50_Weights, ViT_B_16_Weights, resnet50, vit_b_16
+
+from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
+from common.encoders.two_towers import TwoTowers
+from common.encoders.vision import VisionTransformer
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+from common.run import utilisation
+from common.run.utilisation import Utilisation, gpu_peak, measured_peak, training_flops
+
+WIDTH, LAYERS, HEADS, DIM, LENGTH = 64, 3, 4, 48, 16
+
+
+def text_tower(**changes):
+    return CausalTextTransformer(100, LENGTH, WIDTH, LAYERS, HEADS, DIM, end_id=99, **changes)
+
+
+def image_tower(**changes):
+    return VisionTransformer(32, 8, WIDTH, LAYERS, HEADS, DIM, **changes)
+
+
+def token_ids(batch=1):
+    return torch.full((batch, LENGTH), 99)
+
+
+def text_flops(length, layers=LAYERS):
+    """Closed form of a text tower: 6 x weights x tokens, and the two attention products, once more each backward."""
+    weights = layers * 12 * WIDTH**2
+    attention = layers * 2 * 2 * length**2 * WIDTH
+    projection = WIDTH * DIM  # of one token
+    return 6 * (weights * length + projection) + 3 * attention
+
+
+def image_flops(tokens):
+    patches = (32 // 8) ** 2
+    convolution = 2 * patches * WIDTH * 3 * 8 * 8
+    # pixels want no gradient, so that the convolution has one product backward instead of two
+    return text_flops(tokens) + 2 * convolution
+
+
+# --- counting --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_flops_of_a_transformer_are_six_times_weights_times_tokens_and_the_attention(batch):
+    assert training_flops(text_tower(), token_ids(batch)) == batch * text_flops(LENGTH)
+    bidirectional = BidirectionalTextTransformer(100, LENGTH, WIDTH, LAYERS, HEADS, DIM)
+    assert training_flops(bidirectional, token_ids(batch)) == batch * text_flops(LENGTH)
+    assert training_flops(image_tower(), torch.zeros(batch, 3, 32, 32)) == batch * image_flops(17)
+
+
+def test_two_towers_are_the_sum_of_their_towers():
+    model = TwoTowers(image_tower(), text_tower(), Sphere(), LogitScale(10.0))
+    found = training_flops(model, torch.zeros(2, 3, 32, 32), token_ids(2))
+    assert found == 2 * (image_flops(17) + text_flops(LENGTH))
+
+
+def test_more_class_tokens_cost_and_dropped_patches_save():
+    images = torch.zeros(1, 3, 32, 32)
+    several = training_flops(image_tower(num_class_tokens=4), images)
+    assert several == image_flops(20) + 3 * 6 * WIDTH * DIM
+    dropped = training_flops(image_tower(patch_dropout=0.5).eval(), images)  # counted as it trains
+    assert dropped == image_flops(9)
+
+
+def test_frozen_weights_save_their_gradient():
+    tower = text_tower()
+    for parameter in tower.parameters():
+        parameter.requires_grad_(False)
+    tower.projection.requires_grad_(True)
+    assert training_flops(tower, token_ids()) == (text_flops(LENGTH) - 6 * WIDTH * DIM) // 3 + 4 * WIDTH * DIM
+
+
+def test_gradient_checkpointing_computes_twice_and_counts_once():
+    assert training_flops(text_tower(gradient_checkpointing=True), token_ids()) == text_flops(LENGTH)
+
+
+@pytest.mark.parametrize(("build", "weights"), [(resnet50, ResNet50_Weights), (vit_b_16, ViT_B_16_Weights)])
+def test_forward_flops_of_known_models_are_the_published_ones(build, weights):
+    with torch.device("meta"):
+        model = build()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    model.class_bias = nn.Parameter(torch.zeros(1, device="meta"))  # a gradient that costs nothing
+    model.register_forward_hook(lambda module, inputs, output: output + module.class_bias)
+    published = 2e9 * weights.IMAGENET1K_V1.meta["_ops"]  # given as multiply-adds
+    assert training_flops(model, torch.zeros(1, 3, 224, 224)) == pytest.approx(published, rel=2e-3)
+
+
+def test_our_vit_b_16_costs_what_torchvisions_does():
+    with torch.device("meta"):
+        ours, theirs = VisionTransformer(224, 16, 768, 12, 12, 1000), vit_b_16()
+    images = torch.zeros(1, 3, 224, 224)
+    assert training_flops(ours, images) == training_flops(theirs, images)
+
+
+def test_counting_changes_neither_model_nor_random_state():
+    model = image_tower(patch_dropout=0.5, gradient_checkpointing=True).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    training_flops(model, torch.zeros(1, 3, 32, 32))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+    assert model.transformer.gradient_checkpointing
+    for name, value in model.state_dict().items():
+        assert value.device.type == "cpu"
+        assert torch.equal(value, before[name])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# --- peaks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
+        ("NVIDIA A100 80GB PCIe", "tf32", 156e12),
+        ("A100-SXM4-40GB", "float32", 19.5e12),
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4e12),
+        ("NVIDIA H100 PCIe", "bfloat16", 756.5e12),
+        ("NVIDIA H100 NVL", "float32", 60e12),
+        ("NVIDIA H200", "float32", 67e12),
+        ("NVIDIA L40S", "float16", 362.05e12),
+        ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2e12),
+        ("Tesla V100-SXM2-16GB", "float16", 125e12),
+        ("Tesla T4", "float32", 8.1e12),
+        ("Tesla V100-SXM2-16GB", "bfloat16", None),
+        ("Tesla T4", "tf32", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", None),
+        ("NVIDIA GeForce RTX 4090 D", "bfloat16", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bfloat16", None),
+        ("NVIDIA H200X", "bfloat16", None),
+        ("AMD Instinct MI300X", "bfloat16", None),
+    ],
+)
+def test_a_gpu_has_its_data_sheets_peak_or_none(name, precision, peak):
+    assert gpu_peak(name, precision) == peak
+
+
+def test_a_processors_peak_is_measured_once():
+    measured_peak.cache_clear()
+    first = measured_peak("cpu", "float32", torch.get_num_threads())
+    assert 1e8 < first < 1e15
+    assert measured_peak("cpu", "float32", torch.get_num_threads()) == first
+    assert measured_peak.cache_info().hits == 1
+
+
+# --- the figure in the log -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gigaflop_processor(monkeypatch):
+    monkeypatch.setattr(utilisation, "measured_peak", lambda *_: 1e9)
+
+
+def on_cpu(**options):
+    return Utilisation(text_tower(), (token_ids(3),), torch.device("cpu"), **options)
+
+
+def test_utilisation_is_the_work_of_the_samples_over_the_peak_of_all_processes(gigaflop_processor):
+    one, two = on_cpu(), on_cpu(processes=2)
+    assert one.flops_per_sample == text_flops(LENGTH)
+    rate = 0.25e9 / text_flops(LENGTH)
+    assert one.share(rate) == pytest.approx(0.25)
+    assert two.share(rate) == pytest.approx(0.125)
+    assert one.share(0.0) == 0.0
+    described = one.describe()
+    assert (described["flops_per_sample"], described["peak_flops"]) == (text_flops(LENGTH), 1e9)
+    assert described["source"].startswith("measured: a float32 matrix product")
+
+
+def test_a_measured_peak_is_raised_to_what_the_run_reached(gigaflop_processor):
+    found = on_cpu()
+    assert found.share(2e9 / text_flops(LENGTH)) == 1.0
+    assert found.share(1e9 / text_flops(LENGTH)) == pytest.approx(0.5)
+
+
+def test_a_data_sheets_peak_cannot_be_exceeded(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
+    found = Utilisation(text_tower(), (token_ids(),), torch.device("cuda"), "bf16")
+    assert found.source == "data sheet: NVIDIA H200, bfloat16, dense"
+    assert found.share(494.7e12 / text_flops(LENGTH)) == pytest.approx(0.5)
+    assert found.share(1e15 / text_flops(LENGTH)) is None
+    assert found.share(494.7e12 / text_flops(LENGTH)) == pytest.approx(0.5)
+
+
+def test_tensor_cores_are_the_peak_of_float32_where_torch_uses_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3")
+    for setting, peak in (("highest", 67e12), ("high", 494.7e12)):
+        monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda setting=setting: setting)
+        assert Utilisation(text_tower(), (token_ids(),), torch.device("cuda")).peak == peak
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "words"),
+    [
+        ("cuda", "bf16", "no data sheet figure is known for Graphics X with bfloat16"),
+        ("mps", "no", "no peak is known for a device of type mps"),
+        ("cpu", "fp8", "no peak is known for mixed precision fp8; known: no, fp16, bf16"),
+    ],
+)
+def test_an_unknown_device_gives_no_figure_and_says_why(monkeypatch, device, precision, words):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Graphics X")
+    found = Utilisation(text_tower(), (token_ids(),), torch.device(device), precision)
+    assert found.share(1000.0) is None
+    assert found.describe() == {"flops_per_sample": text_flops(LENGTH), "peak_flops": None, "source": words}
+
+
+def test_a_model_that_looks_at_values_gives_no_figure_and_says_why(gigaflop_processor):
+    class Looks(nn.Module):
+        def forward(self, x):
+            return x * x.max().item()
+
+    found = Utilisation(Looks(), (torch.zeros(1, 2, requires_grad=True),), torch.device("cpu"))
+    assert found.share(10.0) is None
+    assert found.source.startswith("the model's FLOPs cannot be counted without its values")
