@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.data.tokenizer import CLS_ID, END_ID, PAD_ID, SPECIAL_TOKENS, UNKNOWN_ID, WordTokenizer, split_words
+from common.data.tokenizer import (
+    CLS_ID,
+    END_ID,
+    PAD_ID,
+    SPECIAL_TOKENS,
+    UNKNOWN_ID,
+    WordTokenizer,
+    split_words,
+    without_lone_surrogates,
+)
 
 TEXTS = st.text(max_size=60) | st.text(alphabet="ab 'A,.-1_\u2019\u0130\u00df\u0301", max_size=40)
 CAPTIONS = ["A dog runs.", "a dog, a cat", "the cat's dog", "A bird"]
@@ -116,6 +125,26 @@ def test_the_unknown_share_counts_running_words():
     assert tokenizer.unknown_share(CAPTIONS) == pytest.approx(5 / 12)  # runs, cat, the, cat's, bird
     assert tokenizer.unknown_share([]) == 0.0
     assert tokenizer.unknown_share(["new new a"]) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("dog", "dog"),
+        ("caf\u00e9 \U0001f600", "caf\u00e9 \U0001f600"),
+        ("\ud83d\ude00", "\U0001f600"),
+        ("\ud83d a", "\ufffd a"),
+    ],
+)
+def test_halves_of_utf_16_pairs_are_joined_or_replaced(text, clean):
+    assert without_lone_surrogates(text) == clean
+    without_lone_surrogates(text).encode("utf-8")
+
+
+def test_the_vocabulary_lists_tokens_by_id():
+    tokenizer = WordTokenizer.from_words(["dog", "a"])
+    assert tokenizer.vocabulary == (*SPECIAL_TOKENS, "dog", "a")
+    assert tokenizer.encode(["dog a"], 4)[0].tolist() == [CLS_ID, 4, 5, END_ID]
 
 
 def test_json_and_pickle_give_an_equal_tokenizer():

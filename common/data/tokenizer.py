@@ -1,11 +1,15 @@
-"""A word tokenizer: the words of the training captions, nothing learned and nothing downloaded."""
+"""What a tokenizer offers, and the word tokenizer: the words of the training captions, nothing downloaded.
+
+The other two are in `clip_tokenizer.py` and `bert_tokenizer.py`; `text.py` chooses one and rebuilds it.
+"""
 
 import hashlib
 import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +19,108 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # no word has brackets, s
 
 # letters and digits of any script; an apostrophe belongs to a word only between two of them (dog's, don't)
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+
+
+class Tokenizer(Protocol):
+    """Texts to rows of ids: start, pieces, end, padding. No text can produce the ids of the special tokens.
+
+    What follows the first `end_id` of a row is padding; `pad_id` alone does not tell, CLIP pads with an ordinary id.
+    Equal tokenizers have equal fingerprints. `tokenizer_from_json` in `text.py` reads what `to_json` wrote, offline.
+    """
+
+    pad_id: int
+    cls_id: int  # opens a row: [CLS] or start of text
+    end_id: int  # [SEP] or end of text
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids lie in [0, vocabulary_size)."""
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that decides the ids, 64 hex digits."""
+
+    def encode(self, texts: list[str], context_length: int) -> Tensor:
+        """(num_texts, context_length), int64; what does not fit is cut, the end token stays."""
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """The tokens of one row."""
+
+    def to_json(self) -> str:
+        """All that is needed to rebuild it, vocabulary included."""
+
+
+def encode_rows(
+    tokenizer: Tokenizer, piece_ids: Callable[[str], list[int]], texts: list[str], context_length: int
+) -> Tensor:
+    """Rows start, pieces, end, padding: what the tokenizers' `encode` have in common.
+
+    Args:
+        tokenizer: gives the special ids.
+        piece_ids: ids of the pieces of one text, without special ones.
+        texts: one string each; an empty one gives start, end.
+        context_length: ids per row, at least 3. Pieces that do not fit are cut, the end token stays.
+    Returns:
+        (num_texts, context_length), int64.
+    Raises:
+        ValueError: if `context_length` is too small or `texts` is not a list of strings.
+    """
+    if context_length < 3:
+        raise ValueError(f"context_length is {context_length!r}; start, one piece and end need at least 3")
+    if isinstance(texts, str):
+        raise ValueError(f"texts is the string {texts!r}; a list of strings is needed")
+    rows = []
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f"texts holds {text!r} of type {type(text).__name__}; each must be a string")
+        row = [tokenizer.cls_id, *piece_ids(text)[: context_length - 2], tokenizer.end_id]
+        rows.append(row + [tokenizer.pad_id] * (context_length - len(row)))
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), context_length)
+
+
+def tokens_of(vocabulary: Sequence[str], ids: Iterable[int]) -> list[str]:
+    """The entries of a vocabulary with the given ids.
+
+    Raises:
+        ValueError: if an id lies outside [0, len(vocabulary)).
+    """
+    tokens = []
+    for token_id in map(int, ids):
+        if not 0 <= token_id < len(vocabulary):
+            raise ValueError(f"id {token_id} is outside [0, {len(vocabulary)})")
+        tokens.append(vocabulary[token_id])
+    return tokens
+
+
+def without_lone_surrogates(text: str) -> str:
+    """Halves of UTF-16 pairs, which broken JSON brings, joined where they fit and else replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def stored_fields(content: str | dict[str, Any], kind: str, version: int, keys: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a stored tokenizer of one kind.
+
+    Args:
+        content: JSON text, or the same already parsed.
+        kind, version: what its "type" and "version" must be.
+        keys: its other fields, no more and no less.
+    Raises:
+        ValueError: if it is not such a text; nothing is guessed.
+    """
+    try:
+        fields = json.loads(content) if isinstance(content, str) else content
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the tokenizer is not valid JSON: {error}") from error
+    if not isinstance(fields, dict) or not {"type", "version"} <= set(fields):
+        found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
+        raise ValueError(f"a tokenizer has the keys type, version, {', '.join(keys)}; found {found}")
+    if (fields["type"], fields["version"]) != (kind, version):
+        raise ValueError(f"type, version are {fields['type']!r}, {fields['version']!r}; accepted: {kind!r}, {version}")
+    if set(fields) != {"type", "version", *keys}:
+        raise ValueError(f"a tokenizer has the keys type, version, {', '.join(keys)}; found {sorted(fields)}")
+    return fields
 
 
 def split_words(text: str) -> list[str]:
@@ -46,6 +152,7 @@ class WordTokenizer:
         for word in self.words:
             if not isinstance(word, str) or split_words(word) != [word]:
                 raise ValueError(f"{word!r} is not a lower-case word of letters and digits, no text would contain it")
+        self.vocabulary = SPECIAL_TOKENS + self.words
         self._ids = {word: position for position, word in enumerate(self.words, start=len(SPECIAL_TOKENS))}
         if len(self._ids) != len(self.words):
             twice = [word for word, times in Counter(self.words).items() if times > 1]
@@ -81,7 +188,7 @@ class WordTokenizer:
     @property
     def vocabulary_size(self) -> int:
         """Number of ids, special tokens included: ids lie in [0, vocabulary_size)."""
-        return len(SPECIAL_TOKENS) + len(self.words)
+        return len(self.vocabulary)
 
     @property
     def fingerprint(self) -> str:
@@ -89,27 +196,11 @@ class WordTokenizer:
         return hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
 
     def encode(self, texts: list[str], context_length: int) -> Tensor:
-        """Ids of several texts: [CLS] words [SEP] [PAD]...
+        """Ids of several texts, [CLS] words [SEP] [PAD]...: see `encode_rows`."""
+        return encode_rows(self, self._word_ids, texts, context_length)
 
-        Args:
-            texts: one string each; an empty one gives [CLS] [SEP].
-            context_length: ids per row, at least 3. Words that do not fit are cut, the end token stays.
-        Returns:
-            (num_texts, context_length), int64.
-        Raises:
-            ValueError: if `context_length` is too small or `texts` is not a list of strings.
-        """
-        if context_length < 3:
-            raise ValueError(f"context_length is {context_length!r}; [CLS], a word and [SEP] need at least 3")
-        if isinstance(texts, str):
-            raise ValueError(f"texts is the string {texts!r}; a list of strings is needed")
-        rows = []
-        for text in texts:
-            if not isinstance(text, str):
-                raise ValueError(f"texts holds {text!r} of type {type(text).__name__}; each must be a string")
-            ids = [self._ids.get(word, UNKNOWN_ID) for word in split_words(text)[: context_length - 2]]
-            rows.append([CLS_ID, *ids, END_ID] + [PAD_ID] * (context_length - 2 - len(ids)))
-        return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), context_length)
+    def _word_ids(self, text: str) -> list[int]:
+        return [self._ids.get(word, UNKNOWN_ID) for word in split_words(text)]
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """The tokens of one row, special ones by their names in brackets.
@@ -117,13 +208,7 @@ class WordTokenizer:
         Raises:
             ValueError: if an id lies outside [0, vocabulary_size).
         """
-        tokens = []
-        for token_id in map(int, ids):
-            if not 0 <= token_id < self.vocabulary_size:
-                raise ValueError(f"id {token_id} is outside [0, {self.vocabulary_size})")
-            special = token_id < len(SPECIAL_TOKENS)
-            tokens.append(SPECIAL_TOKENS[token_id] if special else self.words[token_id - len(SPECIAL_TOKENS)])
-        return tokens
+        return tokens_of(self.vocabulary, ids)
 
     def unknown_share(self, captions: Iterable[str]) -> float:
         """Share of the running words of the captions that have no id of their own, in [0, 1]; 0 without words."""
@@ -143,17 +228,7 @@ class WordTokenizer:
         Raises:
             ValueError: if it is not such a text; nothing is guessed.
         """
-        try:
-            content = json.loads(text) if isinstance(text, str) else text
-        except json.JSONDecodeError as error:
-            raise ValueError(f"the tokenizer is not valid JSON: {error}") from error
-        if not isinstance(content, dict) or set(content) != {"type", "version", "words"}:
-            found = sorted(content) if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"a tokenizer has the keys type, version, words; found {found}")
-        if (content["type"], content["version"]) != ("WordTokenizer", 1):
-            raise ValueError(
-                f"type, version are {content['type']!r}, {content['version']!r}; accepted: 'WordTokenizer', 1"
-            )
+        content = stored_fields(text, "WordTokenizer", 1, ("words",))
         if not isinstance(content["words"], list | tuple):
             raise ValueError(f"words is of type {type(content['words']).__name__}; accepted: a list of strings")
         return cls(content["words"])

@@ -1,0 +1,158 @@
+"""Class names and prompt templates of zero-shot classification, read from files or from the open_clip package.
+
+None of the long lists is copied here (evaluation spec Sec. 7). Accepted sources:
+    names.txt[.gz]              one per line; templates have one {} or {c} where the class name goes
+    prompts.json[.gz]           {data set: {"classes": [...], "templates": [...]}} or {data set: [...]}
+    "open_clip"                 ImageNet's 1,000 names and 80 templates, as the optional package brings them
+Order is label order: for a folder data set sort by WordNet id, not by name.
+"""
+
+import difflib
+import json
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+from common.data.text_files import read_lines, read_text
+
+OPEN_CLIP = "open_clip"
+
+# the subset of seven of ImageNet's 80 templates; "a origami" is intended
+SIMPLE_IMAGENET_TEMPLATES = (
+    "itap of a {}.",
+    "a bad photo of the {}.",
+    "a origami {}.",
+    "a photo of the large {}.",
+    "a {} in a video game.",
+    "art of the {}.",
+    "a photo of the small {}.",
+)
+
+
+def read_class_names(source: str | Path, dataset: str = "", num_classes: int | None = None) -> list[str]:
+    """Class names in label order.
+
+    Names that occur twice are kept, with a warning: ImageNet's `missile` and `sunglasses` do, and with equal scores the
+    first of each pair wins (evaluation spec Sec. 7, trap 1). Where a class has several names the first is used, with a
+    warning.
+
+    Args:
+        source: a text or JSON file, or "open_clip".
+        dataset: which one of a JSON file with several.
+        num_classes: of the label set; also confirms that a blank name is one (CLEVR's distances have it).
+    Raises:
+        ValueError: if the source cannot be read, a name is blank, or their number is not num_classes.
+    """
+    if str(source) == OPEN_CLIP:
+        names, where = list(_open_clip("IMAGENET_CLASSNAMES")), "open_clip's ImageNet"
+    else:
+        names, where = _read_list(Path(source), dataset, "classes")
+    names = [_single_name(name, f"{where}: class {index}") for index, name in enumerate(names)]
+    blank = [index for index, name in enumerate(names) if not name]
+    if num_classes is not None and len(names) != num_classes:
+        hint = f"; blank: class {blank[0]}" if blank else ""
+        raise ValueError(f"{where}: {len(names)} class names, the label set has {num_classes} classes{hint}")
+    if blank and num_classes is None:
+        raise ValueError(
+            f"{where}: the name of class {blank[0]} is blank; remove the line, or give the number of classes if an "
+            "empty name is meant"
+        )
+    _warn_of_repeats(names, where)
+    return names
+
+
+def read_templates(source: str | Path, dataset: str = "", subset: Literal["all", "simple"] = "all") -> list[str]:
+    """Prompt templates, each with one `{}` for the class name.
+
+    Args:
+        source: a text or JSON file, or "open_clip" (ImageNet's 80).
+        dataset: which one of a JSON file with several.
+        subset: "simple" keeps the seven of `SIMPLE_IMAGENET_TEMPLATES`, in their order.
+    Raises:
+        ValueError: if the source cannot be read, a template is blank or has not exactly one placeholder, or the source
+            lacks one of the seven.
+    """
+    if subset not in ("all", "simple"):
+        raise ValueError(f"subset = {subset!r}; accepted: all, simple")
+    if str(source) == OPEN_CLIP:
+        found, where = [template("{}") for template in _open_clip("OPENAI_IMAGENET_TEMPLATES")], "open_clip's ImageNet"
+    else:
+        found, where = _read_list(Path(source), dataset, "templates")
+    templates = [_checked_template(template, f"{where}: template {index}") for index, template in enumerate(found, 1)]
+    _warn_of_repeats(templates, where)
+    if subset == "simple":
+        missing = [template for template in SIMPLE_IMAGENET_TEMPLATES if template not in templates]
+        if missing:
+            raise ValueError(
+                f"{where}: the simple subset is of ImageNet's templates, {missing[0]!r} is not among these"
+            )
+        return list(SIMPLE_IMAGENET_TEMPLATES)
+    return templates
+
+
+def _open_clip(name: str) -> Any:
+    try:
+        import open_clip
+    except ImportError as error:
+        raise ValueError(
+            'source = "open_clip" needs the optional package open_clip (pip install open_clip_torch); or give a text '
+            "file with one entry per line"
+        ) from error
+    return getattr(open_clip, name)
+
+
+def _read_list(path: Path, dataset: str, key: str) -> tuple[list[Any], str]:
+    """The entries of a file under `key`, and how messages name the place."""
+    if ".json" not in path.suffixes:
+        if dataset:
+            raise ValueError(f"{path} is a text file for one data set; data set {dataset!r} can be chosen in JSON only")
+        entries, where = [line.strip() for line in read_lines(path)], str(path)
+    else:
+        try:
+            content = json.loads(read_text(path))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not valid JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise ValueError(f"{path} holds a {type(content).__name__}; accepted: a mapping from data sets to lists")
+        if dataset not in content:
+            near = difflib.get_close_matches(dataset, content, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{path} has no data set {dataset!r}{hint} (known: {', '.join(sorted(content))})")
+        entries, where = content[dataset], f"{path}, {dataset}"
+        if isinstance(entries, dict):
+            if key not in entries:
+                raise ValueError(f"{where} has no {key!r}; it has: {', '.join(sorted(entries)) or 'nothing'}")
+            entries = entries[key]
+        if not isinstance(entries, list):
+            raise ValueError(f"{where}: {key} is of type {type(entries).__name__}; accepted: a list of strings")
+    if not any(entries):
+        raise ValueError(f"{where} has no {key}")
+    return entries, where
+
+
+def _single_name(name: Any, where: str) -> str:
+    if isinstance(name, list) and name and all(isinstance(item, str) for item in name):
+        if len(name) > 1:
+            warnings.warn(f"{where} has the names {name}; the first is used", stacklevel=3)
+        name = name[0]
+    if not isinstance(name, str):
+        raise ValueError(f"{where} is {name!r} of type {type(name).__name__}; accepted: a string")
+    return name.strip()
+
+
+def _checked_template(template: Any, where: str) -> str:
+    if not isinstance(template, str):
+        raise ValueError(f"{where} is {template!r} of type {type(template).__name__}; accepted: a string")
+    text = template.strip().replace("{c}", "{}")
+    if not text:
+        raise ValueError(f"{where} is blank")
+    if text.count("{}") != 1 or any(sign in text.replace("{}", "") for sign in "{}"):
+        raise ValueError(f"{where}, {template!r}, must have exactly one {{}} or {{c}} and no other brace")
+    return text
+
+
+def _warn_of_repeats(entries: list[str], where: str) -> None:
+    repeated = [f"{entry!r} ({times} times)" for entry, times in Counter(entries).items() if times > 1]
+    if repeated:
+        warnings.warn(f"{where}: repeated and kept: {', '.join(repeated[:5])}", stacklevel=3)

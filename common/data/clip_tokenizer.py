@@ -1,0 +1,236 @@
+"""CLIP's byte-pair tokenizer: 49,408 ids, start 49406, end 49407, padded with 0 (EuCLIP spec Sec. 3).
+
+Equal to the tokenizer of the OpenAI release and of open_clip, with one intended difference: the names of the special
+tokens in a caption are ordinary text, so that no caption can end early. The byte-pair algorithm is the `tokenizers`
+library's; text is cleaned here, as the release does: ftfy, HTML entities twice, spaces, lower case.
+
+ftfy (`pip install ftfy`) repairs wrongly decoded text, straightens curly quotes and unfolds ligatures and full-width
+letters. Without it only the composition of accents (NFC) is done, as transformers does; captions of plain ASCII come
+out the same. A tokenizer keeps the choice, and one that was made with ftfy cannot be rebuilt without it.
+"""
+
+import hashlib
+import html
+import importlib.util
+import json
+import re
+import unicodedata
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import models, pre_tokenizers
+from torch import Tensor
+
+from common.data.text_files import find_file, pack, read_lines, read_text, unpack
+from common.data.tokenizer import encode_rows, stored_fields, tokens_of, without_lone_surrogates
+
+NUM_MERGES = 48_894  # CLIP uses the first 49,152 - 256 - 2 of the 262k lines of its file
+START_TOKEN, END_TOKEN = "<start_of_text>", "<end_of_text>"  # open_clip's names
+FILE_NAMES = ("merges.txt", "bpe_simple_vocab_16e6.txt.gz", "bpe_simple_vocab_16e6.txt", "tokenizer.json")
+
+_WORD_END = "</w>"
+# U+0345 alone is dropped, as in the release: a mark whose other case is a letter, and its expression ignores case
+_PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|\p{L}+|\p{N}|[^\s\p{L}\p{N}\x{0345}]+"
+# neither ftfy nor html.unescape changes such a text
+_PLAIN = re.compile(r"[\t\n\r -%'-~]*")
+
+
+def has_ftfy() -> bool:
+    """Whether the optional text repair library is installed."""
+    return importlib.util.find_spec("ftfy") is not None
+
+
+def clean_text(text: str, use_ftfy: bool) -> str:
+    """A caption as CLIP's byte-pair tokenizer sees it: repaired, entities resolved, single spaces, lower case."""
+    if not _PLAIN.fullmatch(text):
+        if use_ftfy:
+            import ftfy
+
+            text = ftfy.fix_text(text)
+        else:
+            text = unicodedata.normalize("NFC", without_lone_surrogates(text))
+        text = html.unescape(html.unescape(text))
+    return " ".join(text.split()).lower()
+
+
+class ClipTokenizer:
+    """Byte pairs to ids: 256 bytes, the same as word ends, one id per merge, start, end. 0 pads (it is also "!").
+
+    Args:
+        merges: pairs "left right", the first to be merged first; see `from_vocabulary`.
+        use_ftfy: repair texts with ftfy; None = if it is installed.
+    Raises:
+        ValueError: if a line is no pair of known parts, a pair occurs twice, or ftfy is asked for and missing.
+    """
+
+    pad_id = 0
+
+    def __init__(self, merges: Iterable[str], use_ftfy: bool | None = None) -> None:
+        self.merges: tuple[str, ...] = tuple(merges)
+        self.use_ftfy = has_ftfy() if use_ftfy is None else use_ftfy
+        if self.use_ftfy and not has_ftfy():
+            raise ValueError("this CLIP tokenizer cleans its texts with ftfy, which is missing: pip install ftfy")
+        self.vocabulary = _vocabulary(self.merges)
+        self.cls_id, self.end_id = len(self.vocabulary) - 2, len(self.vocabulary) - 1
+        ids = {token: position for position, token in enumerate(self.vocabulary[:-2])}
+        pairs = [tuple(merge.split(" ")) for merge in self.merges]
+        self._byte_pairs = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs, end_of_word_suffix=_WORD_END))
+        self._byte_pairs.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(tokenizers.Regex(_PIECES), behavior="removed", invert=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+
+    @classmethod
+    def from_vocabulary(cls, source: str = "", use_ftfy: bool | None = None) -> "ClipTokenizer":
+        """From the release's vocabulary file, or from a transformers CLIP model.
+
+        Args:
+            source: bpe_simple_vocab_16e6.txt(.gz) or merges.txt, a folder with one of `FILE_NAMES`, or a name on the
+                Hugging Face hub. "" = the file in the open_clip package, which is optional.
+            use_ftfy: as for the class.
+        Raises:
+            ValueError: if there is no such file, or its ids are not laid out as CLIP's.
+        """
+        path = find_file(source, FILE_NAMES, "data.vocabulary") if source else _bundled_file()
+        tokenizer = cls(_read_merges(path), use_ftfy)
+        if path.name == "merges.txt" and (path.parent / "vocab.json").is_file():
+            _check_ids(path.parent / "vocab.json", tokenizer.vocabulary)
+        if path.name == "tokenizer.json":
+            _check_ids(path, tokenizer.vocabulary)
+        if len(tokenizer.merges) != NUM_MERGES:
+            warnings.warn(
+                f"{path} has {len(tokenizer.merges)} merges, CLIP's vocabulary has {NUM_MERGES}: the ids are others",
+                stacklevel=2,
+            )
+        if use_ftfy is None and not tokenizer.use_ftfy:
+            warnings.warn(
+                "ftfy is not installed: captions beyond plain ASCII may get other ids than in CLIP's release "
+                "(pip install ftfy)",
+                stacklevel=2,
+            )
+        return tokenizer
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of ids, start and end included; CLIP's is 49,408."""
+        return len(self.vocabulary)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the merges in order and of the cleaning, 64 hex digits."""
+        content = json.dumps(["ClipTokenizer", 1, self.use_ftfy, self.merges])
+        return hashlib.sha256(content.encode("utf-8")).hexdigest()
+
+    def encode(self, texts: list[str], context_length: int) -> Tensor:
+        """Ids of several texts, start pieces end 0...: see `encode_rows`. CLIP's context length is 77."""
+        return encode_rows(self, self._piece_ids, texts, context_length)
+
+    def _piece_ids(self, text: str) -> list[int]:
+        # one text at a time: the batched call starts threads, after which loader workers cannot fork in peace
+        return self._byte_pairs.encode(clean_text(text, self.use_ftfy), add_special_tokens=False).ids
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """The tokens of one row as in the vocabulary: byte characters, "</w>" at the end of a word.
+
+        Raises:
+            ValueError: if an id lies outside [0, vocabulary_size).
+        """
+        return tokens_of(self.vocabulary, ids)
+
+    def to_json(self) -> str:
+        """The tokenizer as a JSON text, about 280 kB with CLIP's vocabulary."""
+        merges = pack("\n".join(self.merges))
+        return json.dumps({"type": "ClipTokenizer", "version": 1, "ftfy": self.use_ftfy, "merges": merges})
+
+    @classmethod
+    def from_json(cls, text: str | dict) -> "ClipTokenizer":
+        """Read what `to_json` wrote, as text or already parsed.
+
+        Raises:
+            ValueError: if it is not such a text, or was made with ftfy and ftfy is missing.
+        """
+        content = stored_fields(text, "ClipTokenizer", 1, ("ftfy", "merges"))
+        if not isinstance(content["ftfy"], bool):
+            raise ValueError(f"ftfy is {content['ftfy']!r}; accepted: true, false")
+        merges = unpack(content["merges"])
+        return cls(merges.split("\n") if merges else [], content["ftfy"])
+
+    def __reduce__(self) -> tuple:
+        return ClipTokenizer, (self.merges, self.use_ftfy)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClipTokenizer) and (self.merges, self.use_ftfy) == (other.merges, other.use_ftfy)
+
+    def __hash__(self) -> int:
+        return hash((self.merges, self.use_ftfy))
+
+    def __repr__(self) -> str:
+        return f"ClipTokenizer(vocabulary_size={self.vocabulary_size}, use_ftfy={self.use_ftfy})"
+
+
+def _vocabulary(merges: tuple[str, ...]) -> tuple[str, ...]:
+    """Tokens in the order of their ids."""
+    # printable bytes first, each as itself, then the others: the order of the characters that stand for them
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = letters + [letter + _WORD_END for letter in letters]
+    known = set(vocabulary)
+    for line, merge in enumerate(merges, start=1):
+        parts = merge.split(" ") if isinstance(merge, str) else []
+        if len(parts) != 2 or not known.issuperset(parts):
+            raise ValueError(f"merge {line}, {merge!r}, is no pair of two tokens that earlier merges have made")
+        token = "".join(parts)
+        if token in known:
+            raise ValueError(f"merge {line}, {merge!r}, makes {token!r}, which there is already")
+        known.add(token)
+        vocabulary.append(token)
+    return (*vocabulary, START_TOKEN, END_TOKEN)
+
+
+def _bundled_file() -> Path:
+    """The vocabulary file inside the open_clip package, found without importing it."""
+    package = importlib.util.find_spec("open_clip")
+    path = Path(package.origin).parent / FILE_NAMES[1] if package and package.origin else None
+    if path is None or not path.is_file():
+        raise ValueError(
+            'data.vocabulary = "" means the vocabulary in the optional package open_clip, which is not installed: '
+            "pip install open_clip_torch, or set data.vocabulary to bpe_simple_vocab_16e6.txt.gz, to the folder of a "
+            "transformers CLIP model, or to its name on the Hugging Face hub, e.g. openai/clip-vit-base-patch32"
+        )
+    return path
+
+
+def _read_merges(path: Path) -> list[str]:
+    if path.suffix == ".json":
+        model = _parsed_json(path).get("model")
+        merges = model.get("merges") if isinstance(model, dict) else None
+        if not isinstance(merges, list):
+            raise ValueError(f"{path} holds no byte-pair model: model.merges is missing")
+        return [" ".join(merge) if isinstance(merge, list) else merge for merge in merges]
+    lines = read_lines(path)
+    if "#version" in lines[0]:
+        lines = lines[1:]
+    return lines[:NUM_MERGES]
+
+
+def _check_ids(path: Path, vocabulary: Sequence[str]) -> None:
+    content = _parsed_json(path)
+    stated = content if path.name == "vocab.json" else content["model"].get("vocab")
+    if not isinstance(stated, dict):
+        raise ValueError(f"{path} holds no byte-pair model: model.vocab is missing")
+    for position, token in enumerate(vocabulary[:-2]):
+        if stated.get(token) != position:
+            raise ValueError(f"{path}: {token!r} has id {stated.get(token)}, in CLIP's order it is {position}")
+
+
+def _parsed_json(path: Path) -> dict:
+    try:
+        content = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; accepted: a mapping")
+    return content

@@ -1,0 +1,85 @@
+"""Which tokenizer a run uses, how a checkpoint brings it back, and the vocabulary of a data set's own words.
+
+A checkpoint stores the whole tokenizer, vocabulary included, so loading one needs no other file and no network.
+"""
+
+import json
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import FileLock
+
+from common.data.bert_tokenizer import BertTokenizer
+from common.data.clip_tokenizer import ClipTokenizer
+from common.data.tokenizer import Tokenizer, WordTokenizer
+from common.run.provenance import code_fingerprint, hash_of
+
+_KINDS = {kind.__name__: kind for kind in (WordTokenizer, ClipTokenizer, BertTokenizer)}
+
+
+def tokenizer_from_json(text: str | dict[str, Any]) -> Tokenizer:
+    """The tokenizer that a `to_json` wrote, of whichever kind.
+
+    Args:
+        text: JSON text, or the same already parsed.
+    Raises:
+        ValueError: if it is no stored tokenizer.
+    """
+    try:
+        content = json.loads(text) if isinstance(text, str) else text
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the tokenizer is not valid JSON: {error}") from error
+    kind = content.get("type") if isinstance(content, dict) else None
+    if kind not in _KINDS:
+        raise ValueError(f"the tokenizer is of type {kind!r}; accepted: {', '.join(_KINDS)}")
+    return _KINDS[kind].from_json(content)
+
+
+class Captioned(Protocol):
+    """What a vocabulary is counted from."""
+
+    fingerprint: str
+
+    def all_captions(self) -> Iterable[str]: ...
+
+
+def words_of(pairs: Captioned, min_count: int, max_size: int | None, folder: Path) -> WordTokenizer:
+    """The word tokenizer of a training set's captions, counted once and kept.
+
+    Reading millions of captions takes minutes. Of the processes that share a disk the first one counts while the
+    others wait for its file; on separate disks each machine counts, with the same result.
+
+    Args:
+        pairs: the training set; its fingerprint and this code decide whether a kept file still holds.
+        min_count, max_size: as in `WordTokenizer.from_captions`.
+        folder: for the kept files; where it cannot be written the words are counted each time, with a warning.
+    Raises:
+        ValueError: as `WordTokenizer.from_captions`.
+    """
+    key = hash_of([pairs.fingerprint, min_count, max_size, code_fingerprint(["common/data"])])
+    kept = folder / f"words-{key}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(kept.with_suffix(".lock")):
+            tokenizer = _read_kept(kept)
+            if tokenizer is None:
+                tokenizer = WordTokenizer.from_captions(pairs.all_captions(), min_count, max_size)
+                temporary = kept.with_suffix(".part")
+                temporary.write_text(json.dumps([tokenizer.fingerprint, tokenizer.to_json()]), encoding="utf-8")
+                temporary.replace(kept)
+            return tokenizer
+    except (OSError, NotImplementedError) as error:  # the second: a disk without locks
+        warnings.warn(f"the words of the captions cannot be kept in {folder}: {error}", stacklevel=2)
+        return WordTokenizer.from_captions(pairs.all_captions(), min_count, max_size)
+
+
+def _read_kept(path: Path) -> WordTokenizer | None:
+    """The kept tokenizer; None if there is none or it is damaged."""
+    try:
+        fingerprint, text = json.loads(path.read_text(encoding="utf-8"))
+        tokenizer = WordTokenizer.from_json(text)
+    except (OSError, ValueError, TypeError):
+        return None
+    return tokenizer if tokenizer.fingerprint == fingerprint else None

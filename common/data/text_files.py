@@ -1,0 +1,113 @@
+"""Text files that data and vocabularies come in: plain or gzip, by path, folder, or name on the Hugging Face hub."""
+
+import base64
+import binascii
+import gzip
+import re
+import zlib
+from pathlib import Path
+
+_FILE_SUFFIXES = (".txt", ".gz", ".json", ".model", ".vocab")
+_HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
+_MAX_UNPACKED_BYTES = 1 << 26
+
+
+def read_text(path: Path) -> str:
+    """Content of a UTF-8 file, unpacked where it is gzip (seen by its first bytes, not by its name).
+
+    Raises:
+        ValueError: names the file and what is wrong with it.
+    """
+    try:
+        content = path.read_bytes()
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.decompress(content)
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """Lines without their ends; a blank line counts, the end of the last line does not start another."""
+    # split at \n only: a vocabulary may hold the other characters at which str.splitlines would part
+    return read_text(path).removesuffix("\n").split("\n")
+
+
+def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
+    """A file given by its path, by a folder that holds it, or by the name of a model on the hub.
+
+    A hub name is first looked for in the local cache, then downloaded; a path never touches the network.
+
+    Args:
+        name: what the user wrote.
+        file_names: accepted names inside a folder or a model, the preferred one first.
+        key: config key for messages.
+    Raises:
+        ValueError: if there is no such thing; says what was tried.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    accepted = ", ".join(file_names)
+    if path.is_dir():
+        for file_name in file_names:
+            if (path / file_name).is_file():
+                return path / file_name
+        there = ", ".join(sorted(item.name for item in path.iterdir())[:10])
+        raise ValueError(f"{key} = {name!r} is a folder without any of {accepted}; it has: {there or 'nothing'}")
+    if not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_SUFFIXES):
+        raise ValueError(
+            f"{key} = {name!r}: no such file; accepted: a file or a folder that holds one of {accepted}, "
+            "or the name of a model on the Hugging Face hub"
+        )
+    return _hub_file(name, file_names, key)
+
+
+def _hub_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    reason = ""
+    for load in (try_to_load_from_cache, hf_hub_download):
+        for file_name in file_names:
+            try:
+                found = load(name, file_name)
+            except LocalEntryNotFoundError as error:  # offline; a subclass of the next one
+                reason = str(error)
+                break
+            except EntryNotFoundError:
+                reason = "the model has none of them"
+                continue
+            except (OSError, ValueError) as error:  # no such model, no such name; errors of connections are OSErrors
+                reason = str(error)
+                break
+            if isinstance(found, str):
+                return Path(found)
+    raise ValueError(
+        f"{key} = {name!r}: no such file or folder, and no {', '.join(file_names)} of a model of that name could be "
+        f"had from the Hugging Face hub or its local cache; accepted: a file, a folder with one of these, or the name "
+        f"of a model ({reason.strip().partition(chr(10))[0]})"
+    )
+
+
+def pack(text: str) -> str:
+    """A long text as a short one of ASCII letters: deflate, then base64."""
+    return base64.b64encode(zlib.compress(text.encode("utf-8"), 9)).decode("ascii")
+
+
+def unpack(packed: str) -> str:
+    """Inverse of `pack`.
+
+    Raises:
+        ValueError: if it was not written by `pack`, or is larger than any vocabulary.
+    """
+    try:
+        inflate = zlib.decompressobj()
+        content = inflate.decompress(base64.b64decode(packed, validate=True), _MAX_UNPACKED_BYTES)
+        if not inflate.eof:
+            raise ValueError("cut short or too large")
+        return content.decode("utf-8")
+    except (TypeError, ValueError, binascii.Error, zlib.error) as error:
+        raise ValueError(f"a packed text is damaged: {error}") from error

@@ -1,0 +1,232 @@
+"""common/data/bert_tokenizer.py: equal to transformers' BERT tokenizers; laws; ALBEF's cleaning of captions."""
+
+import gzip
+import json
+import pickle
+import re
+import unicodedata
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.data.bert_tokenizer import SPECIAL_TOKENS, BertTokenizer, clean_caption
+
+LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)] + [str(digit) for digit in range(10)]
+SIGNS = list("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+WORDS = ["the", "a", "dog", "cat", "un", "##aff", "##able", "##ing", "run", "##s", "\u65e5", "\u672c", "\u00df", "don"]
+TINY = list(dict.fromkeys([*SPECIAL_TOKENS, *SIGNS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *WORDS]))
+TEXTS = [
+    "a photo of a cat.",
+    "",
+    " \t\n ",
+    "Unaffable dogs' don't UNAFFABLE; running-dog/cat (10%) [x] {y} snake_case",
+    "caf\u00e9 cafe\u0301 na\u00efve \u00c5ngstr\u00f6m \u212b \ufb01ne \u1e9e stra\u00dfe \u0130stanbul",
+    "\u201ccurly\u201d it\u2019s \u2014 dash\u2026 \u20ac5 \u00bd",
+    "\u65e5\u672c\u8a9e\u306e\u6587 \ud55c\uad6d\uc5b4 \u0420\u0443\u0441\u0441\u043a\u0438\u0439 \u0639\u0631\u0628",
+    "\U0001f600 \u2764\ufe0f \U0001f468\u200d\U0001f469 \x00nul \ufffd \u00ad \u200b \u2028",
+    "AT&amp;T &lt;b&gt; <b>bold</b>",
+    "dog " * 100,
+    "x" * 100 + " " + "y" * 101 + " dog",
+    "12345 3.14 1,000,000",
+]
+CHARACTERS = st.characters(exclude_categories=["Cs"]).filter(lambda c: unicodedata.ucd_3_2_0.category(c) != "Cn")
+
+
+def by_transformers(vocabulary):
+    """texts, length -> rows, by transformers. A caption that names a special token is split as any text."""
+    ids = {token: position for position, token in enumerate(vocabulary)}
+    theirs = transformers.BertTokenizer(vocab=ids)
+    return lambda texts, length: theirs(
+        texts,
+        padding="max_length",
+        truncation=True,
+        max_length=length,
+        return_tensors="pt",
+        split_special_tokens=True,
+    )["input_ids"]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return BertTokenizer(TINY)
+
+
+@pytest.fixture(scope="module")
+def bert(data_dir):
+    return BertTokenizer.from_vocabulary(str(data_dir / "text/bert_base_uncased_vocab.txt.gz"))
+
+
+@pytest.mark.parametrize("length", [3, 9, 77])
+def test_rows_equal_transformers(tiny, length):
+    rows = tiny.encode(TEXTS, length)
+    assert rows.dtype == torch.int64
+    assert torch.equal(rows, by_transformers(TINY)(TEXTS, length))
+    assert tiny.encode([], length).shape == (0, length)
+
+
+@given(st.lists(CHARACTERS | st.sampled_from([*WORDS, " ", "[SEP]", "\u0301"]), max_size=30).map("".join))
+@settings(max_examples=300, deadline=None)
+def test_rows_equal_transformers_on_random_texts(tiny, text):
+    assert tiny.encode([text], 40).tolist() == by_transformers(TINY)([text], 40).tolist()
+
+
+def test_pieces_by_hand(tiny):
+    row = tiny.encode(["Unaffable DOGS, don't [SEP]"], 24)[0].tolist()
+    pieces = ["un", "##aff", "##able", "dog", "##s", ",", "don", "'", "t", "[", "s", "##e", "##p", "]"]
+    assert tiny.decode(row)[: len(pieces) + 2] == ["[CLS]", *pieces, "[SEP]"]
+    assert row[len(pieces) + 2 :] == [tiny.pad_id] * (24 - len(pieces) - 2)
+    assert tiny.decode(tiny.encode(["\u20ac \u65e5\u672cdog " + "x" * 101], 9)[0]) == [
+        "[CLS]",
+        "[UNK]",
+        "\u65e5",
+        "\u672c",
+        "dog",
+        "[UNK]",
+        "[SEP]",
+        "[PAD]",
+        "[PAD]",
+    ]
+
+
+@given(st.lists(CHARACTERS, max_size=25).map("".join), st.integers(3, 30))
+@settings(max_examples=200, deadline=None)
+def test_every_row_is_cls_pieces_sep_padding_and_a_shorter_one_is_its_beginning(tiny, text, length):
+    long, row = tiny.encode([text], 200)[0].tolist(), tiny.encode([text], length)[0].tolist()
+    end = row.index(tiny.end_id)
+    assert len(row) == length
+    assert row[0] == tiny.cls_id
+    assert row[:end] == long[:end]
+    assert end == min(long.index(tiny.end_id), length - 1)
+    assert set(row[end + 1 :]) <= {tiny.pad_id}
+    assert not {tiny.pad_id, tiny.cls_id, tiny.mask_id} & set(row[1:end])
+
+
+def test_halves_of_utf_16_pairs_do_no_harm(tiny):
+    assert tiny.encode(["dog \ud83d cat"], 6).tolist() == tiny.encode(["dog \ufffd cat"], 6).tolist()
+
+
+def test_the_bert_vocabulary_has_the_known_ids(bert):
+    assert bert.vocabulary_size == 30_522
+    assert (bert.pad_id, bert.unknown_id, bert.cls_id, bert.end_id, bert.mask_id) == (0, 100, 101, 102, 103)
+    assert bert.special_ids == (0, 100, 101, 102, 103)
+    assert bert.encode(["a photo of a cat"], 9).tolist() == [[101, 1037, 6302, 1997, 1037, 4937, 102, 0, 0]]
+    assert (bert.encode(["dog " * 100], 77)[0, 1:76] == bert.encode(["dog"], 3)[0, 1]).all()  # 75 pieces are kept
+
+
+def test_local_captions_equal_both_tokenizers_of_transformers(data_dir, bert, tmp_path):
+    with gzip.open(data_dir / "flickr8k/flickr8k_captions_karpathy_format.json.gz", "rt", encoding="utf-8") as file:
+        captions = [sentence["raw"] for image in json.load(file)["images"][::5] for sentence in image["sentences"]]
+    with gzip.open(data_dir / "annotations/multi30k_task1.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file][::80]
+    captions += TEXTS + [row[language] for row in rows for language in ("en", "de", "fr", "cs") if language in row]
+    assert len(captions) > 7_000
+    ours = bert.encode(captions, 77)
+    assert torch.equal(ours, by_transformers(bert.vocabulary)(captions, 77))
+
+    # the former one, in Python: what ALBEF's generation of code ran
+    legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
+    (tmp_path / "vocab.txt").write_text("\n".join(bert.vocabulary) + "\n", encoding="utf-8")
+    theirs = legacy.BertTokenizerLegacy(str(tmp_path / "vocab.txt"))
+    for caption, row in list(zip(captions, ours.tolist()))[::4]:
+        pieces = theirs.convert_tokens_to_ids(theirs.tokenize(caption))[:75]
+        assert row == [101, *pieces, 102] + [0] * (75 - len(pieces)), caption
+
+
+def test_json_and_pickle_give_an_equal_tokenizer(tiny):
+    for copy in (BertTokenizer.from_json(tiny.to_json()), pickle.loads(pickle.dumps(tiny))):
+        assert copy == tiny
+        assert hash(copy) == hash(tiny)
+        assert copy.fingerprint == tiny.fingerprint
+        assert torch.equal(copy.encode(TEXTS, 30), tiny.encode(TEXTS, 30))
+    assert BertTokenizer([*TINY, "bird"]).fingerprint != tiny.fingerprint
+
+
+def test_vocabulary_files_folders_and_models_give_the_same_tokenizer(tmp_path, tiny):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/vocab.txt").write_text("\n".join(TINY) + "\n", encoding="utf-8")
+    (tmp_path / "my_words.gz").write_bytes(gzip.compress("\r\n".join(TINY).encode()))
+    saved = transformers.BertTokenizer(vocab={token: position for position, token in enumerate(TINY)})
+    saved.save_pretrained(tmp_path / "saved")
+    for source in ("model", "model/vocab.txt", "my_words.gz", "saved", "saved/tokenizer.json"):
+        assert BertTokenizer.from_vocabulary(str(tmp_path / source)) == tiny
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["a"], "the vocabulary of 1 tokens lacks [PAD], [UNK], [CLS], [SEP], [MASK]"),
+        ([*TINY, "dog"], "has ['dog'] more than once"),
+        ([*TINY, "Dog"], "has capital letters (['Dog']); only uncased models"),
+    ],
+)
+def test_vocabularies_of_other_kinds_are_refused(tmp_path, tokens, words):
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens))
+    with pytest.raises(ValueError, match=r"vocab\.txt: ") as error:
+        BertTokenizer.from_vocabulary(str(tmp_path))
+    assert words in str(error.value)
+
+
+def test_broken_model_files_are_named(tmp_path):
+    file = tmp_path / "tokenizer.json"
+    for content, words in (
+        ("{", "no WordPiece model in it (JSONDecodeError"),
+        ('{"model": {}}', "(KeyError: 'vocab')"),
+        ('{"model": {"vocab": {"a": 0, "b": 2}}}', "are not 0, 1, 2"),
+    ):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=re.escape(str(file))) as error:
+            BertTokenizer.from_vocabulary(str(tmp_path))
+        assert words in str(error.value)
+
+
+def test_bad_texts_and_stored_forms_are_refused(tiny):
+    for call, words in (
+        (lambda: tiny.encode("a", 5), "texts is the string"),
+        (lambda: tiny.encode(["a"], 2), "context_length is 2"),
+        (lambda: tiny.decode([len(TINY)]), f"outside [0, {len(TINY)})"),
+        (
+            lambda: BertTokenizer.from_json('{"type": "BertTokenizer", "version": 1}'),
+            "type, version, vocabulary; found",
+        ),
+        (lambda: BertTokenizer.from_json({"type": "BertTokenizer", "version": 1, "vocabulary": "x"}), "is damaged"),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("A man's dog, running!", "a mans dog running"),
+        ('"Quoted" (text) *star* #tag; a: b ~ c? d.', "quoted text star tag a b c d"),
+        ("black-and-white and/or T-shirt", "black and white and or t shirt"),
+        ("<PERSON> and <person>'s dog", "person and persons dog"),
+        ("  many   spaces\n\there \n", "many spaces here"),
+        ("", ""),
+        ("?!...", ""),
+        ("$5 & 10% [x] caf\u00c9 \u201cquote\u201d", "$5 & 10% [x] caf\u00e9 \u201cquote\u201d"),
+        (" ".join(["word"] * 35), " ".join(["word"] * 30)),
+        ("- a - b", "a b"),
+    ],
+)
+def test_albefs_cleaning_of_captions(text, cleaned):
+    assert clean_caption(text) == cleaned
+
+
+@given(st.text(max_size=80), st.integers(1, 6))
+@settings(max_examples=200, deadline=None)
+def test_cleaned_captions_have_at_most_so_many_words_and_none_of_the_signs(text, max_words):
+    cleaned = clean_caption(text, max_words)
+    assert cleaned == " ".join(cleaned.split())
+    assert len(cleaned.split()) <= max_words
+    assert not set(cleaned) & set(",.'!?\"()*#:;~-/")
+    assert clean_caption(text, 1_000).split()[:max_words] == cleaned.split()
+
+
+def test_a_caption_of_no_words_cannot_be_asked_for():
+    with pytest.raises(ValueError, match="max_words is 0; it is at least 1"):
+        clean_caption("a", 0)

@@ -1,0 +1,199 @@
+"""common/data/class_names.py: lists from text, JSON and open_clip; what is wrong is named, what is odd is kept."""
+
+import gzip
+import json
+import sys
+import warnings
+
+import open_clip
+import pytest
+
+from common.data.class_names import SIMPLE_IMAGENET_TEMPLATES, read_class_names, read_templates
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(name, content) -> path; gzip where the name ends so, JSON for anything that is no text."""
+
+    def write(name, content):
+        text = content if isinstance(content, str) else json.dumps(content)
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        return path
+
+    return write
+
+
+def test_the_same_lists_come_from_text_and_json(write):
+    names, templates = ["tench", "caf\u00e9 au lait", "T-shirt {x}"], ["a photo of a {}.", "{}", 'the "{}" sign']
+    with_c = [template.replace("{}", "{c}") for template in templates]
+    files = [
+        (write("names.txt", "\n".join(names) + "\n"), ""),
+        (write("names.txt.gz", "\r\n".join(names)), ""),
+        (write("both.json", {"set": {"classes": names, "templates": with_c}}), "set"),
+        (write("names.json.gz", {"other": ["a"], "set": names}), "set"),
+    ]
+    for path, dataset in files:
+        assert read_class_names(path, dataset) == names
+        assert read_class_names(str(path), dataset, num_classes=3) == names
+    files = [
+        (write("templates.txt", "\n".join(with_c)), ""),
+        (write("templates.txt.gz", "\n".join(templates) + "\n"), ""),
+        (write("both.json", {"set": {"classes": names, "templates": with_c}}), "set"),
+        (write("templates.json", {"set": templates}), "set"),
+    ]
+    for path, dataset in files:
+        assert read_templates(path, dataset) == templates
+    prompts = [template.format(name) for template in templates for name in names]
+    assert prompts[2] == "a photo of a T-shirt {x}."
+    assert len(prompts) == 9
+
+
+def test_open_clip_gives_imagenets_names_and_templates():
+    with pytest.warns(UserWarning, match=r"repeated and kept: 'missile' \(2 times\), 'sunglasses' \(2 times\)"):
+        names = read_class_names("open_clip", num_classes=1000)
+    assert names == list(open_clip.IMAGENET_CLASSNAMES)
+    assert (names[0], names[657], names[744], names[836], names[837]) == (
+        "tench",
+        *["missile"] * 2,
+        *["sunglasses"] * 2,
+    )
+    templates = read_templates("open_clip")
+    assert len(templates) == 80
+    for template, theirs in zip(templates, open_clip.OPENAI_IMAGENET_TEMPLATES):
+        assert template.format("dog") == theirs("dog")
+
+
+def test_the_simple_subset_is_open_clips():
+    simple = read_templates("open_clip", subset="simple")
+    assert simple == list(SIMPLE_IMAGENET_TEMPLATES)
+    assert [template.format("dog") for template in simple] == [
+        theirs("dog") for theirs in open_clip.SIMPLE_IMAGENET_TEMPLATES
+    ]
+    assert "a origami {}." in simple
+
+
+def test_the_local_imagenet_lists_are_open_clips(data_dir):
+    for path, dataset in (("openai_zeroshot_prompts", "imagenet"), ("benchmark_classnames", "imagenet1k")):
+        with pytest.warns(UserWarning, match="'missile'"):
+            names = read_class_names(data_dir / f"text/{path}.json.gz", dataset, num_classes=1000)
+        assert names == list(open_clip.IMAGENET_CLASSNAMES)
+    for path, dataset in (("openai_zeroshot_prompts", "imagenet"), ("benchmark_templates", "imagenet1k")):
+        file = data_dir / f"text/{path}.json.gz"
+        assert read_templates(file, dataset) == read_templates("open_clip")
+        assert read_templates(file, dataset, subset="simple") == list(SIMPLE_IMAGENET_TEMPLATES)
+
+
+def test_every_local_list_is_read(data_dir):
+    prompts = data_dir / "text/openai_zeroshot_prompts.json.gz"
+    with gzip.open(prompts, "rt", encoding="utf-8") as file:
+        sets = json.load(file)
+    assert len(sets) == 27
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, lists in sets.items():
+            assert len(read_class_names(prompts, name)) == len(lists["classes"])
+            assert read_templates(prompts, name) == lists["templates"]
+        for kind, read in (("classnames", read_class_names), ("templates", read_templates)):
+            path = data_dir / f"text/benchmark_{kind}.json.gz"
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                lists = json.load(file)
+            for name, entries in lists.items():
+                expected = [entry.replace("{c}", "{}") for entry in entries]
+                found = read(path, name, len(entries)) if kind == "classnames" else read(path, name)
+                assert found == expected
+
+
+def test_clean_lists_give_no_warning(write):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_class_names(write("names.txt", "cat\ndog\n"))
+        read_templates(write("templates.txt", "a {}\nthe {c}\n"))
+
+
+def test_repeated_entries_are_kept_with_a_warning(write):
+    with pytest.warns(UserWarning, match=r"names.txt: repeated and kept: 'cat' \(3 times\)"):
+        assert read_class_names(write("names.txt", "cat\ndog\ncat\ncat")) == ["cat", "dog", "cat", "cat"]
+    with pytest.warns(UserWarning, match=r"repeated and kept: 'a \{\}' \(2 times\)"):
+        assert read_templates(write("templates.txt", "a {}\na {c}")) == ["a {}", "a {}"]
+
+
+def test_the_first_of_several_names_is_used_with_a_warning(write):
+    path = write("faces.json", {"faces": {"classes": [["angry"], ["happy", "smiling"]], "templates": ["{}"]}})
+    with pytest.warns(UserWarning, match=r"faces: class 1 has the names \['happy', 'smiling'\]; the first is used"):
+        assert read_class_names(path, "faces") == ["angry", "happy"]
+
+
+def test_a_blank_name_needs_the_number_of_classes_to_confirm_it(write):
+    path = write("names.txt", "near\n\nfar\n")
+    with pytest.raises(ValueError, match=r"names.txt: the name of class 1 is blank; remove the line"):
+        read_class_names(path)
+    assert read_class_names(path, num_classes=3) == ["near", "", "far"]
+    with pytest.raises(ValueError, match=r"names.txt: 3 class names, the label set has 2 classes; blank: class 1"):
+        read_class_names(path, num_classes=2)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("a photo", "template 2, 'a photo', must have exactly one {} or {c}"),
+        ("a {} and a {}", "template 2, 'a {} and a {}'"),
+        ("a {} and a {c}", "must have exactly one"),
+        ("a {x}", "must have exactly one {} or {c} and no other brace"),
+        ("a {} {", "no other brace"),
+        ("a {{}}", "no other brace"),
+        ("a {0}", "no other brace"),
+        ("", "template 2 is blank"),
+    ],
+)
+def test_a_template_has_one_placeholder(write, template, words):
+    for path, dataset in (
+        (write("templates.txt", f"the {{}}\n{template}\nmy {{}}\n"), ""),
+        (write("templates.json", {"set": ["the {}", template]}), "set"),
+    ):
+        with pytest.raises(ValueError, match=path.stem) as error:
+            read_templates(path, dataset)
+        assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "dataset", "words"),
+    [
+        ("a.txt", "", "", "a.txt has no classes"),
+        ("a.txt", "cat\n", "pets", "is a text file for one data set; data set 'pets' can be chosen in JSON only"),
+        ("a.txt", "cat\ndog\nbird\n", "", "3 class names, the label set has 2 classes"),
+        ("a.json", "{", "", "a.json is not valid JSON"),
+        ("a.json", ["cat"], "", "holds a list; accepted: a mapping"),
+        ("a.json", {"cifar10": ["cat"]}, "CIFAR10", "has no data set 'CIFAR10' (known: cifar10)"),
+        ("a.json", {"cifar10": ["cat"]}, "cifar100", "did you mean 'cifar10'?"),
+        ("a.json", {"pets": {"templates": ["{}"]}}, "pets", "pets has no 'classes'; it has: templates"),
+        ("a.json", {"pets": "cat"}, "pets", "classes is of type str; accepted: a list"),
+        ("a.json", {"pets": []}, "pets", "pets has no classes"),
+        ("a.json", {"pets": ["cat", 3]}, "pets", "class 1 is 3 of type int"),
+        ("a.json", {"pets": ["cat", ["dog", 3]]}, "pets", "class 1 is ['dog', 3] of type list"),
+    ],
+)
+def test_bad_lists_are_refused_with_place_and_value(write, name, content, dataset, words):
+    with pytest.raises(ValueError, match=name) as error:
+        read_class_names(write(name, content), dataset, num_classes=2)
+    assert words in str(error.value)
+
+
+def test_the_simple_subset_needs_imagenets_templates(write):
+    path = write("templates.txt", "a photo of a {}.\n")
+    with pytest.raises(ValueError, match=r"the simple subset is of ImageNet's templates, 'itap of a {}.' is not"):
+        read_templates(path, subset="simple")
+    with pytest.raises(ValueError, match="subset = 'seven'; accepted: all, simple"):
+        read_templates(path, subset="seven")
+
+
+def test_without_open_clip_the_way_out_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    for read in (read_class_names, read_templates):
+        with pytest.raises(ValueError, match=r"needs the optional package open_clip \(pip install open_clip_torch\)"):
+            read("open_clip")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"none.txt cannot be read"):
+        read_class_names(tmp_path / "none.txt")

@@ -1,0 +1,206 @@
+"""common/data/text.py and text_files.py: choosing, storing and finding tokenizers; the words of a data set, kept."""
+
+import gzip
+import json
+import threading
+
+import huggingface_hub.constants
+import pytest
+
+from common.data.bert_tokenizer import SPECIAL_TOKENS, BertTokenizer
+from common.data.clip_tokenizer import ClipTokenizer
+from common.data.pairs import build_tokenizer
+from common.data.scenes import scene_words
+from common.data.text import tokenizer_from_json, words_of
+from common.data.text_files import find_file, pack, read_lines, unpack
+from common.data.tokenizer import WordTokenizer
+from common.run.config import ConfigError, DataConfig, load_config
+
+CAPTIONS = ["A dog runs.", "a dog, a cat", "the cat's dog", "A bird"]
+
+
+class Captions:
+    """A training set that counts how often its captions are read."""
+
+    def __init__(self, captions=CAPTIONS, fingerprint="0" * 64):
+        self.captions, self.fingerprint, self.reads = captions, fingerprint, 0
+
+    def all_captions(self):
+        self.reads += 1
+        yield from self.captions
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [
+        WordTokenizer(["a", "dog"]),
+        ClipTokenizer(["d o", "do g</w>"], use_ftfy=False),
+        BertTokenizer([*SPECIAL_TOKENS, "a", "dog"]),
+    ],
+    ids=lambda tokenizer: type(tokenizer).__name__,
+)
+def test_every_kind_comes_back_from_a_checkpoints_json(tokenizer):
+    state = json.loads(json.dumps({"tokenizer": tokenizer.to_json()}, indent=1, ensure_ascii=False))
+    for stored in (state["tokenizer"], json.loads(state["tokenizer"])):
+        copy = tokenizer_from_json(stored)
+        assert copy == tokenizer
+        assert copy.fingerprint == tokenizer.fingerprint
+        assert copy.vocabulary_size == tokenizer.vocabulary_size
+        assert copy.encode(["a dog"], 6).tolist() == tokenizer.encode(["a dog"], 6).tolist()
+    others = {other.fingerprint for other in (WordTokenizer(["b"]), ClipTokenizer([]), BertTokenizer(SPECIAL_TOKENS))}
+    assert tokenizer.fingerprint not in others
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        ("{", "the tokenizer is not valid JSON"),
+        ("[]", "of type None; accepted: WordTokenizer, ClipTokenizer, BertTokenizer"),
+        ({"type": "SentencePiece"}, "of type 'SentencePiece'"),
+        ({"type": "WordTokenizer"}, "has the keys type, version, words; found ['type']"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(stored, words):
+    with pytest.raises(ValueError) as error:
+        tokenizer_from_json(stored)
+    assert words in str(error.value)
+
+
+def test_the_config_chooses_the_tokenizer(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "a", "dog"]))
+    bert = build_tokenizer(DataConfig(tokenizer="bert_wordpiece", vocabulary=str(tmp_path)), None)
+    assert bert == BertTokenizer([*SPECIAL_TOKENS, "a", "dog"])
+    assert build_tokenizer(DataConfig(tokenizer="clip_bpe"), None).vocabulary_size == 49_408
+    assert build_tokenizer(DataConfig(), None).words == tuple(scene_words())
+    with pytest.raises(ValueError, match=r"data.vocabulary = 'x.txt' is not used with data.tokenizer = words"):
+        build_tokenizer(DataConfig(vocabulary="x.txt"), None)
+    with pytest.raises(ConfigError, match="tokenizer = 'bpe'; accepted: words, clip_bpe, bert_wordpiece"):
+        load_config(DataConfig, [], ["tokenizer=bpe"])
+
+
+def test_words_are_counted_once_and_kept(tmp_path):
+    pairs = Captions()
+    expected = WordTokenizer.from_captions(CAPTIONS, 1, 7)
+    assert words_of(pairs, 1, 7, tmp_path / "new") == expected
+    assert words_of(pairs, 1, 7, tmp_path / "new") == expected
+    assert pairs.reads == 1
+
+
+def test_other_data_or_bounds_are_counted_anew(tmp_path):
+    assert words_of(Captions(), 2, None, tmp_path).words == ("a", "dog")
+    assert words_of(Captions(), 3, None, tmp_path).words == ("a", "dog")
+    assert words_of(Captions(), 1, 6, tmp_path).words == ("a", "dog")
+    other = Captions(["x y x y"], fingerprint="1" * 64)
+    assert words_of(other, 2, None, tmp_path).words == ("x", "y")
+    assert len(list(tmp_path.glob("words-*.json"))) == 4
+
+
+def test_processes_that_share_a_folder_count_once(tmp_path):
+    class Slow(Captions):
+        def all_captions(self):
+            self.reads += 1
+            for caption in self.captions:
+                threading.Event().wait(0.05)
+                yield caption
+
+    pairs, found = Slow(), []
+    threads = [threading.Thread(target=lambda: found.append(words_of(pairs, 1, None, tmp_path))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [WordTokenizer.from_captions(CAPTIONS, 1)] * 4
+    assert pairs.reads == 1
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '["0", "{}"]', '["0", "x", 1]'])
+def test_a_damaged_file_of_words_is_counted_anew(tmp_path, damage):
+    pairs = Captions()
+    words_of(pairs, 1, None, tmp_path)
+    (kept,) = tmp_path.glob("words-*.json")
+    whole = kept.read_text()
+    kept.write_text(damage)
+    assert words_of(pairs, 1, None, tmp_path) == WordTokenizer.from_captions(CAPTIONS, 1)
+    assert kept.read_text() == whole
+    kept.write_text(whole.replace("bird", "bard"))  # would parse; only the fingerprint tells
+    assert words_of(pairs, 1, None, tmp_path) == WordTokenizer.from_captions(CAPTIONS, 1)
+    assert pairs.reads == 3
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.warns(UserWarning, match="the words of the captions cannot be kept in"):
+        assert words_of(Captions(), 1, None, tmp_path / "file") == WordTokenizer.from_captions(CAPTIONS, 1)
+
+
+def test_captions_without_enough_words_say_so(tmp_path):
+    with pytest.raises(ValueError, match="occurs 9 times"):
+        words_of(Captions(), 9, None, tmp_path)
+
+
+def test_a_file_is_found_by_path_folder_and_cached_hub_name(tmp_path, monkeypatch):
+    (tmp_path / "b.txt").write_text("b")
+    (tmp_path / "a.txt").write_text("a")
+    assert find_file(str(tmp_path / "b.txt"), ("a.txt",), "key") == tmp_path / "b.txt"
+    assert find_file(str(tmp_path), ("c.txt", "a.txt", "b.txt"), "key") == tmp_path / "a.txt"
+
+    model = tmp_path / "cache/models--some--model"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs/main").write_text("0123")
+    (model / "snapshots/0123").mkdir(parents=True)
+    (model / "snapshots/0123/vocab.txt").write_text("a")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert find_file("some/model", ("merges.txt", "vocab.txt"), "key") == model / "snapshots/0123/vocab.txt"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("{tmp}", "is a folder without any of vocab.txt; it has: nothing"),
+        (
+            "{tmp}/none",
+            "no such file; accepted: a file or a folder that holds one of vocab.txt, or the name of a model",
+        ),
+        ("none/vocab.txt", "no such file"),
+        ("vocab.txt.gz", "no such file"),
+        ("a/b/c", "no such file"),
+        ("odd..name/model", "Cannot have -- or .. in repo_id"),
+        ("not-cached/model", "no vocab.txt of a model of that name could be had from the Hugging Face hub"),
+    ],
+)
+def test_a_file_that_is_not_there_is_explained(tmp_path, monkeypatch, name, words):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match=r"data\.vocabulary = ") as error:
+        find_file(name.replace("{tmp}", str(tmp_path)), ("vocab.txt",), "data.vocabulary")
+    assert words in str(error.value)
+
+
+def test_lines_part_at_line_feeds_only(tmp_path):
+    text = "\ufeffone\r\ntwo\u2028still\x85two\n\nfour\n"
+    (tmp_path / "plain.txt").write_bytes(text.encode())
+    (tmp_path / "named_plain.txt").write_bytes(gzip.compress(text.encode()))
+    for name in ("plain.txt", "named_plain.txt"):
+        assert read_lines(tmp_path / name) == ["one", "two\u2028still\x85two", "", "four"]
+
+
+def test_unreadable_text_is_named(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin.txt is no text in UTF-8"):
+        read_lines(tmp_path / "latin.txt")
+    with pytest.raises(ValueError, match=r"none.txt cannot be read"):
+        read_lines(tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize("text", ["", "dog", "caf\u00e9\n\u65e5\x00" * 1000])
+def test_packed_text_comes_back(text):
+    packed = pack(text)
+    assert packed.isascii()
+    assert unpack(packed) == text
+
+
+def test_damaged_packed_text_is_refused():
+    packed = pack("some words of a vocabulary " * 100)
+    for damaged in (packed[:-8], packed[:4] + "A" + packed[5:], "\u00e9", "", None, pack("x" * (1 << 26) + "y")):
+        with pytest.raises(ValueError, match="a packed text is damaged"):
+            unpack(damaged)
