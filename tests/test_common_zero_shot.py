@@ -1,12 +1,47 @@
-"""Zero-shot classification: the two ways of averaging prompts, against loops and identities."""
+"""Zero-shot classification: the four ways of averaging prompts, against loops, identities and open_clip."""
+
+import math
 
 import pytest
 import torch
+from torch import nn
 
-from common.evaluation.zero_shot import class_scores, classification_hits
+from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
+from common.evaluation.embed import Encoder, evaluate_zero_shot
+from common.evaluation.zero_shot import (
+    ClassSubset,
+    class_scores,
+    classification_hits,
+    fill,
+    normalized_mean,
+    plain_mean,
+    prompt_scores,
+    restrict_to_classes,
+)
 from common.geometry import Sphere, inner_product_similarity, unit
 
 SPHERE = Sphere()
+
+
+def negative_squared_distance(images, texts):
+    return -(images[:, None] - texts[None]).square().sum(-1)
+
+
+def negative_angle(images, texts):
+    return -torch.arccos((images @ texts.T).clamp(-1, 1))
+
+
+def lorentz_inner_of_tangents(images, texts, curvature=1.0):
+    """Both sides are tangent vectors at the origin; lifted here, as a hyperbolic geometry does inside `similarity`."""
+
+    def lift(tangent):
+        norm = (curvature**0.5 * tangent.norm(dim=-1, keepdim=True)).clamp_min(1e-12)
+        return tangent * norm.sinh() / norm
+
+    x, y = lift(images), lift(texts)
+    time_x, time_y = (1 / curvature + x.square().sum(-1)).sqrt(), (1 / curvature + y.square().sum(-1)).sqrt()
+    return x @ y.T - time_x[:, None] * time_y[None]
 
 
 def make(num_images=6, num_templates=3, num_classes=4, dim=5):
@@ -14,9 +49,13 @@ def make(num_images=6, num_templates=3, num_classes=4, dim=5):
     return images, unit(torch.randn(num_templates, num_classes, dim, dtype=torch.float64))
 
 
+def scores_by(images, prompts, average, similarity=inner_product_similarity, mean=SPHERE.mean, **options):
+    return class_scores(images, prompts, similarity, mean, average, **options)
+
+
 def test_average_of_scores_equals_loops():
     images, prompts = make()
-    scores = class_scores(images, prompts, SPHERE.similarity, SPHERE.mean, "scores")
+    scores = scores_by(images, prompts, "scores")
     for i in range(6):
         for c in range(4):
             expected = sum(float(images[i] @ prompts[t, c]) for t in range(3)) / 3
@@ -24,43 +63,189 @@ def test_average_of_scores_equals_loops():
 
 
 def test_average_of_inner_products_is_the_inner_product_with_the_plain_mean():
+    """Mode D equals mode B for inner products, also where the prompts are no unit vectors."""
     images, prompts = make()
-    scores = class_scores(images, prompts, SPHERE.similarity, SPHERE.mean, "scores")
-    torch.testing.assert_close(scores, inner_product_similarity(images, prompts.mean(0)), rtol=1e-12, atol=1e-14)
+    prompts = prompts * torch.rand(3, 4, 1, dtype=torch.float64)
+    by_scores, by_mean = scores_by(images, prompts, "scores"), scores_by(images, prompts, "plain_mean")
+    torch.testing.assert_close(by_scores, by_mean, rtol=1e-12, atol=1e-14)
 
 
-def test_average_of_embeddings_differs_from_it_by_the_norm_of_the_mean_per_class():
+def test_normalised_mean_differs_from_it_by_the_norm_of_the_mean_per_class():
     images, prompts = make()
-    by_scores = class_scores(images, prompts, SPHERE.similarity, SPHERE.mean, "scores")
-    by_embeddings = class_scores(images, prompts, SPHERE.similarity, SPHERE.mean, "embeddings")
-    torch.testing.assert_close(by_embeddings * prompts.mean(0).norm(dim=-1), by_scores, rtol=1e-12, atol=1e-14)
+    by_scores, by_unit = scores_by(images, prompts, "scores"), scores_by(images, prompts, "normalized_mean")
+    torch.testing.assert_close(by_unit * prompts.mean(0).norm(dim=-1), by_scores, rtol=1e-12, atol=1e-14)
 
 
-def test_the_two_averages_can_disagree_on_the_class():
+def test_average_of_squared_distances_is_the_distance_to_the_mean_plus_the_spread_of_the_class():
+    images, prompts = make()
+    by_scores = scores_by(images, prompts, "scores", negative_squared_distance)
+    by_mean = scores_by(images, prompts, "plain_mean", negative_squared_distance)
+    spread = (prompts - prompts.mean(0)).square().sum(-1).mean(0)
+    torch.testing.assert_close(by_scores, by_mean - spread, rtol=1e-12, atol=1e-14)
+    assert spread.std() > 0.01  # a constant of the class, not of the picture: it can change the arg-max
+
+
+def test_average_of_angles_is_no_function_of_the_mean():
+    images, prompts = make()
+    by_scores = scores_by(images, prompts, "scores", negative_angle)
+    for c in range(4):
+        expected = -sum(math.acos(float(images[0] @ prompts[t, c])) for t in range(3)) / 3
+        assert float(by_scores[0, c]) == pytest.approx(expected, abs=1e-13)
+    assert (by_scores - scores_by(images, prompts, "normalized_mean", negative_angle)).abs().max() > 0.1
+
+
+def test_tangent_mean_lifts_the_mean_and_does_not_average_lifted_points():
+    images, prompts = make(dim=2)
+    ours = scores_by(images, prompts, "tangent_mean", lorentz_inner_of_tangents)
+    for c in range(4):
+        tangent = prompts[:, c].mean(0)
+        point = tangent * math.sinh(tangent.norm()) / tangent.norm()
+        image = images[0] * math.sinh(1)
+        expected = float(image @ point) - math.cosh(1) * math.sqrt(1 + float(point @ point))
+        assert float(ours[0, c]) == pytest.approx(expected, abs=1e-12)
+    assert (ours - scores_by(images, prompts, "scores", lorentz_inner_of_tangents)).abs().max() > 0.01
+
+
+def test_embeddings_follows_the_mean_of_the_geometry():
+    images, prompts = make()
+    by_own, by_name = scores_by(images, prompts, "embeddings"), scores_by(images, prompts, "normalized_mean")
+    torch.testing.assert_close(by_own, by_name, rtol=0, atol=1e-15)  # the unit norm of a unit vector may round
+    by_own = scores_by(images, prompts, "embeddings", negative_squared_distance, plain_mean)
+    assert torch.equal(by_own, scores_by(images, prompts, "plain_mean", negative_squared_distance))
+
+
+def test_normalised_mean_normalises_every_sphere_by_itself():
+    prompts = torch.randn(3, 4, 2, 5, dtype=torch.float64)  # two spheres
+    classes = normalized_mean(prompts)
+    torch.testing.assert_close(classes.norm(dim=-1), torch.ones(4, 2, dtype=torch.float64))
+    torch.testing.assert_close(classes[:, 1], normalized_mean(prompts[:, :, 1]))
+
+
+def test_the_averages_can_disagree_on_the_class():
     # class 0: two prompts at 60 degrees to either side of the picture; class 1: two equal ones at 55 degrees
     angles = torch.tensor([[60.0, 55.0], [-60.0, 55.0]], dtype=torch.float64).deg2rad()
     prompts = torch.stack([angles.cos(), angles.sin()], dim=-1)
     image = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    assert class_scores(image, prompts, SPHERE.similarity, SPHERE.mean, "scores").argmax() == 1
-    assert class_scores(image, prompts, SPHERE.similarity, SPHERE.mean, "embeddings").argmax() == 0
+    assert scores_by(image, prompts, "scores").argmax() == 1
+    assert scores_by(image, prompts, "plain_mean").argmax() == 1
+    assert scores_by(image, prompts, "normalized_mean").argmax() == 0
 
 
-def test_classifier_equals_open_clip():
+@pytest.mark.parametrize("average", ["scores", "embeddings", "normalized_mean", "plain_mean", "tangent_mean"])
+@pytest.mark.parametrize("chunk_size", [1, 4, 6, 100])
+def test_chunks_do_not_change_the_scores(average, chunk_size):
+    images, prompts = make()
+    seen = []
+
+    def similarity(chunk, texts):
+        seen.append(len(chunk))
+        return negative_angle(chunk, texts)
+
+    scores = scores_by(images, prompts, average, similarity, chunk_size=chunk_size)
+    torch.testing.assert_close(scores, scores_by(images, prompts, average, negative_angle), rtol=1e-12, atol=1e-13)
+    assert max(seen) == min(chunk_size, 6)
+
+
+# --- from names and templates --------------------------------------------------------------------------------------
+
+
+def table_encoder(dim=5):
+    """A text tower without a model: each text has a random vector of its own; counts what it is asked."""
+    table, asked = {}, []
+
+    def encode(texts):
+        asked.append(len(texts))
+        return torch.stack([table.setdefault(text, unit(torch.randn(dim, dtype=torch.float64))) for text in texts])
+
+    return encode, asked
+
+
+NAMES, TEMPLATES = [f"thing {n}" for n in range(7)], ["a {}", "the {c}.", "{}"]
+
+
+@pytest.mark.parametrize("average", ["scores", "embeddings", "plain_mean"])
+@pytest.mark.parametrize("prompts_per_chunk", [1, 6, 9, 10_000])
+def test_blocks_of_prompts_do_not_change_the_scores(average, prompts_per_chunk):
+    encode, asked = table_encoder()
+    images = make()[0]
+    prompts = torch.stack([encode([fill(template, name) for name in NAMES]) for template in TEMPLATES])
+    expected = scores_by(images, prompts, average)
+    asked.clear()
+    scores = prompt_scores(
+        images, encode, NAMES, TEMPLATES, SPHERE.similarity, SPHERE.mean, average, 4, prompts_per_chunk
+    )
+    torch.testing.assert_close(scores, expected, rtol=1e-12, atol=1e-13)
+    assert max(asked) <= max(prompts_per_chunk, len(TEMPLATES))
+    assert sum(asked) == 21
+
+
+@pytest.mark.parametrize("average", ["scores", "embeddings"])
+def test_a_name_that_occurs_twice_ties_exactly_and_the_first_class_wins(average):
+    """The encoder is noisy, as towers are that see a text in another batch; ImageNet has two such pairs of names."""
+    names, asked = ["missile", "crane", "missile"], []
+
+    def encode(texts):
+        asked.extend(texts)
+        return unit(torch.randn(len(texts), 8))
+
+    images = torch.randn(200, 8)
+    scores = prompt_scores(images, encode, names, ["a {}", "{}"], SPHERE.similarity, SPHERE.mean, average)
+    assert sorted(asked) == ["a crane", "a missile", "crane", "missile"]
+    assert torch.equal(scores[:, 0], scores[:, 2])
+    first = classification_hits(scores, torch.zeros(200, dtype=torch.long))
+    third = classification_hits(scores, torch.full((200,), 2))
+    assert first.any()
+    assert not third.any()
+
+
+def test_only_the_placeholder_of_a_template_is_replaced():
+    assert fill("a {} in {brackets}", "cat") == "a cat in {brackets}"
+    assert fill("a photo of a {c}.", "{}") == "a photo of a {}."
+    with pytest.raises(ValueError, match="'a photo' has no place for the class name"):
+        fill("a photo", "cat")
+
+
+def test_classifier_equals_open_clip_on_a_tiny_random_model():
     open_clip = pytest.importorskip("open_clip")
-    templates = [lambda name, t=t: f"{t} {name}" for t in range(3)]
-    table = {f"{t} {c}": torch.randn(8) for t in range(3) for c in "abcd"}
+    text = {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
+    vision = {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16}
+    model = open_clip.CLIP(embed_dim=24, vision_cfg=vision, text_cfg=text).eval()
+    tokenize = open_clip.SimpleTokenizer(context_length=16)
+    names = [*open_clip.IMAGENET_CLASSNAMES[650:660], "missile"]  # one of them is a "missile" already
+    templates = list(open_clip.OPENAI_IMAGENET_TEMPLATES[:5])
+    with torch.no_grad():
+        theirs = open_clip.build_zero_shot_classifier(model, tokenize, names, templates, num_classes_per_batch=4)
+        images = unit(torch.randn(50, 24))
+        ours = prompt_scores(
+            images,
+            lambda texts: model.encode_text(tokenize(texts)),  # not normalised: mode A does it
+            names,
+            [template("{}") for template in templates],
+            inner_product_similarity,
+            plain_mean,
+            "normalized_mean",
+        )
+    assert names.count("missile") == 2
+    torch.testing.assert_close(ours, images @ theirs, rtol=0, atol=1e-6)
 
-    class Model:
-        def encode_text(self, texts, normalize=False):
-            return unit(torch.stack([table[text] for text in texts]))
 
-    class Tokens(list):
-        def to(self, device):
-            return self
+# --- subsets and hits ----------------------------------------------------------------------------------------------
 
-    theirs = open_clip.build_zero_shot_classifier(Model(), Tokens, list("abcd"), templates, num_classes_per_batch=2)
-    prompts = unit(torch.stack([torch.stack([table[f"{t} {c}"] for c in "abcd"]) for t in range(3)]))
-    torch.testing.assert_close(SPHERE.mean(prompts), theirs.T, rtol=1e-5, atol=1e-6)
+
+def test_classes_are_restricted_before_the_arg_max():
+    scores = torch.tensor([[9.0, 1.0, 2.0, 3.0], [9.0, 5.0, 2.0, 3.0]])
+    labels = torch.tensor([3, 1])
+    assert not classification_hits(scores, labels).any()
+    fewer, new_labels = restrict_to_classes(scores, labels, [3, 1])
+    assert fewer.tolist() == [[3, 1], [3, 5]]
+    assert new_labels.tolist() == [0, 1]
+    assert classification_hits(fewer, new_labels).all()
+    with pytest.raises(ValueError, match=r"labels \[1\] are not among the 2 classes"):
+        restrict_to_classes(scores, labels, [3, 0])
+    with pytest.raises(ValueError, match="2 classes of which 1 distinct"):
+        restrict_to_classes(scores, labels, [3, 3])
+    with pytest.raises(ValueError, match=r"classes 1\.\.4; accepted: 0\.\.3"):
+        restrict_to_classes(scores, labels, [1, 4])
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])
@@ -79,6 +264,89 @@ def test_bad_input_is_refused():
         classification_hits(torch.tensor([[float("nan"), 0.0]]), torch.tensor([0]))
     with pytest.raises(ValueError, match="at least 5 classes, got 2"):
         classification_hits(torch.zeros(1, 2), torch.tensor([0]), k=5)
+    with pytest.raises(ValueError, match=r"labels 0\.\.2; accepted: 0\.\.1"):
+        classification_hits(torch.zeros(2, 2), torch.tensor([0, 2]))
     images, prompts = make()
-    with pytest.raises(ValueError, match="accepted: scores, embeddings"):
-        class_scores(images, prompts, SPHERE.similarity, SPHERE.mean, "median")
+    with pytest.raises(ValueError, match="'median'; accepted: scores, embeddings, normalized_mean"):
+        scores_by(images, prompts, "median")
+    with pytest.raises(ValueError, match="chunk_size = 0"):
+        scores_by(images, prompts, "scores", chunk_size=0)
+    with pytest.raises(ValueError, match="no prompt templates"):
+        scores_by(images, prompts[:0], "scores")
+    with pytest.raises(ValueError, match="0 class names and 1 templates"):
+        prompt_scores(images, None, [], ["{}"], SPHERE.similarity, SPHERE.mean, "scores")
+
+
+# --- a whole evaluation --------------------------------------------------------------------------------------------
+
+
+class Colours(nn.Module):
+    """A model that knows colours: a picture's embedding is its mean colour, a text's the colour it names."""
+
+    geometry = Sphere()
+    words = ("red", "green", "blue")
+
+    def __init__(self, tokenizer):
+        super().__init__()
+        self.ids = [int(tokenizer.encode([word], 4)[0, 1]) for word in self.words]
+
+    def encode_image(self, images):
+        return unit(images.mean(dim=(2, 3)))
+
+    def encode_text(self, token_ids):
+        return unit(torch.stack([(token_ids == word).any(dim=1) for word in self.ids], dim=1).float() + 1e-3)
+
+
+class Patches:
+    """One flat picture per class, four times."""
+
+    name, fingerprint = "patches", "f0"
+    class_names, templates = ["red", "green", "blue"], ["a {} patch", "{c}"]
+
+    def __len__(self):
+        return 12
+
+    def label(self, index):
+        return index % 3
+
+    def __getitem__(self, index):
+        pixels = torch.zeros(8, 8, 3, dtype=torch.uint8)
+        pixels[..., self.label(index)] = 255
+        return {"image": pixels.numpy(), "label": self.label(index)}
+
+
+@pytest.fixture
+def encoder():
+    tokenizer = WordTokenizer.from_words(["a", "patch", "red", "green", "blue"])
+    transform = ImageTransform(size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return Encoder(Colours(tokenizer), transform, tokenizer, 6, 5, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("average", ["scores", "embeddings", "normalized_mean", "plain_mean"])
+def test_evaluation_records_the_average_and_counts(encoder, average):
+    evaluation = evaluate_zero_shot(encoder, Patches(), average)
+    assert evaluation.metrics == pytest.approx({"acc1": 1, "mean_per_class_recall": 1})
+    assert evaluation.chance["acc1"] == pytest.approx(1 / 3)
+    assert evaluation.protocol["prompt_average"] == average
+    assert (evaluation.protocol["num_images"], evaluation.protocol["num_templates"]) == (12, 2)
+
+
+def test_wrong_names_lower_the_accuracy(encoder):
+    task = Patches()
+    task.class_names = ["green", "red", "blue"]
+    assert evaluate_zero_shot(encoder, task, "scores").metrics["acc1"] == pytest.approx(1 / 3)
+
+
+def test_subset_of_classes_keeps_their_pictures_only(encoder):
+    subset = ClassSubset(Patches(), ["blue", "red"])
+    assert len(subset) == 8
+    assert {subset.label(index) for index in range(8)} == {0, 1}
+    assert all(subset[index]["label"] == subset.label(index) for index in range(8))
+    assert subset[0]["image"][0, 0].tolist() == [255, 0, 0]
+    assert subset.label(0) == 1
+    evaluation = evaluate_zero_shot(encoder, subset, "scores")
+    assert evaluation.metrics["acc1"] == 1
+    assert evaluation.protocol["num_classes"] == 2
+    assert evaluation.protocol["fingerprint"] != ClassSubset(Patches(), ["blue", "green"]).fingerprint
+    with pytest.raises(ValueError, match="patches has no class 'pink'; known classes: red, green, blue"):
+        ClassSubset(Patches(), ["pink"])

@@ -1,24 +1,56 @@
 """Zero-shot classification: class prompts are texts, the closest class wins.
 
-Two of the four ways to combine the prompts of a class (papers/evaluation.md, Sec. 7) differ in kind: average the
-*embeddings* as the geometry defines the mean (modes A, B, C), or average the *scores* (mode D, oblique paper: "compute
-the distances, then average the distances"). They are not interchangeable.
+Four ways to combine the prompts of a class are in use (papers/evaluation.md, Sec. 7). They are not interchangeable:
+on the same embeddings they can choose different classes.
+
+    name             class c, templates k                              used by
+    normalized_mean  unit(mean_k unit(t_ck))                           A: CLIP, open_clip, DataComp; elliptic
+    plain_mean       mean_k t_ck                                       B: EuCLIP's Euclidean geometries
+    tangent_mean     mean_k of tangent vectors, lifted by similarity   C: MERU, EuCLIP's hyperbolic geometries
+    scores           mean_k similarity(x, t_ck)                        D: oblique paper, "average the distances"
+    embeddings       the geometry's own mean: A on the sphere, B where it is Euclidean, C where it is hyperbolic
+
+Hyperbolic embeddings are tangent vectors here (their geometry lifts them inside `similarity`), so B and C are the same
+sum; they keep two names because a protocol says which paper's recipe it is.
 """
 
-from collections.abc import Callable
-from typing import Literal
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 
-PromptAverage = Literal["scores", "embeddings"]
+from common.geometry import unit
+
+PromptAverage = Literal["scores", "embeddings", "normalized_mean", "plain_mean", "tangent_mean"]
+Similarity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Mean = Callable[[torch.Tensor], torch.Tensor]
+
+
+def normalized_mean(prompt_embeddings: torch.Tensor) -> torch.Tensor:
+    """Mode A over the first axis: prompts to norm 1, their mean, to norm 1 again; the last axis is the vector."""
+    return unit(unit(prompt_embeddings).mean(dim=0))
+
+
+def plain_mean(prompt_embeddings: torch.Tensor) -> torch.Tensor:
+    """Modes B and C over the first axis: the mean as it is, of vectors or of tangent vectors."""
+    return prompt_embeddings.mean(dim=0)
+
+
+_MEANS: dict[str, Mean] = {
+    "normalized_mean": normalized_mean,
+    "plain_mean": plain_mean,
+    "tangent_mean": plain_mean,
+}
 
 
 def class_scores(
     image_embeddings: torch.Tensor,
     prompt_embeddings: torch.Tensor,
-    similarity: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    mean: Callable[[torch.Tensor], torch.Tensor],
+    similarity: Similarity,
+    mean: Mean,
     average: PromptAverage,
+    chunk_size: int = 1024,
 ) -> torch.Tensor:
     """Score of every picture for every class.
 
@@ -27,18 +59,143 @@ def class_scores(
         prompt_embeddings: (num_templates, num_classes, ...).
         similarity: the geometry's, images first.
         mean: the geometry's mean over the first axis; used by average="embeddings".
-        average: "scores" (mode D) or "embeddings" (modes A, B, C by geometry).
+        average: see the table at the top of this file.
+        chunk_size: pictures per call of `similarity`; bounds memory, never changes the result beyond rounding.
     Returns:
         (num_images, num_classes), higher is closer.
+    Raises:
+        ValueError: an unknown average, or no prompts.
     """
-    if average == "embeddings":
-        return similarity(image_embeddings, mean(prompt_embeddings))
-    if average != "scores":
-        raise ValueError(f"average = {average!r}; accepted: scores, embeddings")
-    total = similarity(image_embeddings, prompt_embeddings[0])
-    for prompts in prompt_embeddings[1:]:
-        total = total + similarity(image_embeddings, prompts)
-    return total / len(prompt_embeddings)
+    if average not in get_args(PromptAverage):
+        raise ValueError(f"average = {average!r}; accepted: {', '.join(get_args(PromptAverage))}")
+    if not len(prompt_embeddings):
+        raise ValueError("no prompt templates; accepted: at least one")
+    if average == "scores":
+        total = _in_chunks(similarity, image_embeddings, prompt_embeddings[0], chunk_size)
+        for prompts in prompt_embeddings[1:]:
+            total += _in_chunks(similarity, image_embeddings, prompts, chunk_size)
+        return total / len(prompt_embeddings)
+    classes = _MEANS.get(average, mean)(prompt_embeddings)
+    return _in_chunks(similarity, image_embeddings, classes, chunk_size)
+
+
+def prompt_scores(
+    image_embeddings: torch.Tensor,
+    encode: Callable[[list[str]], torch.Tensor],
+    class_names: Sequence[str],
+    templates: Sequence[str],
+    similarity: Similarity,
+    mean: Mean,
+    average: PromptAverage,
+    chunk_size: int = 1024,
+    prompts_per_chunk: int = 16_384,
+) -> torch.Tensor:
+    """`class_scores` from names and templates, holding the embeddings of `prompts_per_chunk` prompts at a time.
+
+    80 templates of 1,000 classes are 80,000 prompts: the classes are encoded and scored block by block. A name that
+    occurs twice (ImageNet: "missile", "sunglasses") is encoded once, so that its two columns tie to the last bit and
+    the first class wins, whatever the batching.
+
+    Args:
+        image_embeddings: (num_images, ...).
+        encode: texts -> (num_texts, ...) embeddings, on the device of the image embeddings.
+        class_names: in the order of the labels.
+        templates: each with one place for the name, "{}" or "{c}".
+        similarity, mean, average, chunk_size: as in `class_scores`.
+        prompts_per_chunk: at least the templates of one class are encoded together.
+    Returns:
+        (num_images, num_classes), higher is closer.
+    Raises:
+        ValueError: a template without a place for the name, no classes, no templates, or an unknown average.
+    """
+    if not class_names or not templates:
+        raise ValueError(f"{len(class_names)} class names and {len(templates)} templates; accepted: at least one each")
+    names = list(dict.fromkeys(class_names))
+    column = {name: index for index, name in enumerate(names)}
+    blocks = []
+    for block in _blocks(names, max(1, prompts_per_chunk // len(templates))):
+        prompts = encode([fill(template, name) for template in templates for name in block])
+        prompts = prompts.view(len(templates), len(block), *prompts.shape[1:])
+        blocks.append(class_scores(image_embeddings, prompts, similarity, mean, average, chunk_size))
+    return torch.cat(blocks, dim=1)[:, [column[name] for name in class_names]]
+
+
+def fill(template: str, name: str) -> str:
+    """The prompt of a class. Only the placeholder is replaced, so names and templates may hold other braces.
+
+    Raises:
+        ValueError: if the template has no "{}" or "{c}".
+    """
+    for place in ("{c}", "{}"):
+        if place in template:
+            return template.replace(place, name)
+    raise ValueError(f"prompt template {template!r} has no place for the class name; accepted: one {{}} or {{c}}")
+
+
+def restrict_to_classes(
+    scores: torch.Tensor, labels: torch.Tensor, classes: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Leaves only some classes to choose from, before any arg-max (ImageNet-A, ImageNet-R: 200 of 1,000).
+
+    Args:
+        scores: (num_images, num_classes).
+        labels: (num_images,), each one of `classes`.
+        classes: distinct columns that may be chosen; their order is that of the new labels.
+    Returns:
+        (num_images, len(classes)) scores and (num_images,) labels in [0, len(classes)).
+    Raises:
+        ValueError: repeated or unknown classes, or a label outside the subset.
+    """
+    chosen = torch.as_tensor(list(classes), dtype=torch.long, device=scores.device)
+    num_distinct = len(set(chosen.tolist()))
+    if not len(chosen) or num_distinct != len(chosen):
+        raise ValueError(f"{len(chosen)} classes of which {num_distinct} distinct; accepted: distinct ones")
+    if int(chosen.min()) < 0 or int(chosen.max()) >= scores.shape[1]:
+        raise ValueError(f"classes {int(chosen.min())}..{int(chosen.max())}; accepted: 0..{scores.shape[1] - 1}")
+    place = torch.full((scores.shape[1],), -1, device=scores.device)
+    place[chosen] = torch.arange(len(chosen), device=scores.device)
+    new_labels = place[labels]
+    if (new_labels < 0).any():
+        outside = labels[new_labels < 0].unique().tolist()
+        raise ValueError(f"labels {outside[:5]} are not among the {len(chosen)} classes that may be chosen")
+    return scores[:, chosen], new_labels
+
+
+class ClassSubset:
+    """A labelled set reduced to some of its classes: only their pictures, and only they can be chosen.
+
+    Args:
+        task: has class_names, templates, name, fingerprint, label(index), items by index.
+        class_names: the classes kept, in the order of the new labels.
+    Raises:
+        ValueError: if a name is not one of the task's, or no picture is left.
+    """
+
+    def __init__(self, task: Any, class_names: Sequence[str]) -> None:
+        unknown = [name for name in class_names if name not in task.class_names]
+        if unknown:
+            raise ValueError(f"{task.name} has no class {unknown[0]!r}; known classes: {', '.join(task.class_names)}")
+        self.task, self.class_names, self.templates = task, list(class_names), task.templates
+        self.name = f"{task.name} ({len(self.class_names)} of {len(task.class_names)} classes)"
+        self.fingerprint = hashlib.sha256("\n".join([task.fingerprint, *class_names]).encode()).hexdigest()
+        # of a name that occurs twice the first class is meant, as everywhere
+        new_label = {task.class_names.index(name): place for place, name in reversed(list(enumerate(class_names)))}
+        kept = [(index, new_label.get(task.label(index))) for index in range(len(task))]
+        self._kept = [(index, label) for index, label in kept if label is not None]
+        if not self._kept:
+            raise ValueError(f"{task.name} has no picture of the {len(self.class_names)} classes asked for")
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def label(self, index: int) -> int:
+        """Class of a picture, in [0, len(class_names))."""
+        return self._kept[index][1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """The task's item with the new label."""
+        position, label = self._kept[index]
+        return {**self.task[position], "label": label}
 
 
 def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) -> torch.Tensor:
@@ -51,13 +208,29 @@ def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) 
     Returns:
         (num_images,) bool.
     Raises:
-        ValueError: non-finite scores, or k larger than the number of classes.
+        ValueError: non-finite scores, labels that are no class, or k larger than the number of classes.
     """
     if not torch.isfinite(scores).all():
         raise ValueError(f"{int((~torch.isfinite(scores)).sum())} of {scores.numel()} class scores are not finite")
     if not 1 <= k <= scores.shape[1]:
         raise ValueError(f"top-{k} accuracy needs at least {k} classes, got {scores.shape[1]}")
+    if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= scores.shape[1]):
+        raise ValueError(f"labels {int(labels.min())}..{int(labels.max())}; accepted: 0..{scores.shape[1] - 1}")
     own = scores.gather(1, labels[:, None])
     index = torch.arange(scores.shape[1], device=scores.device)
     ahead = (scores > own) | ((scores == own) & (index < labels[:, None]))
     return ahead.sum(dim=1) < k
+
+
+@torch.no_grad()
+def _in_chunks(
+    similarity: Similarity, image_embeddings: torch.Tensor, class_embeddings: torch.Tensor, chunk_size: int
+) -> torch.Tensor:
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size = {chunk_size}; accepted: at least 1")
+    return torch.cat([similarity(chunk, class_embeddings) for chunk in image_embeddings.split(chunk_size)])
+
+
+def _blocks(names: list[str], size: int) -> Iterator[list[str]]:
+    for start in range(0, len(names), size):
+        yield names[start : start + size]

@@ -1,0 +1,286 @@
+"""Accuracy-type metrics as pure functions of arrays, and the averages over the DataComp evaluation.
+
+Labels and predictions are class indices, hits are 0 or 1 per item; arrays may be numpy or CPU tensors. All results are
+fractions in [0, 1] (papers/evaluation.md, Sec. 7 to 9).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.evaluation.protocol import Evaluation
+from common.evaluation.zero_shot import classification_hits
+
+OTHER_REGION = "Other"  # of FMoW
+
+
+def accuracy(predictions: Any, labels: Any) -> float:
+    """Share of items whose prediction is the label (micro accuracy)."""
+    predictions, labels = _pair(predictions, labels)
+    return float((predictions == labels).mean())
+
+
+def accuracy_at_k(scores: torch.Tensor, labels: torch.Tensor, k: int) -> float:
+    """Share of items whose label is among the k best classes; ties go to the lower class index.
+
+    Args:
+        scores: (num_items, num_classes), finite, higher is closer.
+        labels: (num_items,).
+    Raises:
+        ValueError: k above the number of classes, non-finite scores, no items.
+    """
+    hits = classification_hits(scores, labels, k)
+    if not len(hits):
+        raise ValueError("no items to average over")
+    return float(hits.double().mean())
+
+
+def mean_per_class_recall(predictions: Any, labels: Any) -> float:
+    """Mean of the recalls of the classes that occur in the labels (scikit-learn's balanced accuracy).
+
+    A class that is only predicted does not count; torchmetrics' macro accuracy counts it as 0.
+    """
+    predictions, labels = _pair(predictions, labels)
+    return float(((predictions == labels) * class_weights(labels)).mean())
+
+
+def class_weights(labels: Any) -> np.ndarray:
+    """(num_items,) weights with mean 1 that make a mean over items a mean over the classes that occur."""
+    labels = np.asarray(labels)
+    _, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    return len(labels) / (len(counts) * counts[place])
+
+
+def f1_macro_present(predictions: Any, labels: Any) -> float:
+    """F1 averaged over the classes that occur in the labels (WILDS, DataComp's "F1-macro_all").
+
+    F1 of a class is 2 * right / (predicted + occurring).
+    """
+    predictions, labels = _pair(predictions, labels)
+    classes, occurring = np.unique(labels, return_counts=True)
+    right = np.array([(predictions[labels == c] == c).sum() for c in classes])
+    predicted = np.array([(predictions == c).sum() for c in classes])
+    return float((2 * right / (predicted + occurring)).mean())
+
+
+def group_accuracies(hits: Any, groups: Sequence[Any]) -> dict[Any, float]:
+    """Accuracy of each group that has items, in order of first appearance.
+
+    Args:
+        hits: (num_items,) 0 or 1; of top-5 predictions for Dollar Street.
+        groups: (num_items,) region or income group of each item.
+    """
+    hits = np.asarray(hits, dtype=np.float64)
+    if len(hits) != len(groups) or not len(hits):
+        raise ValueError(f"{len(hits)} hits and {len(groups)} groups; accepted: equal counts, at least one")
+    keys = [group.item() if hasattr(group, "item") else group for group in groups]
+    found = {key: [] for key in keys}
+    for key, hit in zip(keys, hits):
+        found[key].append(hit)
+    return {key: float(np.mean(members)) for key, members in found.items()}
+
+
+def worst_group_accuracy(hits: Any, groups: Sequence[Any]) -> float:
+    """Least accuracy over the groups that have items: acc_wg (GeoDE); of top-5 hits acc_top5_wg (Dollar Street)."""
+    return min(group_accuracies(hits, groups).values())
+
+
+def worst_region_accuracy(hits: Any, regions: Sequence[str]) -> dict[str, float]:
+    """FMoW in both readings: the published evaluator means to leave "Other" out but keeps it.
+
+    Returns:
+        "acc_worst_region": as published, "Other" is a region; "acc_worst_region_without_other": as intended.
+    Raises:
+        ValueError: if all items lie in "Other".
+    """
+    by_region = group_accuracies(hits, regions)
+    named = [value for region, value in by_region.items() if region != OTHER_REGION]
+    if not named:
+        raise ValueError(f"all {len(regions)} items lie in region {OTHER_REGION}; accepted: at least one named region")
+    return {"acc_worst_region": min(by_region.values()), "acc_worst_region_without_other": min(named)}
+
+
+def mean_recall_at_1(metrics: Mapping[str, float]) -> float:
+    """DataComp's "mean_recall@1": mean of R@1 in both directions, from the metrics of a retrieval evaluation."""
+    return (metrics["i2t_recall_at_1"] + metrics["t2i_recall_at_1"]) / 2
+
+
+def winogavil_prompt(cue: str) -> str:
+    """The cue in lower case after "An " before a, e, i, o, u, else after "A ".
+
+    Raises:
+        ValueError: for an empty cue.
+    """
+    if not cue.strip():
+        raise ValueError(f"empty WinoGAViL cue {cue!r}; accepted: a word")
+    return f"{'An' if cue[0].lower() in 'aeiou' else 'A'} {cue.lower()}"
+
+
+def winogavil_jaccard(scores: Any, gold: Sequence[int]) -> float:
+    """Jaccard index h / (2k - h) of the k best candidates and the k gold ones, h of them in common.
+
+    Ties as in the reference (last k of an ascending sort, here a stable one): the higher index wins.
+
+    Args:
+        scores: (num_candidates,), finite, higher is closer.
+        gold: distinct indices of the associated candidates; k is their number.
+    Raises:
+        ValueError: non-finite scores, no gold candidates, or gold indices that are no candidates.
+    """
+    scores = np.asarray(scores)
+    if scores.ndim != 1 or not np.isfinite(scores).all():
+        raise ValueError(f"WinoGAViL scores of shape {scores.shape}; accepted: one finite score per candidate")
+    k = len(set(gold))
+    if not k or k != len(gold) or min(gold) < 0 or max(gold) >= len(scores):
+        raise ValueError(f"gold = {list(gold)} of {len(scores)} candidates; accepted: distinct indices, at least one")
+    chosen = np.argsort(scores, kind="stable")[-k:]
+    common = len(set(chosen.tolist()) & set(gold))
+    return common / (2 * k - common)
+
+
+def winogavil_metrics(jaccards: Sequence[float], num_candidates: Sequence[int]) -> dict[str, float]:
+    """Means over instances by number of candidates; the main metric is "jaccard_score_10-12".
+
+    Args:
+        jaccards: one per instance.
+        num_candidates: 5, 6, 10 or 12 per instance.
+    Raises:
+        ValueError: unequal counts, or a group without instances, whose mean would be nothing.
+    """
+    values, sizes = _pair(jaccards, num_candidates)
+    members = {f"jaccard_score_{size}": sizes == size for size in (5, 6, 10, 12)}
+    members |= {"jaccard_score_5-6": sizes <= 6, "jaccard_score_10-12": sizes >= 10, "jaccard_score_all": sizes > 0}
+    empty = [name for name, inside in members.items() if not inside.any()]
+    if empty:
+        raise ValueError(f"no WinoGAViL instances for {', '.join(empty)}; found sizes {sorted(set(sizes.tolist()))}")
+    return {name: float(values[inside].mean()) for name, inside in members.items()}
+
+
+def classification_evaluation(scores: torch.Tensor, labels: torch.Tensor, protocol: dict[str, Any]) -> Evaluation:
+    """acc1, acc5 (with more than five classes) and mean_per_class_recall of a score matrix.
+
+    Args:
+        scores: (num_images, num_classes), finite, on the CPU.
+        labels: (num_images,).
+        protocol: what the numbers mean.
+    """
+    num_classes = scores.shape[1]
+    hits = {f"acc{k}": classification_hits(scores, labels, k).double() for k in (1, 5) if k == 1 or k < num_classes}
+    # weighted hits, so that their mean is the metric and a bootstrap over images has something to draw from
+    hits["mean_per_class_recall"] = hits["acc1"] * torch.from_numpy(class_weights(labels))
+    chance = {"acc1": 1 / num_classes, "acc5": 5 / num_classes, "mean_per_class_recall": 1 / num_classes}
+    return Evaluation(
+        metrics={name: float(hit.mean()) for name, hit in hits.items()},
+        protocol=protocol,
+        chance={name: chance[name] for name in hits},
+        hits={name: [[float(item)] for item in hit] for name, hit in hits.items()},
+    )
+
+
+@dataclass(frozen=True)
+class DataCompTask:
+    """One of the 38 scored sets. group: imagenet, shifts, vtab, retrieval, or other (only in the average over 38)."""
+
+    key: str
+    name: str
+    metric: str
+    group: str
+    size: int
+    num_classes: int | None = None
+
+
+DATACOMP_TASKS = (
+    DataCompTask("imagenet1k", "ImageNet 1k", "acc1", "imagenet", 50_000, 1000),
+    DataCompTask("imagenet_sketch", "ImageNet Sketch", "acc1", "shifts", 50_889, 1000),
+    DataCompTask("imagenetv2", "ImageNet v2", "acc1", "shifts", 10_000, 1000),
+    DataCompTask("imagenet-a", "ImageNet-A", "acc1", "shifts", 7_500, 200),
+    DataCompTask("imagenet-o", "ImageNet-O", "acc1", "shifts", 2_000, 200),
+    DataCompTask("imagenet-r", "ImageNet-R", "acc1", "shifts", 30_000, 200),
+    DataCompTask("objectnet", "ObjectNet", "acc1", "shifts", 18_574, 113),
+    DataCompTask("vtab/caltech101", "Caltech-101", "mean_per_class_recall", "vtab", 6_085, 102),
+    DataCompTask("vtab/cifar100", "CIFAR-100", "acc1", "vtab", 10_000, 100),
+    DataCompTask("vtab/clevr_count_all", "CLEVR Counts", "acc1", "vtab", 15_000, 8),
+    DataCompTask("vtab/clevr_closest_object_distance", "CLEVR Distance", "acc1", "vtab", 15_000, 6),
+    DataCompTask("vtab/dtd", "Describable Textures", "acc1", "vtab", 1_880, 47),
+    DataCompTask("vtab/eurosat", "EuroSAT", "acc1", "vtab", 5_400, 10),
+    DataCompTask("vtab/kitti_closest_vehicle_distance", "KITTI Vehicle Distance", "acc1", "vtab", 711, 4),
+    DataCompTask("vtab/flowers", "Oxford Flowers-102", "mean_per_class_recall", "vtab", 6_149, 102),
+    DataCompTask("vtab/pets", "Oxford-IIIT Pet", "mean_per_class_recall", "vtab", 3_669, 37),
+    DataCompTask("vtab/pcam", "PatchCamelyon", "acc1", "vtab", 32_768, 2),
+    DataCompTask("vtab/resisc45", "RESISC45", "acc1", "vtab", 6_300, 45),
+    DataCompTask("vtab/svhn", "SVHN", "acc1", "vtab", 26_032, 10),
+    DataCompTask("sun397", "SUN397", "acc1", "vtab", 108_754, 397),
+    DataCompTask("retrieval/flickr_1k_test_image_text_retrieval", "Flickr", "mean_recall@1", "retrieval", 1_000),
+    DataCompTask("retrieval/mscoco_2014_5k_test_image_text_retrieval", "MSCOCO", "mean_recall@1", "retrieval", 5_000),
+    DataCompTask("misc/winogavil", "WinoGAViL", "jaccard_score_10-12", "retrieval", 3_563),
+    DataCompTask("cifar10", "CIFAR-10", "acc1", "other", 10_000, 10),
+    DataCompTask("country211", "Country211", "acc1", "other", 21_100, 211),
+    DataCompTask("fgvc_aircraft", "FGVC Aircraft", "mean_per_class_recall", "other", 3_333, 100),
+    DataCompTask("food101", "Food-101", "acc1", "other", 25_250, 101),
+    DataCompTask("gtsrb", "GTSRB", "acc1", "other", 12_630, 43),
+    DataCompTask("mnist", "MNIST", "acc1", "other", 10_000, 10),
+    DataCompTask("voc2007", "Pascal VOC 2007", "acc1", "other", 14_976, 20),
+    DataCompTask("renderedsst2", "Rendered SST2", "acc1", "other", 1_821, 2),
+    DataCompTask("cars", "Stanford Cars", "acc1", "other", 8_041, 196),
+    DataCompTask("stl10", "STL-10", "acc1", "other", 8_000, 10),
+    DataCompTask("wilds/iwildcam", "iWildCam", "F1-macro_all", "other", 42_791, 182),
+    DataCompTask("wilds/camelyon17", "Camelyon17", "acc1", "other", 85_054, 2),
+    DataCompTask("wilds/fmow", "FMoW", "acc_worst_region", "other", 22_108, 62),
+    DataCompTask("fairness/dollar_street", "Dollar Street", "acc_top5_wg", "other", 3_503, 58),
+    DataCompTask("fairness/geode", "GeoDE", "acc_wg", "other", 12_488, 40),
+)
+DATACOMP_UNSCORED = ("fairness/fairface", "fairness/utkface")  # run by DataComp, without a main metric
+_AVERAGES = {
+    "ImageNet": ("imagenet",),
+    "ImageNet dist. shifts": ("shifts",),
+    "VTAB": ("vtab",),
+    "Retrieval": ("retrieval",),
+    "Average over 38": ("imagenet", "shifts", "vtab", "retrieval", "other"),
+}
+
+
+@dataclass(frozen=True)
+class TaskAverage:
+    """value: plain mean over all members; None as long as one is missing. missing: the keys of those."""
+
+    value: float | None
+    missing: tuple[str, ...]
+
+
+def datacomp_averages(results: Mapping[str, float]) -> dict[str, TaskAverage]:
+    """The five averages of DataComp and EuCLIP's tables from the main metric of each task.
+
+    An average over fewer members than it should have is not formed; it says which members are missing.
+
+    Args:
+        results: task key -> its main metric (the `metric` of the table), a fraction; unscored tasks are left out.
+    Returns:
+        ImageNet, ImageNet dist. shifts, VTAB, Retrieval, Average over 38, each a TaskAverage.
+    Raises:
+        ValueError: an unknown key, or a value that is no fraction.
+    """
+    known = [task.key for task in DATACOMP_TASKS]
+    unknown = [key for key in results if key not in known and key not in DATACOMP_UNSCORED]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is no DataComp task; known: {', '.join(known)}")
+    for key, value in results.items():
+        if key in known and not 0.0 <= value <= 1.0:  # NaN fails too
+            raise ValueError(f"{key} = {value}; accepted: a fraction in [0, 1]")
+    averages = {}
+    for name, groups in _AVERAGES.items():
+        members = [task.key for task in DATACOMP_TASKS if task.group in groups]
+        missing = tuple(key for key in members if key not in results)
+        value = None if missing else math.fsum(results[key] for key in members) / len(members)
+        averages[name] = TaskAverage(value, missing)
+    return averages
+
+
+def _pair(one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
+    one, other = np.asarray(one), np.asarray(other)
+    if one.shape != other.shape or one.ndim != 1 or not len(one):
+        raise ValueError(f"shapes {one.shape} and {other.shape}; accepted: two equal lengths, at least one item")
+    return one, other

@@ -1,0 +1,253 @@
+"""Grad-CAM: where in a picture a score comes from, and grounding by boxes or by pointing.
+
+On cross-attention (ALBEF, GeoMM; papers/evaluation.md, Sec. 12, and geomm.md, 14.5): attention times the positive part
+of its gradient, averaged over heads and text tokens. On a feature map (the original method): channels weighted by their
+mean gradient. Boxes of this file are (x, y, width, height) in pixels, the form of the annotation files.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+MIN_IOU = 0.5
+AREA_EXPONENT = 0.5  # alpha of the box score
+
+
+def gradients_of(score: torch.Tensor, recorded: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of a score with respect to tensors recorded on the way to it; no parameter's .grad is touched.
+
+    Args:
+        score: a scalar, or (batch,) where each entry depends on its own item only (no batch statistics).
+        recorded: attention weights or activations of the same forward pass, part of its graph.
+    Returns:
+        One tensor per recorded one, same shapes.
+    Raises:
+        ValueError: if a recorded tensor is not part of the score's graph (a pass under no_grad, or a detached copy).
+    """
+    if not score.requires_grad or not all(tensor.requires_grad for tensor in recorded):
+        raise ValueError("score or recorded tensors carry no gradient; run the forward pass without no_grad")
+    gradients = torch.autograd.grad(score.sum(), list(recorded), allow_unused=True)
+    unused = [index for index, gradient in enumerate(gradients) if gradient is None]
+    if unused:
+        raise ValueError(f"recorded tensors {unused} do not lead to the score; accepted: those of the same pass")
+    return list(gradients)
+
+
+def attention_heat(
+    attention: torch.Tensor,
+    gradient: torch.Tensor,
+    text_mask: torch.Tensor,
+    num_prefix_tokens: int = 1,
+    grid: tuple[int, int] | None = None,
+) -> torch.Tensor:
+    """Heat map on the patch grid: mean over heads and text tokens of attention x relu(gradient).
+
+    Masked tokens contribute zero but count in the mean, as in the reference; a positive factor per text, so it changes
+    no choice between boxes.
+
+    Args:
+        attention, gradient: (batch, heads, text_tokens, image_tokens).
+        text_mask: (batch, text_tokens), True at words.
+        num_prefix_tokens: image tokens before the patches (class tokens), left out.
+        grid: rows and columns of patches; None = square.
+    Returns:
+        (batch, rows, columns), not negative.
+    Raises:
+        ValueError: unlike shapes, or patches that do not fill the grid.
+    """
+    if attention.ndim != 4 or attention.shape != gradient.shape:
+        raise ValueError(
+            f"attention {tuple(attention.shape)} and gradient {tuple(gradient.shape)}; accepted: one shape "
+            "(batch, heads, text_tokens, image_tokens)"
+        )
+    batch, _, text_tokens, image_tokens = attention.shape
+    if text_mask.shape != (batch, text_tokens):
+        raise ValueError(f"text_mask {tuple(text_mask.shape)}; accepted: {(batch, text_tokens)}")
+    grid = _grid(image_tokens - num_prefix_tokens, grid)
+    heat = attention.float() * gradient.float().clamp(min=0) * text_mask[:, None, :, None]
+    return heat.mean(dim=(1, 2))[:, num_prefix_tokens:].reshape(batch, *grid).detach()
+
+
+def feature_map_heat(activations: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Grad-CAM on a convolutional feature map: relu of the channels weighted by their mean gradient.
+
+    Args:
+        activations, gradient: (batch, channels, rows, columns); for ViT tokens see `tokens_to_map`.
+    Returns:
+        (batch, rows, columns), not negative.
+    Raises:
+        ValueError: unlike shapes.
+    """
+    if activations.ndim != 4 or activations.shape != gradient.shape:
+        raise ValueError(
+            f"activations {tuple(activations.shape)} and gradient {tuple(gradient.shape)}; accepted: one shape "
+            "(batch, channels, rows, columns)"
+        )
+    weights = gradient.float().mean(dim=(2, 3), keepdim=True)
+    return (weights * activations.float()).sum(dim=1).clamp(min=0).detach()
+
+
+def tokens_to_map(
+    tokens: torch.Tensor, num_prefix_tokens: int = 1, grid: tuple[int, int] | None = None
+) -> torch.Tensor:
+    """Patch tokens (batch, tokens, channels) as a map (batch, channels, rows, columns), class tokens left out."""
+    batch, count, channels = tokens.shape
+    grid = _grid(count - num_prefix_tokens, grid)
+    return tokens[:, num_prefix_tokens:].transpose(1, 2).reshape(batch, channels, *grid)
+
+
+def resize_heat(heat: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """A heat map in the picture's own pixels, bicubic; overshoot can make values negative.
+
+    Args:
+        heat: (rows, columns).
+        height, width: of the original picture, pixels.
+    Returns:
+        (height, width).
+    """
+    if heat.ndim != 2 or height < 1 or width < 1:
+        raise ValueError(f"heat of shape {tuple(heat.shape)} to {height} x {width}; accepted: (rows, columns) to >= 1")
+    return F.interpolate(heat[None, None].float(), size=(height, width), mode="bicubic", align_corners=False)[0, 0]
+
+
+def box_scores(heat: Any, boxes: Any, area_exponent: float = AREA_EXPONENT) -> np.ndarray:
+    """Sum of the heat inside each box over (width * height) ** area_exponent.
+
+    Rows int(y) to int(y + height) and columns int(x) to int(x + width), without the last, as in the reference; parts
+    outside the picture are cut off. A box without area scores -inf.
+
+    Args:
+        heat: (height, width) in pixels, finite.
+        boxes: (num_boxes, 4).
+        area_exponent: 0 sums, 1 averages.
+    Returns:
+        (num_boxes,) float64.
+    Raises:
+        ValueError: non-finite heat or boxes.
+    """
+    heat, boxes = np.asarray(heat, dtype=np.float64), _boxes(boxes)
+    if heat.ndim != 2 or not np.isfinite(heat).all():
+        raise ValueError(f"heat of shape {heat.shape}; accepted: (height, width), finite")
+    scores = np.full(len(boxes), -np.inf)
+    for index, (x, y, width, height) in enumerate(boxes):
+        if width > 0 and height > 0:
+            rows = slice(max(0, int(y)), max(0, int(y + height)))
+            columns = slice(max(0, int(x)), max(0, int(x + width)))
+            scores[index] = heat[rows, columns].sum() / (width * height) ** area_exponent
+    return scores
+
+
+def inclusive_iou(one: Sequence[float], other: Sequence[float]) -> float:
+    """Intersection over union of two boxes in the pixel-inclusive form of the reference.
+
+    A box covers the pixels x to x + width - 1. Equal to the ordinary form, except that an overlap of at most one pixel
+    in width or height counts as none.
+
+    Args:
+        one, other: (x, y, width, height), pixels.
+    Returns:
+        In [0, 1]; 0 where both have no area.
+    """
+    (x1, y1, w1, h1), (x2, y2, w2, h2) = _boxes([one, other])
+    left, right = max(x1, x2), min(x1 + w1, x2 + w2) - 1
+    top, bottom = max(y1, y2), min(y1 + h1, y2 + h2) - 1
+    if left >= right or top >= bottom:
+        return 0.0
+    overlap = (right - left + 1) * (bottom - top + 1)
+    return float(overlap / (w1 * h1 + w2 * h2 - overlap))
+
+
+def points_inside(heat: Any, box: Sequence[float]) -> bool:
+    """Pointing game: whether the hottest pixel (the first of equals, row by row) lies in the box.
+
+    Pixel (column, row) covers column to column + 1; its centre decides.
+    """
+    heat = np.asarray(heat)
+    row, column = np.unravel_index(int(heat.argmax()), heat.shape)
+    ((x, y, width, height),) = _boxes([box])
+    return bool(x <= column + 0.5 < x + width and y <= row + 0.5 < y + height)
+
+
+def pixel_boxes(corners: Any, height: int, width: int) -> np.ndarray:
+    """Boxes (left, top, right, bottom) as fractions of the picture, as scenes have them, in pixels.
+
+    Returns:
+        (num_boxes, 4) float64 (x, y, width, height).
+    """
+    corners = _boxes(corners) * np.array([width, height, width, height], dtype=np.float64)
+    return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
+
+
+@dataclass(frozen=True)
+class Grounding:
+    """Result of one expression.
+
+    choice: index of the best proposal, None where no proposal has an area.
+    iou: of the choice with the true box.
+    pointed: the hottest pixel lies in the true box.
+    positive: some proposal has a score above 0.
+    """
+
+    choice: int | None
+    iou: float
+    pointed: bool
+    positive: bool
+
+
+def ground(heat: Any, proposals: Any, true_box: Sequence[float], area_exponent: float = AREA_EXPONENT) -> Grounding:
+    """Chooses the best-scoring proposal; the first of equals. Scores may all be negative: the search starts at -inf.
+
+    Args:
+        heat: (height, width) in the pixels of the boxes.
+        proposals: (num_boxes, 4), may be empty.
+        true_box: (x, y, width, height).
+        area_exponent: of `box_scores`.
+    """
+    scores = box_scores(heat, proposals, area_exponent)
+    choice = int(scores.argmax()) if len(scores) and scores.max() > -math.inf else None
+    iou = 0.0 if choice is None else inclusive_iou(_boxes(proposals)[choice], true_box)
+    return Grounding(choice, iou, points_inside(heat, true_box), bool((scores > 0).any()))
+
+
+def grounding_metrics(results: Sequence[Grounding], min_iou: float = MIN_IOU) -> dict[str, float]:
+    """Metrics over expressions (one sentence each, not one object each).
+
+    Returns:
+        "accuracy": share whose chosen box overlaps the true one by at least min_iou; "pointing_accuracy";
+        "no_proposal_share": without any box to choose, counted as wrong; "no_positive_score_share": where the published
+        code would have re-used the box of the expression before.
+    Raises:
+        ValueError: if there are no results.
+    """
+    if not results:
+        raise ValueError("no expressions to average over")
+    shares = {
+        "accuracy": [result.choice is not None and result.iou >= min_iou for result in results],
+        "pointing_accuracy": [result.pointed for result in results],
+        "no_proposal_share": [result.choice is None for result in results],
+        "no_positive_score_share": [not result.positive for result in results],
+    }
+    return {name: float(np.mean(values)) for name, values in shares.items()}
+
+
+def _grid(num_patches: int, grid: tuple[int, int] | None) -> tuple[int, int]:
+    if grid is None:
+        side = math.isqrt(max(0, num_patches))
+        grid = (side, side)
+    if num_patches < 1 or grid[0] * grid[1] != num_patches:
+        raise ValueError(f"{num_patches} patches do not fill {grid[0]} x {grid[1]}; give grid = (rows, columns)")
+    return grid
+
+
+def _boxes(boxes: Any) -> np.ndarray:
+    boxes = np.asarray(boxes, dtype=np.float64)
+    if boxes.size == 0:
+        return boxes.reshape(0, 4)
+    if boxes.ndim != 2 or boxes.shape[1] != 4 or not np.isfinite(boxes).all():
+        raise ValueError(f"boxes of shape {boxes.shape}; accepted: (num_boxes, 4), finite")
+    return boxes

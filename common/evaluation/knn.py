@@ -1,0 +1,170 @@
+"""Weighted nearest neighbours and collapse figures: what a representation is worth, without training anything.
+
+papers/contrastive_basics.md, Sec. 2.6 (kNN monitor) and 2.4 (collapse monitor). Features are those of the *encoder*,
+before projection and geometry.
+"""
+
+from typing import Any
+
+import torch
+
+from common.evaluation.accuracy import classification_evaluation
+from common.evaluation.protocol import Evaluation
+from common.geometry import unit
+
+_SCORES_PER_CHUNK = 1 << 25  # cosines held at once, 128 MB
+
+
+@torch.no_grad()
+def knn_scores(
+    features: torch.Tensor,
+    bank_features: torch.Tensor,
+    bank_labels: torch.Tensor,
+    num_classes: int,
+    k: int = 200,
+    temperature: float = 0.1,
+    chunk_size: int | None = None,
+) -> torch.Tensor:
+    """Share of each class in the weighted vote of the k nearest bank features.
+
+    A neighbour with cosine s has weight exp(s / temperature). Of neighbours with equal cosines the first in the bank
+    counts, of classes with equal shares the lower one wins an arg-max.
+
+    Args:
+        features: (num_images, dim), any norm.
+        bank_features: (bank, dim), any norm.
+        bank_labels: (bank,) in [0, num_classes).
+        num_classes: columns of the result.
+        k: neighbours; a smaller bank votes as a whole.
+        temperature: above 0.
+        chunk_size: images at a time; None: as many as keep the cosines within 128 MB. Never changes the result beyond
+            rounding.
+    Returns:
+        (num_images, num_classes), rows sum to 1; float32, or float64 where the features are.
+    Raises:
+        ValueError: an empty bank, unlike shapes, labels out of range, non-finite features, k or temperature too small.
+    """
+    _check(features, bank_features, bank_labels, num_classes)
+    if k < 1 or not temperature > 0 or (chunk_size is not None and chunk_size < 1):
+        raise ValueError(f"k = {k}, temperature = {temperature}, chunk_size = {chunk_size}; accepted: positive ones")
+    k = min(k, len(bank_features))
+    bank = unit(bank_features).T
+    if chunk_size is None:
+        chunk_size = max(1, _SCORES_PER_CHUNK // len(bank_features))
+    shares = []
+    for chunk in unit(features).split(chunk_size):
+        cosines = chunk @ bank
+        nearest, indices = _first_k(cosines, k)
+        weights = (nearest / temperature).softmax(dim=1)  # exp(s / T), each row scaled so that it sums to 1
+        empty = weights.new_zeros(len(chunk), num_classes)
+        shares.append(empty.scatter_add(1, bank_labels[indices], weights))
+    return torch.cat(shares)
+
+
+def evaluate_knn(
+    encoder: Any, bank: Any, task: Any, k: int = 200, temperature: float = 0.1, chunk_size: int | None = None
+) -> Evaluation:
+    """Accuracy of the weighted vote on one labelled set with another one as the bank.
+
+    Args:
+        encoder: an Encoder; for a tower's own features see `backbone_encoder` in common/evaluation/linear_probe.py.
+        bank: labelled set, e.g. part="train"; same classes as task.
+        task: labelled set.
+        k, temperature, chunk_size: as in `knn_scores`.
+    Raises:
+        ValueError: as in `knn_scores`, or if the two sets have unlike classes.
+    """
+    if list(bank.class_names) != list(task.class_names):
+        raise ValueError(f"{bank.name} and {task.name} have unlike class names; a bank must hold the classes asked for")
+    bank_features, bank_labels = labelled_features(encoder, bank)
+    features, labels = labelled_features(encoder, task)
+    num_classes = len(task.class_names)
+    scores = knn_scores(features, bank_features, bank_labels, num_classes, k, temperature, chunk_size)
+    return classification_evaluation(
+        scores,
+        labels,
+        {
+            "task": "knn",
+            "data": task.name,
+            "fingerprint": task.fingerprint,
+            "bank_fingerprint": bank.fingerprint,
+            "num_images": len(labels),
+            "bank_size": len(bank_labels),
+            "num_classes": num_classes,
+            "neighbours": min(k, len(bank_labels)),
+            "temperature": temperature,
+            "feature_dim": features.shape[1],
+            "unreadable_images": len(task) - len(labels),
+            "preprocessing": encoder.preprocessing,
+        },
+    )
+
+
+def labelled_features(encoder: Any, task: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and labels of the pictures that can be read.
+
+    Args:
+        encoder: an Encoder.
+        task: labelled set with label(index).
+    Returns:
+        (num_images, dim) on the CPU, each picture's embedding in one row, and (num_images,) labels.
+    Raises:
+        ValueError: if no picture can be read.
+    """
+    features, readable = encoder.images(task)
+    kept = readable.nonzero().squeeze(1)
+    if not len(kept):
+        raise ValueError(f"{task.name}: none of its {len(task)} pictures could be read")
+    return features[kept].flatten(1), torch.tensor([task.label(index) for index in kept.tolist()])
+
+
+def collapse_figures(features: torch.Tensor) -> dict[str, float]:
+    """Whether features of different pictures are still different (SimSiam's monitor and the cosine beside it).
+
+    The spread alone is blind to a last BatchNorm, which forces it on any representation.
+
+    Args:
+        features: (batch, dim), batch at least 2.
+    Returns:
+        "channel_std": standard deviation over the batch of the unit features' channels, averaged; 0 when all are equal,
+        about 1 / sqrt(dim) when they are spread over the sphere. "mean_cosine": of different pictures; 1 when all are
+        equal, about 0 when spread.
+    Raises:
+        ValueError: for fewer than two features.
+    """
+    if features.ndim != 2 or len(features) < 2:
+        raise ValueError(f"features of shape {tuple(features.shape)}; accepted: (batch, dim) with at least 2 rows")
+    directions = unit(features.detach()).double()
+    batch = len(directions)
+    own = directions.square().sum()
+    cosines = (directions.sum(dim=0).square().sum() - own) / (batch * (batch - 1))
+    return {"channel_std": float(directions.std(dim=0).mean()), "mean_cosine": float(cosines)}
+
+
+def _first_k(cosines: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest of each row; where more tie for the last places than fit, those with the lower index."""
+    values, indices = cosines.topk(k, dim=1)
+    crowded = ((cosines >= values[:, -1:]).sum(dim=1) > k).nonzero().squeeze(1)
+    if len(crowded):  # duplicates in the bank; top-k may take any of them
+        order = cosines[crowded].sort(dim=1, descending=True, stable=True)
+        values[crowded], indices[crowded] = order.values[:, :k], order.indices[:, :k]
+    return values, indices
+
+
+def _check(features: torch.Tensor, bank_features: torch.Tensor, bank_labels: torch.Tensor, num_classes: int) -> None:
+    if features.ndim != 2 or bank_features.ndim != 2 or features.shape[1] != bank_features.shape[1]:
+        raise ValueError(
+            f"features {tuple(features.shape)} and bank features {tuple(bank_features.shape)}; "
+            "accepted: (count, dim) with one dim"
+        )
+    if not len(bank_features) or bank_labels.shape != (len(bank_features),):
+        raise ValueError(
+            f"{len(bank_features)} bank features and labels of shape {tuple(bank_labels.shape)}; accepted: one label "
+            "per feature, at least one"
+        )
+    if int(bank_labels.min()) < 0 or int(bank_labels.max()) >= num_classes:
+        found = f"{int(bank_labels.min())}..{int(bank_labels.max())}"
+        raise ValueError(f"bank labels {found}; accepted: 0..{num_classes - 1}")
+    for name, values in (("features", features), ("bank features", bank_features)):
+        if not torch.isfinite(values).all():
+            raise ValueError(f"{int((~torch.isfinite(values)).sum())} of {values.numel()} {name} are not finite")

@@ -1,0 +1,94 @@
+"""RandAugment as the code "rand-m9-mstd0.5-inc1" means it in timm: two of fifteen changes, each made every other time.
+
+The oblique paper's linear probe names this code (oblique_topology.md, Sec. 12). torchvision's RandAugment is another
+method: it counts the magnitude on 31 bins, so that 9 there is a third of the strength, and always makes both changes.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageOps
+
+NUM_CHANGES, PROBABILITY = 2, 0.5
+MAGNITUDE, MAGNITUDE_STD, MAGNITUDE_MAX = 9.0, 0.5, 10.0
+Fill = tuple[int, int, int]
+
+
+def rand_augment(image: Image.Image, rng: np.random.Generator, fill: Fill = (128, 128, 128)) -> Image.Image:
+    """Makes two random changes, drawn with replacement, each with probability 0.5.
+
+    Args:
+        image: RGB.
+        rng: advanced by the draws.
+        fill: colour of what a shift or a turn uncovers; the training mean in whole numbers is usual.
+    Returns:
+        RGB image of the same size.
+    """
+    for _ in range(NUM_CHANGES):
+        name = CHANGES[int(rng.integers(len(CHANGES)))]
+        if rng.random() < PROBABILITY:
+            magnitude = float(np.clip(rng.normal(MAGNITUDE, MAGNITUDE_STD), 0.0, MAGNITUDE_MAX))
+            image = change(image, name, magnitude / MAGNITUDE_MAX, 1 if rng.random() < 0.5 else -1, fill)
+    return image
+
+
+def change(image: Image.Image, name: str, strength: float, sign: int, fill: Fill) -> Image.Image:
+    """One change.
+
+    Args:
+        image: RGB.
+        name: one of `CHANGES`.
+        strength: in [0, 1]; 0 changes nothing, except for what has no strength, "posterize" and "solarize".
+        sign: 1 or -1, for what has a direction.
+        fill: as in `rand_augment`.
+    """
+    if name in _WITHOUT_STRENGTH:
+        return _WITHOUT_STRENGTH[name](image)
+    if name in _ENHANCERS:  # 1 is no change
+        return _ENHANCERS[name](image).enhance(max(0.1, 1 + sign * 0.9 * strength))
+    if name == "posterize":
+        lost = (1 << (4 + int(4 * strength))) - 1  # at full strength all bits; Pillow's own refuses to keep none
+        return image.point([value & ~lost for value in range(256)] * 3)
+    if name == "solarize":
+        return ImageOps.solarize(image, 256 - min(256, int(256 * strength)))
+    if name == "solarize_add":
+        added = min(128, int(110 * strength))
+        table = [min(255, value + added) if value < 128 else value for value in range(256)]
+        return image.point(table * 3)
+    if name == "rotate":
+        return image.rotate(sign * 30 * strength, resample=Image.Resampling.BICUBIC, fillcolor=fill)
+    shear, shift = sign * 0.3 * strength, sign * 0.45 * strength
+    matrix = {
+        "shear_x": (1, shear, 0, 0, 1, 0),
+        "shear_y": (1, 0, 0, shear, 1, 0),
+        "translate_x": (1, 0, shift * image.width, 0, 1, 0),
+        "translate_y": (1, 0, 0, 0, 1, shift * image.height),
+    }[name]
+    return image.transform(
+        image.size, Image.Transform.AFFINE, matrix, resample=Image.Resampling.BICUBIC, fillcolor=fill
+    )
+
+
+_WITHOUT_STRENGTH: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "auto_contrast": ImageOps.autocontrast,
+    "equalize": ImageOps.equalize,
+    "invert": ImageOps.invert,
+}
+_ENHANCERS = {
+    "colour": ImageEnhance.Color,
+    "contrast": ImageEnhance.Contrast,
+    "brightness": ImageEnhance.Brightness,
+    "sharpness": ImageEnhance.Sharpness,
+}
+CHANGES = (
+    *_WITHOUT_STRENGTH,
+    "rotate",
+    "posterize",
+    "solarize",
+    "solarize_add",
+    *_ENHANCERS,
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+)

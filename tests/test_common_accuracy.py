@@ -1,0 +1,196 @@
+"""Accuracy-type metrics against scikit-learn and worked examples; averages that refuse to be over fewer sets."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from common.evaluation.accuracy import (
+    DATACOMP_TASKS,
+    DATACOMP_UNSCORED,
+    accuracy,
+    accuracy_at_k,
+    class_weights,
+    classification_evaluation,
+    datacomp_averages,
+    f1_macro_present,
+    group_accuracies,
+    mean_per_class_recall,
+    mean_recall_at_1,
+    winogavil_jaccard,
+    winogavil_metrics,
+    winogavil_prompt,
+    worst_group_accuracy,
+    worst_region_accuracy,
+)
+from common.evaluation.retrieval import retrieval_metrics, retrieval_ranks
+
+LABELS, PREDICTIONS = [0, 0, 0, 1, 1, 2], [0, 0, 3, 1, 0, 2]  # class 3 is predicted but never occurs
+
+
+def test_worked_example():
+    assert accuracy(PREDICTIONS, LABELS) == pytest.approx(4 / 6)
+    assert mean_per_class_recall(PREDICTIONS, LABELS) == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
+    assert round(mean_per_class_recall(PREDICTIONS, LABELS), 4) == 0.7222
+    assert round(f1_macro_present(PREDICTIONS, LABELS), 4) == 0.7778
+
+
+def test_the_default_of_torchmetrics_is_another_metric():
+    """Its macro average counts a class that is only predicted as a recall of 0, also where others report micro."""
+    classification = pytest.importorskip("torchmetrics.functional.classification")
+    predictions, labels = torch.tensor(PREDICTIONS), torch.tensor(LABELS)
+    theirs = float(classification.multiclass_accuracy(predictions, labels, num_classes=4))
+    assert round(theirs, 4) == 0.5417
+    assert mean_per_class_recall(PREDICTIONS, LABELS) - theirs > 0.18
+    micro = float(classification.multiclass_accuracy(predictions, labels, num_classes=4, average="micro"))
+    assert micro == pytest.approx(accuracy(PREDICTIONS, LABELS))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_metrics_equal_scikit_learn_with_absent_classes(seed):
+    metrics = pytest.importorskip("sklearn.metrics")
+    random = np.random.default_rng(seed)
+    labels = random.choice(random.permutation(12)[: random.integers(1, 9)], 60)
+    predictions = np.where(random.random(60) < 0.5, labels, random.integers(0, 12, 60))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "y_pred contains classes not in y_true" is the case under test
+        balanced = metrics.balanced_accuracy_score(labels, predictions)
+        f1 = metrics.f1_score(labels, predictions, labels=np.unique(labels), average="macro")
+    assert mean_per_class_recall(predictions, labels) == pytest.approx(balanced, abs=1e-12)
+    assert f1_macro_present(torch.tensor(predictions), torch.tensor(labels)) == pytest.approx(f1, abs=1e-12)
+    assert accuracy(predictions, labels) == metrics.accuracy_score(labels, predictions)
+
+
+def test_class_weights_have_mean_one_and_equal_sums_per_class():
+    weights = class_weights(LABELS)
+    assert weights.mean() == pytest.approx(1)
+    assert [weights[np.array(LABELS) == c].sum() for c in range(3)] == pytest.approx([2, 2, 2])
+
+
+def test_accuracy_at_k_grows_with_k_and_breaks_ties_by_the_lower_class():
+    scores, labels = torch.randn(40, 9), torch.randint(0, 9, (40,))
+    values = [accuracy_at_k(scores, labels, k) for k in range(1, 10)]
+    assert values == sorted(values)
+    assert values[-1] == 1
+    assert accuracy_at_k(torch.zeros(9, 9), torch.arange(9), 1) == pytest.approx(1 / 9)
+    assert accuracy_at_k(torch.zeros(9, 9), torch.arange(9), 5) == pytest.approx(5 / 9)
+
+
+def test_worst_group_is_the_least_accuracy_over_groups_with_items():
+    hits, groups = [1, 1, 0, 0, 1, 1], ["a", "a", "a", "b", "b", "c"]
+    assert group_accuracies(hits, groups) == pytest.approx({"a": 2 / 3, "b": 1 / 2, "c": 1})
+    assert worst_group_accuracy(hits, groups) == 0.5
+    assert worst_group_accuracy(torch.tensor(hits), torch.tensor([0, 0, 0, 1, 1, 2])) == 0.5
+
+
+def test_both_readings_of_the_worst_region_are_labelled():
+    hits, regions = [1, 0, 1, 1, 0, 0], ["Asia", "Asia", "Europe", "Africa", "Other", "Other"]
+    assert worst_region_accuracy(hits, regions) == {"acc_worst_region": 0, "acc_worst_region_without_other": 0.5}
+    with pytest.raises(ValueError, match="at least one named region"):
+        worst_region_accuracy([1], ["Other"])
+
+
+def test_mean_recall_at_1_takes_the_keys_of_a_retrieval_evaluation():
+    scores, text_to_image = torch.tensor([[0.9, 0.8, 0.1], [0.2, 0.3, 0.0]]), torch.tensor([0, 1, 1])
+    metrics = retrieval_metrics(retrieval_ranks(scores, text_to_image))
+    assert mean_recall_at_1(metrics) == pytest.approx((1 + 1 / 3) / 2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_winogavil_jaccard_equals_scikit_learn(seed):
+    metrics = pytest.importorskip("sklearn.metrics")
+    random = np.random.default_rng(seed)
+    number = int(random.choice([5, 6, 10, 12]))
+    gold = random.permutation(number)[: random.integers(1, number // 2 + 1)].tolist()
+    scores = random.standard_normal(number)
+    chosen = np.isin(np.arange(number), np.argsort(scores)[-len(gold) :])
+    expected = metrics.jaccard_score(np.isin(np.arange(number), gold), chosen)
+    assert winogavil_jaccard(scores, gold) == expected
+
+
+def test_winogavil_ties_go_to_the_last_candidates_as_in_the_reference():
+    assert winogavil_jaccard([0.5] * 6, [4, 5]) == 1
+    assert winogavil_jaccard([0.5] * 6, [0, 1]) == 0
+    assert winogavil_jaccard([0.5] * 6, [1, 5]) == pytest.approx(1 / 3)
+
+
+def test_winogavil_prompts_and_groups():
+    assert winogavil_prompt("Apple") == "An apple"
+    assert winogavil_prompt("horse") == "A horse"
+    metrics = winogavil_metrics([0.0, 0.2, 0.4, 1.0], [5, 6, 10, 12])
+    assert metrics["jaccard_score_10-12"] == pytest.approx(0.7)
+    assert metrics["jaccard_score_5-6"] == pytest.approx(0.1)
+    assert metrics["jaccard_score_all"] == pytest.approx(0.4)
+    assert metrics["jaccard_score_12"] == 1
+    with pytest.raises(ValueError, match="empty WinoGAViL cue"):
+        winogavil_prompt(" ")
+    with pytest.raises(ValueError, match="no WinoGAViL instances for jaccard_score_5, jaccard_score_6"):
+        winogavil_metrics([0.4, 1.0], [10, 12])
+
+
+def test_evaluation_carries_metrics_whose_hits_average_to_them():
+    scores, labels = torch.randn(30, 7), torch.tensor([0] * 20 + [1, 2, 3, 4, 6] * 2)
+    evaluation = classification_evaluation(scores, labels, {"task": "zero_shot"})
+    predictions = scores.argmax(dim=1)
+    assert evaluation.metrics["acc1"] == pytest.approx(accuracy(predictions, labels))
+    assert evaluation.metrics["acc5"] == pytest.approx(accuracy_at_k(scores, labels, 5))
+    assert evaluation.metrics["mean_per_class_recall"] == pytest.approx(mean_per_class_recall(predictions, labels))
+    assert evaluation.chance == pytest.approx({"acc1": 1 / 7, "acc5": 5 / 7, "mean_per_class_recall": 1 / 7})
+    for name, value in evaluation.metrics.items():
+        assert np.mean([hit for (hit,) in evaluation.hits[name]]) == pytest.approx(value)
+
+
+def test_five_classes_have_no_acc5():
+    evaluation = classification_evaluation(torch.randn(6, 5), torch.randint(0, 5, (6,)), {})
+    assert set(evaluation.metrics) == {"acc1", "mean_per_class_recall"}
+
+
+def test_datacomp_table_has_38_tasks_in_groups_of_the_published_sizes():
+    groups = [task.group for task in DATACOMP_TASKS]
+    assert (
+        len(groups) == len({task.key for task in DATACOMP_TASKS}) == len({task.name for task in DATACOMP_TASKS}) == 38
+    )
+    sizes = {name: groups.count(name) for name in groups}
+    assert sizes == {"imagenet": 1, "shifts": 6, "vtab": 13, "retrieval": 3, "other": 15}
+    per_class = {task.name for task in DATACOMP_TASKS if task.metric == "mean_per_class_recall"}
+    assert per_class == {"Caltech-101", "Oxford Flowers-102", "Oxford-IIIT Pet", "FGVC Aircraft"}
+
+
+def test_averages_are_plain_means_over_all_members():
+    results = {task.key: index / 100 for index, task in enumerate(DATACOMP_TASKS)}
+    averages = datacomp_averages(results | dict.fromkeys(DATACOMP_UNSCORED, 0.9))
+    assert averages["ImageNet"].value == 0
+    assert averages["ImageNet dist. shifts"].value == pytest.approx(np.mean(range(1, 7)) / 100)
+    assert averages["VTAB"].value == pytest.approx(np.mean(range(7, 20)) / 100)
+    assert averages["Retrieval"].value == pytest.approx(0.21)
+    assert averages["Average over 38"].value == pytest.approx(0.185)
+    assert all(average.missing == () for average in averages.values())
+
+
+def test_an_average_with_a_missing_task_says_which_and_has_no_value():
+    results = {task.key: 0.5 for task in DATACOMP_TASKS if task.key not in ("vtab/pcam", "cars")}
+    averages = datacomp_averages(results)
+    assert averages["VTAB"].value is None
+    assert averages["VTAB"].missing == ("vtab/pcam",)
+    assert averages["Average over 38"].value is None
+    assert averages["Average over 38"].missing == ("vtab/pcam", "cars")
+    assert averages["Retrieval"].value == 0.5
+
+
+def test_bad_input_is_refused_by_name():
+    with pytest.raises(ValueError, match="'imagenet' is no DataComp task; known: imagenet1k"):
+        datacomp_averages({"imagenet": 0.3})
+    for value in (31.8, float("nan"), -0.1):
+        with pytest.raises(ValueError, match=r"cars = .*; accepted: a fraction in \[0, 1\]"):
+            datacomp_averages({"cars": value})
+    with pytest.raises(ValueError, match="equal lengths"):
+        accuracy([1, 2], [1])
+    with pytest.raises(ValueError, match="at least one item"):
+        mean_per_class_recall([], [])
+    with pytest.raises(ValueError, match="2 hits and 1 groups"):
+        worst_group_accuracy([1, 0], ["a"])
+    with pytest.raises(ValueError, match="finite"):
+        winogavil_jaccard([float("nan"), 1.0], [0])
+    with pytest.raises(ValueError, match="distinct indices"):
+        winogavil_jaccard([0.1, 0.2], [2])

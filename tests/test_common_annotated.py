@@ -1,0 +1,163 @@
+"""VQA, SNLI-VE and NLVR2 scores: golden cases of the official rules, and leave-one-out loops."""
+
+import gzip
+import json
+import random
+
+import pytest
+import torch
+
+from common.data.scenes import annotation_task
+from common.evaluation.annotated import (
+    entailment_metrics,
+    nlvr2_metrics,
+    normalize_answer,
+    vqa_metrics,
+    vqa_score,
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("1,000 dollars", "1000 dollars"),
+        ("black-white", "black white"),
+        ("3.5", "3.5"),
+        ("mr. smith", "mr smith"),
+        ("end 3.", "end 3"),
+        ("a.b.c", "abc"),
+        ("Mr. Smith", "mr smith"),
+        ("Two", "2"),
+        ("none", "0"),
+        ("ten apples", "10 apples"),
+        ("a cat and the dog", "cat and dog"),
+        ("dont know", "don't know"),
+        ("couldnt've", "couldn't've"),
+        ("twas", "'twas"),
+        ("somebody'd", "somebodyd"),
+        ("let's", "let's"),
+        ("red , blue", "red blue"),
+        ("red,blue", "red blue"),
+        ("red- blue-green", "red bluegreen"),  # a sign beside a blank anywhere goes everywhere
+        ("1,000 or black-white", "1000 or blackwhite"),  # a number with a comma makes every sign go
+        ("yes!", "yes"),
+        ("what\tis\nit", "what is it"),
+        ("  on   top ", "on top"),
+        ("'", "'"),
+        (":", ":"),
+        ("the", ""),
+        ("", ""),
+    ],
+)
+def test_normalised_answers(answer, expected):
+    assert normalize_answer(answer) == expected
+
+
+def test_at_most_32_periods_go():
+    assert normalize_answer("x." * 40) == "x" * 33 + ".x" * 7 + "."
+
+
+@pytest.mark.parametrize("matches", range(11))
+def test_score_for_n_matching_annotators(matches):
+    score = vqa_score("cat", (["cat"] * matches + ["dog", "bird"] * 5)[:10])
+    assert score == pytest.approx([0, 0.3, 0.6, 0.9][matches] if matches < 4 else 1)
+
+
+def test_score_equals_the_leave_one_out_loop():
+    drawn = random.Random(0)
+    for _ in range(300):
+        answers = [drawn.choice(["cat", "The cat", "dog", "two", "2"]) for _ in range(10)]
+        predicted = drawn.choice(["cat", "2", "dog", "owl"])
+        plain, expected = list(answers), predicted
+        if len(set(answers)) > 1:
+            plain, expected = [normalize_answer(answer) for answer in answers], normalize_answer(predicted)
+        terms = [min(1, sum(plain[j] == expected for j in range(10) if j != left) / 3) for left in range(10)]
+        assert vqa_score(predicted, answers) == pytest.approx(sum(terms) / 10, abs=1e-12)
+
+
+def test_unanimous_annotators_are_taken_to_the_letter():
+    assert vqa_score("2", ["two"] * 10) == 0
+    assert vqa_score("two", ["two"] * 10) == 1
+    assert vqa_score("2", ["two"] * 9 + ["3"]) == 1
+    assert vqa_score(" two\n", ["two"] * 10) == 1  # blanks around never count
+    assert vqa_score("the cat", ["cat"] * 10) == 0
+
+
+def test_vqa_metrics_per_answer_type():
+    answers = {1: ["yes"] * 10, 2: ["no"] * 2 + ["yes"] * 8, 3: ["2"] * 10}
+    types = {1: "yes/no", 2: "yes/no", 3: "number"}
+    metrics = vqa_metrics({1: "yes", 2: "no", 3: "3"}, answers, types)
+    expected = {"accuracy": 1.6 / 3, "accuracy (number)": 0, "accuracy (yes/no)": 0.8}
+    assert metrics == pytest.approx(expected)
+    with pytest.raises(ValueError, match=r"predictions: 1 questions are missing \(first \[3\]\), 1 are unknown"):
+        vqa_metrics({1: "yes", 2: "no", 4: "3"}, answers, types)
+    with pytest.raises(ValueError, match="no questions"):
+        vqa_metrics({}, {}, {})
+    with pytest.raises(ValueError, match="1 annotated answers; accepted: at least two"):
+        vqa_score("yes", ["yes"])
+
+
+def test_scenes_answers_score_one_and_wrong_ones_zero():
+    task = annotation_task("vqa", size=24, image_size=16)
+    items = [task[index] for index in range(24)]
+    answers = {index: item["answers"] for index, item in enumerate(items)}
+    types = {index: item["answer_type"] for index, item in enumerate(items)}
+    right = vqa_metrics({index: item["answer"] for index, item in enumerate(items)}, answers, types)
+    assert set(right.values()) == {1.0}
+    assert len(right) == 4
+    assert vqa_metrics(dict.fromkeys(answers, "banana"), answers, types)["accuracy"] == 0
+
+
+def test_real_annotations_give_the_closed_form(data_dir):
+    with gzip.open(data_dir / "annotations" / "vqa_v2_sample.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for _, line in zip(range(2000), lines)]
+    for row in rows:
+        answers = [answer if isinstance(answer, str) else answer["answer"] for answer in row["answers"]]
+        best = max(vqa_score(answer, answers) for answer in answers)
+        values = {round(vqa_score(answer, answers), 10) for answer in answers}
+        assert values <= {0.0, 0.3, 0.6, 0.9, 1.0}
+        assert best >= 0.3  # at least the annotator's own answer
+
+
+def test_entailment_accuracy_is_micro():
+    metrics = entailment_metrics([0, 0, 1, 2, 2], [0, 0, 0, 2, 1])
+    assert metrics["accuracy"] == pytest.approx(3 / 5)
+    assert metrics["accuracy (contradiction)"] == pytest.approx(2 / 3)
+    assert metrics["accuracy (neutral)"] == 0
+    assert metrics["accuracy (entailment)"] == 1
+    assert entailment_metrics(torch.tensor([2]), torch.tensor([2])) == {"accuracy": 1, "accuracy (entailment)": 1}
+    with pytest.raises(ValueError, match=r"labels \[-1, 3\]; accepted: 0, 1, 2 for contradiction"):
+        entailment_metrics([0, 3], [-1, 1])
+    with pytest.raises(ValueError, match="2 and 1 items"):
+        entailment_metrics([0, 1], [1])
+
+
+def test_nlvr2_consistency_asks_for_all_pairs_of_a_sentence():
+    identifiers = ["dev-1-0-0", "dev-1-1-0", "dev-1-2-0", "dev-2-0-0"]
+    metrics = nlvr2_metrics(["True", "false", True, 0], ["true", "True", "TRUE", "False"], identifiers)
+    # the first sentence has one of three pairs wrong, the second its only one right
+    assert metrics == {"accuracy": 0.75, "consistency": 0.5}
+    assert nlvr2_metrics(torch.tensor([1, 0]), torch.tensor([1, 1])) == {"accuracy": 0.5}
+
+
+def test_nlvr2_on_the_released_files(data_dir):
+    with gzip.open(data_dir / "annotations" / "nlvr2_dev.jsonl.gz", "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    labels, identifiers = [row["label"] for row in rows], [row["identifier"] for row in rows]
+    assert len(rows) == 6982
+    assert nlvr2_metrics(labels, labels, identifiers) == {"accuracy": 1, "consistency": 1}
+    always = nlvr2_metrics([True] * len(rows), labels, identifiers)
+    assert 0.45 < always["accuracy"] < 0.55
+    assert always["consistency"] < 0.2
+    sentences = {(row["sentence"], row["identifier"].split("-")[1]) for row in rows}
+    groups = {tuple(identifier.split("-")[i] for i in (0, 1, 3)) for identifier in identifiers}
+    assert len(groups) == pytest.approx(len(sentences), rel=0.02)  # one group for each sentence of a set
+
+
+def test_bad_nlvr2_input_is_refused():
+    with pytest.raises(ValueError, match="NLVR2 label 'maybe'; accepted: True or False"):
+        nlvr2_metrics(["maybe"], ["True"])
+    with pytest.raises(ValueError, match="NLVR2 identifier 'dev-1'; accepted: split-set-pair-sentence"):
+        nlvr2_metrics(["True"], ["True"], ["dev-1"])
+    with pytest.raises(ValueError, match="0 and 0 items"):
+        nlvr2_metrics([], [])

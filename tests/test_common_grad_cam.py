@@ -1,0 +1,287 @@
+"""Grad-CAM against loops and finite differences; boxes against the reference's rules and torchvision."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.data.scenes import annotation_task
+from common.encoders.fusion import FusionTransformer
+from common.evaluation.grad_cam import (
+    Grounding,
+    attention_heat,
+    box_scores,
+    feature_map_heat,
+    gradients_of,
+    ground,
+    grounding_metrics,
+    inclusive_iou,
+    pixel_boxes,
+    points_inside,
+    resize_heat,
+    tokens_to_map,
+)
+
+
+def make_attention(batch=2, heads=3, text=4, image=7):
+    attention = torch.rand(batch, heads, text, image, dtype=torch.float64).softmax(dim=-1)
+    mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
+    return attention, torch.randn(attention.shape, dtype=torch.float64), mask
+
+
+def test_attention_heat_equals_loops_and_masked_tokens_count_in_the_mean():
+    attention, gradient, mask = make_attention()
+    heat = attention_heat(attention, gradient, mask, grid=(2, 3))
+    for b in range(2):
+        for patch in range(6):
+            total = 0.0
+            for h in range(3):
+                for t in range(4):
+                    if mask[b, t]:
+                        total += float(attention[b, h, t, patch + 1]) * max(0.0, float(gradient[b, h, t, patch + 1]))
+            assert float(heat[b, patch // 3, patch % 3]) == pytest.approx(total / (3 * 4), rel=1e-6)
+
+
+def test_class_tokens_are_left_out_and_a_wrong_grid_is_refused():
+    attention, gradient, mask = make_attention(image=6)
+    two = attention_heat(attention, gradient, mask, num_prefix_tokens=2)
+    assert two.shape == (2, 2, 2)
+    changed = attention.clone()
+    changed[..., :2] = 100
+    assert torch.equal(attention_heat(changed, gradient, mask, num_prefix_tokens=2), two)
+    with pytest.raises(ValueError, match=r"5 patches do not fill 2 x 2; give grid = \(rows, columns\)"):
+        attention_heat(attention, gradient, mask)
+    with pytest.raises(ValueError, match=r"text_mask \(2, 3\); accepted: \(2, 4\)"):
+        attention_heat(attention, gradient, mask[:, :3])
+    with pytest.raises(ValueError, match="one shape"):
+        attention_heat(attention, gradient[:1], mask)
+
+
+class Matching(nn.Module):
+    """A match logit on a fusion transformer, in which the attention of one layer can be nudged from outside."""
+
+    def __init__(self):
+        super().__init__()
+        self.fusion = FusionTransformer(width=12, image_width=8, layers=3, heads=2).double()
+        self.head = nn.Linear(12, 2).double()
+
+    def forward(self, text, mask, image, recorded=None):
+        return self.head(self.fusion(text, mask, image, recorded)[:, 0])[:, 1]
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_gradient_through_the_fusion_transformer_equals_finite_differences(layer):
+    model = Matching().eval()
+    text, image = torch.randn(2, 4, 12, dtype=torch.float64), torch.randn(2, 5, 8, dtype=torch.float64)
+    mask = torch.tensor([[True, True, True, True], [True, True, True, False]])
+    recorded = []
+    score = model(text, mask, image, recorded)
+    (gradient,) = gradients_of(score, [recorded[layer]])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+    cross = model.fusion.transformer.blocks[layer].cross_attention
+    nudge = torch.zeros(2, 2, 4, 5, dtype=torch.float64)
+
+    def with_nudge(module, inputs, output):
+        """Adds what a changed attention weight would add: nudge @ value, through the output projection."""
+        tokens, memory = inputs[0], inputs[1]
+        batch, length, width = tokens.shape
+        value = module.memory_projection(memory).view(batch, -1, 2, 2, width // 2).permute(2, 0, 3, 1, 4)[1]
+        added = (nudge @ value).transpose(1, 2).reshape(batch, length, width)
+        return output + added @ module.out_projection.weight.T
+
+    handle = cross.register_forward_hook(with_nudge)
+    step = 1e-6
+    with torch.no_grad():
+        for place in [(0, 0, 0, 0), (0, 1, 2, 3), (1, 0, 1, 4), (1, 1, 0, 2)]:
+            nudge.zero_()[place] = step
+            above = float(model(text, mask, image).sum())
+            nudge.zero_()[place] = -step
+            below = float(model(text, mask, image).sum())
+            assert float(gradient[place]) == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-9)
+    handle.remove()
+
+
+def test_items_of_a_batch_have_the_gradients_they_have_alone():
+    model = Matching().eval()
+    text, image = torch.randn(2, 4, 12, dtype=torch.float64), torch.randn(2, 5, 8, dtype=torch.float64)
+    mask = torch.ones(2, 4, dtype=torch.bool)
+
+    def heat(rows):
+        recorded = []
+        score = model(text[rows], mask[rows], image[rows], recorded)
+        return attention_heat(recorded[1], gradients_of(score, recorded)[1], mask[rows])
+
+    together = heat(slice(0, 2))
+    torch.testing.assert_close(together[:1], heat(slice(0, 1)))
+    torch.testing.assert_close(together[1:], heat(slice(1, 2)))
+    assert not together.requires_grad
+
+
+def test_a_pass_without_gradient_is_refused():
+    model = Matching().eval()
+    text, image = torch.randn(1, 4, 12).double(), torch.randn(1, 5, 8).double()
+    mask, recorded = torch.ones(1, 4, dtype=torch.bool), []
+    with torch.no_grad():
+        score = model(text, mask, image, recorded)
+    with pytest.raises(ValueError, match="without no_grad"):
+        gradients_of(score, recorded)
+    stranger = torch.rand(3, requires_grad=True)
+    with pytest.raises(ValueError, match=r"recorded tensors \[0\] do not lead to the score"):
+        gradients_of(model(text, mask, image), [stranger])
+
+
+def test_feature_map_heat_weights_channels_by_their_mean_gradient():
+    activations, gradient = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
+    heat = feature_map_heat(activations, gradient)
+    for b, row, column in [(0, 0, 0), (0, 3, 4), (1, 2, 1)]:
+        total = sum(float(gradient[b, c].mean()) * float(activations[b, c, row, column]) for c in range(3))
+        assert float(heat[b, row, column]) == pytest.approx(max(0.0, total), abs=1e-6)
+    with pytest.raises(ValueError, match="one shape"):
+        feature_map_heat(activations, gradient[:1])
+
+
+def test_feature_map_heat_finds_the_patch_that_the_score_looks_at():
+    activations = torch.zeros(1, 2, 4, 4)
+    activations[0, 1, 2, 3] = 5.0  # channel 1 fires at one place, channel 0 nowhere
+    activations.requires_grad_()
+    score = 3 * activations[0, 1].mean() - activations[0, 0].mean()
+    heat = feature_map_heat(activations, gradients_of(score, [activations])[0])
+    assert heat.argmax() == 2 * 4 + 3
+    assert (heat > 0).sum() == 1
+
+
+def test_tokens_become_a_map_row_by_row():
+    tokens = torch.arange(7 * 2).view(1, 7, 2).float()
+    maps = tokens_to_map(tokens, num_prefix_tokens=1, grid=(2, 3))
+    assert maps.shape == (1, 2, 2, 3)
+    assert maps[0, 0].tolist() == [[2, 4, 6], [8, 10, 12]]
+
+
+def test_resized_heat_keeps_a_constant_and_can_overshoot():
+    torch.testing.assert_close(resize_heat(torch.full((3, 3), 2.0), 10, 17), torch.full((10, 17), 2.0))
+    spike = torch.zeros(5, 5)
+    spike[2, 2] = 1.0
+    resized = resize_heat(spike, 40, 20)
+    assert resized.shape == (40, 20)
+    assert resized.min() < 0
+    row, column = divmod(int(resized.argmax()), 20)
+    assert 15 <= row <= 24
+    assert 8 <= column <= 11
+
+
+# --- boxes ---------------------------------------------------------------------------------------------------------
+
+
+def test_box_scores_equal_loops_over_pixels():
+    heat = np.random.default_rng(0).standard_normal((12, 9))
+    boxes = [[1.7, 2.2, 3.6, 4.9], [0, 0, 9, 12], [5, 5, 0.4, 0.5], [-2.5, 3, 6, 2], [3, -4, 2, 6.5], [7, 10, 20, 20]]
+    for alpha in (0.0, 0.5, 1.0):
+        scores = box_scores(heat, boxes, alpha)
+        for score, (x, y, w, h) in zip(scores, boxes):
+            rows = [r for r in range(12) if int(y) <= r < int(y + h)]
+            columns = [c for c in range(9) if int(x) <= c < int(x + w)]
+            total = sum(heat[r, c] for r in rows for c in columns)
+            assert score == pytest.approx(total / (w * h) ** alpha, abs=1e-12)
+
+
+def test_boxes_without_area_never_win():
+    scores = box_scores(-np.ones((4, 4)), [[1, 1, 0, 2], [1, 1, 2, -1], [0, 0, 2, 2]])
+    assert scores.tolist() == [-math.inf, -math.inf, -2.0]
+    assert ground(-np.ones((4, 4)), [[1, 1, 0, 2], [0, 0, 2, 2]], [0, 0, 2, 2]).choice == 1
+    assert ground(np.ones((4, 4)), [[1, 1, 0, 2]], [0, 0, 2, 2]).choice is None
+    assert ground(np.ones((4, 4)), [], [0, 0, 2, 2]).choice is None
+
+
+def test_the_best_of_negative_scores_wins_and_is_reported():
+    heat = np.full((6, 6), -1.0)
+    result = ground(heat, [[0, 0, 4, 4], [2, 2, 3, 3]], [2, 2, 3, 3])
+    assert result.choice == 1
+    assert result.iou == 1
+    assert not result.positive
+
+
+def test_inclusive_iou_equals_torchvision_where_boxes_overlap_by_more_than_a_pixel():
+    box_iou = pytest.importorskip("torchvision.ops").box_iou
+    random = np.random.default_rng(0)
+    corners = random.uniform(0, 40, (600, 2, 2))
+    sizes = random.uniform(0, 30, (600, 2, 2))
+    compared = 0
+    for (one, other), (size_one, size_other) in zip(corners, sizes):
+        boxes = [[*one, *(one + size_one)], [*other, *(other + size_other)]]
+        theirs = float(box_iou(torch.tensor(boxes[:1]), torch.tensor(boxes[1:])))
+        ours = inclusive_iou([*one, *size_one], [*other, *size_other])
+        overlap = np.minimum(one + size_one, other + size_other) - np.maximum(one, other)
+        if (overlap > 1).all():
+            compared += 1
+            assert ours == pytest.approx(theirs, abs=1e-6)
+        else:
+            assert ours == 0
+            assert theirs < 0.5
+    assert compared > 100
+
+
+def test_iou_of_known_boxes():
+    assert inclusive_iou([0, 0, 10, 10], [0, 0, 10, 10]) == 1
+    assert inclusive_iou([0, 0, 10, 10], [5, 0, 10, 10]) == pytest.approx(50 / 150)
+    assert inclusive_iou([0, 0, 10, 10], [9, 0, 10, 10]) == 0  # one column in common
+    assert inclusive_iou([0, 0, 10, 10], [8, 0, 10, 10]) == pytest.approx(20 / 180)
+    assert inclusive_iou([3, 3, 0, 0], [3, 3, 0, 0]) == 0
+
+
+def test_pointing_asks_for_the_hottest_pixel():
+    heat = np.zeros((5, 8))
+    heat[3, 6] = 1
+    assert points_inside(heat, [6, 3, 1, 1])
+    assert points_inside(heat, [0, 0, 8, 5])
+    assert not points_inside(heat, [0, 0, 6, 5])
+    assert not points_inside(heat, [3, 6, 1, 1])  # row and column exchanged
+    assert points_inside(np.zeros((5, 8)), [0, 0, 1, 1])  # the first of equal pixels
+
+
+def test_metrics_count_expressions():
+    results = [
+        Grounding(0, 0.5, True, True),
+        Grounding(2, 0.49, True, True),
+        Grounding(None, 0.0, False, False),
+        Grounding(1, 0.9, False, False),
+    ]
+    assert grounding_metrics(results) == {
+        "accuracy": 0.5,
+        "pointing_accuracy": 0.5,
+        "no_proposal_share": 0.25,
+        "no_positive_score_share": 0.5,
+    }
+    assert grounding_metrics(results, min_iou=0.4)["accuracy"] == 0.75
+    with pytest.raises(ValueError, match="no expressions"):
+        grounding_metrics([])
+
+
+def test_heat_on_the_true_object_grounds_every_scene():
+    """Scenes give boxes as fractions; heat drawn on the true box finds it among the eight proposals."""
+    task = annotation_task("grounding", size=20, image_size=48)
+    results = []
+    for index in range(20):
+        item = task[index]
+        boxes = pixel_boxes(item["proposals"], 48, 48)
+        (true_box,) = pixel_boxes(item["box"][None], 48, 48)
+        heat = np.full((48, 48), -0.1)
+        x, y, w, h = true_box
+        heat[int(y) : int(y + h), int(x) : int(x + w)] = 1.0
+        heat[int(y + h / 2), int(x + w / 2)] = 2.0  # hottest in the middle, so that pointing is no matter of rounding
+        results.append(ground(heat, boxes, true_box))
+        assert boxes[item["label"]].tolist() == true_box.tolist()
+    metrics = grounding_metrics(results)
+    assert metrics["accuracy"] == 1
+    assert metrics["pointing_accuracy"] == 1
+
+
+def test_bad_boxes_and_heat_are_refused():
+    with pytest.raises(ValueError, match="finite"):
+        box_scores(np.full((3, 3), np.nan), [[0, 0, 1, 1]])
+    with pytest.raises(ValueError, match=r"boxes of shape \(1, 5\)"):
+        box_scores(np.ones((3, 3)), [[0, 0, 1, 1, 0.9]])
+    with pytest.raises(ValueError, match="0 x 3"):
+        resize_heat(torch.ones(2, 2), 0, 3)

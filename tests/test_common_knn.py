@@ -1,0 +1,160 @@
+"""Weighted nearest neighbours against loops and scikit-learn; collapse figures of known representations."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from common.evaluation.knn import collapse_figures, evaluate_knn, knn_scores
+from common.geometry import unit
+
+
+def make(num_images=23, bank=60, dim=6, num_classes=5):
+    return (
+        torch.randn(num_images, dim, dtype=torch.float64),
+        torch.randn(bank, dim, dtype=torch.float64),
+        torch.randint(0, num_classes, (bank,)),
+    )
+
+
+def test_shares_equal_loops():
+    features, bank, labels = make()
+    scores = knn_scores(features, bank, labels, 5, k=7, temperature=0.1)
+    for i in range(23):
+        cosines = [float(unit(features[i]) @ unit(row)) for row in bank]
+        nearest = sorted(range(60), key=lambda j: -cosines[j])[:7]
+        votes = [sum(math.exp(cosines[j] / 0.1) for j in nearest if labels[j] == c) for c in range(5)]
+        assert scores[i].tolist() == pytest.approx([vote / sum(votes) for vote in votes], abs=1e-13)
+
+
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.1), (7, 0.1), (60, 0.1), (20, 1.0), (60, 0.01)])
+def test_shares_equal_scikit_learn(k, temperature):
+    neighbors = pytest.importorskip("sklearn.neighbors")
+    features, bank, labels = make()
+    labels[:5] = torch.arange(5)  # every class occurs, so that the columns agree
+    classifier = neighbors.KNeighborsClassifier(
+        k, metric="cosine", algorithm="brute", weights=lambda distance: np.exp((1 - distance) / temperature)
+    )
+    theirs = classifier.fit(bank.numpy(), labels.numpy()).predict_proba(features.numpy())
+    ours = knn_scores(features, bank, labels, 5, k, temperature)
+    np.testing.assert_allclose(ours.numpy(), theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5, 23, 1000])
+def test_chunks_do_not_change_the_shares(chunk_size):
+    features, bank, labels = make()
+    whole = knn_scores(features, bank, labels, 5, k=9)
+    torch.testing.assert_close(knn_scores(features, bank, labels, 5, k=9, chunk_size=chunk_size), whole)
+
+
+def test_a_small_bank_votes_as_a_whole():
+    features, bank, labels = make(bank=3)
+    assert torch.equal(knn_scores(features, bank, labels, 5, k=200), knn_scores(features, bank, labels, 5, k=3))
+    assert knn_scores(features, bank[:1], torch.tensor([2]), 5).argmax(dim=1).tolist() == [2] * 23
+
+
+def test_of_equal_neighbours_the_first_in_the_bank_counts():
+    """Duplicated pictures: top-k would take any of them."""
+    bank = torch.ones(300, 4)
+    labels = torch.full((300,), 4)
+    labels[:3] = torch.tensor([2, 0, 2])
+    scores = knn_scores(torch.ones(50, 4), bank, labels, 5, k=3)
+    torch.testing.assert_close(scores, torch.tensor([[1 / 3, 0, 2 / 3, 0, 0]]).expand(50, 5))
+    bank[299] *= -1  # not everything ties
+    bank[0] = torch.tensor([1.0, 0, 0, 0])
+    scores = knn_scores(torch.ones(2, 4), bank, labels, 5, k=2)
+    torch.testing.assert_close(scores, torch.tensor([[0.5, 0, 0.5, 0, 0]]).expand(2, 5))
+
+
+@pytest.mark.parametrize("k", [20, 100, 200])
+def test_neighbours_on_the_border_are_those_of_a_stable_sort(k):
+    bank, labels = torch.ones(300, 2), torch.randint(0, 5, (300,))
+    bank[::7, 1] = 1.5  # nearer to the query, the others tie
+    bank[1::5, 1] = 0.0  # farther
+    query = torch.tensor([[1.0, 1.5]])
+    cosines = unit(query) @ unit(bank).T
+    nearest = cosines.sort(dim=1, descending=True, stable=True).indices[0, :k]
+    expected = torch.zeros(5).index_add(0, labels[nearest], (cosines[0, nearest] / 0.1).softmax(dim=0))
+    torch.testing.assert_close(knn_scores(query, bank, labels, 5, k)[0], expected)
+
+
+def test_a_low_temperature_does_not_overflow():
+    features, bank, labels = make()
+    scores = knn_scores(features.float(), bank.float(), labels, 5, temperature=1e-3)  # exp(1000) is infinite
+    assert scores.isfinite().all()
+    nearest = (unit(features) @ unit(bank).T).argmax(dim=1)
+    assert torch.equal(scores.argmax(dim=1), labels[nearest])
+
+
+def test_bad_input_is_refused():
+    features, bank, labels = make()
+    with pytest.raises(ValueError, match=r"bank labels 0\.\.4; accepted: 0\.\.3"):
+        knn_scores(features, bank, labels, 4)
+    with pytest.raises(ValueError, match="0 bank features"):
+        knn_scores(features, bank[:0], labels[:0], 5)
+    with pytest.raises(ValueError, match="one dim"):
+        knn_scores(features[:, :3], bank, labels, 5)
+    bank[3, 2] = float("nan")
+    with pytest.raises(ValueError, match="1 of 360 bank features are not finite"):
+        knn_scores(features, bank, labels, 5)
+    with pytest.raises(ValueError, match=r"temperature = 0\.0"):
+        knn_scores(features, features, torch.zeros(23, dtype=torch.long), 5, temperature=0.0)
+
+
+class Encoder:
+    """Yields rows of a table as the embeddings of pictures."""
+
+    def __init__(self):
+        self.preprocessing = {}
+
+    def images(self, task):
+        return task.rows, torch.tensor([index != task.broken for index in range(len(task))])
+
+
+class Task:
+    fingerprint, class_names = "f", ["left", "right"]
+
+    def __init__(self, name, size, broken=None):
+        self.name, self.broken = name, broken
+        side = torch.tensor([1.0 if self.label(index) else -1.0 for index in range(size)])
+        self.rows = torch.stack([side, torch.rand(size)], dim=1)[:, None]  # (size, 1 token, 2)
+        if broken is not None:
+            self.rows[broken] = 0
+
+    def __len__(self):
+        return len(self.rows)
+
+    def label(self, index):
+        return index % 2
+
+
+def test_evaluation_states_the_bank_and_leaves_out_what_cannot_be_read():
+    evaluation = evaluate_knn(Encoder(), Task("bank", 12), Task("test", 9, broken=4), k=5)
+    assert evaluation.metrics == {"acc1": 1.0, "mean_per_class_recall": 1.0}
+    assert evaluation.protocol["bank_size"] == 12
+    assert evaluation.protocol["num_images"] == 8
+    assert evaluation.protocol["unreadable_images"] == 1
+    assert evaluate_knn(Encoder(), Task("bank", 3), Task("test", 9)).protocol["neighbours"] == 3
+    other = Task("bank", 12)
+    other.class_names = ["right", "left"]
+    with pytest.raises(ValueError, match="bank and test have unlike class names"):
+        evaluate_knn(Encoder(), other, Task("test", 9))
+
+
+def test_collapse_figures_of_a_constant_and_of_spread_features():
+    constant = collapse_figures(torch.ones(100, 32) * torch.rand(100, 1))
+    assert constant["channel_std"] == pytest.approx(0, abs=1e-6)
+    assert constant["mean_cosine"] == pytest.approx(1, abs=1e-6)
+    spread = collapse_figures(torch.randn(4000, 32))
+    assert spread["channel_std"] == pytest.approx(32**-0.5, rel=0.01)  # 0.177
+    assert spread["mean_cosine"] == pytest.approx(0, abs=0.01)
+
+
+def test_mean_cosine_equals_loops_over_different_pictures():
+    features = torch.randn(7, 3, dtype=torch.float64)
+    directions = unit(features)
+    expected = np.mean([float(directions[i] @ directions[j]) for i in range(7) for j in range(7) if i != j])
+    assert collapse_figures(features)["mean_cosine"] == pytest.approx(expected, abs=1e-14)
+    with pytest.raises(ValueError, match="at least 2 rows"):
+        collapse_figures(features[:1])

@@ -1,0 +1,450 @@
+"""Linear probes: recipes and rates by hand, training against closed forms, frozen networks, searches against loops."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.data.broken import BrokenSample
+from common.data.scenes import classification_task
+from common.data.transforms import ImageTransform
+from common.encoders.vision import VisionTransformer
+from common.evaluation.embed import Encoder
+from common.evaluation.knn import evaluate_knn
+from common.evaluation.linear_probe import (
+    INVERSE_REGULARISATIONS,
+    PROBES,
+    WEIGHT_DECAYS,
+    ProbeConfig,
+    RandomFeatures,
+    TowerFeatures,
+    augmented_batches,
+    backbone_encoder,
+    evaluate_linear_probe,
+    evaluate_logistic_regression,
+    feature_batches,
+    frozen,
+    peak_on_grid,
+    probe_rate_at,
+    probe_scores,
+    regression_scores,
+    search_inverse_regularisation,
+    search_weight_decay,
+    train_probe,
+)
+
+CPU = torch.device("cpu")
+PLAIN = ProbeConfig("sgd", 0.5, batch_size=16, epochs=5, schedule="cosine")
+
+
+def clusters(count=90, dim=4, num_classes=3, spread=0.3):
+    labels = torch.arange(count) % num_classes
+    return torch.randn(num_classes, dim)[labels] * 2 + spread * torch.randn(count, dim), labels
+
+
+def encoder_of(model, size=16):
+    return Encoder(model.eval(), ImageTransform(size=size), None, 0, 32, CPU)
+
+
+def tiny_vit(**options):
+    return VisionTransformer(16, 8, width=16, layers=1, heads=2, projection_dim=6, **options)
+
+
+# --- recipes -------------------------------------------------------------------------------------------------------
+
+
+def test_recipes_hold_the_values_of_the_papers():
+    v3, vit, v1, oblique = (PROBES[name] for name in ("moco_v3_resnet", "moco_v3_vit", "moco_v1", "oblique"))
+    assert probe_rate_at(0, v3, 10) == pytest.approx(0.4)  # 0.1 x 1024 / 256
+    assert probe_rate_at(0, vit, 10) == pytest.approx(12.0)
+    assert probe_rate_at(0, v1, 10) == 30.0
+    assert probe_rate_at(50, oblique, 10) == pytest.approx(1.0)  # the peak, after five epochs of ten steps
+    assert (oblique.sgd_momentum, oblique.epochs, oblique.crop_scale) == (0.0, 100, (0.75, 1.0))
+    assert oblique.use_rand_augment
+    assert all(config.weight_decay == 0 for config in PROBES.values())
+    assert [name for name, config in PROBES.items() if not config.augments] == ["benchmark"]
+
+
+def test_rates_of_each_schedule():
+    v1 = PROBES["moco_v1"]
+    rates = [probe_rate_at(epoch * 7 + 6, v1, 7) for epoch in (0, 59, 60, 79, 80, 99)]
+    assert rates == pytest.approx([30, 30, 3, 3, 0.3, 0.3])
+    by_epoch = replace(PLAIN, schedule="cosine_per_epoch", epochs=4)
+    assert [probe_rate_at(step, by_epoch, 2) for step in range(8)] == pytest.approx(
+        [0.25 * (1 + math.cos(math.pi * epoch / 4)) for epoch in (0, 0, 1, 1, 2, 2, 3, 3)]
+    )
+    warm = replace(PLAIN, epochs=3, warmup_epochs=1)
+    assert [probe_rate_at(step, warm, 2) for step in range(6)] == pytest.approx(
+        [0.25, 0.5, 0.5, 0.25 * (1 + math.cos(math.pi / 4)), 0.25, 0.25 * (1 + math.cos(3 * math.pi / 4))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": "lars"}, "probe.optimizer = 'lars'; accepted: sgd, adamw"),
+        ({"schedule": "linear"}, "probe.schedule = 'linear'; accepted: cosine"),
+        ({"learning_rate": 0.0}, r"probe.learning_rate = 0\.0; accepted: above 0"),
+        ({"warmup_epochs": 5}, "probe.warmup_epochs = 5 of 5"),
+        ({"warmup_epochs": 1, "schedule": "steps"}, "with schedule 'steps'"),
+    ],
+)
+def test_bad_recipes_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(PLAIN, **change)
+
+
+# --- training ------------------------------------------------------------------------------------------------------
+
+
+def test_the_layer_is_the_only_thing_that_trains_and_starts_as_the_recipe_says():
+    features, labels = clusters(count=16)
+    still = replace(PLAIN, epochs=1, learning_rate=1e-20)
+    layer = train_probe(feature_batches(features, labels, 16, 0), 16, 4, 3, still, seed=3, device=CPU)
+    assert [tuple(parameter.shape) for parameter in layer.parameters()] == [(3, 4), (3,)]
+    torch.testing.assert_close(layer.bias, torch.zeros(3), rtol=0, atol=1e-15)
+    wide = train_probe(lambda epoch: [(torch.zeros(1, 500), torch.zeros(1).long())], 1, 500, 200, still, 3, CPU)
+    assert wide.weight.std().item() == pytest.approx(0.01, rel=0.02)
+    default = replace(still, init_std=None)
+    wide = train_probe(lambda epoch: [(torch.zeros(1, 500), torch.zeros(1).long())], 1, 500, 200, default, 3, CPU)
+    assert wide.weight.abs().max().item() <= 500**-0.5
+    assert wide.bias.abs().max().item() > 0
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_training_equals_hand_written_steps(momentum):
+    features, labels = clusters(count=10)
+    config = replace(PLAIN, epochs=2, batch_size=10, sgd_momentum=momentum, weight_decay=0.1)
+    batches = lambda epoch: [(features, labels)]  # noqa: E731
+    start = train_probe(batches, 10, 4, 3, replace(config, epochs=1, learning_rate=1e-30), 5, CPU)
+    weight, bias = start.weight.detach().double(), start.bias.detach().double()
+    velocity_w, velocity_b = torch.zeros_like(weight), torch.zeros_like(bias)
+    x, one_hot = features.double(), torch.nn.functional.one_hot(labels, 3).double()
+    for step in range(2):
+        error = ((x @ weight.T + bias).softmax(dim=1) - one_hot) / 10
+        velocity_w = momentum * velocity_w + error.T @ x + 0.1 * weight
+        velocity_b = momentum * velocity_b + error.sum(0) + 0.1 * bias
+        rate = 0.25 * (1 + math.cos(math.pi * step / 2))
+        weight, bias = weight - rate * velocity_w, bias - rate * velocity_b
+    layer = train_probe(batches, 10, 4, 3, config, 5, CPU)
+    torch.testing.assert_close(layer.weight.double(), weight, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer.bias.double(), bias, rtol=1e-5, atol=1e-6)
+
+
+def test_a_seed_fixes_the_result_and_another_changes_it():
+    features, labels = clusters()
+    torch.manual_seed(1)
+    one = train_probe(feature_batches(features, labels, 16, 7), 90, 4, 3, PLAIN, 7, CPU)
+    torch.manual_seed(2)  # the global generator has no say
+    two = train_probe(feature_batches(features, labels, 16, 7), 90, 4, 3, PLAIN, 7, CPU)
+    other = train_probe(feature_batches(features, labels, 16, 8), 90, 4, 3, PLAIN, 8, CPU)
+    assert torch.equal(one.weight, two.weight)
+    assert not torch.equal(one.weight, other.weight)
+
+
+def test_separable_classes_are_learned_and_shuffled_labels_are_not():
+    features, labels = clusters(count=300)
+    config = replace(PLAIN, epochs=20)
+    layer = train_probe(feature_batches(features, labels, 16, 0), 300, 4, 3, config, 0, CPU)
+    assert (probe_scores(layer, features, config).argmax(1) == labels).double().mean() > 0.95
+    noise = labels[torch.randperm(300)]
+    layer = train_probe(feature_batches(features, noise, 16, 0), 300, 4, 3, config, 0, CPU)
+    assert (probe_scores(layer, features, config).argmax(1) == noise).double().mean() < 0.55
+
+
+def test_every_epoch_sees_every_picture_once_in_another_order():
+    features, labels = torch.arange(21.0)[:, None], torch.arange(21)
+    epochs = [torch.cat([rows for _, rows in feature_batches(features, labels, 8, 0)(epoch)]) for epoch in range(3)]
+    assert all(sorted(order.tolist()) == list(range(21)) for order in epochs)
+    assert len({tuple(order.tolist()) for order in epochs}) == 3
+    assert [len(rows) for _, rows in feature_batches(features, labels, 8, 0)(0)] == [8, 8, 5]
+
+
+def test_normalised_features_do_not_depend_on_their_norm():
+    features, labels = clusters()
+    config = replace(PLAIN, normalize_features=True)
+    one = train_probe(feature_batches(features, labels, 16, 0), 90, 4, 3, config, 0, CPU)
+    two = train_probe(feature_batches(features * 100, labels, 16, 0), 90, 4, 3, config, 0, CPU)
+    torch.testing.assert_close(one.weight, two.weight, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(probe_scores(one, features, config), probe_scores(one, features * 7, config))
+
+
+def test_unusable_batches_are_refused():
+    features, labels = clusters()
+    with pytest.raises(ValueError, match="epoch 0 brought 6 batches; 100 pictures in batches of 16 are 7"):
+        train_probe(feature_batches(features, labels, 16, 0), 100, 4, 3, PLAIN, 0, CPU)
+    with pytest.raises(ValueError, match="features carry a gradient"):
+        train_probe(lambda epoch: [(features.requires_grad_(), labels)], 90, 4, 3, PLAIN, 0, CPU)
+    with pytest.raises(FloatingPointError, match="loss is nan at step 0"):
+        train_probe(lambda epoch: [(torch.full((16, 4), torch.nan), labels[:16])], 16, 4, 3, PLAIN, 0, CPU)
+
+
+# --- frozen networks -----------------------------------------------------------------------------------------------
+
+
+def test_frozen_network_evaluates_keeps_its_statistics_and_gets_its_modes_back():
+    network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train()
+    network[0].bias.requires_grad_(False)
+    mean = network[1].running_mean.clone()
+    with frozen(network):
+        assert not any(module.training for module in network.modules())
+        assert not network(torch.randn(8, 4)).requires_grad
+    assert all(module.training for module in network.modules())
+    assert [parameter.requires_grad for parameter in network.parameters()] == [True, False, True, True]
+    assert torch.equal(network[1].running_mean, mean)
+
+
+def test_a_change_of_a_frozen_tensor_is_an_error_that_names_it():
+    network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with pytest.raises(RuntimeError, match=r"changed during a probe: 1\.running_mean, 1\.running_var"), frozen(network):
+        network.train()(torch.randn(8, 4))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), frozen(network):  # an error inside is not hidden
+        network.train()(torch.randn(8, 5))
+    assert network.training
+
+
+def test_tower_features_are_the_class_tokens_before_projection():
+    images = torch.randn(2, 3, 16, 16)
+    tower = tiny_vit(num_class_tokens=3).eval()
+    features = TowerFeatures(tower).encode_image(images)
+    assert features.shape == (2, 48)
+    projected = (features.view(2, 3, 16) @ tower.projection).flatten(1)
+    torch.testing.assert_close(projected, tower(images))
+    pooled = nn.Sequential(nn.Conv2d(3, 5, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    assert torch.equal(TowerFeatures(pooled).encode_image(images), pooled(images))
+
+
+# --- on pictures ---------------------------------------------------------------------------------------------------
+
+
+def colours(part, size):
+    return classification_task("vtab/colour", size=size, image_size=16, part=part)
+
+
+def test_probe_of_an_untrained_tower_reports_sizes_and_leaves_it_as_it_was():
+    encoder = backbone_encoder(encoder_of(nn.Identity()), tiny_vit())
+    before = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
+    train, test = colours("train", 200), colours("test", 100)
+    evaluation = evaluate_linear_probe(encoder, train, test, PLAIN, seed=1)
+    assert evaluation.metrics == evaluate_linear_probe(encoder, train, test, PLAIN, seed=1).metrics
+    protocol = evaluation.protocol
+    assert (protocol["num_train"], protocol["num_val"], protocol["num_images"]) == (200, 0, 100)
+    assert protocol["feature_dim"] == 16
+    assert protocol["probe"]["batch_size"] == 16
+    assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.model.state_dict().items())
+
+
+def test_augmented_training_sees_new_views_in_every_epoch_and_repeats_with_the_seed():
+    encoder = backbone_encoder(encoder_of(nn.Identity()), RandomFeatures(16, 12))
+    config = replace(PROBES["oblique"], batch_size=16, epochs=6, warmup_epochs=1)
+    task = colours("train", 40)
+    batches, same = (augmented_batches(encoder, task, config, 3) for _ in range(2))
+    features, labels = zip(*batches(0))
+    assert [len(rows) for rows in features] == [16, 16, 8]
+    assert sorted(torch.cat(labels).tolist()) == sorted(task.label(index) for index in range(40))
+    assert torch.equal(torch.cat(features), torch.cat([rows for rows, _ in same(0)]))
+    by_feature = {tuple(row.tolist()) for row in torch.cat(features)}
+    later = torch.cat([rows for rows, _ in batches(1)])
+    assert not by_feature & {tuple(row.tolist()) for row in later}
+    evaluation = evaluate_linear_probe(encoder, task, colours("test", 30), config)
+    assert evaluation.protocol["num_train"] == 40
+    assert 0 <= evaluation.metrics["acc1"] <= 1
+
+
+class Extremes(nn.Module):
+    """Features that tell colours: the brightest and darkest value of each channel."""
+
+    def encode_image(self, images):
+        return torch.cat([images.amax(dim=(2, 3)), images.amin(dim=(2, 3)), images.mean(dim=(2, 3))], dim=1)
+
+
+def test_probe_of_informative_features_beats_chance_by_far_and_random_features():
+    train, test = colours("train", 300), colours("test", 150)
+    config = replace(PLAIN, epochs=30)
+    plain = encoder_of(nn.Identity())
+    told, random = (
+        evaluate_linear_probe(backbone_encoder(plain, network), train, test, config)
+        for network in (Extremes(), RandomFeatures(16, 9))
+    )
+    assert told.metrics["acc1"] > 4 * told.chance["acc1"]
+    assert told.metrics["acc1"] > random.metrics["acc1"] + 0.1
+
+
+class PartlyBroken:
+    """Wraps a task; some of its pictures cannot be read."""
+
+    def __init__(self, task, broken):
+        self.task, self.broken = task, broken
+        self.name, self.fingerprint, self.class_names = task.name, task.fingerprint, task.class_names
+
+    def __len__(self):
+        return len(self.task)
+
+    def label(self, index):
+        return self.task.label(index)
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise BrokenSample("file", str(index), "cut off")
+        return self.task[index]
+
+
+def test_broken_training_pictures_are_replaced_by_the_next_and_broken_test_pictures_left_out():
+    encoder = backbone_encoder(encoder_of(nn.Identity()), RandomFeatures(16, 12))
+    config = replace(PLAIN, epochs=1, flip_probability=0.5)
+    task = PartlyBroken(colours("train", 20), {3, 4, 19})
+    _, labels = zip(*augmented_batches(encoder, task, config, 0)(0))
+    expected = [task.label({3: 5, 4: 5, 19: 0}.get(index, index)) for index in range(20)]
+    assert sorted(torch.cat(labels).tolist()) == sorted(expected)
+    evaluation = evaluate_linear_probe(encoder, task, PartlyBroken(colours("test", 10), {7}), PLAIN)
+    protocol = evaluation.protocol
+    assert (protocol["num_train"], protocol["num_images"], protocol["unreadable_images"]) == (17, 9, 1)
+    with pytest.raises(ValueError, match="20 pictures in a row cannot be read"):
+        next(iter(augmented_batches(encoder, PartlyBroken(task, range(20)), config, 0)(0)))
+
+
+def test_random_features_are_fixed_by_the_seed_and_know_no_class():
+    one, two, other = RandomFeatures(16, 8, seed=1), RandomFeatures(16, 8, seed=1), RandomFeatures(16, 8, seed=2)
+    images = torch.randn(3, 3, 16, 16)
+    assert torch.equal(one.encode_image(images), two.encode_image(images))
+    assert not torch.equal(one.encode_image(images), other.encode_image(images))
+    encoder = backbone_encoder(encoder_of(nn.Identity()), RandomFeatures(16, 8))
+    evaluation = evaluate_knn(encoder, colours("train", 50), colours("test", 40), k=5)
+    assert evaluation.protocol["feature_dim"] == 8
+
+
+def test_unlike_classes_are_refused():
+    encoder = backbone_encoder(encoder_of(nn.Identity()), RandomFeatures(16, 8))
+    shapes = classification_task("vtab/count", size=10, image_size=16)
+    with pytest.raises(ValueError, match="vtab/count and scenes/vtab/colour have unlike class names"):
+        evaluate_linear_probe(encoder, shapes, colours("test", 10), PLAIN)
+    with pytest.raises(ValueError, match="without augmentation"):
+        evaluate_linear_probe(
+            encoder, colours("train", 20), colours("test", 10), PROBES["moco_v1"], val=colours("test", 10)
+        )
+
+
+# --- searches ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("peak", [0, 1, 37, 48, 90, 96])
+def test_grid_search_finds_a_single_peak_with_few_tries(peak):
+    tried = []
+
+    def score(index):
+        tried.append(index)
+        return -abs(index - peak)
+
+    assert peak_on_grid(score, 97) == peak
+    assert tried[:7] == [0, 16, 32, 48, 64, 80, 96]
+    assert len(tried) == len(set(tried)) <= 15
+    assert len(WEIGHT_DECAYS) == 97
+    assert WEIGHT_DECAYS[[0, 12, 96]].tolist() == pytest.approx([1e-6, 1e-5, 1e2])
+
+
+def test_of_equal_scores_on_the_grid_the_lower_index_wins():
+    assert peak_on_grid(lambda index: 0.0, 97) == 0
+    assert peak_on_grid(lambda index: float(index >= 33), 97) == 33  # 48, then 40, 36, 34, 33
+
+
+def test_search_for_c_follows_the_published_passes():
+    tried = []
+
+    def score(c):
+        tried.append(c)
+        return -abs(math.log10(c) - 1.3)
+
+    chosen = search_inverse_regularisation(score)
+    assert tuple(tried[:7]) == INVERSE_REGULARISATIONS
+    # best of the first pass is 100 (0.7 away; 1 is 1.3 away), then 10 and 1000, ...
+    assert tried[7:9] == pytest.approx([10, 1000])
+    assert tried[9:11] == pytest.approx([10 / 10**0.5, 10 * 10**0.5])
+    assert len(tried) == 7 + 4 * 2
+    assert abs(math.log10(chosen) - 1.3) <= 0.125
+    assert search_inverse_regularisation(lambda c: 0.5) == 1e-6  # the first of equals
+
+
+def test_weight_decay_search_returns_a_value_of_the_grid_and_the_best_of_those_it_tries():
+    features, labels = clusters(count=60, spread=1.5)
+    val_features, val_labels = clusters(count=60, spread=1.5)
+    config = replace(PROBES["benchmark"], epochs=2, batch_size=30)
+    chosen = search_weight_decay(features, labels, val_features, val_labels, 3, config, 0, CPU)
+    assert chosen in WEIGHT_DECAYS
+
+    def accuracy(weight_decay):
+        tried = replace(config, weight_decay=weight_decay)
+        layer = train_probe(feature_batches(features, labels, 30, 0), 60, 4, 3, tried, 0, CPU)
+        return float((probe_scores(layer, val_features, tried).argmax(1) == val_labels).double().mean())
+
+    assert accuracy(chosen) >= max(accuracy(float(value)) for value in WEIGHT_DECAYS[::16])
+
+
+def test_benchmark_probe_refits_on_training_and_validation_set():
+    encoder = backbone_encoder(encoder_of(nn.Identity()), RandomFeatures(16, 12))
+    config = replace(PROBES["benchmark"], epochs=1, batch_size=20)
+    val = classification_task("vtab/colour", size=20, image_size=16, part="train", seed=5)
+    evaluation = evaluate_linear_probe(encoder, colours("train", 30), colours("test", 20), config, val=val)
+    protocol = evaluation.protocol
+    assert (protocol["num_train"], protocol["num_val"], protocol["num_images"]) == (30, 20, 20)
+    assert protocol["val_fingerprint"] == val.fingerprint
+    assert protocol["probe"]["weight_decay"] in WEIGHT_DECAYS
+
+
+# --- logistic regression -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_regression_scores_order_classes_as_scikit_learn_does(num_classes):
+    from sklearn.linear_model import LogisticRegression
+
+    features, labels = clusters(num_classes=num_classes, spread=2.0)
+    others = torch.randn(50, 4)
+    scores, converged = regression_scores(features, labels, others, num_classes, 0.316)
+    model = LogisticRegression(C=0.316, max_iter=1000, random_state=0).fit(features.numpy(), labels.numpy())
+    assert converged
+    assert scores.argmax(dim=1).tolist() == model.predict(others.numpy()).tolist()
+    by_probability = model.predict_proba(others.numpy()).argsort(axis=1)
+    np.testing.assert_array_equal(scores.argsort(dim=1).numpy(), by_probability)
+
+
+def test_regression_minimises_the_penalised_loss():
+    """C multiplies the summed loss: sum of cross-entropies times C plus half the squared weights."""
+    features, labels = clusters(spread=2.0)
+    weight = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=500, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        logits = features.double() @ weight.T + bias
+        loss = 0.5 * nn.functional.cross_entropy(logits, labels, reduction="sum") + 0.5 * weight.square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    others = torch.randn(20, 4)
+    expected = (others.double() @ weight.T + bias).softmax(dim=1).detach()
+    scores, _ = regression_scores(features, labels, others, 3, 0.5)
+    torch.testing.assert_close(scores.softmax(dim=1), expected, rtol=0, atol=2e-3)
+
+
+def test_classes_without_training_pictures_come_last():
+    features, labels = clusters(num_classes=2)
+    scores, _ = regression_scores(features, labels * 3, torch.randn(9, 4), 5, 1.0)
+    assert scores.shape == (9, 5)
+    assert (scores[:, [0, 3]].amin(dim=1) > scores[:, [1, 2, 4]].amax(dim=1)).all()
+    assert scores.isfinite().all()
+
+
+def test_logistic_regression_on_pictures_states_its_choice():
+    encoder = backbone_encoder(encoder_of(nn.Identity()), RandomFeatures(16, 8))
+    val = classification_task("vtab/colour", size=20, image_size=16, part="train", seed=5)
+    evaluation = evaluate_logistic_regression(encoder, colours("train", 40), val, colours("test", 30))
+    protocol = evaluation.protocol
+    assert (protocol["num_train"], protocol["num_val"], protocol["num_images"]) == (40, 20, 30)
+    assert protocol["inverse_regularisation"] > 0
+    assert isinstance(protocol["converged"], bool)
+    assert set(evaluation.metrics) == {"acc1", "acc5", "mean_per_class_recall"}
