@@ -1,5 +1,6 @@
 """From the config to data sets of captioned pictures, a tokenizer, and training batches addressed by position."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,20 +9,31 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from common.data.bert_tokenizer import BertTokenizer
 from common.data.broken import BrokenSample, TooManyBroken
+from common.data.clip_tokenizer import ClipTokenizer
+from common.data.karpathy import open_karpathy
 from common.data.scenes import SceneDataset, classification_task, scene_words
 from common.data.shards import ShardDataset
-from common.data.tokenizer import WordTokenizer
+from common.data.text import words_of
+from common.data.tokenizer import Tokenizer, WordTokenizer
 from common.data.transforms import ImageTransform
+from common.data.tsv import open_tsv
 from common.run.config import DataConfig
 from common.run.order import BatchPositions, SampleOrder, seed_of
 from common.run.provenance import ROOT
+from common.run.stop import leave_signals_to_trainer
 
 ZERO_SHOT_SETS = ("imagenet", "imagenet_v2", "imagenet_a", "imagenet_r")
 
 
 class Pairs(Protocol):
-    """A map-style data set of captioned pictures."""
+    """A map-style data set of captioned pictures.
+
+    Sets read from files also have `broken_at_open` (what opening alone showed to be unusable; it is no sample),
+    `all_captions()`, `image_id(index)`, and those that know the ids of captions `caption_ids(index)`. A stream says
+    `forward_only = True`: it is indexed by position in the run, in order (`streamed.py`).
+    """
 
     name: str
     fingerprint: str  # changes when the content changes
@@ -46,14 +58,14 @@ def open_training_pairs(data: DataConfig, seed: int) -> Pairs:
             caption_noise=data.caption_noise,
             ambiguity=data.ambiguity,
         )
-    return _open_shards(data, "train")
+    return _open_photographs(data, "train", seed)
 
 
 def open_validation_pairs(data: DataConfig) -> Pairs:
     """The set that is ranked during training."""
     if data.source == "scenes":
         return SceneDataset(split="val", size=data.num_val, image_size=data.image_size)
-    return _open_shards(data, "val")
+    return _open_photographs(data, "val")
 
 
 def open_retrieval_sets(data: DataConfig) -> dict[str, Pairs]:
@@ -64,16 +76,22 @@ def open_retrieval_sets(data: DataConfig) -> dict[str, Pairs]:
             "second_test": SceneDataset(split="test_crowded", size=data.num_test, image_size=data.image_size),
         }
     roles = ["test"] + (["second_test"] if data.second_test else [])
-    return {role: _open_shards(data, role) for role in roles}
+    return {role: _open_photographs(data, role) for role in roles}
 
 
 def open_zero_shot_sets(data: DataConfig) -> dict[str, Any]:
-    """Labelled sets by name, those that stand for ImageNet and its shifts. Shards bring none."""
-    if data.source != "scenes":
-        return {}
-    return {
-        name: classification_task(name, size=data.num_labelled, image_size=data.image_size) for name in ZERO_SHOT_SETS
-    }
+    """Labelled sets by name: the scenes' own, which stand for ImageNet and its shifts, and those in data.labelled."""
+    sets: dict[str, Any] = {}
+    if data.source == "scenes":
+        sets = {
+            name: classification_task(name, size=data.num_labelled, image_size=data.image_size)
+            for name in ZERO_SHOT_SETS
+        }
+    if data.labelled:
+        from common.data.labelled import open_labelled_sets  # not every run needs torchvision's data sets
+
+        sets |= open_labelled_sets(Path(data.root) / data.labelled, index_dir=_shard_index())
+    return sets
 
 
 @dataclass(frozen=True)
@@ -90,32 +108,90 @@ def open_evaluation_sets(data: DataConfig) -> EvaluationSets:
 
 
 def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
-    """What the headers of shards alone show to be broken, over several sets."""
+    """What opening alone showed to be broken, over several sets."""
     return [sample for pairs in sets for sample in getattr(pairs, "broken_at_open", [])]
 
 
-def _open_shards(data: DataConfig, role: str) -> ShardDataset:
-    if not data.root and not Path(getattr(data, role)).is_absolute():
+def _open_photographs(data: DataConfig, role: str, seed: int = 0) -> Pairs:
+    """The set of one role that is no scene; the seed is that of a stream's order."""
+    # training may decode a JPEG at a fraction of its size; ranking sees every pixel
+    options: dict[str, Any] = {"role": role, "decode_size": 2 * data.image_size if role == "train" else None}
+    if data.source == "shards":
+        return _open_shards(data, role, options)
+    root = Path(data.root).expanduser()
+    name, split = _name_and_split(data, role, root)
+    if data.images and role != "second_test":  # which lies somewhere else
+        options["images"] = root / data.images
+    if data.source == "karpathy":
+        return open_karpathy(root / name, split=split, root=root, max_broken_share=data.max_broken_share, **options)
+    options["image_column"], options["caption_column"] = data.image_column or None, data.caption_column or None
+    if data.source == "tsv":
+        if split is not None:
+            raise ValueError(f"data.{role} = {getattr(data, role)!r}: a table has no splits; accepted: the file alone")
+        return open_tsv(root / name, root=root, max_broken_share=data.max_broken_share, **options)
+    from common.data.hugging_face import open_hugging_face  # slow to import
+
+    buffer = data.stream_buffer if role == "train" else 0
+    return open_hugging_face(name, split=split, root=root, stream_buffer=buffer, seed=seed, **options)
+
+
+def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> ShardDataset:
+    pattern = getattr(data, role) or f"*{role}*.tar"
+    if not data.root and not Path(pattern).is_absolute():
         raise FileNotFoundError(
             f"data.source = shards needs a folder: set data.root (make: DATA=<folder>) or a full path in data.{role}"
         )
     return ShardDataset(
-        getattr(data, role),
+        pattern,
         root=data.root or None,
         max_broken_share=data.max_broken_share,
-        index_dir=ROOT / "outputs" / "shard_index",
-        role=role,
-        # training may decode a JPEG at a fraction of its size; ranking sees every pixel
-        decode_size=2 * data.image_size if role == "train" else None,
+        index_dir=_shard_index(),
+        **options,
     )
 
 
-def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> WordTokenizer:
-    """Closed vocabulary of the scenes' grammar, or the words of the training captions."""
+def _shard_index() -> Path:
+    return ROOT / "outputs" / "shard_index"
+
+
+_NEEDS = {
+    "karpathy": "a JSON file of captions, e.g. dataset_coco.json",
+    "tsv": "a table of path and caption, e.g. captions.tsv",
+    "hugging_face": "a folder, files, or a name on the hub",
+}
+
+
+def _name_and_split(data: DataConfig, role: str, root: Path) -> tuple[str, str | None]:
+    """What data.<role> names, and the split behind the #; one file often holds the splits of all roles."""
+    text = getattr(data, role)
+    if not text and data.source != "tsv":
+        text = data.train if (root / data.train).exists() else data.train.partition("#")[0]
+    if not text:
+        raise ValueError(f"data.source = {data.source} needs data.{role}; accepted: {_NEEDS[data.source]}")
+    name, sign, split = text.partition("#")
+    if not sign or (root / text).exists():  # a name may have the sign, too
+        return text, None
+    return name, split
+
+
+def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
+    """The tokenizer that data.tokenizer names; "words": the scenes' closed vocabulary, or the training captions' words.
+
+    Raises:
+        ValueError: if data.vocabulary cannot be read, or is given and not used.
+    """
+    if data.tokenizer == "clip_bpe":
+        return ClipTokenizer.from_vocabulary(data.vocabulary)
+    if data.tokenizer == "bert_wordpiece":
+        return BertTokenizer.from_vocabulary(data.vocabulary)
+    if data.vocabulary:
+        raise ValueError(
+            f"data.vocabulary = {data.vocabulary!r} is not used with data.tokenizer = words, whose vocabulary comes "
+            "from the training captions; accepted: clip_bpe, bert_wordpiece"
+        )
     if data.source == "scenes":
         return WordTokenizer.from_words(scene_words())
-    captions = training_pairs.all_captions()
-    return WordTokenizer.from_captions(captions, min_count=data.min_word_count, max_size=data.max_words)
+    return words_of(training_pairs, data.min_word_count, data.max_words, ROOT / "outputs" / "tokenizers")
 
 
 def image_transform(data: DataConfig) -> ImageTransform:
@@ -130,17 +206,20 @@ class Batch:
     images: torch.Tensor  # (batch, 3, size, size) uint8
     token_ids: torch.Tensor  # (batch, context_length)
     image_ids: list[str]
+    image_index: torch.Tensor  # (batch,) int64: index in the training set, the same whenever the picture comes again
     broken: list[BrokenSample]  # samples that could not be read and were replaced
 
     def pin_memory(self) -> "Batch":
         self.images, self.token_ids = self.images.pin_memory(), self.token_ids.pin_memory()
+        self.image_index = self.image_index.pin_memory()
         return self
 
 
 class TrainingView(Dataset):
     """Training pairs addressed by position; a sample is a pure function of (seed, position).
 
-    A broken sample is replaced by another one drawn from (seed, position), so the order of all others stays.
+    A broken sample is replaced by another one drawn from (seed, position), so the order of all others stays; in a
+    stream by the next one.
 
     Args:
         pairs: the training set.
@@ -157,35 +236,43 @@ class TrainingView(Dataset):
         pairs: Pairs,
         order: SampleOrder,
         transform: ImageTransform,
-        tokenizer: WordTokenizer,
+        tokenizer: Tokenizer,
         context_length: int,
     ) -> None:
         self.pairs, self.order, self.transform = pairs, order, transform
         self.tokenizer, self.context_length = tokenizer, context_length
+        self.forward_only = getattr(pairs, "forward_only", False)
 
     def __len__(self) -> int:
         return self.order.samples_per_epoch
 
     def __getitems__(self, positions: list[int]) -> Batch:
-        _, indices = self.order.epochs_and_indices(np.asarray(positions))
-        images, captions, image_ids, broken = [], [], [], []
+        indices = positions if self.forward_only else self.order.epochs_and_indices(np.asarray(positions))[1]
+        images, captions, image_ids, image_index, broken = [], [], [], [], []
         for position, index in zip(positions, indices):
             sample_seed = seed_of(self.order.seed, position)
-            sample = self._read(int(index), sample_seed, broken)
+            sample, index = self._read(int(index), sample_seed, broken)
             images.append(self.transform.train(sample["image"], sample_seed))
             captions.append(sample["captions"][seed_of(sample_seed, 1) % len(sample["captions"])])
             image_ids.append(sample["image_id"])
+            image_index.append(_number_of(sample["image_id"]) if self.forward_only else index)
         token_ids = self.tokenizer.encode(captions, self.context_length)
-        return Batch(torch.stack(images), token_ids, image_ids, broken)
+        return Batch(torch.stack(images), token_ids, image_ids, torch.tensor(image_index), broken)
 
-    def _read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
+    def _read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> tuple[dict[str, Any], int]:
         for attempt in range(self.max_attempts):
             try:
-                return self.pairs[index]
+                return self.pairs[index], index
             except BrokenSample as error:
                 broken.append(error)
-                index = seed_of(sample_seed, 2 + attempt) % self.order.num_samples
+                other = seed_of(sample_seed, 2 + attempt) % self.order.num_samples
+                index = index + 1 if self.forward_only else other
         raise TooManyBroken(f"{self.max_attempts} samples in a row are broken; the last: {broken[-1]}")
+
+
+def _number_of(image_id: str) -> int:
+    """A stream has no indices that last; 63 bits of the id's hash stand in."""
+    return int.from_bytes(hashlib.blake2b(image_id.encode(), digest_size=8).digest()) >> 1
 
 
 def training_batches(view: TrainingView, positions: BatchPositions, num_workers: int, pin_memory: bool) -> DataLoader:
@@ -197,6 +284,7 @@ def training_batches(view: TrainingView, positions: BatchPositions, num_workers:
         num_workers=num_workers,
         pin_memory=pin_memory,
         prefetch_factor=4 if num_workers else None,
+        worker_init_fn=leave_signals_to_trainer,
     )
 
 

@@ -20,19 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from common.data.broken import BrokenSample, BrokenSamples
 from common.data.open_files import OpenFiles
+from common.data.samples import (
+    MAX_PIXELS,
+    Unusable,
+    check_captions,
+    check_reading_options,
+    decode_picture,
+    id_text,
+)
 from common.data.shard_paths import expand_shards
 from common.data.tar_index import COLUMNS, MAX_MEMBER_BYTES, cached_index
-
-MAX_PIXELS = 100_000_000  # larger pictures are refused by their header, before they are decoded
-ROLES = ("train", "val", "test", "second_test")
-
-_HALF_SIGN = re.compile(
-    "[\ud800-\udfff]"
-)  # JSON can spell it ("\\ud83d"), UTF-8 cannot: no hash, no file would take it
 
 
 class ShardDataset:
@@ -79,12 +80,7 @@ class ShardDataset:
         max_pixels: int = MAX_PIXELS,
         hash_images: bool = False,
     ) -> None:
-        if role not in ROLES:
-            raise ValueError(f"role is {role!r}; accepted: {', '.join(ROLES)}")
-        if decode_size is not None and decode_size < 1:
-            raise ValueError(f"decode_size is {decode_size!r}; accepted: at least 1 pixel, or None")
-        if max_pixels < 1:
-            raise ValueError(f"max_pixels is {max_pixels!r}; accepted: at least 1")
+        check_reading_options(role, decode_size, max_pixels)
         self.max_broken_share, self.role = max_broken_share, role
         self.allow_empty_captions = role != "train" if allow_empty_captions is None else allow_empty_captions
         self.allow_missing_captions = allow_missing_captions
@@ -164,6 +160,25 @@ class ShardDataset:
         """The whole json member of one sample (boxes, hierarchies, licences); {} where there is none."""
         return self._metadata(*self._locate(index))
 
+    def array(self, index: int) -> np.ndarray | None:
+        """The `.npy` member of one sample (metadata of DataComp's WILDS and fairness tasks); None where there is none.
+
+        Raises:
+            BrokenSample: if it cannot be read; pickled objects are refused.
+        """
+        shard, row = self._locate(index)
+        content = self._read(shard, row, "npy")
+        if content is None:
+            return None
+        try:
+            return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)  # np.load takes zip files, too
+        except Exception as error:  # ValueError, EOFError, tokenize's own, MemoryError where the header claims too much
+            raise self._broken(shard, row, f"npy cannot be decoded: {type(error).__name__}, {error}") from None
+
+    def broken(self, index: int, reason: str) -> BrokenSample:
+        """The fault that a caller finds in a sample, with its place."""
+        return self._broken(*self._locate(index), reason)
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over shard names and sizes, member names and sizes, and the bytes of all captions; 64 hex digits.
@@ -232,23 +247,20 @@ class ShardDataset:
                 raise self._broken(shard, row, f"txt cannot be decoded: {error}") from None
         if not captions and not self.allow_missing_captions:
             raise self._broken(shard, row, "missing caption: neither captions nor caption in json, nor a txt member")
-        for caption in captions:
-            if not isinstance(caption, str):
-                raise self._broken(shard, row, f"caption is not a string: {type(caption).__name__}")
-            if not self.allow_empty_captions and not caption.strip():
-                raise self._broken(shard, row, f"empty caption: {caption!r}")
-            if _HALF_SIGN.search(caption):
-                raise self._broken(shard, row, f"caption has half a surrogate pair: {caption!r}")
+        try:
+            check_captions(captions, self.allow_empty_captions)
+        except Unusable as error:
+            raise self._broken(shard, row, str(error)) from None
         return captions, metadata
 
     def _image_id(self, shard: int, row: int, metadata: dict[str, Any]) -> str:
         image_id = metadata.get("image_id")
         if image_id is None:
             return self._key(shard, row)
-        if isinstance(image_id, bool) or not isinstance(image_id, int | str):
-            kind = type(image_id).__name__
-            raise self._broken(shard, row, f"image_id has the wrong type: {kind} instead of a string or whole number")
-        return str(image_id)
+        try:
+            return id_text(image_id)
+        except Unusable as error:
+            raise self._broken(shard, row, str(error)) from None
 
     def _label(self, shard: int, row: int) -> int | str | None:
         content = self._read(shard, row, "cls")
@@ -263,24 +275,9 @@ class ShardDataset:
     def _image(self, shard: int, row: int) -> Image.Image:
         content = self._read(shard, row, "image")
         try:
-            # opening reads the header only; naming the formats keeps Pillow from trying its many others
-            image = Image.open(io.BytesIO(content), formats=("JPEG", "PNG", "WEBP"))
-            width, height = image.size
-            if width * height > self.max_pixels:
-                size = f"{width} x {height} pixels, at most {self.max_pixels} in all are decoded"
-                raise self._broken(shard, row, f"picture is too large: {size}")
-            if self.decode_size is not None:
-                image.draft("RGB", (self.decode_size, self.decode_size))  # only JPEG has it, others ignore it
-            image.load()
-            return image.convert("RGB")
-        except (BrokenSample, MemoryError):
-            raise
-        except UnidentifiedImageError:  # its own message names an object in memory, another one each time
-            start = f"it starts with {content[:16]!r}" if content else "it has no bytes"
-            raise self._broken(shard, row, f"picture cannot be decoded: no JPEG, PNG or WebP, {start}") from None
-        except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and others
-            kind = type(error).__name__
-            raise self._broken(shard, row, f"picture cannot be decoded: {kind}, {error}") from None
+            return decode_picture(content, self.decode_size, self.max_pixels)
+        except Unusable as error:
+            raise self._broken(shard, row, str(error)) from None
 
 
 def _name_of(shard: Path) -> str:

@@ -40,12 +40,20 @@ def setting(
 class DataConfig:
     """Which pairs to train on and to rank, and how pixels and words become tensors."""
 
-    source: Literal["scenes", "shards"] = "scenes"  # the embedded world, or tar shards of captioned photos
-    root: str = ""  # shards: folder that the patterns below are relative to
-    train: str = "*train*.tar"  # shards: braces and globs, e.g. "{00000..01287}.tar"
-    val: str = "*val*.tar"  # shards; ranked during training
-    test: str = "*test*.tar"  # shards; ranked at the end
-    second_test: str = ""  # shards: a second test set (a path of its own or relative to root), "" = none
+    # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
+    source: Literal["scenes", "shards", "karpathy", "tsv", "hugging_face"] = "scenes"
+    root: str = ""  # folder that the names below start from
+    # shards: braces and globs, e.g. "{00000..01287}.tar", "" = "*train*.tar"; karpathy, tsv: a file; hugging_face: a
+    # folder, files, or a name on the hub. karpathy and hugging_face: "#split" may follow, else the role's own split
+    train: str = ""
+    val: str = ""  # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
+    test: str = ""  # likewise; ranked at the end
+    second_test: str = ""  # a second test set, "" = none
+    images: str = ""  # karpathy, tsv, hugging_face: folder of the pictures, "" = looked for beside the file
+    image_column: str = ""  # tsv, hugging_face: of the picture or its path, "" = by the usual names
+    caption_column: str = ""  # tsv, hugging_face: likewise
+    stream_buffer: int = setting(0, at_least=0)  # hugging_face: rows in which a training stream is shuffled, 0 = none
+    labelled: str = ""  # folder of labelled sets for zero-shot classification, one folder each, "" = none
     num_train: int = setting(50_000, at_least=1)  # scenes: pictures in one epoch
     num_val: int = setting(500, at_least=1)  # scenes
     num_test: int = setting(1_000, at_least=1)  # scenes: pictures of each retrieval test set
@@ -55,9 +63,11 @@ class DataConfig:
     image_size: int = setting(48, at_least=8)  # pixels
     resize: Literal["squeeze", "crop"] = "crop"  # evaluation: squeeze to a square, or shortest side + centre crop
     crop_scale: tuple[float, float] | None = None  # training: share of the area of a random crop, null = as evaluation
+    tokenizer: Literal["words", "clip_bpe", "bert_wordpiece"] = "words"  # words: the training captions' own
+    vocabulary: str = ""  # clip_bpe, bert_wordpiece: file, folder or hub name; "" = open_clip's file, bert-base-uncased
     context_length: int = setting(32, at_least=3)  # tokens, class and end token included
-    min_word_count: int = setting(2, at_least=1)  # shards: rarer words of the training captions are unknown
-    max_words: int | None = setting(None, at_least=4)  # shards: size of the vocabulary, null = no bound
+    min_word_count: int = setting(2, at_least=1)  # not scenes: rarer words of the training captions are unknown
+    max_words: int | None = setting(None, at_least=4)  # not scenes: size of the vocabulary, null = no bound
     max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0)  # stop above this share of broken samples
 
 
@@ -80,6 +90,8 @@ class ModelConfig:
     patch_size: int = setting(8, at_least=1)  # pixels
     embedding_dim: int = setting(128, at_least=1)  # numbers per picture or caption
     final_layer_norm: bool = True  # False: the last LayerNorm of both towers becomes the identity
+    patch_dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of patches a training picture loses
+    gradient_checkpointing: bool = False  # saves activation memory, costs about a third more time
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,7 @@ class OptimConfig:
 
     steps: int = setting(250, at_least=1)  # optimiser updates
     global_batch_size: int = setting(256, at_least=2)  # pairs per update over all processes; all are negatives
+    micro_batch_size: int | None = setting(None, at_least=1)  # pairs per pass and process, same loss; null = the share
     learning_rate: float = setting(1.0e-3, above=0.0)  # peak
     final_learning_rate: float = setting(0.0, at_least=0.0)
     warmup_steps: int = setting(25, at_least=0)
@@ -97,17 +110,25 @@ class OptimConfig:
     epsilon: float = setting(1.0e-8, above=0.0)
     max_gradient_norm: float | None = setting(1.0, above=0.0)  # null = no clipping
 
+    def __post_init__(self) -> None:
+        if self.warmup_steps > self.steps:
+            raise ValueError(
+                f"optim.warmup_steps = {self.warmup_steps} is more than optim.steps = {self.steps}: the learning rate "
+                f"would never reach its peak; accepted: at most {self.steps}"
+            )
+
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Seed, hardware and how often something is written."""
+    """Seed, hardware and how often something is written. All but the seed may change when a run is resumed."""
 
     seed: int = setting(0, at_least=0)
     num_workers: int = setting(0, at_least=0)  # loader processes per training process
     mixed_precision: Literal["no", "bf16"] | None = None  # null = as `accelerate launch` says
     log_every: int = setting(10, at_least=1)  # steps
     evaluate_every: int = setting(0, at_least=0)  # steps between rankings of the val set, 0 = never
-    save_every: int = setting(0, at_least=0)  # steps between checkpoints, 0 = only at the end
+    save_every: int = setting(0, at_least=0)  # steps between checkpoints, 0 = only at the end or when asked to stop
+    keep_checkpoints: int = setting(2, at_least=1)  # newest ones; with 1 there is none to go back to if it is damaged
     evaluation_batch_size: int = setting(256, at_least=1)  # per process
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # beside the JSON lines, through Accelerate
 

@@ -1,0 +1,389 @@
+"""Captioned pictures from Hugging Face data sets: by position where rows can be reached, else as a stream.
+
+Sources: a folder of `save_to_disk`; arrow, parquet or JSON files; a folder that the library recognises (imagefolder
+with metadata, parquet by split); the name of a set on the hub, which needs a network or its cache. Pictures are decoded
+here, with the checks of the shards, so a damaged one is a broken sample and does not end the run. Nothing that a data
+set contains is executed: the library no longer runs the scripts of data sets, and none is asked for.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from common.data.broken import BrokenSample
+from common.data.samples import MAX_PIXELS, check_reading_options
+from common.data.shard_paths import expand_shards
+from common.data.streamed import StreamedPairs
+from common.data.table_rows import RowReader, captions_of
+
+# usual names of columns, the preferred one first
+IMAGE_COLUMNS = ("image", "jpg", "png", "webp", "img", "picture", "file_name", "path")
+CAPTION_COLUMNS = ("captions", "caption", "sentences", "text", "txt", "title")
+FILE_KINDS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json"}
+
+_SPLITS_OF_ROLE = {
+    "train": ("train",),
+    "val": ("validation", "val", "valid", "dev"),
+    "test": ("test",),
+    "second_test": ("test",),
+}
+
+
+class HuggingFacePairs:
+    """Rows of a data set with random access, each a picture with its captions.
+
+    A row that cannot be used raises `BrokenSample` when it is read.
+
+    Args:
+        rows: pictures not decoded (`open_hugging_face` sees to that).
+        reader: names the columns.
+        name: for logs and tables.
+    """
+
+    def __init__(self, rows: datasets.Dataset, reader: RowReader, name: str) -> None:
+        if not len(rows):
+            raise ValueError(f"{reader.source}: no rows in {name}")
+        self.name, self.reader = name, reader
+        self.broken_at_open: list[BrokenSample] = []
+        self._rows = rows.select_columns([reader.image, *reader.text_columns])
+        self._texts = rows.select_columns(reader.text_columns)  # reading a caption should not read its picture
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One sample.
+
+        Returns:
+            {"image": Pillow image in RGB, "captions": list of str, "image_id": str}; the id is that of the column
+            `image_id`, else the number of the row.
+        Raises:
+            BrokenSample: names source, row and reason.
+            IndexError: if there is no such row.
+        """
+        index = self._checked(index)
+        row = self._rows[index]
+        captions = self.reader.captions(row, index)
+        image_id = self.reader.identity(row, index)
+        return {
+            "image": self.reader.picture(row, index),
+            "captions": captions,
+            "image_id": str(index) if image_id is None else image_id,
+        }
+
+    def captions(self, index: int) -> list[str]:
+        """The captions of one row, without its picture.
+
+        Raises:
+            BrokenSample: as `__getitem__`, for the captions.
+        """
+        index = self._checked(index)
+        return self.reader.captions(self._texts[index], index)
+
+    def all_captions(self) -> Iterator[str]:
+        """All captions in order, broken rows left out."""
+        return captions_of(self._texts.iter(1000), self.reader)
+
+    def image_id(self, index: int) -> str:
+        """The column `image_id` as text, else the number of the row."""
+        index = self._checked(index)
+        image_id = self.reader.identity(self._texts[index], index)
+        return str(index) if image_id is None else image_id
+
+    def caption_ids(self, index: int) -> list[int] | None:
+        """The column `sentids` or `caption_ids`; None where there is none."""
+        if self.reader.caption_ids is None:
+            return None
+        ids = self._texts[self._checked(index)][self.reader.caption_ids]
+        return None if ids is None else ids
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over captions, ids and the sizes of the pictures; 64 hex digits.
+
+        Reads no picture: one that is replaced by one of equal length does not show.
+        """
+        digest = hashlib.sha256()
+        for batch in self._rows.with_format("arrow").iter(1000):
+            for name in self.reader.text_columns:
+                digest.update(json.dumps(batch[name].to_pylist(), ensure_ascii=True, default=str).encode())
+            digest.update(json.dumps(_picture_sizes(batch[self.reader.image], self.reader.folder)).encode())
+        return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"HuggingFacePairs({self.name!r}, {len(self)} rows of {self.reader.source})"
+
+    def _checked(self, index: int) -> int:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"row {index} of {self.name!r}, which has {len(self)}")
+        return int(index) % len(self)
+
+
+def open_hugging_face(
+    source: str,
+    *,
+    split: str | None = None,
+    root: Path | None = None,
+    images: str | Path | None = None,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    role: str = "train",
+    name: str | None = None,
+    stream_buffer: int = 0,
+    seed: int = 0,
+    decode_size: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> HuggingFacePairs | StreamedPairs:
+    """One split of a data set.
+
+    Args:
+        source: a folder, files (braces and globs as for shards), or a name on the hub, "user/set" or
+            "user/set:configuration". What exists as a file or folder is never looked for on the hub.
+        split: None takes the role's own: "train"; "validation", "val", "valid" or "dev"; "test". Files that are named
+            one by one are one set without splits.
+        root: folder that relative files and folders start from.
+        images: folder that relative picture paths start from; None takes the folder of the source.
+        image_column, caption_column: None takes the first of `IMAGE_COLUMNS`, `CAPTION_COLUMNS` that is there. A
+            picture is bytes or a path, captions are a string or a list of strings.
+        role: "train" refuses empty captions; the others accept them.
+        name: for logs and tables; None takes source and split.
+        stream_buffer: above 0 the set is a `StreamedPairs` with a buffer of so many rows.
+        seed: of the order of a stream.
+        decode_size, max_pixels: see `decode_picture`.
+    Raises:
+        ValueError: names the source and what it has: no such split or column, a column of another type, no rows, a file
+            or a hub name that cannot be loaded.
+        FileNotFoundError: if a file or folder is missing.
+    """
+    check_reading_options(role, decode_size, max_pixels)
+    place = _place(source, root)
+    if stream_buffer:
+        rows, split, num_rows, files = _stream(source, place, split, role)
+    else:
+        rows, split = _table(source, place, split, role)
+    where = str(place[0]) if place else source
+    columns = _column_names(rows)
+    reader = RowReader(
+        source=where,
+        image=_column(rows, columns, image_column, IMAGE_COLUMNS, "image_column", where),
+        caption=_column(rows, columns, caption_column, CAPTION_COLUMNS, "caption_column", where),
+        image_id="image_id" if "image_id" in columns else None,
+        caption_ids=next((name for name in ("caption_ids", "sentids") if name in columns), None),
+        folder=_picture_folder(place, images),
+        role=role,
+        decode_size=decode_size,
+        max_pixels=max_pixels,
+    )
+    _check_types(rows, reader)
+    features = rows.features
+    if features is not None and isinstance(features[reader.image], datasets.Image):
+        rows = rows.cast_column(reader.image, datasets.Image(decode=False))
+    label = name if name is not None else _label(source, place, split)
+    if not stream_buffer:
+        return HuggingFacePairs(rows, reader, label)
+    rows = rows.select_columns([reader.image, *reader.text_columns])
+    if num_rows is None:
+        num_rows = sum(len(batch[reader.caption]) for batch in rows.select_columns([reader.caption]).iter(1000))
+    return StreamedPairs(rows, num_rows, reader, label, files, seed, stream_buffer)
+
+
+def _picture_sizes(column: pa.ChunkedArray | pa.Array, folder: Path) -> list[Any]:
+    """Bytes of each picture, which Arrow knows without reading them; for files, path and size."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if pa.types.is_struct(column.type):
+        paths, content = pc.struct_field(column, "path"), pc.struct_field(column, "bytes")
+    elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        paths, content = column, None
+    else:
+        paths, content = None, column
+    sizes = [None] * len(column) if content is None else pc.binary_length(content).to_pylist()
+    names = [None] * len(column) if paths is None else paths.to_pylist()
+    return [size if size is not None else _file_size(folder, name) for size, name in zip(sizes, names)]
+
+
+def _file_size(folder: Path, name: str | None) -> Any:
+    if name is None:
+        return None
+    try:
+        return [Path(name).name, (folder / name).stat().st_size]
+    except (OSError, ValueError):
+        return [Path(name).name, None]
+
+
+def _place(source: str, root: Path | None) -> list[Path]:
+    """The folder or the files that a source names; [] for a name on the hub."""
+    if not source:
+        raise ValueError("the source of a Hugging Face data set is empty; accepted: a folder, files, or a hub name")
+    base = Path(source).expanduser() if root is None else Path(root).expanduser() / Path(source).expanduser()
+    if base.exists():
+        return [base.absolute()]
+    kind = _suffix(base.name)
+    if kind in FILE_KINDS or any(sign in source for sign in "*?[{"):
+        return expand_shards(source, root)
+    if source.startswith((".", "~", "/")) or source.count("/") > 1:
+        raise FileNotFoundError(f"{base}: no such file or folder; accepted: one, or the name of a set on the hub")
+    return []
+
+
+def _label(source: str, place: list[Path], split: str) -> str:
+    if not place:
+        base = source.partition(":")[0].rpartition("/")[2]
+    elif len(place) > 1:
+        base = place[0].parent.name
+    else:
+        base = place[0].name if place[0].is_dir() else place[0].name.partition(".")[0]
+    return f"{base}-{split}" if split else base
+
+
+def _suffix(name: str) -> str:
+    return Path(name.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
+
+
+def _load(source: str, place: list[Path], load: Callable[..., Any], **options: Any) -> Any:
+    """One of the library's load functions, whose errors become one message."""
+    try:
+        if not place:
+            hub_name, _, configuration = source.partition(":")
+            return load(hub_name, configuration or None, **options)
+        if place[0].is_dir():
+            return load(str(place[0]), **options)
+        return load(_kind_of(place), data_files=[str(path) for path in place], **options)
+    except Exception as error:  # a dozen kinds: connections, Arrow, casts, missing files
+        tried = str(place[0]) if place else f"{source!r}: no such file or folder below data.root; from the hub it"
+        lines = [line for line in (str(error), str(error.__cause__ or "")) if line]
+        raise ValueError(f"{tried} cannot be loaded: {type(error).__name__}, {'; '.join(lines)[:500]}") from error
+
+
+def _kind_of(files: list[Path]) -> str:
+    kinds = {FILE_KINDS.get(_suffix(file.name)) for file in files}
+    if len(kinds) != 1 or None in kinds:
+        raise ValueError(f"{files[0]} ...: files of kinds {', '.join(FILE_KINDS)} are read, one kind at a time")
+    return kinds.pop()
+
+
+def _is_saved(place: list[Path]) -> bool:
+    return bool(place) and any((place[0] / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def _table(source: str, place: list[Path], split: str | None, role: str) -> tuple[datasets.Dataset, str]:
+    if _is_saved(place):
+        content = _load(source, place, datasets.load_from_disk)
+        if isinstance(content, datasets.Dataset):
+            _refuse_split(place, split)
+            return content, ""
+    elif place and place[0].is_file():
+        _refuse_split(place, split)
+        if _kind_of(place) == "arrow":  # mapped where it lies, not copied into the library's cache
+            return _load(source, place, _from_arrow_files), ""
+        return next(iter(_load(source, place, datasets.load_dataset).values())), ""
+    else:
+        content = _load(source, place, datasets.load_dataset)
+    split = _chosen_split(str(place[0]) if place else source, list(content), split, role)
+    return content[split], split
+
+
+def _from_arrow_files(kind: str, data_files: list[str]) -> datasets.Dataset:
+    return datasets.concatenate_datasets([datasets.Dataset.from_file(path) for path in data_files])
+
+
+def _stream(
+    source: str, place: list[Path], split: str | None, role: str
+) -> tuple[datasets.IterableDataset, str, int | None, list[str]]:
+    """Rows, split, number of rows where it is known without reading them, and the data files."""
+    where = str(place[0]) if place else source
+    if _is_saved(place):
+        raise ValueError(f"{where} was saved with random access; read it so: data.stream_buffer=0")
+    builder = _load(source, place, datasets.load_dataset_builder)
+    files = builder.config.data_files or {}
+    if place and place[0].is_file():
+        _refuse_split(place, split)
+        split, shown = next(iter(files)), ""
+    else:
+        split = shown = _chosen_split(where, [str(item) for item in files], split, role)
+    try:
+        rows = builder.as_streaming_dataset(split=split)
+    except Exception as error:
+        raise ValueError(f"{where} cannot be streamed: {type(error).__name__}, {str(error)[:500]}") from error
+    paths = [str(path) for path in files.get(split, [])]
+    known = (builder.info.splits or {}).get(split)
+    num_rows = known.num_examples if known is not None and known.num_examples else None
+    if num_rows is None and paths and all(path.endswith(".parquet") and Path(path).is_file() for path in paths):
+        num_rows = sum(pq.read_metadata(path).num_rows for path in paths)
+    named = [f"{Path(path).name} {Path(path).stat().st_size}" if Path(path).is_file() else path for path in paths]
+    return rows, shown, num_rows, named
+
+
+def _chosen_split(where: str, there: list[str], split: str | None, role: str) -> str:
+    wanted = _SPLITS_OF_ROLE[role] if split is None else (split,)
+    found = next((name for name in wanted if name in there), None)
+    if found is None:
+        raise ValueError(
+            f"{where} has no split {' or '.join(map(repr, wanted))}; accepted: {', '.join(there) or 'it has none'} "
+            "(written as source#split)"
+        )
+    return found
+
+
+def _refuse_split(place: list[Path], split: str | None) -> None:
+    if split is not None:
+        raise ValueError(f"{place[0]} has no splits; split is {split!r}, accepted: none")
+
+
+def _column_names(rows: Any) -> list[str]:
+    if rows.column_names is not None:
+        return list(rows.column_names)
+    return list(next(iter(rows.take(1)), {}))  # a stream of JSON knows its columns by its first row only
+
+
+def _column(rows: Any, columns: list[str], asked: str | None, usual: tuple[str, ...], key: str, where: str) -> str:
+    found = asked if asked is not None else next((name for name in usual if name in columns), None)
+    if found not in columns:
+        what = "is unknown" if asked is None else f"{asked!r} is not there"
+        raise ValueError(f"{where}: column data.{key} {what}; accepted: {', '.join(columns) or 'it has no columns'}")
+    return found
+
+
+def _check_types(rows: Any, reader: RowReader) -> None:
+    """Columns whose type can never be a picture or captions are refused at once."""
+    if rows.features is None:
+        return
+    schema = rows.features.arrow_schema
+    image, caption = schema.field(reader.image).type, schema.field(reader.caption).type
+    fields = {image.field(number).name for number in range(image.num_fields)} if pa.types.is_struct(image) else set()
+    if not (
+        _is_text(image) or pa.types.is_binary(image) or pa.types.is_large_binary(image) or fields >= {"bytes", "path"}
+    ):
+        raise ValueError(
+            f"{reader.source}: column {reader.image!r} is of type {image}; accepted for pictures: images, bytes, paths"
+        )
+    inner = caption.value_type if pa.types.is_list(caption) or pa.types.is_large_list(caption) else caption
+    if not _is_text(inner):
+        raise ValueError(
+            f"{reader.source}: column {reader.caption!r} is of type {caption}; accepted for captions: strings, or "
+            "lists of strings"
+        )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def _picture_folder(place: list[Path], images: str | Path | None) -> Path:
+    if images is not None:
+        folder = Path(images).expanduser()
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{folder}: no such folder of pictures (data.images)")
+        return folder
+    if not place:
+        return Path()
+    return place[0] if place[0].is_dir() else place[0].parent

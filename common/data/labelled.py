@@ -1,0 +1,637 @@
+"""Labelled pictures with class names and prompt templates, for zero-shot classification and probes.
+
+Three sources, one protocol (`name`, `class_names`, `templates`, `fingerprint`, `broken_at_open`, `len`, `label(index)`,
+`[index]` -> {"image", "label", "image_id"}):
+  open_image_folder    one folder per class: ImageNet and its shifts, or anybody's own
+  open_torchvision     the sets that torchvision reads, by name; nothing is downloaded unless asked for
+  open_webdataset      tar shards with `.cls` members, the layout of the DataComp tasks (papers/evaluation.md, 13.6)
+
+The order of the class names is the order of the labels. For a folder that is the order of the sorted folder names
+(WordNet ids, not names). A classifier that is evaluated on a part of its classes (ImageNet-A, -R, ObjectNet) must be
+cut down to them *before* the arg-max: here the class list itself is cut (`subset`), and the labels are counted anew.
+"""
+
+import hashlib
+import json
+import operator
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torchvision import datasets as torchvision_sets
+
+from common.data.broken import BrokenSample, BrokenSamples
+from common.data.class_names import read_class_names, read_templates
+from common.data.picture_files import read_picture
+from common.data.samples import MAX_PIXELS, PackedTexts
+from common.data.shards import ShardDataset
+
+PICTURE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
+CLASS_NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_templates.txt"
+
+
+class LabelledFiles:
+    """Labelled picture files; see `open_image_folder`.
+
+    Args:
+        name: for logs and tables.
+        root: folder that the paths start from.
+        paths, labels, sizes: of the pictures.
+        class_names, templates: in label order; templates have one "{}".
+        broken: what opening found to be unusable.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        paths: list[str],
+        labels: list[int],
+        sizes: list[int],
+        class_names: Sequence[str],
+        templates: Sequence[str],
+        broken: list[BrokenSample],
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        self.name, self.root, self.max_pixels = name, root, max_pixels
+        self.class_names, self.templates = list(class_names), list(templates)
+        self.broken_at_open = broken
+        self._paths = PackedTexts(paths)
+        self._labels, self._sizes = np.array(labels, dtype=np.int64), np.array(sizes, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Number of pictures."""
+        return len(self._labels)
+
+    def label(self, index: int) -> int:
+        """Class of a picture, in [0, len(class_names)), without reading it."""
+        return int(self._labels[_row(self, index)])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """{"image": Pillow image in RGB, "label": int, "image_id": path below the root}.
+
+        Raises:
+            BrokenSample: if the picture cannot be read; names its file and the reason.
+        """
+        row = _row(self, index)
+        image = read_picture(self.root / self._paths[row], max_pixels=self.max_pixels)
+        return {"image": image, "label": int(self._labels[row]), "image_id": self._paths[row]}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over paths, sizes of the files, labels, class names and templates; 64 hex digits."""
+        digest = _digest_of_classes(self)
+        self._paths.feed(digest.update)
+        digest.update(self._labels.tobytes() + self._sizes.tobytes())
+        return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"LabelledFiles({_counts(self)})"
+
+
+def open_image_folder(
+    root: str | Path,
+    class_names: Sequence[str],
+    templates: Sequence[str],
+    *,
+    folders: Sequence[str] | None = None,
+    subset: Sequence[int] | Sequence[str] | None = None,
+    name: str | None = None,
+    max_broken_share: float = 0.01,
+    max_pixels: int = MAX_PIXELS,
+) -> LabelledFiles:
+    """A folder with one folder per class, whose name is the class.
+
+    Args:
+        root: the folder. Pictures may lie deeper inside a class folder; hidden files are passed over.
+        class_names: one per class, in label order.
+        templates: prompts with one "{}".
+        folders: name of each class's folder, in the order of class_names; None takes the sorted folder names, which is
+            the label order of ImageNet and its shifts.
+        subset: classes that the set is restricted to, as indices into class_names or as folder names; None keeps all.
+            ImageNet-A: class_names and folders of all 1,000 classes, subset = `class_folders(root)`.
+        name: for logs and tables; None takes the folder's name.
+        max_broken_share: opening fails when more than this share of at least 100 files is broken, in [0, 1].
+        max_pixels: pictures above this are broken, judged by their header.
+    Raises:
+        FileNotFoundError: if the folder is missing.
+        ValueError: if the class folders are not those of the classes, or there is no picture; names both sides.
+    """
+    root = Path(root).expanduser()
+    there = class_folders(root)
+    folders = list(there if folders is None else folders)
+    if len(folders) != len(class_names):
+        hint = "; give folders (the folder of each class) to restrict the classes" if subset is not None else ""
+        raise ValueError(
+            f"{root}: {len(class_names)} class names for {len(folders)} class folders ({', '.join(folders[:3])} ...); "
+            f"accepted: one per folder, in their order{hint}"
+        )
+    _check_classes(str(root), class_names, templates)
+    kept = range(len(folders)) if subset is None else [_class_index(root, item, folders) for item in subset]
+    if len(set(kept)) != len(kept) or not kept:
+        raise ValueError(f"{root}: subset is empty or names a class twice")
+    label_of = {folders[index]: label for label, index in enumerate(kept)}
+    missing, unknown = (
+        [item for item in label_of if item not in there],
+        [item for item in there if item not in label_of],
+    )
+    if missing or unknown:
+        raise ValueError(
+            f"{root}: {len(there)} class folders for {len(label_of)} classes; without a folder: "
+            f"{', '.join(missing[:3]) or 'none'}; without a class: {', '.join(unknown[:3]) or 'none'}"
+        )
+    paths, labels, sizes, broken = [], [], [], []
+    for folder, label in label_of.items():
+        before = len(paths)
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_dir() or path.name.startswith("."):
+                continue
+            size = path.stat().st_size if path.is_file() else 0
+            if path.suffix.lower() not in PICTURE_EXTENSIONS:
+                broken.append(BrokenSample(path, "", f"no picture: unknown extension {path.suffix or '(none)'}"))
+            elif not size:
+                broken.append(BrokenSample(path, "", "picture cannot be decoded: it has no bytes"))
+            else:
+                paths.append(path.relative_to(root).as_posix())
+                labels.append(label)
+                sizes.append(size)
+        if len(paths) == before:
+            broken.append(BrokenSample(root / folder, "", "class without pictures: its accuracy is not defined"))
+    if not paths:
+        raise ValueError(f"{root}: no picture in {len(label_of)} class folders")
+    opened = BrokenSamples(max_broken_share)
+    opened.saw(len(paths))
+    for sample in broken:
+        opened.record(sample)
+    opened.check()
+    names = [class_names[index] for index in kept]
+    return LabelledFiles(name or root.name, root, paths, labels, sizes, names, templates, broken, max_pixels)
+
+
+def class_folders(root: str | Path) -> list[str]:
+    """Names of the class folders of an image folder, sorted: its label order.
+
+    Raises:
+        FileNotFoundError: if the folder is missing.
+        ValueError: if it has no folders.
+    """
+    root = Path(root).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root}: no such folder; accepted: a folder with one folder of pictures per class")
+    there = sorted(item.name for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
+    if not there:
+        raise ValueError(f"{root} has no folders; accepted: one folder of pictures per class")
+    return there
+
+
+@dataclass(frozen=True)
+class TorchvisionSpec:
+    """One of torchvision's sets.
+
+    kind: its class there. folder: what it reads below the root. num_classes: of its labels.
+    num_test: usual size of the part that is evaluated.
+    parts: part -> arguments of the class; several are put behind each other. Sets without a split have "all" only.
+    source: what to download.
+    """
+
+    kind: str
+    folder: str
+    num_classes: int
+    num_test: int
+    source: str
+    parts: dict[str, list[dict[str, Any]]] = field(
+        default_factory=lambda: {"test": [{"split": "test"}], "train": [{"split": "train"}]}
+    )
+
+
+_TRAIN_FLAG = {"test": [{"train": False}], "train": [{"train": True}]}
+_WITH_VAL = {"test": [{"split": "test"}], "train": [{"split": "train"}, {"split": "val"}]}
+_TRAINVAL = {"test": [{"split": "test"}], "train": [{"split": "trainval"}]}
+_ALL = {"all": [{}]}
+
+# Trap: the labels are torchvision's. CLIP's own lists name the classes in another order for EuroSAT, and have a
+# background class before the 101 of Caltech101.
+TORCHVISION_SETS = {
+    "caltech101": TorchvisionSpec(
+        "Caltech101", "caltech101/101_ObjectCategories", 101, 8_677, "101_ObjectCategories.tar.gz of Caltech-101", _ALL
+    ),
+    "cifar10": TorchvisionSpec(
+        "CIFAR10", "cifar-10-batches-py", 10, 10_000, "cifar-10-python.tar.gz (www.cs.toronto.edu/~kriz)", _TRAIN_FLAG
+    ),
+    "cifar100": TorchvisionSpec(
+        "CIFAR100", "cifar-100-python", 100, 10_000, "cifar-100-python.tar.gz (www.cs.toronto.edu/~kriz)", _TRAIN_FLAG
+    ),
+    "country211": TorchvisionSpec(
+        "Country211",
+        "country211",
+        211,
+        21_100,
+        "country211.tgz (OpenAI, CLIP's data notes)",
+        {"test": [{"split": "test"}], "train": [{"split": "train"}, {"split": "valid"}]},
+    ),
+    "dtd": TorchvisionSpec(
+        "DTD", "dtd/dtd", 47, 1_880, "dtd-r1.0.1.tar.gz (www.robots.ox.ac.uk/~vgg/data/dtd)", _WITH_VAL
+    ),
+    "eurosat": TorchvisionSpec("EuroSAT", "eurosat/2750", 10, 27_000, "EuroSAT.zip, the RGB version", _ALL),
+    "fgvc_aircraft": TorchvisionSpec(
+        "FGVCAircraft",
+        "fgvc-aircraft-2013b",
+        100,
+        3_333,
+        "fgvc-aircraft-2013b.tar.gz (www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft)",
+        _TRAINVAL,
+    ),
+    "flowers102": TorchvisionSpec(
+        "Flowers102",
+        "flowers-102",
+        102,
+        6_149,
+        "102flowers.tgz, imagelabels.mat and setid.mat (www.robots.ox.ac.uk/~vgg/data/flowers/102)",
+        _WITH_VAL,
+    ),
+    "food101": TorchvisionSpec("Food101", "food-101", 101, 25_250, "food-101.tar.gz (data.vision.ee.ethz.ch/cvl)"),
+    "gtsrb": TorchvisionSpec(
+        "GTSRB", "gtsrb", 43, 12_630, "GTSRB-Training_fixed.zip, GTSRB_Final_Test_Images.zip and _GT.zip (INI, Bochum)"
+    ),
+    "mnist": TorchvisionSpec("MNIST", "MNIST/raw", 10, 10_000, "the four idx-ubyte files of MNIST", _TRAIN_FLAG),
+    "pcam": TorchvisionSpec(
+        "PCAM",
+        "pcam",
+        2,
+        32_768,
+        "the camelyonpatch_level_2 h5 files of PatchCamelyon (needs the package h5py)",
+        _WITH_VAL,
+    ),
+    "pets": TorchvisionSpec(
+        "OxfordIIITPet",
+        "oxford-iiit-pet",
+        37,
+        3_669,
+        "images.tar.gz and annotations.tar.gz (www.robots.ox.ac.uk/~vgg/data/pets)",
+        _TRAINVAL,
+    ),
+    "rendered_sst2": TorchvisionSpec(
+        "RenderedSST2", "rendered-sst2", 2, 1_821, "rendered-sst2.tgz (OpenAI, CLIP's data notes)", _WITH_VAL
+    ),
+    "stanford_cars": TorchvisionSpec(
+        "StanfordCars",
+        "stanford_cars",
+        196,
+        8_041,
+        "cars_train.tgz, cars_test.tgz, car_devkit.tgz and cars_test_annos_withlabels.mat (their first site is gone)",
+    ),
+    "stl10": TorchvisionSpec(
+        "STL10", "stl10_binary", 10, 8_000, "stl10_binary.tar.gz (ai.stanford.edu/~acoates/stl10)"
+    ),
+    "sun397": TorchvisionSpec("SUN397", "SUN397", 397, 108_754, "SUN397.tar.gz (Princeton vision group)", _ALL),
+    "svhn": TorchvisionSpec(
+        "SVHN", "test_32x32.mat", 10, 26_032, "test_32x32.mat and train_32x32.mat (ufldl.stanford.edu/housenumbers)"
+    ),
+}
+
+
+class TorchvisionPictures:
+    """One part of a set that torchvision reads; see `open_torchvision`.
+
+    Args:
+        name: for logs and tables.
+        parts: torchvision's data sets, one behind the other.
+        class_names, templates: in label order; templates have one "{}".
+    """
+
+    def __init__(self, name: str, parts: list[Any], class_names: Sequence[str], templates: Sequence[str]) -> None:
+        self.name, self.class_names, self.templates = name, list(class_names), list(templates)
+        self.broken_at_open: list[BrokenSample] = []
+        self._parts = parts
+        # SUN397 is listed in the order of the disk, which differs between machines
+        self._orders = [_stable_order(part) for part in parts]
+        labels = [_labels_of(part)[order] for part, order in zip(parts, self._orders)]
+        self._labels = np.concatenate(labels)
+        self._starts = np.cumsum([0, *map(len, labels)])
+        low, high = int(self._labels.min(initial=0)), int(self._labels.max(initial=0))
+        if low < 0 or high >= len(self.class_names):
+            raise ValueError(
+                f"{name}: labels reach from {low} to {high}; there are {len(self.class_names)} class names"
+            )
+
+    def __len__(self) -> int:
+        """Number of pictures."""
+        return len(self._labels)
+
+    def label(self, index: int) -> int:
+        """Class of a picture, in [0, len(class_names)), without reading it."""
+        return int(self._labels[_row(self, index)])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """{"image": Pillow image in RGB, "label": int, "image_id": number of the picture as text}.
+
+        Raises:
+            BrokenSample: if torchvision cannot read the picture.
+        """
+        row = _row(self, index)
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        place = int(self._orders[number][row - self._starts[number]])
+        try:
+            image = self._parts[number][place][0].convert("RGB")
+        except Exception as error:  # of Pillow's decoders, of the file system, of h5py
+            reason = f"picture cannot be decoded: {type(error).__name__}, {error}"
+            raise BrokenSample(self._parts[number].root, f"picture {place}", reason) from None
+        return {"image": image, "label": int(self._labels[row]), "image_id": str(row)}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over pixels where they lie in memory, else names and sizes of the files; labels, names, templates."""
+        digest = _digest_of_classes(self)
+        digest.update(self._labels.tobytes())
+        for part, order in zip(self._parts, self._orders):
+            files = _files_of(part)
+            if files is not None:
+                for place in order:
+                    path = Path(files[place])
+                    digest.update(f"{path.name}\0{path.stat().st_size if path.is_file() else -1}\0".encode())
+            elif hasattr(part, "data"):
+                digest.update(np.ascontiguousarray(part.data).tobytes())
+        return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"TorchvisionPictures({_counts(self)})"
+
+
+def open_torchvision(
+    dataset: str,
+    root: str | Path,
+    class_names: Sequence[str],
+    templates: Sequence[str],
+    *,
+    part: str | None = None,
+    download: bool = False,
+) -> TorchvisionPictures:
+    """One of `TORCHVISION_SETS`.
+
+    CIFAR's files are pickles; torchvision opens them only if their MD5 is that of the published files.
+
+    Args:
+        dataset: a key of `TORCHVISION_SETS`.
+        root: folder where torchvision looks for its own folder.
+        class_names, templates: in torchvision's label order.
+        part: "test", "train" (with the validation part, where there is one) or, for sets that torchvision does not
+            split, "all"; None takes "test" or "all".
+        download: lets torchvision download the set.
+    Raises:
+        FileNotFoundError: if it is not there; says what to download and where to put it.
+        ValueError: for an unknown set or part, or a wrong number of class names.
+    Warns:
+        UserWarning: if the evaluated part has not the usual size.
+    """
+    if dataset not in TORCHVISION_SETS:
+        raise ValueError(f"data set {dataset!r} is unknown; accepted: {', '.join(TORCHVISION_SETS)}")
+    spec, root = TORCHVISION_SETS[dataset], Path(root).expanduser()
+    part = next(iter(spec.parts)) if part is None else part
+    if part not in spec.parts:
+        raise ValueError(f"{dataset} has no part {part!r}; accepted: {', '.join(spec.parts)}")
+    if len(class_names) != spec.num_classes:
+        raise ValueError(f"{dataset} has {spec.num_classes} classes; got {len(class_names)} class names")
+    _check_classes(dataset, class_names, templates)
+    if not download and not (root / spec.folder).exists():
+        raise _not_there(dataset, spec, root, "no such file or folder")
+    kind = getattr(torchvision_sets, spec.kind)
+    try:
+        parts = [kind(root=str(root), download=True, **options) if download else kind(root=str(root), **options)
+                 for options in spec.parts[part]]  # fmt: skip
+    except (RuntimeError, OSError, ImportError) as error:
+        raise _not_there(dataset, spec, root, str(error)) from error
+    pictures = TorchvisionPictures(f"{dataset}-{part}", parts, class_names, templates)
+    if part != "train" and len(pictures) != spec.num_test:
+        warnings.warn(
+            f"{dataset}: {len(pictures):,} pictures in {root}; usual are {spec.num_test:,} ({part})", stacklevel=2
+        )
+    return pictures
+
+
+class LabelledShards:
+    """Labelled pictures in tar shards; see `open_webdataset`.
+
+    Args:
+        name: for logs and tables.
+        shards: with a `.cls` member for each picture.
+        class_names, templates: in label order; templates have one "{}".
+    """
+
+    def __init__(self, name: str, shards: ShardDataset, class_names: Sequence[str], templates: Sequence[str]) -> None:
+        self.name, self.shards = name, shards
+        self.class_names, self.templates = list(class_names), list(templates)
+        self.broken_at_open = shards.broken_at_open
+
+    def __len__(self) -> int:
+        """Number of pictures."""
+        return len(self.shards)
+
+    def label(self, index: int) -> int:
+        """Class of a picture, in [0, len(class_names)), without reading the picture.
+
+        Raises:
+            BrokenSample: if the `.cls` member is missing or no such number.
+        """
+        label = self.shards.label(index)
+        if label is None:
+            raise self.shards.broken(index, "missing label: no cls member")
+        if not isinstance(label, int) or not 0 <= label < len(self.class_names):
+            raise self.shards.broken(index, f"label out of range: {label!r} for {len(self.class_names)} classes")
+        return label
+
+    def metadata(self, index: int) -> np.ndarray | None:
+        """The array in the `.npy` member (WILDS and fairness tasks), None where there is none.
+
+        Raises:
+            BrokenSample: if it cannot be read.
+        """
+        return self.shards.array(index)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """{"image": Pillow image in RGB, "label": int, "image_id": key of the sample}.
+
+        Raises:
+            BrokenSample: if picture or label cannot be used; names shard, key and reason.
+        """
+        label, sample = self.label(index), self.shards[index]
+        return {"image": sample["image"], "label": label, "image_id": sample["image_id"]}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the shards' fingerprint (labels and metadata included), class names and templates."""
+        digest = _digest_of_classes(self)
+        digest.update(self.shards.fingerprint.encode())
+        return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"LabelledShards({_counts(self)})"
+
+
+def open_webdataset(
+    folder: str | Path,
+    class_names: Sequence[str] | None = None,
+    templates: Sequence[str] | None = None,
+    *,
+    part: str = "test",
+    name: str | None = None,
+    index_dir: str | Path | None = None,
+    max_broken_share: float = 0.01,
+) -> LabelledShards:
+    """A classification task in tar shards: `classnames.txt`, `zeroshot_classification_templates.txt`,
+    `test/nshards.txt` and `test/0.tar`, `test/1.tar`, ...
+
+    The tasks of DataComp come so, 35 of its 38 sets: all but the two retrieval sets and WinoGAViL.
+
+    Args:
+        folder: of the task; `datacomp_folder` names that of a DataComp task.
+        class_names, templates: None reads the folder's own.
+        part: folder of the shards.
+        name: for logs and tables; None takes the folder's name without "wds_" and "_test".
+        index_dir, max_broken_share: see `ShardDataset`.
+    Raises:
+        FileNotFoundError: if a file is missing; names it.
+        ValueError: if a file cannot be used, or the shards have other labels than there are class names.
+    """
+    folder = Path(folder).expanduser()
+    count_file = folder / part / "nshards.txt"
+    if not count_file.is_file():
+        raise FileNotFoundError(
+            f"{count_file}: no such file; accepted: a task folder with {CLASS_NAMES_FILE}, {TEMPLATES_FILE}, "
+            f"{part}/nshards.txt and {part}/0.tar ..."
+        )
+    text = count_file.read_text(encoding="utf-8", errors="replace").strip()
+    if not re.fullmatch("[1-9][0-9]{0,6}", text):
+        raise ValueError(f"{count_file} holds {text[:40]!r}; accepted: the number of shards")
+    shards = ShardDataset(
+        [str(folder / part / f"{number}.tar") for number in range(int(text))],
+        role="test",
+        index_dir=index_dir,
+        max_broken_share=max_broken_share,
+        allow_missing_captions=True,
+    )
+    class_names = read_class_names(folder / CLASS_NAMES_FILE) if class_names is None else class_names
+    templates = read_templates(folder / TEMPLATES_FILE) if templates is None else templates
+    _check_classes(str(folder), class_names, templates)
+    name = name or folder.name.removeprefix("wds_").removesuffix("_test")
+    return LabelledShards(name, shards, class_names, templates)
+
+
+def datacomp_folder(root: str | Path, task: str) -> Path:
+    """Folder of a DataComp task: "vtab/cifar100" -> wds_vtab-cifar100_test (papers/evaluation.md, 13.6)."""
+    return Path(root).expanduser() / f"wds_{task.replace('/', '-')}_test"
+
+
+def open_labelled_sets(
+    root: str | Path, index_dir: str | Path | None = None
+) -> dict[str, LabelledFiles | TorchvisionPictures | LabelledShards]:
+    """All labelled sets below one folder, by name.
+
+    Each lies in a folder of its own with `classnames.txt` and `zeroshot_classification_templates.txt`, and beside them
+    `test/nshards.txt` with tar shards, or what torchvision reads for a set of that name (a key of `TORCHVISION_SETS`),
+    or one folder of pictures per class. Folders without `classnames.txt` are passed over with a warning.
+
+    Raises:
+        FileNotFoundError: if the folder is missing.
+        ValueError: if no set is there, or one cannot be opened.
+    """
+    root = Path(root).expanduser()
+    if not root.is_dir():
+        raise FileNotFoundError(f"{root}: no such folder of labelled sets (data.labelled)")
+    sets: dict[str, LabelledFiles | TorchvisionPictures | LabelledShards] = {}
+    other = []
+    for folder in sorted(item for item in root.iterdir() if item.is_dir() and not item.name.startswith(".")):
+        if not (folder / CLASS_NAMES_FILE).is_file():
+            other.append(folder.name)
+            continue
+        if (folder / "test" / "nshards.txt").is_file():
+            opened = open_webdataset(folder, index_dir=index_dir)
+        else:
+            names, templates = read_class_names(folder / CLASS_NAMES_FILE), read_templates(folder / TEMPLATES_FILE)
+            spec = TORCHVISION_SETS.get(folder.name)
+            if spec is not None and (folder / spec.folder).exists():
+                opened = open_torchvision(folder.name, folder, names, templates)
+            else:
+                opened = open_image_folder(folder, names, templates)
+        sets[opened.name] = opened
+    if not sets:
+        raise ValueError(
+            f"{root} has no labelled set (data.labelled); accepted: folders that hold {CLASS_NAMES_FILE} and "
+            f"{TEMPLATES_FILE}; it has: {', '.join(other[:5]) or 'no folder'}"
+        )
+    if other:
+        warnings.warn(f"{root}: no {CLASS_NAMES_FILE} in {', '.join(other[:10])}; not evaluated", stacklevel=2)
+    return sets
+
+
+def _row(data_set: Any, index: int) -> int:
+    index = operator.index(index)
+    if not -len(data_set) <= index < len(data_set):
+        raise IndexError(f"picture {index} of {data_set.name!r}, which has {len(data_set)}")
+    return index % len(data_set)
+
+
+def _counts(data_set: Any) -> str:
+    return f"{data_set.name!r}, {len(data_set)} pictures, {len(data_set.class_names)} classes"
+
+
+def _digest_of_classes(data_set: Any) -> Any:
+    return hashlib.sha256(json.dumps([data_set.class_names, data_set.templates]).encode())
+
+
+def _check_classes(where: str, class_names: Sequence[str], templates: Sequence[str]) -> None:
+    for kind, values in (("class_names", class_names), ("templates", templates)):
+        if isinstance(values, str) or not values or not all(isinstance(value, str) for value in values):
+            raise ValueError(f"{where}: {kind} is {str(values)[:60]!r}; accepted: a list of strings")
+    wrong = next((template for template in templates if template.count("{}") != 1), None)
+    if wrong is not None:
+        raise ValueError(f"{where}: template {wrong!r}; accepted: texts with one {{}} for the class name")
+
+
+def _class_index(root: Path, item: int | str, folders: list[str]) -> int:
+    if isinstance(item, str) and item in folders:
+        return folders.index(item)
+    if isinstance(item, int) and 0 <= item < len(folders):
+        return item
+    raise ValueError(
+        f"{root}: subset names {item!r}; accepted: indices below {len(folders)}, or names of class folders"
+    )
+
+
+def _not_there(dataset: str, spec: TorchvisionSpec, root: Path, reason: str) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"{dataset}: torchvision's {spec.kind} is not in {root}: {reason}. Download {spec.source} and unpack it so "
+        f"that {root / spec.folder} is there (nothing is downloaded unless download=True)"
+    )
+
+
+def _labels_of(part: Any) -> np.ndarray:
+    """Labels of a torchvision set, without decoding pictures where it keeps them (PCAM does not)."""
+    for attribute in ("_labels", "labels", "targets", "y"):
+        if hasattr(part, attribute):
+            return np.asarray(getattr(part, attribute), dtype=np.int64)
+    if hasattr(part, "_samples"):
+        return np.array([label for _, label in part._samples], dtype=np.int64)
+    return np.array([part[index][1] for index in range(len(part))], dtype=np.int64)
+
+
+def _files_of(part: Any) -> list[Any] | None:
+    """Picture files of a torchvision set; None where its pictures are no files of their own."""
+    for attribute in ("_image_files", "_images"):
+        if hasattr(part, attribute):
+            return list(getattr(part, attribute))
+    for attribute in ("_samples", "samples"):
+        if hasattr(part, attribute):
+            return [path for path, _ in getattr(part, attribute)]
+    return None
+
+
+def _stable_order(part: Any) -> np.ndarray:
+    files = _files_of(part)
+    if files is None:
+        return np.arange(len(part))
+    return np.array(sorted(range(len(files)), key=lambda place: str(files[place])), dtype=np.int64)

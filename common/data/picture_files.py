@@ -1,0 +1,256 @@
+"""Captioned picture files by position: what the readers of annotation files (karpathy.py, tsv.py) have in common."""
+
+import hashlib
+import operator
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from common.data.broken import BrokenSample, BrokenSamples
+from common.data.samples import FILE_FORMATS, MAX_PIXELS, PackedTexts, Unusable, check_reading_options, decode_picture
+
+_PROBED = 20  # pictures by which the folder of all is recognised
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One picture of an annotation file, already checked.
+
+    path: of the picture, relative to the folder of the pictures, or absolute.
+    captions: at least one.
+    image_id: unique in the set.
+    caption_ids: one per caption, >= 0, or None for a caption whose id is not known; None where the file gives none.
+    """
+
+    path: str
+    captions: list[str]
+    image_id: str
+    caption_ids: list[int | None] | None = None
+
+
+class PictureFiles:
+    """Captioned picture files, by position. Pictures are decoded when they are read, not before.
+
+    A picture file that is not there, or has no bytes, is listed in `broken_at_open` and is no sample; the folders are
+    listed once for that, no file is opened. A file that cannot be decoded raises `BrokenSample` when it is read.
+
+    Args:
+        entries: the samples, in order.
+        broken: what the annotation file alone showed to be unusable.
+        annotations: the annotation file, for messages.
+        images: folder that relative picture paths start from.
+        name: for logs and tables.
+        role: "train", "val", "test" or "second_test".
+        max_broken_share: opening fails when more than this share of at least 100 samples is broken, in [0, 1].
+        decode_size, max_pixels: see `decode_picture`.
+    Attributes:
+        broken_at_open: list of BrokenSample, not counted by len().
+    Raises:
+        ValueError: if nothing is left, too much is broken, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        entries: list[Entry],
+        broken: list[BrokenSample],
+        annotations: Path,
+        images: Path,
+        name: str,
+        *,
+        role: str = "train",
+        max_broken_share: float = 0.01,
+        decode_size: int | None = None,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        check_reading_options(role, decode_size, max_pixels)
+        self.name, self.role = name, role
+        self.annotations, self.images = annotations, images
+        self.max_broken_share, self.decode_size, self.max_pixels = max_broken_share, decode_size, max_pixels
+        self.broken_at_open = list(broken)
+        kept, sizes = self._existing(entries)
+        if not kept:
+            first = f"; first fault: {self.broken_at_open[0]}" if self.broken_at_open else ""
+            raise ValueError(f"{annotations}: no captioned picture in {name}{first}")
+        opened = BrokenSamples(max_broken_share)
+        opened.saw(len(kept))
+        for sample in self.broken_at_open:
+            opened.record(sample)
+        opened.check()
+
+        self._paths = PackedTexts(entry.path for entry in kept)
+        self._ids = PackedTexts(entry.image_id for entry in kept)
+        self._captions = PackedTexts(caption for entry in kept for caption in entry.captions)
+        self._first_caption = np.cumsum([0, *(len(entry.captions) for entry in kept)], dtype=np.int64)
+        self._sizes = np.array(sizes, dtype=np.int64)
+        self._caption_ids = None
+        if any(entry.caption_ids is not None for entry in kept):
+            ids = [entry.caption_ids or [None] * len(entry.captions) for entry in kept]
+            flat = [-1 if number is None else number for group in ids for number in group]
+            self._caption_ids = np.array(flat, dtype=np.int64)
+
+    def _existing(self, entries: list[Entry]) -> tuple[list[Entry], list[int]]:
+        """Entries whose picture is there, and the bytes that each has."""
+        folders: dict[str, set[str]] = {}
+        places = [os.path.split(self.images / entry.path) for entry in entries]
+        for folder, name in places:
+            folders.setdefault(folder, set()).add(name)
+        sizes = {folder: _sizes_of(folder, names) for folder, names in folders.items()}
+        kept, bytes_of = [], []
+        for entry, (folder, name) in zip(entries, places):
+            size = sizes[folder].get(name)
+            if size:
+                kept.append(entry)
+                bytes_of.append(size)
+                continue
+            fault = "missing picture: no such file" if size is None else "picture cannot be decoded: it has no bytes"
+            self.broken_at_open.append(BrokenSample(Path(folder) / name, "", fault))
+        return kept, bytes_of
+
+    def __len__(self) -> int:
+        """Number of pictures."""
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One sample.
+
+        Args:
+            index: in [-len, len).
+        Returns:
+            {"image": Pillow image in RGB, "captions": list of str, "image_id": str}.
+        Raises:
+            BrokenSample: if the picture cannot be read; names its file and the reason.
+            IndexError: if there is no such sample.
+        """
+        row = self._row(index)
+        return {"image": self._image(row), "captions": self.captions(row), "image_id": self._ids[row]}
+
+    def captions(self, index: int) -> list[str]:
+        """The captions of one sample, without touching its picture."""
+        row = self._row(index)
+        return [self._captions[number] for number in range(*self._first_caption[row : row + 2].tolist())]
+
+    def all_captions(self) -> Iterator[str]:
+        """All captions, in order."""
+        return (self._captions[number] for number in range(len(self._captions)))
+
+    def image_id(self, index: int) -> str:
+        """Id of a picture; for COCO the id of the image there."""
+        return self._ids[self._row(index)]
+
+    def caption_ids(self, index: int) -> list[int | None] | None:
+        """Ids of the captions, in their order, None for one that is not known; None where the file gives none.
+
+        For COCO they are the annotation ids, by which CxC and ECCV Caption name captions (evaluation.md, 13.1).
+        """
+        row = self._row(index)
+        if self._caption_ids is None:
+            return None
+        ids = self._caption_ids[slice(*self._first_caption[row : row + 2])].tolist()
+        return None if max(ids) < 0 else [None if number < 0 else number for number in ids]
+
+    def path(self, index: int) -> Path:
+        """The picture file of one sample."""
+        return self.images / self._paths[self._row(index)]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over paths, sizes of the picture files, ids and captions; 64 hex digits.
+
+        A picture that is replaced by one of equal length does not show.
+        """
+        digest = hashlib.sha256()
+        for texts in (self._paths, self._ids, self._captions):
+            texts.feed(digest.update)
+        for numbers in (self._first_caption, self._sizes, self._caption_ids):
+            digest.update(b"-" if numbers is None else numbers.tobytes())
+        return digest.hexdigest()
+
+    @property
+    def summary(self) -> str:
+        """One line of counts: "coco-test: 5,000 pictures, 25,010 captions, 0 broken"."""
+        pictures, captions = len(self), len(self._captions)
+        return f"{self.name}: {pictures:,} pictures, {captions:,} captions, {len(self.broken_at_open):,} broken"
+
+    def __repr__(self) -> str:
+        return f"PictureFiles({self.summary})"
+
+    def _row(self, index: int) -> int:
+        index = operator.index(index)
+        row = index + len(self) if index < 0 else index
+        if not 0 <= row < len(self):
+            raise IndexError(f"sample {index} of {self.name!r}, which has {len(self)}")
+        return row
+
+    def _image(self, row: int) -> Image.Image:
+        return read_picture(self.images / self._paths[row], self.decode_size, self.max_pixels)
+
+
+def read_picture(path: Path, decode_size: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """A picture file, decoded.
+
+    Raises:
+        BrokenSample: names the file and the reason.
+    """
+    try:
+        return decode_picture(path.read_bytes(), decode_size, max_pixels, FILE_FORMATS)
+    except Unusable as error:
+        raise BrokenSample(path, "", str(error)) from None
+    except OSError as error:
+        raise BrokenSample(path, "", f"picture cannot be read: {error.strerror}") from None
+
+
+def find_images(paths: list[str], annotations: Path, images: str | Path | None, root: Path | None = None) -> Path:
+    """The folder that the picture paths of an annotation file start from.
+
+    Without `images` it is looked for: the folder of the annotation file, `root`, and what lies directly in them. The
+    one folder in which any of the first twenty pictures is found is taken.
+
+    Args:
+        paths: of the pictures, as the annotation file has them.
+        annotations: the annotation file.
+        images: the folder, where it is known.
+        root: a second place to look in.
+    Raises:
+        FileNotFoundError: if the folder does not exist or none was found; says where it was looked for.
+        ValueError: if several folders hold them.
+    """
+    if images is not None:
+        folder = Path(images).expanduser()
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{folder}: no such folder of pictures (data.images) for {annotations}")
+        return folder
+    probed = [path for path in paths if not Path(path).is_absolute()][:_PROBED]
+    if not probed:
+        return annotations.parent  # absolute paths need none
+    places: dict[Path, None] = {}
+    for folder in (annotations.parent, root or annotations.parent):
+        places[folder.resolve()] = None
+        inside = sorted(item for item in folder.iterdir() if item.is_dir()) if folder.is_dir() else []
+        places |= dict.fromkeys(item.resolve() for item in inside)
+    found = [place for place in places if any((place / path).is_file() for path in probed)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        several = " and ".join(str(place) for place in found[:2])
+        raise ValueError(f"{annotations}: its pictures lie in {several}; set data.images to the folder that is meant")
+    looked = ", ".join(str(place) for place in list(places)[:8])
+    more = f" and {len(places) - 8} more" if len(places) > 8 else ""
+    raise FileNotFoundError(
+        f"{annotations}: no folder has its pictures, such as {probed[0]!r}; looked in {looked}{more}; "
+        "set data.images to their folder"
+    )
+
+
+def _sizes_of(folder: str, names: set[str]) -> dict[str, int]:
+    """Bytes of the named files of one folder; {} where it does not exist."""
+    try:
+        with os.scandir(folder) as items:
+            return {item.name: item.stat().st_size for item in items if item.name in names and item.is_file()}
+    except (FileNotFoundError, NotADirectoryError):
+        return {}

@@ -1,0 +1,147 @@
+"""What every reader of captioned pictures does with one sample: decode the picture, check the captions and the id.
+
+The readers differ in where the bytes come from; what they accept and how they say what is wrong is the same.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+MAX_PIXELS = 100_000_000  # larger pictures are refused by their header, before they are decoded
+SHARD_FORMATS = ("JPEG", "PNG", "WebP")
+FILE_FORMATS = (*SHARD_FORMATS, "BMP", "GIF", "PPM", "TIFF")  # of picture files and tables; no format that runs code
+ROLES = ("train", "val", "test", "second_test")
+
+_HALF_SIGN = re.compile(
+    "[\ud800-\udfff]"
+)  # JSON can spell it ("\\ud83d"), UTF-8 cannot: no hash, no file would take it
+
+
+class Unusable(ValueError):
+    """A sample cannot be used; the message is the reason of a BrokenSample, which adds the place."""
+
+
+def check_reading_options(role: str, decode_size: int | None, max_pixels: int) -> None:
+    """Refuses values that no reader accepts.
+
+    Raises:
+        ValueError: gives the value and what is accepted.
+    """
+    if role not in ROLES:
+        raise ValueError(f"role is {role!r}; accepted: {', '.join(ROLES)}")
+    if decode_size is not None and decode_size < 1:
+        raise ValueError(f"decode_size is {decode_size!r}; accepted: at least 1 pixel, or None")
+    if max_pixels < 1:
+        raise ValueError(f"max_pixels is {max_pixels!r}; accepted: at least 1")
+
+
+def decode_picture(
+    content: bytes,
+    decode_size: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+    formats: tuple[str, ...] = SHARD_FORMATS,
+) -> Image.Image:
+    """A picture from the bytes of its file. It is not rotated by its EXIF orientation, as in the usual CLIP pipelines.
+
+    Args:
+        content: of the file.
+        decode_size: JPEGs may be decoded at 1/2, 1/4 or 1/8 as long as both sides keep at least this many pixels;
+            None decodes them in full.
+        max_pixels: width x height above which a picture is refused by its header.
+        formats: accepted ones.
+    Returns:
+        Pillow image in RGB.
+    Raises:
+        Unusable: if it cannot be decoded in full.
+    """
+    try:
+        # opening reads the header only; naming the formats keeps Pillow from trying its many others
+        image = Image.open(io.BytesIO(content), formats=[name.upper() for name in formats])
+        width, height = image.size
+        if width * height > max_pixels:
+            size = f"{width} x {height} pixels, at most {max_pixels} in all are decoded"
+            raise Unusable(f"picture is too large: {size}")
+        if decode_size is not None:
+            image.draft("RGB", (decode_size, decode_size))  # only JPEG has it, others ignore it
+        if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion makes all above 255 white
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        return image.convert("RGB")  # decodes to the end, whatever the mode
+    except (Unusable, MemoryError):
+        raise
+    except UnidentifiedImageError:  # its own message names an object in memory, another one each time
+        start = f"it starts with {content[:16]!r}" if content else "it has no bytes"
+        accepted = f"{', '.join(formats[:-1])} or {formats[-1]}"
+        raise Unusable(f"picture cannot be decoded: no {accepted}, {start}") from None
+    except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and others
+        raise Unusable(f"picture cannot be decoded: {type(error).__name__}, {error}") from None
+
+
+def check_captions(captions: list[Any], allow_empty: bool) -> None:
+    """Every caption is a string that can be written as UTF-8, and has a visible sign unless `allow_empty`.
+
+    Raises:
+        Unusable: names the caption.
+    """
+    for caption in captions:
+        if not isinstance(caption, str):
+            raise Unusable(f"caption is not a string: {type(caption).__name__}")
+        if not allow_empty and not caption.strip():
+            raise Unusable(f"empty caption: {caption!r}")
+        if _HALF_SIGN.search(caption):
+            raise Unusable(f"caption has half a surrogate pair: {caption!r}")
+
+
+def caption_list(value: Any) -> list[Any]:
+    """Captions that a file gives as one string or as a list of them.
+
+    Raises:
+        Unusable: if it is neither, or there is none.
+    """
+    captions = [value] if isinstance(value, str) else value
+    if not isinstance(captions, list | tuple):
+        raise Unusable(f"captions has the wrong type: {type(value).__name__} instead of a string or a list of strings")
+    if not captions:
+        raise Unusable("missing caption: the list is empty")
+    return list(captions)
+
+
+def id_text(value: Any, what: str = "image_id") -> str:
+    """An id, which files give as a string or a whole number, as text.
+
+    Raises:
+        Unusable: if it is neither.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise Unusable(f"{what} has the wrong type: {type(value).__name__} instead of a string or whole number")
+    text = str(value)
+    if _HALF_SIGN.search(text):
+        raise Unusable(f"{what} has half a surrogate pair: {text!r}")
+    return text
+
+
+class PackedTexts:
+    """Many texts in one block of bytes: millions of them cost no Python objects, and forked workers share them.
+
+    Args:
+        texts: strings without half surrogate pairs.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        encoded = [text.encode("utf-8") for text in texts]
+        self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        self._bytes = b"".join(encoded)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> str:
+        return self._bytes[self._ends[index] : self._ends[index + 1]].decode("utf-8")
+
+    def feed(self, update: Callable[[bytes], Any]) -> None:
+        """Hands lengths and content to a digest."""
+        update(self._ends.tobytes())
+        update(self._bytes)

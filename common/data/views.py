@@ -1,0 +1,126 @@
+"""Random views of a picture for self-supervised learning (contrastive-basics spec Sec. 2.5).
+
+A view is a pure function of (picture, seed): the two views of a pair, and the samples of a batch, never share a draw.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter, ImageOps
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as F
+
+from common.data.transforms import IMAGENET_MEAN, IMAGENET_STD, random_crop_box
+
+BLUR_SIGMA = (0.1, 2.0)  # pixels
+
+
+@dataclass(frozen=True)
+class ViewRecipe:
+    """What is done to a picture, with which probabilities; in this order.
+
+    crop_scale: share of the area of a random crop (ratio 3/4 to 4/3, bicubic).
+    jitter: strengths of brightness, contrast, saturation (factor 1 +- s) and hue (+- s turns); in random order.
+    jitter_probability, grey_probability, blur_probability, solarise_probability: of one view.
+    grey_first: grey before the jitter (MoCo v1), not after it.
+    mean, std: for `normalize`; SimCLR leaves pixels in [0, 1].
+    A mirror image has probability 0.5 throughout.
+    """
+
+    crop_scale: tuple[float, float]
+    jitter: tuple[float, float, float, float]
+    jitter_probability: float
+    grey_probability: float = 0.2
+    blur_probability: float = 0.0
+    solarise_probability: float = 0.0
+    grey_first: bool = False
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+
+_MOCO_V3 = {"crop_scale": (0.08, 1.0), "jitter": (0.4, 0.4, 0.2, 0.1), "jitter_probability": 0.8}
+_UNSCALED = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+RECIPES = {
+    "simclr": ViewRecipe((0.08, 1.0), (0.8, 0.8, 0.8, 0.2), 0.8, blur_probability=0.5, **_UNSCALED),
+    "simclr_cifar": ViewRecipe((0.08, 1.0), (0.4, 0.4, 0.4, 0.1), 0.8, **_UNSCALED),  # strength 0.5, no blur
+    "moco_v1": ViewRecipe((0.2, 1.0), (0.4, 0.4, 0.4, 0.4), 1.0, grey_first=True),
+    "moco_v2": ViewRecipe((0.2, 1.0), (0.4, 0.4, 0.4, 0.1), 0.8, blur_probability=0.5),  # SimSiam's too
+    "moco_cifar": ViewRecipe((0.2, 1.0), (0.4, 0.4, 0.4, 0.1), 0.8),
+    "moco_v3_first": ViewRecipe(**_MOCO_V3, blur_probability=1.0),
+    "moco_v3_second": ViewRecipe(**_MOCO_V3, blur_probability=0.1, solarise_probability=0.2),
+}
+
+
+def random_view(image: Image.Image, recipe: ViewRecipe, size: int, seed: int) -> Tensor:
+    """One view of a picture.
+
+    Args:
+        image: Pillow image.
+        recipe: what to do.
+        size: side of the result, pixels.
+        seed: >= 0; fixes every draw.
+    Returns:
+        (3, size, size) uint8, to be normalised with the recipe's mean and std.
+    """
+    rng = np.random.default_rng(seed)
+    image = image if image.mode == "RGB" else image.convert("RGB")
+    box = random_crop_box(image.height, image.width, recipe.crop_scale, rng)
+    view = F.resized_crop(image, *box, [size, size], InterpolationMode.BICUBIC)
+    if rng.random() < 0.5:
+        view = ImageOps.mirror(view)
+    if recipe.grey_first:
+        view = _grey(view, recipe, rng)
+    if rng.random() < recipe.jitter_probability:
+        view = colour_jitter(view, recipe.jitter, rng)
+    if not recipe.grey_first:
+        view = _grey(view, recipe, rng)
+    if rng.random() < recipe.blur_probability:
+        view = view.filter(ImageFilter.GaussianBlur(rng.uniform(*BLUR_SIGMA)))
+    if rng.random() < recipe.solarise_probability:
+        view = ImageOps.solarize(view)
+    return F.pil_to_tensor(view)
+
+
+def colour_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.random.Generator) -> Image.Image:
+    """Brightness, contrast, saturation and hue, each by its own random amount, in random order.
+
+    Args:
+        image: RGB.
+        strengths: four numbers >= 0; a factor is drawn from [max(0, 1 - s), 1 + s], the hue's shift from [-s, s] turns.
+        rng: advanced by five draws.
+    """
+    brightness, contrast, saturation, hue = strengths
+    factors = [rng.uniform(max(0.0, 1 - s), 1 + s) for s in (brightness, contrast, saturation)]
+    changes = [F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue]
+    amounts = [*factors, rng.uniform(-hue, hue)]
+    for change in rng.permutation(4):
+        image = changes[change](image, float(amounts[change]))
+    return image
+
+
+def _grey(image: Image.Image, recipe: ViewRecipe, rng: np.random.Generator) -> Image.Image:
+    return F.rgb_to_grayscale(image, 3) if rng.random() < recipe.grey_probability else image
+
+
+def stacked_views(images: list[Image.Image], recipes: list[ViewRecipe], size: int, seeds: list[int]) -> list[Tensor]:
+    """Views of a batch, one tensor for each recipe; view v of picture i is drawn from its own seed.
+
+    Args:
+        images: of a batch.
+        recipes: one for each view of a picture.
+        size: pixels.
+        seeds: one for each picture.
+    Returns:
+        For each recipe (batch, 3, size, size) uint8.
+    """
+    return [
+        torch.stack([random_view(image, recipe, size, _view_seed(seed, view)) for image, seed in zip(images, seeds)])
+        for view, recipe in enumerate(recipes)
+    ]
+
+
+def _view_seed(seed: int, view: int) -> int:
+    return int(np.random.SeedSequence([seed, view]).generate_state(1, np.uint64)[0])

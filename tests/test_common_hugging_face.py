@@ -1,0 +1,407 @@
+"""common/data/hugging_face.py and streamed.py: sources, columns, broken rows; the order of a stream."""
+
+import io
+import itertools
+import json
+import pickle
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from tars import as_plain, jpeg
+from torch.utils.data import DataLoader, Dataset
+
+from common.data.broken import BrokenSample
+from common.data.hugging_face import HuggingFacePairs, open_hugging_face
+from common.data.streamed import KEPT_ROWS
+
+FEATURES = datasets.Features(
+    {"image": datasets.Image(), "caption": datasets.Value("string"), "image_id": datasets.Value("int64")}
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """The library's copies of parquet and JSON files go where the test's files are."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+
+
+def rows(numbers, **changes):
+    """A data set of pictures with one caption each; changes are columns."""
+    columns = {
+        "image": [{"bytes": jpeg(number), "path": None} for number in numbers],
+        "caption": [f"picture {number}" for number in numbers],
+        "image_id": [100 + number for number in numbers],
+    }
+    return datasets.Dataset.from_dict({**columns, **changes}, features=FEATURES if not changes else None)
+
+
+def write_parquet(folder, num_rows=20, files=4, split="train"):
+    folder.mkdir(exist_ok=True)
+    for number in range(files):
+        part = rows(range(number * num_rows // files, (number + 1) * num_rows // files))
+        part.to_parquet(folder / f"{split}-{number:05d}-of-{files:05d}.parquet")
+    return folder
+
+
+def content_of(pairs):
+    return [as_plain(pairs[index]) for index in range(len(pairs))]
+
+
+def expected(numbers):
+    decoded = [np.asarray(Image.open(io.BytesIO(jpeg(number))).convert("RGB")).tobytes() for number in numbers]
+    return [(pixels, [f"picture {number}"], str(100 + number)) for pixels, number in zip(decoded, numbers)]
+
+
+# --- sources ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_local_form_gives_the_same_samples(tmp_path):
+    rows(range(20)).save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"train": rows(range(20)), "test": rows(range(20, 23))}).save_to_disk(tmp_path / "splits")
+    write_parquet(tmp_path / "parquet")
+    sources = {
+        "saved": "saved",
+        "splits": "splits-train",
+        "saved/*.arrow": "data-00000-of-00001",
+        "parquet": "parquet-train",
+        "parquet/train-{00000..00003}-of-00004.parquet": "parquet",
+    }
+    prints = set()
+    for source, name in sources.items():
+        pairs = open_hugging_face(source, root=tmp_path)
+        assert (pairs.name, len(pairs), pairs.broken_at_open) == (name, 20, [])
+        assert content_of(pairs) == expected(range(20))
+        assert list(pairs.all_captions()) == [pairs.captions(index)[0] for index in range(20)]
+        assert (pairs.image_id(-1), pairs.caption_ids(0)) == ("119", None)
+        prints.add(pairs.fingerprint)
+    assert len(prints) == 1
+    assert content_of(open_hugging_face(str(tmp_path / "splits"), role="test")) == expected(range(20, 23))
+    assert content_of(open_hugging_face(str(tmp_path / "splits"), split="test")) == expected(range(20, 23))
+    with pytest.raises(IndexError, match="which has 20"):
+        open_hugging_face("saved", root=tmp_path)[20]
+
+
+def test_an_imagefolder_with_metadata_is_read_by_split(tmp_path):
+    for split, numbers in (("train", range(3)), ("validation", range(3, 5))):
+        (tmp_path / "set" / split).mkdir(parents=True)
+        lines = []
+        for number in numbers:
+            (tmp_path / "set" / split / f"{number}.jpg").write_bytes(jpeg(number))
+            lines.append(
+                json.dumps({"file_name": f"{number}.jpg", "text": f"picture {number}", "image_id": 100 + number})
+            )
+        (tmp_path / "set" / split / "metadata.jsonl").write_text("\n".join(lines))
+    assert content_of(open_hugging_face("set", root=tmp_path)) == expected(range(3))
+    assert content_of(open_hugging_face("set", root=tmp_path, role="val")) == expected(range(3, 5))
+    with pytest.raises(ValueError) as error:
+        open_hugging_face("set", root=tmp_path, role="test")
+    assert "has no split 'test'; accepted: train, validation (written as source#split)" in str(error.value)
+
+
+def test_json_lines_name_picture_files_and_lists_of_captions(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "0.jpg").write_bytes(jpeg(0))
+    lines = [
+        {"image": "0.jpg", "caption": ["a", "b"], "sentids": [4, 5]},
+        {"image": "1.jpg", "caption": ["c"], "sentids": [6]},
+    ]
+    (tmp_path / "set.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    pairs = open_hugging_face("set.jsonl", root=tmp_path, images=tmp_path / "pictures")
+    assert as_plain(pairs[0])[1:] == (["a", "b"], "0")  # without a column image_id it is the number of the row
+    assert (pairs.caption_ids(0), pairs.name) == ([4, 5], "set")
+    with pytest.raises(BrokenSample, match=r"pictures/1.jpg: picture cannot be read: No such file"):
+        pairs[1]
+    before = pairs.fingerprint
+    (tmp_path / "pictures" / "1.jpg").write_bytes(jpeg(1))
+    again = open_hugging_face("set.jsonl", root=tmp_path, images=tmp_path / "pictures")
+    assert again[1]["captions"] == ["c"]
+    assert again.fingerprint != before
+
+
+def test_columns_are_found_by_name_or_chosen(tmp_path):
+    both = rows(range(2)).add_column("alt", ["x", "y"]).rename_column("image", "picture")
+    both.save_to_disk(tmp_path / "set")
+    assert open_hugging_face("set", root=tmp_path).captions(0) == ["picture 0"]
+    assert open_hugging_face("set", root=tmp_path, caption_column="alt").captions(1) == ["y"]
+    with pytest.raises(ValueError) as error:
+        open_hugging_face("set", root=tmp_path, caption_column="title")
+    assert str(error.value) == (
+        f"{tmp_path / 'set'}: column data.caption_column 'title' is not there; "
+        "accepted: picture, caption, image_id, alt"
+    )
+    with pytest.raises(ValueError, match="'image_id' is of type int64; accepted for pictures: images, bytes, paths"):
+        open_hugging_face("set", root=tmp_path, image_column="image_id")
+    with pytest.raises(ValueError, match="'image_id' is of type int64; accepted for captions: strings, or lists"):
+        open_hugging_face("set", root=tmp_path, caption_column="image_id")
+    both.remove_columns(["caption", "alt"]).save_to_disk(tmp_path / "bare")
+    with pytest.raises(ValueError, match=r"data.caption_column is unknown; accepted: picture, image_id"):
+        open_hugging_face("bare", root=tmp_path)
+
+
+def test_pictures_may_be_plain_bytes(tmp_path):
+    plain = datasets.Dataset.from_dict(
+        {"jpg": [jpeg(0), jpeg(1)], "txt": ["picture 0", "picture 1"], "image_id": [100, 101]}
+    )
+    plain.save_to_disk(tmp_path / "set")
+    assert content_of(open_hugging_face("set", root=tmp_path)) == expected(range(2))
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "words"),
+    [
+        ("nobody/nothing", ValueError, "no such file or folder below data.root; from the hub it cannot be loaded"),
+        ("/no/such/folder", FileNotFoundError, "/no/such/folder: no such file or folder"),
+        ("a/b/c", FileNotFoundError, "no such file or folder"),
+        ("x*.parquet", FileNotFoundError, "no shards for pattern"),
+        ("gone.parquet", FileNotFoundError, "gone.parquet"),
+        ("cut.parquet", ValueError, "cut.parquet cannot be loaded"),
+        ("cut.arrow", ValueError, "cut.arrow cannot be loaded"),
+        ("cut.json", ValueError, "cut.json cannot be loaded"),
+        ("", ValueError, "is empty"),
+        ("cut.*", ValueError, "one kind at a time"),
+        ("void", ValueError, "cannot be loaded"),
+        ("none.parquet", ValueError, "none.parquet cannot be loaded"),
+    ],
+)
+def test_what_cannot_be_opened_is_named(tmp_path, monkeypatch, source, kind, words):
+    for name in ("cut.parquet", "cut.arrow", "cut.json"):
+        (tmp_path / name).write_bytes(b'PAR1 {"image": ')
+    monkeypatch.chdir(tmp_path)
+    Path("void").mkdir()
+    pq.write_table(pa.table({"image": pa.array([], pa.binary()), "caption": pa.array([], pa.string())}), "none.parquet")
+    with pytest.raises(kind) as error:
+        open_hugging_face(source, root=tmp_path)
+    assert words in str(error.value)
+
+
+def test_a_set_without_rows_is_refused(tmp_path):
+    rows(range(2)).save_to_disk(tmp_path / "set")
+    reader = open_hugging_face("set", root=tmp_path).reader
+    with pytest.raises(ValueError, match=r"set: no rows in mine"):
+        HuggingFacePairs(rows(range(2)).select([]), reader, "mine")
+
+
+def test_a_split_of_something_without_splits_is_refused(tmp_path):
+    rows(range(2)).save_to_disk(tmp_path / "saved")
+    for source in ("saved", "saved/*.arrow"):
+        with pytest.raises(ValueError, match="has no splits; split is 'test', accepted: none"):
+            open_hugging_face(source, root=tmp_path, split="test")
+
+
+# --- broken rows -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("picture", "reason"),
+    [
+        (jpeg(0)[:-200], "picture cannot be decoded: OSError, image file is truncated"),
+        (b"<html>404</html>", "picture cannot be decoded: no JPEG, PNG, WebP, BMP, GIF, PPM or TIFF, it starts with"),
+        (b"", "picture cannot be decoded: no JPEG, PNG, WebP, BMP, GIF, PPM or TIFF, it has no bytes"),
+        (None, "missing picture: image is 'None'"),
+    ],
+)
+def test_a_picture_that_cannot_be_decoded_names_its_row(tmp_path, picture, reason):
+    images = [{"bytes": jpeg(0), "path": None}, None if picture is None else {"bytes": picture, "path": None}]
+    features = datasets.Features({"image": datasets.Image(), "caption": datasets.Value("string")})
+    source = datasets.Dataset.from_dict({"image": images, "caption": ["a", "b"]}, features=features)
+    source.save_to_disk(tmp_path / "set")
+    pairs = open_hugging_face("set", root=tmp_path)
+    assert pairs[0]["image"].mode == "RGB"
+    with pytest.raises(BrokenSample) as error:
+        pairs[1]
+    assert (error.value.path, error.value.key) == (str(tmp_path / "set"), "row 1")
+    assert error.value.reason.startswith(reason)
+    assert pairs.captions(1) == ["b"]
+    assert len(pairs.fingerprint) == 64
+
+
+@pytest.mark.parametrize(
+    ("captions", "reason"),
+    [
+        (["a", None], "captions has the wrong type: NoneType"),
+        (["a", " "], "empty caption: ' '"),
+        ([["a"], []], "missing caption: the list is empty"),
+        ([["a"], ["b", None]], "caption is not a string: NoneType"),
+    ],
+)
+def test_captions_that_cannot_be_used_name_their_row(tmp_path, captions, reason):
+    rows(range(2), caption=captions).cast_column("image", datasets.Image()).save_to_disk(tmp_path / "set")
+    pairs = open_hugging_face("set", root=tmp_path)
+    for read in (lambda: pairs[1], lambda: pairs.captions(1)):
+        with pytest.raises(BrokenSample) as error:
+            read()
+        assert error.value.key == "row 1"
+        assert error.value.reason.startswith(reason)
+    assert list(pairs.all_captions()) == ["a"]
+    if captions == ["a", " "]:
+        assert open_hugging_face("set", root=tmp_path, role="test").captions(1) == [" "]
+
+
+# --- processes, identity ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_read_what_one_process_reads(tmp_path, context):
+    pairs = open_hugging_face(str(write_parquet(tmp_path / "set", 6, 2)))
+    loader = DataLoader(pairs, batch_size=2, num_workers=2, collate_fn=as_plain_batch, multiprocessing_context=context)
+    assert [item for batch in loader for item in batch] == expected(range(6))
+
+
+def as_plain_batch(batch):
+    return [as_plain(sample) for sample in batch]
+
+
+def test_the_fingerprint_changes_with_content(tmp_path):
+    prints = []
+    variants = [rows(range(3)), rows(range(3)), rows(range(4)), rows([0, 1, 3])]
+    variants.append(rows(range(3), caption=["picture 0", "picture 1", "other"]).cast_column("image", datasets.Image()))
+    variants.append(rows(range(3), image_id=[100, 101, 7]).cast_column("image", datasets.Image()))
+    longer = [{"bytes": jpeg(number) + b"x" * (number == 2), "path": None} for number in range(3)]
+    variants.append(rows(range(3), image=longer).cast_column("image", datasets.Image()))
+    for number, variant in enumerate(variants):
+        variant.save_to_disk(tmp_path / str(number))
+        prints.append(open_hugging_face(str(number), root=tmp_path).fingerprint)
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == len(prints) - 1
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+def stream_of(tmp_path, num_rows=20, files=4, buffer=5, seed=0):
+    folder = tmp_path / f"stream{num_rows}-{files}"
+    if not folder.is_dir():
+        write_parquet(folder, num_rows, files)
+    return open_hugging_face(str(folder), stream_buffer=buffer, seed=seed)
+
+
+def ids_of(pairs, positions):
+    return [int(pairs[position]["image_id"]) - 100 for position in positions]
+
+
+def test_a_stream_meets_every_row_once_an_epoch_in_another_order_each(tmp_path):
+    pairs = stream_of(tmp_path)
+    assert len(pairs) == 20
+    epochs = [ids_of(pairs, range(20 * epoch, 20 * epoch + 20)) for epoch in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(20))] * 3
+    assert len({tuple(epoch) for epoch in [*epochs, list(range(20))]}) == 4
+    assert ids_of(stream_of(tmp_path), range(20)) == epochs[0]
+    assert ids_of(stream_of(tmp_path, seed=1), range(20)) != epochs[0]
+    assert sorted(pairs.all_captions()) == sorted(f"picture {number}" for number in range(20))
+    assert as_plain(stream_of(tmp_path)[0]) == expected(epochs[0][:1])[0]
+
+
+def test_a_stream_starts_at_any_position_with_what_stands_there(tmp_path):
+    whole = ids_of(stream_of(tmp_path), range(50))
+    for first in (0, 1, 19, 20, 33, 40):
+        assert ids_of(stream_of(tmp_path), range(first, 50)) == whole[first:]
+    assert ids_of(stream_of(tmp_path), range(3, 50, 7)) == whole[3:50:7]  # one of seven workers
+
+
+def test_the_buffer_of_a_stream_mixes_its_rows(tmp_path):
+    order = ids_of(stream_of(tmp_path, num_rows=200, files=1, buffer=50), range(200))
+    assert sorted(order) == list(range(200))
+    assert sum(after == before + 1 for before, after in itertools.pairwise(order)) < 20  # neighbours are parted
+    assert all(number < position + 50 for position, number in enumerate(order))  # nothing comes before it was read
+    assert ids_of(stream_of(tmp_path, num_rows=200, files=1, buffer=1), range(200)) == list(range(200))
+
+
+class Positions(Dataset):
+    """What a loader worker sees of a stream."""
+
+    def __init__(self, pairs):
+        self.pairs = pairs
+
+    def __getitems__(self, positions):
+        return ids_of(self.pairs, positions)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+def test_the_order_of_a_stream_does_not_depend_on_the_number_of_workers(tmp_path, num_workers):
+    whole = ids_of(stream_of(tmp_path), range(40))
+    batches = [list(range(first, first + 5)) for first in range(0, 40, 5)]
+    loader = DataLoader(Positions(stream_of(tmp_path)), batch_sampler=batches, num_workers=num_workers, collate_fn=list)
+    assert [number for batch in loader for number in batch] == whole
+
+
+def test_a_stream_steps_back_a_little_and_no_further(tmp_path):
+    pairs = stream_of(tmp_path, num_rows=200)
+    whole = ids_of(stream_of(tmp_path, num_rows=200), range(210))
+    assert ids_of(pairs, [150, 151, 149 - KEPT_ROWS + 3, 151, 152]) == [
+        whole[position] for position in (150, 151, 149 - KEPT_ROWS + 3, 151, 152)
+    ]
+    back = [199, 205, 198, 206]  # across an epoch
+    assert ids_of(pairs, back) == [whole[position] for position in back]
+    with pytest.raises(
+        ValueError, match=r"position 10 was asked for after position 206, but a stream goes forward only"
+    ):
+        pairs[10]
+    with pytest.raises(IndexError, match="accepted: from 0"):
+        pairs[-1]
+    again = pickle.loads(pickle.dumps(pairs))
+    assert ids_of(again, [10]) == [whole[10]]  # a copy starts anew
+
+
+def test_a_broken_row_of_a_stream_is_named_and_the_next_ones_come(tmp_path):
+    images = [{"bytes": jpeg(number) if number != 3 else b"no picture", "path": None} for number in range(8)]
+    broken = rows(range(8), image=images).cast_column("image", datasets.Image())
+    (tmp_path / "set").mkdir()
+    broken.to_parquet(tmp_path / "set" / "train.parquet")
+    pairs = open_hugging_face(str(tmp_path / "set"), stream_buffer=2)
+    captions = [pairs.captions(position)[0] for position in range(8)]
+    assert sorted(captions) == [f"picture {number}" for number in range(8)]
+    at = captions.index("picture 3")
+    with pytest.raises(BrokenSample, match="it starts with b'no picture'") as error:
+        pairs[at]
+    assert error.value.key == f"row {at}"
+    assert ids_of(pairs, [position for position in range(8) if position != at]) == [
+        int(caption.split()[1]) for caption in captions if caption != "picture 3"
+    ]
+
+
+def test_a_stream_without_ids_names_pictures_by_their_bytes(tmp_path):
+    (tmp_path / "set").mkdir()
+    rows([0, 1, 0]).remove_columns("image_id").to_parquet(tmp_path / "set" / "train.parquet")
+    pairs = open_hugging_face(str(tmp_path / "set"), stream_buffer=1)
+    ids = {pairs.captions(position)[0]: pairs[position]["image_id"] for position in range(3)}
+    assert len(set(ids.values())) == 2
+    assert all(len(image_id) == 32 for image_id in ids.values())
+
+
+def test_a_stream_of_json_is_counted_by_reading_it(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
+    lines = [
+        {"image": f"{number}.jpg", "caption": f"picture {number}", "image_id": 100 + number} for number in range(3)
+    ]
+    (tmp_path / "set.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    pairs = open_hugging_face("set.jsonl", root=tmp_path, stream_buffer=2)
+    assert len(pairs) == 3
+    assert sorted(as_plain(pairs[position]) for position in range(3)) == sorted(expected(range(3)))
+
+
+@pytest.mark.parametrize(("stated", "found"), [(21, "has 20 rows"), (19, "has more rows")])
+def test_a_stream_of_another_length_than_stated_is_an_error(tmp_path, stated, found):
+    pairs = stream_of(tmp_path)
+    pairs._num_rows = stated
+    with pytest.raises(ValueError, match=f"epoch 0 of the stream {found}, {stated} were stated"):
+        ids_of(pairs, range(25))
+
+
+def test_the_fingerprint_of_a_stream_changes_with_its_files(tmp_path):
+    first = stream_of(tmp_path)
+    assert first.fingerprint == stream_of(tmp_path, buffer=9, seed=3).fingerprint
+    assert first.fingerprint != stream_of(tmp_path, num_rows=24).fingerprint
+    assert first.fingerprint != stream_of(tmp_path, files=2).fingerprint
+
+
+def test_what_has_random_access_is_not_streamed(tmp_path):
+    rows(range(2)).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"was saved with random access; read it so: data.stream_buffer=0"):
+        open_hugging_face("saved", root=tmp_path, stream_buffer=10)

@@ -1,0 +1,599 @@
+"""common/data/labelled.py: image folders, torchvision's sets, tar shards; classes, subsets, faults."""
+
+import io
+import json
+import pickle
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import torchvision.datasets
+from PIL import Image
+from tars import jpeg, write_tar
+from torch.utils.data import DataLoader
+
+from common.data.broken import BrokenSample
+from common.data.labelled import (
+    TORCHVISION_SETS,
+    class_folders,
+    datacomp_folder,
+    open_image_folder,
+    open_labelled_sets,
+    open_torchvision,
+    open_webdataset,
+)
+
+TEMPLATES = ["a photo of a {}.", "a {}."]
+
+
+def put(path: Path, number: int = 0, kind: str = "JPEG") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(jpeg(number, kind=kind))
+    return path
+
+
+def pixels(number: int, kind: str = "JPEG") -> bytes:
+    return np.asarray(Image.open(io.BytesIO(jpeg(number, kind=kind))).convert("RGB")).tobytes()
+
+
+def as_plain(sample):
+    return np.asarray(sample["image"]).tobytes(), sample["label"]
+
+
+def as_plain_batch(batch):
+    return [as_plain(sample) for sample in batch]
+
+
+# --- image folders ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three classes; their sorted folder names are the label order."""
+    for name, numbers in (("n02", [2, 3]), ("n01", [0, 1]), ("n10", [4])):
+        for number in numbers:
+            put(tmp_path / "set" / name / f"{number}.JPEG", number)
+    put(tmp_path / "set" / "n01" / "deeper" / "5.png", 5, "PNG")
+    (tmp_path / "set" / "n01" / ".hidden").write_bytes(b"x")
+    return tmp_path / "set"
+
+
+def test_sorted_folder_names_are_the_label_order(folder):
+    pictures = open_image_folder(folder, ["cat", "dog", "emu"], TEMPLATES)
+    assert [pictures.label(index) for index in range(len(pictures))] == [0, 0, 0, 1, 1, 2]
+    assert [as_plain(pictures[index]) for index in range(6)] == [
+        (pixels(0), 0),
+        (pixels(1), 0),
+        (pixels(5, "PNG"), 0),
+        (pixels(2), 1),
+        (pixels(3), 1),
+        (pixels(4), 2),
+    ]
+    assert pictures[2]["image_id"] == "n01/deeper/5.png"
+    assert (pictures.name, pictures.class_names, pictures.templates) == ("set", ["cat", "dog", "emu"], TEMPLATES)
+    assert pictures.broken_at_open == []
+    with pytest.raises(IndexError, match="which has 6"):
+        pictures.label(6)
+
+
+def test_a_subset_cuts_the_class_list_before_any_arg_max(folder):
+    """ImageNet-A and -R: names and folders of all classes, pictures of some."""
+    names = ["ant", "cat", "dog", "eel", "emu"]
+    folders = ["n00", "n01", "n02", "n05", "n10"]
+    expected = ["cat", "dog", "emu"]
+    for subset in (["n01", "n02", "n10"], [1, 2, 4], class_folders(folder)):
+        pictures = open_image_folder(folder, names, TEMPLATES, folders=folders, subset=subset)
+        assert pictures.class_names == expected
+        assert [pictures.label(index) for index in range(6)] == [0, 0, 0, 1, 1, 2]
+    turned = open_image_folder(folder, names, TEMPLATES, folders=folders, subset=[4, 1, 2])
+    assert (turned.class_names, turned.label(0)) == (["emu", "cat", "dog"], 0)
+    assert as_plain(turned[0]) == (pixels(4), 0)
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "words"),
+    [
+        (["a", "b"], {}, "2 class names for 3 class folders (n01, n02, n10 ...)"),
+        (list("abcd"), {}, "4 class names for 3 class folders"),
+        (list("abcd"), {"subset": ["n01"]}, "give folders (the folder of each class) to restrict the classes"),
+        (list("abc"), {"folders": ["n01", "n02", "n11"]}, "without a folder: n11; without a class: n10"),
+        (
+            list("abc"),
+            {"subset": [0, 1]},
+            "3 class folders for 2 classes; without a folder: none; without a class: n10",
+        ),
+        (list("abc"), {"subset": [0, 1, 3]}, "subset names 3; accepted: indices below 3"),
+        (list("abc"), {"subset": ["n01", "cat"]}, "subset names 'cat'"),
+        (list("abc"), {"subset": [0, 0, 1, 2]}, "subset is empty or names a class twice"),
+        (list("abc"), {"subset": []}, "subset is empty"),
+        ("abc", {}, "class_names is 'abc'; accepted: a list of strings"),
+        ([1, 2, 3], {}, "class_names is '[1, 2, 3]'"),
+    ],
+)
+def test_classes_that_do_not_fit_the_folders_are_refused(folder, names, options, words):
+    with pytest.raises(ValueError) as error:
+        open_image_folder(folder, names, TEMPLATES, **options)
+    assert str(error.value).startswith(str(folder))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("templates", [[], ["a photo"], ["{} {}"], "a {}", [3]])
+def test_templates_have_one_place_for_the_name(folder, templates):
+    with pytest.raises(ValueError, match="template"):
+        open_image_folder(folder, list("abc"), templates)
+
+
+def test_files_that_are_no_pictures_are_listed(folder):
+    (folder / "n01" / "notes.txt").write_text("x")
+    (folder / "n02" / "empty.jpg").write_bytes(b"")
+    (folder / "n02" / "3.JPEG").write_bytes(b"<html>404</html>")
+    (folder / "n11").mkdir()
+    pictures = open_image_folder(folder, list("abcd"), TEMPLATES)
+    assert {(Path(broken.path).name, broken.reason.split(":")[0]) for broken in pictures.broken_at_open} == {
+        ("notes.txt", "no picture"),
+        ("empty.jpg", "picture cannot be decoded"),
+        ("n11", "class without pictures"),
+    }
+    assert len(pictures) == 6
+    with pytest.raises(BrokenSample, match=r"n02/3.JPEG: picture cannot be decoded: .* it starts with b'<html>404"):
+        pictures[4]
+    assert pictures.label(4) == 1
+
+
+def test_folders_that_are_missing_or_empty_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
+        open_image_folder(tmp_path / "nowhere", ["a"], TEMPLATES)
+    with pytest.raises(ValueError, match="has no folders; accepted: one folder of pictures per class"):
+        open_image_folder(tmp_path, ["a"], TEMPLATES)
+    (tmp_path / "n01").mkdir()
+    with pytest.raises(ValueError, match="no picture in 1 class folders"):
+        open_image_folder(tmp_path, ["a"], TEMPLATES)
+
+
+def test_too_many_broken_files_stop(folder):
+    for number in range(200):
+        put(folder / "n01" / f"x{number}.jpg", number)
+    for number in range(20):
+        (folder / "n02" / f"{number}.txt").write_text("x")
+    with pytest.raises(ValueError, match="20 of 226 samples are broken"):
+        open_image_folder(folder, list("abc"), TEMPLATES)
+    assert len(open_image_folder(folder, list("abc"), TEMPLATES, max_broken_share=0.1)) == 206
+
+
+def test_the_fingerprint_changes_with_files_labels_names_and_templates(folder):
+    def fingerprint(names=("a", "b", "c"), templates=TEMPLATES, **options):
+        return open_image_folder(folder, list(names), templates, **options).fingerprint
+
+    first = fingerprint()
+    assert first == fingerprint()
+    others = [fingerprint("abd"), fingerprint(templates=TEMPLATES[:1]), fingerprint(folders=["n02", "n01", "n10"])]
+    (folder / "n10" / "4.JPEG").write_bytes(jpeg(4) + b"x")
+    others.append(fingerprint())
+    put(folder / "n10" / "6.JPEG", 6)
+    others.append(fingerprint())
+    assert len({first, *others}) == 6
+
+
+def test_workers_read_what_one_process_reads(folder):
+    pictures = open_image_folder(folder, list("abc"), TEMPLATES)
+    loader = DataLoader(pictures, batch_size=2, num_workers=2, collate_fn=as_plain_batch)
+    assert [item for batch in loader for item in batch] == [as_plain(pictures[index]) for index in range(6)]
+    assert as_plain(pickle.loads(pickle.dumps(pictures))[3]) == as_plain(pictures[3])
+
+
+# --- torchvision -----------------------------------------------------------------------------------------------------
+# Each writer makes the smallest tree that torchvision reads, with pictures and labels that it returns in the order in
+# which ours are expected.
+
+
+def write_lines(path, *lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def food101(root):
+    content = {"apple_pie": ["apple_pie/1"], "waffles": ["waffles/2", "waffles/3"]}
+    write_lines(root / "food-101/meta/test.json", json.dumps(content))
+    write_lines(root / "food-101/meta/train.json", json.dumps({name: [] for name in content}))
+    for number, name in enumerate(("apple_pie/1", "waffles/2", "waffles/3")):
+        put(root / f"food-101/images/{name}.jpg", number)
+    return [0, 1, 1]
+
+
+def stanford_cars(root):
+    base = root / "stanford_cars"
+    (base / "devkit").mkdir(parents=True)
+    kinds = np.array([f"car {number}" for number in range(196)], dtype=object)
+    scipy.io.savemat(base / "devkit/cars_meta.mat", {"class_names": kinds})
+    rows = np.array([("a.jpg", 5), ("b.jpg", 1)], dtype=[("fname", object), ("class", int)])
+    scipy.io.savemat(base / "cars_test_annos_withlabels.mat", {"annotations": rows})
+    put(base / "cars_test/a.jpg", 0)
+    put(base / "cars_test/b.jpg", 1)
+    return [4, 0]
+
+
+def country211(root):
+    for split in ("test", "train", "valid"):
+        put(root / f"country211/{split}/AD/1.jpg", 0)
+        put(root / f"country211/{split}/FR/2.jpg", 1)
+    return [0, 1]
+
+
+def fgvc_aircraft(root):
+    data = root / "fgvc-aircraft-2013b/data"
+    write_lines(data / "variants.txt", "707-320", "Yak-42")
+    write_lines(data / "images_variant_test.txt", "0001 Yak-42", "0002 707-320")
+    put(data / "images/0001.jpg", 0)
+    put(data / "images/0002.jpg", 1)
+    return [1, 0]
+
+
+def gtsrb(root):
+    images = root / "gtsrb/GTSRB/Final_Test/Images"
+    for number in range(2):
+        images.mkdir(parents=True, exist_ok=True)
+        Image.open(io.BytesIO(jpeg(number))).save(images / f"{number}.ppm")
+    write_lines(root / "gtsrb/GT-final_test.csv", "Filename;Width;ClassId", "0.ppm;24;42", "1.ppm;24;0")
+    return [42, 0]
+
+
+def sun397(root):
+    write_lines(root / "SUN397/ClassName.txt", "/a/abbey", "/z/zoo/inside")
+    put(root / "SUN397/a/abbey/sun_1.jpg", 0)
+    put(root / "SUN397/a/abbey/sun_2.jpg", 1)
+    put(root / "SUN397/z/zoo/inside/sun_0.jpg", 2)
+    return [0, 0, 1]
+
+
+def rendered_sst2(root):
+    for split in ("test", "train", "valid"):
+        put(root / f"rendered-sst2/{split}/negative/0.png", 0)
+        put(root / f"rendered-sst2/{split}/positive/0.png", 1)
+    return [0, 1]
+
+
+def dtd(root):
+    write_lines(root / "dtd/dtd/labels/test1.txt", "banded/b.jpg", "zigzag/z.jpg")
+    write_lines(root / "dtd/dtd/labels/train1.txt", "banded/b.jpg")
+    write_lines(root / "dtd/dtd/labels/val1.txt", "zigzag/z.jpg")
+    put(root / "dtd/dtd/images/banded/b.jpg", 0)
+    put(root / "dtd/dtd/images/zigzag/z.jpg", 1)
+    return [0, 1]
+
+
+def pets(root):
+    write_lines(root / "oxford-iiit-pet/annotations/test.txt", "Abyssinian_2 1 1 1", "pug_7 2 2 1")
+    put(root / "oxford-iiit-pet/images/Abyssinian_2.jpg", 0)
+    put(root / "oxford-iiit-pet/images/pug_7.jpg", 1)
+    return [0, 1]
+
+
+def flowers102(root):
+    base = root / "flowers-102"
+    put(base / "jpg/image_00002.jpg", 0)
+    put(base / "jpg/image_00003.jpg", 1)
+    scipy.io.savemat(base / "imagelabels.mat", {"labels": np.array([9, 77, 102])})
+    scipy.io.savemat(
+        base / "setid.mat", {"tstid": np.array([2, 3]), "trnid": np.array([1, 2]), "valid": np.array([1, 3])}
+    )
+    return [76, 101]
+
+
+def eurosat(root):
+    put(root / "eurosat/2750/AnnualCrop/1.jpg", 0)
+    put(root / "eurosat/2750/Forest/1.jpg", 1)
+    return [0, 1]
+
+
+def caltech101(root):
+    base = root / "caltech101/101_ObjectCategories"
+    put(base / "BACKGROUND_Google/image_0001.jpg", 9)
+    put(base / "Faces/image_0001.jpg", 0)
+    put(base / "accordion/image_0001.jpg", 1)
+    return [0, 1]
+
+
+def grey(number):
+    return np.random.default_rng(number).integers(0, 256, (28, 28), dtype=np.uint8)
+
+
+def mnist(root):
+    raw = root / "MNIST/raw"
+    raw.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        body = b"".join(grey(number).tobytes() for number in range(2))
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">4B3i", 0, 0, 8, 3, 2, 28, 28) + body)
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">4Bi", 0, 0, 8, 1, 2) + bytes([7, 0]))
+    return [7, 0]
+
+
+def cifar10(root):
+    base = root / "cifar-10-batches-py"
+    base.mkdir()
+    data = np.random.default_rng(0).integers(0, 256, (2, 3072), dtype=np.uint8)
+    for name in ("test_batch", *(f"data_batch_{number}" for number in range(1, 6))):
+        (base / name).write_bytes(pickle.dumps({"data": data, "labels": [3, 9]}))
+    (base / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(number) for number in range(10)]}))
+    return [3, 9]
+
+
+def svhn(root):
+    data = {"X": np.zeros((32, 32, 3, 2), dtype=np.uint8), "y": np.array([[10], [4]])}
+    scipy.io.savemat(root / "test_32x32.mat", data)
+    return [0, 4]  # the file calls the digit 0 by the label 10
+
+
+def stl10(root):
+    (root / "stl10_binary").mkdir()
+    (root / "stl10_binary/test_X.bin").write_bytes(bytes(2 * 3 * 96 * 96))
+    (root / "stl10_binary/test_y.bin").write_bytes(bytes([10, 1]))
+    return [9, 0]
+
+
+WRITERS = [
+    food101, stanford_cars, country211, fgvc_aircraft, gtsrb, sun397, rendered_sst2, dtd, pets, flowers102, eurosat,
+    caltech101, mnist, cifar10, svhn, stl10,
+]  # fmt: skip
+
+
+@pytest.fixture
+def no_checksums(monkeypatch):
+    """Our small files are not the published ones."""
+    for name in ("cifar", "svhn", "stl10", "flowers102"):
+        monkeypatch.setattr(f"torchvision.datasets.{name}.check_integrity", lambda *arguments: True)
+
+
+def names_of(dataset):
+    return [f"class {number}" for number in range(TORCHVISION_SETS[dataset].num_classes)]
+
+
+@pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_torchvisions_sets_give_their_labels_without_decoding(tmp_path, write, no_checksums, monkeypatch):
+    dataset = write.__name__
+    labels = write(tmp_path)
+    pictures = open_torchvision(dataset, tmp_path, names_of(dataset), TEMPLATES)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(pictures._parts[0]), "__getitem__", lambda *arguments: pytest.fail("decoded for a label"))
+        assert [pictures.label(index) for index in range(len(pictures))] == labels
+    part = "all" if dataset in ("sun397", "eurosat", "caltech101") else "test"
+    assert pictures.name == f"{dataset}-{part}"
+    for index, label in enumerate(labels):
+        sample = pictures[index]
+        assert (sample["label"], sample["image"].mode, sample["image_id"]) == (label, "RGB", str(index))
+        if (tmp_path / TORCHVISION_SETS[dataset].folder).is_dir() and dataset not in (
+            "mnist",
+            "cifar10",
+            "stl10",
+            "gtsrb",
+        ):
+            assert as_plain(sample) == (pixels(index), label)
+    print_before = pictures.fingerprint
+    assert open_torchvision(dataset, tmp_path, names_of(dataset), TEMPLATES).fingerprint == print_before
+    assert open_torchvision(dataset, tmp_path, names_of(dataset), TEMPLATES[:1]).fingerprint != print_before
+
+
+def test_every_set_has_a_class_in_torchvision_and_the_papers_names_are_there():
+    for spec in TORCHVISION_SETS.values():
+        assert hasattr(torchvision.datasets, spec.kind)
+    assert len(TORCHVISION_SETS) == 18
+    assert {"food101", "cifar100", "pcam", *(write.__name__ for write in WRITERS)} <= set(TORCHVISION_SETS)
+
+
+@pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
+def test_the_training_part_takes_the_validation_part_with_it(tmp_path, no_checksums):
+    dtd(tmp_path)
+    pictures = open_torchvision("dtd", tmp_path, names_of("dtd"), TEMPLATES, part="train")
+    assert [as_plain(pictures[index])[0] for index in range(2)] == [pixels(0), pixels(1)]
+    flowers102(tmp_path)
+    assert pictures.name == "dtd-train"
+    flowers = open_torchvision("flowers102", tmp_path, names_of("flowers102"), TEMPLATES, part="train")
+    assert [flowers.label(index) for index in range(len(flowers))] == [8, 76, 8, 101]
+
+
+@pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
+def test_a_damaged_file_of_torchvision_is_a_broken_sample(tmp_path):
+    dtd(tmp_path)
+    (tmp_path / "dtd/dtd/images/banded/b.jpg").write_bytes(jpeg(0)[:-200])
+    (tmp_path / "dtd/dtd/images/zigzag/z.jpg").unlink()
+    pictures = open_torchvision("dtd", tmp_path, names_of("dtd"), TEMPLATES)
+    for index, words in ((0, "image file is truncated"), (1, "FileNotFoundError")):
+        with pytest.raises(BrokenSample, match=words) as error:
+            pictures[index]
+        assert error.value.key == f"picture {index}"
+        assert pictures.label(index) == index
+    assert len(pictures.fingerprint) == 64
+
+
+@pytest.mark.parametrize("dataset", TORCHVISION_SETS)
+def test_a_set_that_is_not_there_says_what_to_download_and_where_to_put_it(tmp_path, dataset):
+    spec = TORCHVISION_SETS[dataset]
+    with pytest.raises(FileNotFoundError) as error:
+        open_torchvision(dataset, tmp_path, names_of(dataset), TEMPLATES)
+    message = str(error.value)
+    assert message.startswith(f"{dataset}: torchvision's {spec.kind} is not in {tmp_path}")
+    assert f"Download {spec.source}" in message
+    assert str(tmp_path / spec.folder) in message
+    assert list(tmp_path.iterdir()) == []  # torchvision's Caltech101 would make a folder
+
+
+def test_torchvision_arguments_are_checked(tmp_path):
+    for arguments, words in (
+        (("cifar11", tmp_path, ["a"], TEMPLATES), "data set 'cifar11' is unknown; accepted: caltech101, cifar10"),
+        (("cifar10", tmp_path, ["a"], TEMPLATES), "cifar10 has 10 classes; got 1 class names"),
+        (("caltech101", tmp_path, ["a"] * 102, TEMPLATES), "caltech101 has 101 classes; got 102"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            open_torchvision(*arguments)
+    with pytest.raises(ValueError, match="eurosat has no part 'test'; accepted: all"):
+        open_torchvision("eurosat", tmp_path, ["a"] * 10, TEMPLATES, part="test")
+
+
+def test_an_unusual_size_is_said(tmp_path):
+    mnist(tmp_path)
+    with pytest.warns(UserWarning, match=r"mnist: 2 pictures in .*; usual are 10,000 \(test\)"):
+        open_torchvision("mnist", tmp_path, names_of("mnist"), TEMPLATES)
+
+
+# --- tar shards ------------------------------------------------------------------------------------------------------
+
+
+def array(*values):
+    stream = io.BytesIO()
+    np.save(stream, np.array(values))
+    return stream.getvalue()
+
+
+def write_task(folder, classes=("cat", "dog"), shards=2, per_shard=3, **changes):
+    """A task as DataComp lays them out; changes replace members of the second sample of the first shard."""
+    (folder / "test").mkdir(parents=True)
+    write_lines(folder / "classnames.txt", *classes)
+    write_lines(folder / "zeroshot_classification_templates.txt", "a photo of a {c}.", "a {c}.")
+    (folder / "test" / "nshards.txt").write_text(str(shards))
+    for shard in range(shards):
+        samples = {}
+        for row in range(per_shard):
+            number = shard * per_shard + row
+            members = {"jpg": jpeg(number), "cls": str(number % len(classes)).encode(), "npy": array(number, 7)}
+            members |= changes if number == 1 else {}
+            samples[f"s{number:07d}"] = {name: body for name, body in members.items() if body is not None}
+        write_tar(folder / "test" / f"{shard}.tar", samples)
+    return folder
+
+
+def test_a_datacomp_task_is_read_with_its_names_templates_and_metadata(tmp_path):
+    folder = write_task(datacomp_folder(tmp_path, "vtab/cifar100"), shards=11, per_shard=1)
+    assert folder.name == "wds_vtab-cifar100_test"
+    task = open_webdataset(folder)
+    assert (task.name, len(task)) == ("vtab-cifar100", 11)
+    assert (task.class_names, task.templates) == (["cat", "dog"], ["a photo of a {}.", "a {}."])
+    for index in range(11):
+        number = int(task[index]["image_id"].removeprefix("s"))
+        assert as_plain(task[index]) == (pixels(number), number % 2)
+        assert task.label(index) == number % 2
+        assert task.metadata(index).tolist() == [number, 7]
+    assert sorted(task[index]["image_id"] for index in range(11)) == [f"s{number:07d}" for number in range(11)]
+    given = open_webdataset(folder, ["a", "b"], TEMPLATES, name="mine")
+    assert (given.class_names, given.templates, given.name) == (["a", "b"], TEMPLATES, "mine")
+    assert given.fingerprint != task.fingerprint
+
+
+def test_a_task_without_metadata_has_none(tmp_path):
+    task = open_webdataset(write_task(tmp_path / "wds_x_test", npy=None))
+    assert task.metadata(1) is None
+    assert task.metadata(0) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"cls": b"2"}, "label out of range: 2 for 2 classes"),
+        ({"cls": b"-1"}, "label out of range: -1 for 2 classes"),
+        ({"cls": b"dog"}, "label out of range: 'dog' for 2 classes"),
+        ({"cls": b""}, "label out of range: ''"),
+        ({"cls": None}, "missing label: no cls member"),
+        ({"jpg": jpeg(0)[:-200]}, "picture cannot be decoded"),
+    ],
+)
+def test_a_sample_of_a_task_that_cannot_be_used_is_named(tmp_path, changes, reason):
+    task = open_webdataset(write_task(tmp_path / "wds_x_test", **changes))
+    with pytest.raises(BrokenSample) as error:
+        task[1]
+    assert (error.value.key, error.value.path) == ("s0000001", str(tmp_path / "wds_x_test" / "test" / "0.tar"))
+    assert error.value.reason.startswith(reason)
+    assert as_plain(task[2]) == (pixels(2), 0)
+    if "cls" in changes:
+        with pytest.raises(BrokenSample):
+            task.label(1)
+
+
+@pytest.mark.parametrize("content", [b"no array", pickle.dumps([1]), array(1)[:-3]])
+def test_metadata_that_is_no_array_is_a_broken_sample(tmp_path, content):
+    task = open_webdataset(write_task(tmp_path / "wds_x_test", npy=content))
+    with pytest.raises(BrokenSample, match="npy cannot be decoded"):
+        task.metadata(1)
+    assert task.label(1) == 1
+
+
+def test_objects_in_metadata_are_never_unpickled(tmp_path):
+    stream = io.BytesIO()
+    np.save(stream, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    task = open_webdataset(write_task(tmp_path / "wds_x_test", npy=stream.getvalue()))
+    with pytest.raises(BrokenSample, match=r"npy cannot be decoded: .*allow_pickle"):
+        task.metadata(1)
+
+
+def test_files_that_a_task_lacks_are_named(tmp_path):
+    folder = write_task(tmp_path / "wds_x_test")
+    (folder / "test" / "1.tar").unlink()
+    with pytest.raises(FileNotFoundError, match=r"1\.tar"):
+        open_webdataset(folder)
+    (folder / "test" / "nshards.txt").write_text("many")
+    with pytest.raises(ValueError, match=r"nshards.txt holds 'many'; accepted: the number of shards"):
+        open_webdataset(folder)
+    (folder / "test" / "nshards.txt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"nshards.txt: no such file; accepted: a task folder with classnames"):
+        open_webdataset(folder)
+    (write_task(tmp_path / "wds_y_test") / "classnames.txt").unlink()
+    with pytest.raises(ValueError, match=r"classnames.txt cannot be read"):
+        open_webdataset(tmp_path / "wds_y_test")
+
+
+def test_all_sets_below_one_folder_are_opened_and_others_named(tmp_path):
+    write_task(tmp_path / "wds_vtab-x_test")
+    write_lines(tmp_path / "mine" / "classnames.txt", "cat", "dog")
+    write_lines(tmp_path / "mine" / "zeroshot_classification_templates.txt", "a {}")
+    for name in ("a", "b"):
+        put(tmp_path / "mine" / name / "0.jpg")
+    write_lines(tmp_path / "mnist" / "classnames.txt", *map(str, range(10)))
+    write_lines(tmp_path / "mnist" / "zeroshot_classification_templates.txt", "the digit {}")
+    mnist(tmp_path / "mnist")
+    (tmp_path / "other").mkdir()
+    with pytest.warns(UserWarning, match=r"no classnames.txt in other; not evaluated"):
+        sets = open_labelled_sets(tmp_path)
+    assert {name: len(pictures) for name, pictures in sets.items()} == {"mine": 2, "mnist-test": 2, "vtab-x": 6}
+    with pytest.raises(ValueError, match="has no labelled set"):
+        open_labelled_sets(tmp_path / "other")
+    with pytest.raises(FileNotFoundError, match="no such folder of labelled sets"):
+        open_labelled_sets(tmp_path / "nowhere")
+
+
+# --- real files ------------------------------------------------------------------------------------------------------
+
+
+def test_cifar10_as_an_image_folder_has_the_documented_counts(data_dir, tmp_path):
+    with tarfile.open(data_dir / "labels" / "cifar10_30k.tar.xz") as tar:
+        for member in tar:
+            if member.name.startswith("test/") and member.isfile() and int(Path(member.name).stem.split("_")[0]) < 50:
+                tar.extract(member, tmp_path, filter="data")
+    classes = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    pictures = open_image_folder(tmp_path / "test", classes, TEMPLATES)
+    assert class_folders(tmp_path / "test") == classes
+    assert len(pictures) == 500
+    assert {pictures[index]["image"].size for index in range(0, 500, 50)} == {(32, 32)}
+    assert all(
+        Path(pictures[index]["image_id"]).parts[0] == classes[pictures.label(index)] for index in range(0, 500, 7)
+    )
+
+
+def test_omniglot_and_one_picture_per_imagenet_class_are_image_folders(data_dir, tmp_path):
+    with zipfile.ZipFile(data_dir / "labels" / "omniglot" / "images_background_small1.zip") as packed:
+        packed.extractall(tmp_path, [name for name in packed.namelist() if "/Greek/" in name])
+    alphabets = open_image_folder(tmp_path / "images_background_small1", ["Greek"], TEMPLATES)
+    assert (len(alphabets), alphabets[0]["image"].size) == (480, (105, 105))
+    with tarfile.open(data_dir / "labels" / "imagenet1k_one_per_class.tar") as tar:
+        names = sorted(member.name for member in tar if member.isfile())[:50]
+        for name in names:
+            tar.extract(name, tmp_path / "imagenet", filter="data")
+    wnids = [f"n{number:08d}" for number in range(1_000)]
+    found = class_folders(tmp_path / "imagenet")
+    all_wnids = sorted({*found, *wnids[: 1_000 - len(found)]})
+    cut = open_image_folder(
+        tmp_path / "imagenet", [f"name of {wnid}" for wnid in all_wnids], TEMPLATES, folders=all_wnids, subset=found
+    )
+    assert (len(cut), cut.class_names) == (50, [f"name of {wnid}" for wnid in found])
+    assert [cut.label(index) for index in range(50)] == list(range(50))

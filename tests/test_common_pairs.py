@@ -1,0 +1,387 @@
+"""common/data/pairs.py: from the config to every kind of data set, and to batches whose order nothing changes."""
+
+import json
+import pickle
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from tars import jpeg, pair, write_tar
+
+from common.data import pairs as pairs_module
+from common.data.broken import BrokenSample, TooManyBroken
+from common.data.pairs import (
+    ZERO_SHOT_SETS,
+    TrainingView,
+    image_transform,
+    lost_at_open,
+    open_evaluation_sets,
+    open_retrieval_sets,
+    open_training_pairs,
+    open_validation_pairs,
+    open_zero_shot_sets,
+    training_batches,
+)
+from common.data.tokenizer import WordTokenizer
+from common.run.config import DataConfig, load_config
+from common.run.order import BatchPositions, SampleOrder
+
+NUM_SAMPLES = 24
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    """Indices of shards and the library's caches go below the test's folder."""
+    monkeypatch.setattr(pairs_module, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+
+
+def captions_of(number):
+    return [f"picture {number}", f"a view of {number}"]  # as tars.pair has them
+
+
+def config_of(source, root, **values):
+    return DataConfig(source=source, root=str(root), image_size=16, crop_scale=(0.5, 1.0), **values)
+
+
+def view_of(data, batch_size=6, seed=3):
+    pairs = open_training_pairs(data, seed)
+    words = sorted({"picture", "a", "view", "of", *map(str, range(NUM_SAMPLES))})
+    order = SampleOrder(len(pairs), batch_size, seed)
+    return TrainingView(pairs, order, image_transform(data), WordTokenizer.from_words(words), 8)
+
+
+def batches_of(view, steps=9, first=0, num_workers=0, num_processes=1):
+    """Global batches: the shares of all processes, put together."""
+    shares = [
+        list(
+            training_batches(view, BatchPositions(view.order, first, steps, process, num_processes), num_workers, False)
+        )
+        for process in range(num_processes)
+    ]
+    return [
+        {
+            "images": torch.cat([share.images for share in step]),
+            "token_ids": torch.cat([share.token_ids for share in step]),
+            "image_index": torch.cat([share.image_index for share in step]),
+            "image_ids": [image_id for share in step for image_id in share.image_ids],
+            "broken": [broken for share in step for broken in share.broken],
+        }
+        for step in zip(*shares)
+    ]
+
+
+def assert_same(ours, theirs):
+    assert len(ours) == len(theirs) > 0
+    for one, other in zip(ours, theirs):
+        for key in ("images", "token_ids", "image_index"):
+            assert torch.equal(one[key], other[key]), key
+        assert one["image_ids"] == other["image_ids"]
+        assert one["broken"] == other["broken"]
+
+
+# --- every source ----------------------------------------------------------------------------------------------------
+
+
+def write_shards(root):
+    for role, numbers in (("train", range(NUM_SAMPLES)), ("val", range(3)), ("test", range(4))):
+        write_tar(root / f"x-{role}-0.tar", {f"k{number:03d}": pair(number) for number in numbers})
+    return "shards", {}
+
+
+def write_pictures(root):
+    (root / "pictures").mkdir()
+    for number in range(NUM_SAMPLES):
+        (root / "pictures" / f"id{number}.jpg").write_bytes(jpeg(number))
+
+
+def write_karpathy(root):
+    write_pictures(root)
+    splits = ["test"] * 4 + ["val"] * 3 + ["train"] * (NUM_SAMPLES - 7)
+    images = [
+        {"filename": f"id{number}.jpg", "split": split, "sentences": [{"raw": text} for text in captions_of(number)]}
+        for number, split in enumerate(splits)
+    ]
+    (root / "dataset.json").write_text(json.dumps({"images": images, "dataset": "mine"}))
+    return "karpathy", {"train": "dataset.json#train+val+test", "val": "dataset.json", "test": "dataset.json"}
+
+
+def write_tables(root):
+    write_pictures(root)
+    for role, count in (("train", NUM_SAMPLES), ("val", 3), ("test", 4)):
+        rows = [f"id{number}.jpg\t{text}\n" for number in range(count) for text in captions_of(number)]
+        (root / f"{role}.tsv").write_text("".join(rows))
+    return "tsv", {role: f"{role}.tsv" for role in ("train", "val", "test")}
+
+
+def write_hugging_face(root):
+    def rows(count):
+        return datasets.Dataset.from_dict({
+            "image": [jpeg(number) for number in range(count)],
+            "captions": [captions_of(number) for number in range(count)],
+            "image_id": [f"id{number}" for number in range(count)],
+        })  # fmt: skip
+
+    splits = {"train": rows(NUM_SAMPLES), "validation": rows(3), "test": rows(4)}
+    datasets.DatasetDict(splits).save_to_disk(root / "saved")
+    return "hugging_face", {"train": "saved"}
+
+
+WRITERS = [write_shards, write_karpathy, write_tables, write_hugging_face]
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_every_source_opens_by_role_and_trains(tmp_path, write):
+    source, values = write(tmp_path)
+    data = config_of(source, tmp_path, **values)
+    train, sets = open_training_pairs(data, 0), open_evaluation_sets(data)
+    assert (len(train), len(open_validation_pairs(data))) == (NUM_SAMPLES, 3)
+    assert {role: len(pairs) for role, pairs in sets.retrieval.items()} == {"test": 4}
+    assert sets.zero_shot == {}
+    assert lost_at_open(train, *sets.retrieval.values()) == []
+    for pairs in (train, sets.retrieval["test"]):
+        number = int(pairs.image_id(2).removeprefix("id").removesuffix(".jpg"))
+        assert pairs.captions(2) == captions_of(number)
+        assert len(pairs.fingerprint) == 64
+    assert len(list(train.all_captions())) == 2 * NUM_SAMPLES
+    epoch = batches_of(view_of(data), steps=4)
+    assert len({image_id for batch in epoch for image_id in batch["image_ids"]}) == NUM_SAMPLES
+    assert pickle.loads(pickle.dumps(view_of(data))).forward_only is False
+
+
+def test_all_sources_give_the_same_batches(tmp_path):
+    """The same pictures in the same order, whatever they are kept in; only the ids of files have their extension."""
+    found = []
+    for write in (write_shards, write_tables, write_hugging_face):
+        root = tmp_path / write.__name__
+        root.mkdir()
+        source, values = write(root)
+        batches = batches_of(view_of(config_of(source, root, **values)))
+        for batch in batches:
+            batch["image_ids"] = [image_id.removesuffix(".jpg") for image_id in batch["image_ids"]]
+        found.append(batches)
+    assert_same(found[0], found[1])
+    assert_same(found[0], found[2])
+
+
+def test_one_file_serves_all_roles_unless_another_is_named(tmp_path):
+    write_karpathy(tmp_path)
+    data = config_of("karpathy", tmp_path, train="dataset.json#train")
+    assert len(open_training_pairs(data, 0)) == NUM_SAMPLES - 7
+    assert {role: len(pairs) for role, pairs in open_retrieval_sets(data).items()} == {"test": 4}
+    data = config_of("karpathy", tmp_path, train="dataset.json", test="dataset.json#val", second_test="dataset.json")
+    assert {role: len(pairs) for role, pairs in open_retrieval_sets(data).items()} == {"test": 3, "second_test": 4}
+    (tmp_path / "odd#name.json").write_bytes((tmp_path / "dataset.json").read_bytes())
+    data = config_of("karpathy", tmp_path, train="odd#name.json", images="pictures")
+    assert (len(open_training_pairs(data, 0)), len(open_validation_pairs(data))) == (NUM_SAMPLES - 7, 3)
+
+
+@pytest.mark.parametrize(
+    ("source", "values", "words"),
+    [
+        ("karpathy", {}, "data.source = karpathy needs data.train; accepted: a JSON file of captions"),
+        ("tsv", {}, "data.source = tsv needs data.train; accepted: a table of path and caption"),
+        ("hugging_face", {}, "data.source = hugging_face needs data.train; accepted: a folder, files"),
+        ("tsv", {"train": "train.tsv#test"}, "data.train = 'train.tsv#test': a table has no splits"),
+        ("karpathy", {"train": "dataset.json#dev"}, "has no split 'dev'; accepted: test (4 pictures), val"),
+        ("karpathy", {"train": "nothing.json"}, "nothing.json: no such file"),
+        ("karpathy", {"train": "dataset.json", "images": "nowhere"}, "no such folder of pictures (data.images)"),
+        ("tsv", {"train": "train.tsv", "caption_column": "c"}, "line 1: no column 'c' (data.caption_column)"),
+        ("hugging_face", {"train": "saved#dev"}, "has no split 'dev'; accepted: train, validation, test"),
+        ("hugging_face", {"train": "saved", "image_column": "x"}, "column data.image_column 'x' is not there"),
+        ("hugging_face", {"train": "saved", "stream_buffer": 4}, "read it so: data.stream_buffer=0"),
+    ],
+)
+def test_a_config_that_names_no_data_says_which_key_and_what_is_accepted(tmp_path, source, values, words):
+    write_karpathy(tmp_path)
+    (tmp_path / "train.tsv").write_text("id0.jpg\ta\n")
+    write_hugging_face(tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        open_training_pairs(config_of(source, tmp_path, **values), 0)
+    assert words in str(error.value)
+
+
+def test_a_source_that_is_unknown_lists_the_known_ones(tmp_path):
+    with pytest.raises(ValueError, match="accepted: scenes, shards, karpathy, tsv, hugging_face"):
+        load_config(DataConfig, [], ["source=webdataset"])
+
+
+def test_shards_without_a_folder_are_asked_for():
+    with pytest.raises(FileNotFoundError, match=r"set data.root \(make: DATA=<folder>\) or a full path in data.train"):
+        open_training_pairs(DataConfig(source="shards"), 0)
+
+
+def test_what_opening_shows_to_be_broken_is_collected_over_sets(tmp_path):
+    write_tables(tmp_path)
+    (tmp_path / "pictures" / "id3.jpg").unlink()
+    data = config_of("tsv", tmp_path, train="train.tsv", test="test.tsv", max_broken_share=0.5)
+    lost = lost_at_open(open_training_pairs(data, 0), *open_retrieval_sets(data).values())
+    assert [(Path(broken.path).name, broken.reason) for broken in lost] == [
+        ("id3.jpg", "missing picture: no such file")
+    ] * 2
+
+
+def test_labelled_sets_come_from_the_config(tmp_path):
+    task = tmp_path / "labelled" / "wds_vtab-pets_test"
+    (task / "test").mkdir(parents=True)
+    (task / "classnames.txt").write_text("cat\ndog\n")
+    (task / "zeroshot_classification_templates.txt").write_text("a photo of a {c}.\n")
+    (task / "test" / "nshards.txt").write_text("1")
+    write_tar(task / "test" / "0.tar", {f"s{n}": {"jpg": jpeg(n), "cls": str(n % 2).encode()} for n in range(4)})
+    write_shards(tmp_path)
+    sets = open_zero_shot_sets(config_of("shards", tmp_path, labelled="labelled"))
+    assert {name: [task.label(index) for index in range(4)] for name, task in sets.items()} == {
+        "vtab-pets": [0, 1, 0, 1]
+    }
+    scenes = open_zero_shot_sets(DataConfig(labelled=str(tmp_path / "labelled"), num_labelled=4))
+    assert list(scenes) == [*ZERO_SHOT_SETS, "vtab-pets"]
+    assert list(open_zero_shot_sets(DataConfig(num_labelled=4))) == list(ZERO_SHOT_SETS)
+
+
+# --- order -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory):
+    """The same samples in 1, 2, 5 and 24 shards, one of them broken."""
+    folder = tmp_path_factory.mktemp("layouts")
+    samples = {f"k{number:03d}": pair(number) for number in range(NUM_SAMPLES)}
+    samples["k007"]["jpg"] = b"no picture"
+    keys = list(samples)
+    for num_shards in (1, 2, 5, 24):
+        (folder / str(num_shards)).mkdir()
+        for shard in range(num_shards):
+            part = keys[shard * NUM_SAMPLES // num_shards : (shard + 1) * NUM_SAMPLES // num_shards]
+            write_tar(folder / str(num_shards) / f"train-{shard:03d}.tar", {key: samples[key] for key in part})
+    return folder
+
+
+def shard_view(layouts, num_shards, **options):
+    return view_of(config_of("shards", layouts / str(num_shards)), **options)
+
+
+def without_place(batches):
+    """A broken sample names its shard, which depends on the layout."""
+    for batch in batches:
+        batch["broken"] = [(broken.key, broken.reason) for broken in batch["broken"]]
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "num_workers", "num_processes"),
+    [(2, 0, 1), (5, 0, 1), (24, 0, 1), (1, 0, 2), (1, 0, 6), (5, 0, 3), (1, 1, 1), (5, 2, 1), (24, 3, 1), (2, 2, 3)],
+)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_global_batches_do_not_depend_on_shards_workers_or_processes(layouts, num_shards, num_workers, num_processes):
+    plain = without_place(batches_of(shard_view(layouts, 1)))
+    other = batches_of(shard_view(layouts, num_shards), num_workers=num_workers, num_processes=num_processes)
+    assert_same(plain, without_place(other))
+    assert {key for batch in plain for key, _ in batch["broken"]} == {"k007"}
+
+
+@pytest.mark.parametrize(("first", "num_workers"), [(1, 0), (4, 2), (7, 1)])
+def test_a_resume_gives_the_tail_of_the_unbroken_run_with_another_layout(layouts, first, num_workers):
+    whole = without_place(batches_of(shard_view(layouts, 1)))
+    tail = batches_of(shard_view(layouts, 5), first=first, num_workers=num_workers)
+    assert_same(whole[first:], without_place(tail))
+
+
+def test_image_index_names_the_sample_in_the_set(layouts):
+    view = shard_view(layouts, 2)
+    batches = batches_of(view, steps=8)
+    ids = [view.pairs.image_id(index) for index in range(NUM_SAMPLES)]
+    for batch in batches:
+        assert batch["image_index"].dtype == torch.int64
+        assert [ids[index] for index in batch["image_index"]] == batch["image_ids"]
+    first, second = (
+        {int(index) for batch in part for index in batch["image_index"]} for part in (batches[:4], batches[4:])
+    )
+    assert first | {7} == second | {7} == set(range(NUM_SAMPLES))
+
+
+def test_scene_batches_carry_their_index():
+    data = DataConfig(num_train=12, image_size=32)
+    view = view_of(data, batch_size=4)
+    batch = view.__getitems__([5, 6])
+    assert batch.image_ids == [view.pairs[int(index)]["image_id"] for index in batch.image_index]
+
+
+# --- streams ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """Config of a streamed training set of 24 rows in three files; row 7 is broken."""
+    (tmp_path / "set").mkdir()
+    for file in range(3):
+        numbers = range(8 * file, 8 * file + 8)
+        columns = {
+            "image": [jpeg(number) if number != 7 else b"no picture" for number in numbers],
+            "captions": [captions_of(number) for number in numbers],
+            "image_id": [f"id{number}" for number in numbers],
+        }
+        datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "set" / f"train-{file:05d}-of-00003.parquet")
+    return config_of("hugging_face", tmp_path, train="set", stream_buffer=5)
+
+
+@pytest.mark.parametrize(("num_workers", "num_processes"), [(1, 1), (2, 1), (0, 3), (2, 2)])
+def test_a_stream_trains_in_one_order_for_any_number_of_workers_and_processes(stream, num_workers, num_processes):
+    plain = batches_of(view_of(stream), steps=10)
+    shares = [
+        list(training_batches(view, BatchPositions(view.order, 0, 10, process, num_processes), num_workers, False))
+        for process in range(num_processes)
+        for view in [view_of(stream)]  # each process opens its own
+    ]
+    for step, batch in enumerate(plain):
+        assert torch.equal(batch["images"], torch.cat([share[step].images for share in shares]))
+        assert torch.equal(batch["image_index"], torch.cat([share[step].image_index for share in shares]))
+        assert batch["image_ids"] == [image_id for share in shares for image_id in share[step].image_ids]
+        assert batch["broken"] == [broken for share in shares for broken in share[step].broken]
+
+
+def test_a_stream_resumes_where_it_was_and_replaces_broken_rows_by_the_next(stream):
+    whole = batches_of(view_of(stream), steps=10)
+    for first in (1, 3, 4, 6):
+        assert_same(whole[first:], batches_of(view_of(stream), steps=10, first=first))
+    for epoch in (whole[:4], whole[4:8]):
+        ids = [image_id for batch in epoch for image_id in batch["image_ids"]]
+        assert "id7" not in ids
+        assert len(set(ids)) == NUM_SAMPLES - 1
+        (broken,) = [broken for batch in epoch for broken in batch["broken"]]
+        assert "it starts with b'no picture'" in broken.reason
+    numbers = {}
+    for batch in whole:
+        for image_id, index in zip(batch["image_ids"], batch["image_index"].tolist()):
+            assert numbers.setdefault(image_id, index) == index  # the same in every epoch
+    assert len(set(numbers.values())) == NUM_SAMPLES - 1
+    assert min(numbers.values()) >= 0
+
+
+def test_a_stream_of_nothing_but_broken_rows_is_named(tmp_path):
+    (tmp_path / "set").mkdir()
+    columns = {"image": [b"no picture"] * 40, "caption": ["a"] * 40}
+    datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "set" / "train.parquet")
+    view = view_of(config_of("hugging_face", tmp_path, train="set", stream_buffer=2))
+    with pytest.raises(
+        TooManyBroken, match=r"20 samples in a row are broken; the last: .* it starts with b'no picture'"
+    ):
+        view.__getitems__([0, 1])
+
+
+def test_evaluation_sets_are_never_streamed(stream, tmp_path):
+    datasets.Dataset.from_dict({"image": [jpeg(0)], "captions": [["a"]]}).to_parquet(tmp_path / "set" / "test.parquet")
+    assert open_training_pairs(stream, 0).forward_only
+    test = open_retrieval_sets(stream)["test"]
+    assert not hasattr(test, "forward_only")
+    assert test[0]["captions"] == ["a"]
+
+
+def test_broken_samples_of_every_reader_can_travel_and_be_counted(tmp_path):
+    write_tables(tmp_path)
+    (tmp_path / "pictures" / "id3.jpg").write_bytes(b"<html>")
+    pairs = open_training_pairs(config_of("tsv", tmp_path, train="train.tsv"), 0)
+    with pytest.raises(BrokenSample) as error:
+        pairs[3]
+    assert pickle.loads(pickle.dumps(error.value)) == error.value

@@ -1,0 +1,209 @@
+"""common/data/tsv.py: separators, headers, quotes, grouping, and faults named with their line."""
+
+import csv
+import gzip
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tars import as_plain, jpeg
+
+from common.data.samples import Unusable, check_captions
+from common.data.tsv import _lines, _records, open_tsv
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Writes a table beside pictures 0.jpg ... 4.jpg."""
+    for number in range(5):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
+
+    def write(content, name="captions.tsv"):
+        path = tmp_path / name
+        path.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+def content_of(pairs):
+    return [(pairs.image_id(index), pairs.captions(index)) for index in range(len(pairs))]
+
+
+def faults_of(pairs):
+    return [(broken.key, broken.reason) for broken in pairs.broken_at_open]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.tsv", "0.jpg\ta dog\n1.jpg\ta cat, two cats\n"),
+        ("x.csv", '0.jpg,a dog\n1.jpg,"a cat, two cats"\n'),
+        ("x.tsv", "filepath\ttitle\n0.jpg\ta dog\n1.jpg\ta cat, two cats"),
+        ("x.csv", 'image,caption\r\n0.jpg,a dog\r\n1.jpg,"a cat, two cats"\r\n'),
+        ("x.txt", "Image,Caption\n0.jpg,a dog\n1.jpg,a cat, two cats\n"),  # Flickr's own, without quotes
+        ("x.tsv", "caption\turl\tpath\na dog\th\t0.jpg\na cat, two cats\th\t1.jpg\n"),
+        ("x.csv", '\ufeffpath,text\n0.jpg,a dog\n\n1.jpg,"a cat, two cats"\n'),
+        ("x.tsv", '0.jpg\t"a dog"\n1.jpg\ta cat, two cats\n'),
+    ],
+)
+def test_the_same_pairs_in_every_form(table, name, content):
+    pairs = open_tsv(table(content, name))
+    assert content_of(pairs) == [("0.jpg", ["a dog"]), ("1.jpg", ["a cat, two cats"])]
+    assert as_plain(pairs[1])[1:] == (["a cat, two cats"], "1.jpg")
+    assert pairs.broken_at_open == []
+    assert pairs.name == "x"
+
+
+def test_rows_of_one_path_are_the_captions_of_one_picture(table):
+    pairs = open_tsv(table("1.jpg\ta\n0.jpg\tb\n1.jpg\tc\n1.jpg\ta\n"))
+    assert content_of(pairs) == [("1.jpg", ["a", "c", "a"]), ("0.jpg", ["b"])]
+
+
+def test_columns_are_chosen_by_name(table):
+    path = table("alt\ttitle\tfile\npicture\ta dog\t0.jpg\n")
+    assert content_of(open_tsv(path)) == [("0.jpg", ["a dog"])]
+    assert content_of(open_tsv(path, image_column="file", caption_column="alt")) == [("0.jpg", ["picture"])]
+    with pytest.raises(ValueError) as error:
+        open_tsv(path, caption_column="caption")
+    assert str(error.value).startswith(f"{path}, line 1: no column 'caption' (data.caption_column)")
+    assert "alt, title, file" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a\tb\tc\n0.jpg\ta dog\tx\n",  # three columns, no known name
+        "path\tb\n0.jpg\ta dog\n",  # one known name only
+        "just one column\n0.jpg\n",
+        '0.jpg,a dog, a cat\n1.jpg,"a"\n',  # no header, and a comma in the first caption
+    ],
+)
+def test_columns_that_cannot_be_told_are_asked_for(table, content):
+    path = table(content)
+    with pytest.raises(ValueError) as error:
+        open_tsv(path)
+    assert str(error.value).startswith(f"{path}, line 1: which columns hold paths and captions?")
+    assert "data.image_column" in str(error.value)
+
+
+def test_gzip_is_unpacked_and_a_cut_file_is_named(table):
+    packed = gzip.compress(b"0.jpg\ta dog\n")
+    assert content_of(open_tsv(table(packed, "x.tsv.gz"))) == [("0.jpg", ["a dog"])]
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        open_tsv(table(packed[:-9], "x.tsv.gz"))
+
+
+def test_quoted_captions_hold_commas_quotes_and_line_ends(table):
+    pairs = open_tsv(table('path,caption\n0.jpg,"a ""red"", round\ndog"\n1.jpg,plain\n', "x.csv"))
+    assert content_of(pairs) == [("0.jpg", ['a "red", round\ndog']), ("1.jpg", ["plain"])]
+
+
+def test_a_stray_quote_between_tabs_swallows_nothing(table):
+    pairs = open_tsv(table('0.jpg\t"hello" he said\n1.jpg\t6" nails\n2.jpg\t"open\n3.jpg\t"a ""b"""\n'))
+    assert [captions for _, captions in content_of(pairs)] == [['"hello" he said'], ['6" nails'], ['"open'], ['a "b"']]
+
+
+def test_a_quote_that_does_not_close_stops_with_its_line(table):
+    path = table('path,caption\n0.jpg,fine\n1.jpg,"open\n2.jpg,fine\n3.jpg,fine\n', "x.csv")
+    with pytest.raises(ValueError) as error:
+        open_tsv(path)
+    assert str(error.value).startswith(f"{path}, line 3: the row cannot be told from the next ones")
+    path = table('path,caption\n0.jpg,"a\nb"\n1.jpg,"a" dog\n', "x.csv")
+    with pytest.raises(ValueError, match="line 4: the row cannot be told"):
+        open_tsv(path)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (b"1.jpg", "row has another number of columns: 1 instead of 2"),
+        (b"1.jpg\ta\tb", "row has another number of columns: 3 instead of 2"),
+        (b"1.jpg\t", "empty caption: ''"),
+        (b"1.jpg\t  ", "empty caption: '  '"),
+        (b"\ta dog", "missing picture: its path is empty"),
+        (b"1.jpg\tcaf\xe9", "row cannot be decoded: it is no UTF-8"),
+        (b"caf\xe9.jpg\ta dog", "row cannot be decoded: it is no UTF-8"),
+        (b"1.jpg\t\xed\xa0\xbd", "row cannot be decoded: it is no UTF-8"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_with_its_line(table, row, reason):
+    path = table(b"path\tcaption\n0.jpg\tfine\n" + row + b"\n2.jpg\tfine\n")
+    pairs = open_tsv(path)
+    assert content_of(pairs) == [("0.jpg", ["fine"]), ("2.jpg", ["fine"])]
+    assert faults_of(pairs) == [("line 3", reason)]
+    assert pairs.broken_at_open[0].path == str(path)
+
+
+def test_lines_are_counted_through_quoted_line_ends(table):
+    pairs = open_tsv(table('path,caption\n0.jpg,"a\nb\nc"\n1.jpg\n2.jpg,d\n', "x.csv"))
+    assert faults_of(pairs) == [("line 5", "row has another number of columns: 1 instead of 2")]
+
+
+def test_empty_captions_are_ranked_in_evaluation(table):
+    path = table("path\tcaption\n0.jpg\t\n0.jpg\ta\n")
+    assert content_of(open_tsv(path, role="test")) == [("0.jpg", ["", "a"])]
+    assert content_of(open_tsv(path)) == [("0.jpg", ["a"])]
+
+
+def test_missing_pictures_are_listed_and_too_many_stop(table):
+    path = table("0.jpg\ta\n9.jpg\tb\n")
+    pairs = open_tsv(path)
+    assert len(pairs) == 1
+    assert [(broken.path, broken.reason) for broken in pairs.broken_at_open] == [
+        (str(path.parent / "9.jpg"), "missing picture: no such file")
+    ]
+    path = table("".join(f"{number}.jpg\ta\n" for number in range(200)))
+    with pytest.raises(ValueError, match=r"195 of 200 samples are broken"):
+        open_tsv(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is empty; accepted: rows of path and caption"),
+        ("\n \n", "is empty"),
+        (b"\x00\x01binary\t", "holds zero bytes"),
+        ("path\tcaption\n", "no captioned picture in captions"),
+        ("path\tcaption\n0.jpg\t\n", "no captioned picture in captions; first fault"),
+    ],
+)
+def test_a_file_without_rows_is_refused_with_its_name(table, content, words):
+    path = table(content)
+    with pytest.raises(ValueError) as error:
+        open_tsv(path)
+    assert str(error.value).startswith(str(path))
+    assert words in str(error.value)
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        open_tsv(path.with_name("nothing.tsv"))
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.lists(st.tuples(texts, texts), min_size=1, max_size=8))
+def test_what_the_csv_module_writes_is_read_back(rows):
+    stream = io.StringIO(newline="")
+    csv.writer(stream, quoting=csv.QUOTE_ALL).writerows(rows)
+    assert [tuple(row) for _, row in _records(stream.getvalue(), "x.csv")] == rows
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.lists(st.lists(texts, min_size=2, max_size=3), min_size=1, max_size=8))
+def test_every_line_of_a_table_of_tabs_is_one_row(rows):
+    safe = [["".join(sign for sign in text if sign not in "\t\n\r") for text in row] for row in rows]
+    content = "".join("\t".join(row) + "\n" for row in safe)
+    read = list(_lines(content))
+    assert [number for number, _ in read] == list(range(1, len(rows) + 1))
+    for (_, fields), row in zip(read, safe):
+        assert len(fields) == len(row)
+        assert [field for field, raw in zip(fields, row) if '"' not in raw] == [raw for raw in row if '"' not in raw]
+
+
+def test_check_captions_takes_strings_only():
+    check_captions(["a", ""], allow_empty=True)
+    for wrong in (3, None, ["a"], b"a"):
+        with pytest.raises(Unusable, match="caption is not a string"):
+            check_captions(["a", wrong], allow_empty=True)
