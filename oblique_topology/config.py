@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from common.evaluation.zero_shot import PromptAverage
 from common.run.config import DataConfig, ModelConfig, OptimConfig, RunConfig, setting
 
 
@@ -15,7 +16,7 @@ class MethodConfig:
     logit_scale_trainable: bool = True  # False: the paper's "gradient = False"
     logit_scale_min: float | None = setting(None, above=0.0)  # bounds of the multiplier, null = none
     logit_scale_max: float | None = setting(100.0, above=0.0)
-    prompt_average: Literal["scores", "embeddings"] = "scores"  # the paper averages distances over templates
+    prompt_average: PromptAverage = "scores"  # the paper averages distances over templates
 
     def __post_init__(self) -> None:
         low, high = self.logit_scale_min, self.logit_scale_max

@@ -18,7 +18,7 @@ import torch
 from accelerate import Accelerator
 
 from common.data.pairs import EvaluationSets, open_evaluation_sets
-from common.data.tokenizer import WordTokenizer
+from common.data.text import tokenizer_from_json
 from common.data.transforms import ImageTransform
 from common.distributed import is_main_process
 from common.evaluation.embed import Encoder, Evaluation, evaluate_retrieval, evaluate_zero_shot
@@ -97,7 +97,7 @@ def load_encoder(checkpoint: Checkpoint, device: torch.device, overrides: Sequen
         raise ConfigError(f"command line: {fixed[0]} would change a trained model; accepted: data.* and run.*")
     trained = from_dict(Config, checkpoint.state["config"], str(checkpoint.path / "state.json"))
     config = override(trained, list(overrides))
-    tokenizer = WordTokenizer.from_json(checkpoint.state["tokenizer"])
+    tokenizer = tokenizer_from_json(checkpoint.state["tokenizer"])
     model = build_model(trained, tokenizer.vocabulary_size)
     if checkpoint.state["geometry"] != model.geometry.name:
         raise CheckpointError(

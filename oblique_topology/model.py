@@ -36,6 +36,8 @@ def build_model(config: Config, vocabulary_size: int) -> TwoTowers:
         mlp_ratio=model.image.mlp_ratio,
         projection_dim=model.embedding_dim,
         final_layer_norm=model.final_layer_norm,
+        patch_dropout=model.patch_dropout,
+        gradient_checkpointing=model.gradient_checkpointing,
     )
     text_tower = BidirectionalTextTransformer(
         vocabulary_size=vocabulary_size,
@@ -46,6 +48,7 @@ def build_model(config: Config, vocabulary_size: int) -> TwoTowers:
         mlp_ratio=model.text.mlp_ratio,
         projection_dim=model.embedding_dim,
         final_layer_norm=model.final_layer_norm,
+        gradient_checkpointing=model.gradient_checkpointing,
     )
     logit_scale = LogitScale(
         init=method.logit_scale_init,

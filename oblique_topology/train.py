@@ -7,6 +7,7 @@
         --config oblique_topology/configs/table2_clip.yaml --scale paper data.root=/data/pairs
 """
 
+import math
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from common.accumulation import MicroBatches
 from common.data.pairs import (
     Pairs,
     TrainingView,
@@ -29,12 +31,12 @@ from common.data.pairs import (
     open_validation_pairs,
     training_batches,
 )
-from common.data.tokenizer import WordTokenizer
+from common.data.text import tokenizer_from_json
 from common.data.transforms import normalize
 from common.distributed import mean_over_processes
 from common.evaluation.embed import Encoder, evaluate_retrieval
 from common.info_nce import contrastive_loss
-from common.run.checkpoint import save_checkpoint
+from common.run.checkpoint import has_checkpoints, save_checkpoint
 from common.run.config import entry_arguments, to_dict
 from common.run.log import RunLog
 from common.run.order import BatchPositions, SampleOrder
@@ -53,8 +55,10 @@ from common.run.session import (
     run_files,
     run_or_explain,
     save_config,
+    seed_step,
     start_accelerator,
 )
+from common.run.stop import Stopped, stop_signals
 from oblique_topology.config import Config
 from oblique_topology.evaluate import evaluate_and_save
 from oblique_topology.model import build_model
@@ -80,13 +84,13 @@ def train(
     device = accelerator.device
 
     provenance = provenance_of(PAPER)  # of the code as it is now, whatever is edited during the run
-    checkpoint = checkpoint_to_resume(files, resume, config)
+    checkpoint = checkpoint_to_resume(files, resume, config, pairs.fingerprint)
 
     # data: the order of samples is a function of (seed, position) alone
     if checkpoint is None:
         tokenizer = build_tokenizer(data, pairs)
     else:
-        tokenizer = WordTokenizer.from_json(checkpoint.state["tokenizer"])
+        tokenizer = tokenizer_from_json(checkpoint.state["tokenizer"])
     transform = image_transform(data)
     order = SampleOrder(len(pairs), optim.global_batch_size, run.seed)
     view = TrainingView(pairs, order, transform, tokenizer, data.context_length)
@@ -117,6 +121,7 @@ def train(
         "training_revision": provenance["git_revision"]
         if checkpoint is None
         else checkpoint.state["training_revision"],
+        "data_fingerprint": pairs.fingerprint,
         "training_data": f"{pairs.name}, {len(pairs)} pictures ({pairs.fingerprint[:8]})",
     }
     if accelerator.is_main_process:
@@ -125,7 +130,12 @@ def train(
     encoder = Encoder(
         bare_model, transform, tokenizer, data.context_length, run.evaluation_batch_size, device, run.num_workers
     )
-    broken = BrokenLog(log, data.max_broken_share, lost_at_open(pairs, *evaluation_sets.retrieval.values()))
+    broken = BrokenLog(
+        log,
+        data.max_broken_share,
+        lost_at_open(pairs, *evaluation_sets.retrieval.values()),
+        None if checkpoint is None else checkpoint.state["broken"],
+    )
 
     # loop
     positions = BatchPositions(order, first_step, optim.steps, accelerator.process_index, accelerator.num_processes)
@@ -134,58 +144,66 @@ def train(
         total=optim.steps, initial=first_step, desc=label, unit="step", disable=not accelerator.is_main_process
     )
     model.train()
+    micro_batches = MicroBatches(accelerator, model, optim.micro_batch_size)
     clock = StepClock(optim.global_batch_size)
-    for step, batch in enumerate(clock.timed(batches), start=first_step):
-        set_learning_rate(optimizer, learning_rate_at(step, optim))
-        images = normalize(batch.images.to(device, non_blocking=True), transform.mean, transform.std)
-        token_ids = batch.token_ids.to(device, non_blocking=True)
+    with stop_signals() as stop:
+        for step, batch in enumerate(clock.timed(batches), start=first_step):
+            seed_step(run.seed, step)
+            set_learning_rate(optimizer, learning_rate_at(step, optim))
+            images = normalize(batch.images.to(device, non_blocking=True), transform.mean, transform.std)
+            token_ids = batch.token_ids.to(device, non_blocking=True)
 
-        image_embeddings, text_embeddings, logit_scale = model(images, token_ids)
-        loss = contrastive_loss(image_embeddings, text_embeddings, bare_model.geometry.similarity, logit_scale)
-        global_loss = float(mean_over_processes(loss))
-        check_finite(global_loss, step, bare_model, logit_scale=logit_scale.item())
+            image_embeddings, text_embeddings, logit_scale = micro_batches.embed(images, token_ids)
+            loss = contrastive_loss(image_embeddings, text_embeddings, bare_model.geometry.similarity, logit_scale)
+            global_loss = float(mean_over_processes(loss))
+            check_finite(global_loss, step, bare_model, logit_scale=logit_scale.item())
 
-        accelerator.backward(loss)
-        gradient_norm = None
-        if optim.max_gradient_norm is not None:
-            gradient_norm = float(accelerator.clip_grad_norm_(model.parameters(), optim.max_gradient_norm))
+            micro_batches.backward(loss)
+            # an infinite bound measures the norm and changes nothing
+            max_norm = math.inf if optim.max_gradient_norm is None else optim.max_gradient_norm
+            gradient_norm = float(accelerator.clip_grad_norm_(model.parameters(), max_norm))
             check_finite_gradient(gradient_norm, step)
-        optimizer.step()
-        optimizer.zero_grad()
-        bare_model.logit_scale.clamp_()  # in place, after the step: a clamp in the forward pass would freeze it
+            optimizer.step()
+            optimizer.zero_grad()
+            bare_model.logit_scale.clamp_()  # in place, after the step: a clamp in the forward pass would freeze it
 
-        done = step + 1
-        broken.collect(batch.broken, seen=len(batch.image_ids))
-        progress.update()
-        if done % run.log_every == 0 or done == optim.steps:
-            record = {
-                "step": done,
-                "samples_seen": done * optim.global_batch_size,
-                "loss": global_loss,
-                "logit_scale": logit_scale.item(),
-                "learning_rate": learning_rate_at(step, optim),
-                "gradient_norm": gradient_norm,
-                **clock.read(),
-            }
-            log.write("train", **record)
-            broken.write_new(done)
-            accelerator.log({key: value for key, value in record.items() if value is not None}, step=done)
-            progress.set_postfix(loss=f"{global_loss:.3f}", scale=f"{record['logit_scale']:.1f}")
-        if run.evaluate_every and done % run.evaluate_every == 0:
-            clock.pause()
-            model.eval()
-            metrics = evaluate_retrieval(encoder, validation_pairs).metrics
-            model.train()
-            log.write("evaluate", step=done, data=validation_pairs.name, metrics=metrics)
-            if accelerator.is_main_process:
-                i2t, t2i = 100 * metrics["i2t_recall_at_1"], 100 * metrics["t2i_recall_at_1"]
-                progress.write(
-                    f"step {done}: {validation_pairs.name} R@1 {i2t:.1f} % i2t, {t2i:.1f} % t2i", file=sys.stderr
-                )
-        if done == optim.steps or (run.save_every and done % run.save_every == 0):
-            clock.pause()
-            broken.write_new(done)
-            save_checkpoint(files.checkpoints, done, model, optimizer.optimizer, state)
+            done = step + 1
+            broken.collect(batch.broken, seen=len(batch.image_ids))
+            progress.update()
+            if done % run.log_every == 0 or done == optim.steps:
+                record = {
+                    "step": done,
+                    "samples_seen": done * optim.global_batch_size,
+                    "loss": global_loss,
+                    "logit_scale": logit_scale.item(),
+                    "learning_rate": learning_rate_at(step, optim),
+                    "gradient_norm": gradient_norm,
+                    **clock.read(),
+                }
+                log.write("train", **record)
+                broken.write_new(done)
+                accelerator.log(record, step=done)
+                progress.set_postfix(loss=f"{global_loss:.3f}", scale=f"{record['logit_scale']:.1f}")
+            if run.evaluate_every and done % run.evaluate_every == 0:
+                clock.pause()
+                model.eval()
+                metrics = evaluate_retrieval(encoder, validation_pairs).metrics
+                model.train()
+                log.write("evaluate", step=done, data=validation_pairs.name, metrics=metrics)
+                if accelerator.is_main_process:
+                    i2t, t2i = 100 * metrics["i2t_recall_at_1"], 100 * metrics["t2i_recall_at_1"]
+                    progress.write(
+                        f"step {done}: {validation_pairs.name} R@1 {i2t:.1f} % i2t, {t2i:.1f} % t2i", file=sys.stderr
+                    )
+            asked_to_stop = stop.agreed(device)
+            if done == optim.steps or asked_to_stop or (run.save_every and done % run.save_every == 0):
+                clock.pause()
+                broken.write_new(done)
+                state["broken"] = broken.counts()
+                save_checkpoint(files.checkpoints, done, model, optimizer.optimizer, state, run.keep_checkpoints)
+            if asked_to_stop:
+                progress.close()
+                raise Stopped(done, optim.steps, files.folder)
     progress.close()
 
     # final evaluation
@@ -201,7 +219,7 @@ def main() -> None:
     if arguments.output_dir is not None:
         files = RunFiles(Path(arguments.output_dir))
     accelerator = start_accelerator(config.run, files.folder)
-    if arguments.resume and not files.checkpoints.is_dir():
+    if arguments.resume and not has_checkpoints(files.checkpoints):
         accelerator.print(f"nothing to resume in {files.folder} (another config, data or code has another folder)")
     accelerator.print(f"{PAPER}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}")
     with only_run_in(files) if accelerator.is_main_process else nullcontext():

@@ -185,7 +185,7 @@ def test_broken_test_photographs_are_left_out_with_their_captions_and_counted(da
     write_tar(data / "test.tar", spoilt)
     kept = {key: members for key, members in GOOD_TEST.items() if key not in ("t002", "t005", "t007")}
     write_tar(data / "kept.tar", kept)
-    files = run(data, "data.second_test=kept.tar", "optim.steps=1")
+    files = run(data, "data.second_test=kept.tar", "optim.steps=2")
     with_broken, without = retrieval(files), retrieval(files, "second_test")
     assert with_broken["metrics"] == without["metrics"]
     protocols = with_broken["protocol"], without["protocol"]

@@ -1,12 +1,28 @@
-"""Checkpoints: exact round trip, damage detected anywhere, another model refused."""
+"""Checkpoints: exact round trip, damage detected at any byte, a full disk and another model refused."""
 
 import json
+import random
+import resource
+import shutil
+import subprocess
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from common.run.checkpoint import CheckpointError, last_checkpoint, open_checkpoint, save_checkpoint
+import common.run.checkpoint as checkpoint_module
+from common.run.checkpoint import (
+    FILES,
+    SUMS,
+    CheckpointError,
+    has_checkpoints,
+    last_checkpoint,
+    open_checkpoint,
+    save_checkpoint,
+    set_aside_later,
+)
 
 
 def train(model, optimizer, steps):
@@ -55,24 +71,192 @@ def test_only_the_newest_are_kept_and_no_half_written_folder_stays(tmp_path):
     assert last_checkpoint(tmp_path).state["step"] == 10
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json"])
-@pytest.mark.parametrize("damage", ["cut in half", "one bit", "missing", "empty"])
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, name, damage):
+def saved(folder, *steps, **options):
+    """A run's folder with a checkpoint of each step, of slightly different weights."""
     model, optimizer = make()
-    train(model, optimizer, 1)
-    save_checkpoint(tmp_path, 1, model, optimizer, {})
-    save_checkpoint(tmp_path, 2, model, optimizer, {})
+    for step in steps:
+        train(model, optimizer, 1)
+        save_checkpoint(folder, step, model, optimizer, {"config": {"a": [1, None]}}, **options)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("name", [*FILES, SUMS])
+@pytest.mark.parametrize(
+    "damage", ["cut in half", "last byte cut", "one bit", "missing", "empty", "a folder", "longer"]
+)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, name, damage):
+    saved(tmp_path, 1, 2)
     file = tmp_path / "step-00000002" / name
     content = bytearray(file.read_bytes())
-    if damage == "missing":
-        file.unlink()
-    elif damage == "one bit" and name != "state.json":
+    file.unlink()
+    if damage == "a folder":
+        file.mkdir()
+    elif damage == "one bit":
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
-    else:
-        file.write_bytes(content[: len(content) // 2] if damage == "cut in half" or name == "state.json" else b"")
+    elif damage != "missing":
+        cut = {"cut in half": content[: len(content) // 2], "last byte cut": content[:-1], "empty": b""}
+        file.write_bytes(cut.get(damage, content + b"\n"))
     with pytest.warns(UserWarning, match="step-00000002.*trying the checkpoint before it"):
         assert last_checkpoint(tmp_path).state["step"] == 1
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(draw=st.data())
+def test_a_file_cut_or_flipped_at_any_byte_is_found_and_named(tmp_path, draw):
+    path = tmp_path / "step-00000001"
+    if not path.exists():
+        saved(tmp_path, 1)
+    name = draw.draw(st.sampled_from([*FILES, SUMS]))
+    whole = (path / name).read_bytes()
+    position = draw.draw(st.integers(0, len(whole) - 1))
+    bit = draw.draw(st.none() | st.integers(0, 7))
+    if bit is None:
+        torn = whole[:position]
+    else:
+        torn = whole[:position] + bytes([whole[position] ^ (1 << bit)]) + whole[position + 1 :]
+    try:
+        (path / name).write_bytes(torn)
+        with pytest.raises(CheckpointError, match="step-00000001 is damaged: the sha256 of") as error:
+            open_checkpoint(path)
+        assert name == SUMS or name in str(error.value)
+    finally:
+        (path / name).write_bytes(whole)
+    assert open_checkpoint(path).state["step"] == 1
+
+
+def test_300_faults_of_all_kinds_give_no_silent_load(tmp_path):
+    saved(tmp_path / "whole", 1)
+    whole = tmp_path / "whole" / "step-00000001"
+    choose, found, kinds = random.Random(0), 0, dict.fromkeys(["cut", "flip", "remove", "swap", "type", "half"], 0)
+    for number in range(300):
+        kind = choose.choice(list(kinds))
+        kinds[kind] += 1
+        path = tmp_path / f"step-{number:08d}"
+        shutil.copytree(whole, path)
+        file = path / choose.choice([*FILES, SUMS])
+        content = file.read_bytes()
+        position = choose.randrange(len(content))
+        if kind == "cut":
+            file.write_bytes(content[:position])
+        elif kind == "flip":
+            flipped = content[position] ^ (1 << choose.randrange(8))
+            file.write_bytes(content[:position] + bytes([flipped]) + content[position + 1 :])
+        elif kind == "remove":
+            file.unlink()
+        elif kind == "swap":  # a file of another checkpoint, whole in itself
+            (path / "model.safetensors").write_bytes((path / "optimizer.safetensors").read_bytes())
+        elif kind == "type":  # as if a writer had gone wrong: the sums are right, the content is not
+            key = choose.choice(["format", "step", "optimizer_groups", None])
+            state = json.loads((path / "state.json").read_text())
+            wrong = choose.choice([[1], {"a": 1}, "1", None, True, 1.5]) if key != "optimizer_groups" else None
+            (path / "state.json").write_text(json.dumps(wrong if key is None else {**state, key: wrong}))
+            (path / SUMS).write_text("".join(checkpoint_module._sum_lines(path)))
+        else:  # killed half way through a copy
+            for name in choose.sample([*FILES, SUMS], choose.randrange(1, 4)):
+                (path / name).unlink()
+        with pytest.raises(CheckpointError, match=str(path)):
+            open_checkpoint(path)
+        found += 1
+    assert found == 300
+    assert min(kinds.values()) > 30
+    with (
+        pytest.warns(UserWarning, match="trying the checkpoint before it") as warned,
+        pytest.raises(CheckpointError, match="none of the 300 checkpoints"),
+    ):
+        last_checkpoint(tmp_path)
+    assert len(warned) == 300
+
+
+def test_the_sums_are_those_of_the_standard_tool(tmp_path):
+    if shutil.which("sha256sum") is None:
+        pytest.skip("needs sha256sum")
+    saved(tmp_path, 1)
+    done = subprocess.run(["sha256sum", "-c", SUMS], cwd=tmp_path / "step-00000001", capture_output=True, text=True)
+    assert done.stdout.splitlines() == [f"{name}: OK" for name in FILES]
+
+
+def test_half_written_folders_and_copies_with_other_names_are_no_checkpoints_and_copies_stay(tmp_path):
+    assert not has_checkpoints(tmp_path / "nowhere")
+    (tmp_path / ".writing-step-00000009").mkdir()
+    (tmp_path / ".writing-step-00000009" / "model.safetensors").write_bytes(b"half")
+    assert not has_checkpoints(tmp_path)
+    assert last_checkpoint(tmp_path) is None
+    model, optimizer = saved(tmp_path, 1)
+    shutil.copytree(tmp_path / "step-00000001", tmp_path / "step-00000001-mine")
+    for step in (2, 3, 100_000_000):  # also past eight digits
+        save_checkpoint(tmp_path, step, model, optimizer, {}, keep=2)
+    left = ["step-00000001-mine", "step-00000003", "step-100000000"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    assert last_checkpoint(tmp_path).state["step"] == 100_000_000
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_what_was_there(tmp_path):
+    model, optimizer = saved(tmp_path, 1)
+    content = {file.name: file.read_bytes() for file in (tmp_path / "step-00000001").iterdir()}
+    model_size = len(content["model.safetensors"])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (0, model_size // 2, model_size, len(content["optimizer.safetensors"])):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))  # the system refuses to write more, as if full
+        try:
+            with pytest.raises(CheckpointError) as error:
+                save_checkpoint(tmp_path, 2, model, optimizer, {"filler": "x" * 5000}, keep=1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert str(error.value).startswith(f"cannot write {tmp_path / 'step-00000002'}: ")
+        assert "File too large" in str(error.value)
+        assert str(error.value).endswith("What was saved before stays: step-00000001")
+        assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert content == {file.name: file.read_bytes() for file in (tmp_path / "step-00000001").iterdir()}
+    save_checkpoint(tmp_path, 2, model, optimizer, {}, keep=1)
+    assert last_checkpoint(tmp_path).state["step"] == 2
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    model, optimizer = saved(tmp_path, 1)
+    with torch.no_grad():
+        model[0].bias[1] = float("inf")
+        model[2].weight[0, 0] = float("nan")
+    with pytest.raises(CheckpointError, match=r"after step 2 these are not finite: 0\.bias, 2\.weight"):
+        save_checkpoint(tmp_path, 2, model, optimizer, {})
+    model, optimizer = make()
+    model.register_buffer("queue", torch.tensor([1.0, float("nan")]))
+    train(model, optimizer, 1)
+    with pytest.raises(CheckpointError, match="not finite: queue; earlier checkpoints in"):
+        save_checkpoint(tmp_path, 2, model, optimizer, {})
+    assert last_checkpoint(tmp_path).state["step"] == 1
+
+
+def test_buffers_travel_with_the_weights_and_may_be_infinite(tmp_path):
+    model, optimizer = make()
+    model.register_buffer("paths", torch.tensor([0.5, float("inf")]))
+    model.register_buffer("pointer", torch.tensor(3))
+    train(model, optimizer, 1)
+    save_checkpoint(tmp_path, 1, model, optimizer, {})
+    tensors = last_checkpoint(tmp_path).model_tensors()
+    assert tensors["paths"].tolist() == [0.5, float("inf")]
+    assert (tensors["pointer"].dtype, tensors["pointer"].item()) == (torch.int64, 3)
+
+
+def test_tied_weights_are_saved_and_stay_tied(tmp_path):
+    def tied():
+        model, _ = make()
+        model.append(nn.Linear(3, 5, bias=False))
+        model[3].weight = model[0].weight
+        model.register_buffer("part", model[1].weight.detach()[1:3])
+        return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+
+    model, optimizer = tied()
+    model[2](model[1](model[0](torch.ones(2, 3)))).sum().backward()
+    optimizer.step()
+    save_checkpoint(tmp_path, 1, model, optimizer, {})
+    other, other_optimizer = tied()
+    checkpoint = last_checkpoint(tmp_path)
+    checkpoint.load_model(other)
+    checkpoint.load_optimizer(other, other_optimizer)
+    assert other[3].weight is other[0].weight
+    assert torch.equal(other[0].weight, model[0].weight)
+    assert torch.equal(other.part, model[1].weight[1:3])
 
 
 def test_checkpoints_that_cannot_be_used_are_an_error_and_no_fresh_start(tmp_path):
@@ -85,16 +269,42 @@ def test_checkpoints_that_cannot_be_used_are_an_error_and_no_fresh_start(tmp_pat
         last_checkpoint(tmp_path)
 
 
-def test_damaged_later_checkpoints_do_not_push_out_a_new_one(tmp_path):
-    model, optimizer = make()
-    train(model, optimizer, 1)
-    for step in (100, 500, 600):
-        save_checkpoint(tmp_path, step, model, optimizer, {}, keep=3)
+def test_damaged_later_checkpoints_are_set_aside_and_do_not_push_out_a_new_one(tmp_path):
+    model, optimizer = saved(tmp_path, 100, 500, 600, keep=3)
     for step in (500, 600):
         (tmp_path / f"step-{step:08d}" / "model.safetensors").write_bytes(b"damaged")
+    for _ in range(2):  # the same ones once more, as after a second accident
+        set_aside_later(tmp_path, 100)
+        shutil.copytree(tmp_path / "damaged-step-00000500", tmp_path / "step-00000500")
+    set_aside_later(tmp_path, 100)
     save_checkpoint(tmp_path, 200, model, optimizer, {})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000100", "step-00000200"]
-    assert last_checkpoint(tmp_path).state["step"] == 200
+    save_checkpoint(tmp_path, 500, model, optimizer, {})
+    left = ["damaged-step-00000500", "damaged-step-00000600", "step-00000200", "step-00000500"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    assert last_checkpoint(tmp_path).state["step"] == 500
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_there_is_a_whole_checkpoint_at_every_moment_of_a_save(tmp_path, monkeypatch, keep):
+    model, optimizer = saved(tmp_path, 1, keep=keep)
+    seen = []
+
+    def look(function):
+        def looking(*arguments, **options):
+            seen.append(last_checkpoint(tmp_path).state["step"])
+            result = function(*arguments, **options)
+            seen.append(last_checkpoint(tmp_path).state["step"])
+            return result
+
+        return looking
+
+    for name in ("save_file", "_flush"):
+        monkeypatch.setattr(checkpoint_module, name, look(getattr(checkpoint_module, name)))
+    monkeypatch.setattr(shutil, "rmtree", look(shutil.rmtree))
+    save_checkpoint(tmp_path, 2, model, optimizer, {}, keep=keep)
+    assert set(seen) == {1, 2}
+    assert seen == sorted(seen)
+    assert len(seen) >= 16
 
 
 def test_a_checkpoint_of_another_model_is_refused_with_the_parameters_named(tmp_path):
@@ -108,9 +318,15 @@ def test_a_checkpoint_of_another_model_is_refused_with_the_parameters_named(tmp_
 
 
 def test_folders_that_are_no_checkpoints_are_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"no checkpoint: it has no state\.json"):
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint: model\.safetensors, .*SHA256SUMS missing"):
         open_checkpoint(tmp_path)
-    (tmp_path / "state.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(CheckpointError, match="format 99; accepted: 1"):
-        open_checkpoint(tmp_path)
+    saved(tmp_path, 1)
+    path = tmp_path / "step-00000001"
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps({**state, "format": 99}))
+    with pytest.raises(CheckpointError, match=r"the sha256 of state\.json is not the one in SHA256SUMS"):
+        open_checkpoint(path)
+    (path / SUMS).write_text("".join(checkpoint_module._sum_lines(path)))
+    with pytest.raises(CheckpointError, match=f"format 99; accepted: {checkpoint_module.FORMAT}"):
+        open_checkpoint(path)
     assert last_checkpoint(tmp_path / "nowhere") is None

@@ -2,20 +2,27 @@
 
 import dataclasses
 import json
+import multiprocessing
+import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs
+from common.data.broken import BrokenSample, TooManyBroken
+from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs, training_batches
 from common.run.checkpoint import save_checkpoint
 from common.run.config import ConfigError, DataConfig, OptimConfig, override, to_dict
 from common.run.log import RunLog, read_log
-from common.run.order import SampleOrder
+from common.run.order import BatchPositions, SampleOrder
 from common.run.session import (
+    BrokenLog,
     NonFiniteLoss,
     RunFiles,
     StepClock,
@@ -25,7 +32,10 @@ from common.run.session import (
     evaluation_code,
     only_run_in,
     run_key,
+    run_or_explain,
+    seed_step,
 )
+from common.run.stop import Stopped, leave_signals_to_trainer, stop_signals
 from oblique_topology.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,22 +96,171 @@ def test_an_evaluation_between_steps_is_not_counted(fake_time):
     assert readings[0]["data_wait_share"] == 0.0
 
 
-def test_a_fresh_run_does_not_write_over_one_that_is_there(tmp_path):
-    files = RunFiles(tmp_path)
-    assert checkpoint_to_resume(files, False, Config()) is None
+def save(files, step, config=None, data="data", **state):
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    save_checkpoint(files.checkpoints, 7, model, optimizer, {"config": to_dict(Config())})
+    plain = to_dict(Config()) if config is None else config
+    save_checkpoint(files.checkpoints, step, model, optimizer, {"config": plain, "data_fingerprint": data, **state})
+
+
+def test_a_fresh_run_does_not_write_over_one_that_is_there(tmp_path):
+    files = RunFiles(tmp_path)
+    assert checkpoint_to_resume(files, False, Config(), "data") is None
+    save(files, 7)
     with pytest.raises(ConfigError, match="holds a run up to step 7: add --resume"):
-        checkpoint_to_resume(files, False, Config())
-    assert checkpoint_to_resume(files, True, Config()).state["step"] == 7
-    elsewhere = override(Config(), ["data.root=/moved", "run.num_workers=3", "run.log_every=7"])
-    assert checkpoint_to_resume(files, True, elsewhere).state["step"] == 7
+        checkpoint_to_resume(files, False, Config(), "data")
+    assert checkpoint_to_resume(files, True, Config(), "data").state["step"] == 7
+
+
+def test_a_run_goes_on_elsewhere_and_with_other_hardware_but_not_as_another_run(tmp_path):
+    files = RunFiles(tmp_path)
+    save(files, 7)
+    same = [
+        "data.root=/moved", "run.num_workers=3", "run.log_every=7", "run.keep_checkpoints=5",
+        "optim.micro_batch_size=16",
+    ]  # fmt: skip
+    assert checkpoint_to_resume(files, True, override(Config(), same), "data").state["step"] == 7
     for change in ("optim.learning_rate=0.5", "run.seed=1", "data.image_size=24", "method.logit_scale_max=50"):
         with pytest.raises(ConfigError, match=rf"holds a run of another config: {change.partition('=')[0]} "):
-            checkpoint_to_resume(files, True, override(Config(), [change]))
+            checkpoint_to_resume(files, True, override(Config(), [change]), "data")
+    with pytest.raises(ConfigError, match="holds a run on other training data"):
+        checkpoint_to_resume(files, True, Config(), "other data")
+
+
+def test_a_setting_that_the_code_has_learnt_since_has_had_its_default(tmp_path):
+    files, older = RunFiles(tmp_path), to_dict(Config())
+    del older["optim"]["beta2"], older["model"]["text"]["mlp_ratio"]
+    save(files, 7, older)
+    assert checkpoint_to_resume(files, True, Config(), "data").state["step"] == 7
+    with pytest.raises(ConfigError, match=r"optim\.beta2 0\.98 -> 0\.9$"):
+        checkpoint_to_resume(files, True, override(Config(), ["optim.beta2=0.9"]), "data")
+
+
+def test_a_resume_sets_damaged_later_checkpoints_aside_and_a_look_does_not(tmp_path):
+    files = RunFiles(tmp_path)
+    for step in (7, 9):
+        save(files, step)
+    (files.checkpoints / "step-00000009" / "model.safetensors").write_bytes(b"")
+    for _ in range(2):
+        with (
+            pytest.warns(UserWarning, match="step-00000009 is damaged"),
+            pytest.raises(ConfigError, match="up to step 7"),
+        ):
+            checkpoint_to_resume(files, False, Config(), "data")
+    with pytest.warns(UserWarning, match="step-00000009 is damaged"):
+        assert checkpoint_to_resume(files, True, Config(), "data").state["step"] == 7
+    assert sorted(path.name for path in files.checkpoints.iterdir()) == ["damaged-step-00000009", "step-00000007"]
+
+
+def test_what_a_step_draws_depends_on_seed_step_and_process_alone(monkeypatch):
+    def draws(seed, step):
+        seed_step(seed, step)
+        return tuple(torch.rand(4).tolist())
+
+    first = draws(0, 5)
+    torch.rand(17)
+    assert draws(0, 5) == first
+    monkeypatch.setattr("common.run.session.rank", lambda: 1)
+    assert draws(0, 5) != first
+    monkeypatch.undo()
+    assert len({draws(seed, step) for seed in range(3) for step in range(100)}) == 300
+
+
+def test_broken_samples_are_counted_over_a_resume_and_judged_over_the_whole_run(tmp_path):
+    def broken(count):
+        return [BrokenSample("shard.tar", f"k{number}", "picture cannot be decoded") for number in range(count)]
+
+    log = RunLog(tmp_path / "log.jsonl")
+    whole = BrokenLog(log, max_share=0.01, at_open=[])
+    whole.collect(broken(4), seen=996)
+    whole.collect(broken(6), seen=994)
+    assert whole.counts() == {"seen": 0, "broken": 0}
+    whole.write_new(step=2)
+    whole.write_new(step=3)  # nothing new, no line
+    assert whole.counts() == {"seen": 2000, "broken": 10}
+    assert [(record["step"], record["count"]) for record in read_log(log.path)] == [(2, 10)]
+
+    resumed = BrokenLog(log, max_share=0.01, at_open=[], counted=json.loads(json.dumps(whole.counts())))
+    resumed.collect(broken(20), seen=80)
+    resumed.write_new(step=4)  # 30 of 2,100: as much above 21 as chance may bring
+    resumed.collect(broken(8), seen=0)
+    with pytest.raises(TooManyBroken, match="38 of 2108 samples are broken"):
+        resumed.write_new(step=5)
+    forgetful = BrokenLog(log, max_share=0.01, at_open=[])
+    forgetful.collect(broken(20), seen=80)
+    with pytest.raises(TooManyBroken, match="20 of 100"):
+        forgetful.write_new(step=4)
+    assert [record["step"] for record in read_log(log.path)] == [2, 4, 5, 4]  # named before the run stops
+
+
+def test_signals_are_noted_within_and_as_before_outside():
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
+    cpu = torch.device("cpu")
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        with stop_signals() as stop:
+            assert not stop.agreed(cpu)
+            os.kill(os.getpid(), number)
+            assert stop.agreed(cpu)
+            os.kill(os.getpid(), number)  # an impatient second one does no harm
+            assert stop.agreed(cpu)
+    with pytest.raises(KeyError), stop_signals():
+        raise KeyError
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
+
+
+def test_outside_the_main_thread_a_run_trains_without_looking_at_signals():
+    found = []
+
+    def elsewhere():
+        with stop_signals() as stop:
+            found.append((stop.agreed(torch.device("cpu")), signal.getsignal(signal.SIGTERM)))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [(False, before)]
+
+
+def stuck_worker(ready):
+    leave_signals_to_trainer(0)
+    ready.set()
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_stuck_loader_worker_obeys_its_trainer_and_nobody_else(method):
+    context = multiprocessing.get_context(method)
+    ready = context.Event()
+    worker = context.Process(target=stuck_worker, args=(ready,), daemon=True)
+    worker.start()
+    assert ready.wait(60)
+    for number in ("TERM", "USR1", "TERM"):
+        subprocess.run(["kill", f"-{number}", str(worker.pid)], check=True)
+    worker.join(0.3)
+    assert worker.is_alive()
+    worker.terminate()  # as torch and multiprocessing do at the end
+    worker.join(20)
+    assert worker.exitcode == 0
+
+
+def test_the_training_loader_leaves_signals_to_the_trainer():
+    view = TrainingView(None, SampleOrder(16, 8, 0), None, None, 4)
+    loader = training_batches(view, BatchPositions(view.order, 0, 1), 2, pin_memory=False)
+    assert loader.worker_init_fn is leave_signals_to_trainer
+
+
+def test_a_stopped_run_ends_with_its_message_and_status_143(capsys, tmp_path):
+    def main():
+        raise Stopped(40, 600, tmp_path)
+
+    with pytest.raises(SystemExit) as end:
+        run_or_explain(main)
+    assert end.value.code == 143
+    message = f"asked to stop: saved at step 40 of 600 in {tmp_path}; the same command goes on from there"
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_a_folder_is_held_by_one_run(tmp_path):

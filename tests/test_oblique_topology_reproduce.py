@@ -131,7 +131,7 @@ def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):
     small = [
         "optim.steps=4", "optim.global_batch_size=32", "model.image.width=32", "model.text.width=32",
         "model.image.heads=2", "model.text.heads=2", "model.image.layers=1", "model.text.layers=1",
-        "run.num_workers=0", "run.evaluate_every=0",
+        "run.num_workers=0", "run.evaluate_every=0", "optim.warmup_steps=1",
         "data.train=flickr8k-val-*.tar", "run.save_every=0", "data.image_size=32",
     ]  # fmt: skip
     root = str(data_dir / "flickr8k")
@@ -150,7 +150,7 @@ def test_the_smoke_table_runs_from_the_command_line_of_make(tmp_path):
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
     environment["CUDA_VISIBLE_DEVICES"] = ""
     done = subprocess.run(
-        ["make", f"PY={sys.executable}", "reproduce-table2", "SCALE=smoke", f"OUTPUT={tmp_path}", "SET=optim.steps=1"],
+        ["make", f"PY={sys.executable}", "reproduce-table2", "SCALE=smoke", f"OUTPUT={tmp_path}", "SET=optim.steps=2"],
         cwd=ROOT, capture_output=True, text=True, env=environment, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,8 @@ import torch
 from accelerate import Accelerator
 
 from common.data.pairs import open_training_pairs
-from common.run.checkpoint import CheckpointError, last_checkpoint, open_checkpoint
+from common.geometry import Sphere
+from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint
 from common.run.config import ConfigError, load_row, override
 from common.run.log import read_log
 from common.run.session import NonFiniteLoss, RunFiles
@@ -18,6 +19,7 @@ from oblique_topology.evaluate import load_encoder
 from oblique_topology.model import build_model
 from oblique_topology.train import train
 
+SHORT_END = ("run.evaluate_every=0", "data.num_test=4", "data.num_labelled=4")  # where the evaluation is not the point
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 
 
@@ -112,9 +114,62 @@ def test_the_logit_scale_stays_within_its_bounds_and_frozen_stays_put(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_norms(tmp_path):
+    too_fast = ("optim.learning_rate=1.0e+30", "optim.max_gradient_norm=null", "method.logit_scale_max=null")
     with pytest.raises(NonFiniteLoss, match=r"loss is nan at step \d+ .*logit_scale.*Largest norms"):
-        run(tmp_path, "optim.learning_rate=1.0e+30", "optim.max_gradient_norm=null", "method.logit_scale_max=null")
+        run(tmp_path, *too_fast)
     assert not (tmp_path / "evaluation.json").exists()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_gradient_that_is_not_finite_stops_an_unclipped_run_before_the_weights_are_spoilt(tmp_path, monkeypatch):
+    similarity, calls = Sphere.similarity, []
+
+    def spoilt_at_the_third_step(self, images, texts):
+        calls.append(1)
+        if len(calls) == 3:
+            images.register_hook(lambda gradient: gradient * float("nan"))
+        return similarity(self, images, texts)
+
+    monkeypatch.setattr(Sphere, "similarity", spoilt_at_the_third_step)
+    with pytest.raises(NonFiniteLoss, match=r"the gradient norm is nan at step 2, while the loss is finite"):
+        run(tmp_path, *SHORT_END, "optim.max_gradient_norm=null", "run.save_every=1")
+    assert last_checkpoint(tmp_path / "checkpoints").state["step"] == 2
+
+
+def test_without_clipping_the_norm_is_measured_and_nothing_is_changed(unbroken, tmp_path):
+    norms = [record["gradient_norm"] for record in read_log(unbroken.log) if record["event"] == "train"]
+    above_all = run(tmp_path / "loose", *SHORT_END, f"optim.max_gradient_norm={10 * max(norms)}")
+    none = run(tmp_path / "none", *SHORT_END, "optim.max_gradient_norm=null")
+    assert losses(none) == losses(above_all)
+    assert losses(none) != losses(unbroken)
+    assert all(record["gradient_norm"] > 0 for record in read_log(none.log) if record["event"] == "train")
+
+
+def test_micro_batches_train_as_one_batch(unbroken, tmp_path):
+    for size in (5, 16):
+        files = run(tmp_path / str(size), *SHORT_END, f"optim.micro_batch_size={size}")
+        exact = size == 16
+        assert losses(files) == (losses(unbroken) if exact else pytest.approx(losses(unbroken), rel=1e-5))
+
+
+def test_a_run_may_go_on_in_other_micro_batches(unbroken, tmp_path):
+    half = tmp_path / "half"
+    shutil.copytree(unbroken.folder, half)
+    shutil.rmtree(half / "checkpoints" / "step-00000006")
+    files = run(half, "optim.micro_batch_size=4", resume=True)
+    assert losses(files) == pytest.approx(losses(unbroken), rel=1e-5)
+
+
+def test_as_many_checkpoints_stay_as_the_config_says(tmp_path):
+    files = run(tmp_path, *SHORT_END, "run.save_every=1", "run.keep_checkpoints=3")
+    assert sorted(path.name for path in files.checkpoints.iterdir()) == [f"step-0000000{step}" for step in (4, 5, 6)]
+
+
+def test_a_warm_up_longer_than_the_run_is_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"optim\.warmup_steps = 2 is more than optim\.steps = 1: .*accepted: at most 1"
+    ):
+        run(tmp_path, "optim.steps=1")
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path):
@@ -140,9 +195,6 @@ def test_a_checkpoint_rebuilds_its_model_and_refuses_another(unbroken, tmp_path)
     with pytest.raises(ConfigError, match=r"model.image.layers=2 would change a trained model"):
         load_encoder(checkpoint, torch.device("cpu"), ["model.image.layers=2"])
 
-    foreign = tmp_path / "foreign"
-    shutil.copytree(checkpoint.path, foreign)
-    state = json.loads((foreign / "state.json").read_text())
-    (foreign / "state.json").write_text(json.dumps({**state, "paper": "euclip"}))
+    foreign = Checkpoint(checkpoint.path, {**checkpoint.state, "paper": "euclip"})
     with pytest.raises(CheckpointError, match="belongs to euclip; accepted: oblique_topology"):
-        load_encoder(open_checkpoint(foreign), torch.device("cpu"))
+        load_encoder(foreign, torch.device("cpu"))

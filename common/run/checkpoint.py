@@ -1,16 +1,19 @@
 """Checkpoints: a folder of safetensors and JSON, written whole or not at all, loaded without executing anything.
 
     step-00000250/
-        model.safetensors       parameters and buffers of the unwrapped model
+        model.safetensors       parameters and buffers of the unwrapped model, momentum encoder and queue included
         optimizer.safetensors   AdamW's state, by parameter name
-        state.json              step, config, preprocessing, tokenizer, geometry, and the sha256 of the other files
-The folder is written under another name and renamed when complete. A torn one fails its hashes and the one before it
-is used. The order of samples needs no state beyond the step (common/run/order.py); nothing in training draws from a
-global random generator after the model is built.
+        state.json              step, config, preprocessing, tokenizer, geometry, counts of broken samples
+        SHA256SUMS              of the three files; `sha256sum -c SHA256SUMS` checks it too
+The folder is written under a hidden name, flushed to the disk and renamed when complete, and only then are older ones
+removed. A torn one fails its sums and the one before it is used. Nothing else needs saving: the order of samples is a
+function of the position (common/run/order.py), and what a step draws a function of the step (session.seed_step).
 """
 
 import hashlib
 import json
+import os
+import re
 import shutil
 import warnings
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -27,14 +31,16 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from common.distributed import is_main_process, wait_for_everyone
+from common.distributed import gather_objects, is_main_process
 
-FORMAT = 1
+FORMAT = 2
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+SUMS = "SHA256SUMS"
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used; the message is meant for the user as it stands."""
+    """A checkpoint that cannot be used or written; the message is meant for the user as it stands."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class Checkpoint:
     state: dict[str, Any]
 
     def model_tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by name, on the CPU."""
         return load_file(self.path / "model.safetensors")
 
     def load_model(self, model: nn.Module) -> None:
@@ -88,65 +95,103 @@ class Checkpoint:
 def save_checkpoint(
     folder: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], keep: int = 2
 ) -> None:
-    """Writes folder/step-XXXXXXXX atomically and removes all but the newest `keep`. Call on every process.
+    """Writes folder/step-XXXXXXXX atomically, then removes all but the newest `keep`. Call on every process.
 
     Args:
         folder: of this run's checkpoints.
         step: optimiser updates made.
         model, optimizer: as trained (DDP or FSDP wrapped or not); tensors are gathered before writing.
         state: JSON values that rebuild the model and its preprocessing.
-        keep: how many checkpoints stay.
+        keep: how many checkpoints stay, at least 1.
+    Raises:
+        CheckpointError: on every process, if the disk is full or cannot be written, or if a trained parameter is not
+            finite or a buffer holds NaN; the checkpoints that were there before are left as they are.
     """
     tensors = get_model_state_dict(model, options=_FULL)
     optimizer_state = get_optimizer_state_dict(model, optimizer, options=_FULL)
+    problem = None
     if is_main_process():
-        path = folder / f"step-{step:08d}"
-        temporary = folder / f".writing-{path.name}"
-        shutil.rmtree(temporary, ignore_errors=True)
+        trained = optimizer_state["state"]
+        spoilt = sorted(  # a buffer may hold infinity, say for "no path", but nothing may hold NaN
+            name
+            for name, tensor in tensors.items()
+            if tensor.isnan().any() or (name in trained and not tensor.isfinite().all())
+        )
+        if spoilt:
+            shown = ", ".join(spoilt[:4]) + (f" and {len(spoilt) - 4} more" if len(spoilt) > 4 else "")
+            problem = (
+                f"not saved: after step {step} these are not finite: {shown}; earlier checkpoints in "
+                f"{folder} stay. Try a lower optim.learning_rate."
+            )
+        else:
+            problem = _write(folder, step, tensors, optimizer_state, state, keep)
+    problem = gather_objects(problem)[0]  # every process waits here and learns whether the main one could write
+    if problem is not None:
+        raise CheckpointError(problem)
+
+
+def _write(
+    folder: Path,
+    step: int,
+    tensors: dict[str, torch.Tensor],
+    optimizer_state: dict[str, Any],
+    state: dict[str, Any],
+    keep: int,
+) -> str | None:
+    """What the main process does; returns what went wrong, in words."""
+    path = folder / f"step-{step:08d}"
+    temporary = folder / f".writing-{path.name}"
+    try:
+        for leftover in folder.glob(".writing-*"):  # of a run that was killed
+            shutil.rmtree(leftover)
         temporary.mkdir(parents=True)
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / "model.safetensors")
+        save_file(_without_shared_memory(tensors), temporary / "model.safetensors")
         flat = {
-            f"{name}/{entry}": torch.as_tensor(value).contiguous()
+            f"{name}/{entry}": torch.as_tensor(value)
             for name, entries in optimizer_state["state"].items()
             for entry, value in entries.items()
         }
-        save_file(flat, temporary / "optimizer.safetensors")
-        content = {
-            "format": FORMAT,
-            "step": step,
-            **state,
-            "optimizer_groups": optimizer_state["param_groups"],
-            "sha256": {file.name: _sha256(file) for file in sorted(temporary.iterdir())},
-        }
+        save_file(_without_shared_memory(flat), temporary / "optimizer.safetensors")
+        content = {"format": FORMAT, "step": step, **state, "optimizer_groups": optimizer_state["param_groups"]}
         (temporary / "state.json").write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
-        shutil.rmtree(path, ignore_errors=True)
+        (temporary / SUMS).write_bytes("".join(_sum_lines(temporary)).encode())
+        for name in (*FILES, SUMS):
+            _flush(temporary / name)
+        shutil.rmtree(path, ignore_errors=True)  # of the same step, and damaged: a resume has passed over it
         temporary.rename(path)
-        # of later steps there can only be what a resume has passed over as damaged
-        earlier = [old for old in _step_folders(folder) if old.name <= path.name]
-        for old in [*earlier[:-keep], *(old for old in _step_folders(folder) if old.name > path.name)]:
-            shutil.rmtree(old)
-    wait_for_everyone()
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        before = [old.name for old in _step_folders(folder)]
+        return f"cannot write {path}: {error}. What was saved before stays: {', '.join(before) or 'nothing'}"
+    for old in [old for old in _step_folders(folder) if _step_of(old) <= step][:-keep]:
+        shutil.rmtree(old, ignore_errors=True)  # what cannot be removed now is tried again at the next save
+    return None
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Checks one checkpoint folder.
+    """Checks one checkpoint folder, every byte of it.
 
     Raises:
-        CheckpointError: not a checkpoint, an unknown format, or a file whose hash is wrong.
+        CheckpointError: not a checkpoint, a missing or damaged file, an unknown format.
     """
+    missing = [name for name in (*FILES, SUMS) if not (path / name).is_file()]
+    if missing:
+        raise CheckpointError(f"{path} is no whole checkpoint: {', '.join(missing)} missing")
+    recorded, found = (path / SUMS).read_bytes(), [line.encode() for line in _sum_lines(path)]
+    if recorded != b"".join(found):
+        differing = [name for name, line in zip(FILES, found) if line not in recorded] or [SUMS]
+        raise CheckpointError(f"{path} is damaged: the sha256 of {', '.join(differing)} is not the one in {SUMS}")
     state_path = path / "state.json"
-    if not state_path.is_file():
-        raise CheckpointError(f"{path} is no checkpoint: it has no state.json")
     try:
-        state = json.loads(state_path.read_text(encoding="utf-8"))
+        state = json.loads(state_path.read_bytes())
     except ValueError as error:
-        raise CheckpointError(f"{state_path} is damaged: {error}") from error
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"{state_path} has format {state.get('format')!r}; accepted: {FORMAT}")
-    for name, expected in state["sha256"].items():
-        file = path / name
-        if not file.is_file() or _sha256(file) != expected:
-            raise CheckpointError(f"{file} is missing or damaged: its sha256 is not the one in state.json")
+        raise CheckpointError(f"{state_path} is no JSON: {error}") from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        found_format = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise CheckpointError(f"{state_path} has format {found_format!r}; accepted: {FORMAT}")
+    if type(state.get("step")) is not int or state["step"] < 0 or not isinstance(state.get("optimizer_groups"), list):
+        raise CheckpointError(f"{state_path} is not what save_checkpoint writes: step {state.get('step')!r}")
     return Checkpoint(path, state)
 
 
@@ -162,16 +207,69 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
             return open_checkpoint(path)
         except CheckpointError as error:
             last = error
-            warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=2)
+            if is_main_process():
+                warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=2)
     if paths:
-        raise CheckpointError(f"none of the {len(paths)} checkpoints in {folder} can be used; the oldest: {last}")
+        raise CheckpointError(
+            f"none of the {len(paths)} checkpoints in {folder} can be used; the oldest: {last}. "
+            "To start anew, remove that folder or choose another"
+        )
     return None
 
 
+def has_checkpoints(folder: Path) -> bool:
+    """Whether a run has got as far as its first checkpoint, whole or not."""
+    return bool(_step_folders(folder))
+
+
+def set_aside_later(folder: Path, step: int) -> None:
+    """Renames checkpoints of later steps to damaged-step-XXXXXXXX; call on the main process of a run that resumes.
+
+    Of later steps there can only be what the resume has passed over. It is kept for whoever wants to look, but is no
+    longer counted among those that `save_checkpoint` keeps.
+    """
+    for path in _step_folders(folder):
+        if _step_of(path) > step:
+            aside = folder / f"damaged-{path.name}"
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+
+
 def _step_folders(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*")) if folder.is_dir() else []
+    """Checkpoint folders, oldest first; a copy that a user has named otherwise is not one."""
+    found = folder.glob("step-*") if folder.is_dir() else []
+    return sorted((path for path in found if re.fullmatch(r"step-\d+", path.name) and path.is_dir()), key=_step_of)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tied weights become copies: safetensors refuses tensors that share memory."""
+    seen: set[int] = set()
+    own = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone(memory_format=torch.contiguous_format) if storage in seen else tensor.contiguous()
+        seen.add(storage)
+    return own
+
+
+def _sum_lines(path: Path) -> list[str]:
+    lines = []
+    for name in FILES:
+        with (path / name).open("rb") as file:
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
+    return lines
+
+
+def _flush(path: Path) -> None:
+    """Makes sure that a file or a folder's entries are on the disk, not only on their way to it."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

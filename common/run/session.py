@@ -18,12 +18,14 @@ from accelerate import Accelerator
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from common.data.broken import BrokenSample, BrokenSamples, TooManyBroken
-from common.distributed import gather_objects, leave_process_group, wait_for_everyone
+from common.distributed import gather_objects, is_main_process, leave_process_group, rank, wait_for_everyone
 from common.encoders.two_towers import TwoTowers
-from common.run.checkpoint import Checkpoint, last_checkpoint
+from common.random_keys import derive_key
+from common.run.checkpoint import Checkpoint, last_checkpoint, set_aside_later
 from common.run.config import ConfigError, RunConfig, to_dict
 from common.run.log import RunLog, read_log
 from common.run.provenance import ROOT, code_fingerprint, git_revision, hardware, hash_of
+from common.run.stop import STOPPED_EXIT_STATUS, Stopped
 
 # what cannot change the trained weights
 _NOT_TRAINING = ("common/report", "common/evaluation")
@@ -145,11 +147,22 @@ class BrokenLog:
         log: of the run.
         max_share: of the samples seen; see BrokenSamples.
         at_open: what the training set could not even index; named in the log at once.
+        counted: `counts()` as a checkpoint holds them, so that a resumed run judges the whole run; None = a fresh run.
     """
 
-    def __init__(self, log: RunLog, max_share: float, at_open: list[BrokenSample]) -> None:
-        self.log, self.new = log, []
-        self.samples = BrokenSamples(max_share=max_share)
+    def __init__(
+        self,
+        log: RunLog,
+        max_share: float,
+        at_open: list[BrokenSample],
+        counted: dict[str, int] | None = None,
+    ) -> None:
+        self.log = log
+        self.new: list[BrokenSample] = []  # of this process, since the last line in the log
+        self.good = 0  # likewise
+        self.samples = BrokenSamples(max_share=max_share)  # of all processes, up to the last line
+        if counted is not None:
+            self.samples.seen, self.samples.count = counted["seen"], counted["broken"]
         if at_open and log.enabled:
             record = {
                 "event": "broken", "step": 0, "count": len(at_open), "samples": [str(sample) for sample in at_open]
@@ -158,23 +171,41 @@ class BrokenLog:
                 log.write(**record)
 
     def collect(self, broken: list[BrokenSample], seen: int) -> None:
-        """Takes in one batch of this process.
-
-        Raises:
-            ValueError: if more than the allowed share of this process's samples is broken.
-        """
+        """Takes in one batch of this process."""
         self.new += broken
-        self.samples.saw(seen)
-        for sample in broken:
-            self.samples.record(sample)
-        self.samples.check()
+        self.good += seen
 
     def write_new(self, step: int) -> None:
-        """Logs what came up since the last call; call on every process."""
-        new = [str(sample) for share in gather_objects(self.new) for sample in share]
-        self.new = []
+        """Logs what came up since the last call; call on every process, before a checkpoint too.
+
+        Raises:
+            TooManyBroken: on every process, if more than the allowed share of all samples is broken.
+        """
+        new = []
+        for good, broken in gather_objects((self.good, self.new)):
+            self.samples.saw(good)
+            for sample in broken:
+                self.samples.record(sample)
+                new.append(str(sample))
+        self.new, self.good = [], 0
         if new:
             self.log.write("broken", step=step, count=len(new), samples=new)
+        self.samples.check()
+
+    def counts(self) -> dict[str, int]:
+        """For the checkpoint: samples seen and broken, over all processes, up to the last `write_new`."""
+        return {"seen": self.samples.seen, "broken": self.samples.count}
+
+
+def seed_step(seed: int, step: int) -> None:
+    """Seeds what one step draws on this process (dropout, patch dropout) from (seed, step, process).
+
+    Call it at the start of every step. A resumed run then draws what the unbroken one would have drawn, without a
+    saved generator, and whatever an evaluation or a loader drew in between. What is drawn depends on the number of
+    processes and on optim.micro_batch_size, since each draws for its own part of the batch. Only torch's generators are
+    used in a step (CPU and accelerators alike); Python's and NumPy's are not.
+    """
+    torch.manual_seed(derive_key("draws of a step", seed, step, rank()))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -232,12 +263,21 @@ class StepClock:
         self._start, self._waited, self._steps, self._paused = time.perf_counter(), 0.0, 0, False
 
 
-def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any) -> Checkpoint | None:
+def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_fingerprint: str) -> Checkpoint | None:
     """The last whole checkpoint if the run is to go on, None for a fresh run. Call on every process.
 
+    Damaged checkpoints of later steps are set aside, with a warning. The number of processes, of loader workers and of
+    micro-batches may be another than before.
+
+    Args:
+        files: of the run.
+        resume: whether the user wants to go on.
+        config: as it is now.
+        data_fingerprint: of the training set; a checkpoint's state holds it under this name.
     Raises:
-        ConfigError: if a fresh run would write over one that is there, if the run there has another config, or if
-            the processes do not see the same checkpoint.
+        CheckpointError: if there are checkpoints and none is whole.
+        ConfigError: if a fresh run would write over one that is there, if the run there has another config or other
+            training data, or if the processes do not see the same checkpoint.
     """
     found = last_checkpoint(files.checkpoints)
     steps = gather_objects(None if found is None else found.state["step"])
@@ -250,12 +290,18 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any) -> Checkpoi
             f"{files.folder} holds a run up to step {found.state['step']}: add --resume to go on from there, "
             "or choose another --output-dir"
         )
-    before, now = _what_resume_keeps(found.state["config"]), _what_resume_keeps(to_dict(config))
+    now = _what_resume_keeps(to_dict(config))
+    # what the code has learnt since is taken to have had its default
+    before = _what_resume_keeps(to_dict(type(config)())) | _what_resume_keeps(found.state["config"])
     changed = [
         f"{key} {before.get(key)} -> {now.get(key)}" for key in {**before, **now} if before.get(key) != now.get(key)
     ]
     if changed:
         raise ConfigError(f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}")
+    if found.state["data_fingerprint"] != data_fingerprint:
+        raise ConfigError(f"{files.folder} holds a run on other training data than data.train and data.root name now")
+    if is_main_process():
+        set_aside_later(files.checkpoints, found.state["step"])
     return found
 
 
@@ -271,7 +317,11 @@ def _what_resume_keeps(content: dict[str, Any], prefix: str = "") -> dict[str, A
         "data.val",
         "data.test",
         "data.second_test",
+        "data.images",
+        "data.labelled",
+        "data.vocabulary",  # a checkpoint brings its tokenizer
         "data.max_broken_share",
+        "optim.micro_batch_size",
         "run.",
     )
     return {key: value for key, value in flat.items() if key == "run.seed" or not key.startswith(may_change)}
@@ -326,10 +376,18 @@ def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) 
 
 
 def run_or_explain(main) -> None:
-    """Runs an entry script's main; errors that are the user's to mend are printed as one message, exit status 1."""
+    """Runs an entry script's main; errors that are the user's to mend are printed as one message, exit status 1.
+
+    A run that a signal has stopped, and that has saved, ends with exit status 143 (see common/run/stop.py).
+    """
     try:
         main()
         leave_process_group()
+    except Stopped as stopped:
+        if is_main_process():
+            print(stopped, file=sys.stderr)
+        leave_process_group()
+        sys.exit(STOPPED_EXIT_STATUS)
     except (ConfigError, NonFiniteLoss) as error:
         sys.exit(f"error: {error}")
     except OSError as error:  # names the file that is missing, not writable, ...

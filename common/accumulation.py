@@ -1,0 +1,112 @@
+"""A batch larger than memory, in micro-batches, with the gradient of the whole batch (cached embeddings).
+
+InfoNCE does not split: each pair's loss needs all others as negatives, so averaging the losses of micro-batches is
+another, easier task, and is not offered. Instead, for one step:
+    1. embed the micro-batches one after the other without a graph, and keep only the embeddings;
+    2. take the loss of all embeddings at once, and its gradient with respect to them and to the scalars it uses;
+    3. embed each micro-batch again, with the random draws of the first time, and back-propagate its part of 2.
+Loss and gradients are those of one pass over the whole batch; the price is one more forward pass (Gao, Zhang, Han,
+Callan 2021, "Scaling deep contrastive learning batch size under memory limited setup").
+"""
+
+from contextlib import nullcontext
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+
+class MicroBatches:
+    """Takes the place of the model and of `accelerator.backward` in a training loop.
+
+        outputs = micro_batches.embed(images, token_ids)
+        loss = contrastive_loss(*outputs, ...)
+        micro_batches.backward(loss)
+
+    Args:
+        accelerator: that prepared the model. Under DDP and FSDP2 gradients are exchanged once, with the last part.
+        model: (batch, ...) tensors -> tuple of tensors. Those with a batch axis are put together over the
+            micro-batches; those without an axis (the logit scale) are the same for all of them.
+        size: rows of one micro-batch on this process; None = all at once, which is `model` and `accelerator.backward`
+            and nothing else.
+    Raises:
+        ValueError: if the model normalises over the batch in training: statistics of a micro-batch are not those of
+            the batch, and the second pass would count each twice.
+    """
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, size: int | None) -> None:
+        if size is not None:
+            normalising = [
+                name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+            ]
+            if normalising:
+                raise ValueError(
+                    f"optim.micro_batch_size = {size} does not give the gradient of one batch with batch "
+                    f"normalisation ({normalising[0]}); accepted: null, or a model without it"
+                )
+        self.accelerator, self.model, self.size = accelerator, model, size
+        self._parts: list[tuple[torch.Tensor, ...]] = []
+        self._seeds: list[int] = []
+        self._outputs: list[torch.Tensor] = []
+
+    def embed(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The model's outputs for a whole batch.
+
+        Args:
+            inputs: (batch, ...) each; the last micro-batch may be smaller.
+        Returns:
+            As the model returns them. In micro-batches they are leaves of the graph: give what is computed from them
+            to `backward`.
+        """
+        self._parts = []
+        if self.size is None or self.size >= len(inputs[0]):
+            return self.model(*inputs)
+        self._parts = list(zip(*(tensor.split(self.size) for tensor in inputs)))
+        self._seeds = torch.randint(2**62, (len(self._parts),)).tolist()
+        found = []
+        with torch.no_grad():
+            for part, seed in zip(self._parts, self._seeds):
+                torch.manual_seed(seed)
+                found.append(self.model(*part))
+        self._outputs = [
+            (torch.cat(pieces) if pieces[0].ndim else pieces[0]).requires_grad_() for pieces in zip(*found)
+        ]
+        return tuple(self._outputs)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds the gradient of the loss to the parameters; call once after each `embed`.
+
+        A parameter that the loss uses directly (a geometry's scalar in the similarity) may get a gradient from there
+        and one through the embeddings; both are counted, once.
+
+        Args:
+            loss: scalar, from the outputs of `embed`.
+        """
+        if not self._parts:
+            self.accelerator.backward(loss)
+            return
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(loss, [*self._outputs, *parameters], allow_unused=True)
+        cached, direct = gradients[: len(self._outputs)], gradients[len(self._outputs) :]
+        per_part = [
+            gradient.split(self.size) if gradient is not None and gradient.ndim else None for gradient in cached
+        ]
+        last = len(self._parts) - 1
+        for number, (part, seed) in enumerate(zip(self._parts, self._seeds)):
+            torch.manual_seed(seed)
+            # under DDP the gradients of all parts are exchanged with those of the last one
+            with nullcontext() if number == last else self.accelerator.no_sync(self.model):
+                outputs = self.model(*part)
+                pieces = [None if pieces is None else pieces[number] for pieces in per_part]
+                if number == last:  # what all parts share counts once
+                    pieces = [gradient if piece is None else piece for piece, gradient in zip(pieces, cached)]
+                    outputs, pieces = [*outputs, *parameters], [*pieces, *direct]
+                # the derivative of sum(output * gradient) with respect to output is that gradient
+                terms = [
+                    (output * piece).sum()
+                    for output, piece in zip(outputs, pieces)
+                    if piece is not None and output.requires_grad
+                ]
+                if terms:
+                    self.accelerator.backward(torch.stack(terms).sum())
+        self._parts, self._seeds, self._outputs = [], [], []

@@ -1,0 +1,215 @@
+"""Micro-batches: loss and every gradient equal those of one batch, whatever the sizes, with dropout, on two processes.
+
+Started as a script by accelerate, this file writes the gradients of its processes for the last test.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from common.accumulation import MicroBatches
+from common.distributed import leave_process_group, mean_over_processes, rank, world_size
+from common.info_nce import contrastive_loss
+from common.run.session import launched_accelerator
+
+BATCH = 10
+
+
+class RecordedDropout(nn.Module):
+    """Dropout that keeps its masks, and can be told which ones to use."""
+
+    def __init__(self):
+        super().__init__()
+        self.masks, self.given = [], None
+
+    def forward(self, features):
+        mask = (torch.rand_like(features) < 0.7).to(features.dtype) if self.given is None else self.given
+        self.masks.append(mask)
+        return features * mask / 0.7
+
+
+class Towers(nn.Module):
+    """Two small towers; a scalar that both the embeddings and the similarity use, one that only the loss uses."""
+
+    def __init__(self, dropout=False):
+        super().__init__()
+        torch.manual_seed(3)
+        self.image = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 4))
+        self.text = nn.Sequential(nn.Embedding(11, 8), nn.Flatten(), nn.Linear(24, 4))
+        self.dropout = RecordedDropout() if dropout else nn.Identity()
+        self.log_curvature = nn.Parameter(torch.tensor([0.3]))
+        self.log_weight = nn.Parameter(torch.tensor([-0.5]))
+        self.log_logit_scale = nn.Parameter(torch.tensor([1.0]))
+        self.double()
+
+    def forward(self, images, token_ids):
+        curvature = self.log_curvature.exp().sum()
+        image_embeddings = self.dropout(self.image(images)) * curvature
+        return image_embeddings, self.text(token_ids).tanh(), self.log_logit_scale.exp().sum()
+
+    def similarity(self, images, texts):
+        return -self.log_curvature.exp() * self.log_weight.exp() * torch.cdist(images, texts).square()
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)
+    return images, torch.randint(11, (BATCH, 3), generator=generator)
+
+
+def loss_and_gradients(model, size, images, token_ids, accelerator=None, bare=None):
+    """Of one step; `bare` is the model without DDP."""
+    bare = model if bare is None else bare
+    micro_batches = MicroBatches(accelerator or Accelerator(cpu=True), model, size)
+    torch.manual_seed(7)
+    image_embeddings, text_embeddings, scale = micro_batches.embed(images, token_ids)
+    loss = contrastive_loss(image_embeddings, text_embeddings, bare.similarity, scale)
+    micro_batches.backward(loss)
+    gradients = {name: parameter.grad.clone() for name, parameter in bare.named_parameters() if parameter.requires_grad}
+    model.zero_grad()
+    return loss.detach(), gradients
+
+
+def worst_error(found, expected):
+    """Over all parameters: largest difference, relative to the parameter's largest gradient."""
+    assert found.keys() == expected.keys()
+    assert all(expected[name].abs().max() > 1e-6 for name in expected)  # each of them matters
+    return max(float((found[name] - expected[name]).abs().max() / expected[name].abs().max()) for name in expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 9, 10, 64])
+def test_micro_batches_give_loss_and_every_gradient_of_one_batch(size):
+    loss, expected = loss_and_gradients(Towers(), None, *inputs())
+    found_loss, found = loss_and_gradients(Towers(), size, *inputs())
+    assert found["image.0.weight"].dtype == torch.float64
+    assert len(found) == 10
+    assert float(found_loss - loss) == pytest.approx(0.0, abs=1e-12)
+    assert worst_error(found, expected) <= 1e-12
+
+
+@pytest.mark.parametrize("size", [1, 4, 5])
+def test_with_dropout_the_gradients_are_those_of_one_batch_with_the_same_draws(size):
+    model = Towers(dropout=True)
+    loss, found = loss_and_gradients(model, size, *inputs())
+    masks, parts = model.dropout.masks, -(-BATCH // size)
+    assert len(masks) == 2 * parts
+    assert all(torch.equal(first, again) for first, again in zip(masks[:parts], masks[parts:]))
+    whole = torch.cat(masks[:parts])
+    assert 0.4 < whole.mean() < 0.95
+    assert len(whole.unique(dim=0)) > 4  # parts draw each for itself
+
+    reference = Towers(dropout=True)
+    reference.dropout.given = whole
+    expected_loss, expected = loss_and_gradients(reference, None, *inputs())
+    assert float(loss - expected_loss) == pytest.approx(0.0, abs=1e-12)
+    assert worst_error(found, expected) <= 1e-12
+
+
+def test_without_a_size_it_is_the_model_and_its_backward_to_the_last_bit():
+    model = Towers()
+    images, token_ids = inputs()
+    image_embeddings, text_embeddings, scale = model(images, token_ids)
+    loss = contrastive_loss(image_embeddings, text_embeddings, model.similarity, scale)
+    loss.backward()
+    for size in (None, BATCH):
+        found_loss, found = loss_and_gradients(Towers(), size, images, token_ids)
+        assert torch.equal(found_loss, loss)
+        assert all(torch.equal(found[name], parameter.grad) for name, parameter in model.named_parameters())
+
+
+def test_never_more_than_one_micro_batch_has_a_graph_and_each_is_embedded_twice():
+    model, calls = Towers(), []
+    model.image.register_forward_hook(lambda module, given, result: calls.append((len(result), result.requires_grad)))
+    loss_and_gradients(model, 4, *inputs())
+    assert calls == [(4, False), (4, False), (2, False), (4, True), (4, True), (2, True)]
+
+
+def test_gradients_add_up_over_steps_as_backward_does():
+    model, accelerator = Towers(), Accelerator(cpu=True)
+    micro_batches = MicroBatches(accelerator, model, 4)
+    for _ in range(2):
+        image_embeddings, text_embeddings, scale = micro_batches.embed(*inputs())
+        micro_batches.backward(contrastive_loss(image_embeddings, text_embeddings, model.similarity, scale))
+    _, once = loss_and_gradients(Towers(), None, *inputs())
+    twice = {name: parameter.grad / 2 for name, parameter in model.named_parameters()}
+    assert worst_error(twice, once) <= 1e-12
+
+
+def test_a_frozen_scale_and_a_frozen_tower_get_no_gradient_and_the_rest_is_as_before():
+    def frozen():
+        model = Towers()
+        model.log_logit_scale.requires_grad_(False)
+        model.text.requires_grad_(False)
+        return model
+
+    _, expected = loss_and_gradients(frozen(), None, *inputs())
+    _, found = loss_and_gradients(frozen(), 3, *inputs())
+    assert "log_logit_scale" not in found
+    assert worst_error(found, expected) <= 1e-12
+
+
+def test_weights_cast_by_autocast_get_their_gradient_in_the_second_pass():
+    # a cast that autocast had kept from the pass without a graph would cut the weights off
+    class Cast(Towers):
+        def forward(self, images, token_ids):
+            with torch.autocast("cpu", torch.bfloat16):
+                first, second, scale = super().forward(images, token_ids)
+            return first.float(), second.float(), scale
+
+    images, token_ids = inputs()
+    _, expected = loss_and_gradients(Cast().float(), None, images.float(), token_ids)
+    _, found = loss_and_gradients(Cast().float(), 3, images.float(), token_ids)
+    assert worst_error(found, expected) < 0.05  # bfloat16 has 8 bits
+
+
+def test_batch_normalisation_is_refused_because_its_statistics_would_differ():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(ValueError, match=r"optim\.micro_batch_size = 4 does not give .* batch normalisation \(1\)"):
+        MicroBatches(Accelerator(cpu=True), model, 4)
+    MicroBatches(Accelerator(cpu=True), model, None)
+
+
+def test_two_processes_in_micro_batches_equal_one_with_the_whole_batch(tmp_path):
+    launch = [sys.executable, "-m", "accelerate.commands.launch"]
+    launch += ["--config_file", "scripts/accelerate/cpu_two_processes.yaml", __file__, str(tmp_path)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(launch, cwd=ROOT, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    loss, expected = loss_and_gradients(Towers(), None, *inputs())
+    for process in range(2):
+        report = json.loads((tmp_path / f"{process}.json").read_text())
+        assert report["processes"] == 2
+        for size in ("None", "1", "2", "4"):  # a share has five rows
+            found_loss, found = report[size]
+            assert found_loss == pytest.approx(float(loss), abs=1e-12)
+            found = {name: torch.tensor(gradient, dtype=torch.float64) for name, gradient in found.items()}
+            assert worst_error(found, expected) <= 1e-12
+
+
+def main(folder: Path) -> None:
+    accelerator = launched_accelerator()
+    share = slice(rank() * BATCH // world_size(), (rank() + 1) * BATCH // world_size())
+    images, token_ids = (tensor[share] for tensor in inputs())
+    report = {"processes": world_size()}
+    for size in (None, 1, 2, 4):
+        bare = Towers()
+        model = accelerator.prepare(bare)
+        loss, gradients = loss_and_gradients(model, size, images, token_ids, accelerator, bare)
+        values = {name: gradient.tolist() for name, gradient in gradients.items()}
+        report[str(size)] = float(mean_over_processes(loss)), values
+    (folder / f"{rank()}.json").write_text(json.dumps(report))
+    leave_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

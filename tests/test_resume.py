@@ -1,0 +1,374 @@
+"""Killed at any point and resumed, a run gives the losses, weights and optimiser state of an unbroken one, bit for bit.
+
+Every run is a process of its own (tests/resume_run.py), forked from one that has the imports behind it.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from resume_run import IN_A_SAVE, IN_A_STEP, Trigger, in_child
+
+from common.run.checkpoint import last_checkpoint
+from common.run.log import read_log
+from common.run.stop import STOPPED_EXIT_STATUS
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS, EPOCH, SAVE_EVERY = 18, 8, 3  # as in resume_run.py
+KILLED = -signal.SIGKILL
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["resume_run", "oblique_topology.train"])
+
+
+def started(folder, *overrides, trigger=None, processes=1, script="resume_run"):
+    """Processes of one run, going on from the last checkpoint in the folder. trigger: for process 0 alone."""
+    variables = [{}]
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        group = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        group |= {"LOCAL_WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "true"}
+        variables = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    children = [
+        FORKS.Process(target=in_child, args=(str(folder), list(overrides), trigger if rank == 0 else None, own, script))
+        for rank, own in enumerate(variables)
+    ]
+    for child in children:
+        child.start()
+    return children
+
+
+def ended(children, seconds=60):
+    """Exit status of each process; where one is killed the others are too, as by a launcher or a power cut."""
+    deadline = time.monotonic() + seconds
+    while any(child.is_alive() for child in children):
+        if time.monotonic() > deadline or any(child.exitcode is not None and child.exitcode < 0 for child in children):
+            for child in children:
+                child.kill()
+        children[0].join(0.01)
+    return [child.exitcode for child in children]
+
+
+def run(folder, *overrides, **options):
+    return ended(started(folder, *overrides, **options))[0]
+
+
+def records(folder):
+    """What the log says of each step: loss, gradient norm and scale in full precision, and the samples."""
+    found = [record for record in read_log(folder / "log.jsonl") if record["event"] == "train"]
+    assert [record["step"] for record in found] == list(range(1, len(found) + 1))
+    return found
+
+
+def saved_steps(folder):
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def assert_same_run(folder, unbroken):
+    assert records(folder) == records(unbroken)
+    assert len(records(folder)) == STEPS
+    one, other = last_checkpoint(folder / "checkpoints"), last_checkpoint(unbroken / "checkpoints")
+    assert one.state["step"] == other.state["step"] == STEPS
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
+    assert not list((folder / "checkpoints").glob(".writing-*"))
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """Folder of an unbroken run with the given settings; each is trained once."""
+    folders = {}
+
+    def of(*overrides):
+        if overrides not in folders:
+            folders[overrides] = tmp_path_factory.mktemp("unbroken")
+            assert run(folders[overrides], *overrides) == 0
+        return folders[overrides]
+
+    return of
+
+
+def test_the_unbroken_run_is_one_that_a_lost_state_would_change(unbroken):
+    losses = [record["loss"] for record in records(unbroken())]
+    assert len(set(losses)) == STEPS
+    assert [record["epoch"] for record in records(unbroken())] == [step // EPOCH for step in range(STEPS)]
+    tensors = last_checkpoint(unbroken() / "checkpoints").model_tensors()
+    for queue in ("image_queue", "text_queue"):
+        assert tensors[f"{queue}.pointer"].item() == STEPS * 8 % 20 != 0  # it has wrapped, with a remainder
+    for name in ("image_tower.projection", "logit_scale.log_logit_scale"):
+        assert not torch.equal(tensors[f"momentum_towers.encoder.{name}"], tensors[f"towers.{name}"])
+    without = [record["loss"] for record in records(unbroken("dropout=0.0"))]
+    assert all(with_dropout != loss for with_dropout, loss in zip(losses, without))
+
+
+def test_killed_between_any_two_operations_of_a_step(tmp_path, unbroken):
+    points = [point for point in IN_A_STEP if point != "second pass"]  # that one belongs to accumulation
+    for point, step in zip(points, (4, 7, 10, 14)):
+        assert run(tmp_path, trigger=Trigger(signal.SIGKILL, point, step)) == KILLED
+        assert saved_steps(tmp_path)[-1] == step // SAVE_EVERY * SAVE_EVERY
+        assert len(records(tmp_path)) == step
+    assert run(tmp_path) == 0
+    assert_same_run(tmp_path, unbroken())
+
+
+def test_killed_at_any_moment_of_writing_a_checkpoint(tmp_path, unbroken):
+    for step, point in enumerate(IN_A_SAVE, start=4):
+        assert run(tmp_path, "run.save_every=1", trigger=Trigger(signal.SIGKILL, point, step)) == KILLED
+        whole = last_checkpoint(tmp_path / "checkpoints").state["step"]
+        assert whole == (step if point in ("renamed", "removing") else step - 1), point
+    assert run(tmp_path, "run.save_every=1") == 0
+    assert_same_run(tmp_path, unbroken())
+
+
+def test_killed_while_the_first_checkpoint_is_written_the_run_starts_anew(tmp_path, unbroken):
+    assert run(tmp_path, trigger=Trigger(signal.SIGKILL, "optimizer half", 3)) == KILLED
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".writing-step-00000003"]
+    assert run(tmp_path) == 0
+    assert_same_run(tmp_path, unbroken())
+
+
+def test_killed_before_at_and_after_an_epoch_boundary(tmp_path, unbroken):
+    every_step = "run.save_every=1"  # so that it resumes right at the boundary
+    for step in (EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH):
+        assert run(tmp_path, every_step, trigger=Trigger(signal.SIGKILL, "gradients", step)) == KILLED
+        assert saved_steps(tmp_path)[-1] == step
+    assert run(tmp_path, every_step) == 0
+    assert_same_run(tmp_path, unbroken())
+
+
+def test_killed_three_times_in_one_epoch_once_without_a_step_of_progress(tmp_path, unbroken):
+    for point, step in (("updated", 10), ("gradients", 13), ("embedded", 12), ("enqueued", 14)):
+        assert run(tmp_path, trigger=Trigger(signal.SIGKILL, point, step)) == KILLED
+    assert run(tmp_path) == 0
+    assert_same_run(tmp_path, unbroken())
+
+
+def test_killed_with_accumulation_under_way(tmp_path, unbroken):
+    micro = "optim.micro_batch_size=3"  # 3, 3 and 2 of a batch of 8
+    for step in (5, 8, 10):
+        assert run(tmp_path, micro, trigger=Trigger(signal.SIGKILL, "second pass", step)) == KILLED
+        assert len(records(tmp_path)) == step
+    assert run(tmp_path, micro) == 0
+    assert_same_run(tmp_path, unbroken(micro))
+    whole, parts = (records(unbroken("dropout=0.0", *extra)) for extra in ((), (micro,)))
+    for name in ("loss", "gradient_norm", "scale"):
+        assert [record[name] for record in parts] == pytest.approx([record[name] for record in whole], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", [None, 3])
+@pytest.mark.parametrize("save_every", [1, 3])
+def test_killed_at_every_point_of_every_step(tmp_path, unbroken, micro, save_every):
+    settings = () if micro is None else (f"optim.micro_batch_size={micro}",)
+    kills = 0
+    for step in range(STEPS):
+        points = [(point, step) for point in IN_A_STEP if point != "second pass" or micro is not None]
+        if (step + 1) % save_every == 0 or step + 1 == STEPS:
+            # once renamed, a checkpoint is not written again; there is one to remove from the third on
+            last = "removing" if step % 2 and step + 1 > 2 * save_every else "renamed"
+            points += [(point, step + 1) for point in (*IN_A_SAVE[:-2], last)]
+        for point, reached_at in points:
+            trigger = Trigger(signal.SIGKILL, point, reached_at)
+            command = (*settings, f"run.save_every={save_every}", f"run.num_workers={kills % 2}")
+            assert run(tmp_path, *command, trigger=trigger) == KILLED, trigger
+            kills += 1
+    assert run(tmp_path, *settings) == 0
+    assert_same_run(tmp_path, unbroken(*settings))
+    print(f"killed {kills} times, micro-batches of {micro}, a checkpoint every {save_every} steps")
+
+
+def test_another_number_of_loader_workers_changes_nothing(tmp_path, unbroken):
+    for workers, step in ((2, 4), (0, 8), (1, 13)):
+        command = f"run.num_workers={workers}"
+        assert run(tmp_path, command, trigger=Trigger(signal.SIGKILL, "updated", step)) == KILLED
+    assert run(tmp_path, "run.num_workers=2") == 0
+    assert_same_run(tmp_path, unbroken())
+
+
+def test_killed_from_outside_at_random_moments(tmp_path, unbroken):
+    choose, kills = random.Random(1), 0
+    while kills < 4:
+        children = started(tmp_path, "run.save_every=1", f"run.num_workers={kills % 2}")
+        before = saved_steps(tmp_path)[-1:] or [0]
+        deadline = time.monotonic() + 60
+        while (saved_steps(tmp_path)[-1:] or [0])[0] < before[0] + 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(choose.random() * 0.03)
+        children[0].kill()
+        if ended(children) == [0]:
+            break
+        kills += 1
+    assert kills >= 2
+    assert run(tmp_path) == 0
+    assert_same_run(tmp_path, unbroken())
+
+
+def test_a_torn_last_checkpoint_is_passed_over_with_a_message_and_the_losses_stay(tmp_path, unbroken):
+    assert run(tmp_path, trigger=Trigger(signal.SIGKILL, "updated", 10)) == KILLED
+    torn = tmp_path / "checkpoints" / "step-00000009" / "optimizer.safetensors"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    (tmp_path / "checkpoints" / ".writing-step-00000012").mkdir()  # and a half-written one, of whatever origin
+    assert run(tmp_path) == 0
+    output = (tmp_path / "output-0.txt").read_text()
+    assert "step-00000009 is damaged: the sha256 of optimizer.safetensors" in output
+    assert "trying the checkpoint before it" in output
+    assert (tmp_path / "checkpoints" / "damaged-step-00000009").is_dir()
+    assert_same_run(tmp_path, unbroken())
+
+
+def test_without_a_whole_checkpoint_the_run_stops_and_touches_nothing(tmp_path):
+    assert run(tmp_path, trigger=Trigger(signal.SIGKILL, "updated", 7)) == KILLED
+    for step in saved_steps(tmp_path):
+        (tmp_path / "checkpoints" / f"step-{step:08d}" / "state.json").write_text("{}")
+    log = (tmp_path / "log.jsonl").read_bytes()
+    assert run(tmp_path) == 1
+    last = (tmp_path / "output-0.txt").read_text().splitlines()[-1]
+    assert re.match("error: none of the 2 checkpoints in .* can be used; the oldest: .*step-00000003 is damaged", last)
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+    assert saved_steps(tmp_path) == [3, 6]
+
+
+def test_asked_to_stop_a_run_saves_its_step_and_goes_on_from_there(tmp_path, unbroken):
+    only_at_the_end = "run.save_every=0"
+    steps = {"embedded": (4, signal.SIGTERM), "gradients": (8, signal.SIGUSR1), "enqueued": (15, signal.SIGTERM)}
+    for point, (step, asked) in steps.items():
+        assert run(tmp_path, only_at_the_end, trigger=Trigger(asked, point, step)) == STOPPED_EXIT_STATUS
+        assert saved_steps(tmp_path)[-1] == step + 1
+        last = (tmp_path / "output-0.txt").read_text().splitlines()[-1]
+        assert last.startswith(f"asked to stop: saved at step {step + 1} of {STEPS} in {tmp_path}; the same command")
+    assert run(tmp_path, only_at_the_end) == 0
+    assert_same_run(tmp_path, unbroken())
+
+
+def test_asked_to_stop_while_a_checkpoint_is_written_the_run_stops_a_step_later(tmp_path, unbroken):
+    assert run(tmp_path, trigger=Trigger(signal.SIGTERM, "model half", 6)) == STOPPED_EXIT_STATUS
+    assert saved_steps(tmp_path) == [6, 7]
+    assert run(tmp_path) == 0
+    assert_same_run(tmp_path, unbroken())
+
+
+def test_a_signal_to_the_whole_process_group_leaves_the_loader_alone(tmp_path, unbroken):
+    children = started(tmp_path, "run.num_workers=2", "run.save_every=0")
+    while not (tmp_path / "log.jsonl").exists() or len(read_log(tmp_path / "log.jsonl")) < 2:
+        time.sleep(0.001)
+    for _ in range(3):  # impatient, as Slurm and a launcher together are
+        os.killpg(children[0].pid, signal.SIGTERM)
+    assert ended(children) == [STOPPED_EXIT_STATUS]
+    assert "Traceback" not in (tmp_path / "output-0.txt").read_text()
+    assert len(records(tmp_path)) == saved_steps(tmp_path)[-1] < STEPS
+    assert run(tmp_path) == 0
+    assert_same_run(tmp_path, unbroken())
+
+
+# each process draws for its own share; a low rate, so that rounding in float32 is not amplified over the steps
+SAME_DRAWS = ("dropout=0.0", "optim.learning_rate=3.0e-4")
+
+
+def test_another_world_size_keeps_the_order_of_samples_and_the_losses(tmp_path, unbroken):
+    assert run(tmp_path, *SAME_DRAWS, trigger=Trigger(signal.SIGKILL, "updated", 5)) == KILLED
+    assert run(tmp_path, *SAME_DRAWS, trigger=Trigger(signal.SIGKILL, "gradients", 11), processes=2) == KILLED
+    micro = "optim.micro_batch_size=3"
+    assert run(tmp_path, *SAME_DRAWS, micro, trigger=Trigger(signal.SIGKILL, "updated", 14), processes=2) == KILLED
+    assert run(tmp_path, *SAME_DRAWS) == 0
+    found, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
+    assert [record["image_ids"] for record in found] == [record["image_ids"] for record in expected]
+    for name in ("loss", "gradient_norm", "scale"):
+        values, others = ([record[name] for record in run] for run in (found, expected))
+        assert values == pytest.approx(others, rel=1e-6 if name == "loss" else 1e-4)
+    assert [record["loss"] for record in found][:3] == [record["loss"] for record in expected][:3]
+
+
+def test_two_processes_killed_give_the_losses_of_two_unbroken_and_agree_when_one_is_asked_to_stop(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert ended(started(whole, processes=2)) == [0, 0]
+    assert run(broken, trigger=Trigger(signal.SIGKILL, "optimizer half", 9), processes=2) == KILLED
+    asked = ended(started(broken, trigger=Trigger(signal.SIGTERM, "embedded", 12), processes=2))
+    assert asked == [STOPPED_EXIT_STATUS] * 2
+    assert saved_steps(broken)[-1] == 13
+    assert run(broken, processes=2) == 0
+    assert_same_run(broken, whole)
+
+
+@pytest.mark.parametrize(("processes", "save_every"), [(1, 0), (2, 0), (1, 1), (2, 1)])
+def test_numbers_that_are_not_finite_stop_every_process_and_are_not_saved(tmp_path, processes, save_every):
+    settings = ("optim.learning_rate=1.0e+18", "optim.warmup_steps=0", f"run.save_every={save_every}")
+    assert ended(started(tmp_path, *settings, processes=processes)) == [1] * processes
+    for rank in range(processes):
+        (last,) = (tmp_path / f"output-{rank}.txt").read_text().splitlines()[-1:]
+        if save_every == 0:  # the step after the one that spoilt the weights
+            assert re.match(r"error: loss is (nan|inf) at step 1 \(scale .*Largest norms: towers", last)
+        else:
+            assert re.match(r"error: not saved: after step 1 these are not finite: .*_queue", last)
+    assert saved_steps(tmp_path) == []
+
+
+def test_a_disk_that_is_full_on_the_main_process_stops_all_of_them(tmp_path):
+    assert run(tmp_path, trigger=Trigger(signal.SIGKILL, "updated", 4), processes=2) == KILLED
+    (tmp_path / "checkpoints" / ".writing-step-00000006").write_text("a file where a folder must go")
+    assert ended(started(tmp_path, processes=2)) == [1, 1]
+    for rank in range(2):
+        last = (tmp_path / f"output-{rank}.txt").read_text().splitlines()[-1]
+        assert re.match(r"error: cannot write .*step-00000006: .*What was saved before stays: step-00000003", last)
+
+
+def test_the_paper_s_script_asked_to_stop_saves_and_goes_on_to_the_same_losses(tmp_path):
+    few = (
+        "run.log_every=1",
+        "run.evaluate_every=0",
+        "run.save_every=0",
+        "optim.steps=40",
+        "data.num_test=8",
+        "data.num_labelled=8",
+    )
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert run(whole, *few, script="oblique_topology") == 0
+    children = started(stopped, *few, script="oblique_topology")
+    while not (stopped / "log.jsonl").exists() or len(read_log(stopped / "log.jsonl")) < 3:
+        time.sleep(0.001)
+    os.kill(children[0].pid, signal.SIGTERM)
+    assert ended(children) == [STOPPED_EXIT_STATUS]
+    (step,) = saved_steps(stopped)
+    assert 3 <= step < 40
+    assert f"asked to stop: saved at step {step} of 40 in {stopped}" in (stopped / "output-0.txt").read_text()
+    assert not (stopped / "evaluation.json").exists()
+    assert run(stopped, *few, script="oblique_topology") == 0
+    one, other = (read_log(folder / "log.jsonl") for folder in (stopped, whole))
+    assert [record["loss"] for record in one] == [record["loss"] for record in other]
+    one, other = (json.loads((folder / "evaluation.json").read_text())["evaluations"] for folder in (stopped, whole))
+    assert one == other
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_asked_to_stop_passes_it_on_and_one_process_goes_on(tmp_path, unbroken):
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command += ["--config_file", "scripts/accelerate/cpu_two_processes.yaml", "tests/resume_run.py"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    launcher = subprocess.Popen(
+        [*command, str(tmp_path), *SAME_DRAWS, "run.save_every=0"],
+        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "log.jsonl").exists() or len(read_log(tmp_path / "log.jsonl")) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    launcher.terminate()
+    output, _ = launcher.communicate(timeout=60)
+    (step,) = saved_steps(tmp_path)
+    assert step < STEPS, "the run was over before the signal came"
+    assert f"asked to stop: saved at step {step} of {STEPS}" in output
+    assert run(tmp_path, *SAME_DRAWS) == 0
+    found, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
+    assert [record["image_ids"] for record in found] == [record["image_ids"] for record in expected]
+    losses = [[record["loss"] for record in records_of] for records_of in (found, expected)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
