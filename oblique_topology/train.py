@@ -59,6 +59,7 @@ from common.run.session import (
     start_accelerator,
 )
 from common.run.stop import Stopped, stop_signals
+from common.run.utilisation import Utilisation
 from oblique_topology.config import Config
 from oblique_topology.evaluate import evaluate_and_save
 from oblique_topology.model import build_model
@@ -101,6 +102,11 @@ def train(
     torch.manual_seed(run.seed)
     model = build_model(config, tokenizer.vocabulary_size)
     optimizer = build_optimizer(model, optim)
+    one_pair = (
+        torch.empty(1, 3, data.image_size, data.image_size, device="meta"),
+        torch.zeros(1, data.context_length, dtype=torch.long, device="meta"),
+    )
+    utilisation = Utilisation(model, one_pair, device, accelerator.mixed_precision, accelerator.num_processes)
 
     # prepare, resume
     if checkpoint is not None:
@@ -127,6 +133,7 @@ def train(
     if accelerator.is_main_process:
         save_config(files, config, training_data=state["training_data"], processes=accelerator.num_processes)
     log = RunLog(files.log, first_step if checkpoint is not None else None, accelerator.is_main_process)
+    log.write("utilisation", step=first_step, **utilisation.describe())
     encoder = Encoder(
         bare_model, transform, tokenizer, data.context_length, run.evaluation_batch_size, device, run.num_workers
     )
@@ -171,6 +178,7 @@ def train(
             broken.collect(batch.broken, seen=len(batch.image_ids))
             progress.update()
             if done % run.log_every == 0 or done == optim.steps:
+                speed = clock.read()
                 record = {
                     "step": done,
                     "samples_seen": done * optim.global_batch_size,
@@ -178,7 +186,8 @@ def train(
                     "logit_scale": logit_scale.item(),
                     "learning_rate": learning_rate_at(step, optim),
                     "gradient_norm": gradient_norm,
-                    **clock.read(),
+                    **speed,
+                    "model_flops_utilisation": utilisation.share(speed["samples_per_second"]),
                 }
                 log.write("train", **record)
                 broken.write_new(done)

@@ -45,4 +45,5 @@ def test_every_trained_row_of_the_tables_has_its_config():
     for table in tables.values():
         for row in table["rows"]:
             assert len(row["values"]) == len(table["columns"]), row["method"]
-            assert ("config" in row) != ("needs" in row), row["method"]
+            waits = "needs" in row or table.get("not_run_yet", False)
+            assert ("config" in row) != waits, row["method"]

@@ -15,6 +15,7 @@ import filelock
 import torch
 import yaml
 from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from common.data.broken import BrokenSample, BrokenSamples, TooManyBroken
@@ -92,10 +93,16 @@ def run_files(
 def launched_accelerator(**options: Any) -> Accelerator:
     """Accelerator that sees every process that was launched, on a machine without a GPU too.
 
-    Without cpu=True Accelerate takes several launched processes on such a machine for so many single runs.
+    Without cpu=True Accelerate takes several launched processes on such a machine for so many single runs. Buffers are
+    not broadcast in each forward pass, as DDP does by default: queues are equal on all processes by construction, and
+    a momentum encoder's running statistics are its own.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    return Accelerator(cpu=True if several and not torch.accelerator.is_available() else None, **options)
+    return Accelerator(
+        cpu=True if several and not torch.accelerator.is_available() else None,
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+        **options,
+    )
 
 
 def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
