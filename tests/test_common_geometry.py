@@ -1,10 +1,34 @@
-"""Laws of the geometries in common/geometry.py."""
+"""Laws of the maths and of the sphere in common/geometry.py."""
 
+import math
+
+import mpmath
 import pytest
 import torch
+from hard_pairs import (
+    assert_autocast_changes_nothing,
+    assert_finite_at_hard_pairs,
+    assert_gradient_is_right,
+    assert_nothing_but_float32,
+)
 from scipy.spatial.distance import cdist
 
-from common.geometry import Geometry, Sphere, inner_product_similarity, unit
+from common.geometry import (
+    Geometry,
+    Sphere,
+    euclidean_distance,
+    inner_product_similarity,
+    norm,
+    paired_angles,
+    paired_euclidean_distance,
+    paired_inner_products,
+    paired_squared_distances,
+    safe_sqrt,
+    squared_arccos,
+    squared_distances,
+    straight_path,
+    unit,
+)
 
 
 def test_sphere_is_a_geometry():
@@ -34,24 +58,31 @@ def test_zero_features_stay_zero_with_finite_gradient():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_similarity_is_at_least_float32_and_keeps_float64(dtype):
+@pytest.mark.parametrize(
+    "function",
+    [
+        inner_product_similarity,
+        squared_distances,
+        euclidean_distance,
+        paired_inner_products,
+        paired_squared_distances,
+        paired_euclidean_distance,
+        paired_angles,
+    ],
+)
+def test_results_are_at_least_float32_and_keep_float64(function, dtype):
     features = torch.randn(3, 4).to(dtype)
     expected = torch.float64 if dtype == torch.float64 else torch.float32
     assert unit(features).dtype == expected
-    assert inner_product_similarity(features, features).dtype == expected
+    assert function(features, features.flip(0)).dtype == expected
 
 
-def test_autocast_does_not_reach_the_similarity():
-    images, texts = unit(torch.randn(6, 32)), unit(torch.randn(5, 32))
-    expected = inner_product_similarity(images, texts)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        under_autocast = inner_product_similarity(images, texts)
-    assert torch.equal(under_autocast, expected)
-
-
-def test_shapes_that_do_not_fit_are_both_named():
+@pytest.mark.parametrize(
+    "function", [inner_product_similarity, squared_distances, paired_inner_products, paired_angles]
+)
+def test_shapes_that_do_not_fit_are_both_named(function):
     with pytest.raises(ValueError, match=r"\(2, 3\).*\(2, 4\)"):
-        inner_product_similarity(torch.zeros(2, 3), torch.zeros(2, 4))
+        function(torch.zeros(2, 3), torch.zeros(2, 4))
 
 
 def test_mean_of_prompts_is_the_normalised_mean():
@@ -62,10 +93,217 @@ def test_mean_of_prompts_is_the_normalised_mean():
         torch.testing.assert_close(mean[kind], total / total.norm())
 
 
-def test_gradient_of_the_similarity_is_right():
-    images = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    texts = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+def test_root_of_the_sphere_is_the_normalised_mean_of_all():
+    embeddings = unit(torch.randn(9, 5) + 1)
+    root = Sphere().root(embeddings)
+    torch.testing.assert_close(root, embeddings.sum(dim=0) / embeddings.sum(dim=0).norm())
+
+
+def test_walk_on_the_sphere_stays_on_it_and_meets_both_ends():
+    start, end = unit(torch.randn(8, dtype=torch.float64)), unit(torch.randn(8, dtype=torch.float64))
+    walk = Sphere().interpolate(start, end, 50)
+    assert walk.shape == (50, 8)
+    torch.testing.assert_close(norm(walk), torch.ones(50, dtype=torch.float64))
+    torch.testing.assert_close(walk[0], start)
+    torch.testing.assert_close(walk[-1], end)
+    for k in range(50):
+        weight = 1 - k / 49
+        point = [end[i].item() + weight * (start[i].item() - end[i].item()) for i in range(8)]
+        length = math.sqrt(sum(x * x for x in point))
+        assert walk[k].tolist() == pytest.approx([x / length for x in point], abs=1e-12)
+
+
+def test_distance_on_the_sphere_is_scaled_cosine_distance():
+    embeddings, root = unit(torch.randn(6, 5)), unit(torch.randn(5))
     sphere = Sphere()
-    assert torch.autograd.gradcheck(
-        lambda x, y: sphere.similarity(sphere.embed_image(x), sphere.embed_text(y)), (images, texts)
-    )
+    distances = sphere.distance_to(embeddings, root)
+    torch.testing.assert_close(distances, (1 - embeddings @ root) / 2)
+    assert sphere.distance_to(root[None], root).item() == pytest.approx(0, abs=1e-6)
+    assert sphere.distance_to(-root[None], root).item() == pytest.approx(1, abs=1e-6)
+
+
+def test_straight_path_meets_both_ends_exactly():
+    start, end = 1e3 * torch.randn(3, 5), torch.randn(3, 5)
+    path = straight_path(start, end, 7)
+    assert path.shape == (7, 3, 5)
+    assert torch.equal(path[0], start)
+    assert torch.equal(path[-1], end)
+    steps = path[1:] - path[:-1]
+    torch.testing.assert_close(steps, ((end - start) / 6).expand_as(steps), rtol=1e-4, atol=1e-3)
+
+
+def test_paired_similarity_is_the_diagonal():
+    images, texts = unit(torch.randn(7, 16)), unit(torch.randn(7, 16))
+    sphere = Sphere()
+    torch.testing.assert_close(sphere.paired_similarity(images, texts), sphere.similarity(images, texts).diagonal())
+
+
+def test_gradients_of_the_sphere_are_right():
+    assert_gradient_is_right(Sphere(), torch.randn(3, 5), torch.randn(3, 5))
+
+
+def test_sphere_runs_in_float32_alone_whatever_autocast_says():
+    images, texts = torch.randn(6, 32), torch.randn(6, 32)
+    assert_nothing_but_float32(Sphere(), images, texts)
+    assert_autocast_changes_nothing(Sphere(), images, texts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sphere_is_finite_at_hard_pairs(dtype):
+    assert assert_finite_at_hard_pairs(Sphere(), 20_000, dtype, rows=142) >= 40_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sphere_is_finite_at_a_million_hard_pairs(dtype):
+    assert assert_finite_at_hard_pairs(Sphere(), 10**6, dtype) >= 2 * 10**6
+
+
+@pytest.mark.parametrize(
+    "function",
+    [inner_product_similarity, squared_distances, euclidean_distance, paired_angles, paired_euclidean_distance],
+)
+def test_functions_run_on_the_meta_device(function):
+    assert function(torch.randn(4, 8, device="meta"), torch.randn(4, 8, device="meta")).device.type == "meta"
+
+
+# Euclidean distances
+
+
+def test_euclidean_distances_equal_scipy():
+    images, texts = 3 * torch.randn(7, 16, dtype=torch.float64), torch.randn(9, 16, dtype=torch.float64)
+    for ours, metric in ((euclidean_distance, "euclidean"), (squared_distances, "sqeuclidean")):
+        expected = torch.from_numpy(cdist(images.numpy(), texts.numpy(), metric))
+        torch.testing.assert_close(ours(images, texts), expected, rtol=1e-13, atol=1e-13)
+
+
+def test_paired_euclidean_distances_equal_loops():
+    first, second = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    squares = [sum((x - y) ** 2 for x, y in zip(a, b)) for a, b in zip(first.tolist(), second.tolist())]
+    assert paired_squared_distances(first, second).tolist() == pytest.approx(squares, rel=1e-14)
+    assert paired_euclidean_distance(first, second).tolist() == pytest.approx([s**0.5 for s in squares], rel=1e-14)
+
+
+def test_squared_distances_of_equal_rows_are_never_negative():
+    rows = torch.randn(512, 512) / 512**0.5
+    naive = rows.square().sum(1)[:, None] + rows.square().sum(1)[None] - 2 * rows @ rows.T
+    assert (naive.diagonal() < 0).float().mean() > 0.1  # what relu is there for
+    assert (squared_distances(rows, rows) >= 0).all()
+    assert (paired_squared_distances(rows, rows) == 0).all()
+
+
+def test_gradients_of_euclidean_distances_are_right():
+    first, second = (torch.randn(4, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    for function in (squared_distances, euclidean_distance, paired_squared_distances, paired_euclidean_distance):
+        assert torch.autograd.gradcheck(function, (first, second))
+        assert torch.autograd.gradgradcheck(function, (first, second))
+
+
+def test_gradient_of_the_distance_of_equal_rows_is_0_or_a_direction_never_a_pole():
+    first = torch.randn(200, 64, requires_grad=True)
+    paired_euclidean_distance(first, first.detach().clone()).sum().backward()
+    assert (first.grad == 0).all()
+    # rounding errors of the matrix product leave some of these pairs a little apart
+    euclidean_distance(first, first.detach().clone()).diagonal().sum().backward()
+    assert norm(first.grad).max() < 2
+
+
+@pytest.mark.parametrize(("distance", "bound"), [(1e-4, 2e-7), (1e-2, 2e-7), (1.0, 2e-7)])
+@pytest.mark.parametrize("length", [1.0, 5.0])
+def test_paired_euclidean_distance_keeps_its_digits(length, distance, bound):
+    first, second = pairs_at(length, distance)
+    expected = (first.double() - second.double()).norm(dim=1)
+    paired = paired_euclidean_distance(first, second)
+    assert ((paired - expected).abs() / expected).max() < bound
+    # all pairs: an absolute error of the square
+    all_pairs = squared_distances(first, second).diagonal()
+    assert (all_pairs - expected.square()).abs().max() < 1e-6 * length**2 + 1e-6 * distance**2
+
+
+# angles
+
+
+def test_squared_arccos_equals_mpmath():
+    cosines = [1.0, 1 - 1e-15, 1 - 1e-8, 0.9999, 0.990001, 0.99, 0.989999, 0.5, 0.0, -0.3, -0.9, -0.999999]
+    ours = squared_arccos(torch.tensor(cosines, dtype=torch.float64))
+    with mpmath.workdps(40):
+        expected = [float(mpmath.acos(mpmath.mpf(c)) ** 2) for c in cosines]
+    assert ours.tolist() == pytest.approx(expected, rel=1e-10, abs=1e-30)
+
+
+def test_squared_arccos_has_slope_minus_2_at_1_and_a_bounded_one_at_minus_1():
+    cosines = torch.tensor([1.0, 1 + 3e-7, -1.0, -1 - 3e-7, -1 + 6e-8, -1 + 2e-7], requires_grad=True)
+    values = squared_arccos(cosines)
+    values.sum().backward()
+    assert cosines.grad[:2].tolist() == pytest.approx([-2, -2], rel=1e-5)
+    assert cosines.grad.abs().max() < 1.5e4
+    assert values[0] == 0
+    assert values[2:].sqrt().tolist() == pytest.approx([math.pi] * 4, abs=8e-4)
+
+
+def test_gradient_of_squared_arccos_is_right_on_both_sides_of_the_border():
+    cosines = torch.tensor([0.9999, 0.99001, 0.98999, 0.3, -0.5, -0.99], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(squared_arccos, (cosines,))
+
+
+def test_paired_angles_equal_mpmath_from_coincidence_to_the_antipode():
+    """In float32, against the angle between the rounded vectors."""
+    first = unit(torch.randn(200, 64))
+    other = unit(torch.randn(200, 64))
+    across = unit(other - (first * other).sum(1, keepdim=True) * first)
+    wanted = torch.cat([10 ** torch.linspace(-4, 0, 100), math.pi - 10 ** torch.linspace(-4, 0, 100)])[:, None]
+    second = (wanted.double().cos() * first.double() + wanted.double().sin() * across.double()).float()
+    ours = paired_angles(first, second)
+    for k in range(0, 200, 7):
+        expected = mpmath_angle(first[k], second[k])
+        from_pole = min(expected, math.pi - expected)
+        assert abs(ours[k].item() - expected) < 2e-6 * from_pole + 3e-7 * (expected > 1)
+
+
+def test_angle_of_a_zero_vector_is_a_right_angle_without_gradient_trouble():
+    zero = torch.zeros(1, 3, requires_grad=True)
+    other = torch.zeros(1, 3, requires_grad=True)
+    angle = paired_angles(zero, other)
+    angle.sum().backward()
+    assert angle.item() == pytest.approx(math.pi / 2)
+    assert (zero.grad == 0).all()
+    assert paired_angles(torch.zeros(1, 3), torch.tensor([[0.0, 1.0, 0.0]])).item() == pytest.approx(math.pi / 2)
+
+
+def test_angles_obey_the_triangle_inequality_where_one_minus_cosine_does_not():
+    a, b, c = (unit(torch.randn(500, 3, dtype=torch.float64)) for _ in range(3))
+    assert (paired_angles(a, c) <= paired_angles(a, b) + paired_angles(b, c) + 1e-12).all()
+    circle = torch.tensor([[math.cos(t), math.sin(t)] for t in (0, math.pi / 4, math.pi / 2)], dtype=torch.float64)
+    cosine_distance = 1 - inner_product_similarity(circle, circle)
+    assert cosine_distance[0, 1].item() == pytest.approx(0.2928932188)
+    assert cosine_distance[0, 2] > cosine_distance[0, 1] + cosine_distance[1, 2]
+
+
+# roots
+
+
+def test_norm_of_zero_has_gradient_0():
+    vectors = torch.zeros(2, 3, requires_grad=True)
+    norm(vectors).sum().backward()
+    assert (vectors.grad == 0).all()
+
+
+def test_safe_sqrt_is_the_square_root_and_0_below():
+    values = torch.tensor([-1e-6, 0.0, 1e-30, 1e-12, 4.0], requires_grad=True)
+    roots = safe_sqrt(values)
+    roots.sum().backward()
+    assert roots.tolist() == pytest.approx([0, 0, 1e-15, 1e-6, 2])
+    assert values.grad.tolist() == pytest.approx([0, 0, 0.5e15, 0.5e6, 0.25], rel=1e-6)
+
+
+def pairs_at(length, distance, num=200, dim=512):
+    """Pairs of float32 vectors of that length at about that distance."""
+    first, step = length * unit(torch.randn(num, dim)), unit(torch.randn(num, dim))
+    return first, first + distance * step
+
+
+def mpmath_angle(first, second):
+    with mpmath.workdps(40):
+        x, y = ([mpmath.mpf(value) for value in vector.tolist()] for vector in (first, second))
+        cosine = mpmath.fdot(x, y) / mpmath.sqrt(mpmath.fdot(x, x) * mpmath.fdot(y, y))
+        return float(mpmath.acos(cosine))

@@ -34,6 +34,7 @@ def test_the_example_is_a_geometry_that_keeps_its_laws(example):
     assert (scores <= 0).all()
     assert (scores > -4).all()
     torch.testing.assert_close(scores, ball.similarity(texts, images).T)
+    torch.testing.assert_close(scores.diagonal(), ball.paired_similarity(images, texts[:5]))
     images, texts, scores = images.detach(), texts.detach(), scores.detach()
     for i in range(5):
         for j in range(6):

@@ -1,0 +1,133 @@
+"""Entailment cones: a caption is more general than its picture, so the image lies in a cone behind the text (EuCLIP).
+
+    residual = max(0, exterior_angle(text, image) - half_aperture(text))        papers/euclip.md, Sec. 7
+
+The cone has its apex at the text's embedding and opens away from the origin; the nearer the apex is to the origin, the
+wider it opens, and within `min_radius` K (hyperbolic: where sinh(r) < 2K) it is a half-space. The exterior angle is pi
+minus the angle O-text-image. Only matched pairs enter; the mean of their residuals is the entailment loss. Swapped
+arguments give a loss near 2.7 that still looks smooth: texts come first in every function here.
+
+In the hyperbolic case text and image are tangent vectors (euclip/lorentz.py); in polar coordinates, radii r of the text
+and s of the image and the angle theta between them,
+    half-aperture    arcsin(2K / sinh(r))
+    exterior angle   atan2(sinh(s) sin(theta), sinh(s) cosh(r) cos(theta) - cosh(s) sinh(r))
+are the paper's arcsin(2K / (sqrt(c) |x|)) and arccos of Lorentz products, without their cancellations.
+Angles are in radians. All functions broadcast over the leading axes: (a, 1, dim) and (b, dim) give all pairs.
+Everything runs in float32 or better.
+"""
+
+import math
+
+import torch
+
+from common.geometry import at_least_float32, norm
+from euclip.lorentz import norm_difference, parallelogram_area, shorten, sinh_over, versine
+
+# An image nearer than this to its text, in the embeddings' units, counts as lying on the apex, inside the cone: the
+# direction from one to the other has a gradient of 1 / distance, and below it is made of rounding errors anyway.
+COINCIDENT = 1.0e-4
+
+
+def euclidean_entailment_residual(texts: torch.Tensor, images: torch.Tensor, min_radius: float) -> torch.Tensor:
+    """Angle by which images miss the cones of their texts, Euclidean.
+
+    Args:
+        texts: (..., dim) embeddings, scaled by 1 / sqrt(dim) as the similarity takes them.
+        images: (..., dim), likewise; leading axes broadcast.
+        min_radius: K >= 0, in the embeddings' units; 0 closes every cone to a ray.
+    Returns:
+        (...,) radians in [0, pi], 0 inside the cone.
+    """
+    return torch.relu(euclidean_exterior_angle(texts, images) - euclidean_half_aperture(texts, min_radius))
+
+
+def lorentz_entailment_residual(
+    texts: torch.Tensor, images: torch.Tensor, min_radius: float, curvature: torch.Tensor
+) -> torch.Tensor:
+    """Angle by which images miss the cones of their texts, hyperbolic.
+
+    For small c it is the Euclidean residual at 2K / sqrt(c), not K: a falling curvature widens the cones.
+
+    Args:
+        texts: (..., dim), tangent vectors at the origin.
+        images: (..., dim), likewise; leading axes broadcast.
+        min_radius: K >= 0.
+        curvature: scalar tensor c > 0.
+    Returns:
+        (...,) radians in [0, pi], 0 inside the cone.
+    """
+    exterior = lorentz_exterior_angle(texts, images, curvature)
+    return torch.relu(exterior - lorentz_half_aperture(texts, min_radius, curvature))
+
+
+def euclidean_half_aperture(texts: torch.Tensor, min_radius: float) -> torch.Tensor:
+    """arcsin(min(1, K / |x|)): (..., dim) -> (...,) radians in [0, pi / 2]."""
+    return _half_aperture(norm(at_least_float32(texts)), min_radius)
+
+
+def lorentz_half_aperture(texts: torch.Tensor, min_radius: float, curvature: torch.Tensor) -> torch.Tensor:
+    """arcsin(min(1, 2K / sinh(r))), from tangent vectors: (..., dim) -> (...,) radians in [0, pi / 2]."""
+    curvature = at_least_float32(curvature)
+    radii = curvature.sqrt() * norm(shorten(at_least_float32(texts), curvature))
+    return _half_aperture(torch.sinh(radii), 2 * min_radius)
+
+
+def euclidean_exterior_angle(texts: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """pi minus the angle O-text-image, the angle between x and y - x.
+
+    Args:
+        texts: (..., dim), x.
+        images: (..., dim), y; leading axes broadcast.
+    Returns:
+        (...,) radians in [0, pi]. An image on its text, and any image of a text at the origin, is at 0.
+    Raises:
+        ValueError: if the last axes differ; the message gives both shapes.
+    """
+    _check_same_last_axis(texts, images)
+    texts, images = at_least_float32(texts), at_least_float32(images)
+    text_norms = norm(texts).clamp(min=COINCIDENT)
+    opposite = parallelogram_area(texts, images) / text_norms  # |y| sin(theta)
+    adjacent = norm_difference(images, texts) - versine(texts, images) / text_norms  # |y| cos(theta) - |x|
+    return _angle(opposite, adjacent)
+
+
+def lorentz_exterior_angle(texts: torch.Tensor, images: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """pi minus the angle O-text-image of the hyperbolic triangle that tangent vectors span with the origin.
+
+    Args:
+        texts: (..., dim), tangent vectors at the origin.
+        images: (..., dim), likewise; leading axes broadcast.
+        curvature: scalar tensor c > 0.
+    Returns:
+        (...,) radians in [0, pi]. An image on its text, and any image of a text at the origin, is at 0. In float32 the
+        gradient is 0 once r + s is beyond about 45.
+    Raises:
+        ValueError: if the last axes differ; the message gives both shapes.
+    """
+    _check_same_last_axis(texts, images)
+    texts, images, curvature = (at_least_float32(tensor) for tensor in (texts, images, curvature))
+    texts, images, root_c = shorten(texts, curvature), shorten(images, curvature), curvature.sqrt()
+    text_norms = norm(texts).clamp(min=COINCIDENT)
+    stretch = sinh_over(root_c * norm(images)) / text_norms  # sinh(s) / (|u| s); both legs are over sqrt(c)
+    opposite = stretch * parallelogram_area(texts, images)  # sinh(s) sin(theta)
+    radial = torch.sinh(root_c * norm_difference(images, texts)) / root_c
+    # sinh(s - r) - sinh(s) cosh(r) (1 - cos(theta)): the second leg at the top of this file, with 1 - cos(theta) in it
+    adjacent = radial - stretch * torch.cosh(root_c * norm(texts)) * versine(texts, images)
+    return _angle(opposite, adjacent)
+
+
+def _half_aperture(length: torch.Tensor, min_radius: float) -> torch.Tensor:
+    """arcsin(min(1, K / length)); the slope, which has no bound where they are equal, ends at 707 / K."""
+    outside = length > (1 + 1.0e-6) * min_radius
+    return torch.where(outside, torch.arcsin(min_radius / torch.where(outside, length, math.inf)), math.pi / 2)
+
+
+def _angle(opposite: torch.Tensor, adjacent: torch.Tensor) -> torch.Tensor:
+    """atan2 of the legs of a right triangle from text to image; 0, with gradient 0, where both are too short."""
+    long = (opposite > COINCIDENT) | (adjacent.abs() > COINCIDENT)
+    return torch.atan2(torch.where(long, opposite, 0.0), torch.where(long, adjacent, 1.0))
+
+
+def _check_same_last_axis(texts: torch.Tensor, images: torch.Tensor) -> None:
+    if texts.shape[-1] != images.shape[-1]:
+        raise ValueError(f"texts {tuple(texts.shape)} and images {tuple(images.shape)} must agree in the last axis")

@@ -1,0 +1,212 @@
+"""The geometries of EuCLIP as values that a model is given (papers/euclip.md, Sec. 2, 4, 5, 8, 11.2, 12, 13).
+
+    name                 embedding of features f        similarity    trainable scalars       root
+    sphere               f / |f|                        cos           none                    normalised mean of all
+    elliptic             f / |f|                        -arccos(cos)  none                    normalised mean of all
+    euclidean            f / sqrt(dim)                  -d            none                    origin
+    euclidean_squared    f / sqrt(dim)                  -d^2          none                    origin
+    hyperbolic           alpha f, a tangent vector      -d_L          2 alphas and curvature  origin
+    hyperbolic_squared   alpha f, a tangent vector      -d_L^2        2 alphas and curvature  origin
+
+The sphere is in common/geometry.py. EuCLIP is euclidean_squared, MERU is hyperbolic, each with entailment.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from common.geometry import (
+    at_least_float32,
+    euclidean_distance,
+    inner_product_similarity,
+    paired_angles,
+    paired_euclidean_distance,
+    paired_squared_distances,
+    safe_sqrt,
+    squared_arccos,
+    squared_distances,
+    straight_path,
+    unit,
+)
+from euclip.entailment import euclidean_entailment_residual, lorentz_entailment_residual
+from euclip.lorentz import (
+    lorentz_distance,
+    paired_lorentz_distance,
+    paired_squared_lorentz_distance,
+    squared_lorentz_distance,
+)
+
+
+class Elliptic(nn.Module):
+    """Unit sphere compared by minus the angle: the order of the cosine, another weighting (EuCLIP)."""
+
+    name = "elliptic"
+
+    def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
+        return unit(image_features)
+
+    def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
+        return unit(text_features)
+
+    def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        """Minus the angle in radians, in [-pi, 0]."""
+        return -safe_sqrt(squared_arccos(inner_product_similarity(image_embeddings, text_embeddings)))
+
+    def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        return -paired_angles(image_embeddings, text_embeddings)
+
+    def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Normalised mean, as on the sphere."""
+        return unit(at_least_float32(embeddings).mean(dim=0))
+
+    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Normalised mean of all embeddings of both modalities, (num, dim) -> (dim,); the sphere has no origin.
+
+        inferred: that the mean is normalised; the paper's code does not show it, and unnormalised it ranks too low.
+        """
+        return self.mean(embeddings)
+
+    def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
+        """Points of the straight path, normalised: (dim,) twice -> (num_points, dim)."""
+        return unit(straight_path(start, end, num_points))
+
+    def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+        """Angle in radians: (batch, dim), (dim,) -> (batch,)."""
+        return paired_angles(embeddings, point[None])
+
+
+class Euclidean(nn.Module):
+    """Features over sqrt(dim), compared by minus their distance or its square (EuCLIP).
+
+    Args:
+        squared: True is EuCLIP itself: -d^2 is a linear classifier with a norm-dependent bias.
+    """
+
+    def __init__(self, squared: bool) -> None:
+        super().__init__()
+        self.squared = squared
+        self.name = "euclidean_squared" if squared else "euclidean"
+
+    def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
+        return at_least_float32(image_features) / image_features.shape[-1] ** 0.5
+
+    def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
+        return at_least_float32(text_features) / text_features.shape[-1] ** 0.5
+
+    def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        """-d or -d^2, at most 0."""
+        distance = squared_distances if self.squared else euclidean_distance
+        return -distance(image_embeddings, text_embeddings)
+
+    def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        distance = paired_squared_distances if self.squared else paired_euclidean_distance
+        return -distance(image_embeddings, text_embeddings)
+
+    def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Plain mean: normalising it would destroy the norms that this geometry uses."""
+        return at_least_float32(embeddings).mean(dim=0)
+
+    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """The origin, whatever the embeddings: (num, dim) -> (dim,)."""
+        return torch.zeros_like(embeddings[0])
+
+    def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
+        """Points of the straight path: (dim,) twice -> (num_points, dim)."""
+        return straight_path(start, end, num_points)
+
+    def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+        """Distance, not squared even where the similarity is: (batch, dim), (dim,) -> (batch,)."""
+        return paired_euclidean_distance(embeddings, point[None])
+
+    def entailment_residual(self, texts: torch.Tensor, images: torch.Tensor, min_radius: float) -> torch.Tensor:
+        """Radians by which images miss the cones of their texts; see euclidean_entailment_residual."""
+        return euclidean_entailment_residual(texts, images, min_radius)
+
+
+class Hyperbolic(nn.Module):
+    """Tangent vectors at the origin of a Lorentz space whose curvature is learned, compared by -d or -d^2.
+
+    Three trainable scalars, each kept as its logarithm: c, and the scales of text and image features that replace the
+    normalisation (MERU). With `squared=False` and entailment it is MERU.
+
+    Args:
+        dim: of the features; both scales start at 1/sqrt(dim).
+        squared: compare by the squared distance.
+        curvature_init, curvature_min, curvature_max: of c; moved back into the bounds after each step (`clamp_`), so
+            that a curvature at its bound keeps its gradient (MERU's code).
+        absorbing_bounds: True clamps c in the forward pass instead, as EuCLIP's code does: beyond a bound its gradient
+            is 0 and it never comes back.
+    Raises:
+        ValueError: unless 0 < curvature_min <= curvature_init <= curvature_max.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        squared: bool,
+        curvature_init: float = 1.0,
+        curvature_min: float = 0.1,
+        curvature_max: float = 10.0,
+        absorbing_bounds: bool = False,
+    ) -> None:
+        super().__init__()
+        if not 0 < curvature_min <= curvature_init <= curvature_max:
+            raise ValueError(
+                f"curvature must satisfy 0 < minimum <= init <= maximum, got {curvature_min}, {curvature_init}, "
+                f"{curvature_max}"
+            )
+        self.squared = squared
+        self.name = "hyperbolic_squared" if squared else "hyperbolic"
+        self.curvature_min, self.curvature_max = curvature_min, curvature_max
+        self.absorbing_bounds = absorbing_bounds
+        # one entry each, not none: FSDP2 refuses parameters without a dimension
+        self.log_curvature = nn.Parameter(torch.tensor([math.log(curvature_init)]))
+        self.log_image_scale = nn.Parameter(torch.tensor([-0.5 * math.log(dim)]))
+        self.log_text_scale = nn.Parameter(torch.tensor([-0.5 * math.log(dim)]))
+
+    def curvature(self) -> torch.Tensor:
+        """c, a scalar tensor."""
+        curvature = self.log_curvature.exp().sum()
+        return curvature.clamp(self.curvature_min, self.curvature_max) if self.absorbing_bounds else curvature
+
+    def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
+        return self.log_image_scale.exp() * at_least_float32(image_features)
+
+    def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
+        return self.log_text_scale.exp() * at_least_float32(text_features)
+
+    def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        """-d_L or -d_L^2, at most 0."""
+        distance = squared_lorentz_distance if self.squared else lorentz_distance
+        return -distance(image_embeddings, text_embeddings, self.curvature())
+
+    def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        distance = paired_squared_lorentz_distance if self.squared else paired_lorentz_distance
+        return -distance(image_embeddings, text_embeddings, self.curvature())
+
+    def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Mean of the tangent vectors; the exponential map comes after it, inside the similarity."""
+        return at_least_float32(embeddings).mean(dim=0)
+
+    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """The origin, whose tangent vector is zero, whatever the embeddings: (num, dim) -> (dim,)."""
+        return torch.zeros_like(embeddings[0])
+
+    def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
+        """Tangent vectors on the straight path, lifted inside the similarity: (dim,) twice -> (num_points, dim)."""
+        return straight_path(start, end, num_points)
+
+    def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+        """d_L, not squared even where the similarity is: (batch, dim), (dim,) -> (batch,). From the root it is |u|."""
+        return paired_lorentz_distance(embeddings, point[None], self.curvature())
+
+    def entailment_residual(self, texts: torch.Tensor, images: torch.Tensor, min_radius: float) -> torch.Tensor:
+        """Radians by which images miss the cones of their texts; see lorentz_entailment_residual."""
+        return lorentz_entailment_residual(texts, images, min_radius, self.curvature())
+
+    @torch.no_grad()
+    def clamp_(self) -> None:
+        """Moves the curvature back into its bounds; call once after every optimiser step."""
+        if not self.absorbing_bounds:
+            self.log_curvature.clamp_(math.log(self.curvature_min), math.log(self.curvature_max))

@@ -1,0 +1,180 @@
+"""The Lorentz model of hyperbolic space, as in MERU and EuCLIP (papers/euclip.md, Sec. 5).
+
+Conventions, fixed here:
+    curvature         c > 0, a scalar tensor; the space has sectional curvature -c and lies on <x, x>_L = -1/c
+    tangent vectors   u, v at the origin O, (batch, dim); what hyperbolic models embed to, cache and average
+    points            exp_O(u), their space components only, (batch, dim); the time component is sqrt(1/c + |x|^2)
+    radius            r = sqrt(c) |u|, the distance of a point from the origin in units of 1/sqrt(c)
+
+The paper's distance is arccosh(-c <x, y>_L) / sqrt(c). It subtracts cosh(r) cosh(s) and sinh(r) sinh(s) cos(theta),
+which agree in most digits where points are close: in float32 nothing is left of a distance of 1e-4. Here the same
+distance comes from the tangent vectors in polar coordinates, radii r and s and the angle theta between them, by the law
+of haversines:
+
+    sinh^2(sqrt(c) d / 2) = sinh^2((r - s) / 2) + sinh(r) sinh(s) (1 - cos(theta)) / 2
+
+What it subtracts is r - s and 1 - cos(theta). For all pairs both are taken as they stand, with one matrix product; for
+matched pairs, which are the close ones, from the difference u - v. Everything runs in float32 or better.
+"""
+
+import torch
+
+from common.geometry import at_least_float32, check_same_dim, full_precision, norm, safe_sqrt
+
+# Tangent vectors with a larger radius are shortened to it: float32 cannot hold sinh(r) sinh(s) much beyond.
+MAX_RADIUS = 40.0
+
+
+def exp_map0(tangent: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """Exponential map at the origin: sinh(r) / r * u.
+
+    Args:
+        tangent: (..., dim).
+        curvature: scalar tensor c > 0.
+    Returns:
+        (..., dim), space components of the point; the zero vector gives the origin.
+    """
+    tangent, curvature = at_least_float32(tangent), at_least_float32(curvature)
+    tangent = shorten(tangent, curvature)
+    return sinh_over(curvature.sqrt() * norm(tangent))[..., None] * tangent
+
+
+def log_map0(point: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """Inverse of exp_map0: asinh(q) / q * x with q = sqrt(c) |x|.
+
+    Args:
+        point: (..., dim), space components.
+        curvature: scalar tensor c > 0.
+    Returns:
+        (..., dim), the tangent vector at the origin; the origin gives the zero vector.
+    """
+    point, curvature = at_least_float32(point), at_least_float32(curvature)
+    sinh_radius = curvature.sqrt() * norm(point)
+    near = sinh_radius < 1.0e-3
+    far = torch.where(near, 1.0, sinh_radius)
+    return torch.where(near, 1 - sinh_radius.square() / 6, torch.asinh(far) / far)[..., None] * point
+
+
+def time_component(point: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """sqrt(1/c + |x|^2) of points: (..., dim) -> (...,)."""
+    return (1 / at_least_float32(curvature) + at_least_float32(point).square().sum(dim=-1)).sqrt()
+
+
+def lorentz_inner(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """Lorentz inner products <x, y>_L of all pairs of points, at most -1/c: (a, dim), (b, dim) -> (a, b)."""
+    check_same_dim(first, second)
+    with full_precision(first):
+        first, second = at_least_float32(first), at_least_float32(second)
+        times = time_component(first, curvature)[:, None] * time_component(second, curvature)[None, :]
+        return first @ second.T - times
+
+
+def lorentz_distance(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """Geodesic distances of all pairs of points that are given by their tangent vectors.
+
+    Args:
+        first: (a, dim), tangent vectors at the origin.
+        second: (b, dim), likewise.
+        curvature: scalar tensor c > 0.
+    Returns:
+        (a, b), >= 0, float32 or better; smaller is closer. The gradient is finite, and 0 for pairs at distance 0 and
+        with respect to a zero vector.
+    Raises:
+        ValueError: if the two dims differ; the message gives both shapes.
+    """
+    return _distance(_squared_half_chord(first, second, curvature), curvature)
+
+
+def squared_lorentz_distance(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """Square of lorentz_distance, smooth where pairs coincide: (a, dim), (b, dim) -> (a, b)."""
+    return _squared_distance(_squared_half_chord(first, second, curvature), curvature)
+
+
+def paired_lorentz_distance(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """The diagonal of lorentz_distance, from differences, to full accuracy: (batch, dim) twice -> (batch,)."""
+    return _distance(_paired_squared_half_chord(first, second, curvature), curvature)
+
+
+def paired_squared_lorentz_distance(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """Square of paired_lorentz_distance: (batch, dim) twice -> (batch,)."""
+    return _squared_distance(_paired_squared_half_chord(first, second, curvature), curvature)
+
+
+def _squared_half_chord(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """sinh^2(sqrt(c) d / 2) of all pairs, by the law of haversines and one matrix product."""
+    check_same_dim(first, second)
+    with full_precision(first):
+        first, second, curvature = (at_least_float32(tensor) for tensor in (first, second, curvature))
+        first, second = shorten(first, curvature), shorten(second, curvature)
+        norms, other_norms = norm(first), norm(second)
+        radii, other_radii = curvature.sqrt() * norms, curvature.sqrt() * other_norms
+        # |u||v| (1 - cos(theta)); no gradient from 0, where sinh(r) sinh(s) would multiply its rounding errors
+        versines = torch.relu(norms[:, None] * other_norms[None, :] - first @ second.T)
+        weights = curvature * sinh_over(radii)[:, None] * sinh_over(other_radii)[None, :]
+        return torch.sinh((radii[:, None] - other_radii[None, :]) / 2).square() + weights * versines / 2
+
+
+def _paired_squared_half_chord(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """The same for matched pairs, without loss of digits where they are close."""
+    check_same_dim(first, second)
+    with full_precision(first):
+        first, second, curvature = (at_least_float32(tensor) for tensor in (first, second, curvature))
+        first, second = shorten(first, curvature), shorten(second, curvature)
+        radii, other_radii = curvature.sqrt() * norm(first), curvature.sqrt() * norm(second)
+        weights = curvature * (sinh_over(radii) * sinh_over(other_radii))
+        radial = curvature.sqrt() * norm_difference(first, second)
+        return torch.sinh(radial / 2).square() + weights * versine(first, second) / 2
+
+
+def _distance(squared_half_chord: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    return 2 / at_least_float32(curvature).sqrt() * torch.asinh(safe_sqrt(squared_half_chord))
+
+
+def _squared_distance(squared_half_chord: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """4/c asinh(sqrt(X))^2, by its series near 0, where the root has no slope."""
+    near = squared_half_chord < 1.0e-3
+    x = torch.where(near, squared_half_chord, 0.0)
+    series = x * (1 - x * (1 / 3 - x * (8 / 45 - x * (4 / 35))))  # next: 128/1575 x^5
+    far = torch.asinh(torch.where(near, 1.0, squared_half_chord).sqrt()).square()
+    return 4 / at_least_float32(curvature) * torch.where(near, series, far)
+
+
+def shorten(tangent: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+    """Tangent vectors of a radius above MAX_RADIUS cut to it, all others exactly as they are: (..., dim) -> same."""
+    longest = MAX_RADIUS / curvature.sqrt()
+    return (longest / torch.maximum(norm(tangent), longest))[..., None] * tangent
+
+
+def sinh_over(radius: torch.Tensor) -> torch.Tensor:
+    """sinh(r) / r for r >= 0, by its series near 0. Same shape."""
+    near = radius < 1.0e-2
+    far = torch.where(near, 1.0, radius)
+    return torch.where(near, 1 + radius.square() / 6 * (1 + radius.square() / 20), torch.sinh(far) / far)
+
+
+def norm_difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """|u| - |v| as (u - v).(u + v) / (|u| + |v|), to all digits for close vectors: (..., dim) twice -> (...,)."""
+    lengths = norm(first) + norm(second)
+    return ((first - second) * (first + second)).sum(dim=-1) / torch.where(lengths > 0, lengths, 1.0)
+
+
+def versine(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """|u||v| (1 - cos(theta)), to all digits for close vectors: (..., dim) twice -> (...,).
+
+    For acute angles it is |u||v| sin(theta) tan(theta / 2), with tan(theta / 2) = sin(theta) / (1 + cos(theta)).
+    """
+    lengths, inner = norm(first) * norm(second), (first * second).sum(dim=-1)
+    acute = inner > 0
+    area = parallelogram_area(first, second)
+    return torch.where(acute, area * (area / torch.where(acute, lengths + inner, 1.0)), lengths - inner)
+
+
+def parallelogram_area(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """|u||v| sin(theta), as half of |u + v| times the part of u - v across it: (..., dim) twice -> (...,).
+
+    The difference of close vectors is exact, so that the area keeps its digits.
+    """
+    difference, total = first - second, first + second
+    squared_total = total.square().sum(dim=-1)
+    along = (difference * total).sum(dim=-1) / torch.where(squared_total > 0, squared_total, 1.0)
+    return norm(total) * norm(difference - along[..., None] * total) / 2

@@ -1,0 +1,322 @@
+"""Entailment cones: values of the authors' functions, hand-made cones, laws, finite gradients."""
+
+import math
+
+import pytest
+import torch
+from hard_pairs import Dtypes, hard_pairs
+
+from common.geometry import unit
+from euclip.entailment import (
+    euclidean_entailment_residual,
+    euclidean_exterior_angle,
+    euclidean_half_aperture,
+    lorentz_entailment_residual,
+    lorentz_exterior_angle,
+    lorentz_half_aperture,
+)
+from euclip.geometry import Euclidean, Hyperbolic
+from euclip.lorentz import exp_map0, time_component
+
+# Values of the authors' functions in float64 (papers/euclip.md, Sec. 17).
+TEXTS = [[0.6, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [0.2, -0.1, 0.4, 0.8]]
+IMAGES = [[1.2, 0.3, 0.0, 0.0], [0.0, 1.0, 0.8, -0.2], [0.1, 0.1, 0.9, 1.5]]
+PRECISIONS = pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+
+
+def golden(dtype):
+    return torch.tensor(TEXTS, dtype=dtype), torch.tensor(IMAGES, dtype=dtype)
+
+
+def scalar(value, dtype=torch.float64):
+    return torch.tensor(value, dtype=dtype)
+
+
+def vectors(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@PRECISIONS
+def test_euclidean_cones_equal_those_of_the_authors(dtype, atol):
+    texts, images = golden(dtype)
+    exterior = euclidean_exterior_angle(texts, images)
+    assert exterior.dtype == dtype
+    assert exterior.tolist() == pytest.approx([0.4636476090, 0.4086378551, 0.4977961740], abs=atol)
+    for min_radius, apertures in (
+        (0.1, [0.1674480792, 0.1418970546, 0.1086790397]),
+        (0.3, [0.5235987756, 0.4381490306, 0.3314301582]),
+        (0.8, [1.5707963268, 1.5707963268, 1.0506004410]),
+    ):
+        assert euclidean_half_aperture(texts, min_radius).tolist() == pytest.approx(apertures, abs=atol)
+    for first, second, min_radius, residuals in (
+        (texts, images, 0.1, [0.2961995298, 0.2667408005, 0.3891171343]),
+        (texts, images, 0.3, [0, 0, 0.1663660158]),
+        (images, texts, 0.3, [2.6779450446, 2.6895073463, 2.7162591096]),  # swapped: the apex is the text's
+    ):
+        assert euclidean_entailment_residual(first, second, min_radius).tolist() == pytest.approx(residuals, abs=atol)
+
+
+@PRECISIONS
+@pytest.mark.parametrize(
+    ("c", "exterior", "min_radius", "residual"),
+    [
+        (1.0, [0.5492438666, 0.4997164049, 0.6962500372], 0.1, [0.2296904865, 0.2360950900, 0.5061114754]),
+        (1.0, [0.5492438666, 0.4997164049, 0.6962500372], 0.3, [0, 0, 0.0934091414]),
+        (0.1, [0.4720641124, 0.4174801835, 0.5168755994], 0.1, [0, 0, 0]),
+        (2.5, None, 0.1, [0.4997321876, 0.4997201800, 0.9179279983]),
+    ],
+)
+def test_hyperbolic_cones_equal_those_of_the_authors(c, exterior, min_radius, residual, dtype, atol):
+    texts, images = golden(dtype)
+    if exterior:
+        assert lorentz_exterior_angle(texts, images, scalar(c, dtype)).tolist() == pytest.approx(exterior, abs=atol)
+    found = lorentz_entailment_residual(texts, images, min_radius, scalar(c, dtype))
+    assert found.dtype == dtype
+    assert found.tolist() == pytest.approx(residual, abs=atol)
+
+
+@pytest.mark.parametrize(
+    ("text", "image", "min_radius", "exterior", "residual"),
+    [
+        ((0.5, 0.5), (1.5, 0.5), 0.5, math.pi / 4, 0.0),  # on the border of the quadrant behind the text
+        ((0.5, 0.5), (0.5, 1.5), 0.5, math.pi / 4, 0.0),
+        ((0.5, 0.5), (1.5, 1.5), 0.5, 0.0, 0.0),
+        ((0.5, 0.5), (0.0, 1.5), 0.5, 1.249046, 0.463648),
+        ((0.5, 0.5), (0.0, 0.0), 0.5, math.pi, 3 * math.pi / 4),
+        ((1.0, 0.0), (2.0, 1.0), 0.5, math.pi / 4, 0.261799),
+        ((0.2, 0.0), (0.2, 1.0), 0.5, math.pi / 2, 0.0),  # within min_radius the cone is a half-space
+    ],
+)
+def test_cones_in_the_plane(text, image, min_radius, exterior, residual):
+    texts, images = scalar([text]), scalar([image])
+    assert euclidean_exterior_angle(texts, images).item() == pytest.approx(exterior, abs=1e-6)
+    assert euclidean_entailment_residual(texts, images, min_radius).item() == pytest.approx(residual, abs=1e-6)
+
+
+# the formulas as the paper prints them
+
+
+def paper_euclidean(text, image, min_radius):
+    difference = [y - x for x, y in zip(text, image)]
+    length = math.hypot(*text)
+    cosine = sum(d * x for d, x in zip(difference, text)) / (math.hypot(*difference) * length)
+    return math.acos(cosine), math.asin(min(1.0, min_radius / length))
+
+
+def paper_lorentz(text, image, min_radius, c):
+    curvature = scalar(c)
+    x, y = exp_map0(text[None], curvature)[0], exp_map0(image[None], curvature)[0]
+    x_time, y_time = time_component(x, curvature).item(), time_component(y, curvature).item()
+    inner = c * ((x * y).sum().item() - x_time * y_time)
+    length = x.norm().item()
+    exterior = math.acos((y_time + x_time * inner) / (length * math.sqrt(inner**2 - 1)))
+    return exterior, math.asin(min(1.0, 2 * min_radius / (math.sqrt(c) * length)))
+
+
+def test_euclidean_residual_equals_loops_from_the_paper():
+    texts, images = vectors(40, 5), vectors(40, 5)
+    found = euclidean_entailment_residual(texts, images, 0.3)
+    for text, image, residual in zip(texts.tolist(), images.tolist(), found.tolist()):
+        exterior, aperture = paper_euclidean(text, image, 0.3)
+        assert residual == pytest.approx(max(0.0, exterior - aperture), abs=1e-12)
+
+
+@pytest.mark.parametrize("c", [0.1, 1.0, 10.0])
+def test_lorentz_residual_equals_loops_from_the_paper(c):
+    texts, images = vectors(40, 5) / 2, vectors(40, 5) / 2
+    exteriors = lorentz_exterior_angle(texts, images, scalar(c))
+    found = lorentz_entailment_residual(texts, images, 0.3, scalar(c))
+    for k in range(40):
+        exterior, aperture = paper_lorentz(texts[k], images[k], 0.3, c)
+        assert exteriors[k].item() == pytest.approx(exterior, abs=1e-8)
+        assert found[k].item() == pytest.approx(max(0.0, exterior - aperture), abs=1e-8)
+
+
+# laws
+
+
+def test_hyperbolic_cone_tends_to_the_euclidean_one_of_radius_2k_over_root_c():
+    """Deviations on the parity data: 2.4e-2, 2.4e-3, 2.4e-5, 2.4e-7, linear in c."""
+    texts, images = golden(torch.float64)
+    euclidean = euclidean_entailment_residual(texts, images, 0.3)
+    for c in (1e-1, 1e-2, 1e-4, 1e-6):
+        hyperbolic = lorentz_entailment_residual(texts, images, 0.3 * c**0.5 / 2, scalar(c))
+        assert (hyperbolic - euclidean).abs().max().item() == pytest.approx(0.24 * c, rel=0.05)
+
+
+def test_a_smaller_curvature_widens_the_cone():
+    texts, _ = golden(torch.float64)
+    wide, narrow = (lorentz_half_aperture(texts, 0.1, scalar(c)) for c in (0.2, 1.0))
+    assert (wide > narrow).all()
+    # at c = 0.1 even the smallest published K makes half-spaces of all texts nearer than 0.632
+    assert lorentz_half_aperture(texts[:1], 0.1, scalar(0.1)).item() == pytest.approx(math.pi / 2)
+
+
+def test_entailment_is_transitive_outside_min_radius():
+    """An image in the cone of a text has its own cone inside that cone (Ganea et al. 2018)."""
+    texts = 0.5 * unit(vectors(4_000, 2)) * (1 + vectors(4_000, 1).abs())
+    middles = 2 * texts + 0.5 * vectors(4_000, 2)
+    ends = 2 * middles + vectors(4_000, 2)
+    first = euclidean_entailment_residual(texts, middles, 0.3) == 0
+    second = euclidean_entailment_residual(middles, ends, 0.3) == 0
+    both = first & second & (middles.norm(dim=1) > 0.3)
+    assert 200 < both.sum() < 3_500
+    assert (euclidean_entailment_residual(texts, ends, 0.3)[both] < 1e-9).all()
+
+
+@pytest.mark.parametrize("c", [0.1, 1.0, 10.0])
+def test_points_on_the_ray_are_at_0_behind_the_text_and_at_pi_before_it(c):
+    texts = unit(torch.randn(20, 8))
+    for exterior in (lambda x, y: lorentz_exterior_angle(x, y, torch.tensor(c)), euclidean_exterior_angle):
+        assert exterior(texts, 1.5 * texts).abs().max() < 1e-4
+        for before in (0.5, 0.0, -1.0):
+            torch.testing.assert_close(exterior(texts, before * texts), torch.full((20,), math.pi), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("c", [0.1, 1.0, 10.0])
+def test_a_pair_that_coincides_and_a_text_at_the_origin_entail_without_gradient(c):
+    texts = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], requires_grad=True)
+    images = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 2.0], [0.0, 0.0, 0.0]], requires_grad=True)
+    curvature = torch.tensor(c, requires_grad=True)
+    for residual in (
+        euclidean_entailment_residual(texts, images, 0.1),
+        lorentz_entailment_residual(texts, images, 0.1, curvature),
+    ):
+        assert residual.tolist() == [0, 0, 0]
+        residual.sum().backward()
+        assert (texts.grad == 0).all()
+        assert (images.grad == 0).all()
+
+
+def test_min_radius_0_closes_the_cone():
+    texts, images = golden(torch.float64)
+    assert (euclidean_half_aperture(texts, 0.0) == 0).all()
+    assert (lorentz_half_aperture(texts, 0.0, scalar(1.0)) == 0).all()
+    exterior = euclidean_exterior_angle(texts, images)
+    assert torch.equal(euclidean_entailment_residual(texts, images, 0.0), exterior)
+
+
+def test_leading_axes_broadcast_to_all_pairs():
+    texts, points = vectors(5, 3), vectors(4, 3)
+    for residual in (
+        lambda x, y: euclidean_entailment_residual(x, y, 0.3),
+        lambda x, y: lorentz_entailment_residual(x, y, 0.3, scalar(0.7)),
+    ):
+        matrix = residual(texts[:, None], points)
+        assert matrix.shape == (5, 4)
+        for k in range(5):
+            torch.testing.assert_close(matrix[k], residual(texts[k].expand(4, 3), points), rtol=1e-12, atol=1e-12)
+
+
+def test_geometries_take_texts_first():
+    texts, images = golden(torch.float32)
+    residual = Euclidean(squared=True).entailment_residual(texts, images, 0.3)
+    assert residual.tolist() == pytest.approx([0, 0, 0.1663660158], abs=1e-5)
+    residual = Hyperbolic(4, squared=False).entailment_residual(texts, images, 0.3)
+    assert residual.tolist() == pytest.approx([0, 0, 0.0934091414], abs=1e-5)
+
+
+def test_axes_that_do_not_fit_are_both_named():
+    for function in (euclidean_exterior_angle, lambda x, y: lorentz_exterior_angle(x, y, torch.tensor(1.0))):
+        with pytest.raises(ValueError, match=r"\(2, 3\).*\(2, 4\)"):
+            function(torch.zeros(2, 3), torch.zeros(2, 4))
+
+
+# gradients and precision
+
+
+def test_gradients_are_right():
+    texts, images, c = vectors(6, 3).requires_grad_(), vectors(6, 3).requires_grad_(), scalar(0.7).requires_grad_()
+    assert torch.autograd.gradcheck(euclidean_exterior_angle, (texts, images))
+    assert torch.autograd.gradcheck(lorentz_exterior_angle, (texts, images, c))
+    assert torch.autograd.gradcheck(lambda x: euclidean_half_aperture(x, 0.3), (texts,))
+    assert torch.autograd.gradcheck(lambda x, k: lorentz_half_aperture(x, 0.1, k), (texts, c))
+    assert torch.autograd.gradcheck(lambda x, y, k: lorentz_entailment_residual(x, y, 0.1, k), (texts, images, c))
+
+
+def test_the_slope_of_the_aperture_is_bounded_at_min_radius():
+    lengths = 0.3 * (1 + torch.tensor([-1e-3, -1e-7, 0.0, 1e-7, 2e-7, 1e-6, 2e-6, 1e-5, 1e-3]))
+    texts = lengths[:, None] * torch.tensor([1.0, 0.0])
+    texts.requires_grad_()
+    apertures = euclidean_half_aperture(texts, 0.3)
+    apertures.sum().backward()
+    assert texts.grad.abs().max() < 710 / 0.3
+    assert apertures[:3].tolist() == pytest.approx([math.pi / 2] * 3)
+    assert texts.grad[-1, 0] < -10
+
+
+def test_the_slope_of_the_exterior_angle_is_bounded_near_coincidence():
+    texts = unit(torch.randn(2_000, 16))
+    step = 10 ** torch.empty(2_000, 1).uniform_(-7, 0) * unit(torch.randn(2_000, 16))
+    for c in (None, 0.1, 1.0):
+        x, y = texts.clone().requires_grad_(), (texts + step).requires_grad_()
+        exterior = euclidean_exterior_angle(x, y) if c is None else lorentz_exterior_angle(x, y, torch.tensor(c))
+        exterior.sum().backward()
+        assert max(x.grad.norm(dim=1).max(), y.grad.norm(dim=1).max()) < 2.5e4
+        assert (exterior[step.norm(dim=1) < 5e-5] == 0).all()
+
+
+@pytest.mark.parametrize("distance", [1e-3, 1e-2, 0.1, 1.0])
+@pytest.mark.parametrize("c", [0.1, 1.0])
+def test_exterior_angle_keeps_its_digits_in_float32(c, distance):
+    texts = torch.randn(200, 512) / 512**0.5
+    images = texts + distance * unit(torch.randn(200, 512))
+    for ours, exact in (
+        (euclidean_exterior_angle(texts, images), euclidean_exterior_angle(texts.double(), images.double())),
+        (
+            lorentz_exterior_angle(texts, images, torch.tensor(c)),
+            lorentz_exterior_angle(texts.double(), images.double(), torch.tensor(c).double()),
+        ),
+    ):
+        assert (ours - exact).abs().max() < 2e-6
+    if distance == 1e-3:  # what the printed formula leaves of it
+        x, y = (exp_map0(side, torch.tensor(c)) for side in (texts, images))
+        x_time, y_time = (time_component(side, torch.tensor(c)) for side in (x, y))
+        inner = c * ((x * y).sum(dim=1) - x_time * y_time)
+        cosine = (y_time + x_time * inner) / (x.norm(dim=1) * (inner.square() - 1).clamp(min=1e-8).sqrt())
+        naive = torch.arccos(cosine.clamp(-1, 1))
+        assert (naive - exact).abs().max() > 1e-3
+
+
+def count_finite(num_pairs, dtype):
+    """Compares that many hard pairs in each geometry; asserts finite residuals and gradients."""
+    for curvature in (None, 0.1, 1.0, 10.0):
+        texts, images = (side.requires_grad_() for side in hard_pairs(num_pairs, 64, dtype))
+        if curvature is None:
+            residual = euclidean_entailment_residual(texts, images, 0.3)
+        else:
+            curvature = torch.tensor(curvature, requires_grad=True)
+            residual = lorentz_entailment_residual(texts, images, 0.3, curvature)
+            residual.mean().backward(retain_graph=True)
+            assert torch.isfinite(curvature.grad)
+        assert residual.dtype == torch.float32
+        assert torch.isfinite(residual).all()
+        assert ((residual >= 0) & (residual <= math.pi + 1e-6)).all()
+        residual.sum().backward()
+        assert torch.isfinite(texts.grad).all()
+        assert torch.isfinite(images.grad).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_finite_at_hard_pairs(dtype):
+    count_finite(20_000, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_finite_at_a_million_hard_pairs(dtype):
+    for _ in range(20):
+        count_finite(50_000, dtype)
+
+
+def test_everything_runs_in_float32_alone_whatever_autocast_says():
+    texts, images, c = torch.randn(9, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True), torch.tensor(0.7)
+    with Dtypes() as dtypes:
+        expected = lorentz_entailment_residual(texts, images, 0.3, c) + euclidean_entailment_residual(
+            texts, images, 0.3
+        )
+        expected.sum().backward()
+    assert dtypes.seen <= {torch.float32, torch.bool}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = lorentz_entailment_residual(texts, images, 0.3, c) + euclidean_entailment_residual(texts, images, 0.3)
+    assert torch.equal(found, expected)

@@ -1,0 +1,356 @@
+"""The geometries of EuCLIP: values of the authors' functions, laws, accuracy, finite gradients everywhere."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hard_pairs import (
+    assert_autocast_changes_nothing,
+    assert_finite_at_hard_pairs,
+    assert_gradient_is_right,
+    assert_nothing_but_float32,
+)
+from scipy.spatial.distance import cdist
+
+from common.geometry import Geometry, Sphere, unit
+from common.info_nce import symmetric_info_nce
+from euclip.geometry import Elliptic, Euclidean, Hyperbolic
+
+# Values of the authors' functions in float64 (papers/euclip.md, Sec. 17); embeddings are scaled already.
+TEXTS = [[0.6, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [0.2, -0.1, 0.4, 0.8]]
+IMAGES = [[1.2, 0.3, 0.0, 0.0], [0.0, 1.0, 0.8, -0.2], [0.1, 0.1, 0.9, 1.5]]
+SIMILARITIES = """
+sphere                  0.9701425001  0.1714985851  0.1841467746
+                        0.0000000000  0.9819805061  0.0502096445
+                        0.0569802882  0.4029114820  0.9703196610
+elliptic               -0.2449786631 -1.3984457369 -1.3855926056
+                       -1.5707963268 -0.1901256033 -1.5205655618
+                       -1.5137851599 -1.1561005829 -0.2442471400
+euclidean              -0.6708203932 -1.3152946438 -1.4000000000
+                       -1.4282856857 -0.6164414003 -1.5524174696
+                       -1.8220867158 -1.6062378404 -0.8888194417
+euclidean_squared      -0.4500000000 -1.7300000000 -1.9600000000
+                       -2.0400000000 -0.3800000000 -2.4100000000
+                       -3.3200000000 -2.5800000000 -0.7900000000
+hyperbolic@1           -0.6793571093 -1.3978008510 -1.5274993614
+                       -1.4888017202 -0.6252852422 -1.6777907856
+                       -1.9033615497 -1.7218251240 -0.9216242696
+hyperbolic@0.1         -0.6716302121 -1.3245804627 -1.4147244156
+                       -1.4352310183 -0.6172596714 -1.5674039160
+                       -1.8319575512 -1.6194274821 -0.8917307220
+hyperbolic@2.5         -0.6940072777 -1.4864575351 -1.6537024700
+                       -1.5518871389 -0.6414441101 -1.7931395081
+                       -1.9792261170 -1.8422046165 -0.9859360103
+hyperbolic_squared@1   -0.4615260819 -1.9538472190 -2.3332542989
+                       -2.2165305619 -0.3909816341 -2.8149819204
+                       -3.6227851889 -2.9646817576 -0.8493912944
+hyperbolic_squared@0.1 -0.4510871418 -1.7545134022 -2.0014451720
+                       -2.0598880759 -0.3810095019 -2.4567550358
+                       -3.3560684695 -2.6225453699 -0.7951836806
+"""
+WORDS = SIMILARITIES.split()
+SIMILARITIES = {WORDS[k]: [float(word) for word in WORDS[k + 1 : k + 10]] for k in range(0, len(WORDS), 10)}
+
+
+def build(name, dim=4, dtype=torch.float32):
+    """A geometry from its name, for the hyperbolic ones with @ and a curvature."""
+    kind, *curvature = name.split("@")
+    geometry = {
+        "sphere": Sphere,
+        "elliptic": Elliptic,
+        "euclidean": lambda: Euclidean(squared=False),
+        "euclidean_squared": lambda: Euclidean(squared=True),
+        "hyperbolic": lambda: Hyperbolic(dim, squared=False),
+        "hyperbolic_squared": lambda: Hyperbolic(dim, squared=True),
+    }[kind]().to(dtype)
+    if curvature:
+        with torch.no_grad():
+            geometry.log_curvature.fill_(math.log(float(curvature[0])))  # to all digits of the dtype
+    return geometry
+
+
+def golden(dtype=torch.float64, name=""):
+    """Images and texts of the golden values, normalised for the geometries on the sphere."""
+    images, texts = torch.tensor(IMAGES, dtype=dtype), torch.tensor(TEXTS, dtype=dtype)
+    return (unit(images), unit(texts)) if name in ("sphere", "elliptic") else (images, texts)
+
+
+NAMES = ["elliptic", "euclidean", "euclidean_squared", "hyperbolic@1", "hyperbolic_squared@1"]
+HARD_NAMES = [
+    *NAMES, "hyperbolic@0.1", "hyperbolic@10", "hyperbolic_squared@0.1", "hyperbolic_squared@10"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_similarities_equal_those_of_the_authors(name, dtype, atol):
+    geometry, (images, texts) = build(name, dtype=dtype), golden(dtype, name)
+    expected = torch.tensor(SIMILARITIES[name], dtype=dtype).reshape(3, 3)
+    torch.testing.assert_close(geometry.similarity(images, texts), expected, rtol=0, atol=atol)
+    paired = geometry.paired_similarity(images, texts)
+    torch.testing.assert_close(paired, expected.diagonal(), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("name", "logit_scale", "entailment_weight", "min_radius", "contrastive", "entailment"),
+    [
+        ("sphere", 1 / 0.07, 0, 0, 0.0001023100, 0),
+        ("elliptic", 1 / 0.07, 0, 0, 5.898e-07, 0),
+        ("euclidean", 1 / 0.07, 0, 0, 0.0001658069, 0),
+        ("euclidean_squared", 1.0, 0, 0, 0.3102260916, 0),
+        ("euclidean_squared", math.exp(-1), 0.1, 0.3, 0.7150818897, 0.0055455339),
+        ("hyperbolic@1", 1 / 0.07, 0.2, 0.1, 4.61706e-05, 0.0647931368),
+        ("hyperbolic@0.1", 1 / 0.07, 0.2, 0.1, 0.0001413749, 0),
+        ("hyperbolic_squared@1", math.exp(-1), 0.2, 0.3, 0.6641556761, 0.0062272761),
+    ],
+)
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+def test_losses_equal_those_of_the_authors(
+    name, logit_scale, entailment_weight, min_radius, contrastive, entailment, dtype, atol
+):
+    geometry, (images, texts) = build(name, dtype=dtype), golden(dtype, name)
+    loss = symmetric_info_nce(logit_scale * geometry.similarity(images, texts))
+    assert loss.item() == pytest.approx(contrastive, abs=atol)
+    if entailment_weight:
+        loss = entailment_weight * geometry.entailment_residual(texts, images, min_radius).mean()
+        assert loss.item() == pytest.approx(entailment, abs=atol)
+
+
+def gradients_of_the_total_loss(name, log_logit_scale, entailment_weight, min_radius, dtype):
+    geometry, (images, texts) = build(name, dtype=dtype), golden(dtype)
+    images.requires_grad_()
+    texts.requires_grad_()
+    log_logit_scale = torch.tensor(log_logit_scale, dtype=dtype, requires_grad=True)
+    loss = symmetric_info_nce(log_logit_scale.exp() * geometry.similarity(images, texts))
+    loss = loss + entailment_weight * geometry.entailment_residual(texts, images, min_radius).mean()
+    loss.backward()
+    return geometry, images.grad, texts.grad, log_logit_scale.grad
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
+def test_gradients_of_the_total_losses_equal_those_of_the_authors(dtype, atol):
+    _, images, texts, scale = gradients_of_the_total_loss("euclidean_squared", -1.0, 0.1, 0.3, dtype)
+    assert scale.item() == pytest.approx(-0.3252759295, abs=atol)
+    assert texts[2].tolist() == pytest.approx([0.1193225720, 0.0180194544, -0.0792697984, -0.1791835181], abs=atol)
+    assert images[2].tolist() == pytest.approx([-0.0194798418, 0.0682724719, 0.0006223204, -0.0872111312], abs=atol)
+
+    geometry, _, texts, scale = gradients_of_the_total_loss("hyperbolic@1", -math.log(0.07), 0.2, 0.1, dtype)
+    assert scale.item() == pytest.approx(-0.0004393540, abs=atol)
+    assert geometry.log_curvature.grad.item() == pytest.approx(0.0566807280, abs=atol)
+    assert texts[0].tolist() == pytest.approx([0.0998314449, -0.2338343120, 0.0000183501, -0.0000028106], abs=atol)
+
+    geometry, _, _, scale = gradients_of_the_total_loss("hyperbolic_squared@1", -1.0, 0.2, 0.3, dtype)
+    assert scale.item() == pytest.approx(-0.3576104621, abs=atol)
+    assert geometry.log_curvature.grad.item() == pytest.approx(0.0012885577, abs=atol)
+
+
+# laws
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_a_geometry_named_as_in_configs(name):
+    geometry = build(name)
+    assert isinstance(geometry, Geometry)
+    assert geometry.name == name.split("@")[0]
+
+
+@pytest.mark.parametrize("name", HARD_NAMES)
+def test_similarity_is_symmetric_at_most_0_and_0_only_at_coincidence(name):
+    geometry = build(name, dim=16, dtype=torch.float64)
+    features, others = torch.randn(20, 16).double(), torch.randn(30, 16).double()
+    images, texts = geometry.embed_image(features), geometry.embed_text(others)
+    scores = geometry.similarity(images, texts)
+    torch.testing.assert_close(scores, geometry.similarity(texts, images).T, rtol=1e-13, atol=1e-13)
+    assert (scores < 0).all()
+    pairs = geometry.paired_similarity(images, texts[:20])
+    torch.testing.assert_close(pairs, scores[:, :20].diagonal(), rtol=1e-10, atol=1e-12)
+    assert torch.equal(pairs, geometry.paired_similarity(texts[:20], images))
+    assert (geometry.paired_similarity(images, images) == 0).all()
+
+
+@pytest.mark.parametrize("name", ["elliptic", "euclidean", "hyperbolic@0.1", "hyperbolic@1", "hyperbolic@10"])
+def test_distance_obeys_the_triangle_inequality(name):
+    geometry = build(name, dim=3, dtype=torch.float64)
+    a, b, c = (geometry.embed_text(torch.randn(2_000, 3).double()) for _ in range(3))
+    ab, bc, ac = (-geometry.paired_similarity(*pair) for pair in ((a, b), (b, c), (a, c)))
+    assert (ac <= ab + bc + 1e-12).all()
+
+
+def test_squared_distance_does_not_obey_the_triangle_inequality():
+    line = torch.tensor([[0.0], [1.0], [2.0]])
+    scores = -Euclidean(squared=True).similarity(line, line)
+    assert scores[0, 2] > scores[0, 1] + scores[1, 2]
+
+
+def test_elliptic_ranks_as_the_cosine():
+    images, texts = unit(torch.randn(9, 8)), unit(torch.randn(40, 8))
+    by_angle, by_cosine = Elliptic().similarity(images, texts), Sphere().similarity(images, texts)
+    assert torch.equal(by_angle.argsort(dim=1), by_cosine.argsort(dim=1))
+
+
+def test_squared_geometries_square_the_distance():
+    features, others = torch.randn(5, 8).double(), torch.randn(6, 8).double()
+    for name in ("euclidean", "hyperbolic"):
+        plain, squared = build(name, dim=8, dtype=torch.float64), build(f"{name}_squared", dim=8, dtype=torch.float64)
+        images, texts = plain.embed_image(features), plain.embed_text(others)
+        torch.testing.assert_close(squared.similarity(images, texts), -plain.similarity(images, texts).square())
+
+
+def test_squared_euclidean_distance_is_a_linear_classifier():
+    """-|x - y|^2 = x.(2y) - |y|^2 - |x|^2, and what is constant in a row leaves its cross-entropy unchanged."""
+    images, texts = torch.randn(6, 8).double(), torch.randn(6, 8).double()
+    logits = Euclidean(squared=True).similarity(images, texts)
+    linear = 2 * images @ texts.T - texts.square().sum(dim=1)
+    torch.testing.assert_close(logits.log_softmax(dim=1), linear.log_softmax(dim=1))
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_euclidean_equals_scipy(squared):
+    features, others = torch.randn(7, 16).double(), torch.randn(9, 16).double()
+    geometry = Euclidean(squared)
+    ours = geometry.similarity(geometry.embed_image(features), geometry.embed_text(others))
+    metric = "sqeuclidean" if squared else "euclidean"
+    expected = -cdist(features.numpy() / 4, others.numpy() / 4, metric)
+    torch.testing.assert_close(ours, torch.from_numpy(expected), rtol=1e-12, atol=1e-12)
+
+
+def test_elliptic_equals_numpy():
+    features, others = torch.randn(7, 16).double(), torch.randn(9, 16).double()
+    cosines = 1 - cdist(features.numpy(), others.numpy(), "cosine")
+    geometry = Elliptic()
+    ours = geometry.similarity(geometry.embed_image(features), geometry.embed_text(others))
+    torch.testing.assert_close(ours, torch.from_numpy(-np.arccos(cosines)), rtol=1e-9, atol=1e-12)
+
+
+def test_hyperbolic_features_are_scaled_by_1_over_root_dim_at_the_start():
+    geometry = Hyperbolic(512, squared=True)
+    assert geometry.log_image_scale.item() == pytest.approx(-3.11916, abs=1e-5)
+    features = torch.randn(3, 512)
+    torch.testing.assert_close(geometry.embed_image(features), features / 512**0.5)
+    torch.testing.assert_close(geometry.embed_text(features), Euclidean(squared=True).embed_text(features))
+
+
+def test_each_modality_has_its_own_scale():
+    geometry = Hyperbolic(4, squared=False)
+    with torch.no_grad():
+        geometry.log_image_scale.fill_(math.log(2.0))
+        geometry.log_text_scale.fill_(math.log(3.0))
+    torch.testing.assert_close(geometry.embed_image(torch.ones(1, 4)), torch.full((1, 4), 2.0))
+    torch.testing.assert_close(geometry.embed_text(torch.ones(1, 4)), torch.full((1, 4), 3.0))
+
+
+@pytest.mark.parametrize(("name", "scalars"), [("elliptic", 0), ("euclidean_squared", 0), ("hyperbolic@1", 3)])
+def test_number_of_trainable_scalars(name, scalars):
+    assert sum(parameter.numel() for parameter in build(name).parameters()) == scalars
+
+
+# the curvature and its bounds
+
+
+def test_a_curvature_at_its_bound_is_moved_back_and_keeps_its_gradient():
+    geometry = Hyperbolic(4, squared=False)
+    with torch.no_grad():
+        geometry.log_curvature.fill_(math.log(0.05))
+    geometry.clamp_()
+    assert geometry.curvature().item() == pytest.approx(0.1)
+    geometry.similarity(*golden(torch.float32)).sum().backward()
+    assert geometry.log_curvature.grad.abs().item() > 1e-3
+
+
+def test_absorbing_bounds_hold_the_curvature_without_gradient():
+    geometry = Hyperbolic(4, squared=False, absorbing_bounds=True)
+    with torch.no_grad():
+        geometry.log_curvature.fill_(math.log(0.05))
+    geometry.clamp_()
+    assert geometry.log_curvature.item() == pytest.approx(math.log(0.05))
+    assert geometry.curvature().item() == pytest.approx(0.1)
+    geometry.similarity(*golden(torch.float32)).sum().backward()
+    assert geometry.log_curvature.grad.item() == 0
+
+
+@pytest.mark.parametrize("bounds", [(0.01, 0.1, 10.0), (20.0, 0.1, 10.0), (1.0, 0.0, 10.0)])
+def test_a_curvature_outside_its_bounds_is_refused(bounds):
+    with pytest.raises(ValueError, match="0 < minimum <= init <= maximum"):
+        Hyperbolic(4, False, *bounds)
+
+
+# mean, root, walk, distances
+
+
+@pytest.mark.parametrize("name", ["euclidean_squared", "hyperbolic@1"])
+def test_mean_and_root_without_normalisation(name):
+    geometry = build(name)
+    embeddings = torch.randn(6, 3, 4)
+    torch.testing.assert_close(geometry.mean(embeddings), sum(embeddings) / 6)
+    assert torch.equal(geometry.root(embeddings[:, 0]), torch.zeros(4))
+    assert geometry.mean(embeddings.bfloat16()).dtype == torch.float32
+
+
+def test_elliptic_mean_and_root_are_the_normalised_mean():
+    embeddings = unit(torch.randn(6, 4))
+    expected = embeddings.sum(dim=0) / embeddings.sum(dim=0).norm()
+    torch.testing.assert_close(Elliptic().mean(embeddings), expected)
+    torch.testing.assert_close(Elliptic().root(embeddings), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_walk_goes_straight_from_the_embedding_to_the_root(name):
+    geometry = build(name)
+    embeddings = geometry.embed_image(torch.randn(5, 4)).detach()
+    start, root = embeddings[0], geometry.root(embeddings)
+    walk = geometry.interpolate(start, root, 50)
+    assert walk.shape == (50, 4)
+    torch.testing.assert_close(walk[0], start)
+    torch.testing.assert_close(walk[-1], root)
+    for k in (1, 17, 48):
+        point = root + (1 - k / 49) * (start - root)
+        torch.testing.assert_close(walk[k], unit(point) if name == "elliptic" else point)
+    distances = geometry.distance_to(walk, root)
+    assert (distances[1:] < distances[:-1]).all()
+    assert torch.isfinite(geometry.similarity(walk, root[None])).all()
+
+
+def test_distances_from_the_origin_are_norms_whatever_the_curvature():
+    embeddings = torch.randn(9, 4).double()
+    for name in ("euclidean", "euclidean_squared", "hyperbolic@0.1", "hyperbolic@10", "hyperbolic_squared@2.5"):
+        geometry = build(name, dtype=torch.float64)
+        torch.testing.assert_close(geometry.distance_to(embeddings, geometry.root(embeddings)), embeddings.norm(dim=1))
+
+
+@pytest.mark.parametrize("name", ["elliptic", "euclidean", "hyperbolic@2.5"])
+def test_distance_to_a_point_is_the_similarity_negated(name):
+    geometry = build(name)
+    embeddings = geometry.embed_text(torch.randn(9, 4))
+    point = embeddings[3]
+    expected = -geometry.similarity(embeddings, point[None])[:, 0]
+    torch.testing.assert_close(geometry.distance_to(embeddings, point), expected, rtol=1e-5, atol=1e-3)
+
+
+# gradients and precision
+
+
+@pytest.mark.parametrize("name", HARD_NAMES)
+def test_gradients_are_right(name):
+    assert_gradient_is_right(build(name), torch.randn(3, 4), torch.randn(3, 4))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_runs_in_float32_alone_whatever_autocast_says(name):
+    geometry = build(name, dim=32)
+    images, texts = torch.randn(6, 32), torch.randn(6, 32)
+    assert_nothing_but_float32(geometry, images, texts)
+    assert_autocast_changes_nothing(geometry, images, texts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", HARD_NAMES)
+def test_finite_at_hard_pairs(name, dtype):
+    assert assert_finite_at_hard_pairs(build(name, dim=64), 20_000, dtype, rows=142) >= 40_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", HARD_NAMES)
+def test_finite_at_a_million_hard_pairs(name, dtype):
+    assert assert_finite_at_hard_pairs(build(name, dim=64), 10**6, dtype) >= 2 * 10**6

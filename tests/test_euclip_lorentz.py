@@ -1,0 +1,344 @@
+"""The Lorentz model: laws of hyperbolic space, and the digits that the distance keeps in float32."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from common.geometry import unit
+from euclip.lorentz import (
+    MAX_RADIUS,
+    exp_map0,
+    log_map0,
+    lorentz_distance,
+    lorentz_inner,
+    norm_difference,
+    paired_lorentz_distance,
+    paired_squared_lorentz_distance,
+    parallelogram_area,
+    shorten,
+    sinh_over,
+    squared_lorentz_distance,
+    time_component,
+    versine,
+)
+
+CURVATURES = [0.1, 1.0, 10.0]
+TEXTS = torch.tensor([[0.6, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [0.2, -0.1, 0.4, 0.8]], dtype=torch.float64)
+
+
+def scalar(value, dtype=torch.float64):
+    return torch.tensor(value, dtype=dtype)
+
+
+def vectors(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+# the maps
+
+
+def test_exponential_map_and_time_equal_those_of_the_authors():
+    points = exp_map0(TEXTS, scalar(1.0))
+    assert points[2].tolist() == pytest.approx([0.2295621600, -0.1147810800, 0.4591243200, 0.9182486399], abs=1e-9)
+    times = time_component(points, scalar(1.0))
+    assert times.tolist() == pytest.approx([1.1854652182, 1.2605918365, 1.4559701877], abs=1e-9)
+    times = time_component(exp_map0(TEXTS, scalar(0.1)), scalar(0.1))
+    assert times.tolist() == pytest.approx([3.2193696261, 3.2416645551, 3.2976291394], abs=1e-9)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_points_lie_on_the_sheet(c):
+    points = exp_map0(vectors(20, 5) / 4, scalar(c))
+    inner = lorentz_inner(points, points, scalar(c)).diagonal()
+    torch.testing.assert_close(inner, torch.full((20,), -1 / c, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+@pytest.mark.parametrize("length", [1e-9, 1e-4, 1e-3, 1e-2, 1.0, 5.0])
+def test_exp_map0_then_log_map0_is_identity(c, length):
+    tangent = length * unit(vectors(20, 5))
+    torch.testing.assert_close(log_map0(exp_map0(tangent, scalar(c)), scalar(c)), tangent, rtol=1e-12, atol=0)
+
+
+def test_maps_of_zero_are_zero_with_the_identity_as_gradient():
+    for function in (exp_map0, log_map0):
+        tangent = torch.zeros(3, requires_grad=True)
+        mapped = function(tangent, torch.tensor(1.0))
+        assert (mapped == 0).all()
+        mapped.sum().backward()
+        assert tangent.grad.tolist() == [1, 1, 1]
+
+
+def test_maps_work_on_any_leading_axes():
+    tangent = vectors(4, 3, 5)
+    mapped = exp_map0(tangent, scalar(2.5))
+    for row in range(4):
+        torch.testing.assert_close(mapped[row], exp_map0(tangent[row], scalar(2.5)))
+    torch.testing.assert_close(log_map0(mapped, scalar(2.5)), tangent)
+
+
+def test_gradients_of_the_maps_are_right():
+    tangent, c = vectors(4, 3).requires_grad_(), scalar(0.7).requires_grad_()
+    for function in (exp_map0, log_map0, time_component):
+        assert torch.autograd.gradcheck(function, (tangent, c))
+
+
+def test_lorentz_inner_equals_loops():
+    points, others, c = vectors(4, 3), vectors(5, 3), 2.5
+    ours = lorentz_inner(points, others, scalar(c))
+    for i, x in enumerate(points.tolist()):
+        for j, y in enumerate(others.tolist()):
+            x_time, y_time = (math.sqrt(1 / c + sum(value**2 for value in z)) for z in (x, y))
+            assert ours[i, j].item() == pytest.approx(sum(a * b for a, b in zip(x, y)) - x_time * y_time)
+
+
+# the distance
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_distance_equals_the_arccosh_of_the_paper(c):
+    first, second = vectors(20, 6), vectors(30, 6)
+    inner = lorentz_inner(exp_map0(first, scalar(c)), exp_map0(second, scalar(c)), scalar(c))
+    expected = torch.from_numpy(np.arccosh(-c * inner.numpy()) / math.sqrt(c))
+    torch.testing.assert_close(lorentz_distance(first, second, scalar(c)), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(squared_lorentz_distance(first, second, scalar(c)), expected**2, rtol=1e-9, atol=1e-9)
+    paired = paired_lorentz_distance(first, second[:20], scalar(c))
+    torch.testing.assert_close(paired, expected[:, :20].diagonal(), rtol=1e-9, atol=1e-9)
+    squared = paired_squared_lorentz_distance(first, second[:20], scalar(c))
+    torch.testing.assert_close(squared, paired**2, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+@pytest.mark.parametrize("length", [1e-6, 0.1, 1.0, 10.0])
+def test_distance_from_the_origin_is_the_norm_of_the_tangent_vector(c, length):
+    tangent, origin = length * unit(vectors(20, 5)), torch.zeros(1, 5, dtype=torch.float64)
+    expected = torch.full((20,), length, dtype=torch.float64)
+    torch.testing.assert_close(lorentz_distance(tangent, origin, scalar(c))[:, 0], expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(paired_lorentz_distance(tangent, origin, scalar(c)), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_distance_along_a_ray_is_the_difference_of_the_norms(c):
+    direction = unit(vectors(20, 5))
+    for forth, back in ((3.0, 1.0), (3.0, -1.0), (1.0, 1.0 + 1e-6)):
+        distance = paired_lorentz_distance(forth * direction, back * direction, scalar(c))
+        assert distance.tolist() == pytest.approx([abs(forth - back)] * 20, rel=1e-8)
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+def test_boosts_and_rotations_are_isometries(c):
+    """A Lorentz transformation of the points leaves their distances alone; the formula knows nothing of it."""
+    first, second = vectors(20, 4), vectors(20, 4)
+    boost = torch.eye(5, dtype=torch.float64)
+    boost[0, 0] = boost[1, 1] = math.cosh(0.8)
+    boost[0, 1] = boost[1, 0] = math.sinh(0.8)
+    rotation = torch.eye(5, dtype=torch.float64)
+    rotation[1:, 1:] = torch.linalg.qr(vectors(4, 4))[0]
+
+    def moved(tangent):
+        points = exp_map0(tangent, scalar(c))
+        whole = torch.cat([time_component(points, scalar(c))[:, None], points], dim=1)
+        return log_map0((whole @ boost.T @ rotation.T)[:, 1:], scalar(c))
+
+    before = paired_lorentz_distance(first, second, scalar(c))
+    after = paired_lorentz_distance(moved(first), moved(second), scalar(c))
+    assert (moved(first) - first).abs().max() > 0.5
+    torch.testing.assert_close(after, before, rtol=1e-10, atol=1e-10)
+
+
+def test_distance_tends_to_the_euclidean_one_linearly_in_the_curvature():
+    """Deviations on the parity data: 1.5e-2, 1.5e-3, 1.5e-5, 1.5e-7."""
+    images = torch.tensor([[1.2, 0.3, 0.0, 0.0], [0.0, 1.0, 0.8, -0.2], [0.1, 0.1, 0.9, 1.5]], dtype=torch.float64)
+    euclidean = torch.cdist(images, TEXTS)
+    for c in (1e-1, 1e-2, 1e-4, 1e-6):
+        deviation = (lorentz_distance(images, TEXTS, scalar(c)) - euclidean).abs().max().item()
+        assert deviation == pytest.approx(0.15 * c, rel=0.05)
+
+
+def test_gradients_are_right_also_at_coincidence_at_the_antipode_and_at_the_origin():
+    first, c = vectors(6, 3), scalar(0.7).requires_grad_()
+    second = first.clone() + 0.5 * vectors(6, 3)
+    second[0], second[3] = first[0], -first[3]
+    second[4], first[5] = 0, 0
+    for function, rows in (
+        (paired_squared_lorentz_distance, slice(0, 6)),
+        (squared_lorentz_distance, slice(0, 4)),  # not with respect to the origin
+        (paired_lorentz_distance, slice(1, 6)),  # d itself has no gradient at coincidence
+        (lorentz_distance, slice(1, 4)),
+    ):
+        pairs = [side[rows].clone().requires_grad_() for side in (first, second)]
+        assert torch.autograd.gradcheck(function, (*pairs, c))
+
+
+def test_distances_beyond_the_largest_radius_stay_finite_and_stop_growing():
+    c = torch.tensor(1.0)
+    axis = torch.tensor([[1.0, 0.0]])
+    far = paired_lorentz_distance(1e4 * axis, -1e4 * axis, c)
+    assert far.item() == pytest.approx(2 * MAX_RADIUS, rel=1e-5)
+    assert torch.isfinite(exp_map0(1e15 * axis, c)).all()
+    assert torch.isfinite(lorentz_inner(*[exp_map0(1e15 * axis, c)] * 2, c)).all()
+    tangent = torch.randn(50, 8)
+    assert torch.equal(shorten(tangent, c), tangent)
+    torch.testing.assert_close(shorten(1e3 * tangent, c).norm(dim=1), torch.full((50,), MAX_RADIUS))
+
+
+def test_shapes_that_do_not_fit_are_both_named():
+    for function in (lorentz_distance, paired_lorentz_distance, lorentz_inner):
+        with pytest.raises(ValueError, match=r"\(2, 3\).*\(2, 4\)"):
+            function(torch.zeros(2, 3), torch.zeros(2, 4), torch.tensor(1.0))
+
+
+def test_squared_distance_is_smooth_across_the_border_of_its_series():
+    first = vectors(300, 3)
+    second = first + 10 ** torch.linspace(-5, -1, 300, dtype=torch.float64)[:, None] * unit(vectors(300, 3))
+    squared = paired_squared_lorentz_distance(first, second, scalar(1.0))
+    half_chords = (squared.sqrt() / 2).sinh().square()
+    assert half_chords.min() < 1e-9
+    assert ((half_chords > 3e-4) & (half_chords < 3e-3)).sum() > 30  # on both sides of 1e-3
+    expected = paired_lorentz_distance(first, second, scalar(1.0)).square()
+    torch.testing.assert_close(squared, expected, rtol=1e-12, atol=0)
+
+
+# digits in float32
+
+DISTANCES = [1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 20.0]
+
+
+def pairs_at(length, distance, c, direction, num=40, dim=512):
+    """Float32 tangent vectors of that length and partners at about that distance, or None where float32 has none."""
+    first = length * unit(torch.randn(num, dim))
+    step = unit(torch.randn(num, dim)) if direction == "any" else unit(first)
+    low, high = torch.zeros(num, 1, dtype=torch.float64), torch.full((num, 1), 40.0, dtype=torch.float64)
+    for _ in range(60):
+        middle = (low + high) / 2
+        short = paired_lorentz_distance(first.double(), first.double() + middle * step, scalar(c))[:, None] < distance
+        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+    second = (first.double() + middle * step).float()
+    found = paired_lorentz_distance(first.double(), second.double(), scalar(c))
+    reached = (found / distance - 1).abs().max() < 0.5 and second.norm(dim=1).max() * c**0.5 < MAX_RADIUS
+    return (first, second) if reached else None
+
+
+def exact_distance(first, second, c):
+    """arccosh(-c <x, y>_L) / sqrt(c) of the lifted points with 60 digits."""
+    with mpmath.workdps(60):
+        root_c = mpmath.sqrt(c)
+        u, v = ([mpmath.mpf(value) for value in vector.tolist()] for vector in (first, second))
+        u_norm, v_norm = mpmath.sqrt(mpmath.fdot(u, u)), mpmath.sqrt(mpmath.fdot(v, v))
+        r, s = root_c * u_norm, root_c * v_norm
+        cosine = mpmath.fdot(u, v) / (u_norm * v_norm)
+        argument = mpmath.cosh(r) * mpmath.cosh(s) - mpmath.sinh(r) * mpmath.sinh(s) * cosine
+        return float(mpmath.acosh(argument) / root_c)
+
+
+def naive_distance(first, second, c):
+    """The paper's formula as it stands, in the dtype of the vectors."""
+    inner = lorentz_inner(exp_map0(first, c), exp_map0(second, c), c).diagonal()
+    return torch.acosh((-c * inner).clamp(min=1)) / c.sqrt()
+
+
+def errors(length, distance, c, direction="any"):
+    """Largest relative errors of the matched form, its square, the all-pairs form and the naive one; None: no pairs."""
+    pairs = pairs_at(length, distance, c, direction)
+    if pairs is None:
+        return None
+    curvature = torch.tensor(c)
+    expected = np.array([exact_distance(*pair, c) for pair in zip(*pairs)])
+
+    def worst(found, power=1):
+        return np.abs(found.double().numpy() / expected**power - 1).max()
+
+    return (
+        worst(paired_lorentz_distance(*pairs, curvature)),
+        worst(paired_squared_lorentz_distance(*pairs, curvature), 2),
+        worst(lorentz_distance(*pairs, curvature).diagonal()),
+        worst(naive_distance(*pairs, curvature)),
+    )
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+@pytest.mark.parametrize("length", [0.1, 1.0, 5.0])
+def test_matched_pairs_keep_their_digits_in_float32(c, length):
+    """Where the arccosh form has lost all of them; that of all pairs keeps them where pairs are not close.
+
+    Its error of 1 - cos(theta) is a rounding step, which sinh(r) sinh(s) multiplies. Run this file for the table.
+    """
+    measured = 0
+    for distance in DISTANCES:
+        found = errors(length, distance, c)
+        if found is None:
+            continue
+        paired, squared, all_pairs, naive = found
+        assert paired < (1e-4 if distance < 1e-3 else 1e-5)
+        assert squared < (2e-4 if distance < 1e-3 else 2e-5)
+        if distance == 1e-4:
+            assert naive > 0.5
+        step = 1e-7 * math.sinh(length * c**0.5) ** 2 / math.sinh(distance * c**0.5 / 2) ** 2
+        assert all_pairs < 1e-6 + 5 * max(step, step**0.5)
+        measured += 1
+    assert measured >= 4
+
+
+@pytest.mark.parametrize("c", CURVATURES)
+@pytest.mark.parametrize("distance", [1e-4, 1e-2, 1.0])
+def test_gradients_of_matched_pairs_keep_their_digits_in_float32(c, distance):
+    first = unit(torch.randn(200, 512))
+    second = first + distance * unit(torch.randn(200, 512))
+
+    def gradient(dtype):
+        leaf = first.to(dtype).requires_grad_()
+        paired_lorentz_distance(leaf, second.to(dtype), scalar(c, dtype)).sum().backward()
+        return leaf.grad.double()
+
+    exact = gradient(torch.float64)
+    assert ((gradient(torch.float32) - exact).norm(dim=1) / exact.norm(dim=1)).max() < 2e-6
+
+
+def test_error_on_a_ray_grows_with_sinh_of_the_radius_and_not_before():
+    """Along a ray the angle is made of the rounding of the vectors; only sinh(15.8) makes it count."""
+    for c, length in ((0.1, 5.0), (1.0, 1.0), (1.0, 5.0)):
+        for distance in (1e-3, 1e-2, 1.0):
+            found = errors(length, distance, c, "ray")
+            assert found is not None
+            assert found[0] < 1e-5
+
+
+# the parts
+
+
+def test_sinh_over_equals_mpmath_on_both_sides_of_its_border():
+    radii = [0.0, 1e-12, 1e-3, 9.99e-3, 1.001e-2, 0.5, 3.0, 40.0]
+    ours = sinh_over(scalar(radii)).tolist()
+    expected = [1.0] + [float(mpmath.sinh(r) / mpmath.mpf(r)) for r in radii[1:]]
+    assert ours == pytest.approx(expected, rel=1e-14)
+
+
+def test_parts_of_the_law_of_haversines_equal_their_definitions():
+    first, second = vectors(50, 5), vectors(50, 5)
+    lengths = first.norm(dim=1) * second.norm(dim=1)
+    angles = torch.arccos((first * second).sum(dim=1) / lengths)
+    torch.testing.assert_close(versine(first, second), lengths * (1 - angles.cos()))
+    torch.testing.assert_close(parallelogram_area(first, second), lengths * angles.sin())
+    torch.testing.assert_close(norm_difference(first, second), first.norm(dim=1) - second.norm(dim=1))
+
+
+def test_parts_of_vectors_without_a_direction_are_0():
+    zero, one = torch.zeros(1, 3), torch.tensor([[1.0, 0.0, 0.0]])
+    for first, second in ((zero, zero), (zero, one), (one, one)):
+        assert versine(first, second).item() == 0
+        assert parallelogram_area(first, second).item() == 0
+    assert versine(one, -one).item() == 2
+    assert norm_difference(zero, zero).item() == 0
+
+
+if __name__ == "__main__":  # the whole table; from the root: PYTHONPATH=. python tests/test_euclip_lorentz.py
+    torch.manual_seed(0)
+    print("c     |u|   d       matched  squared  all pairs  arccosh")
+    for c in CURVATURES:
+        for length in (0.1, 1.0, 5.0):
+            for distance in DISTANCES:
+                if found := errors(length, distance, c):
+                    print(f"{c:<5} {length:<5} {distance:<7.0e} {'  '.join(f'{error:.0e}' for error in found)}")

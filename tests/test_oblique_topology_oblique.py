@@ -1,0 +1,340 @@
+"""Products of spheres: golden vectors, laws, accuracy, finite gradients everywhere."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+from hard_pairs import (
+    assert_autocast_changes_nothing,
+    assert_finite_at_hard_pairs,
+    assert_gradient_is_right,
+    assert_nothing_but_float32,
+)
+
+from common.geometry import Geometry, Sphere, euclidean_distance, unit
+from common.info_nce import symmetric_info_nce
+from oblique_topology.geometry import Euclidean, Oblique
+from oblique_topology.oblique import (
+    oblique_geodesic_distance,
+    oblique_similarity,
+    paired_oblique_geodesic_distance,
+    paired_oblique_similarity,
+    to_spheres,
+)
+
+# papers/oblique_topology.md, Sec. 18, P1 and P2
+U = torch.tensor([[1.0, 2, 2, 0, 0, 3, 0, 4]], dtype=torch.float64)
+V = torch.tensor([[2.0, 1, 2, 0, 4, 0, 3, 0]], dtype=torch.float64)
+
+
+def build(name, sphere_dim=4):
+    return {
+        "oblique": lambda: Oblique(sphere_dim),
+        "oblique_geodesic": lambda: Oblique(sphere_dim, geodesic=True),
+        "euclidean": Euclidean,
+    }[name]()
+
+
+NAMES = ["oblique", "oblique_geodesic", "euclidean"]
+
+
+def on_spheres(num, num_spheres, sphere_dim, dtype=torch.float64):
+    return to_spheres(torch.randn(num, num_spheres * sphere_dim, dtype=dtype), sphere_dim)
+
+
+def test_golden_vectors():
+    u, v = to_spheres(U, 4), to_spheres(V, 4)
+    for similarity in (oblique_similarity, paired_oblique_similarity):
+        assert similarity(u, v).item() == pytest.approx(0.8888889, abs=1e-7)
+    for distance in (oblique_geodesic_distance, paired_oblique_geodesic_distance):
+        assert distance(u, v).item() == pytest.approx(1.6412998, abs=1e-7)
+    sphere = Sphere()
+    assert sphere.similarity(sphere.embed_image(U), sphere.embed_text(V)).item() == pytest.approx(0.2352941, abs=1e-7)
+    assert euclidean_distance(U, V).item() == pytest.approx(7.2111026, abs=1e-7)
+
+
+def test_golden_loss_and_its_gradient():
+    spheres = to_spheres(torch.cat([U, V]), 4)
+    similarity = oblique_similarity(spheres, spheres.flip(0))
+    torch.testing.assert_close(similarity, torch.tensor([[8 / 9, 2], [2, 8 / 9]], dtype=torch.float64))
+    for log_logit_scale, expected in ((0.0, 1.3956831), (-math.log(0.07), 15.8730160)):
+        log_logit_scale = torch.tensor(log_logit_scale, dtype=torch.float64, requires_grad=True)
+        loss = symmetric_info_nce(log_logit_scale.exp() * similarity)
+        assert loss.item() == pytest.approx(expected, abs=1e-7)
+        if log_logit_scale == 0:
+            loss.backward()
+            assert log_logit_scale.grad.item() == pytest.approx(0.8359291, abs=1e-7)
+
+
+# the manifold
+
+
+def test_chunks_are_contiguous_and_of_unit_norm():
+    features = torch.arange(1.0, 9.0)[None]
+    spheres = to_spheres(features, 4)
+    assert spheres.shape == (1, 2, 4)
+    torch.testing.assert_close(spheres[0, 0], torch.tensor([1.0, 2, 3, 4]) / 30**0.5)
+    torch.testing.assert_close(spheres[0, 1], torch.tensor([5.0, 6, 7, 8]) / 174**0.5)
+
+
+def test_features_that_cannot_be_cut_evenly_are_refused():
+    with pytest.raises(ValueError, match="10 features cannot be cut into spheres of 4"):
+        to_spheres(torch.zeros(2, 10), 4)
+
+
+def test_several_class_tokens_give_one_sphere_each():
+    tokens = torch.randn(3, 5, 4)
+    for geometry in (build("oblique"), build("oblique_geodesic")):
+        torch.testing.assert_close(geometry.embed_image(tokens), unit(tokens))
+        assert torch.equal(geometry.embed_text(tokens), geometry.embed_text(tokens.flatten(1)))
+
+
+@pytest.mark.parametrize("num_spheres", [1, 2, 8, 16])
+def test_self_similarity_is_the_number_of_spheres(num_spheres):
+    """Normalising the other axis of (8, 64) would give 64."""
+    points = on_spheres(20, num_spheres, 16)
+    expected = torch.full((20,), float(num_spheres), dtype=torch.float64)
+    torch.testing.assert_close(oblique_similarity(points, points).diagonal(), expected)
+    torch.testing.assert_close(paired_oblique_similarity(points, points), expected)
+    torch.testing.assert_close(oblique_similarity(points, -points).diagonal(), -expected)
+
+
+def test_one_sphere_is_the_cosine_and_the_angle():
+    images, texts = on_spheres(7, 1, 16), on_spheres(9, 1, 16)
+    cosines = Sphere().similarity(images[:, 0], texts[:, 0])
+    torch.testing.assert_close(oblique_similarity(images, texts), cosines)
+    torch.testing.assert_close(oblique_geodesic_distance(images, texts), torch.arccos(cosines))
+
+
+def test_one_matrix_product_equals_einsum_and_the_sum_over_spheres():
+    images, texts = on_spheres(7, 8, 4), on_spheres(9, 8, 4)
+    ours = oblique_similarity(images, texts)
+    torch.testing.assert_close(ours, torch.einsum("imn,jmn->ij", images, texts))
+    torch.testing.assert_close(ours, sum(images[:, k] @ texts[:, k].T for k in range(8)))
+
+
+def test_similarity_is_the_chordal_distance_turned_round():
+    """|U - V|^2 = 2m - 2 tr(U^T V), and m times the cosine of the flattened points."""
+    images, texts = on_spheres(7, 8, 4), on_spheres(7, 8, 4)
+    ours = paired_oblique_similarity(images, texts)
+    torch.testing.assert_close((images - texts).square().sum(dim=(1, 2)), 16 - 2 * ours)
+    torch.testing.assert_close(ours, 8 * torch.cosine_similarity(images.flatten(1), texts.flatten(1)))
+
+
+def test_geodesic_distance_equals_loops():
+    images, texts = on_spheres(4, 3, 5), on_spheres(6, 3, 5)
+    ours = oblique_geodesic_distance(images, texts)
+    for i in range(4):
+        for j in range(6):
+            squares = 0.0
+            for k in range(3):
+                cosine = sum(images[i, k, n].item() * texts[j, k, n].item() for n in range(5))
+                squares += math.acos(cosine) ** 2
+            assert ours[i, j].item() == pytest.approx(math.sqrt(squares), abs=1e-9)
+
+
+def test_antipodal_points_are_pi_root_m_apart_not_m_pi():
+    points = on_spheres(5, 8, 16)
+    paired = paired_oblique_geodesic_distance(points, -points)
+    torch.testing.assert_close(paired, torch.full((5,), 8.885765876316732, dtype=torch.float64))
+    all_pairs = oblique_geodesic_distance(points, -points).diagonal()
+    torch.testing.assert_close(all_pairs, paired, rtol=2e-4, atol=0)
+    assert (oblique_geodesic_distance(on_spheres(50, 8, 2), on_spheres(50, 8, 2)) <= math.pi * 8**0.5).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_similarity_is_symmetric_and_paired_is_its_diagonal(name):
+    geometry = build(name)
+    assert isinstance(geometry, Geometry)
+    assert geometry.name == name
+    images, texts = torch.randn(20, 32).double(), torch.randn(30, 32).double()
+    images, texts = geometry.embed_image(images), geometry.embed_text(texts)
+    scores = geometry.similarity(images, texts)
+    torch.testing.assert_close(scores, geometry.similarity(texts, images).T, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(geometry.paired_similarity(images, texts[:20]), scores[:, :20].diagonal())
+
+
+@pytest.mark.parametrize("name", ["oblique_geodesic", "euclidean"])
+def test_metrics_obey_the_triangle_inequality(name):
+    geometry = build(name)
+    a, b, c = (geometry.embed_image(torch.randn(3_000, 8).double()) for _ in range(3))
+    ab, bc, ac = (-geometry.paired_similarity(*pair) for pair in ((a, b), (b, c), (a, c)))
+    assert (ac <= ab + bc + 1e-12).all()
+    assert (geometry.paired_similarity(a, a) == 0).all()
+
+
+def test_inner_product_obeys_only_the_relaxed_triangle_inequality():
+    """Per sphere, with x.z = p and z.y = q: x.y >= p q - sqrt((1 - p^2)(1 - q^2)), and summed over spheres."""
+    x, y, z = (on_spheres(3_000, 4, 3) for _ in range(3))
+    p, q = (x * z).sum(dim=-1), (z * y).sum(dim=-1)
+    slack = ((1 - p**2).clamp(min=0) * (1 - q**2).clamp(min=0)).sqrt()
+    similarity = paired_oblique_similarity(x, y)
+    assert (similarity >= (p * q - slack).sum(dim=1) - 1e-9).all()
+    assert (similarity <= (p * q + slack).sum(dim=1) + 1e-9).all()
+    distances = [4 - paired_oblique_similarity(*pair) for pair in ((x, y), (x, z), (z, y))]
+    assert (distances[0] > distances[1] + distances[2]).any()  # as a distance it breaks the ordinary one
+
+
+def test_random_directions_have_the_statistics_of_the_paper():
+    """tr: 0 +- m / sqrt(d); Geo: (pi / 2) sqrt(m) +- 1 / sqrt(n); l2 of unit variance: 32.0 +- 1.0."""
+    features, others = torch.randn(1_000, 512), torch.randn(1_000, 512)
+    oblique, geodesic = build("oblique", 64), build("oblique_geodesic", 64)
+    images, texts = oblique.embed_image(features), oblique.embed_text(others)
+    scores = oblique.similarity(images, texts)
+    assert scores.mean().item() == pytest.approx(0, abs=0.02)
+    assert scores.std().item() == pytest.approx(0.354, rel=0.05)
+    distances = -geodesic.similarity(images, texts)
+    assert distances.mean().item() == pytest.approx(4.44, rel=0.05)
+    assert distances.std().item() == pytest.approx(0.126, rel=0.05)
+    distances = -Euclidean().similarity(features, others)
+    assert distances.mean().item() == pytest.approx(32.0, rel=0.05)
+    assert distances.std().item() == pytest.approx(1.0, rel=0.05)
+
+
+def test_mean_lies_on_the_manifold():
+    points = on_spheres(6, 8, 4)
+    for name in ("oblique", "oblique_geodesic"):
+        mean = build(name).mean(points)
+        torch.testing.assert_close(mean.norm(dim=-1), torch.ones(8, dtype=torch.float64))
+        torch.testing.assert_close(mean, unit(points.sum(dim=0)))
+    features = torch.randn(6, 8)
+    torch.testing.assert_close(Euclidean().mean(features), features.sum(dim=0) / 6)
+
+
+def test_euclidean_features_are_raw():
+    features = 100 * torch.randn(4, 8)
+    assert torch.equal(Euclidean().embed_image(features), features)
+    assert torch.equal(Euclidean().embed_text(features), features)
+
+
+def test_shapes_that_do_not_fit_are_both_named():
+    for function in (
+        oblique_similarity,
+        paired_oblique_similarity,
+        oblique_geodesic_distance,
+        paired_oblique_geodesic_distance,
+    ):
+        with pytest.raises(ValueError, match=r"\(2, 4, 8\).*\(2, 8, 4\)"):
+            function(torch.zeros(2, 4, 8), torch.zeros(2, 8, 4))
+
+
+# what the range of a similarity allows the loss to reach
+
+
+def test_free_embeddings_reach_a_floor_that_the_range_of_the_similarity_sets():
+    """256 free pairs at temperature 1: the order of the paper's last block of Table 3, without any data (P15)."""
+    floors = {}
+    for name, geometry in {"sphere": Sphere(), **{name: build(name, 8) for name in NAMES}}.items():
+        torch.manual_seed(0)
+        images, texts = (torch.randn(256, 64, requires_grad=True) for _ in range(2))
+        optimiser = torch.optim.Adam([images, texts], lr=0.05)
+        for _ in range(400):
+            optimiser.zero_grad()
+            loss = symmetric_info_nce(geometry.similarity(geometry.embed_image(images), geometry.embed_text(texts)))
+            loss.backward()
+            optimiser.step()
+        floors[name] = loss.item()
+    assert 4.5 < floors["sphere"] < 4.6
+    assert floors["oblique_geodesic"] == pytest.approx(1.33, abs=0.1)
+    assert floors["oblique"] < 0.2
+    assert floors["euclidean"] < 0.01
+
+
+# digits in float32
+
+
+def exact_geodesic(first, second):
+    """With 40 digits, of the float32 vectors as they are, normalised exactly."""
+    with mpmath.workdps(40):
+        total = mpmath.mpf(0)
+        for x, y in zip(first.tolist(), second.tolist()):
+            x, y = [mpmath.mpf(value) for value in x], [mpmath.mpf(value) for value in y]
+            cosine = mpmath.fdot(x, y) / mpmath.sqrt(mpmath.fdot(x, x) * mpmath.fdot(y, y))
+            total += mpmath.acos(cosine) ** 2
+        return float(mpmath.sqrt(total))
+
+
+def errors(distance, num=30, num_spheres=8, sphere_dim=64):
+    """Largest relative errors of the geodesic distance: matched pairs, all pairs, and the clamped arccos."""
+    first = on_spheres(num, num_spheres, sphere_dim, torch.float32)
+    step = torch.randn_like(first)
+    step = unit(step - (step * first).sum(dim=-1, keepdim=True) * first).double()
+    angle = torch.tensor(distance / num_spheres**0.5, dtype=torch.float64)
+    second = (angle.cos() * first + angle.sin() * step).float()
+    expected = torch.tensor([exact_geodesic(*pair) for pair in zip(first, second)], dtype=torch.float64)
+    cosines = (first * second).sum(dim=-1)
+    found = (
+        paired_oblique_geodesic_distance(first, second),
+        oblique_geodesic_distance(first, second).diagonal(),
+        torch.arccos(cosines.clamp(-1 + 1e-6, 1 - 1e-6)).square().sum(dim=-1).sqrt(),
+    )
+    return tuple(((each - expected).abs() / expected).max().item() for each in found)
+
+
+DISTANCES = [1e-4, 1e-3, 1e-2, 0.1, 1.0, 4.0, 8.0]
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_matched_pairs_keep_their_digits_in_float32(distance):
+    """Where one matrix product leaves an error of a few rounding steps in the squared distance, whatever that is."""
+    paired, all_pairs, clamped = errors(distance)
+    assert paired < 1e-6
+    assert ((1 + all_pairs) ** 2 - 1) * distance**2 < 5e-6 * max(1.0, distance**2)
+    if distance <= 1e-3:
+        assert clamped > 0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_right(name):
+    assert_gradient_is_right(build(name), torch.randn(3, 8), torch.randn(3, 8))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_of_equal_and_opposite_pairs_are_finite(name, sign):
+    geometry = build(name, 64)
+    for similarity in (geometry.similarity, geometry.paired_similarity):
+        images = torch.randn(50, 512, requires_grad=True)
+        texts = (sign * images.detach()).requires_grad_()
+        similarity(geometry.embed_image(images), geometry.embed_text(texts)).sum().backward()
+        assert torch.isfinite(images.grad).all()
+        assert torch.isfinite(texts.grad).all()
+        assert images.grad.abs().max() < 1e3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_runs_in_float32_alone_whatever_autocast_says(name):
+    images, texts = torch.randn(6, 32), torch.randn(6, 32)
+    assert_nothing_but_float32(build(name), images, texts)
+    assert_autocast_changes_nothing(build(name), images, texts)
+
+
+def test_flattened_inner_product_keeps_nothing_for_the_backward_but_its_inputs():
+    images, texts = (on_spheres(32, 8, 8, torch.float32).requires_grad_() for _ in range(2))
+    inputs = {images.untyped_storage().data_ptr(), texts.untyped_storage().data_ptr()}
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        oblique_similarity(images, texts)
+    assert kept
+    assert {tensor.untyped_storage().data_ptr() for tensor in kept} <= inputs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_finite_at_hard_pairs(name, dtype):
+    assert assert_finite_at_hard_pairs(build(name, 8), 20_000, dtype, rows=142) >= 40_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_finite_at_a_million_hard_pairs(name, dtype):
+    assert assert_finite_at_hard_pairs(build(name, 8), 10**6, dtype) >= 2 * 10**6
+
+
+if __name__ == "__main__":  # the table; from the root: PYTHONPATH=. python tests/test_oblique_topology_oblique.py
+    torch.manual_seed(0)
+    print("d       matched  all pairs  clamped arccos")
+    for distance in DISTANCES:
+        print(f"{distance:<7.0e} {'  '.join(f'{error:.0e}' for error in errors(distance))}")
