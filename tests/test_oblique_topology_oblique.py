@@ -222,6 +222,7 @@ def test_shapes_that_do_not_fit_are_both_named():
 # what the range of a similarity allows the loss to reach
 
 
+@pytest.mark.slow  # 400 full-batch steps for each of four geometries
 def test_free_embeddings_reach_a_floor_that_the_range_of_the_similarity_sets():
     """256 free pairs at temperature 1: the order of the paper's last block of Table 3, without any data (P15)."""
     floors = {}
