@@ -1,5 +1,13 @@
 """Loops compiled by numba, on machines where its disk cache cannot be written too."""
 
+import functools
+import os
+
+import torch
+
+# numba's parallel loops take as many threads as torch has; read when numba is first imported
+os.environ.setdefault("NUMBA_NUM_THREADS", str(torch.get_num_threads()))
+
 import numba
 
 
@@ -16,6 +24,26 @@ def compiled(function=None, *, parallel: bool = False):
         return lambda decorated: compiled(decorated, parallel=parallel)
     options = {"parallel": True} if parallel else {"nogil": True}
     try:
-        return numba.njit(cache=True, **options)(function)
+        loop = numba.njit(cache=True, **options)(function)
     except RuntimeError:
-        return numba.njit(**options)(function)
+        loop = numba.njit(**options)(function)
+    return _keeping_torch_threads(loop) if parallel else loop
+
+
+def _keeping_torch_threads(loop):
+    """The loop; torch has as many threads after it as before.
+
+    Numba's threads and torch's come from one OpenMP, and starting the first sets the number of the second: sums would
+    be split in another way from then on, and a resumed run differ in the last bit.
+    """
+
+    @functools.wraps(loop)
+    def call(*arguments):
+        threads = torch.get_num_threads()
+        try:
+            return loop(*arguments)
+        finally:
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+
+    return call

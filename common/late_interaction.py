@@ -12,7 +12,7 @@ neither in a maximum nor in a mean.
 
 import torch
 
-from common.distributed import gather_with_gradient, rank
+from common.distributed import gather_with_gradient, rank, world_size
 from common.geometry import at_least_float32, full_precision
 from common.info_nce import info_nce
 
@@ -66,6 +66,7 @@ def late_interaction_loss(
     """
     all_images, all_texts = gather_with_gradient(image_tokens), gather_with_gradient(text_tokens)
     targets = torch.arange(len(image_tokens), device=image_tokens.device) + rank() * len(image_tokens)
-    image_to_text, _ = late_interaction(image_tokens, all_texts)
-    _, text_to_image = late_interaction(all_images, text_tokens)
+    image_to_text, text_to_image = late_interaction(image_tokens, all_texts)
+    if world_size() > 1:  # with one process both matrices are of the same pairs
+        _, text_to_image = late_interaction(all_images, text_tokens)
     return (info_nce(logit_scale * image_to_text, targets) + info_nce(logit_scale * text_to_image.T, targets)) / 2

@@ -18,8 +18,8 @@ from common.report.schema import MEASURED, Column, Row, Table
 from common.run.reproduce import PaperCode, RowRun, run_row
 from common.run.session import run_or_explain
 from oblique_topology.config import Config
-from oblique_topology.evaluate import reevaluate
-from oblique_topology.train import PAPER, train
+from oblique_topology.evaluate import PAPER, reevaluate
+from oblique_topology.train import train
 
 CODE = PaperCode(PAPER, Config, train, reevaluate)
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from processes import in_processes
+from torch.nn.parallel import DistributedDataParallel
 
 from common.distributed import mean_over_processes, rank, world_size
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
@@ -203,6 +204,12 @@ def test_hard_negatives_follow_the_softmax_and_never_take_the_own_or_the_same_id
             assert float(shares[column]) == pytest.approx(weights[column] / sum(weights), abs=0.035)
 
 
+def test_unknown_ids_are_no_reason_to_spare_a_negative():
+    logits = torch.tensor([[0.0, 9.0, 0.0], [9.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    drawn = torch.stack([hard_negatives(logits, torch.tensor([-1, -1, 5])) for _ in range(20)])
+    assert (drawn[:, 0] == 1).sum() > 15
+
+
 def test_hard_negatives_of_a_batch_with_one_id_are_any_other_and_of_one_sample_an_error():
     same = torch.zeros(3, dtype=torch.long)
     drawn = torch.stack([hard_negatives(torch.zeros(3, 3), same) for _ in range(50)])
@@ -364,12 +371,31 @@ def contrast_and_gradients(kind):
 
 
 def both_kinds():
-    return {kind: contrast_and_gradients(kind) for kind in ("partners", "ids")}
+    return {kind: contrast_and_gradients(kind) for kind in ("partners", "ids")} | {"ddp": steps_under_ddp()}
+
+
+def steps_under_ddp():
+    """Three steps of pre-training, then three of fine-tuning without masked words; what the last one's loss is."""
+    if world_size() == 1:
+        return None
+    albef, (images, token_ids) = tiny_albef(), tiny_batch()
+    share = slice(rank() * 2, rank() * 2 + 2)
+    images, token_ids = images[share], token_ids[share]
+    for model in (albef, Tcl(albef, 2)):
+        views = (images,) if model is albef else (images, images)
+        for masked in (masked_batch(token_ids), (None, None)):
+            wrapped = DistributedDataParallel(model, broadcast_buffers=False)
+            for _ in range(3):
+                losses = wrapped(*views, token_ids, *masked, 0.4)
+                (losses.contrast + losses.matching + losses.words).backward()
+    return losses.words.item()
 
 
 def test_two_processes_equal_one_in_contrast_gradients_and_queues():
     alone = both_kinds()
+    alone.pop("ddp")
     for found in in_processes(2, both_kinds):
+        assert found["ddp"] == 0.0
         for kind, (loss, gradients, queues) in alone.items():
             other_loss, other_gradients, other_queues = found[kind]
             torch.testing.assert_close(other_loss, loss, rtol=1e-12, atol=1e-13)

@@ -353,3 +353,12 @@ def test_zero_init_makes_a_residual_block_of_equal_width_the_identity_up_to_relu
     model = NarrowResNet(8, zero_init_residual=True).eval()
     block, x = model.blocks[0], torch.randn(2, 8, 8, 8).relu()
     torch.testing.assert_close(block(x), x)
+
+
+def test_recording_while_blocks_run_twice_is_refused():
+    fusion = FusionTransformer(16, 16, 1, 2, gradient_checkpointing=True)
+    text, mask, recorded = torch.randn(1, 3, 16), torch.ones(1, 3, dtype=torch.bool), []
+    with pytest.raises(ValueError, match=r"use eval\(\)"):
+        fusion(text, mask, text, recorded)
+    fusion.eval()(text, mask, text, recorded)
+    assert len(recorded) == 1

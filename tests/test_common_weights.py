@@ -470,3 +470,15 @@ def test_the_export_script_prints_the_parity_figure(tmp_path, layout):
     assert max(float(found[1]), float(found[2])) < 1e-5
     loaded = load_clip(tmp_path / "out")
     torch.testing.assert_close(loaded.encode_text(IDS), load_clip(tmp_path / "in").encode_text(IDS), **TOLERANCE)
+
+
+def test_damaged_files_end_in_one_message_that_names_them(tmp_path):
+    (tmp_path / "cut.safetensors").write_bytes(b"\x10\x00\x00")
+    with pytest.raises(WeightsError, match=r"cut\.safetensors is no whole safetensors file"):
+        read_weights(tmp_path / "cut.safetensors")
+    (tmp_path / "open_clip_config.json").write_text("{")
+    with pytest.raises(WeightsError, match=r"open_clip_config\.json is no JSON"):
+        load_clip(tmp_path)
+    state = tiny_open_clip().state_dict()
+    with pytest.raises(WeightsError, match=r"weights\.pt lacks visual\.positional_embedding"):
+        clip_from_open_clip({"visual.conv1.weight": state["visual.conv1.weight"]}, "gelu", source="weights.pt")

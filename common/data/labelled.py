@@ -557,6 +557,8 @@ def open_labelled_sets(
                 opened = open_torchvision(folder.name, folder, names, templates)
             else:
                 opened = open_image_folder(folder, names, templates)
+        if opened.name in sets:
+            raise ValueError(f"{root} has two labelled sets called {opened.name!r} (data.labelled), one in {folder}")
         sets[opened.name] = opened
     if not sets:
         raise ValueError(

@@ -1,7 +1,7 @@
 """From the config to data sets of captioned pictures, a tokenizer, and training batches addressed by position."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -90,7 +90,13 @@ def open_zero_shot_sets(data: DataConfig) -> dict[str, Any]:
     if data.labelled:
         from common.data.labelled import open_labelled_sets  # not every run needs torchvision's data sets
 
-        sets |= open_labelled_sets(Path(data.root) / data.labelled, index_dir=_shard_index())
+        labelled = open_labelled_sets(Path(data.root) / data.labelled, index_dir=_shard_index())
+        taken = sorted(sets.keys() & labelled.keys())
+        if taken:
+            raise ValueError(
+                f"data.labelled has a set called {taken[0]!r}, which the scenes have too; rename its folder"
+            )
+        sets |= labelled
     return sets
 
 
@@ -123,7 +129,8 @@ def _open_photographs(data: DataConfig, role: str, seed: int = 0) -> Pairs:
     if data.images and role != "second_test":  # which lies somewhere else
         options["images"] = root / data.images
     if data.source == "karpathy":
-        return open_karpathy(root / name, split=split, root=root, max_broken_share=data.max_broken_share, **options)
+        opened = open_karpathy(root / name, split=split, root=root, max_broken_share=data.max_broken_share, **options)
+        return _not_the_training_set(opened, data, role)
     options["image_column"], options["caption_column"] = data.image_column or None, data.caption_column or None
     if data.source == "tsv":
         if split is not None:
@@ -132,7 +139,24 @@ def _open_photographs(data: DataConfig, role: str, seed: int = 0) -> Pairs:
     from common.data.hugging_face import open_hugging_face  # slow to import
 
     buffer = data.stream_buffer if role == "train" else 0
-    return open_hugging_face(name, split=split, root=root, stream_buffer=buffer, seed=seed, **options)
+    opened = open_hugging_face(name, split=split, root=root, stream_buffer=buffer, seed=seed, **options)
+    return _not_the_training_set(opened, data, role)
+
+
+def _not_the_training_set(opened: Pairs, data: DataConfig, role: str) -> Pairs:
+    """A file without splits serves one role: where data.<role> is empty, it would be ranked on what it was trained on.
+
+    Raises:
+        ValueError: if it would.
+    """
+    if role == "train" or getattr(data, role):
+        return opened
+    if opened.fingerprint == _open_photographs(replace(data, stream_buffer=0), "train").fingerprint:
+        raise ValueError(
+            f"data.{role} is empty and data.train = {data.train!r} has no split for it: it would be the training set "
+            f"itself; accepted: {_NEEDS[data.source]}"
+        )
+    return opened
 
 
 def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> ShardDataset:

@@ -1,6 +1,10 @@
 """Random views of a picture for self-supervised learning (contrastive-basics spec Sec. 2.5).
 
 A view is a pure function of (picture, seed): the two views of a pair, and the samples of a batch, never share a draw.
+
+Where the published pipelines differ in their order only, one order is used here. A mirror image comes right after the
+crop, although MoCo mirrors last: no later step looks at where a pixel lies left or right. Blur is Pillow's for all, as
+in MoCo and SimSiam; SimCLR's kernel ends 1/20 of the height from its centre, beyond five sigma at 224 pixels.
 """
 
 from dataclasses import dataclass
@@ -13,15 +17,19 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
 from common.data.transforms import IMAGENET_MEAN, IMAGENET_STD, random_crop_box
+from common.random_keys import derive_key
 
 BLUR_SIGMA = (0.1, 2.0)  # pixels
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)  # RGB, of pixels in [0, 1], as the MoCo notebook has them
+CIFAR10_STD = (0.2023, 0.1994, 0.2010)
 
 
 @dataclass(frozen=True)
 class ViewRecipe:
     """What is done to a picture, with which probabilities; in this order.
 
-    crop_scale: share of the area of a random crop (ratio 3/4 to 4/3, bicubic).
+    crop_scale: share of the area of a random crop (ratio 3/4 to 4/3).
+    bicubic: how the crop is resampled; bilinear otherwise.
     jitter: strengths of brightness, contrast, saturation (factor 1 +- s) and hue (+- s turns); in random order.
     jitter_probability, grey_probability, blur_probability, solarise_probability: of one view.
     grey_first: grey before the jitter (MoCo v1), not after it.
@@ -30,35 +38,42 @@ class ViewRecipe:
     """
 
     crop_scale: tuple[float, float]
-    jitter: tuple[float, float, float, float]
-    jitter_probability: float
-    grey_probability: float = 0.2
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    jitter_probability: float = 0.0
+    grey_probability: float = 0.0
     blur_probability: float = 0.0
     solarise_probability: float = 0.0
     grey_first: bool = False
+    bicubic: bool = False
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
 
-_MOCO_V3 = {"crop_scale": (0.08, 1.0), "jitter": (0.4, 0.4, 0.2, 0.1), "jitter_probability": 0.8}
 _UNSCALED = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+_CIFAR10 = {"mean": CIFAR10_MEAN, "std": CIFAR10_STD}
 
 RECIPES = {
-    "simclr": ViewRecipe((0.08, 1.0), (0.8, 0.8, 0.8, 0.2), 0.8, blur_probability=0.5, **_UNSCALED),
-    "simclr_cifar": ViewRecipe((0.08, 1.0), (0.4, 0.4, 0.4, 0.1), 0.8, **_UNSCALED),  # strength 0.5, no blur
-    "moco_v1": ViewRecipe((0.2, 1.0), (0.4, 0.4, 0.4, 0.4), 1.0, grey_first=True),
-    "moco_v2": ViewRecipe((0.2, 1.0), (0.4, 0.4, 0.4, 0.1), 0.8, blur_probability=0.5),  # SimSiam's too
-    "moco_cifar": ViewRecipe((0.2, 1.0), (0.4, 0.4, 0.4, 0.1), 0.8),
-    "moco_v3_first": ViewRecipe(**_MOCO_V3, blur_probability=1.0),
-    "moco_v3_second": ViewRecipe(**_MOCO_V3, blur_probability=0.1, solarise_probability=0.2),
+    "simclr": ViewRecipe((0.08, 1.0), (0.8, 0.8, 0.8, 0.2), 0.8, 0.2, blur_probability=0.5, bicubic=True, **_UNSCALED),
+    # colours at half strength, no blur
+    "simclr_cifar10": ViewRecipe((0.08, 1.0), (0.4, 0.4, 0.4, 0.1), 0.8, 0.2, bicubic=True, **_UNSCALED),
+    "moco_v1": ViewRecipe((0.2, 1.0), (0.4, 0.4, 0.4, 0.4), 1.0, 0.2, grey_first=True),
+    "moco_v2": ViewRecipe((0.2, 1.0), (0.4, 0.4, 0.4, 0.1), 0.8, 0.2, blur_probability=0.5),  # SimSiam's too
+    "moco_cifar10": ViewRecipe((0.08, 1.0), (0.4, 0.4, 0.4, 0.1), 0.8, 0.2, **_CIFAR10),  # of the MoCo notebook
+    # MoCo v3's two views differ; the smallest crop is that of its ViTs, and 0.2 for its ResNet
+    "moco_v3_vit_1": ViewRecipe((0.08, 1.0), (0.4, 0.4, 0.2, 0.1), 0.8, 0.2, blur_probability=1.0),
+    "moco_v3_vit_2": ViewRecipe((0.08, 1.0), (0.4, 0.4, 0.2, 0.1), 0.8, 0.2, 0.1, solarise_probability=0.2),
+    "moco_v3_resnet_1": ViewRecipe((0.2, 1.0), (0.4, 0.4, 0.2, 0.1), 0.8, 0.2, blur_probability=1.0),
+    "moco_v3_resnet_2": ViewRecipe((0.2, 1.0), (0.4, 0.4, 0.2, 0.1), 0.8, 0.2, 0.1, solarise_probability=0.2),
+    "crop_and_flip": ViewRecipe((0.08, 1.0)),  # of supervised training and of linear probes
+    "crop_and_flip_cifar10": ViewRecipe((0.08, 1.0), **_CIFAR10),
 }
 
 
-def random_view(image: Image.Image, recipe: ViewRecipe, size: int, seed: int) -> Tensor:
+def random_view(image: Image.Image | np.ndarray, recipe: ViewRecipe, size: int, seed: int) -> Tensor:
     """One view of a picture.
 
     Args:
-        image: Pillow image.
+        image: Pillow image, or uint8 array (height, width, 3).
         recipe: what to do.
         size: side of the result, pixels.
         seed: >= 0; fixes every draw.
@@ -66,21 +81,23 @@ def random_view(image: Image.Image, recipe: ViewRecipe, size: int, seed: int) ->
         (3, size, size) uint8, to be normalised with the recipe's mean and std.
     """
     rng = np.random.default_rng(seed)
+    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
     image = image if image.mode == "RGB" else image.convert("RGB")
     box = random_crop_box(image.height, image.width, recipe.crop_scale, rng)
-    view = F.resized_crop(image, *box, [size, size], InterpolationMode.BICUBIC)
+    resampling = InterpolationMode.BICUBIC if recipe.bicubic else InterpolationMode.BILINEAR
+    view = F.resized_crop(image, *box, [size, size], resampling)
     if rng.random() < 0.5:
         view = ImageOps.mirror(view)
-    if recipe.grey_first:
-        view = _grey(view, recipe, rng)
+    if recipe.grey_first and rng.random() < recipe.grey_probability:
+        view = F.rgb_to_grayscale(view, 3)
     if rng.random() < recipe.jitter_probability:
         view = colour_jitter(view, recipe.jitter, rng)
-    if not recipe.grey_first:
-        view = _grey(view, recipe, rng)
+    if not recipe.grey_first and rng.random() < recipe.grey_probability:
+        view = F.rgb_to_grayscale(view, 3)
     if rng.random() < recipe.blur_probability:
         view = view.filter(ImageFilter.GaussianBlur(rng.uniform(*BLUR_SIGMA)))
     if rng.random() < recipe.solarise_probability:
-        view = ImageOps.solarize(view)
+        view = ImageOps.solarize(view)  # inverts values from 128 on
     return F.pil_to_tensor(view)
 
 
@@ -90,7 +107,7 @@ def colour_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.rand
     Args:
         image: RGB.
         strengths: four numbers >= 0; a factor is drawn from [max(0, 1 - s), 1 + s], the hue's shift from [-s, s] turns.
-        rng: advanced by five draws.
+        rng: advanced by the draws.
     """
     brightness, contrast, saturation, hue = strengths
     factors = [rng.uniform(max(0.0, 1 - s), 1 + s) for s in (brightness, contrast, saturation)]
@@ -101,26 +118,20 @@ def colour_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.rand
     return image
 
 
-def _grey(image: Image.Image, recipe: ViewRecipe, rng: np.random.Generator) -> Image.Image:
-    return F.rgb_to_grayscale(image, 3) if rng.random() < recipe.grey_probability else image
-
-
-def stacked_views(images: list[Image.Image], recipes: list[ViewRecipe], size: int, seeds: list[int]) -> list[Tensor]:
+def stacked_views(
+    images: list[Image.Image | np.ndarray], recipes: list[ViewRecipe], size: int, seeds: list[int]
+) -> list[Tensor]:
     """Views of a batch, one tensor for each recipe; view v of picture i is drawn from its own seed.
 
     Args:
         images: of a batch.
         recipes: one for each view of a picture.
         size: pixels.
-        seeds: one for each picture.
+        seeds: one for each picture, >= 0.
     Returns:
         For each recipe (batch, 3, size, size) uint8.
     """
     return [
-        torch.stack([random_view(image, recipe, size, _view_seed(seed, view)) for image, seed in zip(images, seeds)])
+        torch.stack([random_view(image, recipe, size, derive_key(seed, view)) for image, seed in zip(images, seeds)])
         for view, recipe in enumerate(recipes)
     ]
-
-
-def _view_seed(seed: int, view: int) -> int:
-    return int(np.random.SeedSequence([seed, view]).generate_state(1, np.uint64)[0])

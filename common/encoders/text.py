@@ -156,17 +156,30 @@ class CausalTextTransformer(nn.Module):
         Raises:
             ValueError: if the ids are longer than context_length, or (ids on the CPU) a row has no end token.
         """
-        _check_length(token_ids, self.context_length)
         is_end = token_ids == self.end_id
         if token_ids.device.type == "cpu" and not is_end.any(dim=1).all():  # on a GPU the check would stall the queue
             row = int((~is_end.any(dim=1)).nonzero()[0])
             raise ValueError(f"row {row} of token_ids has no end token (id {self.end_id}): another tokenizer's ids?")
-        tokens = self.token_embedding(token_ids)
-        tokens = tokens + self.position_embedding[: token_ids.shape[1]].to(tokens.dtype)
-        tokens = self.transformer(tokens)
+        tokens = self._blocks(token_ids)
         # CLIP normalises all positions and picks one; one LayerNorm row does not depend on the others
         tokens = self.final_norm(tokens[torch.arange(len(tokens), device=tokens.device), is_end.int().argmax(dim=1)])
         return tokens if self.projection is None else tokens @ self.projection
+
+    def forward_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """All positions after the last LayerNorm, before any projection: what token-wise comparisons start from.
+
+        Args:
+            token_ids: as in forward; what follows the end token is of no use.
+        Returns:
+            (batch, length, width).
+        """
+        return self.final_norm(self._blocks(token_ids))
+
+    def _blocks(self, token_ids: torch.Tensor) -> torch.Tensor:
+        _check_length(token_ids, self.context_length)
+        tokens = self.token_embedding(token_ids)
+        tokens = tokens + self.position_embedding[: token_ids.shape[1]].to(tokens.dtype)
+        return self.transformer(tokens)
 
 
 def _check_length(token_ids: torch.Tensor, context_length: int) -> None:

@@ -246,8 +246,13 @@ class Transformer(nn.Module):
         Returns:
             (batch, length, width).
         Raises:
-            ValueError: a memory without cross-attention, or cross-attention without a memory.
+            ValueError: a memory without cross-attention, cross-attention without a memory, or weights to be recorded
+                in training with gradient checkpointing.
         """
+        if recorded is not None and self.gradient_checkpointing and self.training:
+            raise ValueError(
+                "weights cannot be recorded while gradient checkpointing runs each block twice; use eval()"
+            )
         expects_memory = len(self.blocks) > 0 and self.blocks[0].cross_attention is not None
         if expects_memory != (memory is not None):
             raise ValueError(f"this transformer {'needs' if expects_memory else 'takes no'} memory to look at")

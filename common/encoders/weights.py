@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from transformers import BertForMaskedLM, BertModel, CLIPConfig, CLIPModel, DeiTModel, ViTModel
@@ -73,6 +74,9 @@ def clip_from_open_clip(
         raise WeightsError(
             f"{source} is no CLIP with a vision transformer: it has no patch embedding visual.conv1.weight"
         )
+    missing = [name for name in _SIZES_ARE_READ_OFF if name not in state]
+    if missing:
+        raise WeightsError(f"{source} lacks {_some(missing)}")
     width, _, patch_size, _ = state["visual.conv1.weight"].shape
     positions, text_width = state["visual.positional_embedding"], state["ln_final.weight"].shape[0]
     with torch.device("meta"):
@@ -250,7 +254,10 @@ def load_clip(path: str | Path, activation: Activation | None = None) -> TwoTowe
             f"{path} has a configuration with its own activation; activation = {activation!r} is not taken"
         )
     if (path / "open_clip_config.json").is_file():
-        content = json.loads((path / "open_clip_config.json").read_text(encoding="utf-8"))
+        try:
+            content = json.loads((path / "open_clip_config.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise WeightsError(f"{path / 'open_clip_config.json'} is no JSON: {error}") from None
         config = content.get("model_cfg", content)
         files = [path / name for name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")]
         found = next((file for file in files if file.is_file()), None)
@@ -269,12 +276,18 @@ def load_clip(path: str | Path, activation: Activation | None = None) -> TwoTowe
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     """Tensors of a weights file: safetensors, a PyTorch file (no code is unpickled) or a TorchScript archive.
 
+    A TorchScript archive, the form of OpenAI's files, can only be opened by torch.jit.load, which may run TorchScript
+    that it holds (no Python): take archives from where you would take a program.
+
     Raises:
         WeightsError: the file holds no state dict or cannot be read; names it.
     """
     path = Path(path)
     if path.suffix == ".safetensors":
-        return load_file(path)
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise WeightsError(f"{path} is no whole safetensors file: {error}") from None
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except RuntimeError as error:
@@ -516,6 +529,16 @@ def _bert_block(our_layer: int, their_layer: int) -> list[Entry]:
 # ---------------------------------------------------------------- moving tensors
 
 _ARCHIVE_NUMBERS = ("input_resolution", "context_length", "vocab_size")  # of OpenAI's archives, not weights
+_SIZES_ARE_READ_OFF = (
+    "visual.positional_embedding",
+    "visual.proj",
+    "visual.transformer.resblocks.0.mlp.c_fc.weight",
+    "token_embedding.weight",
+    "positional_embedding",
+    "transformer.resblocks.0.mlp.c_fc.weight",
+    "ln_final.weight",
+    "text_projection",
+)
 _NOT_WEIGHTS = re.compile(r"(^|\.)(attn_mask|position_ids)$")  # buffers that older versions saved
 
 

@@ -24,7 +24,7 @@ import torch
 
 from common.data.pairs import Pairs
 from common.data.text_files import read_text
-from common.evaluation.embed import CaptionRule, Encoder, embed_pairs, scores_here
+from common.evaluation.embed import CaptionRule, Encoder, embed_pairs, scores_here, text_scores_here
 from common.evaluation.protocol import TIE_RULE, Evaluation
 from common.evaluation.retrieval import (
     PerQuery,
@@ -153,11 +153,14 @@ def evaluate_coco(
     caption_ids: list[int] = []
     for index, captions in zip(embedded.indices, embedded.captions_of):
         ids = pairs.caption_ids(index)
-        if ids is None or len(ids) < len(captions):
+        if ids is None or len(ids) < len(captions) or None in ids[: len(captions)]:
             raise ValueError(f"{pairs.name}: image {pairs.image_id(index)} has captions without ids")
         caption_ids += [int(one) for one in ids[: len(captions)]]
     scores, rows = scores_here(encoder, embedded.images, embedded.texts)
-    results = coco_results(scores, image_ids, caption_ids, embedded.text_to_image, relations, rows=rows)
+    text_scores = text_scores_here(encoder, embedded.images, embedded.texts)
+    results = coco_results(
+        scores, image_ids, caption_ids, embedded.text_to_image, relations, rows=rows, text_scores=text_scores
+    )
     plain = Positives.from_owners(embedded.text_to_image, len(image_ids))
     protocol = embedded.protocol(encoder, plain, scores.dtype).to_json()
     return {

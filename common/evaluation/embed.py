@@ -32,6 +32,7 @@ from common.evaluation.retrieval import (
     retrieval_ranks,
 )
 from common.evaluation.zero_shot import PromptAverage, prompt_scores
+from common.info_nce import PairSimilarity
 from common.run.stop import leave_signals_to_trainer
 
 TIE_WARNING = 1.0e-3  # share of text queries
@@ -207,7 +208,8 @@ def evaluate_retrieval(encoder: Encoder, pairs: Pairs, rule: CaptionRule = Capti
     embedded = embed_pairs(encoder, pairs, rule)
     scores, rows = scores_here(encoder, embedded.images, embedded.texts)
     positives = Positives.from_owners(embedded.text_to_image, len(embedded.images))
-    ranks = retrieval_ranks(scores, positives, rows=rows)
+    text_scores = text_scores_here(encoder, embedded.images, embedded.texts)
+    ranks = retrieval_ranks(scores, positives, rows=rows, text_scores=text_scores)
     if ranks.t2i_tied_share > TIE_WARNING and is_main_process():
         warnings.warn(
             f"{pairs.name}: more than {TIE_WARNING:.1%} of the captions score their picture and another one alike "
@@ -222,7 +224,6 @@ def evaluate_retrieval(encoder: Encoder, pairs: Pairs, rule: CaptionRule = Capti
     )
 
 
-@torch.no_grad()
 def scores_here(encoder: Encoder, images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows of scores that fall to this process, and which ones they are.
 
@@ -234,9 +235,26 @@ def scores_here(encoder: Encoder, images: torch.Tensor, texts: torch.Tensor) -> 
     Returns:
         (num_rows, num_texts) on the CPU and (num_rows,) ascending; together the processes hold every row once.
     """
+    return _scores_here(encoder, images, texts, encoder.model.geometry.similarity)
+
+
+def text_scores_here(encoder: Encoder, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor | None:
+    """Those by which texts rank images, for geometries that have others there (`text_similarity`: late interaction).
+
+    Returns:
+        Of the rows of `scores_here`; None where its scores serve both directions, as they nearly always do.
+    """
+    similarity = getattr(encoder.model.geometry, "text_similarity", None)
+    return None if similarity is None else _scores_here(encoder, images, texts, similarity)[0]
+
+
+@torch.no_grad()
+def _scores_here(
+    encoder: Encoder, images: torch.Tensor, texts: torch.Tensor, similarity: PairSimilarity
+) -> tuple[torch.Tensor, torch.Tensor]:
     tiles = _batches(len(images), _ROWS_AT_ONCE)[rank() :: world_size()]
     rows = torch.tensor([row for tile in tiles for row in tile], dtype=torch.long)
-    texts, similarity = texts.to(encoder.device), encoder.model.geometry.similarity
+    texts = texts.to(encoder.device)
     dtype = similarity(images[:1].to(encoder.device), texts[:1]).dtype
     scores = torch.empty(len(rows), len(texts), dtype=dtype)
     for part, tile in zip(scores.split(_ROWS_AT_ONCE), tiles):
@@ -287,7 +305,7 @@ def evaluate_zero_shot(encoder: Encoder, task: Any, average: PromptAverage) -> E
             "num_classes": len(task.class_names),
             "num_templates": len(task.templates),
             "prompt_average": average,
-            "unreadable_images": len(task) - len(labels),
+            "unreadable_images": len(task) - len(labels) + len(lost_at_open(task)),
             "preprocessing": encoder.preprocessing,
         },
     )

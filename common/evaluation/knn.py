@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from common.data.pairs import lost_at_open
 from common.evaluation.accuracy import classification_evaluation
 from common.evaluation.protocol import Evaluation
 from common.geometry import unit
@@ -94,7 +95,7 @@ def evaluate_knn(
             "neighbours": min(k, len(bank_labels)),
             "temperature": temperature,
             "feature_dim": features.shape[1],
-            "unreadable_images": len(task) - len(labels),
+            "unreadable_images": len(task) - len(labels) + len(lost_at_open(task)),
             "preprocessing": encoder.preprocessing,
         },
     )

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.functional import pil_to_tensor
 
 from common.data.broken import BrokenSample
+from common.data.pairs import lost_at_open
 from common.data.transforms import ImageTransform, normalize
 from common.evaluation.accuracy import classification_evaluation
 from common.evaluation.knn import labelled_features
@@ -555,6 +556,6 @@ def _protocol(
         "num_images": len(test_labels),
         "num_classes": len(test.class_names),
         "feature_dim": feature_dim,
-        "unreadable_images": len(test) - len(test_labels),
+        "unreadable_images": len(test) - len(test_labels) + len(lost_at_open(test)),
         "preprocessing": encoder.preprocessing,
     }

@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from common.data.broken import BrokenSample
 from common.geometry import unit
 
 PromptAverage = Literal["scores", "embeddings", "normalized_mean", "plain_mean", "tangent_mean"]
@@ -179,9 +180,17 @@ class ClassSubset:
         self.name = f"{task.name} ({len(self.class_names)} of {len(task.class_names)} classes)"
         self.fingerprint = hashlib.sha256("\n".join([task.fingerprint, *class_names]).encode()).hexdigest()
         # of a name that occurs twice the first class is meant, as everywhere
+        self.broken_at_open = list(getattr(task, "broken_at_open", []))
         new_label = {task.class_names.index(name): place for place, name in reversed(list(enumerate(class_names)))}
-        kept = [(index, new_label.get(task.label(index))) for index in range(len(task))]
-        self._kept = [(index, label) for index, label in kept if label is not None]
+        self._kept = []
+        for index in range(len(task)):
+            try:
+                label = new_label.get(task.label(index))
+            except BrokenSample as error:
+                self.broken_at_open.append(error)
+                continue
+            if label is not None:
+                self._kept.append((index, label))
         if not self._kept:
             raise ValueError(f"{task.name} has no picture of the {len(self.class_names)} classes asked for")
 

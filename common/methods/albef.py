@@ -63,6 +63,10 @@ class FusedEncoders(nn.Module):
         fused = self.fusion(self.text_tower.forward_tokens(token_ids), self.text_mask(token_ids), image_tokens)
         return self.word_head(fused, self.text_tower.token_embedding.weight)
 
+    def no_word_loss(self) -> torch.Tensor:
+        """0, with gradients of 0 for the word head: DDP waits for every parameter's gradient in every step."""
+        return 0.0 * sum(parameter.sum() for parameter in self.word_head.parameters())
+
 
 class Candidates(Protocol):
     """What the queries of a step are compared with: a pool of keys of each modality.
@@ -208,8 +212,9 @@ class Albef(nn.Module):
         step = self.encode_step(images, images, token_ids, ids, open_candidates)
         image_to_text, text_to_image, contrast = self.cross_modal_contrast(step, alpha)
         matching = self.matching_loss(step, image_to_text, text_to_image, ids)
-        words = matching.new_zeros(())
-        if masked_ids is not None:
+        if masked_ids is None:
+            words = self.encoders.no_word_loss()
+        else:
             words = self.word_loss(step, masked_ids, word_targets, alpha)
         return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
 
@@ -356,7 +361,7 @@ def hard_negatives(logits: torch.Tensor, ids: torch.Tensor | None = None) -> tor
 
     Args:
         logits: (batch, batch), the own candidate on the diagonal; no gradient is taken.
-        ids: (batch,), or None.
+        ids: (batch,), or None; a negative id is not known and equals no other.
     Returns:
         (batch,) int64.
     Raises:
@@ -367,7 +372,7 @@ def hard_negatives(logits: torch.Tensor, ids: torch.Tensor | None = None) -> tor
         raise ValueError(f"hard negatives need a square matrix of at least 2 samples, got {tuple(logits.shape)}")
     weights = logits.detach().float().softmax(dim=1) + 1e-4
     own = torch.eye(batch, dtype=torch.bool, device=logits.device)
-    same = own if ids is None else ids[:, None] == ids[None, :]
+    same = own if ids is None else own | ((ids[:, None] == ids[None, :]) & (ids[:, None] >= 0))
     alone = same.all(dim=1, keepdim=True)
     return torch.multinomial(weights.masked_fill(torch.where(alone, own, same), 0.0), 1).squeeze(1)
 

@@ -55,8 +55,9 @@ class Tcl(nn.Module):
         image_to_text, text_to_image, cross_modal = albef.cross_modal_contrast(step, alpha)
         contrast = (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6
         matching = albef.matching_loss(step, image_to_text, text_to_image, ids)
-        words = matching.new_zeros(())
-        if masked_ids is not None:
+        if masked_ids is None:
+            words = albef.encoders.no_word_loss()
+        else:
             words = albef.word_loss(step, masked_ids, word_targets, alpha)
         return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
 

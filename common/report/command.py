@@ -49,7 +49,7 @@ class Command:
 
     def folder(self, paper: str) -> Path:
         """Where the part's tables go; a changed row or scale does not write over the unchanged one."""
-        changed = sorted(text for text in self.overrides if not text.startswith("data."))
+        changed = sorted(text for text in self.overrides if not text.startswith(("data.", "public.")))
         name = f"{self.scale}-{hash_of(changed)}" if changed else self.scale
         return self.results / paper / self.part / name
 
@@ -92,8 +92,8 @@ class Command:
         suffix: str = "",
         caption: str = "",
     ) -> Table:
-        """A table with the provenance that all tables carry."""
-        source = printed["tables"][table_id]
+        """A table with the provenance that all tables carry; one that the paper does not print needs a caption."""
+        source = printed["tables"].get(table_id, printed["paper"])  # a table of ours alone has nothing printed
         every_run = [run for seeds in runs.values() for run in seeds]
         training = sorted({run.training_data for run in every_run})
         revisions = sorted({run.git_revision for run in every_run})

@@ -178,7 +178,7 @@ def override(config: Any, overrides: list[str]) -> Any:
 
 
 def entry_arguments(
-    description: str, folder: Path, config_class: type, default_row: str
+    description: str, folder: Path, config_class: type, default_row: str, scale_files: str = "scale"
 ) -> tuple[Any, argparse.Namespace]:
     """Command line of a train.py: --config, --scale, --output-dir, --resume, then overrides.
 
@@ -187,26 +187,34 @@ def entry_arguments(
         folder: the paper folder; rows and scales are looked up in its `configs/`.
         config_class: the paper's dataclass.
         default_row: file name of the row that is trained without --config.
+        scale_files: a scale's file is `<scale_files>_<scale>.yaml`; for a folder with two kinds of config.
     Returns:
         (config, arguments); arguments.row is the row's name.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default=str(folder / "configs" / default_row), help="row file, default %(default)s")
-    parser.add_argument("--scale", default="demo", choices=SCALES, help="scale file configs/scale_<scale>.yaml")
+    parser.add_argument("--scale", default="demo", choices=SCALES, help=f"file configs/{scale_files}_<scale>.yaml")
     parser.add_argument("--output-dir", default=None, help="default outputs/runs/<paper>/<row>-<scale>-<hash>/seed<n>")
     parser.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint in the output dir")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
     arguments = parser.parse_intermixed_args()
     arguments.row = Path(arguments.config).stem
-    config = load_row(config_class, folder, arguments.config, arguments.scale, arguments.overrides)
+    config = load_row(config_class, folder, arguments.config, arguments.scale, arguments.overrides, scale_files)
     return config, arguments
 
 
-def load_row(config_class: type, folder: Path, row: str | Path, scale: str, overrides: list[str] = ()) -> Any:
-    """Config of one row of a table at one scale."""
+def load_row(
+    config_class: type,
+    folder: Path,
+    row: str | Path,
+    scale: str,
+    overrides: list[str] = (),
+    scale_files: str = "scale",
+) -> Any:
+    """Config of one row of a table at one scale, whose file is `configs/<scale_files>_<scale>.yaml`."""
     if scale not in SCALES:
         raise ConfigError(f"scale {scale!r} is unknown; accepted: {', '.join(SCALES)}")
-    return load_config(config_class, [folder / "configs" / f"scale_{scale}.yaml", Path(row)], overrides)
+    return load_config(config_class, [folder / "configs" / f"{scale_files}_{scale}.yaml", Path(row)], overrides)
 
 
 def _parsed(config_class: type, overrides: list[str]) -> dict[str, tuple[Any, str]]:

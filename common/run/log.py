@@ -41,7 +41,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: if a line before the last one is no JSON; the message names file and line.
     """
-    lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would also split inside a text
+    # a crash may cut inside a character; splitlines() would also split inside a text
+    lines = path.read_bytes().decode("utf-8", "replace").split("\n")
     records = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -21,6 +21,11 @@ from common.run.provenance import ROOT
 from common.run.session import RunFiles, evaluation_code, only_run_in, run_files, start_accelerator
 
 
+def _open_tests(data: Any) -> dict[str, Any]:
+    sets = open_evaluation_sets(data)
+    return {**sets.zero_shot, **sets.retrieval}
+
+
 @dataclass(frozen=True)
 class PaperCode:
     """What a paper folder brings to reproduce its rows.
@@ -29,12 +34,18 @@ class PaperCode:
     config_class: its dataclass.
     train: (config, pairs, files, resume, accelerator, label) -> None; trains and evaluates.
     evaluate: (checkpoint, config, files, accelerator) -> None; evaluates a checkpoint anew and writes the run's files.
+    open_training: (config.data, seed) -> training set with a fingerprint.
+    open_tests: config.data -> evaluated sets with a fingerprint, by role.
+    scale_files: stem of the scale files, see `load_row`.
     """
 
     name: str
     config_class: type
     train: Callable[..., None]
     evaluate: Callable[..., None]
+    open_training: Callable[[Any, int], Any] = open_training_pairs
+    open_tests: Callable[[Any], dict[str, Any]] = _open_tests
+    scale_files: str = "scale"
 
     @property
     def folder(self) -> Path:
@@ -72,9 +83,14 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
         The finished run.
     """
     config = load_row(
-        paper.config_class, paper.folder, paper.folder / "configs" / row, scale, [*overrides, f"run.seed={seed}"]
+        paper.config_class,
+        paper.folder,
+        paper.folder / "configs" / row,
+        scale,
+        [*overrides, f"run.seed={seed}"],
+        paper.scale_files,
     )
-    pairs = open_training_pairs(config.data, seed)
+    pairs = paper.open_training(config.data, seed)
     name = Path(row).stem
     files = run_files(paper.name, name, scale, config, pairs.fingerprint, runs)
     accelerator = start_accelerator(config.run, files.folder)
@@ -89,6 +105,11 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
         else:
             paper.train(config, pairs, files, True, accelerator, label)
     wait_for_everyone()
+    return read_run(files, seed)
+
+
+def read_run(files: RunFiles, seed: int) -> RowRun:
+    """A finished run, from its files."""
     evaluation = _read(files.evaluation)
     return RowRun(
         files=files,
@@ -103,15 +124,26 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
 
 def _state_of(paper: PaperCode, config: Any, files: RunFiles) -> str:
     """One of "current" (evaluated with today's code on today's test sets), "trained" (evaluate it), "unfinished"."""
-    if files.evaluation.is_file() and files.hits.is_file():
-        found = _read(files.evaluation)
-        sets = open_evaluation_sets(config.data)
-        today = {role: data_set.fingerprint for role, data_set in {**sets.zero_shot, **sets.retrieval}.items()}
-        then = {role: result["protocol"]["fingerprint"] for role, result in found["evaluations"].items()}
-        if found["evaluation_code"] == evaluation_code(paper.name) and then == today:
-            return "current"
+    if is_current(files, paper.name, paper.open_tests(config.data)):
+        return "current"
     checkpoint = last_checkpoint(files.checkpoints)
     return "trained" if checkpoint is not None and checkpoint.state["step"] == config.optim.steps else "unfinished"
+
+
+def is_current(files: RunFiles, paper: str, tests: dict[str, Any]) -> bool:
+    """Whether the evaluations in a run's folder are those of today's code on today's test sets.
+
+    Args:
+        files: of the run.
+        paper: the folder.
+        tests: today's sets by role, each with a fingerprint.
+    """
+    if not (files.evaluation.is_file() and files.hits.is_file()):
+        return False
+    found = _read(files.evaluation)
+    today = {role: data_set.fingerprint for role, data_set in tests.items()}
+    then = {role: result["protocol"]["fingerprint"] for role, result in found["evaluations"].items()}
+    return found["evaluation_code"] == evaluation_code(paper) and then == today
 
 
 def choose_part(parts: dict[str, Callable[..., Any]], name: str, paper: str) -> Callable[..., Any]:

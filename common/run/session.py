@@ -1,6 +1,7 @@
 """What every train.py does before and around its loop: Accelerate, the run's folder, guards against lost runs."""
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -69,6 +70,9 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     content = to_dict(config)
     precision = config.run.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     content["run"] = {"seed": config.run.seed, "mixed_precision": precision}  # the rest is no part of the result
+    vocabulary = content["data"].get("vocabulary", "")  # learning from pictures alone has none
+    if vocabulary and Path(vocabulary).is_file():  # another file may lie at the same place
+        content["data"]["vocabulary"] = hashlib.sha256(Path(vocabulary).read_bytes()).hexdigest()
     return hash_of({"config": content, "data": data_fingerprint, "code": code})
 
 

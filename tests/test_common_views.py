@@ -1,0 +1,288 @@
+"""Random views: the specification's table by name, purity, independence, statistics, parity with torchvision."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms import ColorJitter, InterpolationMode, RandomResizedCrop
+from torchvision.transforms import functional as F
+
+from common.data import views
+from common.data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize, random_crop_box
+from common.data.views import RECIPES, ViewRecipe, colour_jitter, random_view, stacked_views
+from common.random_keys import derive_key
+
+WHOLE = ViewRecipe((1.0, 1.0))  # a square picture passes whole, mirrored or not
+DRAWS = 2000
+
+
+def picture(height=32, width=32, seed=0):
+    """Smooth colours that differ everywhere, so that no step leaves it as it is."""
+    noise = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def pixels(image):
+    return F.pil_to_tensor(image)
+
+
+def is_mirrored(view, image):
+    """Whether a view of the whole picture is its mirror image; fails if it is neither."""
+    if torch.equal(view, pixels(image)):
+        return False
+    assert torch.equal(view, pixels(image).flip(-1))
+    return True
+
+
+# ---- the specification's table --------------------------------------------------------------------------------------
+
+JITTER = {
+    "simclr": (0.8, 0.8, 0.8, 0.2), "simclr_cifar10": (0.4, 0.4, 0.4, 0.1), "moco_v1": (0.4, 0.4, 0.4, 0.4),
+    "moco_v2": (0.4, 0.4, 0.4, 0.1), "moco_cifar10": (0.4, 0.4, 0.4, 0.1),
+    "moco_v3_vit_1": (0.4, 0.4, 0.2, 0.1), "moco_v3_vit_2": (0.4, 0.4, 0.2, 0.1),
+    "moco_v3_resnet_1": (0.4, 0.4, 0.2, 0.1), "moco_v3_resnet_2": (0.4, 0.4, 0.2, 0.1),
+}  # fmt: skip
+TABLE = {  # smallest crop; probability of jitter, grey, blur, solarise
+    "simclr": (0.08, 0.8, 0.2, 0.5, 0.0),
+    "simclr_cifar10": (0.08, 0.8, 0.2, 0.0, 0.0),
+    "moco_v1": (0.2, 1.0, 0.2, 0.0, 0.0),
+    "moco_v2": (0.2, 0.8, 0.2, 0.5, 0.0),
+    "moco_cifar10": (0.08, 0.8, 0.2, 0.0, 0.0),
+    "moco_v3_vit_1": (0.08, 0.8, 0.2, 1.0, 0.0),
+    "moco_v3_vit_2": (0.08, 0.8, 0.2, 0.1, 0.2),
+    "moco_v3_resnet_1": (0.2, 0.8, 0.2, 1.0, 0.0),
+    "moco_v3_resnet_2": (0.2, 0.8, 0.2, 0.1, 0.2),
+    "crop_and_flip": (0.08, 0.0, 0.0, 0.0, 0.0),
+    "crop_and_flip_cifar10": (0.08, 0.0, 0.0, 0.0, 0.0),
+}
+
+
+def test_the_recipes_are_those_of_the_table():
+    assert set(TABLE) == set(RECIPES)
+    for name, (smallest, jitter, grey, blur, solarise) in TABLE.items():
+        recipe = RECIPES[name]
+        assert recipe.crop_scale == (smallest, 1.0), name
+        assert recipe.jitter == JITTER.get(name, (0.0, 0.0, 0.0, 0.0)), name
+        found = (recipe.jitter_probability, recipe.grey_probability, recipe.blur_probability)
+        assert (*found, recipe.solarise_probability) == (jitter, grey, blur, solarise), name
+        assert recipe.grey_first == (name == "moco_v1")
+        assert recipe.bicubic == name.startswith("simclr")
+
+
+def test_simclr_leaves_pixels_in_zero_to_one_and_the_others_are_normalised():
+    view = random_view(picture(), RECIPES["simclr"], 32, 1)[None]
+    for name, recipe in RECIPES.items():
+        found = normalize(view, recipe.mean, recipe.std)
+        if name.startswith("simclr"):
+            assert torch.equal(found, view / 255)
+        elif not name.endswith("cifar10"):
+            assert (recipe.mean, recipe.std) == (IMAGENET_MEAN, IMAGENET_STD)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_step_of_a_recipe_happens_as_often_as_it_says(name, monkeypatch):
+    recipe, happened = RECIPES[name], dict.fromkeys(("jitter", "grey", "blur", "solarise", "mirror"), 0)
+
+    def counted(step, change):
+        def counting(image, *arguments):
+            happened[step] += 1
+            return change(image, *arguments)
+
+        return counting
+
+    monkeypatch.setattr(views, "colour_jitter", counted("jitter", lambda image, *_: image))
+    monkeypatch.setattr(views.F, "rgb_to_grayscale", counted("grey", lambda image, *_: image))
+    monkeypatch.setattr(views.ImageOps, "solarize", counted("solarise", lambda image, *_: image))
+    monkeypatch.setattr(views.ImageOps, "mirror", counted("mirror", lambda image, *_: image))
+    monkeypatch.setattr(Image.Image, "filter", counted("blur", lambda image, *_: image))
+    image = picture(8, 8)
+    for seed in range(DRAWS):
+        random_view(image, recipe, 4, seed)
+    _, jitter, grey, blur, solarise = TABLE[name]
+    expected = {"jitter": jitter, "grey": grey, "blur": blur, "solarise": solarise, "mirror": 0.5}
+    for step, probability in expected.items():
+        spread = 4.5 * (probability * (1 - probability) / DRAWS) ** 0.5
+        assert abs(happened[step] / DRAWS - probability) <= spread, step
+
+
+def test_sigma_of_the_blur_is_uniform_between_a_tenth_and_two_pixels(monkeypatch):
+    sigmas = []
+    monkeypatch.setattr(Image.Image, "filter", lambda image, kernel: sigmas.append(kernel.radius) or image)
+    for seed in range(DRAWS):
+        random_view(picture(8, 8), replace(WHOLE, blur_probability=1.0), 4, seed)
+    assert 0.1 <= min(sigmas) < 0.11
+    assert 1.99 < max(sigmas) <= 2.0
+    assert np.quantile(sigmas, [0.25, 0.5, 0.75]) == pytest.approx([0.575, 1.05, 1.525], abs=0.08)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("moco_v1", ["grey", "jitter"]), ("moco_v2", ["jitter", "grey"])])
+def test_moco_v1_turns_grey_before_the_jitter_and_the_others_after(name, expected, monkeypatch):
+    order = []
+    monkeypatch.setattr(views, "colour_jitter", lambda image, *_: order.append("jitter") or image)
+    monkeypatch.setattr(views.F, "rgb_to_grayscale", lambda image, *_: order.append("grey") or image)
+    random_view(picture(), replace(RECIPES[name], jitter_probability=1.0, grey_probability=1.0), 16, 0)
+    assert order == expected
+
+
+# ---- purity and independence ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_view_is_a_pure_function_of_picture_and_seed(name):
+    image, before = picture(40, 30), picture(40, 30)
+    state = torch.get_rng_state()
+    first = random_view(image, RECIPES[name], 24, 5)
+    assert torch.equal(torch.get_rng_state(), state)  # the global random state is neither moved nor used
+    for number in range(3):
+        torch.manual_seed(number)
+        assert torch.equal(random_view(image, RECIPES[name], 24, 5), first)
+    assert torch.equal(pixels(image), pixels(before))  # the picture is not written to
+    assert (first.shape, first.dtype) == ((3, 24, 24), torch.uint8)
+    assert any(not torch.equal(random_view(image, RECIPES[name], 24, seed), first) for seed in range(6, 9))
+
+
+def test_arrays_and_grey_or_transparent_pictures_give_the_views_of_their_rgb():
+    image, recipe = picture(), RECIPES["moco_v2"]
+    assert torch.equal(random_view(np.asarray(image), recipe, 16, 3), random_view(image, recipe, 16, 3))
+    for mode in ("L", "RGBA", "P"):
+        other = image.convert(mode)
+        assert torch.equal(random_view(other, recipe, 16, 3), random_view(other.convert("RGB"), recipe, 16, 3))
+
+
+def test_no_two_views_of_a_batch_share_a_draw():
+    batch, recipe = 40, RECIPES["moco_v2"]
+    first, second = stacked_views([picture()] * batch, [recipe, recipe], 16, list(range(batch)))
+    assert first.shape == second.shape == (batch, 3, 16, 16)
+    assert len({view.numpy().tobytes() for view in torch.cat([first, second])}) == 2 * batch
+
+
+def test_a_view_does_not_depend_on_the_rest_of_the_batch():
+    images, seeds = [picture(seed=number) for number in range(4)], [7, 8, 9, 10]
+    recipes = [RECIPES["moco_v3_vit_1"], RECIPES["moco_v3_vit_2"]]
+    whole = stacked_views(images, recipes, 16, seeds)
+    alone = [stacked_views([image], recipes, 16, [seed]) for image, seed in zip(images, seeds)]
+    for view in range(2):
+        assert torch.equal(whole[view], torch.cat([one[view] for one in alone]))
+        assert torch.equal(whole[view][1], random_view(images[1], recipes[view], 16, derive_key(8, view)))
+
+
+def test_draws_of_the_two_views_and_of_neighbouring_seeds_are_not_correlated():
+    # mirror and brightness stand for all draws: every view has a generator of its own
+    image = picture(8, 8)
+    first, second = stacked_views([image] * DRAWS, [WHOLE, WHOLE], 8, list(range(DRAWS)))
+    for stack in (first, second):
+        flips = np.array([is_mirrored(view, image) for view in stack], dtype=float)
+        assert abs(flips.mean() - 0.5) < 0.05
+        assert abs(np.corrcoef(flips[:-1], flips[1:])[0, 1]) < 0.1
+    both = [[is_mirrored(view, image) for view in stack] for stack in (first, second)]
+    assert abs(np.corrcoef(np.array(both, dtype=float))[0, 1]) < 0.1
+    bright = replace(WHOLE, jitter=(0.4, 0.0, 0.0, 0.0), jitter_probability=1.0)
+    means = [stack.double().mean(dim=(1, 2, 3)) for stack in stacked_views([image] * 500, [bright] * 2, 8, range(500))]
+    assert abs(torch.corrcoef(torch.stack(means))[0, 1]) < 0.2
+    assert min(stack.std() for stack in means) > 5
+
+
+# ---- parity with torchvision ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bicubic", [False, True])
+def test_a_crop_is_torchvisions_of_the_same_box_and_lies_where_its_statistics_say(bicubic):
+    image = picture(48, 40)
+    recipe = ViewRecipe((0.2, 1.0), bicubic=bicubic)
+    resampling = InterpolationMode.BICUBIC if bicubic else InterpolationMode.BILINEAR
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        box = random_crop_box(48, 40, (0.2, 1.0), rng)
+        expected = pixels(F.resized_crop(image, *box, [24, 24], resampling))
+        expected = expected.flip(-1) if rng.random() < 0.5 else expected
+        assert torch.equal(random_view(image, recipe, 24, seed), expected)
+    torch.manual_seed(0)
+    theirs = [RandomResizedCrop.get_params(image, [0.2, 1.0], [3 / 4, 4 / 3]) for _ in range(3000)]
+    ours = [random_crop_box(48, 40, (0.2, 1.0), np.random.default_rng(seed)) for seed in range(3000)]
+    for one, other in zip(np.array(ours).T, np.array(theirs).T):
+        found, expected = (np.quantile(values, [0.1, 0.3, 0.5, 0.7, 0.9]) for values in (one, other))
+        assert found == pytest.approx(expected, abs=1.5)  # pixels
+
+
+def test_without_random_steps_a_view_is_the_picture_or_its_mirror_image():
+    image = picture()
+    assert {is_mirrored(random_view(image, WHOLE, 32, seed), image) for seed in range(20)} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ("grey_probability", lambda image: F.rgb_to_grayscale(image, 3)),
+        ("solarise_probability", lambda image: F.solarize(image, 128)),
+    ],
+)
+def test_grey_and_solarise_are_torchvisions(step, expected):
+    image = picture()
+    want = expected(pixels(image))
+    for seed in range(6):
+        view = random_view(image, replace(WHOLE, **{step: 1.0}), 32, seed)
+        difference = min((view.int() - one.int()).abs().max() for one in (want, want.flip(-1)))
+        assert difference <= 1  # Pillow rounds grey values, tensors cut them off
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_each_colour_change_is_torchvisions_with_the_factor_drawn(place):
+    change = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)[place]
+    strengths = tuple(0.4 if number == place else 0.0 for number in range(4))
+    image, amounts = picture(), []
+    for seed in range(30):
+        replay = np.random.default_rng(seed)
+        drawn = [replay.uniform(0.6, 1.4) if number == place else replay.uniform(1, 1) for number in range(3)]
+        amount = replay.uniform(-0.4, 0.4) if place == 3 else drawn[place]
+        changed = colour_jitter(image, strengths, np.random.default_rng(seed))
+        # hue goes through HSV and back even when it is not shifted, and then rounds
+        difference = (pixels(changed).int() - pixels(change(image, amount)).int()).abs()
+        assert difference.float().mean() < 1.5
+        amounts.append(amount)
+    assert max(amounts) - min(amounts) > 0.6
+
+
+def test_jitter_is_spread_like_torchvisions_and_takes_all_orders(monkeypatch):
+    image, strengths = picture(), (0.8, 0.8, 0.8, 0.2)
+    torch.manual_seed(0)
+    reference = ColorJitter(*strengths)
+    theirs = torch.stack([pixels(reference(image)) for _ in range(600)]).double()
+    ours = torch.stack([pixels(colour_jitter(image, strengths, np.random.default_rng(s))) for s in range(600)]).double()
+    assert ours.mean(dim=(0, 2, 3)).tolist() == pytest.approx(theirs.mean(dim=(0, 2, 3)).tolist(), abs=6)
+    assert float(ours.std(dim=0).mean()) == pytest.approx(float(theirs.std(dim=0).mean()), rel=0.05)
+    orders, now = set(), []
+    for name in ("brightness", "contrast", "saturation", "hue"):
+        monkeypatch.setattr(views.F, f"adjust_{name}", lambda picture, _, name=name: now.append(name) or picture)
+    for seed in range(400):
+        now.clear()
+        colour_jitter(image, strengths, np.random.default_rng(seed))
+        orders.add(tuple(now))
+    assert len(orders) == 24
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0, 2.0])
+def test_blur_is_gaussian_of_the_sigma_drawn(sigma, monkeypatch):
+    monkeypatch.setattr(views, "BLUR_SIGMA", (sigma, sigma))
+    image = picture(64, 64)
+    view = random_view(image, replace(WHOLE, blur_probability=1.0), 64, 0)
+    exact = F.gaussian_blur(pixels(image), [21, 21], [sigma, sigma])
+    inside = (slice(None), slice(8, -8), slice(8, -8))  # the border rules differ
+    differences = [(view[inside].float() - one[inside].float()).abs() for one in (exact, exact.flip(-1))]
+    found = min(differences, key=lambda difference: float(difference.mean()))
+    assert found.max() <= 4
+    assert found.mean() < 1.0  # of 255; Pillow takes three box blurs for a Gaussian
+
+
+def test_mirroring_first_is_mirroring_last():
+    recipe = replace(RECIPES["moco_v3_vit_2"], crop_scale=(1.0, 1.0), blur_probability=1.0, solarise_probability=1.0)
+    image = picture()
+    for seed in range(8):
+        views_of_both = []
+        for turned in (image, F.hflip(image)):
+            view = random_view(turned, recipe, 32, seed)
+            views_of_both.append(view)
+        # the mirrored picture goes through the same steps mirrored throughout
+        difference = (views_of_both[0].int() - views_of_both[1].flip(-1).int()).abs()
+        assert (difference <= 2).float().mean() > 0.98  # box blurs round by direction, and solarise then jumps at 128
