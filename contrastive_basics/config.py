@@ -1,0 +1,65 @@
+"""Configuration of the vision-language models of the contrastive-basics chapter (its vision part: vision_config.py)."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from common.evaluation.zero_shot import PromptAverage
+from common.run.config import DataConfig, ModelConfig, OptimConfig, RunConfig, setting
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """The loss: what is compared, against which negatives, at which temperature.
+
+    The temperature T is 1 / logit_scale: learned (trainable), fixed (not trainable), or absent as in the chapter's
+    Eq. 6 and 7 (not trainable, logit_scale_init 1).
+    """
+
+    loss: Literal["in_batch", "late_interaction"] = "in_batch"  # one vector a side (Eq. 6-8), or token by token (FILIP)
+    targets: Literal["diagonal", "ids"] = "diagonal"  # ids: the same picture twice in a batch is no negative
+    queue_size: int = setting(0, at_least=0)  # pairs of past steps as further negatives, 0 = none
+    ema_momentum: float = setting(0.99, at_least=0.0, at_most=1.0)  # of the encoder of queued pairs
+    logit_scale_init: float = setting(1 / 0.07, above=0.0)  # multiplier; CLIP: 1 / 0.07
+    logit_scale_trainable: bool = True
+    logit_scale_min: float | None = setting(1.0, above=0.0)  # bounds of the multiplier, null = none; open_clip, FLAVA
+    logit_scale_max: float | None = setting(100.0, above=0.0)
+    prompt_average: PromptAverage = "embeddings"  # zero-shot classes; late_interaction: scores
+
+    def __post_init__(self) -> None:
+        low, high = self.logit_scale_min, self.logit_scale_max
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"method.logit_scale_min = {low} is above method.logit_scale_max = {high}")
+        if self.loss == "late_interaction":
+            wanted = {"targets": "diagonal", "queue_size": 0, "prompt_average": "scores"}
+            for name, only in wanted.items():
+                if getattr(self, name) != only:
+                    raise ValueError(
+                        f"method.{name} = {getattr(self, name)!r} with method.loss = late_interaction; accepted: {only}"
+                    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """A row of a table at a scale."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+@dataclass(frozen=True)
+class PublicModels:
+    """Published models of Table 1: a folder written by transformers, or a name on the hub; "" = not evaluated."""
+
+    clip: str = ""  # the table's: openai/clip-vit-large-patch14-336
+    flava: str = ""  # the table's: facebook/flava-full
+    caption_prefix: str = "a photo of "  # of a second row each, "" = none; CLIP's paper used one
+
+
+@dataclass(frozen=True)
+class PublicConfig:
+    """What `make reproduce-table1` takes beside a row's settings: `public.clip=...`."""
+
+    public: PublicModels = field(default_factory=PublicModels)

@@ -1,0 +1,76 @@
+"""Curves over steps or sizes: the mean over seeds with its 95 % interval, in the style of the other figures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from common.report.figures import _COLORS, _FONT, _MARKERS, _SMALL, _STYLES, _dress, _write
+from common.report.statistics import interval_over_seeds
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One panel: for each label points (x, one value per seed), ascending in x."""
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: Mapping[str, Sequence[tuple[float, Sequence[float]]]]
+    log_x: bool = False
+
+
+def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list[Path]:
+    """Writes a PNG, and the plotted numbers as `<stem>_plotted.csv` beside it.
+
+    Args:
+        panels: in the order of reading; those that share a label share its colour.
+        path: of the PNG.
+        across: panels side by side.
+    Returns:
+        The two files. With one seed there are no intervals.
+    """
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.curves))
+    down = -(-len(panels) // across)
+    legend_rows = -(-len(labels) // (across + 1))
+    figure = Figure(figsize=(0.6 + 3.4 * across, 2.7 * down + 0.4 + 0.22 * legend_rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(down, across, squeeze=False).ravel()
+    drawn, records = {}, []
+    for axis, panel in zip(axes, panels):
+        for label, points in panel.curves.items():
+            index = labels.index(label)
+            rows = [(x, *_mean_and_interval(values)) for x, values in points]
+            records += [(panel.title, label, *row) for row in rows]
+            drawn[label] = _draw(axis, rows, index)
+        axis.set_title(panel.title, fontsize=_FONT)
+        axis.set_xlabel(panel.x_label, fontsize=_SMALL)
+        axis.set_ylabel(panel.y_label, fontsize=_SMALL)
+        _dress(axis)
+        if panel.log_x:
+            axis.set_xscale("log", base=2)
+            axis.set_xticks([x for x, *_ in rows], [f"{x:g}" for x, *_ in rows])
+            axis.minorticks_off()
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=across + 1, fontsize=_SMALL)
+    return _write(figure, path, ("panel", "curve", "x", "mean", "low", "high"), records)
+
+
+def _draw(axis, rows: Sequence[tuple], index: int):
+    x, mean, low, high = zip(*rows)
+    color = _COLORS[index % len(_COLORS)]
+    if low[0] is not None:
+        axis.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
+    (line,) = axis.plot(
+        x, mean, color=color, linestyle=_STYLES[index % len(_STYLES)], marker=_MARKERS[index % len(_MARKERS)],
+        markersize=4, linewidth=1.5,
+    )  # fmt: skip
+    return line
+
+
+def _mean_and_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+    low, high = interval_over_seeds(values) if len(values) > 1 else (None, None)
+    return sum(values) / len(values), low, high

@@ -1,0 +1,401 @@
+"""What the experiments measure on the toy worlds: functions of a seed and settings that return plain numbers.
+
+Designs and settings are those of the contrastive-basics specification, Sec. 4 and 5. Losses, queue, momentum encoder
+and metrics are those of this repository, not copies.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from common.evaluation.knn import knn_scores
+from common.evaluation.retrieval import recall_at_k, retrieval_ranks
+from common.feature_queue import FeatureQueue
+from common.geometry import Sphere, inner_product_similarity, paired_inner_products, unit
+from common.info_nce import contrastive_loss, info_nce, mask_absent, nt_xent, symmetric_info_nce
+from common.logit_scale import LogitScale
+from common.methods.momentum_contrast import MomentumContrast, moco_loss
+from contrastive_basics.simsiam import SimSiam, collapse_statistics, simsiam_loss, simsiam_predictor
+from contrastive_basics.toys import (
+    EMBEDDING_DIM,
+    NUM_CLASSES,
+    NUM_PIXELS,
+    NUM_WORDS,
+    ClassWorld,
+    PairWorld,
+    generator,
+    seeded,
+    toy_encoder,
+)
+
+Statistics = dict[str, float]
+LossOfViews = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+OBJECTIVES = ("positives_only", "simsiam", "no_stop_gradient", "no_predictor", "nt_xent", "moco")
+
+
+@dataclass(frozen=True)
+class ViewSettings:
+    """Training on two views of pictures (spec Sec. 5.1); `measure_at` are steps at which statistics are taken."""
+
+    steps: int = 500
+    batch: int = 256
+    learning_rate: float = 0.05
+    sgd_momentum: float = 0.9
+    weight_decay: float = 1.0e-4
+    temperature: float = 0.2
+    queue: int = 2048
+    ema_momentum: float = 0.99
+    bank: int = 1000
+    queries: int = 500
+    neighbours: int = 20
+    knn_temperature: float = 0.1
+    measure_at: tuple[int, ...] = (0, 10, 25, 50, 100, 200, 300, 400, 500)
+
+
+@dataclass(frozen=True)
+class PairSettings:
+    """Training on pictures with captions, Adam without weight decay (spec Sec. 5.2)."""
+
+    steps: int = 600
+    batch: int = 256
+    learning_rate: float = 1.0e-3
+    logit_scale_max: float = 100.0
+    test_pairs: int = 1000
+    measure_at: tuple[int, ...] = (0, 10, 25, 50, 100, 200, 300, 400, 500, 600)
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """Features of a model after `steps` of training, looked at in sub-batches: early enough for it to make mistakes."""
+
+    steps: int = 100
+    batch: int = 256
+    learning_rate: float = 1.0e-3
+    temperature: float = 0.07
+    test_pairs: int = 1024
+
+
+@dataclass(frozen=True)
+class FloorSettings:
+    """Free unit vectors, trained with Adam: no encoder stands between the loss and its optimum (spec Sec. 4.3)."""
+
+    steps: int = 1000
+    learning_rate: float = 0.02
+    dim: int = 256
+
+
+class ToyRun(NamedTuple):
+    """Statistics at the end of a training, and at the steps on the way: (step, statistics) in order."""
+
+    statistics: Statistics
+    course: tuple[tuple[int, Statistics], ...]
+
+
+def train_on_views(seed: int, objective: str, settings: ViewSettings, batch_norm: bool = False) -> ToyRun:
+    """One of OBJECTIVES on two views of pictures; all objectives of a seed share world, first weights and batches.
+
+    Returns:
+        `view_statistics`, and from the first step on the "loss" of the last batch.
+    """
+    world, draws = ClassWorld.drawn(seed), generator(seed, "views")
+    encoder = seeded(lambda: toy_encoder(NUM_PIXELS, batch_norm), seed, "encoder")
+    loss_of, parameters = _view_objective(objective, encoder, settings, seed)
+    optimizer = torch.optim.SGD(
+        parameters, settings.learning_rate, settings.sgd_momentum, weight_decay=settings.weight_decay
+    )
+    loss, course = None, []
+    for step in range(settings.steps + 1):
+        if step in settings.measure_at or step == settings.steps:
+            trained = {} if loss is None else {"loss": float(loss.detach())}
+            course.append((step, trained | view_statistics(encoder, world, seed, settings)))
+        if step < settings.steps:
+            pictures, _ = world.pictures(settings.batch, draws)
+            loss = loss_of(world.view(pictures, draws), world.view(pictures, draws))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return ToyRun(course[-1][1], tuple(course))
+
+
+def _view_objective(
+    objective: str, encoder: nn.Module, settings: ViewSettings, seed: int
+) -> tuple[LossOfViews, list[nn.Parameter]]:
+    """The loss of two views, and the parameters that it trains."""
+    logit_scale = LogitScale(1 / settings.temperature, trainable=False)
+    if objective == "moco":
+        moco = MomentumContrast(encoder, Sphere(), logit_scale, FeatureQueue(settings.queue, EMBEDDING_DIM, seed=seed))
+
+        def loss_of_moco(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            moco.update_momentum_encoder(settings.ema_momentum)
+            logits, keys = moco(first, second)
+            moco.enqueue(keys)  # the logits come from a copy of the queue
+            return moco_loss(logits)
+
+        return loss_of_moco, list(encoder.parameters())
+    if objective == "nt_xent":
+
+        def loss_of_views(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            return nt_xent(unit(encoder(first)), unit(encoder(second)), inner_product_similarity, logit_scale())
+
+        return loss_of_views, list(encoder.parameters())
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective {objective!r} is unknown; accepted: {', '.join(OBJECTIVES)}")
+    with_predictor = objective in ("simsiam", "no_stop_gradient")
+    with_stop = objective in ("simsiam", "no_predictor")
+    predictor = seeded(lambda: simsiam_predictor(EMBEDDING_DIM, EMBEDDING_DIM // 2), seed, "predictor")
+    simsiam = SimSiam(encoder, predictor if with_predictor else nn.Identity())
+    return lambda first, second: simsiam_loss(*simsiam(first, second), with_stop), list(simsiam.parameters())
+
+
+@torch.no_grad()
+def view_statistics(encoder: nn.Module, world: ClassWorld, seed: int, settings: ViewSettings) -> Statistics:
+    """What the encoder, in eval mode, makes of pictures that it was not trained on; the same ones for a seed.
+
+    Returns:
+        channel_std, mean_cosine, effective_rank: `collapse_statistics` of whole pictures.
+        positive_cosine, negative_cosine: mean over pairs of views of one picture, and of different pictures.
+        view_r1: percent of views whose nearest view among `queries` is of the same picture.
+        knn_accuracy: percent of pictures whose class the `neighbours` nearest of `bank` pictures vote for.
+    """
+    draws = generator(seed, "test views")
+    bank, bank_labels = world.pictures(settings.bank, draws)
+    pictures, labels = world.pictures(settings.queries, draws)
+    views = [world.view(pictures, draws) for _ in range(2)]
+    encoder.eval()
+    features, bank_features = encoder(pictures), encoder(bank)
+    cosines = inner_product_similarity(*(unit(encoder(view)) for view in views))
+    encoder.train()
+    votes = knn_scores(features, bank_features, bank_labels, NUM_CLASSES, settings.neighbours, settings.knn_temperature)
+    return {
+        **collapse_statistics(features),
+        **_positive_and_negative_cosine(cosines),
+        "view_r1": _recall_at_1(cosines)[0],
+        "knn_accuracy": 100 * float((votes.argmax(dim=1) == labels).double().mean()),
+    }
+
+
+def train_on_pairs(
+    seed: int, settings: PairSettings, temperature: float | None, learned: bool, num_negatives: int | None = None
+) -> ToyRun:
+    """Eq. 8 on pictures with captions; all runs of a seed share world, first weights and batches.
+
+    Args:
+        seed: of everything.
+        settings: of training and test.
+        temperature: at the start; None = no negatives, the loss is minus the mean cosine of the pairs.
+        learned: whether the temperature is trained.
+        num_negatives: each row and each column keeps its positive and so many random negatives; None = all.
+    Returns:
+        `pair_statistics`, "logit_scale", and from the first step on the "loss" of the last batch.
+    """
+    world, draws, masks = PairWorld.drawn(seed), generator(seed, "pairs"), generator(seed, "masks")
+    image_encoder, text_encoder, logit_scale = _pair_model(seed, temperature, learned, settings.logit_scale_max)
+    model = nn.ModuleList([image_encoder, text_encoder, logit_scale])
+    optimizer = torch.optim.Adam([each for each in model.parameters() if each.requires_grad], settings.learning_rate)
+    loss, course = None, []
+    for step in range(settings.steps + 1):
+        if step in settings.measure_at or step == settings.steps:
+            trained = {} if loss is None else {"loss": float(loss.detach())}
+            scale = {"logit_scale": float(logit_scale().detach())}
+            measured = pair_statistics(image_encoder, text_encoder, world, seed, settings.test_pairs)
+            course.append((step, trained | scale | measured))
+        if step < settings.steps:
+            images, texts = world.pairs(settings.batch, draws)
+            image_embeddings, text_embeddings = unit(image_encoder(images)), unit(text_encoder(texts))
+            if temperature is None:
+                loss = -paired_inner_products(image_embeddings, text_embeddings).mean()
+            elif num_negatives is None:
+                loss = contrastive_loss(image_embeddings, text_embeddings, inner_product_similarity, logit_scale())
+            else:
+                logits = logit_scale() * inner_product_similarity(image_embeddings, text_embeddings)
+                loss = loss_with_few_negatives(logits, num_negatives, masks)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            logit_scale.clamp_()
+    return ToyRun(course[-1][1], tuple(course))
+
+
+def _pair_model(
+    seed: int, temperature: float | None, learned: bool, logit_scale_max: float
+) -> tuple[nn.Module, nn.Module, LogitScale]:
+    image_encoder = seeded(lambda: toy_encoder(NUM_PIXELS), seed, "image encoder")
+    text_encoder = seeded(lambda: toy_encoder(NUM_WORDS), seed, "text encoder")
+    start = 1.0 if temperature is None else 1 / temperature
+    return image_encoder, text_encoder, LogitScale(start, maximum=logit_scale_max, trainable=learned)
+
+
+def loss_with_few_negatives(logits: torch.Tensor, num_negatives: int, draws: torch.Generator) -> torch.Tensor:
+    """Eq. 8 where each row and each column keeps its positive and random negatives, drawn for each anew (Sec. 5.3).
+
+    Batch, steps and positives stay what they are: only the number of negatives changes.
+
+    Args:
+        logits: (batch, batch), positives on the diagonal.
+        num_negatives: in [1, batch - 1]; batch - 1 is Eq. 8.
+        draws: of the negatives.
+    Returns:
+        Scalar in nats; equal logits give ln(1 + num_negatives).
+    """
+    targets = torch.arange(len(logits))
+    image_to_text = mask_absent(logits, few_candidates(len(logits), num_negatives, draws))
+    text_to_image = mask_absent(logits.T, few_candidates(len(logits), num_negatives, draws))
+    return (info_nce(image_to_text, targets) + info_nce(text_to_image, targets)) / 2
+
+
+def few_candidates(batch: int, num_negatives: int, draws: torch.Generator) -> torch.Tensor:
+    """(batch, batch) bool: in each row the diagonal and `num_negatives` other places, drawn without replacement."""
+    if not 1 <= num_negatives < batch:
+        raise ValueError(f"a batch of {batch} has 1 to {batch - 1} negatives a row, not {num_negatives}")
+    order = torch.rand(batch, batch, generator=draws).fill_diagonal_(2.0)  # before all others
+    chosen = order.topk(1 + num_negatives, dim=1).indices
+    return torch.zeros(batch, batch, dtype=torch.bool).scatter(1, chosen, True)
+
+
+@torch.no_grad()
+def pair_statistics(
+    image_encoder: nn.Module, text_encoder: nn.Module, world: PairWorld, seed: int, count: int
+) -> Statistics:
+    """Retrieval among fresh pairs, the same ones for a seed.
+
+    Returns:
+        i2t_r1, t2i_r1: percent. channel_std: of the images. positive_cosine, negative_cosine: of pairs, and of images
+        with other images' texts.
+    """
+    images, texts = world.pairs(count, generator(seed, "test pairs"))
+    image_embeddings, text_embeddings = unit(image_encoder(images)), unit(text_encoder(texts))
+    cosines = inner_product_similarity(image_embeddings, text_embeddings)
+    i2t_r1, t2i_r1 = _recall_at_1(cosines)
+    return {
+        "i2t_r1": i2t_r1,
+        "t2i_r1": t2i_r1,
+        "channel_std": collapse_statistics(image_embeddings)["channel_std"],
+        **_positive_and_negative_cosine(cosines),
+    }
+
+
+def measure_batch_sizes(seed: int, settings: BatchSettings, sizes: Sequence[int]) -> Statistics:
+    """One set of features, compared in sub-batches of different sizes; and what a step of each size keeps in memory.
+
+    Returns:
+        For each size b in `sizes`, features being cut at random into sub-batches of b pairs:
+        loss_b: mean of Eq. 8 over the sub-batches, in nats. error_b: percent of queries of both directions whose
+        positive is not the nearest of the sub-batch. hardest_negative_b: mean over queries of the highest cosine to one
+        of their b - 1 negatives. kept_mb_b: MB that the graph of one step with b pairs keeps for backward, without
+        weights.
+    """
+    world, draws = PairWorld.drawn(seed), generator(seed, "pairs")
+    image_encoder, text_encoder, logit_scale = _pair_model(seed, settings.temperature, False, math.inf)
+    optimizer = torch.optim.Adam([*image_encoder.parameters(), *text_encoder.parameters()], settings.learning_rate)
+
+    def loss_of(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+        embeddings = unit(image_encoder(images)), unit(text_encoder(texts))
+        return contrastive_loss(*embeddings, inner_product_similarity, logit_scale())
+
+    for _ in range(settings.steps):
+        optimizer.zero_grad()
+        loss_of(*world.pairs(settings.batch, draws)).backward()
+        optimizer.step()
+    tests = generator(seed, "test pairs")
+    images, texts = world.pairs(settings.test_pairs, tests)
+    with torch.no_grad():
+        cosines = inner_product_similarity(unit(image_encoder(images)), unit(text_encoder(texts)))
+    order = torch.randperm(settings.test_pairs, generator=tests)
+    weights = [*image_encoder.parameters(), *text_encoder.parameters()]
+    found: Statistics = {}
+    for size in sizes:
+        parts = [cosines[part][:, part] for part in order.split(size)]
+        measured = [sub_batch_statistics(part, logit_scale().detach()) for part in parts]
+        for name in measured[0]:
+            found[f"{name}_{size}"] = math.fsum(each[name] for each in measured) / len(measured)
+        kept = bytes_kept_for_backward(lambda size=size: loss_of(*world.pairs(size, draws)), weights)
+        found[f"kept_mb_{size}"] = kept / 1e6
+    return found
+
+
+@torch.no_grad()
+def sub_batch_statistics(cosines: torch.Tensor, logit_scale: torch.Tensor) -> Statistics:
+    """loss (nats), error (percent) and hardest_negative (cosine) of one sub-batch, (b, b) with b at least 2."""
+    negatives = cosines.clone().fill_diagonal_(-torch.inf)
+    hardest = torch.cat([negatives.amax(dim=1), negatives.amax(dim=0)])
+    positives = cosines.diagonal().repeat(2)
+    return {
+        "loss": float(symmetric_info_nce(logit_scale * cosines)),
+        "error": 100 * float((hardest >= positives).double().mean()),
+        "hardest_negative": float(hardest.mean()),
+    }
+
+
+def bytes_kept_for_backward(loss_of: Callable[[], torch.Tensor], weights: Sequence[torch.Tensor]) -> int:
+    """Bytes of all tensors that the graph of a loss keeps for its backward pass, weights left out, each memory once."""
+    own = {weight.untyped_storage().data_ptr() for weight in weights}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = loss_of()
+    del loss  # held until here, so that no memory was given out twice
+    return sum(kept.values())
+
+
+def measure_loss_floor(seed: int, settings: FloorSettings, batches: Sequence[int]) -> Statistics:
+    """How low Eq. 8 gets for b pairs of free unit vectors, from a random start, with the temperature fixed.
+
+    Returns:
+        For each b in `batches`: chance_b = ln b; t1_separated_b, the loss with positives at 1 and negatives at 0;
+        t1_optimum_b and t007_optimum_b, the loss of a regular simplex; t1_reached_b and t007_reached_b, what training
+        reaches, in nats; t1_negative_cosine_b and t007_negative_cosine_b, the mean cosine of negatives there.
+    """
+    found: Statistics = {}
+    for batch in batches:
+        simplex = unit(torch.eye(batch, dtype=torch.float64) - 1 / batch)
+        found[f"chance_{batch}"] = math.log(batch)
+        found[f"t1_separated_{batch}"] = float(symmetric_info_nce(torch.eye(batch, dtype=torch.float64)))
+        for name, temperature in (("t1", 1.0), ("t007", 0.07)):
+            found[f"{name}_optimum_{batch}"] = float(symmetric_info_nce(simplex @ simplex.T / temperature))
+            draws = generator(seed, "free vectors", batch)
+            sides = [torch.randn(batch, settings.dim, generator=draws).requires_grad_() for _ in range(2)]
+            optimizer = torch.optim.Adam(sides, settings.learning_rate)
+            for step in range(settings.steps):
+                falling = 0.5 * (1 + math.cos(math.pi * step / settings.steps))
+                optimizer.param_groups[0]["lr"] = settings.learning_rate * falling
+                optimizer.zero_grad()
+                _free_loss(sides, temperature).backward()
+                optimizer.step()
+            with torch.no_grad():
+                cosines = inner_product_similarity(unit(sides[0]), unit(sides[1]))
+                found[f"{name}_reached_{batch}"] = float(_free_loss(sides, temperature))
+                found[f"{name}_negative_cosine_{batch}"] = _positive_and_negative_cosine(cosines)["negative_cosine"]
+    return found
+
+
+def _free_loss(sides: Sequence[torch.Tensor], temperature: float) -> torch.Tensor:
+    return contrastive_loss(unit(sides[0]), unit(sides[1]), inner_product_similarity, torch.tensor(1 / temperature))
+
+
+def _recall_at_1(cosines: torch.Tensor) -> tuple[float, float]:
+    """Percent of rows, and of columns, whose highest entry is on the diagonal."""
+    threads = torch.get_num_threads()
+    ranks = retrieval_ranks(cosines, torch.arange(len(cosines)))
+    torch.set_num_threads(threads)  # the ranking loops' thread pool may have changed it
+    return 100 * recall_at_k(ranks.image_to_text, 1), 100 * recall_at_k(ranks.text_to_image, 1)
+
+
+def _positive_and_negative_cosine(cosines: torch.Tensor) -> Statistics:
+    """Means over the diagonal and over the rest of a square matrix."""
+    cosines, count = cosines.double(), len(cosines)
+    positive = float(cosines.diagonal().mean())
+    return {
+        "positive_cosine": positive,
+        "negative_cosine": (float(cosines.sum()) - count * positive) / (count * (count - 1)),
+    }

@@ -1,0 +1,176 @@
+"""The vision-language models of the chapter: CLIP-like towers, the same token by token, and a queue of past pairs.
+
+What differs from the chapter's text (spec Sec. 1.1):
+    1. the caption's vector is the end token's, the picture's the class token's, and both pass a learned projection
+       before they are normalised (N4);
+    2. cosines are multiplied by a logit scale, 1/T (N1); Eq. 6 and 7 as printed are the case of a fixed 1.
+"""
+
+import torch
+from torch import nn
+
+from common.data.tokenizer import Tokenizer
+from common.encoders.text import CausalTextTransformer
+from common.encoders.two_towers import TwoTowers
+from common.encoders.vision import VisionTransformer
+from common.feature_queue import FeatureQueue
+from common.geometry import Sphere, unit
+from common.info_nce import QueuedPairs
+from common.late_interaction import late_interaction
+from common.logit_scale import LogitScale
+from common.momentum import MomentumEncoder
+from contrastive_basics.config import Config
+
+
+def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
+    """Both towers with random weights, the geometry and the logit scale.
+
+    Args:
+        config: of one row.
+        tokenizer: gives the number of ids and the end token.
+    Returns:
+        The towers; their attribute `memory` is the MomentumQueue that the row asks for, or None.
+    """
+    model, data, method = config.model, config.data, config.method
+    image_tower = VisionTransformer(
+        image_size=data.image_size,
+        patch_size=model.patch_size,
+        width=model.image.width,
+        layers=model.image.layers,
+        heads=model.image.heads,
+        mlp_ratio=model.image.mlp_ratio,
+        projection_dim=model.embedding_dim,
+        final_layer_norm=model.final_layer_norm,
+        patch_dropout=model.patch_dropout,
+        gradient_checkpointing=model.gradient_checkpointing,
+    )
+    text_tower = CausalTextTransformer(
+        vocabulary_size=tokenizer.vocabulary_size,
+        context_length=data.context_length,
+        width=model.text.width,
+        layers=model.text.layers,
+        heads=model.text.heads,
+        mlp_ratio=model.text.mlp_ratio,
+        projection_dim=model.embedding_dim,
+        end_id=tokenizer.end_id,
+        final_layer_norm=model.final_layer_norm,
+        gradient_checkpointing=model.gradient_checkpointing,
+    )
+    logit_scale = LogitScale(
+        init=method.logit_scale_init,
+        minimum=method.logit_scale_min,
+        maximum=method.logit_scale_max,
+        trainable=method.logit_scale_trainable,
+    )
+    if method.loss == "late_interaction":
+        towers = TwoTowers(PatchTokens(image_tower), WordTokens(text_tower), LateInteraction(), logit_scale)
+    else:
+        towers = TwoTowers(image_tower, text_tower, Sphere(), logit_scale)
+    towers.memory = MomentumQueue(towers, method.queue_size, model.embedding_dim) if method.queue_size else None
+    return towers
+
+
+class MomentumQueue(nn.Module):
+    """Pairs of past steps as further negatives: momentum copies of both towers, and a queue of keys for each side.
+
+    In the batch the negatives are online embeddings with gradient; the queue adds keys without (spec Sec. 5.4, 6). It
+    starts empty and only keys that were written take part. A part of the model, hence of its checkpoints.
+
+    Args:
+        towers: that the copies follow; one vector a side.
+        capacity: pairs kept, at least 1.
+        dim: numbers of an embedding.
+    """
+
+    def __init__(self, towers: TwoTowers, capacity: int, dim: int) -> None:
+        super().__init__()
+        self.image_encoder = MomentumEncoder(towers.image_tower)
+        self.text_encoder = MomentumEncoder(towers.text_tower)
+        self.image_queue = FeatureQueue(capacity, dim, start="fill_level")
+        self.text_queue = FeatureQueue(capacity, dim, start="fill_level")
+
+    def pairs(self) -> QueuedPairs:
+        """What the loss takes: the newest keys, as constants."""
+        return QueuedPairs(self.image_queue.rows(), self.text_queue.rows(), self.image_queue.row_ids())
+
+    def update_(self, towers: TwoTowers, ema_momentum: float) -> None:
+        """theta_k <- m theta_k + (1 - m) theta over the parameters of both towers."""
+        self.image_encoder.update_(towers.image_tower, ema_momentum)
+        self.text_encoder.update_(towers.text_tower, ema_momentum)
+
+    @torch.no_grad()
+    def enqueue(self, images: torch.Tensor, token_ids: torch.Tensor, ids: torch.Tensor) -> None:
+        """Writes the keys of all processes' batches; call on every process.
+
+        Args:
+            images: (local_batch, 3, size, size), normalised. token_ids: (local_batch, context_length).
+            ids: (local_batch,) int64 of the pictures.
+        """
+        self.image_queue.enqueue_from_all_processes(unit(self.image_encoder(images)), ids)
+        self.text_queue.enqueue_from_all_processes(unit(self.text_encoder(token_ids)), ids)
+
+
+class PatchTokens(nn.Module):
+    """Every patch of a picture, projected: (batch, num_patches, dim). The class token is left out.
+
+    Args:
+        tower: its projection serves all patches.
+    """
+
+    def __init__(self, tower: VisionTransformer) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        patches = self.tower.forward_tokens(images)[:, self.tower.num_class_tokens :]
+        return patches @ self.tower.projection
+
+
+class WordTokens(nn.Module):
+    """Every word of a caption and its end token, projected: (batch, context_length - 1, dim), zero where padded.
+
+    The start token is left out (inferred): under the causal mask it is the same vector for every caption.
+
+    Args:
+        tower: its projection serves all positions.
+    """
+
+    def __init__(self, tower: CausalTextTransformer) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        tokens = self.tower.forward_tokens(token_ids) @ self.tower.projection
+        is_end = token_ids == self.tower.end_id
+        real = is_end.cumsum(dim=1) - is_end.int() == 0  # up to the first end token
+        return (tokens * real[..., None])[:, 1:]
+
+
+class LateInteraction(nn.Module):
+    """Unit tokens; pictures rank captions by s_i2t, captions rank pictures by s_t2i (common/late_interaction.py)."""
+
+    name = "late_interaction"
+
+    def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
+        return unit(image_features)
+
+    def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
+        return unit(text_features)  # padding stays zero
+
+    def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        return late_interaction(image_embeddings, text_embeddings)[0]
+
+    def text_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        return late_interaction(image_embeddings, text_embeddings)[1]
+
+    def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        pairs = zip(image_embeddings.split(1), text_embeddings.split(1))
+        return torch.cat([self.similarity(image, text)[0] for image, text in pairs])
+
+    def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Prompts of unlike length have no mean token by token.
+
+        Raises:
+            ValueError: always; scores can be averaged.
+        """
+        raise ValueError("late interaction has no mean of embeddings; accepted: method.prompt_average = scores")

@@ -1,0 +1,222 @@
+"""Published CLIP and FLAVA checkpoints, from transformers, ranked by the code that ranks our own (spec Sec. 7, 8).
+
+    python contrastive_basics/public.py --checkpoint openai/clip-vit-large-patch14-336 \
+        data.source=karpathy data.root=/data/coco data.test='dataset_coco.json#test' data.images=images
+    python contrastive_basics/public.py --checkpoint facebook/flava-full --prefix "a photo of " \
+        data.source=shards data.root=/data/flickr8k
+
+A checkpoint is a folder that transformers wrote, or a name on the hub (downloaded once, then from its cache). BEiT-3,
+the third row of Table 1, is cited: transformers has no BEiT-3, and the printed model of 1.9 billion weights is not
+public.
+"""
+
+import argparse
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, CLIPModel, FlavaModel
+
+from common.data.pairs import open_retrieval_sets
+from common.data.transforms import ImageTransform
+from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
+from common.evaluation.trained import as_json, this_device
+from common.geometry import Sphere
+from common.run.config import RunConfig, load_config
+from common.run.session import provenance_of, run_or_explain, write_json
+from contrastive_basics.config import Config
+from contrastive_basics.evaluate import PAPER
+
+MODELS = {"clip": CLIPModel, "flava": FlavaModel}
+CONTEXT_LENGTH = 77  # of both rows
+BICUBIC = 3  # Pillow's number
+
+
+def pooled(output: Any) -> torch.Tensor:
+    """The features of a `get_..._features` call: transformers 4 returns them, 5 wraps them (spec Sec. 8)."""
+    return output if isinstance(output, torch.Tensor) else output.pooler_output
+
+
+class PublicTowers(nn.Module):
+    """A transformers CLIP or FLAVA behind the methods that evaluations call; embeddings are unit vectors.
+
+    Args:
+        model: CLIPModel or FlavaModel, float32.
+    """
+
+    def __init__(self, model: CLIPModel | FlavaModel) -> None:
+        super().__init__()
+        self.model, self.geometry = model, Sphere()
+
+    def encode_image(self, images: torch.Tensor) -> torch.Tensor:
+        """(batch, 3, size, size) normalised pixels -> (batch, dim)."""
+        return self.geometry.embed_image(self._one_vector(self.model.get_image_features(pixel_values=images)))
+
+    def encode_text(self, ids_and_mask: torch.Tensor) -> torch.Tensor:
+        """(batch, 2, context_length) ids and attention mask -> (batch, dim)."""
+        ids, mask = ids_and_mask.unbind(dim=1)
+        return self.geometry.embed_text(
+            self._one_vector(self.model.get_text_features(input_ids=ids, attention_mask=mask))
+        )
+
+    def _one_vector(self, output: Any) -> torch.Tensor:
+        features = pooled(output)
+        return (
+            features[:, 0] if features.ndim == 3 else features
+        )  # FLAVA projects all positions; its loss uses the first
+
+
+@dataclass(frozen=True)
+class PublicTokenizer:
+    """The checkpoint's own tokenizer, in the form that Encoder calls."""
+
+    tokenizer: Any
+
+    def encode(self, texts: list[str], context_length: int) -> torch.Tensor:
+        """(num_texts, 2, context_length) int64: ids, padded and cut to the length, and the attention mask."""
+        found = self.tokenizer(
+            texts, padding="max_length", truncation=True, max_length=context_length, return_tensors="pt"
+        )
+        return torch.stack([found["input_ids"], found["attention_mask"]], dim=1)
+
+
+def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
+    """Model, preprocessing and tokenizer of a published checkpoint.
+
+    Args:
+        source: folder or hub name.
+        run: batch size and loader processes of the evaluation.
+        device: where the model goes.
+    Raises:
+        ValueError: if there is no such checkpoint, it is no CLIP or FLAVA, or it prepares pictures in another way than
+            resizing and cutting bicubically; the message names the checkpoint.
+    """
+    config = _read(AutoConfig, source)
+    if config.model_type not in MODELS:
+        raise ValueError(
+            f"checkpoint {source!r} is a {config.model_type}; accepted: {', '.join(MODELS)} (BEiT-3, VLMo and FILIP "
+            "are not in transformers)"
+        )
+    # float32: by default transformers 5 takes the type of the file
+    model = _read(MODELS[config.model_type], source, dtype=torch.float32)
+    return Encoder(
+        model=PublicTowers(model).to(device).eval(),
+        transform=transform_of(_read(AutoImageProcessor, source).to_dict(), source),
+        tokenizer=PublicTokenizer(_read(AutoTokenizer, source)),
+        context_length=min(CONTEXT_LENGTH, config.text_config.max_position_embeddings),
+        batch_size=run.evaluation_batch_size,
+        device=device,
+        num_workers=run.num_workers,
+    )
+
+
+def transform_of(processor: dict[str, Any], source: str) -> ImageTransform:
+    """Our transform of an image processor's settings, so that the protocol states them.
+
+    Resampling is Pillow's. An odd margin is cut as torchvision does it, hence OpenAI's release; transformers cuts such
+    a picture one pixel beside.
+
+    Args:
+        processor: its `to_dict()`.
+        source: for messages.
+    Raises:
+        ValueError: for what our transform does not do, naming the setting.
+    """
+    size, crop = processor["size"], processor.get("crop_size")
+    sides = {key: size[key] for key in ("shortest_edge", "height", "width") if size.get(key) is not None}
+    side = next(iter(sides.values()))
+    wanted = {
+        "do_resize": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "resample": BICUBIC,
+        "rescale_factor": 1 / 255,
+        "size": sides if set(sides) == {"shortest_edge"} else {"height": side, "width": side},
+        "crop_size": {"height": side, "width": side},
+    }
+    found = {**processor, "size": sides}
+    found["crop_size"] = {key: crop[key] for key in ("height", "width")} if processor.get("do_center_crop") else None
+    if "shortest_edge" not in sides and found["crop_size"] is None:
+        found["crop_size"] = wanted["crop_size"]  # a square needs no cutting
+    for key, value in wanted.items():
+        if found[key] != value:
+            raise ValueError(
+                f"checkpoint {source!r}: its image processor has {key} = {found[key]!r}; accepted: {value!r}"
+            )
+    return ImageTransform(
+        size=side,
+        mode="crop" if "shortest_edge" in sides else "squeeze",
+        mean=tuple(processor["image_mean"]),
+        std=tuple(processor["image_std"]),
+    )
+
+
+def weights_fingerprint(source: str) -> str:
+    """What changes with a checkpoint: the hub's commit, or 12 hex digits of the SHA-256 of a folder's files."""
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        return str(getattr(_read(AutoConfig, source), "_commit_hash", None))
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        with path.open("rb") as file:
+            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+def evaluate_public(encoder: Encoder, config: Config, prefix: str = "") -> dict[str, Any]:
+    """Retrieval on every test set that config.data names, by role.
+
+    Args:
+        encoder: of `open_public`.
+        config: its data section counts.
+        prefix: put before every caption.
+    """
+    rule = CaptionRule(prefix=prefix)
+    return {role: evaluate_retrieval(encoder, pairs, rule) for role, pairs in open_retrieval_sets(config.data).items()}
+
+
+def public_state(source: str) -> dict[str, str]:
+    """Where the weights come from, in the form of a checkpoint's state; of a folder its name alone."""
+    name = Path(source).name if Path(source).expanduser().is_dir() else source
+    fingerprint = weights_fingerprint(source)
+    return {"training_data": f"{name} ({fingerprint[:12]}), published", "training_revision": "published weights"}
+
+
+def _read(kind: Any, source: str, **options: Any) -> Any:
+    """from_pretrained, with one message for what the library raises; no code of a checkpoint is run."""
+    path = Path(source).expanduser()
+    try:
+        return kind.from_pretrained(path if path.is_dir() else source, trust_remote_code=False, **options)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"checkpoint {source!r}: {kind.__name__} cannot read it: {reason}") from error
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, help="folder written by transformers, or hub name")
+    parser.add_argument("--prefix", default="", help='before every caption, e.g. "a photo of "')
+    parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.* and run.*")
+    arguments = parser.parse_intermixed_args()
+
+    config = load_config(Config, [], arguments.overrides)
+    encoder = open_public(arguments.checkpoint, config.run, this_device())
+    results = evaluate_public(encoder, config, arguments.prefix)
+    content = as_json(PAPER, results, 0, public_state(arguments.checkpoint), provenance_of(PAPER))
+    if arguments.output is None:
+        print(json.dumps(content, indent=1))
+    else:
+        write_json(arguments.output, content)
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

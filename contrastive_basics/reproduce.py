@@ -1,0 +1,150 @@
+"""Reproduces Table 1 of the chapter and the experiments that stand for its statements.
+
+make reproduce-table1 PAPER=contrastive_basics                        models trained here, on scenes, one seed
+make reproduce-table1 PAPER=contrastive_basics SCALE=paper SET="public.clip=openai/clip-vit-large-patch14-336 \
+    public.flava=facebook/flava-full data.source=karpathy ..."        the table's own models, on the table's own data
+make reproduce-negatives_sweep PAPER=contrastive_basics SEEDS=3
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from common.data.pairs import open_retrieval_sets
+from common.distributed import gather_objects, is_main_process, wait_for_everyone
+from common.evaluation.trained import save_evaluations
+from common.report.cells import measured_cell
+from common.report.command import Command, plot_runs, reproduce_main
+from common.report.experiments import Experiment, write_experiment
+from common.report.schema import MEASURED, PAPER_SCALE, Column, Row, Table
+from common.run.config import load_config, load_row, to_dict
+from common.run.provenance import hash_of
+from common.run.reproduce import PaperCode, RowRun, is_current, read_run, run_row
+from common.run.session import RunFiles, provenance_of, run_or_explain, start_accelerator
+from contrastive_basics import experiments, negatives_sweep, vision_tables
+from contrastive_basics.config import Config, PublicConfig
+from contrastive_basics.evaluate import PAPER, reevaluate
+from contrastive_basics.public import evaluate_public, open_public, public_state, weights_fingerprint
+from contrastive_basics.train import train
+
+CODE = PaperCode(PAPER, Config, train, reevaluate)
+TRAINED_HERE = {  # row of ours beside the printed ones -> its config
+    "CLIP-like, trained here": "table1_ours.yaml",
+    "CLIP-like, T = 0.07 fixed": "table1_fixed_temperature.yaml",
+    "CLIP-like, no temperature (Eq. 6-8 as printed)": "table1_without_temperature.yaml",
+    "token-wise late interaction": "table1_late_interaction.yaml",
+}
+
+
+def table1(command: Command) -> list[Table]:
+    """Table 1: retrieval of published models, beside models of ours that were trained alike at the command's scale.
+
+    At paper scale nothing is trained: the table is about published weights, which public.clip and public.flava name.
+    """
+    printed = CODE.paper_tables()
+    source = printed["tables"]["table1"]
+    public = load_config(PublicConfig, [], [text for text in command.overrides if text.startswith("public.")]).public
+    ours = replace(command, overrides=tuple(text for text in command.overrides if not text.startswith("public.")))
+    runs: dict[str, list[RowRun]] = {}
+    rows = []
+    for row in source["rows"]:
+        method = row["method"]
+        paper = {column["key"]: value for column, value in zip(source["columns"], row["values"])}
+        checkpoint = {"CLIP": public.clip, "FLAVA": public.flava}.get(method, "")
+        if not checkpoint:
+            status = "cited" if method == "BEiT-3" else "not run"
+            rows.append(Row(method, paper, {}, f"{status}: needs {row['needs']}"))
+            continue
+        for prefix in dict.fromkeys(("", public.caption_prefix)):
+            run = _public_run(ours, checkpoint, prefix)
+            name = f"{method}, captions with '{prefix.strip()}'" if prefix else method
+            runs[name] = [run]
+            pixels = run.evaluations["test"]["protocol"]["preprocessing"]
+            note = f"ours: {run.training_data}; pictures by Pillow, {pixels['mode']} to {pixels['size']} px"
+            rows.append(Row(name, {} if prefix else paper, _cells(source, [run], command.scale), MEASURED, note))
+    for method, config in TRAINED_HERE.items() if command.scale != PAPER_SCALE else ():
+        seeds = [run_row(CODE, config, ours.scale, seed, ours.overrides, ours.runs) for seed in command.seeds]
+        runs[method] = seeds
+        rows.append(Row(method, {}, _cells(source, seeds, command.scale), MEASURED, ours.note(config, CODE)))
+    columns = [
+        Column(column["key"], column["label"], stands_in_for=command.stand_in(runs, column["measure"][0]))
+        for column in source["columns"]
+    ]
+    table = command.table(CODE, printed, "table1", columns, rows, runs)
+    plot_runs(command, PAPER, {method: seeds for method, seeds in runs.items() if method in TRAINED_HERE})
+    if command.scale != PAPER_SCALE and is_main_process():
+        write_experiment(_trained_here(table), command.results)
+    return [table]
+
+
+def _cells(source: dict, runs: list[RowRun], scale: str) -> dict:
+    return {column["key"]: measured_cell(runs, *column["measure"], scale) for column in source["columns"]}
+
+
+def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
+    """Evaluations of a published checkpoint, kept under a key of its weights, its data and the caption prefix."""
+    config = load_row(
+        Config, CODE.folder, CODE.folder / "configs" / "table1_ours.yaml", command.scale, list(command.overrides)
+    )
+    key = hash_of([weights_fingerprint(checkpoint), prefix, to_dict(config.data)])
+    files = RunFiles(command.runs / PAPER / f"public_{Path(checkpoint).name}-{key}")
+    device = start_accelerator(config.run, files.folder).device
+    if not gather_objects(is_current(files, PAPER, open_retrieval_sets(config.data)))[0]:
+        results = evaluate_public(open_public(checkpoint, config.run, device), config, prefix)
+        save_evaluations(PAPER, results, files, 0, public_state(checkpoint), provenance_of(PAPER))
+    wait_for_everyone()
+    return read_run(files, seed=0)
+
+
+def _trained_here(table: Table) -> Experiment:
+    """What claims about rows of ours name: experiment["trained_here"]["<row>_<column>"], in percent."""
+    cells = {
+        f"{Path(TRAINED_HERE[row.method]).stem.removeprefix('table1_')}_{key}": cell
+        for row in table.rows
+        if row.method in TRAINED_HERE
+        for key, cell in row.ours.items()
+        if cell is not None
+    }
+    return Experiment(
+        paper=PAPER,
+        name="trained_here",
+        scale=table.scale,
+        seeds=table.seeds,
+        values={name: cell.values for name, cell in cells.items()},
+        units=dict.fromkeys(cells, "percent"),
+        data=table.data,
+        protocol={name: cell.full_protocol for name, cell in cells.items() if name.startswith("ours_")},
+        caption="Models of ours that differ in loss and temperature alone, trained and ranked alike (beside Table 1).",
+        git_revision=table.git_revision,
+        command=table.command,
+        created=table.created,
+        hardware=table.hardware,
+    )
+
+
+def negatives_on_pairs(command: Command) -> list[Table]:
+    """Retrieval against the number of negatives, in the batch and in a queue."""
+    return negatives_sweep.negatives_sweep(command, CODE)
+
+
+PARTS = {
+    "table1": table1,
+    "negatives_sweep": negatives_on_pairs,
+    "collapse": experiments.collapse,
+    "temperature": experiments.temperature,
+    "negatives": experiments.negatives,
+    "loss_floor": experiments.loss_floor,
+    "batch_size": experiments.batch_size,
+    "self_supervised": vision_tables.self_supervised,
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    reproduce_main(__doc__, PAPER, PARTS, arguments)
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

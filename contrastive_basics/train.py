@@ -1,0 +1,143 @@
+"""Trains one of the chapter's vision-language models (its vision part: pretrain.py).
+
+    python contrastive_basics/train.py                                            main row, scenes, a CPU is enough
+    python contrastive_basics/train.py --config contrastive_basics/configs/table1_late_interaction.yaml
+    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml contrastive_basics/train.py \
+        --config contrastive_basics/configs/table1_ours.yaml --scale paper data.root=/data/pairs
+"""
+
+import sys
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from accelerate import Accelerator
+
+from common.accumulation import MicroBatches
+from common.data.pairs import Pairs
+from common.distributed import mean_over_processes
+from common.evaluation.trained import evaluate_and_save
+from common.info_nce import contrastive_loss
+from common.late_interaction import late_interaction_loss
+from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
+from common.run.session import (
+    RunFiles,
+    check_finite,
+    checkpoint_to_resume,
+    end_run,
+    provenance_of,
+    run_or_explain,
+    seed_step,
+)
+from common.run.stop import stop_signals
+from common.run.training import (
+    Journal,
+    as_inputs,
+    batches_from,
+    checkpoint_state,
+    clip_gradient,
+    encoder_of,
+    open_training_data,
+    prepare_or_resume,
+    save_if_due,
+    train_main,
+    utilisation_of,
+    validate_if_due,
+)
+from contrastive_basics.config import Config
+from contrastive_basics.evaluate import MODELS, PAPER
+from contrastive_basics.model import build_model
+
+DEFAULT_ROW = "table1_ours.yaml"
+
+
+def train(
+    config: Config, pairs: Pairs, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
+) -> None:
+    """Trains until config.optim.steps, then evaluates; the run's files hold everything that comes out.
+
+    Args:
+        config: one row at one scale.
+        pairs: the training set that config.data names.
+        files: where to write.
+        resume: go on from the last whole checkpoint, if there is one.
+        accelerator: places the model; one process or many.
+        label: name on the progress bar.
+    """
+    method, optim, run = config.method, config.optim, config.run
+    provenance = provenance_of(PAPER)  # of the code as it is now, whatever is edited during the run
+    checkpoint = checkpoint_to_resume(files, resume, config, pairs.fingerprint)
+
+    # data
+    training = open_training_data(config, pairs, checkpoint)
+
+    # model and optimiser
+    torch.manual_seed(run.seed)
+    model = build_model(config, training.tokenizer)
+    optimizer = build_optimizer(model, optim)
+    utilisation = utilisation_of(model, config, accelerator)
+
+    # prepare, resume
+    model, optimizer, first_step = prepare_or_resume(accelerator, model, optimizer, checkpoint)
+    bare_model = accelerator.unwrap_model(model)
+    memory = bare_model.memory  # momentum encoder and queue of past pairs, or None
+    encoder = encoder_of(bare_model, config, training, accelerator.device)
+    state = checkpoint_state(PAPER, bare_model.geometry.name, config, training, provenance, checkpoint)
+    journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label)
+
+    # loop
+    batches = batches_from(first_step, config, training, accelerator)
+    micro_batches = MicroBatches(accelerator, model, optim.micro_batch_size)
+    model.train()
+    with stop_signals() as stop:
+        for step, batch in journal.steps(batches):
+            seed_step(run.seed, step)
+            learning_rate = learning_rate_at(step, optim)
+            set_learning_rate(optimizer, learning_rate)
+            images, token_ids = as_inputs(batch, training.transform, accelerator.device)
+            ids = batch.image_index.to(accelerator.device)
+
+            # Eq. 2 to 5: normalised vectors and their cosines; Eq. 6 to 8: softmax over rows, over columns, their mean
+            image_embeddings, text_embeddings, logit_scale = micro_batches.embed(images, token_ids)
+            if method.loss == "late_interaction":
+                loss = late_interaction_loss(image_embeddings, text_embeddings, logit_scale)
+            else:
+                loss = contrastive_loss(
+                    image_embeddings,
+                    text_embeddings,
+                    bare_model.geometry.similarity,
+                    logit_scale,
+                    ids=ids if method.targets == "ids" else None,
+                    queue=None if memory is None else memory.pairs(),
+                )
+            values = {"loss": float(mean_over_processes(loss)), "logit_scale": logit_scale.item()}
+            check_finite(step=step, model=bare_model, **values)
+
+            micro_batches.backward(loss)
+            gradient_norm = clip_gradient(accelerator, model, optim, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            bare_model.logit_scale.clamp_()  # in place, after the step: a clamp in the forward pass would freeze it
+            if memory is not None:  # after the loss: a pair must not meet its own key
+                memory.update_(bare_model, method.ema_momentum)
+                memory.enqueue(images, token_ids, ids)
+
+            done = step + 1
+            journal.step_done(done, batch, **values, learning_rate=learning_rate, gradient_norm=gradient_norm)
+            validate_if_due(journal, done, model, encoder, training.validation_pairs)
+            save_if_due(journal, done, model, optimizer.optimizer, state, stop)
+
+    # final evaluation
+    model.eval()
+    evaluate_and_save(MODELS, config, encoder, training.evaluation_sets, files, optim.steps, state, provenance)
+    end_run(accelerator)
+
+
+def main() -> None:
+    train_main(__doc__, Path(__file__).parent, Config, DEFAULT_ROW, train)
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

@@ -1,0 +1,189 @@
+"""The chapter's vision-language models: sizes, what an embedding depends on, queue of past pairs, late interaction."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common.data.scenes import SceneDataset, scene_words
+from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
+from common.evaluation.embed import Encoder, evaluate_retrieval
+from common.geometry import Geometry, Sphere
+from common.late_interaction import late_interaction
+from common.run.config import SCALES, ConfigError, load_row
+from common.run.schedule import build_optimizer
+from contrastive_basics.config import Config
+from contrastive_basics.model import LateInteraction, build_model
+
+FOLDER = Path(__file__).resolve().parents[1] / "contrastive_basics"
+ROWS = sorted([*FOLDER.glob("configs/table1_*.yaml"), *FOLDER.glob("configs/negatives_*.yaml")])
+LATE = FOLDER / "configs" / "table1_late_interaction.yaml"
+MAIN = FOLDER / "configs" / "table1_ours.yaml"
+TOKENIZER = WordTokenizer.from_words(scene_words())
+CLIP_IDS = SimpleNamespace(vocabulary_size=49_408, end_id=49_407)  # CLIP's byte pairs
+CAPTIONS = ["a red circle", "a large blue square above a circle"]
+
+
+def smoke(row=MAIN, *overrides):
+    return load_row(Config, FOLDER, row, "smoke", list(overrides))
+
+
+def built(row=MAIN, *overrides):
+    config = smoke(row, *overrides)
+    torch.manual_seed(0)
+    return build_model(config, TOKENIZER).eval()
+
+
+def ids(captions, length=32):
+    return TOKENIZER.encode(captions, length)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("row", ROWS, ids=lambda path: path.stem)
+def test_every_row_builds_and_embeds_at_every_scale(row, scale):
+    config = load_row(Config, FOLDER, row, scale)
+    with torch.device("meta"):
+        model = build_model(config, CLIP_IDS)
+        images = torch.empty(2, 3, config.data.image_size, config.data.image_size)
+        token_ids = torch.zeros(2, config.data.context_length, dtype=torch.long)
+    image_embeddings, text_embeddings, scale = model(images, token_ids)
+    assert model.geometry.similarity(image_embeddings, text_embeddings).shape == (2, 2)
+    assert isinstance(model.geometry, Geometry)
+    assert scale.shape == ()
+
+
+def test_the_main_row_at_paper_scale_has_the_size_of_clip_vit_b_32():
+    with torch.device("meta"):
+        model = build_model(load_row(Config, FOLDER, MAIN, "paper"), CLIP_IDS)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 151_277_313  # the published model's
+
+
+def test_the_three_ways_with_the_temperature():
+    for name, scale, trainable in (("ours", 1 / 0.07, True), ("fixed_temperature", 1 / 0.07, False),
+                                   ("without_temperature", 1.0, False)):  # fmt: skip
+        model = built(FOLDER / "configs" / f"table1_{name}.yaml")
+        assert model.logit_scale().item() == pytest.approx(scale, rel=1e-6)
+        assert model.logit_scale.log_logit_scale.requires_grad == trainable
+        assert isinstance(model.geometry, Sphere)
+
+
+def test_a_caption_is_read_up_to_its_end_token():
+    for row in (MAIN, LATE):
+        model, tokens = built(row), ids(CAPTIONS)
+        behind = (tokens == TOKENIZER.end_id).cumsum(dim=1) - (tokens == TOKENIZER.end_id).int() > 0
+        other = tokens.where(~behind, 7)
+        assert (other != tokens).any(dim=1).all()
+        torch.testing.assert_close(model.encode_text(other), model.encode_text(tokens))
+        assert not torch.allclose(*model.encode_text(ids(["a red circle", "a blue circle"])).split(1), atol=1e-3)
+
+
+def test_late_interaction_has_a_unit_vector_for_every_patch_and_every_word_and_zeros_behind():
+    model = built(LATE)
+    images = model.encode_image(torch.randn(2, 3, 32, 32))
+    assert images.shape == (2, 4, 32)  # 32 px in patches of 16
+    texts = model.encode_text(ids(CAPTIONS))
+    assert texts.shape == (2, 31, 32)
+    for text, caption in zip(texts, CAPTIONS):
+        norms = text.norm(dim=1)
+        words = len(caption.split()) + 1  # and the end token; not the start token
+        torch.testing.assert_close(norms[:words], torch.ones(words))
+        assert (norms[words:] == 0).all()
+    torch.testing.assert_close(images.norm(dim=2), torch.ones(2, 4))
+
+
+def test_the_start_token_says_nothing_under_a_causal_mask_and_is_left_out():
+    tower = built(LATE).text_tower
+    first = (tower.tower.forward_tokens(ids(CAPTIONS)) @ tower.tower.projection)[:, 0]
+    torch.testing.assert_close(first[0], first[1])
+    assert not torch.allclose(tower(ids(CAPTIONS))[0, 1], tower(ids(CAPTIONS))[1, 1], atol=1e-3)
+
+
+def test_late_interaction_compares_pictures_and_captions_by_two_matrices():
+    geometry, model = LateInteraction(), built(LATE)
+    images, texts = model.encode_image(torch.randn(3, 3, 32, 32)), model.encode_text(ids([*CAPTIONS, "a square"]))
+    i2t, t2i = geometry.similarity(images, texts), geometry.text_similarity(images, texts)
+    assert i2t.shape == t2i.shape == (3, 3)
+    assert not torch.allclose(i2t, t2i, atol=1e-3)
+    torch.testing.assert_close(geometry.paired_similarity(images, texts), i2t.diagonal())
+    words = texts[1][texts[1].norm(dim=1) > 0]
+    products = images[0] @ words.T
+    torch.testing.assert_close(i2t[0, 1], products.amax(dim=1).mean())
+    torch.testing.assert_close(t2i[0, 1], products.amax(dim=0).mean())
+    with pytest.raises(ValueError, match=r"accepted: method\.prompt_average = scores"):
+        geometry.mean(texts)
+
+
+def test_pictures_rank_captions_by_one_matrix_and_captions_rank_pictures_by_the_other():
+    model, pairs = built(LATE), SceneDataset(split="test", size=30, image_size=32)
+    encoder = Encoder(model, ImageTransform(size=32), TOKENIZER, 32, 16, torch.device("cpu"))
+    metrics = evaluate_retrieval(encoder, pairs).metrics
+    images, _ = encoder.images(pairs)
+    texts = encoder.texts([caption for index in range(30) for caption in pairs.captions(index)])
+    owners = torch.arange(30).repeat_interleave(5)
+    i2t, t2i = late_interaction(images, texts)
+    found = i2t.argsort(dim=1, descending=True, stable=True)[:, :5]
+    assert metrics["i2t_recall_at_5"] == pytest.approx(
+        (owners[found] == torch.arange(30)[:, None]).any(1).double().mean()
+    )
+    found = t2i.argsort(dim=0, descending=True, stable=True)[:5]
+    by_text = (found == owners).any(0).double().mean()
+    assert metrics["t2i_recall_at_5"] == pytest.approx(by_text)
+    found = i2t.argsort(dim=0, descending=True, stable=True)[:5]
+    assert (found == owners).any(0).double().mean() != by_text  # it does make a difference
+
+
+def test_the_queue_holds_the_newest_keys_of_the_momentum_encoder_and_no_gradient():
+    model = built(MAIN, "method.queue_size=6")
+    memory = model.memory
+    assert memory.pairs().image_embeddings.shape == (0, 32)
+    batches = [(torch.randn(4, 3, 32, 32), ids(["a red circle"] * 4), torch.arange(4) + 10 * k) for k in range(2)]
+    with torch.no_grad():
+        for parameter in model.image_tower.parameters():
+            parameter.add_(0.1)  # the copy stays where it was
+    for batch in batches:
+        memory.enqueue(*batch)
+    pairs = memory.pairs()
+    assert pairs.ids.tolist() == [12, 13, 2, 3, 10, 11]  # slots 0 and 1 overwritten
+    assert not pairs.image_embeddings.requires_grad
+    torch.testing.assert_close(
+        pairs.image_embeddings[4:], model.geometry.embed_image(memory.image_encoder(batches[1][0]))[:2]
+    )
+    assert not torch.allclose(pairs.image_embeddings[4:], model.encode_image(batches[1][0])[:2], atol=1e-2)
+
+
+def test_the_momentum_encoder_moves_by_the_average_alone():
+    model = built(MAIN, "method.queue_size=6")
+    before = [parameter.clone() for parameter in model.memory.text_encoder.parameters()]
+    with torch.no_grad():
+        for parameter in model.text_tower.parameters():
+            parameter.add_(1.0)
+    model.memory.update_(model, 0.75)
+    for old, online, new in zip(before, model.text_tower.parameters(), model.memory.text_encoder.parameters()):
+        torch.testing.assert_close(new, 0.75 * old + 0.25 * online.detach())
+    optimised = {id(one) for group in build_optimizer(model, smoke().optim).param_groups for one in group["params"]}
+    assert optimised
+    assert not optimised & {id(parameter) for parameter in model.memory.parameters()}
+
+
+def test_queue_and_momentum_encoder_are_part_of_the_models_state():
+    names = set(built(MAIN, "method.queue_size=6").state_dict())
+    assert {"memory.image_queue.features", "memory.text_queue.ids", "memory.image_queue.pointer"} <= names
+    assert "memory.text_encoder.encoder.token_embedding.weight" in names
+    assert not any(name.startswith("memory") for name in built().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["method.queue_size=8"], r"method\.queue_size = 8 with method\.loss = late_interaction; accepted: 0"),
+        (["method.targets=ids"], r"method\.targets = 'ids' with method\.loss = late_interaction; accepted: diagonal"),
+        (["method.prompt_average=embeddings"], r"method\.prompt_average = 'embeddings' .* accepted: scores"),
+        (["method.logit_scale_min=200"], r"logit_scale_min = 200.* is above method\.logit_scale_max = 100"),
+        (["method.loss=siglip"], r"method\.loss = 'siglip'; accepted: .*in_batch.*late_interaction"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        smoke(LATE, *settings)

@@ -1,0 +1,468 @@
+"""Self-supervised training end to end: every method, exact resume, data, collapse in the log, the table."""
+
+import io
+import json
+import math
+import pickle
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from PIL import Image
+
+from common.data.transforms import normalize
+from common.report.command import Command
+from common.report.schema import MEASURED
+from common.run.checkpoint import CheckpointError, last_checkpoint
+from common.run.config import SCALES, ConfigError, load_row
+from common.run.log import read_log
+from common.run.order import SampleOrder, seed_of
+from common.run.provenance import ROOT
+from common.run.session import RunFiles
+from contrastive_basics import pretrain as script
+from contrastive_basics.pretrain import SCALE_FILES, pretrain
+from contrastive_basics.vision import build_method, build_sgd, set_learning_rates
+from contrastive_basics.vision_config import VisionConfig
+from contrastive_basics.vision_data import (
+    CIFAR10_CLASSES,
+    ROLES,
+    SomePictures,
+    TwoViews,
+    evaluation_transform,
+    open_test_set,
+    open_training_set,
+    view_recipes,
+)
+from contrastive_basics.vision_evaluate import reevaluate
+from contrastive_basics.vision_tables import CODE, ROWS, row_file, self_supervised
+
+FOLDER = ROOT / "contrastive_basics"
+SELF_SUPERVISED = [name for name in ROWS if name not in ("random_weights", "supervised")]
+SHORT_END = ("evaluation.probe_epochs=5", "data.num_test=20", "run.evaluate_every=0")
+
+
+def config_of(name, *overrides, scale="smoke"):
+    return load_row(VisionConfig, FOLDER, FOLDER / "configs" / row_file(name), scale, list(overrides), SCALE_FILES)
+
+
+def run(folder, name, *overrides, resume=False, training_set=None):
+    config = config_of(name, "run.log_every=1", *overrides)
+    files = RunFiles(folder)
+    training_set = open_training_set(config.data) if training_set is None else training_set
+    pretrain(config, training_set, files, resume, Accelerator(cpu=True), "test")
+    return files
+
+
+def records(files, event="train"):
+    """Of a log, without what depends on the clock."""
+    clock = ("samples_per_second", "data_wait_share")
+    found = [record for record in read_log(files.log) if record["event"] == event]
+    return [{key: value for key, value in record.items() if key not in clock} for record in found]
+
+
+def losses(files):
+    return [record["loss"] for record in records(files)]
+
+
+def weights(files):
+    return last_checkpoint(files.checkpoints).model_tensors()
+
+
+# ---- every method ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_method_runs_end_to_end_and_writes_what_came_out(name, tmp_path):
+    files = run(tmp_path, name, "run.log_every=2")
+    evaluation = json.loads(files.evaluation.read_text())
+    assert set(evaluation["evaluations"]) == set(ROLES)
+    assert evaluation["method"]["name"] == name
+    assert evaluation["training_data"].startswith("scenes/vtab/shape, 96 pictures (")
+    assert all(evaluation[key] for key in ("git_revision", "hardware", "evaluation_code", "training_revision"))
+    for role in ("knn", "linear_probe"):
+        result = evaluation["evaluations"][role]
+        assert 0 <= result["metrics"]["acc1"] <= 1
+        assert result["chance"]["acc1"] == pytest.approx(0.1)
+        hits = json.loads(files.hits.read_text())[role]["acc1"]
+        assert len(hits) == 40
+        assert sum(hit for (hit,) in hits) / 40 == pytest.approx(result["metrics"]["acc1"])
+    assert evaluation["evaluations"]["knn"]["protocol"]["feature_dim"] == 32  # of the backbone, not of the head
+    collapse = evaluation["evaluations"]["collapse"]["metrics"]
+    assert 0 < collapse["channel_std"] < 32**-0.5 + 1e-6
+    assert -1 <= collapse["mean_cosine"] <= 1
+    assert 1 <= collapse["effective_rank"] <= 32
+    steps = 0 if name == "random_weights" else 6
+    assert evaluation["step"] == steps
+    assert last_checkpoint(files.checkpoints).state["step"] == steps
+    assert [record["step"] for record in records(files)] == [2, 4, 6][: steps // 2]
+    assert [record["step"] for record in records(files, "evaluate")] == [3, 6][: steps // 3]
+    for record in records(files):
+        assert {"projection_channel_std", "projection_mean_cosine", "projection_effective_rank"} <= set(record)
+        assert record["samples_seen"] == 16 * record["step"]
+    for record in records(files, "evaluate"):
+        assert set(record["metrics"]) == {"knn_acc1", "channel_std", "mean_cosine", "effective_rank"}
+
+
+def test_random_weights_are_those_that_the_seed_draws(tmp_path):
+    files = run(tmp_path, "random_weights", *SHORT_END)
+    torch.manual_seed(0)
+    drawn = build_method(config_of("random_weights"), 10, 0).state_dict()
+    found = weights(files)
+    assert found.keys() == drawn.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in drawn.items())
+    other = weights(run(tmp_path / "other", "random_weights", *SHORT_END, "run.seed=1"))
+    assert not torch.equal(other["encoder.backbone.stem.0.weight"], found["encoder.backbone.stem.0.weight"])
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "fall"),
+    [("simclr", 1.0, 0.15), ("moco_v2", 1.0, 0.2), ("simsiam", 0.5, 0.15), ("supervised", 2.0, 0.15)],
+)
+def test_training_lowers_the_loss(name, rate, fall, tmp_path):
+    many = (
+        "optim.steps=60", f"optim.learning_rate={rate}", "run.save_every=0", "optim.global_batch_size=32",
+        "data.smallest_crop=0.9", "data.task=vtab/background",
+    )  # fmt: skip
+    small_queue = ("method.queue_size=64",) if name == "moco_v2" else ()
+    curve = losses(run(tmp_path, name, *SHORT_END, *many, *small_queue))
+    start = curve[5:15]  # once MoCo's queue holds keys
+    assert sum(curve[-10:]) / 10 < sum(start) / 10 - fall
+
+
+@pytest.mark.parametrize("name", ["moco_v2", "moco_v3", "simsiam", "simclr"])
+def test_the_loop_is_its_parts_one_after_the_other(name, tmp_path):
+    settings = (*SHORT_END, "optim.steps=4", "optim.learning_rate=1.0")
+    settings += ("method.queue_size=24",) if name == "moco_v2" else ()
+    files, config = run(tmp_path, name, *settings), config_of(name, *settings)
+    views = TwoViews(open_training_set(config.data), SampleOrder(96, 16, 0), view_recipes(config), 16)
+    torch.manual_seed(0)
+    model = build_method(config, 10, 0).train()
+    optimizer, expected = build_sgd(model, config.optim), []
+    for step in range(4):
+        batch = views.__getitems__(list(range(16 * step, 16 * step + 16)))
+        mean, std = evaluation_transform(config).mean, evaluation_transform(config).std
+        pair = [normalize(pixels, mean, std) for pixels in (batch.first_views, batch.second_views)]
+        ema_momentum = {"moco_v2": 0.99, "moco_v3": 1 - 0.01 * (1 + math.cos(math.pi * step / 4)) / 2}.get(name)
+        model.update_momentum_encoder(ema_momentum)
+        loss, keys = model(*pair, batch.labels, seed_of(0, step))
+        loss.backward()
+        set_learning_rates(optimizer, step, config.optim)
+        optimizer.step()
+        optimizer.zero_grad()
+        model.enqueue(keys)
+        expected.append(loss.item())
+    assert losses(files) == pytest.approx(expected, rel=1e-5)
+    trained = model.state_dict()
+    for key, tensor in weights(files).items():
+        assert torch.allclose(tensor.float(), trained[key].float(), atol=1e-5), key
+
+
+class OtherLabels:
+    """The same pictures with every label moved on by one."""
+
+    def __init__(self, pictures):
+        self.pictures, self.name = pictures, pictures.name
+        self.class_names, self.fingerprint = pictures.class_names, pictures.fingerprint
+
+    def __len__(self):
+        return len(self.pictures)
+
+    def label(self, index):
+        return (self.pictures.label(index) + 1) % len(self.class_names)
+
+    def __getitem__(self, index):
+        return {**self.pictures[index], "label": self.label(index)}
+
+
+@pytest.mark.parametrize("name", [*SELF_SUPERVISED, "supervised"])
+def test_labels_reach_the_supervised_reference_alone(name, tmp_path):
+    settings = (*SHORT_END, "optim.steps=2")
+    plain = run(tmp_path / "plain", name, *settings)
+    other_labels = OtherLabels(open_training_set(config_of(name).data))
+    moved = run(tmp_path / "moved", name, *settings, training_set=other_labels)
+    assert (losses(plain) == losses(moved)) == (name != "supervised")
+
+
+# ---- resume ---------------------------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Not an Exception, so that nothing in between takes it for an error and writes something."""
+
+
+def killed_run(folder, name, *overrides, at_step, between, monkeypatch):
+    """A run that ends without warning: before a step's draws, or between its optimiser step and its enqueue."""
+    calls = []
+
+    def killing(original, first):
+        def call(*arguments):
+            calls.append(1)
+            if first + len(calls) - 1 == at_step:
+                raise Killed
+            return original(*arguments)
+
+        return call
+
+    checkpoint = last_checkpoint(folder / "checkpoints") if (folder / "checkpoints").is_dir() else None
+    first = 0 if checkpoint is None else checkpoint.state["step"]
+    with monkeypatch.context() as patch:
+        if between == "steps":
+            patch.setattr(script, "seed_step", killing(script.seed_step, first))
+        else:
+            kind = type(build_method(config_of(name), 10, 0))
+            patch.setattr(kind, "enqueue", killing(kind.enqueue, first))
+        with pytest.raises(Killed):
+            run(folder, name, *overrides, resume=True)
+
+
+@pytest.mark.parametrize("name", ["moco_v2", "simsiam", "moco_v3"])
+def test_killed_between_steps_and_resumed_a_run_is_the_unbroken_one_bit_for_bit(name, tmp_path, monkeypatch):
+    settings = (*SHORT_END, "optim.steps=8", "run.evaluate_every=4", "optim.learning_rate=0.5")
+    settings += ("method.queue_size=50",) if name == "moco_v2" else ()  # wraps, with a remainder
+    unbroken = run(tmp_path / "unbroken", name, *settings)
+    assert len(set(losses(unbroken))) == 8
+    broken = tmp_path / "broken"
+    # before the first checkpoint, at one, between two, and in the middle of a step; one with loader workers
+    for at_step, between, workers in ((1, "steps", 0), (3, "steps", 1), (5, "steps", 0), (7, "a step", 0)):
+        killed_run(
+            broken, name, *settings, f"run.num_workers={workers}",
+            at_step=at_step, between=between, monkeypatch=monkeypatch,
+        )  # fmt: skip
+    files = run(broken, name, *settings, resume=True)
+    assert records(files) == records(unbroken)
+    assert records(files, "evaluate") == records(unbroken, "evaluate")
+    one, other = last_checkpoint(files.checkpoints), last_checkpoint(unbroken.checkpoints)
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        assert (one.path / file).read_bytes() == (other.path / file).read_bytes()
+    found, expected = (json.loads(run_files.evaluation.read_text()) for run_files in (files, unbroken))
+    assert found["evaluations"] == expected["evaluations"]
+
+
+def test_a_checkpoint_carries_queue_pointer_momentum_encoder_and_running_statistics(tmp_path):
+    tensors = weights(run(tmp_path, "moco_v2", *SHORT_END, "method.queue_size=50", "optim.learning_rate=1.0"))
+    assert int(tensors["contrast.queue.pointer"]) == 6 * 16 % 50
+    assert int(tensors["contrast.queue.fill_level"]) == 50
+    for name in ("backbone.stem.0.weight", "backbone.stem.1.running_mean", "head.0.weight"):
+        assert not torch.equal(
+            tensors[f"contrast.encoder.{name}"], tensors[f"contrast.momentum_encoder.encoder.{name}"]
+        )
+
+
+def test_a_run_of_another_config_is_not_resumed(tmp_path):
+    run(tmp_path, "simsiam", *SHORT_END, "optim.steps=2")
+    with pytest.raises(ConfigError, match=r"holds a run of another config: optim.steps 2 -> 3"):
+        run(tmp_path, "simsiam", *SHORT_END, "optim.steps=3", resume=True)
+    with pytest.raises(ConfigError, match="add --resume to go on"):
+        run(tmp_path, "simsiam", *SHORT_END, "optim.steps=2")
+
+
+# ---- data -----------------------------------------------------------------------------------------------------------
+
+
+def class_folders(root, classes=("cat", "dog"), per_class=(24, 12)):
+    """train/CLASS/*.png and test/CLASS/*.png of noise in the class's colour."""
+    draws = np.random.default_rng(0)
+    for part, count in zip(("train", "test"), per_class):
+        for label, name in enumerate(classes):
+            (root / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = draws.integers(0, 128, (20, 24, 3), dtype=np.uint8)
+                pixels[..., label] += 127
+                Image.fromarray(pixels).save(root / part / name / f"{number}.png")
+    return root
+
+
+def test_class_folders_are_trained_on_and_a_broken_picture_is_replaced_and_named(tmp_path):
+    root = class_folders(tmp_path / "animals")
+    (root / "train" / "cat" / "3.png").write_bytes(b"\x89PNG not really")
+    folders = ("data.source=folders", f"data.root={root}", "optim.steps=3", "data.max_broken_share=0.5")
+    files = run(tmp_path / "run", "moco_v2", *folders, "evaluation.monitor_queries=10")
+    evaluation = json.loads(files.evaluation.read_text())
+    protocol = evaluation["evaluations"]["knn"]["protocol"]
+    assert (protocol["data"], protocol["num_images"], protocol["num_classes"]) == ("animals-test", 24, 2)
+    assert protocol["bank_size"] == 47
+    named = [sample for record in read_log(files.log) if record["event"] == "broken" for sample in record["samples"]]
+    assert named
+    assert all("3.png" in sample for sample in named)
+    assert str(tmp_path) not in json.dumps(evaluation)  # results are shared
+    strict = ("data.source=folders", f"data.root={root}", "optim.steps=3")
+    assert losses(run(tmp_path / "again", "moco_v2", *folders, "evaluation.monitor_queries=10")) == losses(files)
+    assert config_of("moco_v2", *strict).data.max_broken_share == 0.01
+
+
+def test_folders_that_do_not_fit_are_refused_with_what_is_wrong(tmp_path):
+    root = class_folders(tmp_path / "animals", per_class=(3, 2))
+    settings = ("data.source=folders", f"data.root={root}")
+    with pytest.raises(ValueError, match=r"optim.global_batch_size = 16 is larger than the training set of 6"):
+        run(tmp_path / "run", "simclr", *settings)
+    with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
+        open_training_set(config_of("simclr", *settings, "data.train=nowhere").data)
+    (root / "test" / "dog").rename(root / "test" / "wolf")
+    with pytest.raises(ValueError, match="without a folder: dog; without a class: wolf"):
+        open_test_set(config_of("simclr", *settings).data)
+
+
+def test_torchvisions_cifar10_is_read_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *arguments: True)
+    base = tmp_path / "cifar-10-batches-py"
+    base.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
+    for name in ("test_batch", *(f"data_batch_{number}" for number in range(1, 6))):
+        (base / name).write_bytes(pickle.dumps({"data": pixels, "labels": [0, 3, 5, 9]}))
+    (base / "batches.meta").write_bytes(pickle.dumps({"label_names": list(CIFAR10_CLASSES)}))
+    data = config_of("simclr", "data.source=cifar10", f"data.root={tmp_path}").data
+    training_set = open_training_set(data)
+    with pytest.warns(UserWarning, match="usual are 10,000"):
+        test_set = open_test_set(data)
+    assert (len(training_set), len(test_set), training_set.class_names[3]) == (20, 4, "cat")
+    batch = TwoViews(training_set, SampleOrder(20, 4, 0), view_recipes(config_of("simclr")), 32).__getitems__([0, 1])
+    assert batch.first_views.shape == (2, 3, 32, 32)
+
+
+def test_views_of_a_batch_are_functions_of_seed_and_position(tmp_path):
+    config = config_of("moco_v2")
+    pictures, recipes = open_training_set(config.data), view_recipes(config)
+    views = TwoViews(pictures, SampleOrder(96, 16, 7), recipes, 16)
+    whole = views.__getitems__([40, 3, 95])
+    assert not torch.equal(whole.first_views, whole.second_views)
+    for place, position in enumerate([40, 3, 95]):
+        alone = views.__getitems__([position])
+        assert torch.equal(alone.first_views[0], whole.first_views[place])
+        assert torch.equal(alone.second_views[0], whole.second_views[place])
+    indices = [int(views.order.epochs_and_indices(np.array([position]))[1][0]) for position in range(2 * 96)]
+    assert indices[:96] != indices[96:]  # the order is new in every epoch, and so are the views of a picture
+    again = views.__getitems__([96 + indices[96:].index(indices[40])])
+    assert not torch.equal(again.first_views[0], whole.first_views[0])
+    other_seed = TwoViews(pictures, SampleOrder(96, 16, 8), recipes, 16).__getitems__([40, 3, 95])
+    assert not torch.equal(other_seed.first_views, whole.first_views)
+
+
+def test_the_pictures_that_are_followed_are_different_ones_of_all_classes():
+    pictures = open_training_set(config_of("simclr").data)
+    some, again = SomePictures(pictures, 40), SomePictures(pictures, 40)
+    assert list(some.indices) == list(again.indices)
+    assert len(set(some.indices.tolist())) == 40
+    assert len({some.label(index) for index in range(40)}) >= 8  # not the first classes of a sorted folder
+    assert all(some[index]["label"] == some.label(index) for index in range(40))
+    assert sorted(SomePictures(pictures, 1000).indices.tolist()) == list(range(96))
+
+
+def test_each_method_sees_its_own_augmentation_and_pixel_scale():
+    for name in ROWS:
+        published = view_recipes(config_of(name, "data.views=imagenet"))
+        assert published[0].crop_scale[0] == {"simclr": 0.08, "supervised": 0.08, "random_weights": 0.08}.get(name, 0.2)
+        assert (published[0] != published[1]) == (name == "moco_v3")
+        for views in ("imagenet", "cifar10"):
+            config = config_of(name, f"data.views={views}")
+            transform, recipes = evaluation_transform(config), view_recipes(config)
+            assert {(recipe.mean, recipe.std) for recipe in recipes} == {(transform.mean, transform.std)}
+        assert [recipe.crop_scale for recipe in view_recipes(config_of(name, "data.smallest_crop=0.5"))] == [
+            (0.5, 1.0)
+        ] * 2
+        assert all(recipe.blur_probability == 0 for recipe in view_recipes(config_of(name)))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_has_a_config_that_loads_at_every_scale(name, scale):
+    config = config_of(name, "data.root=/data/pictures", scale=scale)
+    assert config.method.name == name
+    assert (config.data.source == "folders") == (scale in ("photos", "paper"))
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def command(folder, *overrides, scale="smoke", seeds=(0,)):
+    return Command("self_supervised", scale, seeds, overrides, folder, folder / "results")
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("outputs")
+    return folder, self_supervised(command(folder, seeds=(0, 1)))
+
+
+def test_the_table_has_every_method_with_its_seeds(reproduced):
+    folder, (table,) = reproduced
+    assert [row.method for row in table.rows] == list(ROWS.values())
+    assert [column.key for column in table.columns][:3] == ["knn_acc1", "linear_probe_acc1", "channel_std"]
+    for name, row in zip(ROWS, table.rows):
+        assert row.status == MEASURED
+        assert not row.paper
+        found = (folder / "runs" / "contrastive_basics").glob(f"vision_{name}-smoke-*/seed*/evaluation.json")
+        runs = sorted(found, key=lambda path: path.parent.name)
+        evaluations = [json.loads(path.read_text())["evaluations"] for path in runs]
+        assert len(evaluations) == 2
+        for role in ("knn", "linear_probe"):
+            expected = [100 * evaluation[role]["metrics"]["acc1"] for evaluation in evaluations]
+            assert row.ours[f"{role}_acc1"].values == pytest.approx(expected)
+        expected = [evaluation["collapse"]["metrics"]["channel_std"] for evaluation in evaluations]
+        assert row.ours["channel_std"].values == pytest.approx(expected)
+        assert row.ours["channel_std"].seeds == (0, 1)
+        assert row.ours["channel_std"].interval is not None
+    assert "steps" not in table.rows[0].note  # random weights make none
+    assert "6 steps of 16 pictures" in table.rows[1].note
+    curves = folder / "results" / "contrastive_basics" / "self_supervised" / "smoke" / "self_supervised_curves.png"
+    assert curves.stat().st_size > 1000
+
+
+def test_a_second_call_trains_nothing_and_a_lost_evaluation_is_made_again(reproduced, capsys):
+    folder, (table,) = reproduced
+    (again,) = self_supervised(command(folder, seeds=(0, 1)))
+    assert capsys.readouterr().out.count("found in") == 2 * len(ROWS)
+    assert [row.ours for row in again.rows] == [row.ours for row in table.rows]
+    path = next((folder / "runs" / "contrastive_basics").glob("vision_simsiam-smoke-*/seed0/evaluation.json"))
+    before = json.loads(path.read_text())["evaluations"]
+    path.unlink()
+    self_supervised(command(folder, seeds=(0,)))
+    assert capsys.readouterr().out.count("evaluating the checkpoint again") == 1
+    assert json.loads(path.read_text())["evaluations"] == before
+
+
+def test_a_checkpoint_of_something_else_is_not_evaluated(reproduced, tmp_path):
+    folder, _ = reproduced
+    found = next((folder / "runs" / "contrastive_basics").glob("vision_simsiam-smoke-*/seed0"))
+    checkpoint = last_checkpoint(RunFiles(found).checkpoints)
+    checkpoint.state.pop("kind")
+    with pytest.raises(CheckpointError, match=r"is not from contrastive_basics/pretrain\.py"):
+        reevaluate(checkpoint, config_of("simsiam"), RunFiles(tmp_path), Accelerator(cpu=True))
+
+
+def test_the_cache_knows_the_training_set_and_the_test_set():
+    data = config_of("simclr").data
+    (test,) = {test_set.fingerprint for test_set in CODE.open_tests(data).values()}
+    assert set(CODE.open_tests(data)) == set(ROLES)
+    assert test != CODE.open_training(data, 0).fingerprint
+    more = config_of("simclr", "data.num_test=41").data
+    assert {test_set.fingerprint for test_set in CODE.open_tests(more).values()} != {test}
+    assert CODE.open_training(more, 0).fingerprint == CODE.open_training(data, 1).fingerprint
+
+
+def test_photographs_in_class_folders_give_the_same_table(data_dir, tmp_path):
+    root = tmp_path / "cifar10"
+    counts = {}
+    with tarfile.open(data_dir / "labels" / "cifar10_30k.tar.xz") as archive:
+        for member in archive:
+            path = member.name.removeprefix("./")
+            place = tuple(path.split("/")[:-1])
+            if member.isfile() and counts.get(place, 0) < 20:
+                counts[place] = counts.get(place, 0) + 1
+                target = root / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(io.BytesIO(archive.extractfile(member).read()).read())
+    assert len(counts) == 20
+    small = (
+        f"data.root={root}", "model.width=4", "optim.steps=2", "optim.global_batch_size=32", "run.num_workers=0",
+        "run.evaluate_every=0", "evaluation.probe_epochs=5", "run.log_every=1",
+    )  # fmt: skip
+    (table,) = self_supervised(command(tmp_path / "outputs", *small, scale="photos"))
+    assert table.data.startswith("cifar10-train, 200 pictures")
+    assert all(cell.data.startswith("cifar10-test (") for row in table.rows for cell in row.ours.values())
+    assert table.rows[1].ours["knn_acc1"].chance == pytest.approx(10.0)
+    assert table.rows[1].ours["knn_acc1"].interval is not None  # one seed: over test pictures
+    assert str(root) not in table.command
+    shutil.rmtree(root)

@@ -1,0 +1,155 @@
+"""Table 1 and the sweep over negatives at smoke scale, end to end; published checkpoints in the table; the cache."""
+
+import json
+
+import pytest
+import torch
+from test_contrastive_basics_public import write_clip, write_flava
+
+from common.report.experiments import read_experiment
+from common.report.schema import from_json
+from common.run.config import ConfigError
+from contrastive_basics.negatives_sweep import SWEEPS
+from contrastive_basics.reproduce import PARTS, TRAINED_HERE, main
+from scripts.parts import parts_of
+
+FAST = [
+    "optim.steps=2", "optim.warmup_steps=1", "run.evaluate_every=0", "run.save_every=0", "data.num_test=12",
+    "data.num_labelled=8",
+]  # fmt: skip
+pytestmark = [pytest.mark.filterwarnings("ignore:scenes"), pytest.mark.filterwarnings("ignore:more than")]
+
+
+def reproduce(output, part, *arguments):
+    main([part, "--scale", "smoke", "--output", str(output), *arguments])
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folders = {"clip": tmp_path_factory.mktemp("clip"), "flava": tmp_path_factory.mktemp("flava")}
+    torch.manual_seed(1)
+    write_clip(folders["clip"])
+    write_flava(folders["flava"])
+    return [f"public.{name}={folder}" for name, folder in folders.items()]
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory, checkpoints):
+    folder = tmp_path_factory.mktemp("outputs")
+    reproduce(folder, "table1", "--seeds", "2", *FAST, *checkpoints)
+    return folder
+
+
+def table(output):
+    (path,) = output.glob("results/contrastive_basics/table1/smoke*/table1.json")
+    return from_json(path.read_text())
+
+
+def test_the_list_of_parts_is_that_of_the_code():
+    assert parts_of("contrastive_basics") == list(PARTS)
+
+
+def test_table1_has_printed_published_and_trained_rows(output):
+    rows = {row.method: row for row in table(output).rows}
+    printed = [f"{name}{prefix}" for name in ("FLAVA", "CLIP") for prefix in ("", ", captions with 'a photo of'")]
+    assert list(rows) == [*printed, "BEiT-3", *TRAINED_HERE]
+    assert rows["CLIP"].paper["coco_i2t_r1"] == 58.4
+    assert rows["FLAVA"].paper["coco_i2t_r10"] is None
+    assert rows["BEiT-3"].status.startswith("cited: needs weights of the 1.9 billion parameter model")
+    assert not rows["BEiT-3"].ours
+    assert not rows["CLIP, captions with 'a photo of'"].paper
+    assert "published; pictures by Pillow, crop to 32 px" in rows["CLIP"].note
+    for name in TRAINED_HERE:
+        cell = rows[name].ours["flickr_t2i_r5"]
+        assert (cell.seeds, cell.scale) == ((0, 1), "smoke")
+        assert not rows[name].paper
+
+
+def test_our_cells_come_from_the_runs(output):
+    runs = sorted((output / "runs" / "contrastive_basics").glob("table1_ours-*/seed*/evaluation.json"))
+    found = [json.loads(run.read_text())["evaluations"]["second_test"]["metrics"] for run in runs]
+    expected = [100 * metrics["t2i_recall_at_5"] for metrics in found]
+    row = next(row for row in table(output).rows if row.method == "CLIP-like, trained here")
+    assert row.ours["coco_t2i_r5"].values == pytest.approx(expected)
+    published = sorted((output / "runs" / "contrastive_basics").glob("public_*/evaluation.json"))
+    assert len(published) == 4  # two checkpoints, with and without prefix
+    prefixes = [json.loads(run.read_text())["evaluations"]["test"]["protocol"]["caption_prefix"] for run in published]
+    assert sorted(prefixes) == ["", "", "a photo of ", "a photo of "]
+
+
+def test_rows_of_ours_are_an_experiment_that_claims_can_name(output):
+    found = read_experiment(output / "results" / "contrastive_basics" / "experiments" / "smoke" / "trained_here.json")
+    row = next(row for row in table(output).rows if row.method == "token-wise late interaction")
+    assert found.values["late_interaction_flickr_i2t_r1"] == row.ours["flickr_i2t_r1"].values
+    assert {name.rsplit("_", 3)[0] for name in found.values} == {
+        "ours", "fixed_temperature", "without_temperature", "late_interaction"
+    }  # fmt: skip
+
+
+def test_no_path_of_a_checkpoint_gets_into_the_results(output, checkpoints):
+    written = "".join(path.read_text() for path in output.glob("results/**/*.json"))
+    assert all(text.partition("=")[2] not in written for text in checkpoints)
+    assert "public.clip=<path>" in table(output).command
+
+
+def test_a_second_call_trains_and_evaluates_nothing(output, checkpoints, capsys):
+    before = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/**/evaluation.json")}
+    reproduce(output, "table1", "--seeds", "2", *FAST, *checkpoints)
+    assert capsys.readouterr().out.count("found in") == 2 * len(TRAINED_HERE)
+    assert {path: path.stat().st_mtime_ns for path in output.glob("runs/*/**/evaluation.json")} == before
+
+
+def test_without_checkpoints_the_printed_rows_say_what_they_need(tmp_path, monkeypatch):
+    monkeypatch.setattr("contrastive_basics.reproduce.TRAINED_HERE", {"CLIP-like, trained here": "table1_ours.yaml"})
+    reproduce(tmp_path, "table1", *FAST)
+    statuses = {row.method: row.status for row in table(tmp_path).rows}
+    assert statuses["CLIP"] == statuses["FLAVA"] == "not run: needs published weights, MSCOCO and Flickr30k"
+    assert statuses["CLIP-like, trained here"] == "measured"
+
+
+def test_at_paper_scale_nothing_is_trained(tmp_path):
+    main(["table1", "--scale", "paper", "--output", str(tmp_path)])
+    (path,) = tmp_path.glob("results/contrastive_basics/table1/paper/table1.json")
+    assert [row.method for row in from_json(path.read_text()).rows] == ["FLAVA", "CLIP", "BEiT-3"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_setting_of_the_public_section_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"unknown key 'public\.clipp'; did you mean public\.clip"):
+        reproduce(tmp_path, "table1", "public.clipp=x")
+
+
+def test_the_sweep_gives_a_table_curves_and_an_experiment(tmp_path, capsys):
+    reproduce(tmp_path, "negatives_sweep", "--seeds", "2")
+    folder = tmp_path / "results" / "contrastive_basics" / "negatives_sweep" / "smoke"
+    rows = {row.method: row for row in from_json((folder / "negatives_sweep.json").read_text()).rows}
+    assert list(rows) == ["batch 32", "batch 256", "batch 32, queue 64"]
+    assert rows["batch 256"].note == "255 negatives a query, 1 steps"
+    assert rows["batch 32, queue 64"].note == "95 negatives a query, 8 steps"
+    found = read_experiment(folder.parents[1] / "experiments" / "smoke" / "negatives_scenes.json")
+    assert found.values["queue_64_mean_recall"] == rows["batch 32, queue 64"].ours["test_mean_recall"].values
+    assert {"batch_32_mean_recall", "batch_256_i2t_recall_at_1"} <= set(found.values)
+    plotted = (folder / "negatives_sweep_curves_plotted.csv").read_text()
+    assert "larger batches, fewer steps" in plotted
+    steps = [int(json.loads(path.read_text())["step"]) for path in tmp_path.glob("runs/*/*/*/evaluation.json")]
+    assert sorted(steps) == [1, 1, 8, 8, 8, 8]
+    reproduce(tmp_path, "negatives_sweep")
+    assert capsys.readouterr().out.count("found in") == 3
+
+
+def test_every_run_of_a_sweep_sees_the_same_number_of_pairs():
+    for sweep in SWEEPS.values():
+        assert all(sweep.samples % batch == 0 for batch in (*sweep.batches, sweep.queue_batch))
+        assert sweep.queue_batch in sweep.batches  # the queue of size 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["optim.steps=3"], r"optim\.steps=3 cannot be set: negatives_sweep chooses batch, steps and queue"),
+        (["--scale", "paper"], r"negatives_sweep runs at scale smoke, demo, photos, not at paper"),
+    ],
+)
+def test_what_the_sweep_chooses_cannot_be_set(tmp_path, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        reproduce(tmp_path, "negatives_sweep", *arguments)

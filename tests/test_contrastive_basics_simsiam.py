@@ -1,0 +1,165 @@
+"""SimSiam: loops from the formula, the stopped gradient, heads, and what tells a collapsed representation."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.geometry import unit
+from contrastive_basics.simsiam import (
+    SimSiam,
+    collapse_statistics,
+    simsiam_loss,
+    simsiam_predictor,
+    simsiam_projector,
+)
+
+BATCH, DIM = 6, 5
+
+
+def four(dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(BATCH, DIM, generator=generator, dtype=torch.float64).to(dtype) for _ in range(4))
+
+
+def cosine(one, other):
+    return sum(a * b for a, b in zip(one, other)) / math.hypot(*one) / math.hypot(*other)
+
+
+def test_the_loss_equals_loops_written_from_the_formula():
+    p1, p2, z1, z2 = four()
+    rows = zip(*(tensor.tolist() for tensor in (p1, p2, z1, z2)))
+    expected = -sum((cosine(a, d) + cosine(b, c)) / 2 for a, b, c, d in rows) / BATCH
+    for stop_gradient in (True, False):
+        assert float(simsiam_loss(p1, p2, z1, z2, stop_gradient)) == pytest.approx(expected, abs=1e-14)
+
+
+def test_the_loss_lies_between_minus_one_and_one():
+    for seed in range(50):
+        assert -1 <= float(simsiam_loss(*four(seed=seed))) <= 1
+    constant = torch.full((BATCH, DIM), 0.3, dtype=torch.float64)
+    assert float(simsiam_loss(constant, constant, constant, constant)) == pytest.approx(-1, abs=1e-15)
+    assert float(simsiam_loss(constant, constant, -constant, -constant)) == pytest.approx(1, abs=1e-15)
+
+
+def test_without_predictor_and_stop_it_is_minus_the_mean_cosine_of_the_positives():
+    z1, z2, _, _ = four()
+    expected = -torch.nn.functional.cosine_similarity(z1, z2, dim=1).mean()
+    torch.testing.assert_close(simsiam_loss(z1, z2, z1, z2, stop_gradient=False), expected, rtol=1e-14, atol=0)
+
+
+def test_no_gradient_reaches_the_target_branch():
+    p1, p2, z1, z2 = (tensor.requires_grad_() for tensor in four())
+    simsiam_loss(p1, p2, z1, z2).backward()
+    assert z1.grad is None
+    assert z2.grad is None
+    assert p1.grad.abs().max() > 1e-3
+    assert p2.grad.abs().max() > 1e-3
+    simsiam_loss(p1, p2, z1, z2, stop_gradient=False).backward()
+    assert z1.grad.abs().max() > 1e-3
+    # through a network: the same gradient as with targets that were computed beforehand
+    torch.manual_seed(0)
+    model = SimSiam(nn.Sequential(nn.Linear(4, DIM), nn.Tanh()), nn.Linear(DIM, DIM)).double()
+    views = torch.randn(2, BATCH, 4, dtype=torch.float64)
+    simsiam_loss(*model(*views)).backward()
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    with torch.no_grad():
+        targets = model(*views)[2:]
+    simsiam_loss(*model(*views)[:2], *targets, stop_gradient=False).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.abs().max() > 1e-4
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=0)
+
+
+def test_the_model_returns_predictions_and_projections_of_both_views():
+    model = SimSiam(nn.Linear(4, DIM), nn.Linear(DIM, DIM))
+    first, second = torch.randn(2, BATCH, 4)
+    p1, p2, z1, z2 = model(first, second)
+    torch.testing.assert_close(z1, model.encoder(first))
+    torch.testing.assert_close(z2, model.encoder(second))
+    torch.testing.assert_close(p1, model.predictor(z1))
+    torch.testing.assert_close(p2, model.predictor(z2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_compared_in_float32_under_autocast_too(dtype):
+    given = four(dtype)
+    expected = simsiam_loss(*(tensor.float() for tensor in given))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = simsiam_loss(*given)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_zero_projection_has_cosine_zero_and_a_finite_gradient():
+    _, p2, z1, z2 = four()
+    zero = torch.zeros(BATCH, DIM, dtype=torch.float64, requires_grad=True)
+    loss = simsiam_loss(zero, p2, z1, z2)
+    assert float(loss.detach()) == pytest.approx(float(simsiam_loss(p2, p2, z1, z1)) / 2)
+    loss.backward()
+    assert zero.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(1, DIM), (BATCH, DIM + 1), (BATCH,), (BATCH, DIM, 1)])
+def test_shapes_that_differ_are_refused_and_all_given(shape):
+    p1, p2, z1, _ = four()
+    with pytest.raises(ValueError, match=rf"\(6, 5\), \(6, 5\), \(6, 5\), \({', '.join(map(str, shape))},?\)"):
+        simsiam_loss(p1, p2, z1, torch.zeros(shape, dtype=torch.float64))
+
+
+def test_heads_are_those_of_the_paper():
+    projector, predictor = simsiam_projector(512), simsiam_predictor()
+    kinds = [type(layer).__name__ for layer in projector]
+    assert kinds == ["Linear", "BatchNorm1d", "ReLU"] * 2 + ["Linear", "BatchNorm1d"]
+    widths = [(layer.in_features, layer.out_features) for layer in projector if isinstance(layer, nn.Linear)]
+    assert widths == [(512, 2048), (2048, 2048), (2048, 2048)]
+    assert projector[7].weight is None
+    assert [type(layer).__name__ for layer in predictor] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert predictor[0].weight.shape == (512, 2048)
+    assert predictor[0].bias is None
+    assert predictor[3].weight.shape == (2048, 512)
+    assert predictor[3].bias is not None
+    outputs = simsiam_projector(8, 16)(torch.randn(64, 8)).detach()
+    torch.testing.assert_close(outputs.mean(dim=0), torch.zeros(16), rtol=0, atol=1e-5)
+    torch.testing.assert_close(outputs.var(dim=0, correction=0), torch.ones(16), rtol=1e-2, atol=0)
+
+
+# what tells a collapse
+
+
+def test_a_constant_representation_has_no_spread_one_cosine_and_one_direction():
+    found = collapse_statistics(torch.full((40, 7), 2.5))
+    assert found["channel_std"] == pytest.approx(0, abs=1e-7)
+    assert found["mean_cosine"] == pytest.approx(1, abs=1e-6)
+    assert found["effective_rank"] == pytest.approx(1)
+
+
+def test_directions_spread_over_the_sphere_have_the_spread_of_their_dimension():
+    found = collapse_statistics(torch.randn(20000, 32, generator=torch.Generator().manual_seed(0)))
+    assert found["channel_std"] == pytest.approx(32**-0.5, rel=0.01)
+    assert found["mean_cosine"] == pytest.approx(0, abs=1e-3)
+    assert found["effective_rank"] == pytest.approx(32, rel=0.01)
+
+
+def test_two_clusters_lie_along_one_direction_and_norms_do_not_matter():
+    features = torch.tensor([[1.0, 0, 0], [3, 0, 0], [0, 2, 0], [0, 5, 0]])
+    found = collapse_statistics(features)
+    assert found["mean_cosine"] == pytest.approx(2 / 6)  # two of six pairs are alike
+    assert found["effective_rank"] == pytest.approx(1)
+
+
+def test_the_statistics_equal_loops_and_the_eigenvalues_of_the_covariance():
+    features = torch.randn(30, 6, generator=torch.Generator().manual_seed(1)) * torch.tensor([5.0, 3, 1, 1, 0.1, 0.1])
+    found = collapse_statistics(features)
+    directions = unit(features).double().numpy()
+    pairs = [float(a @ b) for a, b in itertools.combinations(directions, 2)]
+    assert found["mean_cosine"] == pytest.approx(np.mean(pairs), rel=1e-9)
+    assert found["channel_std"] == pytest.approx(np.mean(directions.std(axis=0, ddof=1)), rel=1e-9)
+    shares = np.linalg.eigvalsh(np.cov(directions.T))
+    shares = shares / shares.sum()
+    assert found["effective_rank"] == pytest.approx(np.exp(-np.sum(shares * np.log(shares))), rel=1e-9)
+    assert 1 < found["effective_rank"] < 6

@@ -1,0 +1,249 @@
+"""Training of the chapter's vision-language rows at smoke scale: losses against a loop by hand, exact resume."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from processes import in_processes
+
+from common.data.pairs import open_training_pairs
+from common.distributed import mean_over_processes, rank, world_size
+from common.info_nce import contrastive_loss
+from common.run.checkpoint import last_checkpoint
+from common.run.config import SCALES, load_row
+from common.run.log import read_log
+from common.run.session import RunFiles
+from common.run.training import as_inputs, batches_from, open_training_data
+from contrastive_basics.config import Config
+from contrastive_basics.evaluate import load_encoder
+from contrastive_basics.model import build_model
+from contrastive_basics.train import train
+
+FOLDER = Path(__file__).resolve().parents[1] / "contrastive_basics"
+ROWS = sorted([*FOLDER.glob("configs/table1_*.yaml"), *FOLDER.glob("configs/negatives_*.yaml")])
+SHORT_END = ("run.evaluate_every=0", "data.num_test=4", "data.num_labelled=4")  # where the evaluation is not the point
+QUEUE = ("method.queue_size=40", "method.ema_momentum=0.9")
+TINY = (
+    "data.source=scenes", "data.num_train=64", "data.image_size=32", "data.context_length=32", "data.tokenizer=words",
+    "model.image.width=16", "model.image.layers=1", "model.image.heads=2", "model.text.width=16", "model.patch_size=16",
+    "model.text.layers=1", "model.text.heads=2", "optim.steps=1", "optim.warmup_steps=0", "optim.global_batch_size=8",
+    "run.num_workers=0",
+)  # fmt: skip
+
+pytestmark = pytest.mark.filterwarnings("ignore:scenes")
+
+
+@pytest.fixture
+def not_evaluated(monkeypatch):
+    """Leaves out the final evaluation, most of a run of a few steps, where it is not the point."""
+    monkeypatch.setattr("contrastive_basics.train.evaluate_and_save", lambda *arguments: None)
+
+
+def config_of(*overrides, row="table1_ours", scale="smoke"):
+    overrides = ["run.log_every=1", *SHORT_END, *overrides]
+    return load_row(Config, FOLDER, FOLDER / "configs" / f"{row}.yaml", scale, overrides)
+
+
+def run(folder, *overrides, row="table1_ours", scale="smoke", resume=False):
+    config, files = config_of(*overrides, row=row, scale=scale), RunFiles(folder)
+    train(config, open_training_pairs(config.data, config.run.seed), files, resume, Accelerator(cpu=True), "test")
+    return files
+
+
+def logged(files, name="loss"):
+    return [record[name] for record in read_log(files.log) if record["event"] == "train"]
+
+
+def weights(files):
+    return last_checkpoint(files.checkpoints).model_tensors()
+
+
+def cross_entropy_by_hand(scores, own):
+    """Mean over rows of log sum exp - own score."""
+    return sum(torch.logsumexp(row, 0) - row[own[i]] for i, row in enumerate(scores)) / len(scores)
+
+
+def scores_by_hand(loss, images, texts, queue):
+    """Rows of pictures against captions, and of captions against pictures, pair by pair from the formula."""
+    if loss == "late_interaction":
+        words = [text[text.norm(dim=1) > 0] for text in texts]
+        i2t = torch.stack([torch.stack([(u @ w.T).amax(1).mean() for w in words]) for u in images])
+        t2i = torch.stack([torch.stack([(u @ w.T).amax(0).mean() for u in images]) for w in words])
+        return i2t, t2i
+    all_texts, all_images = torch.cat([texts, *queue[1]]), torch.cat([images, *queue[0]])
+    return texts.new_tensor(0) + images @ all_texts.T, texts @ all_images.T
+
+
+def losses_by_hand(config, steps):
+    """The first losses of a row: the same samples and first weights, everything else written out."""
+    pairs = open_training_pairs(config.data, config.run.seed)
+    training = open_training_data(config, pairs, None)
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(config.run.seed)
+    model = build_model(config, training.tokenizer)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices, vectors = ([p for p in trained if (p.ndim >= 2) == wide] for wide in (True, False))
+    optim, method = config.optim, config.method
+    adam = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(optim.beta1, optim.beta2), eps=optim.epsilon,
+    )  # fmt: skip
+    queued_images, queued_texts, found = [], [], []
+    momentum = {name: tensor.clone() for name, tensor in model.state_dict().items() if "tower" in name}
+    for step, batch in zip(range(steps), batches_from(0, config, training, accelerator)):
+        images, token_ids = as_inputs(batch, training.transform, accelerator.device)
+        ours, theirs = model.encode_image(images), model.encode_text(token_ids)
+        i2t, t2i = scores_by_hand(method.loss, ours, theirs, (queued_images, queued_texts))
+        scale, own = model.logit_scale.log_logit_scale.exp(), range(len(images))
+        loss = (cross_entropy_by_hand(scale * i2t, own) + cross_entropy_by_hand(scale * t2i, own)) / 2
+        found.append(loss.item())
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, optim.max_gradient_norm)
+        for group in adam.param_groups:
+            if step < optim.warmup_steps:
+                group["lr"] = optim.learning_rate * (step + 1) / (optim.warmup_steps + 1)
+            else:
+                turn = math.pi * (step - optim.warmup_steps) / (optim.steps - optim.warmup_steps)
+                group["lr"] = optim.learning_rate * (1 + math.cos(turn)) / 2
+        adam.step()
+        if method.queue_size:
+            online = model.state_dict()
+            for name, tensor in momentum.items():
+                if not name.startswith("memory"):
+                    momentum[name] = method.ema_momentum * tensor + (1 - method.ema_momentum) * online[name]
+            with torch.no_grad():
+                for side, inputs, keys in (
+                    ("image_tower", images, queued_images),
+                    ("text_tower", token_ids, queued_texts),
+                ):
+                    tower = getattr(model, side)
+                    state = {k.removeprefix(f"{side}."): v for k, v in momentum.items() if k.startswith(side)}
+                    features = torch.func.functional_call(tower, state, inputs)
+                    keys.append(features / features.norm(dim=1, keepdim=True))
+    return found
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("method.logit_scale_init=1.0", "method.logit_scale_trainable=false"),
+        ("method.loss=late_interaction", "method.prompt_average=scores"),
+        ("method.queue_size=64", "method.ema_momentum=0.5"),
+    ],
+    ids=["in batch", "no temperature", "late interaction", "queue"],
+)
+def test_three_steps_have_the_losses_of_a_loop_written_by_hand(tmp_path, overrides, not_evaluated):
+    files = run(tmp_path, *overrides)
+    assert logged(files)[:3] == pytest.approx(losses_by_hand(config_of(*overrides), 3), rel=2e-5)
+
+
+@pytest.mark.parametrize("row", ["table1_late_interaction", "negatives_queue"])
+def test_a_row_is_trained_and_evaluated(row, tmp_path):
+    files = run(tmp_path, "optim.steps=1", "optim.warmup_steps=0", row=row)
+    evaluations = json.loads(files.evaluation.read_text())["evaluations"]
+    assert {"test", "second_test", "imagenet"} <= set(evaluations)
+    for result in evaluations.values():
+        assert all(0 <= value <= 6 for value in result["metrics"].values())
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda path: path.stem)
+def test_one_step_of_every_row_runs(row, tmp_path, not_evaluated):
+    files = run(tmp_path, "optim.steps=1", "optim.warmup_steps=0", row=row.stem)
+    assert logged(files) == pytest.approx([math.log(16)], abs=2)
+
+
+@pytest.mark.parametrize("scale", [scale for scale in SCALES if scale != "smoke"])
+def test_one_step_runs_at_every_scale_with_small_towers(scale, tmp_path, not_evaluated):
+    files = run(tmp_path, *TINY, scale=scale)
+    assert logged(files) == pytest.approx([math.log(8)], abs=2)
+
+
+def test_a_fixed_temperature_stays_to_the_last_bit_and_a_learned_one_within_its_bounds(tmp_path, not_evaluated):
+    for row, expected in (("table1_without_temperature", 1.0), ("table1_fixed_temperature", None)):
+        files = run(tmp_path / row, "optim.learning_rate=0.05", row=row)
+        scales = logged(files, "logit_scale")
+        assert len(set(scales)) == 1
+        assert expected is None or scales[0] == expected
+        first = build_model(
+            config_of(row=row), load_encoder(last_checkpoint(files.checkpoints), torch.device("cpu"))[1].tokenizer
+        )
+        assert torch.equal(weights(files)["logit_scale.log_logit_scale"], first.logit_scale.log_logit_scale.detach())
+    bounds = ("method.logit_scale_min=14.28", "method.logit_scale_max=14.29")
+    scales = logged(run(tmp_path / "learned", *bounds, "optim.learning_rate=0.05"), "logit_scale")
+    assert len(set(scales)) > 1
+    assert 14.28 * (1 - 1e-6) <= min(scales) <= max(scales) <= 14.29 * (1 + 1e-6)
+
+
+def test_a_run_with_queue_and_momentum_encoder_resumes_to_the_last_bit(tmp_path, not_evaluated):
+    whole = run(tmp_path / "whole", *QUEUE)
+    assert weights(whole)["memory.image_queue.fill_level"] == 40  # 96 pairs have passed through
+    half = tmp_path / "half"
+    shutil.copytree(whole.folder, half)
+    shutil.rmtree(half / "checkpoints" / "step-00000006")
+    files = run(half, *QUEUE, resume=True)
+    assert logged(files) == logged(whole)
+    before, after = weights(whole), weights(files)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_queued_pairs_change_the_loss_and_ids_make_a_repeated_picture_a_positive(tmp_path, not_evaluated):
+    plain = logged(run(tmp_path / "plain"))
+    queued = logged(run(tmp_path / "queue", *QUEUE))
+    assert queued[0] == pytest.approx(plain[0], rel=1e-6)  # the queue starts empty
+    assert all(more > less + 0.1 for more, less in zip(queued[1:], plain[1:]))
+    again = ("data.num_train=16", "method.queue_size=16")  # every batch holds the same 16 pictures
+    by_place = logged(run(tmp_path / "diagonal", *again))
+    by_id = logged(run(tmp_path / "ids", *again, "method.targets=ids"))
+    assert by_id[0] == pytest.approx(by_place[0], rel=1e-6)
+    assert abs(by_id[1] - by_place[1]) > 1e-3
+
+
+def test_micro_batches_train_as_one_batch_with_a_queue(tmp_path, not_evaluated):
+    whole, parts = (run(tmp_path / str(size), *QUEUE, f"optim.micro_batch_size={size}") for size in ("null", 5))
+    assert logged(parts) == pytest.approx(logged(whole), rel=1e-5)
+
+
+def test_a_checkpoint_rebuilds_the_model_and_takes_other_data(tmp_path, not_evaluated):
+    files = run(tmp_path, row="table1_late_interaction")
+    config, encoder = load_encoder(last_checkpoint(files.checkpoints), torch.device("cpu"), ["data.num_test=6"])
+    assert config.data.num_test == 6
+    assert encoder.model.geometry.name == "late_interaction"
+    assert all(torch.equal(tensor, encoder.model.state_dict()[name]) for name, tensor in weights(files).items())
+
+
+def queue_steps(folder):
+    """Losses, queue and gradient of two steps on this process's share of the same two batches."""
+    config = config_of(*QUEUE)
+    training = open_training_data(config, open_training_pairs(config.data, 0), None)
+    torch.manual_seed(0)
+    model, accelerator = build_model(config, training.tokenizer).double(), Accelerator(cpu=True)
+    losses = []
+    for _, batch in zip(range(2), batches_from(0, config, training, accelerator)):
+        images, token_ids = as_inputs(batch, training.transform, torch.device("cpu"))
+        share = slice(rank() * 16 // world_size(), (rank() + 1) * 16 // world_size())
+        images, token_ids, ids = images[share].double(), token_ids[share], batch.image_index[share]
+        embeddings = model(images, token_ids)
+        loss = contrastive_loss(*embeddings[:2], model.geometry.similarity, embeddings[2], ids, model.memory.pairs())
+        model.zero_grad()
+        loss.backward()
+        losses.append(float(mean_over_processes(loss)))
+        model.memory.update_(model, 0.9)
+        model.memory.enqueue(images, token_ids, ids)
+    gradient = mean_over_processes(model.image_tower.projection.grad)
+    return losses, gradient, model.memory.pairs()
+
+
+def test_two_processes_equal_one_with_a_queue(tmp_path):
+    losses, gradient, pairs = queue_steps(tmp_path)
+    for found in in_processes(2, queue_steps, tmp_path):
+        assert found[0] == pytest.approx(losses, rel=1e-12)
+        torch.testing.assert_close(found[1], gradient, rtol=1e-9, atol=1e-12)
+        for ours, theirs in zip(pairs, found[2]):
+            torch.testing.assert_close(ours, theirs)

@@ -1,0 +1,429 @@
+"""SimCLR, MoCo and SimSiam as the training loop sees them: losses against loops, the order of a step, heads, groups."""
+
+import copy
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from processes import in_processes
+from torch import nn
+
+from common.methods.momentum_contrast import SplitBatchNorm, shuffle_rows, unshuffle_rows
+from common.run.config import ConfigError, load_config
+from contrastive_basics.pretrain import _prepare
+from contrastive_basics.vision import (
+    RandomWeights,
+    build_method,
+    build_sgd,
+    set_learning_rates,
+    share_buffers,
+    simclr_head,
+)
+from contrastive_basics.vision_config import (
+    VisionConfig,
+    VisionMethodConfig,
+    VisionModelConfig,
+    VisionOptimConfig,
+)
+from contrastive_basics.vision_evaluate import projection_statistics
+
+METHODS = {
+    "simclr": VisionMethodConfig("simclr", logit_scale=2.0, head_dim=6),
+    "moco_v1": VisionMethodConfig("moco_v1", logit_scale=10.0, head_dim=6, queue_size=20, ema_momentum=0.9),
+    "moco_v2": VisionMethodConfig("moco_v2", logit_scale=5.0, head_dim=6, queue_size=20, ema_momentum=0.9),
+    "moco_v3": VisionMethodConfig("moco_v3", logit_scale=5.0, head_dim=6, ema_momentum=0.9),
+    "simsiam": VisionMethodConfig("simsiam"),
+    "supervised": VisionMethodConfig("supervised"),
+    "random_weights": VisionMethodConfig("random_weights"),
+}
+MODEL = VisionModelConfig(width=2, blocks=(1, 1, 1, 1), zero_init_residual=False)
+BATCH = 8
+
+
+def built(name, seed=0, **changes):
+    torch.manual_seed(seed)
+    config = VisionConfig(model=MODEL, method=replace(METHODS[name], **changes))
+    return build_method(config, num_classes=3, seed=seed).train()
+
+
+def two_views(seed=1, batch=BATCH):
+    draws = torch.Generator().manual_seed(seed)
+    return torch.rand(batch, 3, 16, 16, generator=draws), torch.rand(batch, 3, 16, 16, generator=draws)
+
+
+def rows(features):
+    """Unit rows as lists of Python numbers."""
+    return F.normalize(features.detach().double(), dim=1).tolist()
+
+
+def dot(one, other):
+    return sum(a * b for a, b in zip(one, other))
+
+
+def log_sum_exp(values):
+    return math.log(sum(math.exp(value) for value in values))
+
+
+# ---- losses against loops -------------------------------------------------------------------------------------------
+
+
+def test_simclrs_loss_is_the_formula_over_both_halves_of_one_batch():
+    model, (first, second) = built("simclr"), two_views()
+    z = rows(copy.deepcopy(model.encoder)(torch.cat([first, second])))
+    expected = 0.0
+    for i in range(2 * BATCH):
+        partner = (i + BATCH) % (2 * BATCH)
+        others = [2.0 * dot(z[i], z[j]) for j in range(2 * BATCH) if j != i]
+        expected += (log_sum_exp(others) - 2.0 * dot(z[i], z[partner])) / (2 * BATCH)
+    loss, keys = model(first, second)
+    assert loss.item() == pytest.approx(expected, abs=1e-5)
+    assert keys is None
+
+
+@pytest.mark.parametrize(("name", "symmetric"), [("moco_v1", False), ("moco_v2", False), ("moco_v2", True)])
+def test_mocos_loss_is_the_formula_with_its_queue(name, symmetric):
+    model, (first, second) = built(name, symmetric=symmetric, shuffle_keys=False), two_views()
+    query, key = copy.deepcopy(model.encoder), copy.deepcopy(model.contrast.momentum_encoder.encoder)
+    queue, scale = model.contrast.queue.features.double().tolist(), METHODS[name].logit_scale
+    directions = [(first, second), (second, first)][: 2 if symmetric else 1]
+    terms, found_keys = [], []
+    for for_query, for_key in directions:
+        found_keys.append(key(for_key))
+        for q, k in zip(rows(query(for_query)), rows(found_keys[-1])):
+            logits = [scale * dot(q, k), *(scale * dot(q, row) for row in queue)]
+            terms.append(log_sum_exp(logits) - logits[0])
+    loss, keys = model(first, second)
+    assert loss.item() == pytest.approx(sum(terms) / len(terms), abs=1e-5)
+    assert torch.allclose(keys, F.normalize(torch.cat(found_keys), dim=1), atol=1e-6)
+    assert not keys.requires_grad
+    assert torch.equal(model.contrast.queue.features, torch.tensor(queue).float())  # enqueued by the loop, not here
+
+
+def test_moco_v3s_loss_is_the_formula_over_the_batch():
+    model, (first, second) = built("moco_v3"), two_views()
+    encoder, predictor = copy.deepcopy(model.encoder), copy.deepcopy(model.contrast.predictor)
+    key = copy.deepcopy(model.contrast.momentum_encoder.encoder)
+    queries = [rows(predictor(encoder(views))) for views in (first, second)]
+    keys = [rows(key(views)) for views in (first, second)]
+    expected = 0.0
+    for q, k in ((queries[0], keys[1]), (queries[1], keys[0])):
+        for i in range(BATCH):
+            logits = [5.0 * dot(q[i], k[j]) for j in range(BATCH)]
+            expected += 2 / 5.0 * (log_sum_exp(logits) - logits[i]) / BATCH
+    assert float(model(first, second).loss) == pytest.approx(expected, abs=1e-5)
+
+
+def test_simsiams_loss_is_the_formula_with_one_pass_for_each_view():
+    model, (first, second) = built("simsiam"), two_views()
+    twin = copy.deepcopy(model.siamese)
+    z = [twin.encoder(views) for views in (first, second)]
+    p = [twin.predictor(one) for one in z]
+    pairs = [(rows(p[0]), rows(z[1])), (rows(p[1]), rows(z[0]))]
+    expected = -sum(dot(a, b) for one, other in pairs for a, b in zip(one, other)) / (2 * BATCH)
+    assert float(model(first, second).loss) == pytest.approx(expected, abs=1e-5)
+
+
+def test_supervision_is_cross_entropy_on_the_first_views_alone():
+    model, (first, second) = built("supervised"), two_views()
+    labels = torch.arange(BATCH) % 3
+    twin = copy.deepcopy(model)
+    scores = twin.classifier(twin.encoder(first)).double().tolist()
+    expected = sum(log_sum_exp(row) - row[label] for row, label in zip(scores, labels.tolist())) / BATCH
+    assert float(model(first, second, labels).loss) == pytest.approx(expected, abs=1e-5)
+    assert float(model(first, 1 - second, labels).loss) == pytest.approx(expected, abs=1e-5)
+
+
+def test_random_weights_cannot_be_trained():
+    with pytest.raises(NotImplementedError):
+        built("random_weights")(*two_views())
+
+
+# ---- one step of MoCo ------------------------------------------------------------------------------------------------
+
+
+def test_moco_steps_are_those_of_the_published_order():
+    """Query, then momentum update, then key, logits from a clone, enqueue, backward, step (spec Sec. 2.2)."""
+    model = built("moco_v2", shuffle_keys=False)
+    optimizer = build_sgd(model, VisionOptimConfig(learning_rate=3.0, global_batch_size=BATCH, weight_decay=0.01))
+    query, key = copy.deepcopy(model.encoder), copy.deepcopy(model.encoder).requires_grad_(False)
+    queue, pointer, velocity = model.contrast.queue.features.clone(), 0, {}
+    for step in range(4):  # 32 keys into 20 places
+        first, second = two_views(seed=step)
+        # ours, as the loop has it
+        model.update_momentum_encoder(0.9)
+        loss, keys = model(first, second)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.enqueue(keys)
+        # the published order, with nothing of ours but the network
+        q = F.normalize(query(first), dim=1)
+        with torch.no_grad():
+            for slow, fast in zip(key.parameters(), query.parameters()):
+                slow.copy_(0.9 * slow + 0.1 * fast)
+            k = F.normalize(key(second), dim=1)
+        logits = 5.0 * torch.cat([(q * k).sum(dim=1, keepdim=True), q @ queue.clone().T], dim=1)
+        for place, row in enumerate(k):
+            queue[(pointer + place) % 20] = row
+        pointer = (pointer + BATCH) % 20
+        expected = F.cross_entropy(logits, torch.zeros(BATCH, dtype=torch.long))
+        expected.backward()
+        with torch.no_grad():
+            for name, parameter in query.named_parameters():
+                gradient = parameter.grad + 0.01 * parameter
+                velocity[name] = 0.9 * velocity[name] + gradient if name in velocity else gradient
+                parameter -= 3.0 * BATCH / 256 * velocity[name]
+                parameter.grad = None
+        assert float(loss) == pytest.approx(float(expected), rel=1e-4)
+        assert torch.allclose(model.contrast.queue.features, queue, atol=1e-4)
+        assert int(model.contrast.queue.pointer) == pointer
+    momentum = model.contrast.momentum_encoder.encoder
+    for ours, theirs in ((model.encoder, query), (momentum, key)):
+        for (name, one), other in zip(ours.state_dict().items(), theirs.state_dict().values()):
+            assert torch.allclose(one.float(), other.float(), atol=1e-3, rtol=1e-3), name
+    assert not torch.allclose(momentum.backbone.stem[0].weight, model.encoder.backbone.stem[0].weight, atol=1e-3)
+
+
+def test_the_optimiser_holds_no_key_parameter_and_running_statistics_stay_the_copys_own():
+    for name in ("moco_v2", "moco_v3"):
+        model = built(name)
+        held = {
+            id(parameter)
+            for group in build_sgd(model, VisionOptimConfig()).param_groups
+            for parameter in group["params"]
+        }
+        momentum = model.contrast.momentum_encoder
+        assert not any(id(parameter) in held for parameter in momentum.parameters())
+        assert all(id(parameter) in held for parameter in model.encoder.parameters())
+    model = built("moco_v2")
+    model(*two_views())  # v3's encoders see the same views in the first step
+    momentum = model.contrast.momentum_encoder.encoder
+    assert not torch.equal(model.encoder.backbone.stem[1].running_mean, momentum.backbone.stem[1].running_mean)
+
+
+def test_keys_are_shuffled_by_the_steps_seed_and_that_matters_only_between_parts_of_the_batch():
+    first, second = two_views()
+    keys = {}
+    for parts in (1, 4):
+        for shuffled in (True, False):
+            model = built("moco_v1", batch_norm_parts=parts, shuffle_keys=shuffled)
+            keys[parts, shuffled] = [copy.deepcopy(model)(first, second, None, seed).keys for seed in (3, 3, 4)]
+            one, again, other = keys[parts, shuffled]
+            assert torch.equal(one, again)
+            if shuffled and parts > 1:
+                assert not torch.allclose(one, other, atol=1e-3)
+            else:
+                assert torch.allclose(one, other, atol=1e-5)
+    assert torch.allclose(keys[1, True][0], keys[1, False][0], atol=1e-5)
+    assert not torch.allclose(keys[4, True][0], keys[4, False][0], atol=1e-3)
+    assert torch.equal(unshuffle_rows(shuffle_rows(second, 3), 3), second)
+
+
+def test_parts_of_a_batch_have_their_own_statistics_in_both_encoders_and_share_them_in_evaluation():
+    model, whole = built("moco_v2", batch_norm_parts=4), built("moco_v2")
+    for encoder in (model.encoder, model.contrast.momentum_encoder.encoder):
+        assert all(
+            isinstance(m, SplitBatchNorm) for m in encoder.modules() if isinstance(m, nn.BatchNorm2d | SplitBatchNorm)
+        )
+    whole.load_state_dict(model.state_dict())
+    first, _ = two_views()
+    assert not torch.allclose(copy.deepcopy(model).encoder(first), copy.deepcopy(whole).encoder(first), atol=1e-3)
+    assert torch.allclose(model.eval().encoder(first), whole.eval().encoder(first), atol=1e-6)
+
+
+# ---- heads and optimiser --------------------------------------------------------------------------------------------
+
+
+def linear_shapes(module):
+    return [(layer.in_features, layer.out_features) for layer in module.modules() if isinstance(layer, nn.Linear)]
+
+
+def test_heads_on_a_resnet50_are_the_published_ones():
+    found = {}
+    for name, head_dim in (("simclr", 128), ("moco_v1", 128), ("moco_v2", 128), ("moco_v3", 256), ("simsiam", None)):
+        method = replace(METHODS[name], head_dim=head_dim)
+        torch.manual_seed(0)
+        found[name] = build_method(VisionConfig(model=VisionModelConfig("resnet50"), method=method), 10, 0)
+    assert linear_shapes(found["simclr"].encoder) == [(2048, 2048), (2048, 2048), (2048, 128)]
+    assert linear_shapes(found["moco_v1"].encoder) == [(2048, 128)]
+    assert linear_shapes(found["moco_v2"].encoder) == [(2048, 2048), (2048, 128)]
+    assert linear_shapes(found["moco_v3"].encoder) == [(2048, 4096), (4096, 256)]
+    assert linear_shapes(found["moco_v3"].contrast.predictor) == [(256, 4096), (4096, 256)]
+    assert linear_shapes(found["simsiam"].encoder) == [(2048, 2048)] * 3
+    assert linear_shapes(found["simsiam"].siamese.predictor) == [(2048, 512), (512, 2048)]
+    block = found["simsiam"].encoder.backbone.layer1[0]
+    assert float(block.bn3.weight.abs().max()) == 0.0  # residual blocks start as the identity
+
+
+def test_simclrs_head_normalises_every_layer_and_never_shifts_the_last():
+    torch.manual_seed(0)
+    head = simclr_head(10, 4)
+    assert [type(layer).__name__ for layer in head] == [
+        "Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d",
+    ]  # fmt: skip
+    assert all(layer.bias is None for layer in head if isinstance(layer, nn.Linear))
+    assert [layer.momentum for layer in head if isinstance(layer, nn.BatchNorm1d)] == [0.1] * 3
+    assert len(simclr_head(10, 4, num_layers=2)) == 5
+    model = built("simclr")
+    optimizer = build_sgd(model, VisionOptimConfig(learning_rate=30.0))
+    for step in range(3):
+        model(*two_views(step)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    last = model.encoder.head[-1]
+    assert torch.equal(last.bias, torch.zeros(6))
+    assert not torch.equal(last.weight, torch.ones(6))
+
+
+def test_norms_and_biases_decay_or_not_as_the_config_says():
+    model = built("simclr")
+    every = build_sgd(model, VisionOptimConfig(weight_decay=0.1))
+    assert [group["weight_decay"] for group in every.param_groups] == [0.1]
+    matrices_only = build_sgd(model, VisionOptimConfig(weight_decay=0.1, decay_vectors=False))
+    decay_of = {id(p): group["weight_decay"] for group in matrices_only.param_groups for p in group["params"]}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            assert decay_of[id(parameter)] == (0.1 if parameter.ndim >= 2 else 0.0)
+    assert len(decay_of) == sum(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_rates_warm_up_fall_by_a_cosine_scale_with_the_batch_and_the_predictors_stays():
+    model = built("simsiam")
+    optim = VisionOptimConfig(
+        steps=100, global_batch_size=512, learning_rate=0.05, warmup_share=0.1, constant_predictor_rate=True
+    )
+    optimizer = build_sgd(model, optim)
+    predictor = {id(parameter) for parameter in model.siamese.predictor.parameters()}
+    for step, expected in (
+        (0, 0.1 / 11),
+        (9, 0.1 * 10 / 11),
+        (10, 0.1),
+        (55, 0.05),
+        (99, 0.05 * (1 + math.cos(math.pi * 89 / 90))),
+    ):
+        assert set_learning_rates(optimizer, step, optim) == pytest.approx(expected)
+        for group in optimizer.param_groups:
+            is_predictor = {id(parameter) in predictor for parameter in group["params"]}
+            assert len(is_predictor) == 1
+            assert group["lr"] == pytest.approx(0.1 if is_predictor.pop() else expected)
+    falling = build_sgd(model, replace(optim, constant_predictor_rate=False))
+    set_learning_rates(falling, 99, optim)
+    assert len({group["lr"] for group in falling.param_groups}) == 1
+
+
+# ---- collapse -------------------------------------------------------------------------------------------------------
+
+
+class Constant(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.direction = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, views):
+        return self.direction.expand(len(views), 3)
+
+
+def test_the_monitor_tells_a_constant_encoder_from_a_spread_one():
+    first, _ = two_views()
+    collapsed = projection_statistics(RandomWeights(Constant()).train(), first)
+    assert collapsed["channel_std"] == pytest.approx(0.0, abs=1e-6)
+    assert collapsed["mean_cosine"] == pytest.approx(1.0)
+    assert collapsed["effective_rank"] == pytest.approx(1.0)
+    spread = projection_statistics(RandomWeights(nn.Flatten()).train(), torch.randn(64, 3, 16, 16))
+    assert spread["channel_std"] == pytest.approx(768**-0.5, rel=0.05)
+    assert abs(spread["mean_cosine"]) < 0.05
+    assert spread["effective_rank"] > 50
+
+
+@pytest.mark.parametrize("name", ["simclr", "moco_v2", "simsiam"])
+def test_the_monitor_changes_nothing(name):
+    model, (first, second) = built(name), two_views()
+    model(first, second)
+    before = copy.deepcopy(model.state_dict())
+    projection_statistics(model, first)
+    assert model.training
+    assert all(module.training for module in model.modules())
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[key]), key
+
+
+# ---- several processes ----------------------------------------------------------------------------------------------
+
+
+def a_step_in_two_processes():
+    """Queue, and running statistics before and after they are shared, of one step on the own half of a batch."""
+    from common.distributed import rank
+
+    model = built("moco_v2")
+    first, second = (views[rank() * 4 : rank() * 4 + 4] for views in two_views())
+    model.update_momentum_encoder(0.9)
+    _, keys = model(first, second, None, 5)
+    model.enqueue(keys)
+    before = model.encoder.backbone.stem[1].running_mean.clone()
+    share_buffers(model)
+    return model.contrast.queue.features.clone(), before, model.encoder.backbone.stem[1].running_mean.clone()
+
+
+def test_processes_keep_one_queue_and_share_their_statistics_when_asked():
+    (queue, before, after), (other_queue, other_before, other_after) = in_processes(2, a_step_in_two_processes)
+    assert torch.equal(queue, other_queue)
+    assert not torch.equal(before, other_before)
+    assert torch.equal(after, other_after)
+    assert torch.equal(after, before)  # the first process's
+
+
+@pytest.mark.parametrize("name", ["simclr", "moco_v3", "simsiam"])
+def test_what_needs_statistics_of_all_processes_is_refused_where_torch_has_none(name):
+    model = built(name)
+    several_cpus = SimpleNamespace(num_processes=2, device=torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"over all processes, which torch can on GPUs only; accepted: one process"):
+        _prepare(several_cpus, model, build_sgd(model, VisionOptimConfig()))
+
+
+def test_synchronised_normalisation_keeps_the_optimisers_parameters_and_mocos_stays_per_process():
+    several_gpus = SimpleNamespace(num_processes=2, device=torch.device("cuda"), prepare=lambda *both: both)
+    for name, synchronised in (("simsiam", True), ("simclr", True), ("moco_v2", False), ("supervised", False)):
+        model = built(name)
+        optimizer = build_sgd(model, VisionOptimConfig())
+        prepared, _ = _prepare(several_gpus, model, optimizer)
+        kinds = {type(module) for module in prepared.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
+        assert (nn.SyncBatchNorm in kinds) == synchronised
+        assert len(kinds) == 1 or not synchronised
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        assert held == {id(parameter) for parameter in prepared.parameters() if parameter.requires_grad}
+
+
+# ---- config ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["method.name=simclr"], "simclr needs method.logit_scale, which is null"),
+        (["method.name=simsiam", "method.queue_size=8"], "queue_size = 8 is no setting of simsiam; it has: none"),
+        (
+            ["method.name=simclr", "method.logit_scale=2", "method.head_dim=4", "method.symmetric=true"],
+            "method.symmetric = True is no setting of simclr; it has: logit_scale, head_dim",
+        ),
+        (["method.name=byol"], "accepted: simclr, moco_v1, moco_v2, moco_v3, simsiam, supervised, random_weights"),
+        (["data.source=folders"], "data.source = folders needs data.root, the folder of the pictures"),
+        (
+            [
+                "method.name=moco_v2", "method.logit_scale=2", "method.head_dim=4", "method.queue_size=8",
+                "method.ema_momentum=0.9", "method.batch_norm_parts=3", "optim.global_batch_size=16",
+            ],
+            "optim.global_batch_size = 16 does not split into method.batch_norm_parts = 3 equal parts",
+        ),
+        (["model.blocks=[1,1]"], "accepted: a list of 4 numbers"),
+        (["model.blocks=[1,1,1,0]"], "accepted: >= 1"),
+        (["method.ema_momentum=1.5"], "accepted: <= 1.0"),
+    ],
+)  # fmt: skip
+def test_a_config_that_cannot_be_used_says_what_would_be(overrides, message):
+    with pytest.raises(ConfigError) as error:
+        load_config(VisionConfig, [], overrides)
+    assert message in str(error.value)
+    assert "command line" in str(error.value)
