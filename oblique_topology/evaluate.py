@@ -21,7 +21,7 @@ PAPER = "oblique_topology"
 MODELS = TrainedModels(
     paper=PAPER,
     config_class=Config,
-    build_model=lambda config, tokenizer: build_model(config, tokenizer.vocabulary_size),
+    build_model=lambda config, tokenizer: build_model(config, tokenizer.vocabulary_size, tokenizer.end_id),
     evaluate_all=zero_shot_and_retrieval,
 )
 load_encoder = partial(trained.load_encoder, MODELS)  # (checkpoint, device, overrides) -> (config, encoder)

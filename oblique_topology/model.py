@@ -19,12 +19,13 @@ def build_geometry(config: Config) -> Geometry:
     return geometries[config.method.geometry]()
 
 
-def build_model(config: Config, vocabulary_size: int) -> TwoTowers:
+def build_model(config: Config, vocabulary_size: int, end_id: int | None = None) -> TwoTowers:
     """Both towers with random weights, the geometry and the logit scale.
 
     Args:
         config: of one row.
         vocabulary_size: of the tokenizer.
+        end_id: of the tokenizer; captions end there, whatever id pads them. None = they end where padding begins.
     """
     model, data, method = config.model, config.data, config.method
     image_tower = VisionTransformer(
@@ -41,6 +42,7 @@ def build_model(config: Config, vocabulary_size: int) -> TwoTowers:
     )
     text_tower = BidirectionalTextTransformer(
         vocabulary_size=vocabulary_size,
+        end_id=end_id,
         context_length=data.context_length,
         width=model.text.width,
         layers=model.text.layers,

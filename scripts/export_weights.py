@@ -4,7 +4,8 @@ python scripts/export_weights.py --model outputs/runs/<paper>/<run>/seed0/checkp
     --output exported
 python scripts/export_weights.py --model ViT-B-32.pt --activation quick_gelu --to transformers --output exported
 
---model is a checkpoint of this repository, a transformers folder or hub name, a folder in open_clip's hub layout, or a
+--model is a checkpoint of this repository with CLIP's towers (a causal text tower; the oblique paper's is bidirectional
+and has no such layout), a transformers folder or hub name, a folder in open_clip's hub layout, or a
 file of weights in OpenAI's layout (which needs --activation).
 """
 
@@ -20,14 +21,16 @@ import torch
 from safetensors.torch import save_file
 from transformers import CLIPModel
 
+import contrastive_basics.evaluate
 import oblique_topology.evaluate
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import clip_to_open_clip, clip_to_transformers, load_clip
+from common.evaluation.trained import load_encoder
 from common.geometry import unit
 from common.run.checkpoint import open_checkpoint
 from common.run.session import run_or_explain
 
-LOADERS = {"oblique_topology": oblique_topology.evaluate.load_encoder}
+MODELS = {models.paper: models for models in (contrastive_basics.evaluate.MODELS, oblique_topology.evaluate.MODELS)}
 
 
 def load(path: str, activation: str | None) -> TwoTowers:
@@ -35,7 +38,7 @@ def load(path: str, activation: str | None) -> TwoTowers:
     if not (Path(path) / "state.json").is_file():
         return load_clip(path, activation)
     checkpoint = open_checkpoint(Path(path))
-    _, encoder = LOADERS[checkpoint.state["paper"]](checkpoint, torch.device("cpu"))
+    _, encoder = load_encoder(MODELS[checkpoint.state["paper"]], checkpoint, torch.device("cpu"))
     return encoder.model
 
 

@@ -15,7 +15,8 @@
 #SBATCH --time=24:00:00
 #SBATCH --output=outputs/slurm-%j.log
 #SBATCH --signal=TERM@120
-# Two minutes before the end the run saves a checkpoint and ends with status 143.
+# Two minutes before the end every training process saves a checkpoint after its step. The launcher gives them 30 seconds
+# and then ends with status 1.
 # Slurm does not make the folder of --output: mkdir -p outputs before sbatch.
 # A job that ran into its time limit goes on when it is submitted again with --resume; name an --output-dir,
 # because the default folder changes with the config and the code.

@@ -362,3 +362,12 @@ def test_recording_while_blocks_run_twice_is_refused():
         fusion(text, mask, text, recorded)
     fusion.eval()(text, mask, text, recorded)
     assert len(recorded) == 1
+
+
+def test_a_caption_ends_at_its_end_token_whatever_id_pads_it():
+    by_end = BidirectionalTextTransformer(50, 8, 16, 2, 2, 6, end_id=3).double()
+    ids = torch.tensor([[2, 7, 0, 9, 3, 0, 0, 0]])  # 0 is a word here, and padding
+    other = torch.tensor([[2, 7, 8, 9, 3, 0, 0, 0]])
+    assert (by_end(ids) - by_end(other)).abs().max() > 1e-4  # the word is seen
+    torch.testing.assert_close(by_end(ids), by_end(ids[:, :5]), rtol=1e-12, atol=1e-12)  # the padding is not
+    torch.testing.assert_close(by_end(ids), by_end(torch.tensor([[2, 7, 0, 9, 3, 5, 3, 5]])), rtol=1e-12, atol=1e-12)

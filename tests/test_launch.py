@@ -12,7 +12,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = "oblique_topology/train.py"
 TWO = ["--config_file", "scripts/accelerate/cpu_two_processes.yaml"]
-FEW = ["--scale", "smoke", "run.log_every=1", "run.evaluate_every=0", "run.save_every=0", "optim.steps=3", "optim.warmup_steps=2"]
+FEW = [
+    "--scale",
+    "smoke",
+    "run.log_every=1",
+    "run.evaluate_every=0",
+    "run.save_every=0",
+    "optim.steps=3",
+    "optim.warmup_steps=2",
+]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
 
 

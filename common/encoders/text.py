@@ -22,6 +22,8 @@ class BidirectionalTextTransformer(nn.Module):
         num_class_tokens: number of class tokens; the sequence grows by num_class_tokens - 1.
         final_layer_norm: False replaces the last LayerNorm by the identity.
         pad_id: id that is masked.
+        end_id: what follows the first such id is masked, whatever it is; None = all of pad_id. Some vocabularies pad
+            with an ordinary word (CLIP's id 0 is "!").
     """
 
     def __init__(
@@ -36,13 +38,14 @@ class BidirectionalTextTransformer(nn.Module):
         num_class_tokens: int = 1,
         final_layer_norm: bool = True,
         pad_id: int = 0,
+        end_id: int | None = None,
         activation: Activation = "gelu",
         norm_eps: float = 1.0e-5,
         dropout: float = 0.0,
         gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
-        self.context_length, self.width, self.pad_id = context_length, width, pad_id
+        self.context_length, self.width, self.pad_id, self.end_id = context_length, width, pad_id, end_id
         self.num_class_tokens, self.projection_dim = num_class_tokens, projection_dim
         self.token_embedding = nn.Embedding(vocabulary_size, width)
         self.position_embedding = nn.Parameter(0.01 * torch.randn(context_length + num_class_tokens - 1, width))
@@ -87,13 +90,20 @@ class BidirectionalTextTransformer(nn.Module):
         """
         return self.final_norm(self._blocks(token_ids))
 
+    def word_mask(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length), True at class, words and end token, False at padding."""
+        if self.end_id is None:
+            return token_ids != self.pad_id
+        is_end = token_ids == self.end_id
+        return is_end.cumsum(dim=1) - is_end.int() == 0
+
     def _blocks(self, token_ids: torch.Tensor) -> torch.Tensor:
         _check_length(token_ids, self.context_length)
         copies = token_ids[:, :1].expand(-1, self.num_class_tokens - 1)
         token_ids = torch.cat([copies, token_ids], dim=1)
         tokens = self.token_embedding(token_ids)
         tokens = self.input_norm(tokens + self.position_embedding[: token_ids.shape[1]].to(tokens.dtype))
-        return self.transformer(self.dropout(tokens), key_mask=token_ids != self.pad_id)
+        return self.transformer(self.dropout(tokens), key_mask=self.word_mask(token_ids))
 
 
 class CausalTextTransformer(nn.Module):

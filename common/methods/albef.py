@@ -56,7 +56,7 @@ class FusedEncoders(nn.Module):
 
     def text_mask(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(batch, length), True at words and False at padding."""
-        return token_ids != self.text_tower.pad_id
+        return self.text_tower.word_mask(token_ids)
 
     def word_logits(self, token_ids: torch.Tensor, image_tokens: torch.Tensor) -> torch.Tensor:
         """(batch, length, vocabulary_size): which word stands at each position, seen with the picture."""
