@@ -334,7 +334,7 @@ def test_the_paper_s_script_asked_to_stop_saves_and_goes_on_to_the_same_losses(t
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert run(whole, *few, script="oblique_topology") == 0
     children = started(stopped, *few, script="oblique_topology")
-    while not (stopped / "log.jsonl").exists() or len(read_log(stopped / "log.jsonl")) < 3:
+    while not (stopped / "log.jsonl").exists() or len(read_log(stopped / "log.jsonl")) < 4:  # three steps and a header
         time.sleep(0.001)
     os.kill(children[0].pid, signal.SIGTERM)
     assert ended(children) == [STOPPED_EXIT_STATUS]
