@@ -240,6 +240,31 @@ def test_labelled_sets_come_from_the_config(tmp_path):
     assert list(open_zero_shot_sets(DataConfig(num_labelled=4))) == list(ZERO_SHOT_SETS)
 
 
+def test_two_labelled_sets_of_one_name_are_refused(tmp_path):
+    for folder in ("pets", "wds_pets_test"):
+        task = tmp_path / "labelled" / folder
+        (task / "test").mkdir(parents=True)
+        (task / "classnames.txt").write_text("cat\ndog\n")
+        (task / "zeroshot_classification_templates.txt").write_text("a photo of a {c}.\n")
+        (task / "test" / "nshards.txt").write_text("1")
+        write_tar(task / "test" / "0.tar", {f"s{n}": {"jpg": jpeg(n), "cls": str(n % 2).encode()} for n in range(4)})
+    (tmp_path / "labelled" / "pets").rename(tmp_path / "labelled" / "wds_pets")
+    write_shards(tmp_path)
+    with pytest.raises(ValueError, match="two labelled sets called 'pets'"):
+        open_zero_shot_sets(config_of("shards", tmp_path, labelled="labelled"))
+
+
+def test_a_list_without_splits_is_not_ranked_on_what_it_was_trained_on(tmp_path):
+    write_pictures(tmp_path)
+    rows = [{"image": f"id{number}.jpg", "caption": captions_of(number)} for number in range(NUM_SAMPLES)]
+    (tmp_path / "all.json").write_text(json.dumps(rows))
+    (tmp_path / "few.json").write_text(json.dumps(rows[:3]))
+    data = config_of("karpathy", tmp_path, train="all.json", val="few.json")
+    assert len(open_validation_pairs(data)) == 3
+    with pytest.raises(ValueError, match=r"data\.test is empty and data\.train = 'all\.json' has no split for it"):
+        open_evaluation_sets(data)
+
+
 # --- order -----------------------------------------------------------------------------------------------------------
 
 

@@ -314,6 +314,24 @@ def test_log_survives_any_text_and_refuses_damage_in_the_middle(tmp_path):
         read_log(path)
 
 
+def test_a_log_cut_inside_a_character_loses_its_last_line_alone(tmp_path):
+    path = tmp_path / "log.jsonl"
+    RunLog(path).write("train", step=1, loss=1.0)
+    with path.open("ab") as file:
+        file.write('{"x": "gr\u00fcn"}'.encode()[:10])
+    assert [record["step"] for record in read_log(path)] == [1]
+
+
+def test_cache_key_depends_on_what_stands_in_the_vocabulary_file(tmp_path):
+    file = tmp_path / "vocab.txt"
+    config = override(Config(), [f"data.vocabulary={file}"])
+    keys = set()
+    for content in ("one", "two"):
+        file.write_text(content)
+        keys.add(run_key("oblique_topology", config, "data"))
+    assert len(keys) == 2
+
+
 def test_log_of_other_processes_writes_nothing(tmp_path):
     RunLog(tmp_path / "log.jsonl", enabled=False).write("train", step=1)
     assert not list(tmp_path.iterdir())
