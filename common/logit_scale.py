@@ -1,6 +1,7 @@
 """The softmax temperature as a positive multiplier: logits = logit_scale * similarity."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,6 +36,13 @@ class LogitScale(nn.Module):
         # one entry, not none: FSDP2 refuses parameters without a dimension
         self.log_logit_scale = nn.Parameter(torch.tensor([start]), requires_grad=trainable)
 
+    @classmethod
+    def from_config(cls, method: Any) -> "LogitScale":
+        """As the section of a config says that has the fields logit_scale_init, _min, _max and _trainable."""
+        return cls(
+            method.logit_scale_init, method.logit_scale_min, method.logit_scale_max, method.logit_scale_trainable
+        )
+
     def forward(self) -> torch.Tensor:
         """The multiplier, a scalar tensor in [minimum, maximum]."""
         return self.log_logit_scale.exp().sum()  # of one entry; no view, which FSDP2 warns about
@@ -46,3 +54,14 @@ class LogitScale(nn.Module):
         high = None if self.maximum is None else math.log(self.maximum)
         if low is not None or high is not None:
             self.log_logit_scale.clamp_(low, high)
+
+
+def check_bounds(method: Any) -> None:
+    """Refuses bounds in the wrong order; for the __post_init__ of a config's section.
+
+    Raises:
+        ValueError: if logit_scale_min is above logit_scale_max.
+    """
+    low, high = method.logit_scale_min, method.logit_scale_max
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"method.logit_scale_min = {low} is above method.logit_scale_max = {high}")

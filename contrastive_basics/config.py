@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from common.evaluation.zero_shot import PromptAverage
+from common.logit_scale import check_bounds
 from common.run.config import DataConfig, ModelConfig, OptimConfig, RunConfig, setting
 
 
@@ -26,9 +27,7 @@ class MethodConfig:
     prompt_average: PromptAverage = "embeddings"  # zero-shot classes; late_interaction: scores
 
     def __post_init__(self) -> None:
-        low, high = self.logit_scale_min, self.logit_scale_max
-        if low is not None and high is not None and low > high:
-            raise ValueError(f"method.logit_scale_min = {low} is above method.logit_scale_max = {high}")
+        check_bounds(self)
         if self.loss == "late_interaction":
             wanted = {"targets": "diagonal", "queue_size": 0, "prompt_average": "scores"}
             for name, only in wanted.items():

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from common.evaluation.collapse import collapse_statistics
 from common.evaluation.knn import knn_scores
 from common.evaluation.retrieval import recall_at_k, retrieval_ranks
 from common.feature_queue import FeatureQueue
@@ -19,7 +20,7 @@ from common.geometry import Sphere, inner_product_similarity, paired_inner_produ
 from common.info_nce import contrastive_loss, info_nce, mask_absent, nt_xent, symmetric_info_nce
 from common.logit_scale import LogitScale
 from common.methods.momentum_contrast import MomentumContrast, moco_loss
-from contrastive_basics.simsiam import SimSiam, collapse_statistics, simsiam_loss, simsiam_predictor
+from contrastive_basics.simsiam import SimSiam, simsiam_loss, simsiam_predictor
 from contrastive_basics.toys import (
     EMBEDDING_DIM,
     NUM_CLASSES,

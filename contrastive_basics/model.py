@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from common.data.tokenizer import Tokenizer
-from common.encoders.text import CausalTextTransformer
+from common.encoders.from_config import causal_text_transformer, vision_transformer
+from common.encoders.text import CausalTextTransformer, up_to_first
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
 from common.feature_queue import FeatureQueue
@@ -31,42 +32,15 @@ def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
     Returns:
         The towers; their attribute `memory` is the MomentumQueue that the row asks for, or None.
     """
-    model, data, method = config.model, config.data, config.method
-    image_tower = VisionTransformer(
-        image_size=data.image_size,
-        patch_size=model.patch_size,
-        width=model.image.width,
-        layers=model.image.layers,
-        heads=model.image.heads,
-        mlp_ratio=model.image.mlp_ratio,
-        projection_dim=model.embedding_dim,
-        final_layer_norm=model.final_layer_norm,
-        patch_dropout=model.patch_dropout,
-        gradient_checkpointing=model.gradient_checkpointing,
-    )
-    text_tower = CausalTextTransformer(
-        vocabulary_size=tokenizer.vocabulary_size,
-        context_length=data.context_length,
-        width=model.text.width,
-        layers=model.text.layers,
-        heads=model.text.heads,
-        mlp_ratio=model.text.mlp_ratio,
-        projection_dim=model.embedding_dim,
-        end_id=tokenizer.end_id,
-        final_layer_norm=model.final_layer_norm,
-        gradient_checkpointing=model.gradient_checkpointing,
-    )
-    logit_scale = LogitScale(
-        init=method.logit_scale_init,
-        minimum=method.logit_scale_min,
-        maximum=method.logit_scale_max,
-        trainable=method.logit_scale_trainable,
-    )
+    method = config.method
+    image_tower = vision_transformer(config.data, config.model)
+    text_tower = causal_text_transformer(config.data, config.model, tokenizer)
+    logit_scale = LogitScale.from_config(method)
     if method.loss == "late_interaction":
         towers = TwoTowers(PatchTokens(image_tower), WordTokens(text_tower), LateInteraction(), logit_scale)
     else:
         towers = TwoTowers(image_tower, text_tower, Sphere(), logit_scale)
-    towers.memory = MomentumQueue(towers, method.queue_size, model.embedding_dim) if method.queue_size else None
+    towers.memory = MomentumQueue(towers, method.queue_size, config.model.embedding_dim) if method.queue_size else None
     return towers
 
 
@@ -141,9 +115,7 @@ class WordTokens(nn.Module):
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         tokens = self.tower.forward_tokens(token_ids) @ self.tower.projection
-        is_end = token_ids == self.tower.end_id
-        real = is_end.cumsum(dim=1) - is_end.int() == 0  # up to the first end token
-        return (tokens * real[..., None])[:, 1:]
+        return (tokens * up_to_first(token_ids, self.tower.end_id)[..., None])[:, 1:]
 
 
 class LateInteraction(nn.Module):

@@ -11,7 +11,6 @@ the encoder's falls: two parameter groups, `model.encoder` and `model.predictor`
 import torch
 from torch import nn
 
-from common.evaluation.knn import collapse_figures
 from common.geometry import paired_inner_products, unit
 
 
@@ -91,24 +90,3 @@ def simsiam_predictor(dim: int = 2048, hidden_dim: int = 512) -> nn.Sequential:
         nn.ReLU(inplace=True),
         nn.Linear(hidden_dim, dim),
     )
-
-
-@torch.no_grad()
-def collapse_statistics(features: torch.Tensor) -> dict[str, float]:
-    """What tells a collapsed representation, to be logged together.
-
-    The spread alone is no proof of health behind a batch normalisation, which forces it (spec Sec. 5.1).
-
-    Args:
-        features: (batch, dim), any norm; batch at least 2.
-    Returns:
-        channel_std, mean_cosine: as in `collapse_figures`.
-        effective_rank: exp of the entropy of the shares that the principal directions have in the variance of the unit
-            features, in [1, dim]: how many directions are used, however small the spread is. 1 for a constant.
-    """
-    directions = unit(features).double()
-    variances = torch.linalg.svdvals(directions - directions.mean(dim=0)).square()
-    tiny = torch.finfo(variances.dtype).tiny
-    shares = variances / variances.sum().clamp(min=tiny)
-    entropy = -(shares * shares.clamp(min=tiny).log()).sum()
-    return {**collapse_figures(features), "effective_rank": float(entropy.exp())}

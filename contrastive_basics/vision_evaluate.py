@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from common.data.transforms import ImageTransform
 from common.distributed import is_main_process
+from common.evaluation.collapse import collapse_statistics
 from common.evaluation.embed import Encoder
 from common.evaluation.knn import evaluate_knn, knn_scores, labelled_features
 from common.evaluation.linear_probe import PROBES, TowerFeatures, evaluate_linear_probe
@@ -20,7 +21,6 @@ from common.evaluation.protocol import Evaluation
 from common.run.checkpoint import Checkpoint, CheckpointError
 from common.run.config import from_dict
 from common.run.session import RunFiles, provenance_of, write_json
-from contrastive_basics.simsiam import collapse_statistics
 from contrastive_basics.vision import Method, build_method, share_buffers
 from contrastive_basics.vision_config import VisionConfig
 from contrastive_basics.vision_data import SomePictures, open_test_set, open_training_set

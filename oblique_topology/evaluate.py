@@ -18,12 +18,7 @@ from oblique_topology.config import Config
 from oblique_topology.model import build_model
 
 PAPER = "oblique_topology"
-MODELS = TrainedModels(
-    paper=PAPER,
-    config_class=Config,
-    build_model=lambda config, tokenizer: build_model(config, tokenizer.vocabulary_size, tokenizer.end_id),
-    evaluate_all=zero_shot_and_retrieval,
-)
+MODELS = TrainedModels(PAPER, Config, build_model, zero_shot_and_retrieval)
 load_encoder = partial(trained.load_encoder, MODELS)  # (checkpoint, device, overrides) -> (config, encoder)
 reevaluate = partial(trained.reevaluate, MODELS)  # (checkpoint, config, files, accelerator)
 

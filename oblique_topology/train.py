@@ -75,7 +75,7 @@ def train(
 
     # model and optimiser
     torch.manual_seed(run.seed)
-    model = build_model(config, training.tokenizer.vocabulary_size, training.tokenizer.end_id)
+    model = build_model(config, training.tokenizer)
     optimizer = build_optimizer(model, optim)
     utilisation = utilisation_of(model, config, accelerator)
 

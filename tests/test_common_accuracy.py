@@ -17,14 +17,12 @@ from common.evaluation.accuracy import (
     f1_macro_present,
     group_accuracies,
     mean_per_class_recall,
-    mean_recall_at_1,
     winogavil_jaccard,
     winogavil_metrics,
     winogavil_prompt,
     worst_group_accuracy,
     worst_region_accuracy,
 )
-from common.evaluation.retrieval import retrieval_metrics, retrieval_ranks
 
 LABELS, PREDICTIONS = [0, 0, 0, 1, 1, 2], [0, 0, 3, 1, 0, 2]  # class 3 is predicted but never occurs
 
@@ -89,12 +87,6 @@ def test_both_readings_of_the_worst_region_are_labelled():
     assert worst_region_accuracy(hits, regions) == {"acc_worst_region": 0, "acc_worst_region_without_other": 0.5}
     with pytest.raises(ValueError, match="at least one named region"):
         worst_region_accuracy([1], ["Other"])
-
-
-def test_mean_recall_at_1_takes_the_keys_of_a_retrieval_evaluation():
-    scores, text_to_image = torch.tensor([[0.9, 0.8, 0.1], [0.2, 0.3, 0.0]]), torch.tensor([0, 1, 1])
-    metrics = retrieval_metrics(retrieval_ranks(scores, text_to_image))
-    assert mean_recall_at_1(metrics) == pytest.approx((1 + 1 / 3) / 2)
 
 
 @pytest.mark.parametrize("seed", range(20))

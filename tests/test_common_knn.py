@@ -1,4 +1,4 @@
-"""Weighted nearest neighbours against loops and scikit-learn; collapse figures of known representations."""
+"""Weighted nearest neighbours against loops and scikit-learn."""
 
 import math
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.evaluation.knn import collapse_figures, evaluate_knn, knn_scores
+from common.evaluation.knn import evaluate_knn, knn_scores
 from common.geometry import unit
 
 
@@ -140,21 +140,3 @@ def test_evaluation_states_the_bank_and_leaves_out_what_cannot_be_read():
     other.class_names = ["right", "left"]
     with pytest.raises(ValueError, match="bank and test have unlike class names"):
         evaluate_knn(Encoder(), other, Task("test", 9))
-
-
-def test_collapse_figures_of_a_constant_and_of_spread_features():
-    constant = collapse_figures(torch.ones(100, 32) * torch.rand(100, 1))
-    assert constant["channel_std"] == pytest.approx(0, abs=1e-6)
-    assert constant["mean_cosine"] == pytest.approx(1, abs=1e-6)
-    spread = collapse_figures(torch.randn(4000, 32))
-    assert spread["channel_std"] == pytest.approx(32**-0.5, rel=0.01)  # 0.177
-    assert spread["mean_cosine"] == pytest.approx(0, abs=0.01)
-
-
-def test_mean_cosine_equals_loops_over_different_pictures():
-    features = torch.randn(7, 3, dtype=torch.float64)
-    directions = unit(features)
-    expected = np.mean([float(directions[i] @ directions[j]) for i in range(7) for j in range(7) if i != j])
-    assert collapse_figures(features)["mean_cosine"] == pytest.approx(expected, abs=1e-14)
-    with pytest.raises(ValueError, match="at least 2 rows"):
-        collapse_figures(features[:1])

@@ -17,7 +17,6 @@ from common.evaluation.zero_shot import (
     normalized_mean,
     plain_mean,
     prompt_scores,
-    restrict_to_classes,
 )
 from common.geometry import Sphere, inner_product_similarity, unit
 
@@ -230,22 +229,6 @@ def test_classifier_equals_open_clip_on_a_tiny_random_model():
 
 
 # --- subsets and hits ----------------------------------------------------------------------------------------------
-
-
-def test_classes_are_restricted_before_the_arg_max():
-    scores = torch.tensor([[9.0, 1.0, 2.0, 3.0], [9.0, 5.0, 2.0, 3.0]])
-    labels = torch.tensor([3, 1])
-    assert not classification_hits(scores, labels).any()
-    fewer, new_labels = restrict_to_classes(scores, labels, [3, 1])
-    assert fewer.tolist() == [[3, 1], [3, 5]]
-    assert new_labels.tolist() == [0, 1]
-    assert classification_hits(fewer, new_labels).all()
-    with pytest.raises(ValueError, match=r"labels \[1\] are not among the 2 classes"):
-        restrict_to_classes(scores, labels, [3, 0])
-    with pytest.raises(ValueError, match="2 classes of which 1 distinct"):
-        restrict_to_classes(scores, labels, [3, 3])
-    with pytest.raises(ValueError, match=r"classes 1\.\.4; accepted: 0\.\.3"):
-        restrict_to_classes(scores, labels, [1, 4])
 
 
 @pytest.mark.parametrize("k", [1, 2, 3])

@@ -189,7 +189,7 @@ def test_a_checkpoint_rebuilds_its_model_and_refuses_another(unbroken, tmp_path)
     shutil.copytree(unbroken.folder, run_into)
     with pytest.raises(ConfigError, match=r"holds a run of another config: model.image.layers 1 -> 2"):
         run(run_into, "model.image.layers=2", resume=True)
-    two_layers = build_model(override(config, ["model.image.layers=2"]), encoder.tokenizer.vocabulary_size)
+    two_layers = build_model(override(config, ["model.image.layers=2"]), encoder.tokenizer)
     with pytest.raises(CheckpointError, match=r"checkpoint of another model: .*image_tower"):
         checkpoint.load_model(two_layers)
     with pytest.raises(ConfigError, match=r"model.image.layers=2 would change a trained model"):

@@ -8,13 +8,12 @@ Order is label order: for a folder data set sort by WordNet id, not by name.
 """
 
 import difflib
-import json
 import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-from common.data.text_files import read_lines, read_text
+from common.data.text_files import read_json_object, read_lines
 
 OPEN_CLIP = "open_clip"
 
@@ -109,12 +108,7 @@ def _read_list(path: Path, dataset: str, key: str) -> tuple[list[Any], str]:
             raise ValueError(f"{path} is a text file for one data set; data set {dataset!r} can be chosen in JSON only")
         entries, where = [line.strip() for line in read_lines(path)], str(path)
     else:
-        try:
-            content = json.loads(read_text(path))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not valid JSON: {error}") from error
-        if not isinstance(content, dict):
-            raise ValueError(f"{path} holds a {type(content).__name__}; accepted: a mapping from data sets to lists")
+        content = read_json_object(path)  # from data sets to lists
         if dataset not in content:
             near = difflib.get_close_matches(dataset, content, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

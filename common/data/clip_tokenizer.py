@@ -23,7 +23,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
-from common.data.text_files import find_file, pack, read_lines, read_text, unpack
+from common.data.text_files import find_file, pack, read_json_object, read_lines, unpack
 from common.data.tokenizer import encode_rows, stored_fields, tokens_of, without_lone_surrogates
 
 NUM_MERGES = 48_894  # CLIP uses the first 49,152 - 256 - 2 of the 262k lines of its file
@@ -205,7 +205,7 @@ def _bundled_file() -> Path:
 
 def _read_merges(path: Path) -> list[str]:
     if path.suffix == ".json":
-        model = _parsed_json(path).get("model")
+        model = read_json_object(path).get("model")
         merges = model.get("merges") if isinstance(model, dict) else None
         if not isinstance(merges, list):
             raise ValueError(f"{path} holds no byte-pair model: model.merges is missing")
@@ -217,20 +217,10 @@ def _read_merges(path: Path) -> list[str]:
 
 
 def _check_ids(path: Path, vocabulary: Sequence[str]) -> None:
-    content = _parsed_json(path)
+    content = read_json_object(path)
     stated = content if path.name == "vocab.json" else content["model"].get("vocab")
     if not isinstance(stated, dict):
         raise ValueError(f"{path} holds no byte-pair model: model.vocab is missing")
     for position, token in enumerate(vocabulary[:-2]):
         if stated.get(token) != position:
             raise ValueError(f"{path}: {token!r} has id {stated.get(token)}, in CLIP's order it is {position}")
-
-
-def _parsed_json(path: Path) -> dict:
-    try:
-        content = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}; accepted: a mapping")
-    return content

@@ -3,9 +3,11 @@
 import base64
 import binascii
 import gzip
+import json
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 _FILE_SUFFIXES = (".txt", ".gz", ".json", ".model", ".vocab")
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
@@ -27,6 +29,21 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The mapping that a JSON file holds, plain or gzip.
+
+    Raises:
+        ValueError: names the file: unreadable, no JSON, or another type at its top.
+    """
+    try:
+        content = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; accepted: a mapping")
+    return content
 
 
 def read_lines(path: Path) -> list[str]:

@@ -94,8 +94,7 @@ class BidirectionalTextTransformer(nn.Module):
         """(batch, length), True at class, words and end token, False at padding."""
         if self.end_id is None:
             return token_ids != self.pad_id
-        is_end = token_ids == self.end_id
-        return is_end.cumsum(dim=1) - is_end.int() == 0
+        return up_to_first(token_ids, self.end_id)
 
     def _blocks(self, token_ids: torch.Tensor) -> torch.Tensor:
         _check_length(token_ids, self.context_length)
@@ -190,6 +189,12 @@ class CausalTextTransformer(nn.Module):
         tokens = self.token_embedding(token_ids)
         tokens = tokens + self.position_embedding[: token_ids.shape[1]].to(tokens.dtype)
         return self.transformer(tokens)
+
+
+def up_to_first(token_ids: torch.Tensor, end_id: int) -> torch.Tensor:
+    """(batch, length) bool: True up to and with each row's first end token, everywhere in a row without one."""
+    is_end = token_ids == end_id
+    return is_end.cumsum(dim=1) - is_end.int() == 0
 
 
 def _check_length(token_ids: torch.Tensor, context_length: int) -> None:

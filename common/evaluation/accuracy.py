@@ -104,11 +104,6 @@ def worst_region_accuracy(hits: Any, regions: Sequence[str]) -> dict[str, float]
     return {"acc_worst_region": min(by_region.values()), "acc_worst_region_without_other": min(named)}
 
 
-def mean_recall_at_1(metrics: Mapping[str, float]) -> float:
-    """DataComp's "mean_recall@1": mean of R@1 in both directions, from the metrics of a retrieval evaluation."""
-    return (metrics["i2t_recall_at_1"] + metrics["t2i_recall_at_1"]) / 2
-
-
 def winogavil_prompt(cue: str) -> str:
     """The cue in lower case after "An " before a, e, i, o, u, else after "A ".
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from common.data.pairs import Pairs
-from common.data.text_files import read_text
+from common.data.text_files import read_json_object, read_text
 from common.evaluation.embed import CaptionRule, Encoder, embed_pairs, scores_here, text_scores_here
 from common.evaluation.protocol import TIE_RULE, Evaluation
 from common.evaluation.retrieval import (
@@ -117,12 +117,7 @@ def read_id_lists(path: Path) -> dict[int, list[int]]:
         ValueError: names the file, and the key whose value is no list of whole numbers.
     """
     found = path if path.exists() else path.with_name(path.name + ".gz")
-    try:
-        content = json.loads(read_text(found))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{found} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f'{found} holds a {type(content).__name__}; accepted: {{"id": [ids]}}')
+    content = read_json_object(found)
     for key, values in content.items():
         whole = isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
         if not key.isdecimal() or not whole:

@@ -119,29 +119,6 @@ def labelled_features(encoder: Any, task: Any) -> tuple[torch.Tensor, torch.Tens
     return features[kept].flatten(1), torch.tensor([task.label(index) for index in kept.tolist()])
 
 
-def collapse_figures(features: torch.Tensor) -> dict[str, float]:
-    """Whether features of different pictures are still different (SimSiam's monitor and the cosine beside it).
-
-    The spread alone is blind to a last BatchNorm, which forces it on any representation.
-
-    Args:
-        features: (batch, dim), batch at least 2.
-    Returns:
-        "channel_std": standard deviation over the batch of the unit features' channels, averaged; 0 when all are equal,
-        about 1 / sqrt(dim) when they are spread over the sphere. "mean_cosine": of different pictures; 1 when all are
-        equal, about 0 when spread.
-    Raises:
-        ValueError: for fewer than two features.
-    """
-    if features.ndim != 2 or len(features) < 2:
-        raise ValueError(f"features of shape {tuple(features.shape)}; accepted: (batch, dim) with at least 2 rows")
-    directions = unit(features.detach()).double()
-    batch = len(directions)
-    own = directions.square().sum()
-    cosines = (directions.sum(dim=0).square().sum() - own) / (batch * (batch - 1))
-    return {"channel_std": float(directions.std(dim=0).mean()), "mean_cosine": float(cosines)}
-
-
 def _first_k(cosines: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The k largest of each row; where more tie for the last places than fit, those with the lower index."""
     values, indices = cosines.topk(k, dim=1)

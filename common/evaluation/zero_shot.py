@@ -133,35 +133,6 @@ def fill(template: str, name: str) -> str:
     raise ValueError(f"prompt template {template!r} has no place for the class name; accepted: one {{}} or {{c}}")
 
 
-def restrict_to_classes(
-    scores: torch.Tensor, labels: torch.Tensor, classes: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Leaves only some classes to choose from, before any arg-max (ImageNet-A, ImageNet-R: 200 of 1,000).
-
-    Args:
-        scores: (num_images, num_classes).
-        labels: (num_images,), each one of `classes`.
-        classes: distinct columns that may be chosen; their order is that of the new labels.
-    Returns:
-        (num_images, len(classes)) scores and (num_images,) labels in [0, len(classes)).
-    Raises:
-        ValueError: repeated or unknown classes, or a label outside the subset.
-    """
-    chosen = torch.as_tensor(list(classes), dtype=torch.long, device=scores.device)
-    num_distinct = len(set(chosen.tolist()))
-    if not len(chosen) or num_distinct != len(chosen):
-        raise ValueError(f"{len(chosen)} classes of which {num_distinct} distinct; accepted: distinct ones")
-    if int(chosen.min()) < 0 or int(chosen.max()) >= scores.shape[1]:
-        raise ValueError(f"classes {int(chosen.min())}..{int(chosen.max())}; accepted: 0..{scores.shape[1] - 1}")
-    place = torch.full((scores.shape[1],), -1, device=scores.device)
-    place[chosen] = torch.arange(len(chosen), device=scores.device)
-    new_labels = place[labels]
-    if (new_labels < 0).any():
-        outside = labels[new_labels < 0].unique().tolist()
-        raise ValueError(f"labels {outside[:5]} are not among the {len(chosen)} classes that may be chosen")
-    return scores[:, chosen], new_labels
-
-
 class ClassSubset:
     """A labelled set reduced to some of its classes: only their pictures, and only they can be chosen.
 

@@ -39,7 +39,7 @@ def scenes(quick: bool, folder: Path) -> Comparison:
     positions = list(range(size))
     batch = view.__getitems__(positions)
     images, token_ids = normalize(batch.images), batch.token_ids
-    model = build_model(config, tokenizer.vocabulary_size)
+    model = build_model(config, tokenizer)
     step = training_step(model, lambda: our_loss(model, images, token_ids), model.logit_scale.clamp_, config.optim)
     return Comparison(
         f"drawing and tokenising a batch of {size} scenes / one demo training step on it",
