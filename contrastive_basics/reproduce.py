@@ -16,13 +16,13 @@ if not __package__:
 from common.data.pairs import open_retrieval_sets
 from common.distributed import gather_objects, is_main_process, wait_for_everyone
 from common.evaluation.trained import save_evaluations
-from common.report.cells import measured_cell
 from common.report.command import Command, plot_runs, reproduce_main
 from common.report.experiments import Experiment, write_experiment
-from common.report.schema import MEASURED, PAPER_SCALE, Column, Row, Table
+from common.report.schema import MEASURED, PAPER_SCALE, Row, Table
+from common.report.trained_rows import Runs, columns_of, measured_cells, printed_cells, train_rows
 from common.run.config import load_config, load_row, to_dict
 from common.run.provenance import hash_of
-from common.run.reproduce import PaperCode, RowRun, is_current, read_run, run_row
+from common.run.reproduce import PaperCode, RowRun, is_current, read_run
 from common.run.session import RunFiles, provenance_of, run_or_explain, start_accelerator
 from contrastive_basics import experiments, negatives_sweep, vision_tables
 from contrastive_basics.config import Config, PublicConfig
@@ -48,11 +48,11 @@ def table1(command: Command) -> list[Table]:
     source = printed["tables"]["table1"]
     public = load_config(PublicConfig, [], [text for text in command.overrides if text.startswith("public.")]).public
     ours = replace(command, overrides=tuple(text for text in command.overrides if not text.startswith("public.")))
-    runs: dict[str, list[RowRun]] = {}
+    runs: Runs = {}
     rows = []
     for row in source["rows"]:
         method = row["method"]
-        paper = {column["key"]: value for column, value in zip(source["columns"], row["values"])}
+        paper = printed_cells(source, row)
         checkpoint = {"CLIP": public.clip, "FLAVA": public.flava}.get(method, "")
         if not checkpoint:
             status = "cited" if method == "BEiT-3" else "not run"
@@ -64,24 +64,18 @@ def table1(command: Command) -> list[Table]:
             runs[name] = [run]
             pixels = run.evaluations["test"]["protocol"]["preprocessing"]
             note = f"ours: {run.training_data}; pictures by Pillow, {pixels['mode']} to {pixels['size']} px"
-            rows.append(Row(name, {} if prefix else paper, _cells(source, [run], command.scale), MEASURED, note))
-    for method, config in TRAINED_HERE.items() if command.scale != PAPER_SCALE else ():
-        seeds = [run_row(CODE, config, ours.scale, seed, ours.overrides, ours.runs) for seed in command.seeds]
-        runs[method] = seeds
-        rows.append(Row(method, {}, _cells(source, seeds, command.scale), MEASURED, ours.note(config, CODE)))
-    columns = [
-        Column(column["key"], column["label"], stands_in_for=command.stand_in(runs, column["measure"][0]))
-        for column in source["columns"]
-    ]
-    table = command.table(CODE, printed, "table1", columns, rows, runs)
-    plot_runs(command, PAPER, {method: seeds for method, seeds in runs.items() if method in TRAINED_HERE})
+            cells = measured_cells(source, [run], command.scale)
+            rows.append(Row(name, {} if prefix else paper, cells, MEASURED, note))
+    trained = {} if command.scale == PAPER_SCALE else train_rows(ours, CODE, TRAINED_HERE)
+    for method, seeds in trained.items():
+        note = ours.note(TRAINED_HERE[method], CODE)
+        rows.append(Row(method, {}, measured_cells(source, seeds, command.scale), MEASURED, note))
+    runs |= trained
+    table = command.table(CODE, printed, "table1", columns_of(command, source, runs), rows, runs)
+    plot_runs(command, PAPER, trained)
     if command.scale != PAPER_SCALE and is_main_process():
         write_experiment(_trained_here(table), command.results)
     return [table]
-
-
-def _cells(source: dict, runs: list[RowRun], scale: str) -> dict:
-    return {column["key"]: measured_cell(runs, *column["measure"], scale) for column in source["columns"]}
 
 
 def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:

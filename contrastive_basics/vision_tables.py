@@ -12,9 +12,10 @@ from common.report.cells import data_text, measured_cell
 from common.report.command import Command
 from common.report.schema import MEASURED, Column, Measured, Row, Table
 from common.report.tables import measured_over_seeds
+from common.report.trained_rows import train_rows
 from common.run.config import load_row
 from common.run.log import read_log
-from common.run.reproduce import PaperCode, RowRun, run_row
+from common.run.reproduce import PaperCode, RowRun
 from contrastive_basics.curves import Curves, plot_curves
 from contrastive_basics.pretrain import SCALE_FILES, pretrain
 from contrastive_basics.vision_config import VisionConfig
@@ -48,11 +49,7 @@ NOTES = [
 
 def self_supervised(command: Command) -> list[Table]:
     """kNN accuracy, linear probe and signs of collapse of every method, over the seeds of a command."""
-    runs = {
-        name: [run_row(CODE, row_file(name), command.scale, seed, command.overrides, command.runs)
-               for seed in command.seeds]
-        for name in ROWS
-    }  # fmt: skip
+    runs = train_rows(command, CODE, {name: row_file(name) for name in ROWS})
     if is_main_process():
         plot_curves(_panels(runs), command.folder(PAPER) / "self_supervised_curves.png", across=2)
     every_run = [run for seeds in runs.values() for run in seeds]

@@ -13,9 +13,10 @@ if not __package__:
 
 from common.evaluation.retrieval import RECALL_AT
 from common.report.cells import measured_cell
-from common.report.command import Command, plot_runs, reproduce_main
+from common.report.command import Command, reproduce_main
 from common.report.schema import MEASURED, Column, Row, Table
-from common.run.reproduce import PaperCode, RowRun, run_row
+from common.report.trained_rows import Runs, trained_table
+from common.run.reproduce import PaperCode
 from common.run.session import run_or_explain
 from oblique_topology.config import Config
 from oblique_topology.evaluate import PAPER, reevaluate
@@ -26,31 +27,11 @@ CODE = PaperCode(PAPER, Config, train, reevaluate)
 
 def table2(command: Command) -> list[Table]:
     """Table 2: large-scale zero-shot classification and retrieval; and the same retrieval with all recalls."""
-    printed = CODE.paper_tables()
-    source = printed["tables"]["table2"]
-    runs: dict[str, list[RowRun]] = {}
-    rows = []
-    for row in source["rows"]:
-        paper = {column["key"]: value for column, value in zip(source["columns"], row["values"])}
-        if "config" not in row:
-            rows.append(Row(row["method"], paper, {}, f"not run: needs {row['needs']}"))
-            continue
-        seeds = [
-            run_row(CODE, row["config"], command.scale, seed, command.overrides, command.runs) for seed in command.seeds
-        ]
-        runs[row["method"]] = seeds
-        ours = {column["key"]: measured_cell(seeds, *column["measure"], command.scale) for column in source["columns"]}
-        rows.append(Row(row["method"], paper, ours, MEASURED, note=command.note(row["config"], CODE)))
-    columns = [
-        Column(column["key"], column["label"], stands_in_for=command.stand_in(runs, column["measure"][0]))
-        for column in source["columns"]
-    ]
-    plot_runs(command, PAPER, runs)
-    main_table = command.table(CODE, printed, "table2", columns, rows, runs)
-    return [main_table, _all_recalls(command, printed, runs)]
+    table, runs = trained_table(command, CODE, "table2")
+    return [table, _all_recalls(command, CODE.paper_tables(), runs)]
 
 
-def _all_recalls(command: Command, printed: dict, runs: dict[str, list[RowRun]]) -> Table:
+def _all_recalls(command: Command, printed: dict, runs: Runs) -> Table:
     """R@1, R@5 and R@10 both ways of every trained row: what Table 2 folds into its mean."""
     measures = [
         (role, f"{direction}_recall_at_{k}", f"{direction} R@{k}")

@@ -1,0 +1,69 @@
+"""A printed table beside the rows of it that are trained here."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.report.cells import measured_cell
+from common.report.command import Command, plot_runs
+from common.report.schema import MEASURED, Column, Measured, Row, Table
+from common.run.reproduce import PaperCode, RowRun, run_row
+
+Runs = dict[str, list[RowRun]]  # method -> one run per seed
+
+
+def train_rows(command: Command, code: PaperCode, configs: Mapping[str, str]) -> Runs:
+    """Runs of all rows and seeds, found or trained.
+
+    Args:
+        command: scale, seeds, overrides.
+        code: the paper's.
+        configs: method -> file in the paper's configs/.
+    """
+    return {
+        method: [run_row(code, config, command.scale, seed, command.overrides, command.runs) for seed in command.seeds]
+        for method, config in configs.items()
+    }
+
+
+def measured_cells(source: dict[str, Any], runs: list[RowRun], scale: str) -> dict[str, Measured | None]:
+    """One row's cells: each column of a printed table names [role, metric] as its `measure`."""
+    return {column["key"]: measured_cell(runs, *column["measure"], scale) for column in source["columns"]}
+
+
+def printed_cells(source: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The paper's values of one row by column."""
+    return {column["key"]: value for column, value in zip(source["columns"], row["values"])}
+
+
+def columns_of(command: Command, source: dict[str, Any], runs: Runs) -> list[Column]:
+    """The printed columns, each with what stands in for its data here."""
+    return [
+        Column(column["key"], column["label"], stands_in_for=command.stand_in(runs, column["measure"][0]))
+        for column in source["columns"]
+    ]
+
+
+def trained_table(command: Command, code: PaperCode, table_id: str) -> tuple[Table, Runs]:
+    """A table of the paper: rows that have a `config` are trained, the others say what they need.
+
+    Draws the training curves beside it.
+
+    Args:
+        command: what the user asked for.
+        code: the paper's.
+        table_id: key in its paper_tables.yaml.
+    """
+    printed = code.paper_tables()
+    source = printed["tables"][table_id]
+    configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
+    runs = train_rows(command, code, configs)
+    rows = []
+    for row in source["rows"]:
+        method, paper = row["method"], printed_cells(source, row)
+        if method in runs:
+            ours = measured_cells(source, runs[method], command.scale)
+            rows.append(Row(method, paper, ours, MEASURED, note=command.note(row["config"], code)))
+        else:
+            rows.append(Row(method, paper, {}, f"not run: needs {row['needs']}"))
+    plot_runs(command, code.name, runs)
+    return command.table(code, printed, table_id, columns_of(command, source, runs), rows, runs), runs
