@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from processes import in_processes
 
+from common.distributed import rank, world_size
 from common.geometry import unit
 from common.info_nce import symmetric_info_nce
 from common.late_interaction import late_interaction, late_interaction_loss
@@ -78,3 +80,24 @@ def test_half_precision_tokens_are_compared_in_float32():
 def test_dims_that_differ_are_refused_with_both_shapes():
     with pytest.raises(ValueError, match=r"\(2, 3, 6\) and \(2, 3, 5\)"):
         late_interaction(torch.ones(2, 3, 6), torch.ones(2, 3, 5))
+
+
+def share_of_the_loss():
+    """This process's loss and the gradients of its rows and of the scale."""
+    rows = slice(2 * rank(), 2 * rank() + 2) if world_size() > 1 else slice(None)
+    images, texts = tokens(0, 4, 7, 6)[rows].requires_grad_(), padded_texts()[rows].requires_grad_()
+    scale = torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
+    loss = late_interaction_loss(images, texts, scale)
+    loss.backward()
+    return loss.detach(), images.grad, texts.grad, scale.grad
+
+
+def test_two_processes_equal_one_in_loss_and_every_gradient():
+    loss, of_images, of_texts, of_scale = share_of_the_loss()
+    shares = in_processes(2, share_of_the_loss)
+    exact = {"rtol": 1e-12, "atol": 1e-14}
+    torch.testing.assert_close(sum(share[0] for share in shares) / 2, loss, **exact)
+    # a process's loss is the mean over its own rows, so the mean over processes is the whole
+    torch.testing.assert_close(torch.cat([share[1] for share in shares]) / 2, of_images, **exact)
+    torch.testing.assert_close(torch.cat([share[2] for share in shares]) / 2, of_texts, **exact)
+    torch.testing.assert_close(sum(share[3] for share in shares) / 2, of_scale, **exact)

@@ -116,6 +116,11 @@ def test_clip_with_the_old_end_token_id_reads_out_the_largest_id():
     assert_same_as_transformers(ours, theirs)
 
 
+def test_clip_with_an_end_token_of_its_own_reads_out_there():
+    ours = clip_from_transformers(tiny_transformers_clip(eos=7))
+    assert ours.text_tower.end_id == 7
+
+
 @pytest.mark.parametrize("quick_gelu", [False, True])
 def test_clip_from_open_clip_gives_the_same_features(quick_gelu):
     theirs = tiny_open_clip(quick_gelu)
