@@ -144,6 +144,64 @@ def test_columns_are_found_by_name_or_chosen(tmp_path):
         open_hugging_face("bare", root=tmp_path)
 
 
+def test_rows_of_one_image_id_are_ranked_as_one_picture_with_all_captions(tmp_path):
+    numbers = [3, 1, 3, 2, 1, 3]
+    texts = [f"text {row}" for row in range(6)]
+    rows(numbers, caption=texts, sentids=list(range(6))).cast_column("image", datasets.Image()).save_to_disk(
+        tmp_path / "set"
+    )
+    ranked = open_hugging_face("set", root=tmp_path, role="test")
+    expected_captions = {"103": [0, 2, 5], "101": [1, 4], "102": [3]}  # in the order of their first rows
+    assert len(ranked) == 3
+    for index, (image_id, members) in enumerate(expected_captions.items()):
+        captions = [texts[row] for row in members]
+        pixels = expected([int(image_id) - 100])[0][0]
+        assert as_plain(ranked[index]) == (pixels, captions, image_id)
+        assert (ranked.captions(index), ranked.image_id(index)) == (captions, image_id)
+        assert ranked.caption_ids(index) == members
+    assert as_plain(ranked[-1]) == as_plain(ranked[2])
+    assert sorted(ranked.all_captions()) == texts
+    with pytest.raises(IndexError, match="which has 3"):
+        ranked[3]
+    trained = open_hugging_face("set", root=tmp_path)
+    assert (len(trained), trained.captions(2), trained.caption_ids(2)) == (6, ["text 2"], [2])
+    assert trained.fingerprint == ranked.fingerprint
+
+
+def test_without_an_id_rows_of_one_path_are_one_picture(tmp_path):
+    for number in range(2):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
+    lines = [{"image": f"{number}.jpg", "caption": f"text {row}"} for row, number in enumerate((0, 1, 0))]
+    (tmp_path / "set.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    ranked = open_hugging_face("set.jsonl", root=tmp_path, role="test")
+    assert [(ranked.image_id(index), ranked[index]["captions"]) for index in range(2)] == [
+        ("0", ["text 0", "text 2"]),
+        ("1", ["text 1"]),
+    ]
+    assert len(open_hugging_face("set.jsonl", root=tmp_path)) == 3
+
+
+def test_rows_without_an_id_of_their_own_stay_apart(tmp_path):
+    rows(range(6), image_id=[None, "7", "", "7", None, ""]).save_to_disk(tmp_path / "set")
+    ranked = open_hugging_face("set", root=tmp_path, role="test")
+    assert [ranked.captions(index) for index in range(len(ranked))] == [
+        ["picture 0"],
+        ["picture 1", "picture 3"],
+        ["picture 2"],
+        ["picture 4"],
+        ["picture 5"],
+    ]
+
+
+def test_one_unusable_row_of_a_picture_is_named_with_its_number(tmp_path):
+    rows([0, 1, 0], caption=["a", "b", None]).save_to_disk(tmp_path / "set")
+    ranked = open_hugging_face("set", root=tmp_path, role="test")
+    assert ranked.captions(1) == ["b"]
+    for read in (ranked.captions, ranked.__getitem__):
+        with pytest.raises(BrokenSample, match=r"\[row 2\]: captions has the wrong type"):
+            read(0)
+
+
 def test_pictures_may_be_plain_bytes(tmp_path):
     plain = datasets.Dataset.from_dict(
         {"jpg": [jpeg(0), jpeg(1)], "txt": ["picture 0", "picture 1"], "image_id": [100, 101]}

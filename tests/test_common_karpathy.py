@@ -1,8 +1,10 @@
 """common/data/karpathy.py and picture_files.py: layouts, splits, counts, ids; what is refused and how it is said."""
 
 import gzip
+import io
 import json
 import pickle
+import struct
 import tarfile
 import warnings
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from common.data.broken import BrokenSample
 from common.data.karpathy import EXPECTED, open_karpathy
+from common.data.samples import FILE_FORMATS, Unusable, decode_picture
 from common.data.shards import ShardDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
@@ -49,15 +52,13 @@ def test_every_entry_of_the_split_comes_once_in_file_order(tmp_path):
         assert sample["image_id"] == str(number)
         assert pairs.caption_ids(index) == [5 * number + k for k in range(5)]
     assert as_plain(pairs[-1]) == as_plain(pairs[2])
-    assert (pairs.name, pairs.summary) == ("mine-test", "mine-test: 3 pictures, 15 captions, 0 broken")
+    assert (pairs.name, pairs.broken_at_open) == ("mine-test", [])
     assert len(list(pairs.all_captions())) == 15
     with pytest.raises(IndexError, match="which has 3"):
         pairs[3]
 
 
 def as_plain_pixels(number):
-    import io
-
     return np.asarray(Image.open(io.BytesIO(jpeg(number))).convert("RGB")).tobytes()
 
 
@@ -91,15 +92,6 @@ def test_coco_trains_on_train_and_restval_and_takes_ids_and_folders_from_the_fil
 def test_a_file_without_restval_trains_on_train(tmp_path):
     path = write(tmp_path, {"images": [image(0, "train"), image(1, "test")], "dataset": "flickr8k"})
     assert len(open_karpathy(path)) == 1
-
-
-def test_the_first_captions_in_file_order_can_be_chosen(tmp_path):
-    path = write(tmp_path, {"images": [image(0), image(1)], "dataset": "x"})
-    pairs = open_karpathy(path, role="test", captions_per_image=2)
-    assert (pairs.captions(1), pairs.caption_ids(1)) == (["picture 1, 0", "picture 1, 1"], [5, 6])
-    assert pairs.fingerprint != open_karpathy(path, role="test").fingerprint
-    with pytest.raises(ValueError, match="captions_per_image is 0; accepted: at least 1"):
-        open_karpathy(path, role="test", captions_per_image=0)
 
 
 def test_unexpected_counts_are_said_and_expected_ones_are_not(tmp_path, monkeypatch):
@@ -212,8 +204,12 @@ def test_an_entry_of_another_type_is_listed(tmp_path):
         ({"caption": "a"}, "missing picture: its path is None"),
         ({"image": "", "caption": "a"}, "missing picture: its path is ''"),
         ({"image": "1.jpg", "caption": "a", "image_id": 1.5}, "image_id has the wrong type: float"),
-        ({"image": "1.jpg", "caption": "a", "image_id": "0"}, "duplicate image_id: '0', first at [0]"),
         ({"image": "0.jpg", "caption": "a", "image_id": "1"}, "image_id differs: '1', the same picture has '0' at [0]"),
+        ({"image": "../1.jpg", "caption": "a"}, "missing picture: '../1.jpg' lies outside the folder of the pictures"),
+        ({"image": "a/../../1.jpg", "caption": "a"}, "missing picture: 'a/../../1.jpg' lies outside"),
+        ({"image": "a\0/1.jpg", "caption": "a"}, "missing picture: no file has the path 'a\\x00/1.jpg'"),
+        ({"image": "é" * 128, "caption": "a"}, "missing picture: no file has the path 'ééé"),
+        ({"image": "a/" * 600, "caption": "a"}, "missing picture: no file has the path 'a/a/"),
         (["1.jpg", "a"], "entry has the wrong type: list"),
     ],
 )
@@ -224,6 +220,33 @@ def test_a_row_of_a_list_that_cannot_be_used_is_listed(tmp_path, row, reason):
     (broken,) = pairs.broken_at_open
     assert broken.key == "[1]"
     assert broken.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"filename": "sub/1.jpg"}, "duplicate image_id: '1', first at images[0]"),
+        ({"filename": "1.jpg", "cocoid": 7}, "duplicate path: '1.jpg', first at images[0]"),
+        ({"filename": "./1.jpg", "cocoid": 7}, "duplicate path: '1.jpg', first at images[0]"),
+        ({"filename": "sub/../1.jpg", "cocoid": 7}, "duplicate path: '1.jpg', first at images[0]"),
+    ],
+)
+def test_a_picture_is_ranked_once_and_trained_on_as_often_as_it_is_listed(tmp_path, changes, reason):
+    path = write(tmp_path, {"images": [image(1), image(2, **changes), image(3)], "dataset": "x"})
+    (tmp_path / "pictures" / "sub").mkdir()
+    (tmp_path / "pictures" / "sub" / "1.jpg").write_bytes(jpeg(1))
+    ranked = open_karpathy(path, role="test")
+    assert [ranked.captions(index)[0] for index in range(len(ranked))] == ["picture 1, 0", "picture 3, 0"]
+    assert [(broken.key, broken.reason) for broken in ranked.broken_at_open] == [("images[1]", reason)]
+    trained = open_karpathy(path, split="test")
+    assert (len(trained), trained.broken_at_open) == (3, [])
+
+
+def test_rows_of_a_list_belong_together_however_their_path_is_written(tmp_path):
+    rows = [{"image": path, "caption": path} for path in ("pictures/1.jpg", "./pictures/1.jpg", "pictures//1.jpg")]
+    pairs = open_karpathy(write(tmp_path, rows), role="test")
+    assert (len(pairs), pairs.image_id(0), pairs.broken_at_open) == (1, "pictures/1.jpg", [])
+    assert pairs.captions(0) == ["pictures/1.jpg", "./pictures/1.jpg", "pictures//1.jpg"]
 
 
 def test_empty_captions_are_refused_in_training_only(tmp_path):
@@ -301,10 +324,10 @@ def test_missing_and_empty_files_are_known_at_opening_and_damaged_ones_when_read
 
 
 def test_opening_stops_when_too_many_are_broken(tmp_path):
-    entries = [image(number % 5, cocoid=number, split="test") for number in range(150)]
+    entries = [image(number) for number in range(150)]
     for number in range(10):
-        entries[number]["filename"] = "gone.jpg"
-    path = write(tmp_path, {"images": entries, "dataset": "x"})
+        entries[number]["filename"] = f"gone{number}.jpg"
+    path = write(tmp_path, {"images": entries, "dataset": "x"}, pictures=150)
     with pytest.raises(ValueError, match=r"10 of 150 samples are broken \(6.67%\); at most 1.00%"):
         open_karpathy(path, role="test")
     pairs = open_karpathy(path, role="test", max_broken_share=0.1)
@@ -387,6 +410,48 @@ def test_palette_and_16_bit_pictures_become_rgb(tmp_path):
     assert np.asarray(pairs[1]["image"])[0, 0].tolist() == [0x12] * 3
 
 
+def tiff(body, width, height, bits, sample_format=1):
+    """An uncompressed grey TIFF. sample_format: 1 unsigned, 2 signed, 3 floating point."""
+    fields = {256: width, 257: height, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: height, 279: len(body)}
+    fields[339] = sample_format
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(fields.items()))
+    return struct.pack("<2sHI", b"II", 42, 8 + len(body)) + body + struct.pack("<H", len(fields)) + entries + bytes(4)
+
+
+def decoded_grey(content):
+    pixels = np.asarray(decode_picture(content, formats=FILE_FORMATS))
+    assert (pixels == pixels[..., :1]).all()
+    return pixels[..., 0].ravel().tolist()
+
+
+def test_deep_pictures_come_out_as_their_upper_eight_bits():
+    deep = np.array([[0, 255, 256, 0x1234], [0x7FFF, 0x8000, 0xFEFF, 0xFFFF]], np.uint16)
+    expected = [0, 0, 1, 0x12, 0x7F, 0x80, 0xFE, 0xFF]
+    for kind in ("PNG", "TIFF", "PPM"):
+        stream = io.BytesIO()
+        Image.fromarray(deep).save(stream, kind)
+        assert decoded_grey(stream.getvalue()) == expected, kind
+    assert decoded_grey(tiff(deep.astype("<u2").tobytes(), 4, 2, 16)) == expected
+    big_endian = io.BytesIO()
+    Image.frombytes("I;16B", (4, 2), deep.astype(">u2").tobytes()).save(big_endian, "TIFF")
+    assert decoded_grey(big_endian.getvalue()) == expected
+    assert decoded_grey(b"P2 3 1 1000 0 500 1000") == [0, 128, 255]  # the range is in the header
+    twelve = bytes([0x00, 0x0F, 0xFF, 0x80, 0x0A, 0xBC])  # 0x000 0xFFF | 0x800 0xABC
+    assert decoded_grey(tiff(twelve, 2, 2, 12)) == [0, 255, 0x80, 0xAB]
+    assert decoded_grey(tiff(bytes([0, 7, 255]), 3, 1, 8)) == [0, 7, 255]
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "sample_format"), [("<u4", 32, 1), ("<i4", 32, 2), ("<i2", 16, 2), ("<f4", 32, 3)]
+)
+def test_pixels_without_a_known_range_are_broken_not_clipped(kind, bits, sample_format):
+    content = tiff(np.array([0, 1, 300, 32_000], kind).tobytes(), 4, 1, bits, sample_format)
+    with pytest.raises(Unusable, match="its pixels are signed, of 32 bits or floats; accepted: 1 to 16 bits"):
+        decode_picture(content, formats=FILE_FORMATS)
+    with pytest.raises(Unusable, match="its pixels are signed, of 32 bits or floats"):
+        decode_picture(b"Pf\n1 1\n-1.0\n" + struct.pack("<f", 0.5), formats=FILE_FORMATS)
+
+
 # --- real files ------------------------------------------------------------------------------------------------------
 
 
@@ -427,8 +492,6 @@ def test_real_annotation_files_have_the_documented_counts(data_dir, tmp_path, mo
     assert sum(None in group for group in ids if group is not None) == 1
     assert ids.count(None) == 8
     assert (coco.image_id(0), coco.caption_ids(0)[0]) == ("391895", 770337)
-    five = open_karpathy(folder / "coco_karpathy_test5k.json.gz", tmp_path, role="test", captions_per_image=5)
-    assert len(list(five.all_captions())) == 25_000
     val2017 = open_karpathy(folder / "coco_captions_val2017.json.gz", tmp_path, role="test")
     assert (len(val2017), len(list(val2017.all_captions()))) == (5_000, 25_014)
     with pytest.warns(

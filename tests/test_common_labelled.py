@@ -477,8 +477,8 @@ def test_a_datacomp_task_is_read_with_its_names_templates_and_metadata(tmp_path)
         assert task.label(index) == number % 2
         assert task.metadata(index).tolist() == [number, 7]
     assert sorted(task[index]["image_id"] for index in range(11)) == [f"s{number:07d}" for number in range(11)]
-    given = open_webdataset(folder, ["a", "b"], TEMPLATES, name="mine")
-    assert (given.class_names, given.templates, given.name) == (["a", "b"], TEMPLATES, "mine")
+    given = open_webdataset(folder, ["a", "b"], TEMPLATES)
+    assert (given.class_names, given.templates) == (["a", "b"], TEMPLATES)
     assert given.fingerprint != task.fingerprint
 
 
@@ -560,6 +560,38 @@ def test_all_sets_below_one_folder_are_opened_and_others_named(tmp_path):
         open_labelled_sets(tmp_path / "other")
     with pytest.raises(FileNotFoundError, match="no such folder of labelled sets"):
         open_labelled_sets(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("part", ["test", "val", ""])
+@pytest.mark.parametrize("others", [(), ("train",), ("train", "extra")])
+def test_class_folders_lie_in_test_in_val_or_in_the_folder_itself(tmp_path, part, others):
+    """With two classes, test and train look like two class folders."""
+    task = tmp_path / "mine"
+    write_lines(task / "classnames.txt", "cat", "dog")
+    write_lines(task / "zeroshot_classification_templates.txt", "a {}")
+    for place, name in enumerate(("a", "b")):
+        put(task / part / name / f"{place}.jpg", place)
+        for other in others if part else ():
+            put(task / other / name / "9.jpg", 9)
+    (opened,) = open_labelled_sets(tmp_path).values()
+    assert opened.name == "mine"
+    assert [as_plain(opened[index]) for index in range(len(opened))] == [(pixels(0), 0), (pixels(1), 1)]
+
+
+def test_class_folders_that_do_not_fit_the_names_say_what_is_accepted(tmp_path):
+    write_lines(tmp_path / "mine" / "classnames.txt", "cat", "dog", "emu")
+    write_lines(tmp_path / "mine" / "zeroshot_classification_templates.txt", "a {}")
+    with pytest.raises(ValueError, match=r"mine: 3 class names in classnames.txt; .*nshards.txt; there is no folder$"):
+        open_labelled_sets(tmp_path)
+    for name in ("test/a", "test/b", "train/a", "test/.hidden"):
+        put(tmp_path / "mine" / name / "0.jpg")
+    with pytest.raises(ValueError) as error:
+        open_labelled_sets(tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path / 'mine'}: 3 class names in classnames.txt; accepted: as many folders of pictures, one per class "
+        "in the order of the names, in test, in val, or in mine itself, or tar shards with test/nshards.txt; "
+        "test has 2 (a, b); mine has 2 (test, train)"
+    )
 
 
 # --- real files ------------------------------------------------------------------------------------------------------

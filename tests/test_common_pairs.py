@@ -28,6 +28,7 @@ from common.run.config import DataConfig, load_config
 from common.run.order import BatchPositions, SampleOrder
 
 NUM_SAMPLES = 24
+SIZE = (24, 20)  # of a picture, pixels
 
 
 @pytest.fixture(autouse=True)
@@ -85,20 +86,21 @@ def assert_same(ours, theirs):
 # --- every source ----------------------------------------------------------------------------------------------------
 
 
-def write_shards(root):
+def write_shards(root, size=SIZE):
     for role, numbers in (("train", range(NUM_SAMPLES)), ("val", range(3)), ("test", range(4))):
-        write_tar(root / f"x-{role}-0.tar", {f"k{number:03d}": pair(number) for number in numbers})
+        samples = {f"k{number:03d}": pair(number, jpg=jpeg(number, size)) for number in numbers}
+        write_tar(root / f"x-{role}-0.tar", samples)
     return "shards", {}
 
 
-def write_pictures(root):
+def write_pictures(root, size=SIZE):
     (root / "pictures").mkdir()
     for number in range(NUM_SAMPLES):
-        (root / "pictures" / f"id{number}.jpg").write_bytes(jpeg(number))
+        (root / "pictures" / f"id{number}.jpg").write_bytes(jpeg(number, size))
 
 
-def write_karpathy(root):
-    write_pictures(root)
+def write_karpathy(root, size=SIZE):
+    write_pictures(root, size)
     splits = ["test"] * 4 + ["val"] * 3 + ["train"] * (NUM_SAMPLES - 7)
     images = [
         {"filename": f"id{number}.jpg", "split": split, "sentences": [{"raw": text} for text in captions_of(number)]}
@@ -108,18 +110,18 @@ def write_karpathy(root):
     return "karpathy", {"train": "dataset.json#train+val+test", "val": "dataset.json", "test": "dataset.json"}
 
 
-def write_tables(root):
-    write_pictures(root)
+def write_tables(root, size=SIZE):
+    write_pictures(root, size)
     for role, count in (("train", NUM_SAMPLES), ("val", 3), ("test", 4)):
         rows = [f"id{number}.jpg\t{text}\n" for number in range(count) for text in captions_of(number)]
         (root / f"{role}.tsv").write_text("".join(rows))
     return "tsv", {role: f"{role}.tsv" for role in ("train", "val", "test")}
 
 
-def write_hugging_face(root):
+def write_hugging_face(root, size=SIZE):
     def rows(count):
         return datasets.Dataset.from_dict({
-            "image": [jpeg(number) for number in range(count)],
+            "image": [jpeg(number, size) for number in range(count)],
             "captions": [captions_of(number) for number in range(count)],
             "image_id": [f"id{number}" for number in range(count)],
         })  # fmt: skip
@@ -201,6 +203,18 @@ def test_a_config_that_names_no_data_says_which_key_and_what_is_accepted(tmp_pat
     with pytest.raises((ValueError, FileNotFoundError)) as error:
         open_training_pairs(config_of(source, tmp_path, **values), 0)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_training_decodes_large_jpegs_at_a_fraction_and_ranking_in_full(tmp_path, write):
+    """A crop of half the area or more still has as many pixels as the model sees."""
+    source, values = write(tmp_path, (200, 160))
+    data = config_of(source, tmp_path, **values, second_test=values.get("test", values.get("train", "*-test-*.tar")))
+    assert data.image_size == 16
+    assert open_training_pairs(data, 0)[0]["image"].size == (50, 40)  # of 200 x 160: both sides at least 2 * 16
+    ranked = {"val": open_validation_pairs(data), **open_retrieval_sets(data)}
+    assert list(ranked) == ["val", "test", "second_test"]
+    assert {role: pairs[0]["image"].size for role, pairs in ranked.items()} == dict.fromkeys(ranked, (200, 160))
 
 
 def test_a_source_that_is_unknown_lists_the_known_ones(tmp_path):

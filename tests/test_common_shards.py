@@ -14,7 +14,7 @@ from PIL import Image
 from tars import as_plain, good_tar, jpeg, pair, write_tar
 from torch.utils.data import DataLoader
 
-from common.data import open_files, shards
+from common.data import open_files, samples, shards
 from common.data.broken import BrokenSample
 from common.data.shards import ShardDataset
 from common.data.tar_index import index_shard
@@ -191,23 +191,25 @@ def test_a_jpeg_cut_anywhere_is_broken_never_half_grey(tmp_path, kept):
 
 def test_an_empty_caption_is_legal_in_evaluation(tmp_path):
     good = write_tar(tmp_path / "x.tar", {"a": pair(0, json=b'{"captions": ["", "b"]}')})
-    for options in ({"role": "test"}, {"role": "val"}, {"role": "second_test"}, {"allow_empty_captions": True}):
-        assert ShardDataset(str(good), **options)[0]["captions"] == ["", "b"]
-    for options in ({}, {"role": "test", "allow_empty_captions": False}):
-        with pytest.raises(BrokenSample, match="empty caption"):
-            ShardDataset(str(good), **options)[0]
+    for role in ("test", "val", "second_test"):
+        assert ShardDataset(str(good), role=role)[0]["captions"] == ["", "b"]
+    with pytest.raises(BrokenSample, match="empty caption"):
+        ShardDataset(str(good))[0]
     none = write_tar(tmp_path / "y.tar", {"a": pair(0, json=b"{}")})
     with pytest.raises(BrokenSample, match="missing caption"):
         ShardDataset(str(none), role="test")[0]
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # Pillow's own limit warns as well
-def test_a_pixel_bomb_is_refused_by_its_header(tmp_path):
+def test_a_pixel_bomb_is_refused_by_its_header(tmp_path, monkeypatch):
     buffer = io.BytesIO()
     Image.new("1", (12_000, 10_000)).save(buffer, "PNG")  # 120 million pixels in a few kilobytes
     with pytest.raises(BrokenSample, match=r"picture is too large: 12000 x 10000 pixels, at most 100000000"):
         one_sample(tmp_path, jpg=None, png=buffer.getvalue())[0]
-    pairs = ShardDataset(str(good_tar(tmp_path / "y.tar", 1)), max_pixels=24 * 20 - 1)
+    pairs = ShardDataset(str(good_tar(tmp_path / "y.tar", 1)))
+    monkeypatch.setattr(samples, "MAX_PIXELS", 24 * 20)
+    assert pairs[0]["image"].size == (24, 20)
+    monkeypatch.setattr(samples, "MAX_PIXELS", 24 * 20 - 1)
     with pytest.raises(BrokenSample, match="24 x 20"):
         pairs[0]
 
@@ -232,7 +234,6 @@ def test_a_shard_that_changes_during_a_run_is_an_error(tmp_path):
     [
         ({"role": "dev"}, "role is 'dev'; accepted: train, val, test, second_test"),
         ({"decode_size": 0}, "decode_size is 0"),
-        ({"max_pixels": 0}, "max_pixels is 0"),
         ({"max_broken_share": 1.5}, "max_share is 1.5"),
     ],
 )
@@ -240,6 +241,36 @@ def test_bad_arguments_are_refused_with_value_and_accepted(tmp_path, options, wo
     with pytest.raises(ValueError) as error:
         ShardDataset(str(good_tar(tmp_path / "x.tar", 1)), **options)
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("role", ["val", "test", "second_test"])
+def test_a_picture_that_is_ranked_twice_is_an_error_that_names_both_places(tmp_path, role):
+    one = write_tar(tmp_path / "a.tar", {"k0": pair(0), "k1": pair(1)})
+    write_tar(tmp_path / "b.tar", {"k2": pair(2), "k3": pair(1)})
+    with pytest.raises(ValueError) as error:
+        ShardDataset("*.tar", root=tmp_path, role=role)
+    assert str(error.value) == (
+        f"picture 'id1' is there twice, in {one} [k1] and in {tmp_path / 'b.tar'} [k3]; accepted in a set that is "
+        "ranked: each picture (image_id of its json, else its key) once, with all its captions"
+    )
+    assert len(ShardDataset("*.tar", root=tmp_path)) == 4  # training sees it twice
+    text = {name: {"jpg": jpeg(0), "txt": b"a dog"} for name in ("k0", "k4")}  # no json: the key is the id
+    write_tar(tmp_path / "b.tar", text)
+    assert len(ShardDataset("*.tar", root=tmp_path, role=role)) == 4
+    write_tar(tmp_path / "a.tar", text)
+    with pytest.raises(ValueError, match=r"picture 'k0' is there twice, in .*a\.tar \[k0\] and in .*b\.tar \[k0\]"):
+        ShardDataset("*.tar", root=tmp_path, role=role)
+
+
+def test_keys_that_begin_anew_in_each_shard_are_told_apart_by_their_image_id(tmp_path):
+    good_tar(tmp_path / "a.tar", 2)
+    write_tar(tmp_path / "b.tar", {"k0000": pair(7), "k0001": pair(8, json=b"{torn")})
+    pairs = ShardDataset("*.tar", root=tmp_path, role="test")
+    assert [pairs.image_id(index) for index in range(3)] == ["id0", "id1", "id7"]
+    labels = {f"k{number}": {"jpg": jpeg(number), "cls": b"0"} for number in range(2)}
+    for name in ("y0.tar", "y1.tar"):  # a labelled set is not ranked
+        write_tar(tmp_path / name, labels)
+    assert len(ShardDataset("y*.tar", root=tmp_path, role="test", allow_missing_captions=True)) == 4
 
 
 def test_opening_stops_when_too_many_are_broken(tmp_path):
@@ -317,15 +348,6 @@ def test_the_fingerprint_changes_with_the_data_and_not_with_reopening_or_moving(
     assert ShardDataset(str(renamed)).fingerprint != before
 
 
-def test_hash_images_sees_a_picture_of_equal_length(tmp_path):
-    prints = []
-    for last in (b"a", b"b"):
-        path = write_tar(tmp_path / "x.tar", {"k": pair(0, jpg=jpeg(0) + last)})
-        prints.append([ShardDataset(str(path), hash_images=flag).fingerprint for flag in (False, True)])
-    assert prints[0][0] == prints[1][0]
-    assert prints[0][1] != prints[1][1]
-
-
 def test_names_come_from_the_first_shard(tmp_path):
     for name, expected in (
         ("set-train-000003.tar", "set-train"),
@@ -333,7 +355,6 @@ def test_names_come_from_the_first_shard(tmp_path):
         ("photos.tar", "photos"),
     ):
         assert ShardDataset(str(good_tar(tmp_path / name, 1))).name == expected
-    assert ShardDataset(str(tmp_path / "photos.tar"), name="mine").name == "mine"
 
 
 # --- real photographs ------------------------------------------------------------------------------------------------

@@ -61,6 +61,14 @@ def test_rows_of_one_path_are_the_captions_of_one_picture(table):
     assert content_of(pairs) == [("1.jpg", ["a", "c", "a"]), ("0.jpg", ["b"])]
 
 
+def test_one_picture_may_be_written_in_several_ways(table):
+    pairs = open_tsv(table("1.jpg\ta\n./1.jpg\tb\n.//0.jpg\tc\nx/../1.jpg\td\n"), role="test")
+    assert content_of(pairs) == [("1.jpg", ["a", "b", "d"]), ("0.jpg", ["c"])]
+    assert as_plain(pairs[0]) == as_plain(open_tsv(table("1.jpg\ta\n1.jpg\tb\n1.jpg\td\n", "y.tsv"))[0])
+    path = table(f"{pairs.images}/1.jpg\ta\n{pairs.images}/x/../1.jpg\tb\n")
+    assert content_of(open_tsv(path)) == [(f"{pairs.images}/1.jpg", ["a", "b"])]
+
+
 def test_columns_are_chosen_by_name(table):
     path = table("alt\ttitle\tfile\npicture\ta dog\t0.jpg\n")
     assert content_of(open_tsv(path)) == [("0.jpg", ["a dog"])]
@@ -122,7 +130,10 @@ def test_a_quote_that_does_not_close_stops_with_its_line(table):
         (b"1.jpg\ta\tb", "row has another number of columns: 3 instead of 2"),
         (b"1.jpg\t", "empty caption: ''"),
         (b"1.jpg\t  ", "empty caption: '  '"),
-        (b"\ta dog", "missing picture: its path is empty"),
+        (b"\ta dog", "missing picture: its path is ''"),
+        (b"../1.jpg\ta dog", "missing picture: '../1.jpg' lies outside the folder of the pictures"),
+        (b"..\ta dog", "missing picture: '..' lies outside the folder of the pictures"),
+        (b"x/../../1.jpg\ta dog", "missing picture: 'x/../../1.jpg' lies outside the folder of the pictures"),
         (b"1.jpg\tcaf\xe9", "row cannot be decoded: it is no UTF-8"),
         (b"caf\xe9.jpg\ta dog", "row cannot be decoded: it is no UTF-8"),
         (b"1.jpg\t\xed\xa0\xbd", "row cannot be decoded: it is no UTF-8"),

@@ -195,8 +195,13 @@ def _gaps(reason: str, case: Case) -> Iterator[tuple[float, float]]:
 
 
 def headers_of(shard: Shard) -> list[int]:
-    """First byte of every block that is no content: headers of members and what extends them."""
-    return sorted(start for spans in shard.spans.values() for start, _ in spans)
+    """First byte of every header: of members, and of the long names in front of them."""
+    starts = []
+    for start in range(0, len(shard.content), BLOCK):
+        with contextlib.suppress(tarfile.HeaderError):
+            tarfile.TarInfo.frombuf(shard.content[start : start + BLOCK], "utf-8", "surrogateescape")
+            starts.append(start)
+    return starts
 
 
 def cut(shard: Shard, rng: np.random.Generator) -> Iterator[Case]:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from common.data.broken import BrokenSample
-from common.data.samples import MAX_PIXELS, check_reading_options
+from common.data.samples import Unusable, check_reading_options, id_text
 from common.data.shard_paths import expand_shards
 from common.data.streamed import StreamedPairs
 from common.data.table_rows import RowReader, captions_of
@@ -40,7 +40,8 @@ _SPLITS_OF_ROLE = {
 class HuggingFacePairs:
     """Rows of a data set with random access, each a picture with its captions.
 
-    A row that cannot be used raises `BrokenSample` when it is read.
+    In a set that is ranked, rows of one `image_id` (without that column: of one path) are one sample with the captions
+    of all, in the place of the first. A row that cannot be used raises `BrokenSample` when it is read.
 
     Args:
         rows: pictures not decoded (`open_hugging_face` sees to that).
@@ -55,10 +56,11 @@ class HuggingFacePairs:
         self.broken_at_open: list[BrokenSample] = []
         self._rows = rows.select_columns([reader.image, *reader.text_columns])
         self._texts = rows.select_columns(reader.text_columns)  # reading a caption should not read its picture
+        self._groups = None if reader.role == "train" else _rows_of_each_picture(self._rows, reader)
 
     def __len__(self) -> int:
-        """Number of rows."""
-        return len(self._rows)
+        """Number of samples."""
+        return len(self._rows) if self._groups is None else len(self._groups)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """One sample.
@@ -68,26 +70,27 @@ class HuggingFacePairs:
             `image_id`, else the number of the row.
         Raises:
             BrokenSample: names source, row and reason.
-            IndexError: if there is no such row.
+            IndexError: if there is no such sample.
         """
-        index = self._checked(index)
-        row = self._rows[index]
-        captions = self.reader.captions(row, index)
-        image_id = self.reader.identity(row, index)
+        first, *others = self._rows_of(index)
+        row = self._rows[first]
+        captions = self.reader.captions(row, first)
+        for other in others:
+            captions += self.reader.captions(self._texts[other], other)
+        image_id = self.reader.identity(row, first)
         return {
-            "image": self.reader.picture(row, index),
+            "image": self.reader.picture(row, first),
             "captions": captions,
-            "image_id": str(index) if image_id is None else image_id,
+            "image_id": str(first) if image_id is None else image_id,
         }
 
     def captions(self, index: int) -> list[str]:
-        """The captions of one row, without its picture.
+        """The captions of one sample, without its picture.
 
         Raises:
             BrokenSample: as `__getitem__`, for the captions.
         """
-        index = self._checked(index)
-        return self.reader.captions(self._texts[index], index)
+        return [text for row in self._rows_of(index) for text in self.reader.captions(self._texts[row], row)]
 
     def all_captions(self) -> Iterator[str]:
         """All captions in order, broken rows left out."""
@@ -95,16 +98,18 @@ class HuggingFacePairs:
 
     def image_id(self, index: int) -> str:
         """The column `image_id` as text, else the number of the row."""
-        index = self._checked(index)
-        image_id = self.reader.identity(self._texts[index], index)
-        return str(index) if image_id is None else image_id
+        first = self._rows_of(index)[0]
+        image_id = self.reader.identity(self._texts[first], first)
+        return str(first) if image_id is None else image_id
 
     def caption_ids(self, index: int) -> list[int] | None:
         """The column `sentids` or `caption_ids`; None where there is none."""
         if self.reader.caption_ids is None:
             return None
-        ids = self._texts[self._checked(index)][self.reader.caption_ids]
-        return None if ids is None else ids
+        ids = [self._texts[row][self.reader.caption_ids] for row in self._rows_of(index)]
+        if None in ids:
+            return None
+        return [number for group in ids for number in (group if isinstance(group, list) else [group])]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -120,12 +125,13 @@ class HuggingFacePairs:
         return digest.hexdigest()
 
     def __repr__(self) -> str:
-        return f"HuggingFacePairs({self.name!r}, {len(self)} rows of {self.reader.source})"
+        return f"HuggingFacePairs({self.name!r}, {len(self)} samples of {self.reader.source})"
 
-    def _checked(self, index: int) -> int:
+    def _rows_of(self, index: int) -> list[int]:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of {self.name!r}, which has {len(self)}")
-        return int(index) % len(self)
+            raise IndexError(f"sample {index} of {self.name!r}, which has {len(self)}")
+        index = int(index) % len(self)
+        return [index] if self._groups is None else self._groups[index]
 
 
 def open_hugging_face(
@@ -137,11 +143,9 @@ def open_hugging_face(
     image_column: str | None = None,
     caption_column: str | None = None,
     role: str = "train",
-    name: str | None = None,
     stream_buffer: int = 0,
     seed: int = 0,
     decode_size: int | None = None,
-    max_pixels: int = MAX_PIXELS,
 ) -> HuggingFacePairs | StreamedPairs:
     """One split of a data set.
 
@@ -155,16 +159,15 @@ def open_hugging_face(
         image_column, caption_column: None takes the first of `IMAGE_COLUMNS`, `CAPTION_COLUMNS` that is there. A
             picture is bytes or a path, captions are a string or a list of strings.
         role: "train" refuses empty captions; the others accept them.
-        name: for logs and tables; None takes source and split.
         stream_buffer: above 0 the set is a `StreamedPairs` with a buffer of so many rows.
         seed: of the order of a stream.
-        decode_size, max_pixels: see `decode_picture`.
+        decode_size: see `decode_picture`.
     Raises:
         ValueError: names the source and what it has: no such split or column, a column of another type, no rows, a file
             or a hub name that cannot be loaded.
         FileNotFoundError: if a file or folder is missing.
     """
-    check_reading_options(role, decode_size, max_pixels)
+    check_reading_options(role, decode_size)
     place = _place(source, root)
     if stream_buffer:
         rows, split, num_rows, files = _stream(source, place, split, role)
@@ -181,19 +184,36 @@ def open_hugging_face(
         folder=_picture_folder(place, images),
         role=role,
         decode_size=decode_size,
-        max_pixels=max_pixels,
     )
     _check_types(rows, reader)
     features = rows.features
     if features is not None and isinstance(features[reader.image], datasets.Image):
         rows = rows.cast_column(reader.image, datasets.Image(decode=False))
-    label = name if name is not None else _label(source, place, split)
+    label = _label(source, place, split)
     if not stream_buffer:
         return HuggingFacePairs(rows, reader, label)
     rows = rows.select_columns([reader.image, *reader.text_columns])
     if num_rows is None:
         num_rows = sum(len(batch[reader.caption]) for batch in rows.select_columns([reader.caption]).iter(1000))
     return StreamedPairs(rows, num_rows, reader, label, files, seed, stream_buffer)
+
+
+def _rows_of_each_picture(rows: datasets.Dataset, reader: RowReader) -> list[list[int]] | None:
+    """The numbers of the rows that show the same picture; None where each picture has one row."""
+    column = reader.image_id
+    if column is None and _is_text(rows.features.arrow_schema.field(reader.image).type):
+        column = reader.image
+    if column is None:
+        return None
+    groups: dict[str | int, list[int]] = {}
+    values = (value for batch in rows.select_columns([column]).iter(1000) for value in batch[column])
+    for number, value in enumerate(values):
+        try:
+            key = id_text(value) or number
+        except Unusable:
+            key = number  # alone: it has no id, or one that reading it refuses
+        groups.setdefault(key, []).append(number)
+    return list(groups.values()) if len(groups) < len(rows) else None
 
 
 def _picture_sizes(column: pa.ChunkedArray | pa.Array, folder: Path) -> list[Any]:

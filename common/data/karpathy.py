@@ -12,12 +12,13 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from common.data.broken import BrokenSample
-from common.data.picture_files import Entry, PictureFiles, find_images
-from common.data.samples import MAX_PIXELS, Unusable, caption_list, check_captions, id_text
+from common.data.picture_files import Entry, PictureFiles, picture_path
+from common.data.samples import Unusable, caption_list, check_captions, id_text
 from common.data.text_files import read_text
 
 # data set and split -> pictures, captions (0 = not checked); evaluation.md, 2.1 and 2.2
@@ -42,18 +43,15 @@ def open_karpathy(
     images: str | Path | None = None,
     *,
     split: str | None = None,
-    captions_per_image: int | None = None,
     role: str = "train",
-    name: str | None = None,
     root: Path | None = None,
     max_broken_share: float = 0.01,
     decode_size: int | None = None,
-    max_pixels: int = MAX_PIXELS,
 ) -> PictureFiles:
     """The pictures of one split, each once, with all their captions.
 
     Retrieval lists repeat a picture for each caption; its captions are put together, in file order. A picture that the
-    other layouts list twice is broken the second time.
+    other layouts list twice, by id or by path, is broken the second time in a set that is ranked; training may repeat.
 
     Args:
         annotations: JSON file, or JSON packed with gzip.
@@ -61,11 +59,8 @@ def open_karpathy(
         split: Karpathy splits joined by "+"; None is the role's own, and for training "train+restval" where the file
             has a restval split (COCO: 82,783 + 30,504 pictures are the usual training set). The other layouts have no
             splits.
-        captions_per_image: use only the first so many, in file order; None uses all (COCO has up to seven).
         role: "train" refuses empty captions; the others accept them, as there an empty caption is one more text.
-        name: for logs and tables; None takes data set and split, or the file's name.
-        root: a second place to look for the pictures.
-        max_broken_share, decode_size, max_pixels: see `PictureFiles`.
+        root, max_broken_share, decode_size: see `PictureFiles`.
     Raises:
         ValueError: names the file and what is wrong with it: no JSON, another layout, a split that it does not have.
         FileNotFoundError: if there is no folder with the pictures.
@@ -73,8 +68,6 @@ def open_karpathy(
         UserWarning: if a known split has not the usual number of pictures or captions.
     """
     annotations = Path(annotations).expanduser()
-    if captions_per_image is not None and captions_per_image < 1:
-        raise ValueError(f"captions_per_image is {captions_per_image!r}; accepted: at least 1, or None for all")
     content = _read_json(annotations)
     if isinstance(content, dict) and isinstance(content.get("images"), list):
         if isinstance(content.get("annotations"), list):
@@ -93,17 +86,17 @@ def open_karpathy(
             f"{annotations}: the top level is {found}; accepted: an object with a list 'images' (Karpathy splits, "
             "COCO captions), or a list of objects with 'image' and 'caption'"
         )
-    entries, broken = _checked(annotations, records, role != "train", captions_per_image)
+    entries, broken = _checked(annotations, records, role != "train")
     return PictureFiles(
         entries,
         broken,
         annotations,
-        find_images([entry.path for entry in entries], annotations, images, root) if entries else annotations.parent,
-        name if name is not None else set_name.partition(".")[0],
+        images,
+        set_name.partition(".")[0],
         role=role,
+        root=root,
         max_broken_share=max_broken_share,
         decode_size=decode_size,
-        max_pixels=max_pixels,
     )
 
 
@@ -111,9 +104,7 @@ def open_karpathy(
 _Record = tuple[Any, ...]
 
 
-def _checked(
-    annotations: Path, records: Iterable[_Record], allow_empty: bool, captions_per_image: int | None
-) -> tuple[list[Entry], list[BrokenSample]]:
+def _checked(annotations: Path, records: Iterable[_Record], is_ranked: bool) -> tuple[list[Entry], list[BrokenSample]]:
     """The entries that can be used, and the others with the reason."""
     entries, broken, seen = [], [], {}
     for key, *record in records:
@@ -123,13 +114,12 @@ def _checked(
             path, captions, image_id, caption_ids = record
             captions = caption_list(captions)
             caption_ids = _id_list(caption_ids, len(captions))
-            captions = captions[:captions_per_image]
-            check_captions(captions, allow_empty)
-            path, image_id = _path_text(path), id_text(image_id)
-            if image_id in seen:
-                raise Unusable(f"duplicate image_id: {image_id!r}, first at {seen[image_id]}")
-            seen[image_id] = key
-            caption_ids = None if caption_ids is None else caption_ids[:captions_per_image]
+            check_captions(captions, allow_empty=is_ranked)
+            path, image_id = picture_path(path), id_text(image_id)
+            for name in (("image_id", image_id), ("path", path)) if is_ranked else ():
+                if name in seen:
+                    raise Unusable(f"duplicate {name[0]}: {name[1]!r}, first at {seen[name]}")
+            seen |= {("image_id", image_id): key, ("path", path): key}
             entries.append(Entry(path, captions, image_id, caption_ids))
         except Unusable as error:
             broken.append(BrokenSample(annotations, key, str(error)))
@@ -223,6 +213,8 @@ def _grouped(annotations: Path, content: list[Any]) -> list[_Record]:
             records[number] = (key, f"entry has the wrong type: {type(row).__name__} instead of an object")
             continue
         path, ids = row.get("image"), row.get("caption_ids")
+        with suppress(Unusable):  # the check says what is wrong
+            path = picture_path(path)
         image_id = row.get("image_id", path)
         captions = row.get("captions", row.get("caption"))
         captions = [captions] if isinstance(captions, str) else captions
@@ -264,12 +256,6 @@ def _objects(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)  # True would be the key 1
-
-
-def _path_text(path: Any) -> str:
-    if not isinstance(path, str) or not path:
-        raise Unusable(f"missing picture: its path is {path!r}")
-    return id_text(path, "path of the picture")
 
 
 def _id_list(ids: Any, count: int) -> list[int | None] | None:

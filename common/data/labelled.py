@@ -28,7 +28,7 @@ from torchvision import datasets as torchvision_sets
 from common.data.broken import BrokenSample, BrokenSamples
 from common.data.class_names import read_class_names, read_templates
 from common.data.picture_files import read_picture
-from common.data.samples import MAX_PIXELS, PackedTexts
+from common.data.samples import PackedTexts
 from common.data.shards import ShardDataset
 
 PICTURE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
@@ -56,9 +56,8 @@ class LabelledFiles:
         class_names: Sequence[str],
         templates: Sequence[str],
         broken: list[BrokenSample],
-        max_pixels: int = MAX_PIXELS,
     ) -> None:
-        self.name, self.root, self.max_pixels = name, root, max_pixels
+        self.name, self.root = name, root
         self.class_names, self.templates = list(class_names), list(templates)
         self.broken_at_open = broken
         self._paths = PackedTexts(paths)
@@ -79,7 +78,7 @@ class LabelledFiles:
             BrokenSample: if the picture cannot be read; names its file and the reason.
         """
         row = _row(self, index)
-        image = read_picture(self.root / self._paths[row], max_pixels=self.max_pixels)
+        image = read_picture(self.root / self._paths[row])
         return {"image": image, "label": int(self._labels[row]), "image_id": self._paths[row]}
 
     @cached_property
@@ -103,7 +102,6 @@ def open_image_folder(
     subset: Sequence[int] | Sequence[str] | None = None,
     name: str | None = None,
     max_broken_share: float = 0.01,
-    max_pixels: int = MAX_PIXELS,
 ) -> LabelledFiles:
     """A folder with one folder per class, whose name is the class.
 
@@ -117,7 +115,6 @@ def open_image_folder(
             ImageNet-A: class_names and folders of all 1,000 classes, subset = `class_folders(root)`.
         name: for logs and tables; None takes the folder's name.
         max_broken_share: opening fails when more than this share of at least 100 files is broken, in [0, 1].
-        max_pixels: pictures above this are broken, judged by their header.
     Raises:
         FileNotFoundError: if the folder is missing.
         ValueError: if the class folders are not those of the classes, or there is no picture; names both sides.
@@ -170,7 +167,7 @@ def open_image_folder(
         opened.record(sample)
     opened.check()
     names = [class_names[index] for index in kept]
-    return LabelledFiles(name or root.name, root, paths, labels, sizes, names, templates, broken, max_pixels)
+    return LabelledFiles(name or root.name, root, paths, labels, sizes, names, templates, broken)
 
 
 def class_folders(root: str | Path) -> list[str]:
@@ -183,7 +180,7 @@ def class_folders(root: str | Path) -> list[str]:
     root = Path(root).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder; accepted: a folder with one folder of pictures per class")
-    there = sorted(item.name for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
+    there = _visible_folders(root)
     if not there:
         raise ValueError(f"{root} has no folders; accepted: one folder of pictures per class")
     return there
@@ -478,7 +475,6 @@ def open_webdataset(
     templates: Sequence[str] | None = None,
     *,
     part: str = "test",
-    name: str | None = None,
     index_dir: str | Path | None = None,
     max_broken_share: float = 0.01,
 ) -> LabelledShards:
@@ -491,7 +487,6 @@ def open_webdataset(
         folder: of the task; `datacomp_folder` names that of a DataComp task.
         class_names, templates: None reads the folder's own.
         part: folder of the shards.
-        name: for logs and tables; None takes the folder's name without "wds_" and "_test".
         index_dir, max_broken_share: see `ShardDataset`.
     Raises:
         FileNotFoundError: if a file is missing; names it.
@@ -517,7 +512,7 @@ def open_webdataset(
     class_names = read_class_names(folder / CLASS_NAMES_FILE) if class_names is None else class_names
     templates = read_templates(folder / TEMPLATES_FILE) if templates is None else templates
     _check_classes(str(folder), class_names, templates)
-    name = name or folder.name.removeprefix("wds_").removesuffix("_test")
+    name = folder.name.removeprefix("wds_").removesuffix("_test")
     return LabelledShards(name, shards, class_names, templates)
 
 
@@ -533,7 +528,8 @@ def open_labelled_sets(
 
     Each lies in a folder of its own with `classnames.txt` and `zeroshot_classification_templates.txt`, and beside them
     `test/nshards.txt` with tar shards, or what torchvision reads for a set of that name (a key of `TORCHVISION_SETS`),
-    or one folder of pictures per class. Folders without `classnames.txt` are passed over with a warning.
+    or one folder of pictures per class: in `test`, in `val`, or directly in the set's folder, the first of the three
+    with as many folders as there are classes. Folders without `classnames.txt` are passed over with a warning.
 
     Raises:
         FileNotFoundError: if the folder is missing.
@@ -556,7 +552,8 @@ def open_labelled_sets(
             if spec is not None and (folder / spec.folder).exists():
                 opened = open_torchvision(folder.name, folder, names, templates)
             else:
-                opened = open_image_folder(folder, names, templates)
+                place = _folder_of_classes(folder, len(names))
+                opened = open_image_folder(place, names, templates, name=folder.name)
         if opened.name in sets:
             raise ValueError(f"{root} has two labelled sets called {opened.name!r} (data.labelled), one in {folder}")
         sets[opened.name] = opened
@@ -568,6 +565,30 @@ def open_labelled_sets(
     if other:
         warnings.warn(f"{root}: no {CLASS_NAMES_FILE} in {', '.join(other[:10])}; not evaluated", stacklevel=2)
     return sets
+
+
+def _folder_of_classes(folder: Path, num_classes: int) -> Path:
+    """Where the class folders of a set lie.
+
+    Raises:
+        ValueError: if none of the accepted places has one folder per class.
+    """
+    found = []
+    for place in (folder / "test", folder / "val", folder):  # the folder last: with two classes, test and train fit
+        there = _visible_folders(place) if place.is_dir() else []
+        if len(there) == num_classes:
+            return place
+        if there:
+            found.append(f"{place.name} has {len(there)} ({', '.join(there[:3])}{' ...' if len(there) > 3 else ''})")
+    raise ValueError(
+        f"{folder}: {num_classes} class names in {CLASS_NAMES_FILE}; accepted: as many folders of pictures, one per "
+        f"class in the order of the names, in test, in val, or in {folder.name} itself, or tar shards with "
+        f"test/nshards.txt; {'; '.join(found) or 'there is no folder'}"
+    )
+
+
+def _visible_folders(root: Path) -> list[str]:
+    return sorted(item.name for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
 
 
 def _row(data_set: Any, index: int) -> int:

@@ -3,6 +3,7 @@
 import hashlib
 import operator
 import os
+import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,18 +14,19 @@ import numpy as np
 from PIL import Image
 
 from common.data.broken import BrokenSample, BrokenSamples
-from common.data.samples import FILE_FORMATS, MAX_PIXELS, PackedTexts, Unusable, check_reading_options, decode_picture
+from common.data.samples import FILE_FORMATS, PackedTexts, Unusable, check_reading_options, decode_picture, id_text
 
 _PROBED = 20  # pictures by which the folder of all is recognised
+_MAX_NAME, _MAX_PATH = 255, 1000  # bytes of one name, characters of a whole path; file systems refuse longer ones
 
 
 @dataclass(frozen=True)
 class Entry:
     """One picture of an annotation file, already checked.
 
-    path: of the picture, relative to the folder of the pictures, or absolute.
+    path: of the picture, see `picture_path`.
     captions: at least one.
-    image_id: unique in the set.
+    image_id: unique in a set that is ranked.
     caption_ids: one per caption, >= 0, or None for a caption whose id is not known; None where the file gives none.
     """
 
@@ -43,15 +45,17 @@ class PictureFiles:
     Args:
         entries: the samples, in order.
         broken: what the annotation file alone showed to be unusable.
-        annotations: the annotation file, for messages.
-        images: folder that relative picture paths start from.
+        annotations: the annotation file.
+        images: folder that relative picture paths start from; None looks for it, see `find_images`.
         name: for logs and tables.
         role: "train", "val", "test" or "second_test".
+        root: a second place to look for the pictures.
         max_broken_share: opening fails when more than this share of at least 100 samples is broken, in [0, 1].
-        decode_size, max_pixels: see `decode_picture`.
+        decode_size: see `decode_picture`.
     Attributes:
         broken_at_open: list of BrokenSample, not counted by len().
     Raises:
+        FileNotFoundError: if there is no folder with the pictures.
         ValueError: if nothing is left, too much is broken, or an argument is out of range.
     """
 
@@ -60,18 +64,18 @@ class PictureFiles:
         entries: list[Entry],
         broken: list[BrokenSample],
         annotations: Path,
-        images: Path,
+        images: str | Path | None,
         name: str,
         *,
-        role: str = "train",
-        max_broken_share: float = 0.01,
-        decode_size: int | None = None,
-        max_pixels: int = MAX_PIXELS,
+        role: str,
+        root: Path | None,
+        max_broken_share: float,
+        decode_size: int | None,
     ) -> None:
-        check_reading_options(role, decode_size, max_pixels)
-        self.name, self.role = name, role
-        self.annotations, self.images = annotations, images
-        self.max_broken_share, self.decode_size, self.max_pixels = max_broken_share, decode_size, max_pixels
+        check_reading_options(role, decode_size)
+        self.name, self.decode_size = name, decode_size
+        paths = [entry.path for entry in entries]
+        self.images = find_images(paths, annotations, images, root) if paths else annotations.parent
         self.broken_at_open = list(broken)
         kept, sizes = self._existing(entries)
         if not kept:
@@ -171,14 +175,8 @@ class PictureFiles:
             digest.update(b"-" if numbers is None else numbers.tobytes())
         return digest.hexdigest()
 
-    @property
-    def summary(self) -> str:
-        """One line of counts: "coco-test: 5,000 pictures, 25,010 captions, 0 broken"."""
-        pictures, captions = len(self), len(self._captions)
-        return f"{self.name}: {pictures:,} pictures, {captions:,} captions, {len(self.broken_at_open):,} broken"
-
     def __repr__(self) -> str:
-        return f"PictureFiles({self.summary})"
+        return f"PictureFiles({self.name!r}, {len(self)} pictures, {len(self._captions)} captions)"
 
     def _row(self, index: int) -> int:
         index = operator.index(index)
@@ -188,17 +186,35 @@ class PictureFiles:
         return row
 
     def _image(self, row: int) -> Image.Image:
-        return read_picture(self.images / self._paths[row], self.decode_size, self.max_pixels)
+        return read_picture(self.images / self._paths[row], self.decode_size)
 
 
-def read_picture(path: Path, decode_size: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def picture_path(text: Any) -> str:
+    """The path of a picture as an annotation file has it, in its shortest form: "./a.jpg" is "a.jpg".
+
+    Returns:
+        Relative to the folder of the pictures and inside it, or absolute.
+    Raises:
+        Unusable: if it is no path of a file, or leaves that folder.
+    """
+    if not isinstance(text, str) or not text:
+        raise Unusable(f"missing picture: its path is {text!r}")
+    path = posixpath.normpath(id_text(text, "path of the picture"))
+    if path == ".." or path.startswith("../"):
+        raise Unusable(f"missing picture: {text!r} lies outside the folder of the pictures")
+    if "\0" in path or max(len(part.encode()) for part in path.split("/")) > _MAX_NAME or len(path) > _MAX_PATH:
+        raise Unusable(f"missing picture: no file has the path {text[:60]!r}")
+    return path
+
+
+def read_picture(path: Path, decode_size: int | None = None) -> Image.Image:
     """A picture file, decoded.
 
     Raises:
         BrokenSample: names the file and the reason.
     """
     try:
-        return decode_picture(path.read_bytes(), decode_size, max_pixels, FILE_FORMATS)
+        return decode_picture(path.read_bytes(), decode_size, FILE_FORMATS)
     except Unusable as error:
         raise BrokenSample(path, "", str(error)) from None
     except OSError as error:

@@ -16,16 +16,15 @@ SHARD_FORMATS = ("JPEG", "PNG", "WebP")
 FILE_FORMATS = (*SHARD_FORMATS, "BMP", "GIF", "PPM", "TIFF")  # of picture files and tables; no format that runs code
 ROLES = ("train", "val", "test", "second_test")
 
-_HALF_SIGN = re.compile(
-    "[\ud800-\udfff]"
-)  # JSON can spell it ("\\ud83d"), UTF-8 cannot: no hash, no file would take it
+_BITS_PER_SAMPLE = 258  # TIFF's number for it
+_HALF_SIGN = re.compile("[\ud800-\udfff]")  # JSON can spell it, UTF-8 cannot: no hash, no file would take it
 
 
 class Unusable(ValueError):
     """A sample cannot be used; the message is the reason of a BrokenSample, which adds the place."""
 
 
-def check_reading_options(role: str, decode_size: int | None, max_pixels: int) -> None:
+def check_reading_options(role: str, decode_size: int | None) -> None:
     """Refuses values that no reader accepts.
 
     Raises:
@@ -35,23 +34,17 @@ def check_reading_options(role: str, decode_size: int | None, max_pixels: int) -
         raise ValueError(f"role is {role!r}; accepted: {', '.join(ROLES)}")
     if decode_size is not None and decode_size < 1:
         raise ValueError(f"decode_size is {decode_size!r}; accepted: at least 1 pixel, or None")
-    if max_pixels < 1:
-        raise ValueError(f"max_pixels is {max_pixels!r}; accepted: at least 1")
 
 
 def decode_picture(
-    content: bytes,
-    decode_size: int | None = None,
-    max_pixels: int = MAX_PIXELS,
-    formats: tuple[str, ...] = SHARD_FORMATS,
+    content: bytes, decode_size: int | None = None, formats: tuple[str, ...] = SHARD_FORMATS
 ) -> Image.Image:
     """A picture from the bytes of its file. It is not rotated by its EXIF orientation, as in the usual CLIP pipelines.
 
     Args:
         content: of the file.
-        decode_size: JPEGs may be decoded at 1/2, 1/4 or 1/8 as long as both sides keep at least this many pixels;
-            None decodes them in full.
-        max_pixels: width x height above which a picture is refused by its header.
+        decode_size: JPEGs may be decoded at 1/2, 1/4 or 1/8 as long as both sides keep at least this many pixels
+            (several times faster for large photographs, pixels differ slightly); None decodes them in full.
         formats: accepted ones.
     Returns:
         Pillow image in RGB.
@@ -62,13 +55,13 @@ def decode_picture(
         # opening reads the header only; naming the formats keeps Pillow from trying its many others
         image = Image.open(io.BytesIO(content), formats=[name.upper() for name in formats])
         width, height = image.size
-        if width * height > max_pixels:
-            size = f"{width} x {height} pixels, at most {max_pixels} in all are decoded"
+        if width * height > MAX_PIXELS:
+            size = f"{width} x {height} pixels, at most {MAX_PIXELS} in all are decoded"
             raise Unusable(f"picture is too large: {size}")
         if decode_size is not None:
             image.draft("RGB", (decode_size, decode_size))  # only JPEG has it, others ignore it
-        if image.mode.startswith("I"):  # 16-bit grey: Pillow's own conversion makes all above 255 white
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        if image.mode == "F" or image.mode.startswith("I"):
+            image = _upper_eight_bits(image)
         return image.convert("RGB")  # decodes to the end, whatever the mode
     except (Unusable, MemoryError):
         raise
@@ -78,6 +71,19 @@ def decode_picture(
         raise Unusable(f"picture cannot be decoded: no {accepted}, {start}") from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and others
         raise Unusable(f"picture cannot be decoded: {type(error).__name__}, {error}") from None
+
+
+def _upper_eight_bits(image: Image.Image) -> Image.Image:
+    """Grey of 9 to 16 bits as 8 bits. Pillow's own conversion makes all above 255 white.
+
+    Raises:
+        Unusable: for signed, 32-bit and floating-point pixels, whose range no header tells.
+    """
+    is_tiff = image.format == "TIFF"
+    if image.mode == "F" or (is_tiff and image.mode == "I"):  # elsewhere "I" has the range of 16 bits
+        raise Unusable("picture cannot be decoded: its pixels are signed, of 32 bits or floats; accepted: 1 to 16 bits")
+    bits = image.tag_v2[_BITS_PER_SAMPLE][0] if is_tiff else 16
+    return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
 
 
 def check_captions(captions: list[Any], allow_empty: bool) -> None:

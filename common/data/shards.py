@@ -24,14 +24,7 @@ from PIL import Image
 
 from common.data.broken import BrokenSample, BrokenSamples
 from common.data.open_files import OpenFiles
-from common.data.samples import (
-    MAX_PIXELS,
-    Unusable,
-    check_captions,
-    check_reading_options,
-    decode_picture,
-    id_text,
-)
+from common.data.samples import Unusable, check_captions, check_reading_options, decode_picture, id_text
 from common.data.shard_paths import expand_shards
 from common.data.tar_index import COLUMNS, MAX_MEMBER_BYTES, cached_index
 
@@ -46,53 +39,41 @@ class ShardDataset:
     Args:
         pattern: shards, see `expand_shards`.
         root: folder that relative patterns start from.
-        name: for logs and tables; None takes it from the first shard's name.
-        role: "train" refuses empty captions; "val", "test" and "second_test" accept them, as there an empty caption is
-            one more text to rank.
+        role: "train" refuses empty captions and takes a picture as often as it is there; "val", "test" and
+            "second_test" accept them, as there an empty caption is one more text to rank, and want each picture once.
         max_broken_share: opening fails when more than this share of at least 100 samples is broken, in [0, 1].
         index_dir: folder that keeps the index between runs; None reads the headers at every opening.
-        allow_empty_captions: overrides what `role` says.
-        allow_missing_captions: pictures without caption are samples with an empty list (labelled sets with `KEY.cls`).
-        decode_size: JPEGs may be decoded at 1/2, 1/4 or 1/8 as long as both sides keep at least this many pixels
-            (several times faster for large photographs, pixels differ slightly); None decodes them in full.
-        max_pixels: pictures above this are broken, judged by their header.
-        hash_images: whether `fingerprint` covers the bytes of the pictures (reads every shard in full).
+        allow_missing_captions: a labelled set (`KEY.cls`), which is not ranked: pictures without caption are samples
+            with an empty list, and ids may repeat.
+        decode_size: see `decode_picture`.
     Attributes:
+        name: for logs and tables, from the first shard's.
         shards: the files, in order; sample indices run through them one after the other.
         broken_at_open: list of BrokenSample, not counted by len().
     Raises:
         FileNotFoundError: no shards, see `expand_shards`.
-        ValueError: a shard is not a tar, nothing is left, too much is broken, or an argument is out of range.
+        ValueError: a shard is not a tar, nothing is left, too much is broken, a picture is there twice in a set that is
+            ranked, or an argument is out of range.
     """
 
     def __init__(
         self,
         pattern: str | Path | list[str] | list[Path],
         root: str | Path | None = None,
-        name: str | None = None,
         max_broken_share: float = 0.01,
         index_dir: str | Path | None = None,
         *,
         role: str = "train",
-        allow_empty_captions: bool | None = None,
         allow_missing_captions: bool = False,
         decode_size: int | None = None,
-        max_pixels: int = MAX_PIXELS,
-        hash_images: bool = False,
     ) -> None:
-        check_reading_options(role, decode_size, max_pixels)
-        self.max_broken_share, self.role = max_broken_share, role
-        self.allow_empty_captions = role != "train" if allow_empty_captions is None else allow_empty_captions
-        self.allow_missing_captions = allow_missing_captions
-        self.decode_size, self.max_pixels = decode_size, max_pixels
+        check_reading_options(role, decode_size)
+        self.role, self.decode_size, self.allow_missing_captions = role, decode_size, allow_missing_captions
 
         opened = BrokenSamples(max_broken_share)
         self.shards = expand_shards(pattern, root)
         folder = Path(index_dir).expanduser() if index_dir is not None else None
-        self._indices = [
-            cached_index(shard, folder, allow_missing_captions=allow_missing_captions, hash_images=hash_images)
-            for shard in self.shards
-        ]
+        self._indices = [cached_index(shard, folder, allow_missing_captions) for shard in self.shards]
         self._starts = np.cumsum([0] + [len(index.members) for index in self._indices])
         self.broken_at_open = [broken for index in self._indices for broken in index.broken]
         if len(self) == 0:
@@ -102,8 +83,10 @@ class ShardDataset:
         for broken in self.broken_at_open:
             opened.record(broken)
         opened.check()
-        self.name = name if name is not None else _name_of(self.shards[0])
+        self.name = _name_of(self.shards[0])
         self._files = OpenFiles([index.file_size for index in self._indices])
+        if role != "train" and not allow_missing_captions:
+            self._check_each_once()
 
     def __len__(self) -> int:
         """Number of samples that the index holds."""
@@ -183,7 +166,7 @@ class ShardDataset:
     def fingerprint(self) -> str:
         """SHA-256 over shard names and sizes, member names and sizes, and the bytes of all captions; 64 hex digits.
 
-        A picture that is replaced by one of equal length shows only with `hash_images`.
+        A picture that is replaced by one of equal length does not show.
         """
         digest = hashlib.sha256()
         for shard, index in zip(self.shards, self._indices):
@@ -192,6 +175,23 @@ class ShardDataset:
 
     def __repr__(self) -> str:
         return f"ShardDataset({self.name!r}, {len(self)} samples in {len(self.shards)} shards)"
+
+    def _check_each_once(self) -> None:
+        """Of two samples of one picture each would count the other's captions as wrong.
+
+        Raises:
+            ValueError: names both places.
+        """
+        places: dict[str, int] = {}
+        for index in range(len(self)):
+            with suppress(BrokenSample):  # it says so when it is read
+                first = places.setdefault(self.image_id(index), index)
+                if first != index:
+                    one, other = (self.broken(place, "") for place in (first, index))
+                    raise ValueError(
+                        f"picture {self.image_id(index)!r} is there twice, in {one} and in {other}; accepted in a set "
+                        "that is ranked: each picture (image_id of its json, else its key) once, with all its captions"
+                    )
 
     def _locate(self, index: int) -> tuple[int, int]:
         index = operator.index(index)
@@ -248,7 +248,7 @@ class ShardDataset:
         if not captions and not self.allow_missing_captions:
             raise self._broken(shard, row, "missing caption: neither captions nor caption in json, nor a txt member")
         try:
-            check_captions(captions, self.allow_empty_captions)
+            check_captions(captions, allow_empty=self.role != "train")
         except Unusable as error:
             raise self._broken(shard, row, str(error)) from None
         return captions, metadata
@@ -275,7 +275,7 @@ class ShardDataset:
     def _image(self, shard: int, row: int) -> Image.Image:
         content = self._read(shard, row, "image")
         try:
-            return decode_picture(content, self.decode_size, self.max_pixels)
+            return decode_picture(content, self.decode_size)
         except Unusable as error:
             raise self._broken(shard, row, str(error)) from None
 

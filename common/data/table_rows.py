@@ -30,7 +30,6 @@ class RowReader:
     folder: Path
     role: str
     decode_size: int | None
-    max_pixels: int
 
     @property
     def text_columns(self) -> list[str]:
@@ -55,12 +54,12 @@ class RowReader:
         content = picture_bytes(row[self.image])
         if isinstance(content, bytes):
             try:
-                return decode_picture(content, self.decode_size, self.max_pixels, FILE_FORMATS)
+                return decode_picture(content, self.decode_size, FILE_FORMATS)
             except Unusable as error:
                 raise self.broken(index, str(error)) from None
         if not isinstance(content, str) or not content:
             raise self.broken(index, f"missing picture: {self.image} is {str(content)[:40]!r}")
-        return read_picture(self.folder / content, self.decode_size, self.max_pixels)
+        return read_picture(self.folder / content, self.decode_size)
 
     def identity(self, row: dict[str, Any], index: int) -> str | None:
         """The id that the row gives. Raises: BrokenSample."""

@@ -65,7 +65,7 @@ class _Fault:
     name: str = ""
 
 
-def index_shard(path: Path, allow_missing_captions: bool = False, hash_images: bool = False) -> ShardIndex:
+def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     """Read the headers, and the caption bytes, of one shard.
 
     A damaged shard gives its complete samples; the damage, and members without a partner, are listed as broken. Behind
@@ -74,7 +74,6 @@ def index_shard(path: Path, allow_missing_captions: bool = False, hash_images: b
     Args:
         path: an uncompressed tar.
         allow_missing_captions: whether a picture without caption is a sample.
-        hash_images: whether the digest covers the bytes of the pictures, not only their names and sizes.
     Raises:
         ValueError: if the file is empty, compressed or not a tar.
     """
@@ -116,7 +115,7 @@ def index_shard(path: Path, allow_missing_captions: bool = False, hash_images: b
                 continue
             sample[column] = (offset, size)
             digest.update(f"{key}\0{extension}\0{size}\0".encode("utf-8", "surrogateescape"))
-            if (column != "image" or hash_images) and size <= MAX_MEMBER_BYTES:
+            if column != "image" and size <= MAX_MEMBER_BYTES:
                 file.seek(offset)
                 digest.update(file.read(size))
     for key in [key for key, sample in samples.items() if not _has_pair(sample, allow_missing_captions)]:
@@ -279,23 +278,24 @@ def _looks_like(block: bytes) -> str:
     return kind or f"it starts with {block[:16]!r}"
 
 
-def cached_index(path: Path, index_dir: Path | None, **options: bool) -> ShardIndex:
+def cached_index(path: Path, index_dir: Path | None, allow_missing_captions: bool = False) -> ShardIndex:
     """`index_shard` through a JSON file in `index_dir`; a stale, foreign or corrupt one is rebuilt."""
     if index_dir is None:
-        return index_shard(path, **options)
+        return index_shard(path, allow_missing_captions)
     status = path.stat()
     identity = {
         "version": _CACHE_VERSION,
         "path": str(path),
         "size": status.st_size,
         "mtime_ns": status.st_mtime_ns,
-        **options,
+        "allow_missing_captions": allow_missing_captions,
     }
-    place = hashlib.sha256(json.dumps([str(path), options]).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    named = json.dumps([str(path), allow_missing_captions])
+    place = hashlib.sha256(named.encode("utf-8", "surrogateescape")).hexdigest()[:12]
     cache = index_dir / f"{path.stem}-{place}.json"
     with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return _parse_cache(cache.read_bytes(), identity, path)
-    index = index_shard(path, **options)
+    index = index_shard(path, allow_missing_captions)
     content = {
         "identity": identity,
         "digest": index.digest,

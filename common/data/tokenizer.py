@@ -210,13 +210,6 @@ class WordTokenizer:
         """
         return tokens_of(self.vocabulary, ids)
 
-    def unknown_share(self, captions: Iterable[str]) -> float:
-        """Share of the running words of the captions that have no id of their own, in [0, 1]; 0 without words."""
-        counts = _count_words(captions)
-        total = sum(counts.values())
-        unknown = sum(times for word, times in counts.items() if word not in self._ids)
-        return unknown / total if total else 0.0
-
     def to_json(self) -> str:
         """The tokenizer as a JSON text; equal vocabularies give equal texts."""
         return json.dumps({"type": "WordTokenizer", "version": 1, "words": self.words})

@@ -1,7 +1,8 @@
 """Captioned pictures from a table of paths and captions, separated by tabs or commas, and a folder of pictures.
 
-Rows with the same path are the captions of one picture. Files are UTF-8 and may be packed with gzip. A row that cannot
-be used is listed with its line; a table whose columns or quotes cannot be told stops with an error.
+Rows with the same path are the captions of one picture, whose id is that path. Files are UTF-8 and may be packed with
+gzip. A row that cannot be used is listed with its line; a table whose columns or quotes cannot be told stops with an
+error.
 """
 
 import csv
@@ -13,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.data.broken import BrokenSample
-from common.data.picture_files import Entry, PictureFiles, find_images
-from common.data.samples import MAX_PIXELS, Unusable, check_captions
+from common.data.picture_files import Entry, PictureFiles, picture_path
+from common.data.samples import Unusable, check_captions
 
 # names by which a header is recognised
 IMAGE_COLUMNS = ("filepath", "file_path", "path", "file_name", "filename", "image_path", "image", "file", "img")
@@ -28,11 +29,9 @@ def open_tsv(
     image_column: str | None = None,
     caption_column: str | None = None,
     role: str = "train",
-    name: str | None = None,
     root: Path | None = None,
     max_broken_share: float = 0.01,
     decode_size: int | None = None,
-    max_pixels: int = MAX_PIXELS,
 ) -> PictureFiles:
     """The pictures of a table, in the order in which their paths first appear, each with the captions of its rows.
 
@@ -47,9 +46,7 @@ def open_tsv(
             `IMAGE_COLUMNS` and one of `CAPTION_COLUMNS` (upper or lower case); without a header there are two
             columns, path and caption.
         role: "train" refuses empty captions; the others accept them.
-        name: for logs and tables; None takes the file's name.
-        root: a second place to look for the pictures.
-        max_broken_share, decode_size, max_pixels: see `PictureFiles`; a row that cannot be used counts as a sample.
+        root, max_broken_share, decode_size: see `PictureFiles`; a row that cannot be used counts as a sample.
     Raises:
         ValueError: names file and line: a column that is missing, quotes that do not close, no readable row.
         FileNotFoundError: if the file or the folder with the pictures is missing.
@@ -79,8 +76,7 @@ def open_tsv(
             path, caption = row[path_at].strip(), row[caption_at]
             if any("\udc80" <= sign <= "\udcff" for sign in path + caption):
                 raise Unusable("row cannot be decoded: it is no UTF-8")
-            if not path:
-                raise Unusable("missing picture: its path is empty")
+            path = picture_path(path)
             check_captions([caption], allow_empty=role != "train")
             captions.setdefault(path, []).append(caption)
         except Unusable as error:
@@ -90,12 +86,12 @@ def open_tsv(
         entries,
         broken,
         table,
-        find_images(list(captions), table, images, root) if entries else table.parent,
-        name if name is not None else table.name.partition(".")[0],
+        images,
+        table.name.partition(".")[0],
         role=role,
+        root=root,
         max_broken_share=max_broken_share,
         decode_size=decode_size,
-        max_pixels=max_pixels,
     )
 
 

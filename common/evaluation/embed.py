@@ -5,13 +5,17 @@ and every forward pass sees the same batch however many processes there are, so 
 bit (on like hardware, with as many threads).
 """
 
+import itertools
 import json
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from common.data.bert_tokenizer import clean_caption
@@ -35,13 +39,26 @@ from common.evaluation.zero_shot import PromptAverage, prompt_scores
 from common.info_nce import PairSimilarity
 from common.run.stop import leave_signals_to_trainer
 
+FurtherMetrics = Callable[[torch.Tensor, torch.Tensor, list[int]], dict[str, list[list[float]]]]
 TIE_WARNING = 1.0e-3  # share of text queries
 _ROWS_AT_ONCE = 256  # of the scores; the same however many processes share them
 
 
+@contextmanager
+def evaluation_mode(network: nn.Module) -> Iterator[None]:
+    """No dropout, BatchNorm by its averages; afterwards every module has the mode that it had."""
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 @dataclass(frozen=True)
 class Encoder:
-    """A model with the preprocessing that it was trained with.
+    """A model with the preprocessing that it was trained with; embeds in evaluation mode, whatever mode the model has.
 
     model: unwrapped (no DDP around it), on `device`.
     context_length: of the text tower.
@@ -80,10 +97,11 @@ class Encoder:
             num_workers=self.num_workers,
             worker_init_fn=leave_signals_to_trainer,
         )
-        for images, ok in loader:
-            images = normalize(images.to(self.device), self.transform.mean, self.transform.std)
-            rows.append(self.model.encode_image(images))
-            readable.append(ok.to(self.device))
+        with evaluation_mode(self.model):
+            for images, ok in loader:
+                images = normalize(images.to(self.device), self.transform.mean, self.transform.std)
+                rows.append(self.model.encode_image(images))
+                readable.append(ok.to(self.device))
         return _in_order(rows, size, len(data_set)), _in_order(readable, size, len(data_set))
 
     @torch.no_grad()
@@ -91,9 +109,10 @@ class Encoder:
         """(num_texts, ...) embeddings on the CPU, in order."""
         size = min(self.batch_size, max(len(texts), 1))
         rows = []
-        for batch in _batches_here(len(texts), size):
-            token_ids = self.tokenizer.encode([texts[index] for index in batch], self.context_length)
-            rows.append(self.model.encode_text(token_ids.to(self.device)))
+        with evaluation_mode(self.model):
+            for batch in _batches_here(len(texts), size):
+                token_ids = self.tokenizer.encode([texts[index] for index in batch], self.context_length)
+                rows.append(self.model.encode_text(token_ids.to(self.device)))
         return _in_order(rows, size, len(texts))
 
 
@@ -270,20 +289,25 @@ def scores_everywhere(encoder: Encoder, images: torch.Tensor, texts: torch.Tenso
     return _in_order([similarity(images[tile].to(encoder.device), texts) for tile in tiles], _ROWS_AT_ONCE, len(images))
 
 
-def evaluate_zero_shot(encoder: Encoder, task: Any, average: PromptAverage) -> Evaluation:
+def evaluate_zero_shot(
+    encoder: Encoder, task: Any, average: PromptAverage, further: FurtherMetrics | None = None
+) -> Evaluation:
     """Top-1 (and where there are more than five classes top-5) accuracy of class prompts, and mean per-class recall.
 
     Args:
         encoder: model and preprocessing.
         task: has class_names, templates with one "{}" or "{c}", name, fingerprint, label(index), items with "image".
         average: how the prompts of a class are combined; see common/evaluation/zero_shot.py.
+        further: (scores, labels, indices in the task) of the pictures that could be read -> further metrics, each as
+            one list per picture; the metric is the mean of all entries.
     Raises:
         ValueError: if no picture can be read, or a template has no place for the name.
     """
     image_embeddings, readable = encoder.images(task)
-    labels = torch.tensor([task.label(index) for index in readable.nonzero().squeeze(1).tolist()])
-    if not len(labels):
+    indices = readable.nonzero().squeeze(1).tolist()
+    if not indices:
         raise ValueError(f"{task.name}: none of its {len(task)} pictures could be read")
+    labels = torch.tensor([task.label(index) for index in indices])
     geometry = encoder.model.geometry
     scores = prompt_scores(
         image_embeddings[readable].to(encoder.device),
@@ -294,7 +318,7 @@ def evaluate_zero_shot(encoder: Encoder, task: Any, average: PromptAverage) -> E
         geometry.mean,
         average,
     ).cpu()
-    return classification_evaluation(
+    evaluation = classification_evaluation(
         scores,
         labels,
         {
@@ -309,6 +333,9 @@ def evaluate_zero_shot(encoder: Encoder, task: Any, average: PromptAverage) -> E
             "preprocessing": encoder.preprocessing,
         },
     )
+    hits = {} if further is None else further(scores, labels, indices)
+    metrics = {name: fmean(itertools.chain.from_iterable(found)) for name, found in hits.items()}
+    return replace(evaluation, metrics=evaluation.metrics | metrics, hits=evaluation.hits | hits)
 
 
 def _batches(count: int, size: int) -> list[list[int]]:

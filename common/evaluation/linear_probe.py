@@ -19,8 +19,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.functional import pil_to_tensor
@@ -29,6 +27,7 @@ from common.data.broken import BrokenSample
 from common.data.pairs import lost_at_open
 from common.data.transforms import ImageTransform, normalize
 from common.evaluation.accuracy import classification_evaluation
+from common.evaluation.embed import evaluation_mode
 from common.evaluation.knn import labelled_features
 from common.evaluation.protocol import Evaluation
 from common.evaluation.rand_augment import rand_augment
@@ -298,15 +297,13 @@ def frozen(network: nn.Module) -> Iterator[nn.Module]:
     Raises:
         RuntimeError: at the end, if a parameter or buffer (BatchNorm statistics) has changed; names them.
     """
-    modes = {module: module.training for module in network.modules()}
     wanted = {parameter: parameter.requires_grad for parameter in network.parameters()}
     before = {name: tensor.detach().clone() for name, tensor in _tensors(network).items()}
-    network.eval().requires_grad_(False)
+    network.requires_grad_(False)
     try:
-        yield network
+        with evaluation_mode(network):
+            yield network
     finally:
-        for module, training in modes.items():
-            module.training = training
         for parameter, requires_grad in wanted.items():
             parameter.requires_grad_(requires_grad)
     after = _tensors(network)
@@ -464,6 +461,9 @@ def regression_scores(
         (num_others, num_classes) decision values, those of classes without a training picture below all others; and
         whether the fit converged within MAX_ITERATIONS.
     """
+    from sklearn.exceptions import ConvergenceWarning  # half a second, which not every training run needs
+    from sklearn.linear_model import LogisticRegression
+
     model = LogisticRegression(C=inverse_regularisation, max_iter=MAX_ITERATIONS, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # returned and put into the protocol instead

@@ -1,0 +1,86 @@
+"""common/evaluation/embed.py: modules whose output depends on their mode, and the text that goes to the tokenizer."""
+
+import pytest
+import torch
+from torch import nn
+
+from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
+from common.encoders.two_towers import TwoTowers
+from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval, evaluation_mode
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+
+TOKENIZER = WordTokenizer.from_words([f"word{number}" for number in range(8)])
+
+
+class Noisy(nn.Module):
+    """Pixels or ids through dropout and BatchNorm, both of which act otherwise in train mode."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(inputs, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 8))
+
+    def forward(self, batch):
+        return self.layers(batch.flatten(1).float())
+
+
+class Pictures:
+    """Eight random pictures with a caption each."""
+
+    name, fingerprint = "pictures", "pictures v1"
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        pixels = torch.randint(256, (8, 8, 3), generator=torch.Generator().manual_seed(index), dtype=torch.uint8)
+        return {"image": pixels.numpy(), "captions": self.captions(index), "image_id": str(index)}
+
+    def captions(self, index):
+        return [f"word{index}"]
+
+
+@pytest.fixture
+def encoder():
+    torch.manual_seed(0)
+    model = TwoTowers(Noisy(8 * 8 * 3), Noisy(5), Sphere(), LogitScale(1.0))
+    return Encoder(model, ImageTransform(size=8), TOKENIZER, 5, 4, torch.device("cpu"))
+
+
+def test_embeddings_do_not_depend_on_the_mode_and_leave_the_model_as_it_was(encoder):
+    model, texts = encoder.model, [f"word{number}" for number in range(8)]
+    model.eval()
+    expected = encoder.images(Pictures())[0], encoder.texts(texts), evaluate_retrieval(encoder, Pictures()).metrics
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.train()
+    model.text_tower.layers[1].eval()  # one that the user froze
+    modes = [module.training for module in model.modules()]
+    found = encoder.images(Pictures())[0], encoder.texts(texts), evaluate_retrieval(encoder, Pictures()).metrics
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    assert found[2] == expected[2]
+    assert [module.training for module in model.modules()] == modes
+    assert len(set(modes)) == 2
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())  # BatchNorm's averages
+    assert not torch.equal(model.encode_text(TOKENIZER.encode(texts, 5)), expected[1])  # the test would see the mode
+
+
+def test_the_mode_comes_back_after_an_error(encoder):
+    encoder.model.train()
+
+    def fail():
+        with evaluation_mode(encoder.model):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert all(module.training for module in encoder.model.modules())
+
+
+def test_captions_are_cleaned_before_the_prefix_is_put_on():
+    rule = CaptionRule(prefix="A photo of: ", cleaning="albef")
+    assert rule.apply("Two DOGS, running!") == "A photo of: two dogs running"
+    long = " ".join(f"w{number}" for number in range(40))
+    assert rule.apply(long) == "A photo of: " + " ".join(f"w{number}" for number in range(30))  # 30 words of its own
+    assert CaptionRule(prefix="A photo of: ").apply("Two DOGS!") == "A photo of: Two DOGS!"
