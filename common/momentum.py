@@ -105,17 +105,6 @@ def _layout(tensor: torch.Tensor) -> tuple:
     return tuple(tensor.shape), tensor.dtype, str(tensor.device), getattr(tensor, "placements", None)
 
 
-def _constant(progress: float, start: float) -> float:
-    return start
-
-
-def _half_cosine(progress: float, start: float) -> float:
-    return 1 - (1 - start) * (1 + math.cos(math.pi * progress)) / 2
-
-
-_SCHEDULES = {"constant": _constant, "half_cosine": _half_cosine}
-
-
 def ema_momentum_at(step: int, total_steps: int, start: float, schedule: str = "constant") -> float:
     """m of one step, a function of the step alone.
 
@@ -130,10 +119,12 @@ def ema_momentum_at(step: int, total_steps: int, start: float, schedule: str = "
     Raises:
         ValueError: unknown schedule, or a value out of range.
     """
-    if schedule not in _SCHEDULES:
-        raise ValueError(f"ema_momentum schedule {schedule!r} is unknown; accepted: {', '.join(_SCHEDULES)}")
     if not 0 <= start <= 1 or step < 0 or total_steps < 1:
         raise ValueError(
             f"ema_momentum needs 0 <= start <= 1, step >= 0 and total_steps >= 1, got {start}, {step}, {total_steps}"
         )
-    return _SCHEDULES[schedule](min(1.0, step / total_steps), start)
+    if schedule == "constant":
+        return start
+    if schedule == "half_cosine":
+        return 1 - (1 - start) * (1 + math.cos(math.pi * min(1.0, step / total_steps))) / 2
+    raise ValueError(f"ema_momentum schedule {schedule!r} is unknown; accepted: constant, half_cosine")

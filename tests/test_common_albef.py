@@ -24,13 +24,14 @@ from common.methods.albef import (
 from common.methods.tcl import Tcl, local_contrast, pooled_patches
 
 PAD, CLS, SEP, MASK, VOCABULARY = 0, 2, 3, 4, 40
+NO_WORDS = (PAD, CLS, SEP, MASK)
 BATCH, LENGTH, DIM, QUEUE = 4, 7, 6, 10
 
 
-def tiny_albef(queue_start="random_rows", seed=0):
+def tiny_albef(queue_start="random_rows", seed=0, end_id=None):
     torch.manual_seed(seed)
     image = VisionTransformer(16, 4, 16, 1, 2, None, patch_bias=True, input_norm=False)
-    text = BidirectionalTextTransformer(VOCABULARY, LENGTH, 12, 1, 2, None, final_layer_norm=False)
+    text = BidirectionalTextTransformer(VOCABULARY, LENGTH, 12, 1, 2, None, final_layer_norm=False, end_id=end_id)
     fusion, head = FusionTransformer(12, 16, 2, 2), MaskedLanguageHead(12, VOCABULARY)
     encoders = FusedEncoders(image, text, fusion, head, DIM)
     scale = LogitScale(init=1 / 0.07, minimum=2.0, maximum=1000.0)
@@ -54,7 +55,7 @@ def tiny_batch(seed=1):
 
 def masked_batch(token_ids, seed=2, probability=0.6):
     generator = torch.Generator().manual_seed(seed)
-    return mask_words(token_ids, VOCABULARY, MASK, (PAD, CLS), probability, generator)
+    return mask_words(token_ids, VOCABULARY, MASK, (PAD, CLS), NO_WORDS, probability, generator)
 
 
 def softmax(row):
@@ -129,7 +130,7 @@ def test_matching_equals_one_pair_after_the_other():
     image_of_text = hard_negatives(text_to_image[:, :BATCH])
     text_of_image = hard_negatives(image_to_text[:, :BATCH])
     torch.manual_seed(5)
-    loss = model.matching_loss(step, image_to_text, text_to_image, None)
+    loss = model.matching_loss(step, image_to_text, text_to_image)
     pairs = [(i, i, 1) for i in range(BATCH)]
     pairs += [(int(image_of_text[t]), t, 0) for t in range(BATCH)]
     pairs += [(i, int(text_of_image[i]), 0) for i in range(BATCH)]
@@ -148,8 +149,8 @@ def test_masked_words_equal_loops_over_the_masked_positions(alpha):
     model, (images, token_ids) = tiny_albef(), tiny_batch()
     masked_ids, targets = masked_batch(token_ids)
     step = model.encode_step(images, images, token_ids, None)
-    logits = model.encoders.word_logits(masked_ids, step.image_tokens)
-    soft = model.momentum_encoders.encoder.word_logits(masked_ids, step.momentum_image_tokens)
+    logits = model.encoders.word_logits(masked_ids, token_ids != PAD, step.image_tokens)
+    soft = model.momentum_encoders.encoder.word_logits(masked_ids, token_ids != PAD, step.momentum_image_tokens)
     losses = []
     for row in range(BATCH):
         for position in range(LENGTH):
@@ -164,6 +165,31 @@ def test_masked_words_equal_loops_over_the_masked_positions(alpha):
     assert float(model.word_loss(step, masked_ids, targets, alpha)) == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.parametrize("end_id", [None, SEP])
+@pytest.mark.parametrize("put_in", [PAD, SEP, MASK, 7])
+def test_padding_is_that_of_the_caption_whatever_stands_in_place_of_its_words(end_id, put_in):
+    model, (images, token_ids) = tiny_albef(end_id=end_id), tiny_batch()
+    step = model.encode_step(images, images, token_ids, None)
+    lengths = (token_ids != PAD).sum(dim=1).tolist()
+    masked_ids = token_ids.clone()
+    masked_ids[:, 1] = put_in  # a word
+    masked_ids[torch.arange(BATCH), torch.tensor(lengths) - 1] = MASK  # the end token
+    logits = model.encoders.word_logits(masked_ids, step.text_mask, step.image_tokens)
+    for row, length in enumerate(lengths):  # the caption alone, without its padding
+        alone = model.encoders.word_logits(
+            masked_ids[row : row + 1, :length],
+            torch.ones(1, length, dtype=torch.bool),
+            step.image_tokens[row : row + 1],
+        )
+        torch.testing.assert_close(logits[row, :length], alone[0], rtol=1e-9, atol=1e-11)
+    other_padding = masked_ids.where(token_ids != PAD, 9)
+    ignored = model.encoders.word_logits(other_padding, step.text_mask, step.image_tokens)
+    torch.testing.assert_close(ignored[token_ids != PAD], logits[token_ids != PAD], rtol=1e-9, atol=1e-11)
+    targets = token_ids.where(token_ids != masked_ids, NOT_MASKED)  # and so do the losses see them
+    losses = [float(model.word_loss(step, ids, targets, 0.4)) for ids in (masked_ids, other_padding)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+
+
 def test_without_a_masked_word_the_loss_is_zero_and_its_gradient_finite():
     model, (images, token_ids) = tiny_albef(), tiny_batch()
     losses = model(images, token_ids, token_ids, torch.full_like(token_ids, NOT_MASKED), 0.4)
@@ -176,7 +202,7 @@ def test_masking_draws_fifteen_percent_and_treats_them_eighty_ten_ten():
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 1000, (400, 250), generator=generator)
     ids[:, 0], ids[:, -50:], ids[:, -51] = CLS, PAD, SEP
-    masked, targets = mask_words(ids, 1000, MASK, (PAD, CLS), 0.15, generator)
+    masked, targets = mask_words(ids, 1000, MASK, (PAD, CLS), NO_WORDS, 0.15, generator)
     drawn = targets != NOT_MASKED
     assert not drawn[:, 0].any()
     assert not drawn[:, -50:].any()
@@ -186,6 +212,20 @@ def test_masking_draws_fifteen_percent_and_treats_them_eighty_ten_ten():
     assert float(drawn[:, 1:-50].float().mean()) == pytest.approx(0.15, abs=0.005)
     assert float((masked[drawn] == MASK).float().mean()) == pytest.approx(0.8, abs=0.02)
     assert float((masked[drawn] == ids[drawn]).float().mean()) == pytest.approx(0.1, abs=0.02)
+
+
+def test_random_words_are_all_words_alike_and_never_padding_class_end_or_mask():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.full((300, 300), 9)
+    masked, targets = mask_words(ids, 12, MASK, (PAD, CLS), NO_WORDS, 1.0, generator)
+    assert (targets == 9).all()
+    put_in = torch.bincount(masked[masked != MASK], minlength=12)
+    words = [1, 5, 6, 7, 8, 10, 11]  # 9 is also what was kept
+    assert [word for word in range(12) if put_in[word]] == sorted([*words, 9])
+    expected = 0.1 * ids.numel() / (len(words) + 1)
+    for word in words:
+        assert int(put_in[word]) == pytest.approx(expected, abs=5 * expected**0.5)
+    assert int(put_in[9]) == pytest.approx(0.1 * ids.numel() + expected, abs=5 * (0.1 * ids.numel()) ** 0.5)
 
 
 def test_hard_negatives_follow_the_softmax_and_never_take_the_own_or_the_same_id():

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.run.config import ConfigError, from_dict, load_config, load_row, override, to_dict
+from common.run.config import TAKEN_BY, ConfigError, DataConfig, from_dict, load_config, load_row, override, to_dict
+from contrastive_basics.vision_config import VisionConfig
 from oblique_topology.config import Config
 
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
@@ -44,6 +45,14 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("data: {crop_scale: [0.5]}", ["data.crop_scale = [0.5]", "a list of 2 numbers"]),
         ("method: {geometry: torus}", ["method.geometry = 'torus'", "sphere"]),
         ("method: {logit_scale_min: 5.0, logit_scale_max: 2.0}", ["row.yaml", "logit_scale_min = 5.0", "2.0"]),
+        ("model: {image: {width: 12, heads: 5}}", ["model.image.heads = 5", "image.width = 12", "1, 2, 3, 4, 6, 12"]),
+        ("model: {text: {heads: 3}}", ["row.yaml", "model.text.heads = 3", "model.text.width = 128", "64, 128"]),
+        ("model: {text: {mlp_ratio: 0.001}}", ["model.text.mlp_ratio = 0.001", "at least 0.0078"]),
+        ("model: {embedding_dim: 0}", ["row.yaml: model.embedding_dim = 0", ">= 1"]),
+        ("model: {patch_size: 7}", ["data.image_size = 48", "model.patch_size = 7", "accepted: 42, or another one"]),
+        ("model: {patch_size: 64}", ["data.image_size = 48", "accepted: 64"]),
+        ("model: {patch_dropout: 0.99}", ["model.patch_dropout = 0.99 leaves none of the 36", "at most 0.972"]),
+        ("optim: {steps: 5, warmup_steps: 6}", ["row.yaml", "warmup_steps = 6", "optim.steps = 5", "at most 5"]),
         ("run: {mixed_precision: no}", ["run.mixed_precision = False", "no, bf16"]),
         ("- a\n- b", ["row.yaml", "a mapping of sections"]),
         ("optim: {steps: 1", ["row.yaml", "not valid YAML"]),
@@ -84,13 +93,75 @@ def test_an_unknown_scale_lists_the_known_ones():
 
 def test_null_zero_and_text_survive():
     config = load_config(
-        Config, [], ["method.logit_scale_max=null", "optim.weight_decay=0", "data.root=2024", "data.train=a: b.tar"]
+        Config, [], ["method.logit_scale_max=null", "optim.weight_decay=0", "data.root=2024", "data.labelled=a: b"]
     )
     assert config.method.logit_scale_max is None
     assert config.optim.weight_decay == 0.0
     assert isinstance(config.optim.weight_decay, float)
     assert config.data.root == "2024"
-    assert config.data.train == "a: b.tar"
+    assert config.data.labelled == "a: b"
+
+
+def test_what_a_source_does_not_take_is_refused_with_those_that_do(tmp_path):
+    scale = write(tmp_path, "data: {source: shards, train: '*.tar'}", "scale.yaml")
+    row = write(tmp_path, "data: {caption_column: title}")
+    with pytest.raises(ConfigError) as error:
+        load_config(Config, [scale, row])
+    assert str(error.value) == (
+        f"{row}, {scale}: data.caption_column = 'title' has no effect with data.source = shards; accepted: data.source "
+        "= tsv or hugging_face, or the default, ''"
+    )
+    for text, takers in (
+        ("source=scenes data.train=x", "shards or karpathy or tsv or hugging_face"),
+        ("source=scenes data.max_words=9", "shards or karpathy or tsv or hugging_face"),
+        ("source=tsv data.stream_buffer=5", "hugging_face"),
+        ("source=shards data.images=x", "karpathy or tsv or hugging_face"),
+        ("source=karpathy data.num_test=7", "scenes"),
+        ("source=hugging_face data.caption_noise=0.5", "scenes"),
+    ):
+        with pytest.raises(ConfigError, match=f"has no effect with data.source = .*; accepted: data.source = {takers}"):
+            load_config(Config, [], f"data.{text}".split())
+    assert load_config(Config, [], ["data.source=karpathy", "data.num_test=1000"]).data.num_test == 1000  # the default
+
+
+def test_every_source_takes_what_the_table_says():
+    values = dict.fromkeys(("train", "val", "test", "second_test", "images", "image_column", "caption_column"), "x")
+    values |= dict.fromkeys(("min_word_count", "max_words", "num_train", "num_val", "num_test", "num_labelled"), 9)
+    values |= {"stream_buffer": 9, "caption_noise": 0.9, "ambiguity": 0.9}
+    assert set(TAKEN_BY) == set(values)
+    for source in ("scenes", "shards", "karpathy", "tsv", "hugging_face"):
+        taken = {name: value for name, value in values.items() if source in TAKEN_BY[name]}
+        assert to_dict(DataConfig(source=source, **taken)).items() >= taken.items()
+        for name in values.keys() - taken.keys():
+            with pytest.raises(ValueError, match=f"^data.{name} = .* has no effect with data.source = {source}"):
+                DataConfig(source=source, **{name: values[name]})
+
+
+def test_another_source_sets_back_what_only_the_one_before_took(tmp_path):
+    scale = write(tmp_path, "data: {num_train: 20, num_test: 30, image_size: 32}", "scale.yaml")
+    row = write(tmp_path, "data: {crop_scale: [0.5, 1.0]}")
+    chosen = load_config(Config, [scale, row], ["data.source=shards", "data.train=x.tar"])
+    assert chosen.data == DataConfig(source="shards", train="x.tar", image_size=32, crop_scale=(0.5, 1.0))
+    back = override(chosen, ["data.source=scenes", "data.num_test=40"])
+    assert back.data == DataConfig(num_test=40, image_size=32, crop_scale=(0.5, 1.0))
+    with pytest.raises(ConfigError, match=r"data\.num_test = 50 has no effect"):  # set together with the source
+        load_config(Config, [scale, row], ["data.source=shards", "data.num_test=50"])
+    same = override(chosen, ["data.source=karpathy", "data.test=x.json"])
+    assert same.data.train == "x.tar"  # both take it
+
+
+def test_sources_of_other_data_sections_are_their_own(tmp_path):
+    folders = write(tmp_path, "data: {source: folders, root: /x, train: mine}")
+    config = load_config(VisionConfig, [folders], ["data.source=folders", "data.num_test=9"])
+    assert (config.data.train, config.data.num_test) == ("mine", 9)
+
+
+@pytest.mark.parametrize("text", ["[0.9, 0.5]", "[0, 0.5]", "[-0.5, 0.5]", "[0.5, 1.01]", "[1.5, 2]"])
+def test_a_crop_scale_out_of_order_or_range_is_refused_when_the_config_is_read(tmp_path, text):
+    path = write(tmp_path, f"data: {{crop_scale: {text}}}")
+    with pytest.raises(ConfigError, match=r"row\.yaml: data\.crop_scale = .*; accepted: smallest and largest share"):
+        load_config(Config, [path])
+    assert load_config(Config, [path], ["data.crop_scale=[0.25, 0.25]"]).data.crop_scale == (0.25, 0.25)
 
 
 def test_a_config_survives_yaml_and_back():

@@ -11,7 +11,7 @@ from common.encoders.vision import VisionTransformer
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 from common.run.config import OptimConfig
-from common.run.schedule import build_optimizer, learning_rate_at
+from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
 
 OPTIM = OptimConfig(steps=100, warmup_steps=10, learning_rate=2.0e-3, final_learning_rate=1.0e-4)
 
@@ -57,3 +57,17 @@ def test_a_frozen_scale_is_not_given_to_the_optimiser():
     model = TwoTowers(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Sphere(), scale)
     given = {id(p) for group in build_optimizer(model, OptimConfig()).param_groups for p in group["params"]}
     assert id(scale.log_logit_scale) not in given
+
+
+def test_a_logit_scale_with_a_rate_of_its_own_is_a_group_that_keeps_it():
+    model = TwoTowers(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Sphere(), LogitScale(14.0))
+    optimizer = build_optimizer(model, OptimConfig(logit_scale_rate=20.0, weight_decay=0.3))
+    *others, own = optimizer.param_groups
+    assert own["params"] == [model.logit_scale.log_logit_scale]
+    assert own["weight_decay"] == 0.0
+    set_learning_rate(optimizer, 0.01)
+    assert own["lr"] == pytest.approx(0.2)
+    assert [group["lr"] for group in others] == [0.01, 0.01]
+    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert given == {id(p) for p in model.parameters()}
+    assert len(build_optimizer(model, OptimConfig()).param_groups) == 2

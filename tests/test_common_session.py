@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import in_processes
 
+import common.run.provenance as provenance
 from common.data.broken import BrokenSample, TooManyBroken
 from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs, training_batches
+from common.distributed import rank
 from common.run.checkpoint import save_checkpoint
-from common.run.config import ConfigError, DataConfig, OptimConfig, override, to_dict
+from common.run.config import ConfigError, DataConfig, OptimConfig, load_config, override, to_dict
 from common.run.log import RunLog, read_log
 from common.run.order import BatchPositions, SampleOrder
 from common.run.session import (
@@ -35,10 +39,11 @@ from common.run.session import (
     run_or_explain,
     seed_step,
 )
-from common.run.stop import Stopped, leave_signals_to_trainer, stop_signals
+from common.run.stop import Stopped, StopRequest, leave_signals_to_trainer, stop_signals
 from oblique_topology.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
+TRAIN = ROOT / "oblique_topology" / "train.py"
 
 
 class FakeTime:
@@ -119,7 +124,7 @@ def test_a_run_goes_on_elsewhere_and_with_other_hardware_but_not_as_another_run(
     save(files, 7)
     same = [
         "data.root=/moved", "run.num_workers=3", "run.log_every=7", "run.keep_checkpoints=5",
-        "optim.micro_batch_size=16",
+        "optim.micro_batch_size=16", "optim.loss_tile=64",
     ]  # fmt: skip
     assert checkpoint_to_resume(files, True, override(Config(), same), "data").state["step"] == 7
     for change in ("optim.learning_rate=0.5", "run.seed=1", "data.image_size=24", "method.logit_scale_max=50"):
@@ -208,6 +213,21 @@ def test_signals_are_noted_within_and_as_before_outside():
     with pytest.raises(KeyError), stop_signals():
         raise KeyError
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
+
+
+def agreed_when_asked(ranks_asked):
+    """What this process takes the run to have been asked, when the named ones were."""
+    request = StopRequest()
+    request.received = rank() in ranks_asked
+    return request.agreed(torch.device("cpu"))
+
+
+def agreed_when_some_are_asked():
+    return [agreed_when_asked(asked) for asked in ((), (0,), (1,), (0, 1))]
+
+
+def test_all_processes_stop_as_soon_as_one_of_them_is_asked():
+    assert in_processes(2, agreed_when_some_are_asked) == [[False, True, True, True]] * 2
 
 
 def test_outside_the_main_thread_a_run_trains_without_looking_at_signals():
@@ -328,7 +348,7 @@ def test_cache_key_depends_on_what_stands_in_the_vocabulary_file(tmp_path):
     keys = set()
     for content in ("one", "two"):
         file.write_text(content)
-        keys.add(run_key("oblique_topology", config, "data"))
+        keys.add(run_key(TRAIN, config, "data"))
     assert len(keys) == 2
 
 
@@ -341,42 +361,123 @@ def test_cache_key_depends_on_config_data_and_code(monkeypatch):
     import common.run.session as session
 
     config = Config()
-    key = run_key("oblique_topology", config, "data")
-    assert run_key("oblique_topology", config, "data") == key
-    assert run_key("oblique_topology", config, "other data") != key
+    key = run_key(TRAIN, config, "data")
+    assert run_key(TRAIN, config, "data") == key
+    assert run_key(TRAIN, config, "other data") != key
     changed = dataclasses.replace(config, optim=OptimConfig(learning_rate=2.0e-3))
-    assert run_key("oblique_topology", changed, "data") != key
-    assert run_key("euclip", config, "data") != key
-    assert run_key("oblique_topology", override(config, ["run.seed=1"]), "data") != key
-    assert run_key("oblique_topology", override(config, ["run.mixed_precision=bf16"]), "data") != key
-    assert run_key("oblique_topology", override(config, ["run.num_workers=2", "run.log_every=3"]), "data") == key
+    assert run_key(TRAIN, changed, "data") != key
+    assert run_key(ROOT / "contrastive_basics" / "train.py", config, "data") != key
+    assert run_key(TRAIN, override(config, ["run.seed=1"]), "data") != key
+    assert run_key(TRAIN, override(config, ["run.mixed_precision=bf16"]), "data") != key
+    assert run_key(TRAIN, override(config, ["run.num_workers=2", "run.log_every=3"]), "data") == key
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    assert run_key("oblique_topology", config, "data") != key
+    assert run_key(TRAIN, config, "data") != key
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
     monkeypatch.setattr(session, "code_fingerprint", lambda *arguments: "other code")
-    assert run_key("oblique_topology", config, "data") != key
+    assert run_key(TRAIN, config, "data") != key
 
 
-def test_keys_change_with_the_files_they_claim_to_cover(monkeypatch, tmp_path):
-    import common.run.provenance as provenance
+def test_cache_key_depends_on_the_values_of_a_row_file_and_not_on_its_text(tmp_path):
+    row = tmp_path / "row.yaml"
+    keys = []
+    for text in ("optim: {steps: 100}", "# a comment\noptim:\n  steps: 100\n", "optim: {steps: 101}"):
+        row.write_text(text)
+        keys.append(run_key(TRAIN, load_config(Config, [row]), "data"))
+    assert keys[0] == keys[1] != keys[2]
 
-    for name in ("common/info_nce.py", "common/evaluation/retrieval.py", "common/report/page.py", "paper/train.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("a = 1")
-    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+
+def edited(name, keys):
+    """The keys with one file edited; it is as it was afterwards."""
+    file = provenance.ROOT / name
+    text = file.read_bytes()
+    file.write_bytes(text + b"\nedited = True\n")
+    found = keys()
+    file.write_bytes(text)
+    return found
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """The repository's code in another place, where it can be edited."""
+    for folder in ("common", "oblique_topology", "contrastive_basics"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "configs"))
+    monkeypatch.setattr(provenance, "ROOT", tmp_path.resolve())
+    return tmp_path.resolve()
+
+
+def test_an_edit_changes_the_keys_of_the_runs_that_it_can_change_and_no_others(copied):
+    scripts = [copied / name for name in ("oblique_topology/train.py", "contrastive_basics/train.py")]
+    scripts.append(copied / "contrastive_basics/pretrain.py")
 
     def keys():
-        return run_key("paper", Config(), "data"), evaluation_code("paper")
+        trained = [run_key(script, Config(), "data") for script in scripts]
+        return *trained, evaluation_code("oblique_topology")
 
-    def changed_by(name):
-        before = keys()
-        (tmp_path / name).write_text(f"{(tmp_path / name).read_text()}\nb = 2")
-        return tuple(new != old for new, old in zip(keys(), before))
+    expected = {  # oblique topology, basics with captions, basics with pictures alone; evaluation of the first
+        "common/info_nce.py": (True, True, True, True),
+        "common/__init__.py": (True, True, True, True),
+        "common/encoders/transformer.py": (True, True, False, True),
+        "common/methods/momentum_contrast.py": (False, False, True, True),
+        "common/data/labelled.py": (True, True, True, True),  # imported inside a function
+        "common/evaluation/retrieval.py": (False, False, False, True),
+        "common/report/page.py": (False, False, False, False),
+        "oblique_topology/train.py": (True, False, False, True),
+        "oblique_topology/model.py": (True, False, False, True),
+        "oblique_topology/config.py": (True, False, False, True),
+        "oblique_topology/evaluate.py": (False, False, False, True),
+        "oblique_topology/reproduce.py": (False, False, False, False),
+        "oblique_topology/README.md": (False, False, False, False),
+        "contrastive_basics/model.py": (False, True, False, False),
+        "contrastive_basics/vision.py": (False, False, True, False),
+        "contrastive_basics/experiments.py": (False, False, False, False),
+        "contrastive_basics/reproduce.py": (False, False, False, False),
+    }
+    before = keys()
+    for name, changes in expected.items():
+        assert tuple(new != old for new, old in zip(edited(name, keys), before)) == changes, name
+    assert keys() == before
 
-    assert changed_by("common/info_nce.py") == (True, True)
-    assert changed_by("paper/train.py") == (True, True)
-    assert changed_by("common/evaluation/retrieval.py") == (False, True)
-    assert changed_by("common/report/page.py") == (False, False)
+
+@pytest.mark.parametrize("script", ["oblique_topology/train.py", "contrastive_basics/pretrain.py"])
+def test_every_file_of_ours_that_python_loads_for_a_script_is_among_its_imports(script):
+    module = script.removesuffix(".py").replace("/", ".")
+    code = (
+        f"import sys, json, {module}; print(json.dumps([getattr(m, '__file__', None) for m in sys.modules.values()]))"
+    )
+    command = [sys.executable, "-c", code]
+    loaded = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+    ours = {Path(name) for name in loaded if name and Path(name).is_relative_to(ROOT) and "site-packages" not in name}
+    assert len(ours) > 50
+    assert not ours - set(provenance.imported_files(ROOT / script))
+
+
+def test_imports_of_every_form_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    texts = {
+        "paper/train.py": "import common.plain\nimport common.packed.inner as i, os, torch.nn\nfrom . import near\n",
+        "paper/near.py": "def f():\n    from ..common import lazily\n    from .below.deep import name\n",
+        "paper/below/__init__.py": "",
+        "paper/below/deep.py": "from ..beside import *\n",
+        "paper/beside.py": "from common.packed import a_function, module\nimport paper.train\n",
+        "paper/unused.py": "",
+        "common/__init__.py": "",
+        "common/plain.py": "from common.left_out import x\n",
+        "common/packed/__init__.py": "if False:\n    from common.branch import y\n",
+        "common/packed/inner.py": "",
+        "common/packed/module.py": "",
+        "common/packed/unused.py": "",
+        "common/branch.py": "",
+        "common/lazily.py": "",
+        "common/left_out.py": "import common.behind_it\n",
+        "common/behind_it.py": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = provenance.imported_files(tmp_path / "paper/train.py", ("common/left_out",))
+    missing = {"paper/unused.py", "common/packed/unused.py", "common/left_out.py", "common/behind_it.py"}
+    assert {path.relative_to(tmp_path).as_posix() for path in found} == texts.keys() - missing
+    assert found == sorted(found)
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])

@@ -1,6 +1,7 @@
 """Text towers: bidirectional in BERT's order with any number of class tokens, and causal in CLIP's."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from common.encoders.transformer import Activation, Transformer
@@ -80,15 +81,17 @@ class BidirectionalTextTransformer(nn.Module):
         tokens = self.final_norm(self._blocks(token_ids)[:, : self.num_class_tokens])
         return (tokens if self.projection is None else tokens @ self.projection).flatten(1)
 
-    def forward_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def forward_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
         """All tokens, before any projection: what a fusion transformer works on.
 
         Args:
             token_ids: as in forward.
+            word_mask: (batch, length), True where a token is no padding; None = as the ids say. Ids in which words were
+                masked do not say it: the end token may be one of them.
         Returns:
             (batch, num_class_tokens - 1 + length, width).
         """
-        return self.final_norm(self._blocks(token_ids))
+        return self.final_norm(self._blocks(token_ids, word_mask))
 
     def word_mask(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(batch, length), True at class, words and end token, False at padding."""
@@ -96,13 +99,14 @@ class BidirectionalTextTransformer(nn.Module):
             return token_ids != self.pad_id
         return up_to_first(token_ids, self.end_id)
 
-    def _blocks(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def _blocks(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
         _check_length(token_ids, self.context_length)
-        copies = token_ids[:, :1].expand(-1, self.num_class_tokens - 1)
-        token_ids = torch.cat([copies, token_ids], dim=1)
+        word_mask = self.word_mask(token_ids) if word_mask is None else word_mask
+        more = self.num_class_tokens - 1  # class tokens in front of the first
+        token_ids = torch.cat([token_ids[:, :1].expand(-1, more), token_ids], dim=1)
         tokens = self.token_embedding(token_ids)
         tokens = self.input_norm(tokens + self.position_embedding[: token_ids.shape[1]].to(tokens.dtype))
-        return self.transformer(self.dropout(tokens), key_mask=self.word_mask(token_ids))
+        return self.transformer(self.dropout(tokens), key_mask=F.pad(word_mask, (more, 0), value=True))
 
 
 class CausalTextTransformer(nn.Module):

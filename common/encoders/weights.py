@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +58,8 @@ def clip_from_open_clip(
 ) -> TwoTowers:
     """CLIP from a state dict in OpenAI's layout, which open_clip shares; sizes are read off the shapes.
 
+    Weights without both final LayerNorms, as EuCLIP's, give towers without them.
+
     Args:
         state: "visual.conv1.weight", ... ; open_clip's "text." and DDP's "module." prefixes are understood.
         activation: "quick_gelu" for OpenAI's own weights and those trained from them, "gelu" for most of open_clip's.
@@ -78,7 +81,8 @@ def clip_from_open_clip(
     if missing:
         raise WeightsError(f"{source} lacks {_some(missing)}")
     width, _, patch_size, _ = state["visual.conv1.weight"].shape
-    positions, text_width = state["visual.positional_embedding"], state["ln_final.weight"].shape[0]
+    positions, text_width = state["visual.positional_embedding"], state["token_embedding.weight"].shape[1]
+    final_layer_norm = "ln_final.weight" in state
     with torch.device("meta"):
         image_tower = VisionTransformer(
             image_size=round((len(positions) - 1) ** 0.5) * patch_size,
@@ -88,6 +92,7 @@ def clip_from_open_clip(
             heads=width // vision_head_width,
             mlp_ratio=state["visual.transformer.resblocks.0.mlp.c_fc.weight"].shape[0] / width,
             projection_dim=state["visual.proj"].shape[1],
+            final_layer_norm=final_layer_norm,
             activation=activation,
         )
         vocabulary_size = state["token_embedding.weight"].shape[0]
@@ -100,9 +105,11 @@ def clip_from_open_clip(
             mlp_ratio=state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0] / text_width,
             projection_dim=state["text_projection"].shape[1],
             end_id=vocabulary_size - 1,
+            final_layer_norm=final_layer_norm,
             activation=activation,
         )
-    return _filled(_two_towers(image_tower, text_tower), state, _open_clip_entries, source)
+    layout = partial(_open_clip_entries, final_layer_norm=final_layer_norm)
+    return _filled(_two_towers(image_tower, text_tower), state, layout, source)
 
 
 def clip_from_transformers(model: CLIPModel) -> TwoTowers:
@@ -297,7 +304,8 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
         content = {name: value for name, value in content.items() if name not in _ARCHIVE_NUMBERS}
     except Exception as error:  # pickle's own errors have no common class
         raise WeightsError(f"{path} cannot be read without executing code from it: {error}") from None
-    content = content.get("state_dict", content) if isinstance(content, dict) else content
+    for key in ("state_dict", "model"):  # beside an optimiser's
+        content = content.get(key, content) if isinstance(content, dict) else content
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise WeightsError(f"{path} holds no state dict: accepted is a mapping of names to tensors")
     return dict(content)
@@ -337,12 +345,12 @@ def load_vit_(tower: VisionTransformer, model: ViTModel | DeiTModel, antialias: 
     entries = [
         Entry("class_embedding", ("embeddings.cls_token",)),
         Entry("position_embedding", ("embeddings.position_embeddings",)),
-        *_affine("patch_embedding", "embeddings.patch_embeddings.projection"),
-        *_affine("final_norm", "layernorm"),
+        *affine("patch_embedding", "embeddings.patch_embeddings.projection"),
+        *affine("final_norm", "layernorm"),
         *(entry for i in range(blocks) for entry in _vit_block(i, "layers.0.attention.q_proj.weight" in state)),
     ]
     kept = ["projection"] if tower.projection is not None else []
-    _fill_(tower, state, entries, config.name_or_path or "the ViT", kept)
+    fill_(tower, state, entries, config.name_or_path or "the ViT", kept)
 
 
 def load_bert_(
@@ -392,29 +400,30 @@ def load_bert_(
     text_entries = [
         Entry("token_embedding.weight", (f"{embeddings}.word_embeddings.weight",)),
         Entry("position_embedding", ("positions",)),
-        *_affine("input_norm", f"{embeddings}.LayerNorm"),
+        *affine("input_norm", f"{embeddings}.LayerNorm"),
         *(entry for i in range(text_layers) for entry in _bert_block(i, i)),
     ]
     kept = ["projection"] if text_tower.projection is not None else []
-    _fill_(text_tower, state, text_entries, source, kept, complete=False)
+    fill_(text_tower, state, text_entries, source, kept, complete=False)
     if fusion is not None:
         fusion_entries = [entry for i in range(fusion_layers) for entry in _bert_block(i, text_layers + i)]
         kept = [name for name in fusion.state_dict() if "cross_attention" in name]
-        _fill_(fusion, state, fusion_entries, source, kept, complete=False)
+        fill_(fusion, state, fusion_entries, source, kept, complete=False)
     if head is not None:
         prefix = "cls.predictions"
         head_entries = [
-            *_affine("dense", f"{prefix}.transform.dense"),
-            *_affine("norm", f"{prefix}.transform.LayerNorm"),
+            *affine("dense", f"{prefix}.transform.dense"),
+            *affine("norm", f"{prefix}.transform.LayerNorm"),
             Entry("bias", (f"{prefix}.bias",)),
         ]
-        _fill_(head, state, head_entries, source, [], complete=False)
+        fill_(head, state, head_entries, source, [], complete=False)
 
 
 # ---------------------------------------------------------------- the layouts
 
 
-def _affine(ours: str, theirs: str) -> list[Entry]:
+def affine(ours: str, theirs: str) -> list[Entry]:
+    """Weight and bias of a layer."""
     return [Entry(f"{ours}.{part}", (f"{theirs}.{part}",)) for part in ("weight", "bias")]
 
 
@@ -425,18 +434,18 @@ def _stacked_affine(ours: str, theirs: Iterable[str]) -> list[Entry]:
     ]
 
 
-def _open_clip_entries(image_layers: int, text_layers: int) -> list[Entry]:
+def _open_clip_entries(image_layers: int, text_layers: int, final_layer_norm: bool = True) -> list[Entry]:
     """OpenAI's and open_clip's CLIP."""
 
     def block(ours: str, theirs: str) -> list[Entry]:
         return [
-            *_affine(f"{ours}.attention_norm", f"{theirs}.ln_1"),
+            *affine(f"{ours}.attention_norm", f"{theirs}.ln_1"),
             Entry(f"{ours}.attention.in_projection.weight", (f"{theirs}.attn.in_proj_weight",)),
             Entry(f"{ours}.attention.in_projection.bias", (f"{theirs}.attn.in_proj_bias",)),
-            *_affine(f"{ours}.attention.out_projection", f"{theirs}.attn.out_proj"),
-            *_affine(f"{ours}.mlp_norm", f"{theirs}.ln_2"),
-            *_affine(f"{ours}.mlp.0", f"{theirs}.mlp.c_fc"),
-            *_affine(f"{ours}.mlp.2", f"{theirs}.mlp.c_proj"),
+            *affine(f"{ours}.attention.out_projection", f"{theirs}.attn.out_proj"),
+            *affine(f"{ours}.mlp_norm", f"{theirs}.ln_2"),
+            *affine(f"{ours}.mlp.0", f"{theirs}.mlp.c_fc"),
+            *affine(f"{ours}.mlp.2", f"{theirs}.mlp.c_proj"),
         ]
 
     image, text = "image_tower", "text_tower"
@@ -444,15 +453,15 @@ def _open_clip_entries(image_layers: int, text_layers: int) -> list[Entry]:
         Entry(f"{image}.patch_embedding.weight", ("visual.conv1.weight",)),
         Entry(f"{image}.class_embedding", ("visual.class_embedding",)),
         Entry(f"{image}.position_embedding", ("visual.positional_embedding",)),
-        *_affine(f"{image}.input_norm", "visual.ln_pre"),
-        *_affine(f"{image}.final_norm", "visual.ln_post"),
+        *affine(f"{image}.input_norm", "visual.ln_pre"),
         Entry(f"{image}.projection", ("visual.proj",)),
         Entry(f"{text}.token_embedding.weight", ("token_embedding.weight",)),
         Entry(f"{text}.position_embedding", ("positional_embedding",)),
-        *_affine(f"{text}.final_norm", "ln_final"),
         Entry(f"{text}.projection", ("text_projection",)),
         Entry("logit_scale.log_logit_scale", ("logit_scale",)),
     ]
+    if final_layer_norm:
+        entries += [*affine(f"{image}.final_norm", "visual.ln_post"), *affine(f"{text}.final_norm", "ln_final")]
     for i in range(image_layers):
         entries += block(f"{image}.transformer.blocks.{i}", f"visual.transformer.resblocks.{i}")
     for i in range(text_layers):
@@ -465,12 +474,12 @@ def _transformers_entries(image_layers: int, text_layers: int) -> list[Entry]:
 
     def block(ours: str, theirs: str) -> list[Entry]:
         return [
-            *_affine(f"{ours}.attention_norm", f"{theirs}.layer_norm1"),
+            *affine(f"{ours}.attention_norm", f"{theirs}.layer_norm1"),
             *_stacked_affine(f"{ours}.attention.in_projection", (f"{theirs}.self_attn.{x}_proj" for x in "qkv")),
-            *_affine(f"{ours}.attention.out_projection", f"{theirs}.self_attn.out_proj"),
-            *_affine(f"{ours}.mlp_norm", f"{theirs}.layer_norm2"),
-            *_affine(f"{ours}.mlp.0", f"{theirs}.mlp.fc1"),
-            *_affine(f"{ours}.mlp.2", f"{theirs}.mlp.fc2"),
+            *affine(f"{ours}.attention.out_projection", f"{theirs}.self_attn.out_proj"),
+            *affine(f"{ours}.mlp_norm", f"{theirs}.layer_norm2"),
+            *affine(f"{ours}.mlp.0", f"{theirs}.mlp.fc1"),
+            *affine(f"{ours}.mlp.2", f"{theirs}.mlp.fc2"),
         ]
 
     image, text = "image_tower", "text_tower"
@@ -478,12 +487,12 @@ def _transformers_entries(image_layers: int, text_layers: int) -> list[Entry]:
         Entry(f"{image}.patch_embedding.weight", ("vision_model.embeddings.patch_embedding.weight",)),
         Entry(f"{image}.class_embedding", ("vision_model.embeddings.class_embedding",)),
         Entry(f"{image}.position_embedding", ("vision_model.embeddings.position_embedding.weight",)),
-        *_affine(f"{image}.input_norm", "vision_model.pre_layrnorm"),  # their spelling
-        *_affine(f"{image}.final_norm", "vision_model.post_layernorm"),
+        *affine(f"{image}.input_norm", "vision_model.pre_layrnorm"),  # their spelling
+        *affine(f"{image}.final_norm", "vision_model.post_layernorm"),
         Entry(f"{image}.projection", ("visual_projection.weight",), "transposed"),
         Entry(f"{text}.token_embedding.weight", ("text_model.embeddings.token_embedding.weight",)),
         Entry(f"{text}.position_embedding", ("text_model.embeddings.position_embedding.weight",)),
-        *_affine(f"{text}.final_norm", "text_model.final_layer_norm"),
+        *affine(f"{text}.final_norm", "text_model.final_layer_norm"),
         Entry(f"{text}.projection", ("text_projection.weight",), "transposed"),
         Entry("logit_scale.log_logit_scale", ("logit_scale",)),
     ]
@@ -504,12 +513,12 @@ def _vit_block(i: int, short_names: bool) -> list[Entry]:
         qkv, out = [f"attention.attention.{x}" for x in ("query", "key", "value")], "attention.output.dense"
         mlp = ("intermediate.dense", "output.dense")
     return [
-        *_affine(f"{ours}.attention_norm", f"{theirs}.layernorm_before"),
+        *affine(f"{ours}.attention_norm", f"{theirs}.layernorm_before"),
         *_stacked_affine(f"{ours}.attention.in_projection", (f"{theirs}.{name}" for name in qkv)),
-        *_affine(f"{ours}.attention.out_projection", f"{theirs}.{out}"),
-        *_affine(f"{ours}.mlp_norm", f"{theirs}.layernorm_after"),
-        *_affine(f"{ours}.mlp.0", f"{theirs}.{mlp[0]}"),
-        *_affine(f"{ours}.mlp.2", f"{theirs}.{mlp[1]}"),
+        *affine(f"{ours}.attention.out_projection", f"{theirs}.{out}"),
+        *affine(f"{ours}.mlp_norm", f"{theirs}.layernorm_after"),
+        *affine(f"{ours}.mlp.0", f"{theirs}.{mlp[0]}"),
+        *affine(f"{ours}.mlp.2", f"{theirs}.{mlp[1]}"),
     ]
 
 
@@ -518,11 +527,11 @@ def _bert_block(our_layer: int, their_layer: int) -> list[Entry]:
     qkv = (f"{theirs}.attention.self.{name}" for name in ("query", "key", "value"))
     return [
         *_stacked_affine(f"{ours}.attention.in_projection", qkv),
-        *_affine(f"{ours}.attention.out_projection", f"{theirs}.attention.output.dense"),
-        *_affine(f"{ours}.attention_norm", f"{theirs}.attention.output.LayerNorm"),
-        *_affine(f"{ours}.mlp.0", f"{theirs}.intermediate.dense"),
-        *_affine(f"{ours}.mlp.2", f"{theirs}.output.dense"),
-        *_affine(f"{ours}.mlp_norm", f"{theirs}.output.LayerNorm"),
+        *affine(f"{ours}.attention.out_projection", f"{theirs}.attention.output.dense"),
+        *affine(f"{ours}.attention_norm", f"{theirs}.attention.output.LayerNorm"),
+        *affine(f"{ours}.mlp.0", f"{theirs}.intermediate.dense"),
+        *affine(f"{ours}.mlp.2", f"{theirs}.output.dense"),
+        *affine(f"{ours}.mlp_norm", f"{theirs}.output.LayerNorm"),
     ]
 
 
@@ -536,7 +545,6 @@ _SIZES_ARE_READ_OFF = (
     "token_embedding.weight",
     "positional_embedding",
     "transformer.resblocks.0.mlp.c_fc.weight",
-    "ln_final.weight",
     "text_projection",
 )
 _NOT_WEIGHTS = re.compile(r"(^|\.)(attn_mask|position_ids)$")  # buffers that older versions saved
@@ -548,11 +556,11 @@ def _two_towers(image_tower: VisionTransformer, text_tower: CausalTextTransforme
 
 def _filled(model: TwoTowers, state: State, layout: Any, source: str) -> TwoTowers:
     entries = layout(len(model.image_tower.transformer.blocks), len(model.text_tower.transformer.blocks))
-    _fill_(model, state, entries, source, kept=[])
+    fill_(model, state, entries, source, kept=[])
     return model.eval()
 
 
-def _fill_(
+def fill_(
     module: nn.Module, state: State, entries: list[Entry], source: str, kept: list[str], complete: bool = True
 ) -> None:
     """Puts a foreign state dict into a module; every tensor of ours is filled or named in `kept`.

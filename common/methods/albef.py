@@ -58,14 +58,15 @@ class FusedEncoders(nn.Module):
         """(batch, length), True at words and False at padding."""
         return self.text_tower.word_mask(token_ids)
 
-    def word_logits(self, token_ids: torch.Tensor, image_tokens: torch.Tensor) -> torch.Tensor:
-        """(batch, length, vocabulary_size): which word stands at each position, seen with the picture."""
-        fused = self.fusion(self.text_tower.forward_tokens(token_ids), self.text_mask(token_ids), image_tokens)
-        return self.word_head(fused, self.text_tower.token_embedding.weight)
+    def word_logits(
+        self, masked_ids: torch.Tensor, text_mask: torch.Tensor, image_tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """(batch, length, vocabulary_size): which word stands at each position, seen with the picture.
 
-    def no_word_loss(self) -> torch.Tensor:
-        """0, with gradients of 0 for the word head: DDP waits for every parameter's gradient in every step."""
-        return 0.0 * sum(parameter.sum() for parameter in self.word_head.parameters())
+        text_mask is that of the caption before words were masked: its end token may be masked too.
+        """
+        tokens = self.text_tower.forward_tokens(masked_ids, text_mask)
+        return self.word_head(self.fusion(tokens, text_mask, image_tokens), self.text_tower.token_embedding.weight)
 
 
 class Candidates(Protocol):
@@ -211,12 +212,26 @@ class Albef(nn.Module):
         """
         step = self.encode_step(images, images, token_ids, ids, open_candidates)
         image_to_text, text_to_image, contrast = self.cross_modal_contrast(step, alpha)
-        matching = self.matching_loss(step, image_to_text, text_to_image, ids)
-        if masked_ids is None:
-            words = self.encoders.no_word_loss()
-        else:
-            words = self.word_loss(step, masked_ids, word_targets, alpha)
-        return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
+        return self.losses(step, contrast, image_to_text, text_to_image, masked_ids, word_targets, alpha)
+
+    def losses(
+        self,
+        step: "EncodedStep",
+        contrast: torch.Tensor,
+        image_to_text: torch.Tensor,
+        text_to_image: torch.Tensor,
+        masked_ids: torch.Tensor | None,
+        word_targets: torch.Tensor | None,
+        alpha: float,
+    ) -> AlbefLosses:
+        """A contrastive loss with those of matching and of masked words: the end of ALBEF's step and of TCL's."""
+        return AlbefLosses(
+            contrast,
+            self.matching_loss(step, image_to_text, text_to_image),
+            self.word_loss(step, masked_ids, word_targets, alpha),
+            step.image_keys,
+            step.text_keys,
+        )
 
     def encode_step(
         self,
@@ -275,12 +290,11 @@ class Albef(nn.Module):
         step: "EncodedStep",
         image_to_text: torch.Tensor,
         text_to_image: torch.Tensor,
-        ids: torch.Tensor | None,
     ) -> torch.Tensor:
         """Cross-entropy over the true pairs, each text with a hard image and each image with a hard text (3 batch)."""
         columns = step.candidates.batch_columns
-        image_of_text = hard_negatives(text_to_image[:, columns], ids)
-        text_of_image = hard_negatives(image_to_text[:, columns], ids)
+        image_of_text = hard_negatives(text_to_image[:, columns], step.ids)
+        text_of_image = hard_negatives(image_to_text[:, columns], step.ids)
         own = torch.arange(len(columns), device=columns.device)
         texts, images = torch.cat([own, own, text_of_image]), torch.cat([own, image_of_text, own])
         logits = self.match(step.text_tokens[texts], step.text_mask[texts], step.image_tokens[images])
@@ -288,18 +302,27 @@ class Albef(nn.Module):
         return F.cross_entropy(logits, labels)
 
     def word_loss(
-        self, step: "EncodedStep", masked_ids: torch.Tensor, word_targets: torch.Tensor, alpha: float
+        self,
+        step: "EncodedStep",
+        masked_ids: torch.Tensor | None,
+        word_targets: torch.Tensor | None,
+        alpha: float,
     ) -> torch.Tensor:
-        """Masked words, (1 - alpha) against the true ones and alpha against the momentum model's distribution."""
+        """Masked words, (1 - alpha) against the true ones and alpha against the momentum model's distribution.
+
+        Without masked words it is 0, with gradients of 0: DDP waits for every parameter's gradient in every step.
+        """
+        if masked_ids is None:
+            return 0.0 * sum(parameter.sum() for parameter in self.encoders.word_head.parameters())
         chosen = word_targets != NOT_MASKED
-        logits = self.encoders.word_logits(masked_ids, step.image_tokens)[chosen]
+        logits = self.encoders.word_logits(masked_ids, step.text_mask, step.image_tokens)[chosen]
         count = max(len(logits), 1)  # no word was drawn: a loss of 0, not the mean of nothing
         loss = F.cross_entropy(logits, word_targets[chosen], reduction="sum") / count
         if alpha == 0:
             return loss
         with torch.no_grad():
             momentum = self.momentum_encoders.encoder
-            soft = momentum.word_logits(masked_ids, step.momentum_image_tokens)[chosen].softmax(dim=1)
+            soft = momentum.word_logits(masked_ids, step.text_mask, step.momentum_image_tokens)[chosen].softmax(dim=1)
         return (1 - alpha) * loss + alpha * F.cross_entropy(logits, soft, reduction="sum") / count
 
     def update_momentum_encoders(self, ema_momentum: float) -> None:
@@ -382,6 +405,7 @@ def mask_words(
     vocabulary_size: int,
     mask_id: int,
     never_masked: tuple[int, ...],
+    no_words: tuple[int, ...],
     probability: float = 0.15,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -389,18 +413,22 @@ def mask_words(
 
     Args:
         token_ids: (batch, length).
-        vocabulary_size: random words are drawn from all of it.
+        vocabulary_size: random words are drawn from all of it but no_words.
         mask_id: of the mask token.
         never_masked: ids that are never drawn; ALBEF: padding and class token.
+        no_words: ids that a random word never is: padding, class, end and mask token. (BERT's code draws them too; a
+            caption would seem to end where it does not.)
         probability: of a position to be drawn.
         generator: on the ids' device; None = the global one.
     Returns:
         (masked_ids, word_targets); word_targets holds the true id at drawn positions and NOT_MASKED elsewhere.
     """
-    draws = torch.rand(2, *token_ids.shape, generator=generator, device=token_ids.device)
-    allowed = ~torch.isin(token_ids, torch.tensor(never_masked, device=token_ids.device))
-    drawn = (draws[0] < probability) & allowed
-    words = torch.randint(vocabulary_size, token_ids.shape, generator=generator, device=token_ids.device)
+    device = token_ids.device
+    draws = torch.rand(2, *token_ids.shape, generator=generator, device=device)
+    drawn = (draws[0] < probability) & ~torch.isin(token_ids, torch.tensor(never_masked, device=device))
+    words = torch.arange(vocabulary_size, device=device)
+    words = words[~torch.isin(words, torch.tensor(no_words, device=device))]
+    random_words = words[torch.randint(len(words), token_ids.shape, generator=generator, device=device)]
     masked_ids = torch.where(drawn & (draws[1] < 0.8), mask_id, token_ids)
-    masked_ids = torch.where(drawn & (draws[1] >= 0.9), words, masked_ids)
+    masked_ids = torch.where(drawn & (draws[1] >= 0.9), random_words, masked_ids)
     return masked_ids, torch.where(drawn, token_ids, NOT_MASKED)

@@ -54,12 +54,7 @@ class Tcl(nn.Module):
         step = albef.encode_step(images, momentum_images, token_ids, ids, open_candidates)
         image_to_text, text_to_image, cross_modal = albef.cross_modal_contrast(step, alpha)
         contrast = (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6
-        matching = albef.matching_loss(step, image_to_text, text_to_image, ids)
-        if masked_ids is None:
-            words = albef.encoders.no_word_loss()
-        else:
-            words = albef.word_loss(step, masked_ids, word_targets, alpha)
-        return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
+        return albef.losses(step, contrast, image_to_text, text_to_image, masked_ids, word_targets, alpha)
 
     def in_modal_contrast(self, step: EncodedStep) -> list[torch.Tensor]:
         """image-image, text-text, picture-patches, caption-words; the targets know nothing of the momentum model."""

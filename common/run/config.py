@@ -36,9 +36,25 @@ def setting(
     return field(default=default, metadata={"at_least": at_least, "at_most": at_most, "above": above, "below": below})
 
 
+_PHOTOGRAPHS = ("shards", "karpathy", "tsv", "hugging_face")
+# fields of DataConfig that not every source takes -> the sources that do
+TAKEN_BY = {
+    **dict.fromkeys(("train", "val", "test", "second_test", "min_word_count", "max_words"), _PHOTOGRAPHS),
+    "images": ("karpathy", "tsv", "hugging_face"),
+    "image_column": ("tsv", "hugging_face"),
+    "caption_column": ("tsv", "hugging_face"),
+    "stream_buffer": ("hugging_face",),
+    **dict.fromkeys(("num_train", "num_val", "num_test", "num_labelled", "caption_noise", "ambiguity"), ("scenes",)),
+}
+
+
 @dataclass(frozen=True)
 class DataConfig:
-    """Which pairs to train on and to rank, and how pixels and words become tensors."""
+    """Which pairs to train on and to rank, and how pixels and words become tensors.
+
+    What a source does not take (`TAKEN_BY`) stays at its default. A file or command line that chooses another source
+    sets it back, so that data.source=shards can follow a scale of scenes.
+    """
 
     # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
     source: Literal["scenes", "shards", "karpathy", "tsv", "hugging_face"] = "scenes"
@@ -49,26 +65,40 @@ class DataConfig:
     val: str = ""  # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
     test: str = ""  # likewise; ranked at the end
     second_test: str = ""  # a second test set, "" = none
-    images: str = ""  # karpathy, tsv, hugging_face: folder of the pictures, "" = looked for beside the file
-    image_column: str = ""  # tsv, hugging_face: of the picture or its path, "" = by the usual names
-    caption_column: str = ""  # tsv, hugging_face: likewise
-    stream_buffer: int = setting(0, at_least=0)  # hugging_face: rows in which a training stream is shuffled, 0 = none
+    images: str = ""  # folder of the pictures, "" = looked for beside the file
+    image_column: str = ""  # of the picture or its path, "" = by the usual names
+    caption_column: str = ""  # likewise
+    stream_buffer: int = setting(0, at_least=0)  # rows in which a training stream is shuffled, 0 = none
     labelled: str = ""  # folder of labelled sets for zero-shot classification, one folder each, "" = none
-    num_train: int = setting(50_000, at_least=1)  # scenes: pictures in one epoch
-    num_val: int = setting(500, at_least=1)  # scenes
-    num_test: int = setting(1_000, at_least=1)  # scenes: pictures of each retrieval test set
-    num_labelled: int = setting(1_000, at_least=1)  # scenes: pictures of each zero-shot classification set
-    caption_noise: float = setting(0.0, at_least=0.0, at_most=1.0)  # scenes: share of shuffled training pairs
-    ambiguity: float = setting(0.0, at_least=0.0, at_most=1.0)  # scenes: share of training captions made ambiguous
+    num_train: int = setting(50_000, at_least=1)  # pictures in one epoch
+    num_val: int = setting(500, at_least=1)
+    num_test: int = setting(1_000, at_least=1)  # pictures of each retrieval test set
+    num_labelled: int = setting(1_000, at_least=1)  # pictures of each zero-shot classification set
+    caption_noise: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of shuffled training pairs
+    ambiguity: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of training captions made ambiguous
     image_size: int = setting(48, at_least=8)  # pixels
     resize: Literal["squeeze", "crop"] = "crop"  # evaluation: squeeze to a square, or shortest side + centre crop
     crop_scale: tuple[float, float] | None = None  # training: share of the area of a random crop, null = as evaluation
     tokenizer: Literal["words", "clip_bpe", "bert_wordpiece"] = "words"  # words: the training captions' own
     vocabulary: str = ""  # clip_bpe, bert_wordpiece: file, folder or hub name; "" = open_clip's file, bert-base-uncased
     context_length: int = setting(32, at_least=3)  # tokens, class and end token included
-    min_word_count: int = setting(2, at_least=1)  # not scenes: rarer words of the training captions are unknown
-    max_words: int | None = setting(None, at_least=4)  # not scenes: size of the vocabulary, null = no bound
+    min_word_count: int = setting(2, at_least=1)  # words: rarer ones of the training captions are unknown
+    max_words: int | None = setting(None, at_least=4)  # words: size of the vocabulary, null = no bound
     max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0)  # stop above this share of broken samples
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            value, takers = getattr(self, item.name), TAKEN_BY.get(item.name)
+            if takers is not None and self.source not in takers and value != item.default:
+                raise ValueError(
+                    f"data.{item.name} = {value!r} has no effect with data.source = {self.source}; accepted: "
+                    f"data.source = {' or '.join(takers)}, or the default, {item.default!r}"
+                )
+        if self.crop_scale is not None and not 0.0 < self.crop_scale[0] <= self.crop_scale[1] <= 1.0:
+            raise ValueError(
+                f"data.crop_scale = {list(self.crop_scale)}; accepted: smallest and largest share, in this order, both "
+                "above 0 and at most 1"
+            )
 
 
 @dataclass(frozen=True)
@@ -93,6 +123,38 @@ class ModelConfig:
     patch_dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of patches a training picture loses
     gradient_checkpointing: bool = False  # saves activation memory, costs about a third more time
 
+    def __post_init__(self) -> None:
+        for name, tower in (("image", self.image), ("text", self.text)):
+            if tower.width % tower.heads:
+                raise ValueError(
+                    f"model.{name}.heads = {tower.heads} does not divide model.{name}.width = {tower.width}; accepted: "
+                    f"{', '.join(str(heads) for heads in range(1, tower.width + 1) if tower.width % heads == 0)}"
+                )
+            if round(tower.width * tower.mlp_ratio) < 1:
+                raise ValueError(
+                    f"model.{name}.mlp_ratio = {tower.mlp_ratio} of model.{name}.width = {tower.width} is no neuron; "
+                    f"accepted: at least {1 / tower.width:.2g}"
+                )
+
+
+def check_patches(data: DataConfig, model: ModelConfig) -> None:
+    """For the __post_init__ of a config that holds both.
+
+    Raises:
+        ValueError: pictures are not cut into whole patches, or patch dropout leaves none of them.
+    """
+    if data.image_size % model.patch_size:
+        raise ValueError(
+            f"data.image_size = {data.image_size} is not a multiple of model.patch_size = {model.patch_size}; "
+            f"accepted: {data.image_size // model.patch_size * model.patch_size or model.patch_size}, or another one"
+        )
+    patches = (data.image_size // model.patch_size) ** 2
+    if round(patches * (1 - model.patch_dropout)) < 1:
+        raise ValueError(
+            f"model.patch_dropout = {model.patch_dropout} leaves none of the {patches} patches of a picture; accepted: "
+            f"at most {1 - 1 / patches:.3g}"
+        )
+
 
 @dataclass(frozen=True)
 class OptimConfig:
@@ -101,6 +163,7 @@ class OptimConfig:
     steps: int = setting(250, at_least=1)  # optimiser updates
     global_batch_size: int = setting(256, at_least=2)  # pairs per update over all processes; all are negatives
     micro_batch_size: int | None = setting(None, at_least=1)  # pairs per pass and process, same loss; null = the share
+    loss_tile: int = setting(0, at_least=0)  # the same loss in tiles of so many rows and columns; 0 = B x B at once
     learning_rate: float = setting(1.0e-3, above=0.0)  # peak
     final_learning_rate: float = setting(0.0, at_least=0.0)
     warmup_steps: int = setting(25, at_least=0)
@@ -109,6 +172,7 @@ class OptimConfig:
     beta2: float = setting(0.98, at_least=0.0, below=1.0)
     epsilon: float = setting(1.0e-8, above=0.0)
     max_gradient_norm: float | None = setting(1.0, above=0.0)  # null = no clipping
+    logit_scale_rate: float = setting(1.0, above=0.0)  # rate of logit scale and curvature over the weights'
 
     def __post_init__(self) -> None:
         if self.warmup_steps > self.steps:
@@ -147,9 +211,9 @@ def load_config(config_class: type, files: list[Path], overrides: list[str] = ()
     """
     values: dict[str, tuple[Any, str]] = {}  # dotted key -> (value, where it was set)
     for path in files:
-        for key, value in _flatten(config_class, _read_yaml(path), str(path)):
-            values[key] = (value, str(path))
-    return _build(config_class, values | _parsed(config_class, overrides), prefix="")
+        layer = {key: (value, str(path)) for key, value in _flatten(config_class, _read_yaml(path), str(path))}
+        values = _overlaid(config_class, values, layer)
+    return _build(config_class, _overlaid(config_class, values, _parsed(config_class, overrides)), prefix="")
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -174,7 +238,7 @@ def override(config: Any, overrides: list[str]) -> Any:
     """A copy of a config with `section.key=value` overrides."""
     config_class = type(config)
     values = {key: (value, "config") for key, value in _flatten(config_class, to_dict(config), "config")}
-    return _build(config_class, values | _parsed(config_class, overrides), prefix="")
+    return _build(config_class, _overlaid(config_class, values, _parsed(config_class, overrides)), prefix="")
 
 
 def entry_arguments(
@@ -211,10 +275,29 @@ def load_row(
     overrides: list[str] = (),
     scale_files: str = "scale",
 ) -> Any:
-    """Config of one row of a table at one scale, whose file is `configs/<scale_files>_<scale>.yaml`."""
+    """Config of one row of a table at one scale, whose file is `configs/<scale_files>_<scale>.yaml`.
+
+    What a row, or all rows that begin alike, have of their own at a scale wins over the row: for ablation_ob_64_8.yaml
+    at paper scale the files scale_paper_ablation.yaml, ..., scale_paper_ablation_ob_64_8.yaml, those that exist.
+    """
     if scale not in SCALES:
         raise ConfigError(f"scale {scale!r} is unknown; accepted: {', '.join(SCALES)}")
-    return load_config(config_class, [folder / "configs" / f"{scale_files}_{scale}.yaml", Path(row)], overrides)
+    words = Path(row).stem.split("_")
+    beginnings = ["_".join(words[: count + 1]) for count in range(len(words))]
+    general = folder / "configs" / f"{scale_files}_{scale}.yaml"
+    own = [general.with_stem(f"{general.stem}_{beginning}") for beginning in beginnings]
+    return load_config(config_class, [general, Path(row), *(file for file in own if file.is_file())], overrides)
+
+
+def _overlaid(
+    config_class: type, values: dict[str, tuple[Any, str]], layer: dict[str, tuple[Any, str]]
+) -> dict[str, tuple[Any, str]]:
+    """A later layer over earlier ones. Where it chooses a source, what that does not take is not carried over."""
+    if "data.source" in layer and issubclass(typing.get_type_hints(config_class)["data"], DataConfig):
+        source, _ = layer["data.source"]
+        others = {f"data.{name}" for name, takers in TAKEN_BY.items() if source not in takers}
+        values = {key: value for key, value in values.items() if key not in others}
+    return values | layer
 
 
 def _parsed(config_class: type, overrides: list[str]) -> dict[str, tuple[Any, str]]:

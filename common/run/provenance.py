@@ -1,9 +1,12 @@
 """Where a result comes from: git revision, the code and the machine that produced it."""
 
+import ast
 import hashlib
 import json
 import platform
 import subprocess
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +30,68 @@ def _git(*arguments: str) -> str:
     ).stdout.strip()
 
 
-def code_fingerprint(folders: list[str], leave_out: tuple[str, ...] = ()) -> str:
-    """Hash of the Python files that a result depends on.
+def code_fingerprint(paths: Iterable[Path | str], leave_out: tuple[str, ...] = ()) -> str:
+    """Hash of the names and contents of the Python files that a result depends on.
 
     Args:
-        folders: relative to the repository root, searched recursively.
+        paths: files, and folders that are searched; absolute or relative to the repository root.
         leave_out: path prefixes that cannot change the result, e.g. "common/report".
     """
+    places = [ROOT / path for path in paths]
+    files = {file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))}
     digest = hashlib.sha256()
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            name = path.relative_to(ROOT).as_posix()
-            if not name.startswith(leave_out):
-                digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for file in sorted(files):
+        name = file.relative_to(ROOT).as_posix()
+        if not name.startswith(leave_out):
+            digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def imported_files(script: Path, leave_out: tuple[str, ...] = ()) -> list[Path]:
+    """Files of this repository that a script imports, directly or through one another; the script is among them.
+
+    Read from the source text: a function of the files, not of what happens to be loaded. Imports inside functions and
+    branches count, and so do the packages on the way to a module.
+
+    Args:
+        script: within the repository.
+        leave_out: path prefixes; a file that is left out is not looked into either.
+    """
+    found: set[Path] = set()
+    waiting = [script.resolve()]
+    while waiting:
+        path = waiting.pop()
+        if path not in found and not path.relative_to(ROOT).as_posix().startswith(leave_out):
+            found.add(path)
+            waiting += [file for name in _imported_names(path) for file in _files_of(name)]
+    return sorted(found)
+
+
+def _imported_names(path: Path) -> Iterator[str]:
+    """Dotted names of what may be a module: of `from a import b` it is a.b."""
+    package = path.relative_to(ROOT).parts
+    for level, name in _import_statements(path.read_bytes()):
+        yield ".".join([*package[:-level], name]) if level else name
+
+
+@cache
+def _import_statements(source: bytes) -> tuple[tuple[int, str], ...]:
+    """(leading dots, dotted name) of everything that a file imports; read once for all rows of a table."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = "" if node.module is None else f"{node.module}."
+            found += [(node.level, f"{module}{alias.name}") for alias in node.names]
+    return tuple(found)
+
+
+def _files_of(name: str) -> list[Path]:
+    """The module's file, where it is one of ours, and those of the packages that importing it runs."""
+    parts = name.split(".")
+    places = [ROOT.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)]
+    return [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
 
 
 def hash_of(content: Any) -> str:

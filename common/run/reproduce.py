@@ -4,6 +4,7 @@ A run is known by its resolved config, its data and the code that trains it; one
 stale result is never shown as current. If only the evaluation code has changed, the checkpoint is evaluated again.
 """
 
+import inspect
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,7 +33,8 @@ class PaperCode:
 
     name: of the folder.
     config_class: its dataclass.
-    train: (config, pairs, files, resume, accelerator, label) -> None; trains and evaluates.
+    train: (config, pairs, files, resume, accelerator, label) -> None; trains and evaluates. The script that defines it
+        is the code that a trained run is known by.
     evaluate: (checkpoint, config, files, accelerator) -> None; evaluates a checkpoint anew and writes the run's files.
     open_training: (config.data, seed) -> training set with a fingerprint.
     open_tests: config.data -> evaluated sets with a fingerprint, by role.
@@ -92,7 +94,7 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
     )
     pairs = paper.open_training(config.data, seed)
     name = Path(row).stem
-    files = run_files(paper.name, name, scale, config, pairs.fingerprint, runs)
+    files = run_files(Path(inspect.getsourcefile(paper.train)), name, scale, config, pairs.fingerprint, runs)
     accelerator = start_accelerator(config.run, files.folder)
     label = f"{name}, seed {seed}"
     with only_run_in(files) if accelerator.is_main_process else nullcontext():

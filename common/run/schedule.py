@@ -24,20 +24,26 @@ def learning_rate_at(step: int, optim: OptimConfig) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Sets every group's rate; Accelerate's scheduler wrapper would advance once per process."""
+    """Sets every group's rate, times its own "rate"; Accelerate's scheduler wrapper would advance once per process."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get("rate", 1.0)
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     """AdamW in two groups: matrices and tables decay; vectors and scalars (norms, biases, the logit scale) do not.
 
     Weight decay on the logit scale would hold it near 1: AdamW shrinks it by learning_rate * weight_decay per step
-    (oblique_topology spec, Sec. 6).
+    (oblique_topology spec, Sec. 6). With a logit_scale_rate other than 1 it is a third group, of its own rate, with a
+    geometry's curvature, which moves as slowly in a short run.
     """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    slow = [name for name in trainable if name.endswith(("log_logit_scale", "log_curvature"))]
+    scales = slow if optim.logit_scale_rate != 1 else []
+    faster = [trainable.pop(name) for name in scales]
     groups = [
-        {"params": [parameter for parameter in trainable if parameter.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [parameter for parameter in trainable if parameter.ndim < 2], "weight_decay": 0.0},
+        {"params": [each for each in trainable.values() if each.ndim >= 2], "weight_decay": optim.weight_decay},
+        {"params": [each for each in trainable.values() if each.ndim < 2], "weight_decay": 0.0},
     ]
+    if faster:
+        groups.append({"params": faster, "weight_decay": 0.0, "rate": optim.logit_scale_rate})
     return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), eps=optim.epsilon)

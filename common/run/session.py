@@ -26,11 +26,8 @@ from common.random_keys import derive_key
 from common.run.checkpoint import Checkpoint, last_checkpoint, set_aside_later
 from common.run.config import ConfigError, RunConfig, to_dict
 from common.run.log import RunLog, read_log
-from common.run.provenance import ROOT, code_fingerprint, git_revision, hardware, hash_of
+from common.run.provenance import ROOT, code_fingerprint, git_revision, hardware, hash_of, imported_files
 from common.run.stop import STOPPED_EXIT_STATUS, Stopped
-
-# what cannot change the trained weights
-_NOT_TRAINING = ("common/report", "common/evaluation")
 
 
 class NonFiniteLoss(ArithmeticError):
@@ -64,9 +61,16 @@ class RunFiles:
         return self.folder / "hits.json"
 
 
-def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
-    """Cache key of a training run: resolved config, data and the code that trains. A stale run has another key."""
-    code = code_fingerprint(["common", paper], (*_NOT_TRAINING, f"{paper}/reproduce.py", f"{paper}/evaluate.py"))
+def run_key(script: Path, config: Any, data_fingerprint: str) -> str:
+    """Cache key of a training run: resolved config, data and the code that trains. A stale run has another key.
+
+    Args:
+        script: that trains, e.g. oblique_topology/train.py; what it imports counts, but for the evaluation.
+        config: of the run.
+        data_fingerprint: of the training set.
+    """
+    evaluation = ("common/evaluation/", f"{script.resolve().parent.name}/evaluate.py")  # cannot change the weights
+    code = code_fingerprint(imported_files(script, evaluation))
     content = to_dict(config)
     precision = config.run.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     content["run"] = {"seed": config.run.seed, "mixed_precision": precision}  # the rest is no part of the result
@@ -87,11 +91,11 @@ def provenance_of(paper: str) -> dict[str, str]:
 
 
 def run_files(
-    paper: str, row: str, scale: str, config: Any, data_fingerprint: str, runs: Path = ROOT / "outputs" / "runs"
+    script: Path, row: str, scale: str, config: Any, data_fingerprint: str, runs: Path = ROOT / "outputs" / "runs"
 ) -> RunFiles:
-    """Folder of a run, named by its cache key, below the folder of all runs."""
-    name = f"{row}-{scale}-{run_key(paper, config, data_fingerprint)}"
-    return RunFiles(runs / paper / name / f"seed{config.run.seed}")
+    """Folder of a run, named by its cache key, below the folder of all runs; arguments as in `run_key`."""
+    name = f"{row}-{scale}-{run_key(script, config, data_fingerprint)}"
+    return RunFiles(runs / script.resolve().parent.name / name / f"seed{config.run.seed}")
 
 
 def launched_accelerator(**options: Any) -> Accelerator:
@@ -333,6 +337,7 @@ def _what_resume_keeps(content: dict[str, Any], prefix: str = "") -> dict[str, A
         "data.vocabulary",  # a checkpoint brings its tokenizer
         "data.max_broken_share",
         "optim.micro_batch_size",
+        "optim.loss_tile",
         "run.",
     )
     return {key: value for key, value in flat.items() if key == "run.seed" or not key.startswith(may_change)}

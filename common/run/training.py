@@ -29,9 +29,12 @@ from common.data.pairs import (
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform, normalize
+from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import Encoder, evaluate_retrieval
+from common.info_nce import QueuedPairs
 from common.run.checkpoint import Checkpoint, has_checkpoints, save_checkpoint
 from common.run.config import OptimConfig, entry_arguments, to_dict
+from common.run.diagnosis import Watch, at_bound, diagnose
 from common.run.log import RunLog
 from common.run.order import BatchPositions, SampleOrder
 from common.run.session import (
@@ -51,7 +54,7 @@ from common.run.utilisation import Utilisation
 
 def train_main(
     description: str,
-    folder: Path,
+    script: Path,
     config_class: type,
     default_row: str,
     train: Callable[[Any, Pairs, RunFiles, bool, Accelerator, str], None],
@@ -60,21 +63,22 @@ def train_main(
 
     Args:
         description: its docstring, for --help.
-        folder: the paper's; its name is the paper's.
+        script: the train.py itself; its folder's name is the paper's.
         config_class: the paper's dataclass.
-        default_row: file in its configs/ that is trained without --config.
+        default_row: file in the folder's configs/ that is trained without --config.
         train: (config, pairs, files, resume, accelerator, label).
     """
-    config, arguments = entry_arguments(description, folder, config_class, default_row)
+    paper = script.resolve().parent
+    config, arguments = entry_arguments(description, paper, config_class, default_row)
     pairs = open_training_pairs(config.data, config.run.seed)
-    files = run_files(folder.name, arguments.row, arguments.scale, config, pairs.fingerprint)
+    files = run_files(script, arguments.row, arguments.scale, config, pairs.fingerprint)
     if arguments.output_dir is not None:
         files = RunFiles(Path(arguments.output_dir))
     accelerator = start_accelerator(config.run, files.folder)
     if arguments.resume and not has_checkpoints(files.checkpoints):
         accelerator.print(f"nothing to resume in {files.folder} (another config, data or code has another folder)")
     accelerator.print(
-        f"{folder.name}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}"
+        f"{paper.name}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}"
     )
     with only_run_in(files) if accelerator.is_main_process else nullcontext():
         train(config, pairs, files, arguments.resume, accelerator, arguments.row)
@@ -268,6 +272,7 @@ class Journal:
         self.log.write("utilisation", step=first_step, **utilisation.describe())
         self.first_step = first_step
         self.clock = StepClock(config.optim.global_batch_size)
+        self.watch = Watch(config.optim.warmup_steps)
         self.progress = tqdm(
             total=config.optim.steps,
             initial=first_step,
@@ -279,6 +284,46 @@ class Journal:
     def steps(self, batches) -> Iterator[tuple[int, Batch]]:
         """(updates made before, batch) of every step that is left."""
         return enumerate(self.clock.timed(batches), start=self.first_step)
+
+    def logs_at(self, done: int) -> bool:
+        """Whether the log has a line after so many updates."""
+        return done % self.config.run.log_every == 0 or done == self.config.optim.steps
+
+    def diagnosis(
+        self,
+        step: int,
+        batch: Batch,
+        model: TwoTowers,
+        image_embeddings: torch.Tensor,
+        text_embeddings: torch.Tensor,
+        loss: float,
+        logit_scale: float,
+        queue: QueuedPairs | None = None,
+    ) -> dict[str, float]:
+        """Further values for `step_done`, see common/run/diagnosis.py, with a warning where they call for one.
+
+        Call in every step on every process, after backward and before the gradient is clipped; between log lines it
+        looks at the logit scale alone.
+
+        Args:
+            step: updates made before.
+            batch, image_embeddings, text_embeddings: of this process.
+            model: unwrapped.
+            loss: over all processes.
+            logit_scale: of this step.
+            queue: further candidates of the loss.
+        """
+        self.watch.count(at_bound(model.logit_scale, logit_scale))
+        if not self.logs_at(step + 1):
+            return {}
+        embeddings = (image_embeddings, text_embeddings)
+        values = diagnose(model, *embeddings, loss, logit_scale, batch.token_ids, batch.image_index, queue)
+        values |= self.watch.read()
+        for text in self.watch.warnings(step + 1, loss, values):
+            self.log.write("warning", step=step + 1, text=text)
+            if self.accelerator.is_main_process:
+                self.progress.write(text, file=sys.stderr)
+        return values
 
     def step_done(self, done: int, batch: Batch, **values: float) -> None:
         """Takes in one step, and writes its values every run.log_every steps. Call on every process.
@@ -292,7 +337,7 @@ class Journal:
         """
         self.broken.collect(batch.broken, seen=len(batch.image_ids))
         self.progress.update()
-        if done % self.config.run.log_every and done != self.config.optim.steps:
+        if not self.logs_at(done):
             return
         speed = self.clock.read()
         record = {
@@ -311,13 +356,12 @@ class Journal:
         self.progress.set_postfix(shown)
 
 
-def validate_if_due(journal: Journal, done: int, model: nn.Module, encoder: Encoder, pairs: Pairs | None) -> None:
+def validate_if_due(journal: Journal, done: int, encoder: Encoder, pairs: Pairs | None) -> None:
     """Ranks the validation set every run.evaluate_every steps. Call on every process.
 
     Args:
         journal: of the run.
         done: updates made.
-        model: as Accelerate wraps it; in train mode again afterwards.
         encoder: with the unwrapped model.
         pairs: None where nothing is ever due.
     """
@@ -325,9 +369,7 @@ def validate_if_due(journal: Journal, done: int, model: nn.Module, encoder: Enco
     if not every or done % every:
         return
     journal.clock.pause()
-    model.eval()
     metrics = evaluate_retrieval(encoder, pairs).metrics
-    model.train()
     journal.log.write("evaluate", step=done, data=pairs.name, metrics=metrics)
     if journal.accelerator.is_main_process:
         i2t, t2i = 100 * metrics["i2t_recall_at_1"], 100 * metrics["t2i_recall_at_1"]

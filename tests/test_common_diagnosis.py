@@ -1,0 +1,290 @@
+"""What the log says beside the loss: each value by hand, over processes, and without a trace in the training."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from processes import in_processes
+from torch import nn
+
+from common.data.pairs import open_training_pairs
+from common.distributed import rank, world_size
+from common.encoders.two_towers import TwoTowers
+from common.geometry import Sphere, unit
+from common.info_nce import QueuedPairs, contrastive_loss
+from common.logit_scale import LogitScale
+from common.run.checkpoint import last_checkpoint
+from common.run.config import load_row
+from common.run.diagnosis import PLATEAU_LINES, SAMPLE, Watch, at_bound, diagnose, gradient_norms
+from common.run.log import read_log
+from common.run.session import RunFiles
+from contrastive_basics.config import Config
+from contrastive_basics.model import LateInteraction
+from contrastive_basics.train import train
+
+FOLDER = Path(__file__).resolve().parents[1] / "contrastive_basics"
+
+
+class Scaled(Sphere):
+    """The sphere with a trainable scalar, as a hyperbolic geometry has its curvature."""
+
+    name = "scaled"
+
+    def __init__(self):
+        super().__init__()
+        self.log_curvature = nn.Parameter(torch.tensor([0.5]))
+
+    def similarity(self, image_embeddings, text_embeddings):
+        return self.log_curvature.exp() * super().similarity(image_embeddings, text_embeddings)
+
+
+def model_of(geometry=None, init=10.0, **bounds):
+    return TwoTowers(nn.Identity(), nn.Identity(), geometry or Sphere(), LogitScale(init, **bounds))
+
+
+# ---- the values of one step -----------------------------------------------------------------------------------------
+
+
+def test_a_hand_made_batch_gives_the_values_that_its_pictures_show():
+    images = torch.eye(4)  # four directions
+    texts = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]])  # the last one is wrong
+    ids, token_ids = torch.tensor([5, 6, 7, 6]), torch.tensor([[1, 2], [1, 3], [1, 4], [1, 3]])
+    model, state = model_of(), torch.get_rng_state()
+    found = diagnose(model, images, texts, 0.5 * math.log(4), 10.0, token_ids, ids)
+    assert torch.equal(torch.get_rng_state(), state)
+    # centred, the four directions keep three of equal variance; three texts, one of them twice, keep two
+    directions = texts - texts.mean(dim=0)
+    variances = torch.linalg.eigvalsh(directions.T.double() @ directions.double()).clamp(min=0)
+    shares = [float(v / variances.sum()) for v in variances if v > 1e-9]
+    assert found == pytest.approx({
+        "loss_over_chance": 0.5,
+        "image_effective_rank": 3.0,
+        "image_mean_cosine": 0.0,
+        "text_effective_rank": math.exp(-sum(share * math.log(share) for share in shares)),
+        "text_mean_cosine": 2 / 12,
+        "matched_similarity": 3 / 4,
+        "unmatched_similarity": 0.0,  # image 1 with caption 3 shows 1, but both are of picture 6
+        "duplicate_ids": 0.5,
+        "duplicate_captions": 0.5,
+        "logit_scale_at_bound": 0.0,
+    }, abs=1e-6)  # fmt: skip
+    without_ids = diagnose(model_of(), images, texts, 1.0, 10.0)
+    assert without_ids["unmatched_similarity"] == pytest.approx(1 / 12)
+    assert not {"duplicate_ids", "duplicate_captions"} & without_ids.keys()
+
+
+def test_ids_that_are_not_known_are_no_duplicates_and_a_batch_of_one_picture_has_nothing_unmatched():
+    embeddings = unit(torch.randn(4, 8))
+    unknown = diagnose(model_of(), embeddings, embeddings, 1.0, 10.0, ids=torch.tensor([-1, -1, 3, 4]))
+    assert unknown["duplicate_ids"] == 0.0
+    off = (embeddings @ embeddings.T)[~torch.eye(4, dtype=torch.bool)]
+    assert unknown["unmatched_similarity"] == pytest.approx(float(off.mean()), abs=1e-6)
+    alike = diagnose(model_of(), embeddings, embeddings, 1.0, 10.0, ids=torch.zeros(4, dtype=torch.long))
+    assert alike["duplicate_ids"] == 1.0
+    assert "unmatched_similarity" not in alike
+
+
+def test_a_model_that_guesses_is_at_one_whatever_is_in_the_queue():
+    embeddings = torch.ones(8, 4) / 2
+    queue = QueuedPairs(torch.ones(24, 4) / 2, torch.ones(24, 4) / 2, torch.arange(24))
+    for queued in (None, queue):
+        loss = contrastive_loss(embeddings, embeddings, Sphere().similarity, torch.tensor(10.0), queue=queued)
+        assert diagnose(model_of(), embeddings, embeddings, float(loss), 10.0, queue=queued)["loss_over_chance"] == (
+            pytest.approx(1.0, abs=1e-6)
+        )
+    found = diagnose(model_of(), embeddings, embeddings, 1.0, 10.0)
+    assert (found["image_mean_cosine"], found["text_effective_rank"]) == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+def test_token_wise_embeddings_are_one_long_vector_and_are_compared_token_by_token():
+    images, texts = unit(torch.randn(6, 3, 4)), unit(torch.randn(6, 5, 4))
+    texts[2, 3:] = 0.0  # padding
+    geometry = LateInteraction()
+    found = diagnose(model_of(geometry), images, texts, 1.0, 10.0)
+    rows = unit(texts.flatten(1))
+    cosines = [float(rows[i] @ rows[j]) for i in range(6) for j in range(6) if i != j]
+    assert found["text_mean_cosine"] == pytest.approx(sum(cosines) / 30, abs=1e-6)
+    similarity = geometry.similarity(images, texts)
+    assert found["matched_similarity"] == pytest.approx(float(similarity.diagonal().mean()))
+    off = [float(similarity[i, j]) for i in range(6) for j in range(6) if i != j]
+    assert found["unmatched_similarity"] == pytest.approx(sum(off) / 30)
+
+
+def test_gradient_norms_are_those_of_the_loss_by_the_logarithm_of_the_scale_and_by_the_geometry_s_scalars():
+    model, images, texts = model_of(Scaled()), unit(torch.randn(5, 8)), unit(torch.randn(5, 8))
+
+    def loss_at(log_scale, log_curvature):
+        similarity = math.exp(log_curvature) * (images.double() @ texts.double().T)
+        logits, diagonal = math.exp(log_scale) * similarity, torch.arange(5)
+        losses = [nn.functional.cross_entropy(one, diagonal) for one in (logits, logits.T)]
+        return float(sum(losses) / 2)
+
+    assert gradient_norms(model) == {}  # before backward
+    contrastive_loss(images, texts, model.geometry.similarity, model.logit_scale()).backward()
+    found = diagnose(model, images, texts, 1.0, 10.0)
+    start, step = (math.log(10.0), 0.5), 1e-5
+    for place, name in enumerate(("logit_scale", "log_curvature")):
+        low, high = list(start), list(start)
+        low[place], high[place] = start[place] - step, start[place] + step
+        slope = (loss_at(*high) - loss_at(*low)) / (2 * step)
+        assert found[f"gradient_norm_{name}"] == pytest.approx(abs(slope), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "init", "expected"),
+    [
+        ({"maximum": 100.0}, 100.0, True),
+        ({"maximum": 1000.0}, 5000.0, True),  # moved into them
+        ({"maximum": 100.0}, 99.9, False),
+        ({"minimum": 1.0, "maximum": 100.0}, 1.0, True),
+        ({}, 100.0, False),
+        ({"maximum": 100.0, "trainable": False}, 100.0, False),  # it is fixed there on purpose
+    ],
+)
+def test_a_bound_is_reached_by_a_scale_that_could_move(bounds, init, expected):
+    model = model_of(init=init, **bounds)
+    model.logit_scale.clamp_()
+    value = model.logit_scale().item()
+    assert at_bound(model.logit_scale, value) is expected
+    assert diagnose(model, torch.eye(2), torch.eye(2), 1.0, value)["logit_scale_at_bound"] == float(expected)
+
+
+def big_batch(size):
+    generator = torch.Generator().manual_seed(4)
+    images = unit(torch.randn(size, 3, 6, generator=generator))
+    texts = unit(images[:, :2] + torch.randn(size, 2, 6, generator=generator))
+    return (
+        images,
+        texts,
+        torch.randint(7, (size, 2), generator=generator),
+        torch.randint(30, (size,), generator=generator),
+    )
+
+
+def values_of_a_share(size):
+    share = slice(rank() * size // world_size(), (rank() + 1) * size // world_size())
+    rows = [values[share] for values in big_batch(size)]
+    queue = QueuedPairs(torch.zeros(9, 3, 6), torch.zeros(9, 2, 6), torch.arange(9))
+    return diagnose(model_of(LateInteraction(), maximum=10.0), *rows[:2], 1.7, 10.0, *rows[2:], queue)
+
+
+def test_two_processes_see_the_values_of_one():
+    alone = values_of_a_share(20)
+    assert 0 < alone["duplicate_captions"] < 1
+    assert 0 < alone["duplicate_ids"] < 1
+    for found in in_processes(2, values_of_a_share, 20):
+        assert found == pytest.approx(alone, rel=1e-6)
+        assert found.keys() == alone.keys()
+
+
+def test_of_a_large_batch_embeddings_are_sampled_and_duplicates_counted_in_full():
+    images, texts, token_ids, _ = big_batch(2 * SAMPLE)
+    ids = torch.arange(2 * SAMPLE) // 2 % SAMPLE
+    whole = diagnose(model_of(LateInteraction()), images, texts, 1.0, 10.0, token_ids, ids)
+    first = diagnose(model_of(LateInteraction()), images[:SAMPLE], texts[:SAMPLE], 1.0, 10.0, token_ids, ids[:SAMPLE])
+    assert whole["image_effective_rank"] == first["image_effective_rank"]
+    assert whole["unmatched_similarity"] == first["unmatched_similarity"]
+    assert whole["duplicate_ids"] == 1.0
+    assert whole["loss_over_chance"] == pytest.approx(1 / math.log(2 * SAMPLE))
+
+
+# ---- more than one step ---------------------------------------------------------------------------------------------
+
+
+def values(ratio=1.0, image=0.2, text=0.1):
+    return {"loss_over_chance": ratio, "image_mean_cosine": image, "text_mean_cosine": text}
+
+
+def test_the_share_at_a_bound_is_that_since_the_last_line():
+    watch = Watch(warmup_steps=0)
+    for hits in ([True, False, False, True], [False, False], [True]):
+        for hit in hits:
+            watch.count(hit)
+        assert watch.read() == {"logit_scale_bound_share": sum(hits) / len(hits)}
+
+
+def test_a_loss_at_its_plateau_is_told_once_after_ten_lines_behind_the_warm_up():
+    watch, told = Watch(warmup_steps=50), {}
+    ratios = [1.0] * 8 + [0.98] + [0.995, 1.005] * 15  # a line every 10 steps; the ninth interrupts
+    for line, ratio in enumerate(ratios, start=1):
+        for text in watch.warnings(10 * line, 5.545, values(ratio)):
+            told[line] = text
+    assert list(told) == [9 + PLATEAU_LINES]
+    assert told[19].startswith("warning at step 190: the loss has stayed at 5.545, that of a guess, for 10 log lines. ")
+    assert "\n" not in told[19]
+    assert not Watch(1000).warnings(1000, 5.545, values(1.0, 1.0, 1.0))
+
+
+def test_collapse_of_either_side_is_told_once_after_the_warm_up():
+    watch = Watch(warmup_steps=10)
+    assert not watch.warnings(10, 1.0, values(0.5, 0.999, 0.999))
+    assert not watch.warnings(20, 1.0, values(0.5, 0.99, 0.5))
+    (text,) = watch.warnings(30, 1.0, values(0.5, 0.2, 0.9956))
+    assert "the text embeddings have collapsed, different samples have a mean cosine of 0.9956" in text
+    (image,) = watch.warnings(40, 1.0, values(0.5, 0.999, 0.999))
+    assert "the image embeddings" in image
+    assert not watch.warnings(50, 1.0, values(0.5, 0.999, 0.999))
+
+
+# ---- in training ----------------------------------------------------------------------------------------------------
+
+
+def run(folder, *overrides, row="table1_ours.yaml"):
+    few = ("run.evaluate_every=0", "run.save_every=0", "data.num_test=4", "data.num_labelled=4", *overrides)
+    config = load_row(Config, FOLDER, FOLDER / "configs" / row, "smoke", few)
+    files = RunFiles(folder)
+    train(config, open_training_pairs(config.data, config.run.seed), files, False, Accelerator(cpu=True), "test")
+    return files
+
+
+def lines(files, event="train"):
+    return [record for record in read_log(files.log) if record["event"] == event]
+
+
+@pytest.mark.parametrize("extra", [(), ("method.queue_size=32", "optim.micro_batch_size=5", "model.patch_dropout=0.5")])
+def test_the_weights_of_a_run_that_is_looked_at_are_those_of_one_that_is_not(tmp_path, extra):
+    often = run(tmp_path / "often", "optim.steps=6", "run.log_every=1", *extra)
+    never = run(tmp_path / "never", "optim.steps=6", "run.log_every=100", *extra)
+    assert [record["step"] for record in lines(often)] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in lines(never)] == [6]
+    ours, theirs = (last_checkpoint(files.checkpoints).model_tensors() for files in (often, never))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    one, other = lines(often)[-1], lines(never)[-1]
+    same = one.keys() - {"samples_per_second", "data_wait_share", "model_flops_utilisation", "logit_scale_bound_share"}
+    assert {key: one[key] for key in same} == {key: other[key] for key in same}
+    assert one.keys() == other.keys()
+
+
+def test_between_log_lines_nothing_but_the_bound_is_looked_at(tmp_path, monkeypatch):
+    calls = []
+    training = sys.modules["common.run.training"]
+    monkeypatch.setattr(training, "diagnose", lambda *arguments: calls.append(1) or diagnose(*arguments))
+    bounds = ("method.logit_scale_min=14.0", "method.logit_scale_max=14.0001", "method.logit_scale_init=14.0")
+    files = run(tmp_path, "optim.steps=7", "run.log_every=3", "optim.learning_rate=0.01", *bounds)
+    assert len(calls) == 3  # steps 3, 6 and 7
+    assert [record["logit_scale_bound_share"] for record in lines(files)] == [1.0, 1.0, 1.0]
+    assert all(0 < record["gradient_norm_logit_scale"] <= record["gradient_norm"] for record in lines(files))
+
+
+def test_token_by_token_and_with_a_queue_the_log_has_every_value(tmp_path):
+    late = lines(run(tmp_path / "late", "run.log_every=1", row="table1_late_interaction.yaml"))
+    queued = lines(run(tmp_path / "queued", "run.log_every=1", "method.queue_size=32", "optim.steps=3"))
+    for record in late + queued:
+        assert all(math.isfinite(value) for name, value in record.items() if name != "event" and value is not None)
+        assert {"loss_over_chance", "text_effective_rank", "duplicate_captions", "matched_similarity"} <= record.keys()
+    batch = late[0]["samples_seen"]
+    for record, candidates in zip(queued, (batch, 2 * batch, min(3 * batch, batch + 32))):
+        assert record["loss"] / record["loss_over_chance"] == pytest.approx(math.log(candidates))
+
+
+def test_a_run_whose_temperature_is_fixed_too_high_is_told_so_once(tmp_path, capsys):
+    fixed = ("method.logit_scale_trainable=false", "method.logit_scale_init=0.001", "method.logit_scale_min=null")
+    files = run(tmp_path, "optim.steps=14", "optim.warmup_steps=2", "run.log_every=1", *fixed)
+    (record,) = lines(files, "warning")
+    assert record["step"] == 2 + PLATEAU_LINES
+    assert capsys.readouterr().err.count("that of a guess") == 1
+    assert "a logit scale that is fixed too low" in record["text"]
