@@ -14,6 +14,7 @@ from contextlib import nullcontext
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 class MicroBatches:
@@ -31,10 +32,16 @@ class MicroBatches:
             and nothing else.
     Raises:
         ValueError: if the model normalises over the batch in training: statistics of a micro-batch are not those of
-            the batch, and the second pass would count each twice.
+            the batch, and the second pass would count each twice. If Accelerate was launched to average the gradients
+            of several batches: it would divide ours, and mean the easier task.
     """
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, size: int | None) -> None:
+        if accelerator.gradient_accumulation_steps != 1:
+            raise ValueError(
+                f"gradient_accumulation_steps = {accelerator.gradient_accumulation_steps} averages losses of small "
+                "batches, whose pairs do not meet; accepted: 1, with optim.micro_batch_size for a batch in parts"
+            )
         if size is not None:
             normalising = [
                 name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
@@ -91,6 +98,9 @@ class MicroBatches:
         per_part = [
             gradient.split(self.size) if gradient is not None and gradient.ndim else None for gradient in cached
         ]
+        # FSDP2: of shards, averaged over processes already (`whole`); all others take part in the last exchange below
+        of_shards = [(weight, part) for weight, part in zip(parameters, direct) if isinstance(part, DTensor)]
+        direct = [None if isinstance(part, DTensor) else part for part in direct]
         last = len(self._parts) - 1
         for number, (part, seed) in enumerate(zip(self._parts, self._seeds)):
             torch.manual_seed(seed)
@@ -109,4 +119,6 @@ class MicroBatches:
                 ]
                 if terms:
                     self.accelerator.backward(torch.stack(terms).sum())
+        for weight, part in of_shards:
+            weight.grad = part if weight.grad is None else weight.grad + part
         self._parts, self._seeds, self._outputs = [], [], []

@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial
 
 
 def world_size() -> int:
@@ -75,6 +76,21 @@ def gather_without_gradient(rows: torch.Tensor) -> torch.Tensor:
         (world_size * local_batch, ...), detached, the same on every process.
     """
     return gather_with_gradient(rows.detach())
+
+
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    """A parameter as it is, or put together where FSDP2 has sharded it, for use outside of the model's forward pass.
+
+    Inside of it FSDP2 does so itself. A geometry's scalars are used in the loss, after it. The gradient of the whole is
+    averaged over processes, as FSDP2 does, and goes to the shards. Call it on every process.
+    """
+    if not isinstance(parameter, DTensor):
+        return parameter
+    mesh = parameter.device_mesh
+    put_together = parameter.full_tensor(grad_placements=[Partial()] * mesh.ndim)  # each process brings a term
+    if put_together.requires_grad:
+        put_together.register_hook(lambda gradient: gradient / mesh.size())
+    return put_together
 
 
 def gather_rows(rows: torch.Tensor, num_rows: int) -> torch.Tensor:

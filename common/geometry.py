@@ -124,11 +124,29 @@ def squared_arccos(cosines: torch.Tensor) -> torch.Tensor:
         Squared radians, at most pi**2. Near -1, where the slope grows without bound, cosines within 1e-7 of -1 count
         as -1 + 1e-7 with gradient 0: the slope stays below 1.5e4, and angles stop 4.5e-4 short of pi.
     """
-    defect = 1 - cosines
-    near = defect < 1.0e-2
-    series = defect * (2 + defect * (1 / 3 + defect * (4 / 45 + defect * (1 / 35))))  # next: 16/1575 defect^5
-    far = torch.arccos(torch.where(near, 0.0, cosines).clamp(min=-1 + 1.0e-7)).square()
-    return torch.where(near, series, far)
+    return _SquaredArccos.apply(cosines)
+
+
+class _SquaredArccos(torch.autograd.Function):
+    """Keeps nothing but its input for the backward pass: a product of spheres has one such matrix for each of them."""
+
+    @staticmethod
+    def forward(ctx, cosines):
+        ctx.save_for_backward(cosines)
+        defect = 1 - cosines
+        series = defect * (2 + defect * (1 / 3 + defect * (4 / 45 + defect * (1 / 35))))  # next: 16/1575 defect^5
+        far = torch.arccos(cosines.clamp(-1 + 1.0e-7, 1)).square_()
+        return torch.where(defect < 1.0e-2, series, far)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (cosines,) = ctx.saved_tensors
+        defect = 1 - cosines
+        near, opposite = defect < 1.0e-2, cosines <= -1 + 1.0e-7
+        series = 2 + defect * (2 / 3 + defect * (4 / 15 + defect * (4 / 35)))
+        away = torch.where(near | opposite, 0.0, cosines)
+        far = 2 * torch.arccos(away) / ((1 - away) * (1 + away)).sqrt()
+        return -gradient * torch.where(opposite, 0.0, torch.where(near, series, far))
 
 
 def paired_angles(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -188,6 +206,7 @@ class Geometry(Protocol):
         distance_to(embeddings, point)             (batch,) distances from one point, for histograms
         entailment_residual(texts, images, ...)    (batch,) radians by which images miss the cones of their texts
         clamp_()                                   moves trainable scalars back into their bounds after a step
+        is_inner_product                           True: `similarity` is the inner product of flattened embeddings
     """
 
     name: str
@@ -216,6 +235,7 @@ class Sphere(nn.Module):
     """The unit sphere with the cosine: CLIP's geometry and the baseline of all four papers."""
 
     name = "sphere"
+    is_inner_product = True
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         return unit(image_features)

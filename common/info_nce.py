@@ -13,6 +13,7 @@ row is NaN or infinite there (or the device asserts), and stops the run.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,25 @@ class QueuedPairs(NamedTuple):
     image_embeddings: torch.Tensor
     text_embeddings: torch.Tensor
     ids: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """Pseudo-targets: alpha of each row's target mass follows softmax(logit_scale * similarity) of the keys (ALBEF).
+
+    The candidates in the batch are keys too here; a queue's rows stand for themselves.
+
+    image_keys, text_keys: (local_batch, ...) embeddings of the momentum model for this process's pairs, in their order;
+        constants.
+    alpha: in [0, 1].
+    """
+
+    image_keys: torch.Tensor
+    text_keys: torch.Tensor
+    alpha: float
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
 
 
 def info_nce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -100,6 +120,8 @@ def contrastive_loss(
     logit_scale: torch.Tensor,
     ids: torch.Tensor | None = None,
     queue: QueuedPairs | None = None,
+    distillation: Distillation | None = None,
+    paired_similarity: PairSimilarity | None = None,
 ) -> torch.Tensor:
     """InfoNCE over the global batch; row k of either side is the partner of row k of the other.
 
@@ -107,7 +129,8 @@ def contrastive_loss(
       + 1/2 mean_i [ info_nce of text i against all B images, then the queue's images ]
 
     The positive of a row is its partner; with ids, its partner and all candidates of the same id, with equal mass
-    (contrastive basics Sec. 3 rule 5, GeoMM spec 14.1): a sample drawn twice is no negative.
+    (contrastive basics Sec. 3 rule 5, GeoMM spec 14.1): a sample drawn twice is no negative. With distillation, alpha
+    of each row's mass follows a momentum model instead.
 
     With W processes each computes its local rows and columns against all candidates: B/W x B similarities instead of
     B x B. The mean of the returned values over processes is the global loss, and since gradients are averaged over
@@ -119,30 +142,44 @@ def contrastive_loss(
         logit_scale: scalar tensor, the multiplier.
         ids: (local_batch,) int64 of the samples, negative = not known; None = partners are the only positives.
         queue: pairs of past steps, the same on every process; they get no gradient.
+        distillation: what the momentum model made of this process's pairs.
+        paired_similarity: (a, ...), (a, ...) -> (a,), the diagonal of `similarity` to more digits, for partners; None =
+            take the diagonal.
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:
-        ValueError: shapes of ids or queue that do not fit the embeddings.
+        ValueError: shapes of texts, ids, queue or keys that do not fit the images.
     """
-    batch = len(image_embeddings)
-    if ids is not None and (ids.shape != (batch,) or ids.dtype != torch.int64):
-        raise ValueError(f"ids of a batch of {batch} must be ({batch},) int64, got {tuple(ids.shape)} {ids.dtype}")
-    all_images, all_texts = gather_with_gradient(image_embeddings), gather_with_gradient(text_embeddings)
-    all_ids = None if ids is None else gather_without_gradient(ids)
-    if queue is not None:
-        _check_queue(queue, image_embeddings, text_embeddings)
-        all_images = torch.cat([all_images, queue.image_embeddings.detach()])
-        all_texts = torch.cat([all_texts, queue.text_embeddings.detach()])
-        all_ids = None if ids is None else torch.cat([all_ids, queue.ids])
-    image_to_text = logit_scale * similarity(image_embeddings, all_texts)
-    if world_size() == 1 and queue is None:
-        text_to_image = image_to_text.T  # one matrix holds both directions
-    else:
-        text_to_image = logit_scale * similarity(all_images, text_embeddings).T
-    targets = torch.arange(batch, device=image_embeddings.device) + rank() * batch
+    check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
+    own_columns = torch.arange(len(image_embeddings), device=image_embeddings.device) + rank() * len(image_embeddings)
+
+    def both_directions(images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        all_images, all_texts = gather_with_gradient(images), gather_with_gradient(texts)
+        if queue is not None:
+            all_images = torch.cat([all_images, queue.image_embeddings.detach()])
+            all_texts = torch.cat([all_texts, queue.text_embeddings.detach()])
+        partners = None if paired_similarity is None else paired_similarity(images, texts)[:, None]
+
+        def logits(scores: torch.Tensor) -> torch.Tensor:
+            return logit_scale * (scores if partners is None else scores.scatter(1, own_columns[:, None], partners))
+
+        image_to_text = logits(similarity(images, all_texts))
+        if world_size() == 1 and queue is None:
+            return image_to_text, image_to_text.T  # one matrix holds both directions
+        return image_to_text, logits(similarity(all_images, texts).T)
+
+    found = both_directions(image_embeddings, text_embeddings)
+    targets = [own_columns, own_columns]
     if ids is not None:
-        targets = positives_from_ids(ids, all_ids, targets, at_least_float32(image_to_text).dtype)
-    return (info_nce(image_to_text, targets) + info_nce(text_to_image, targets)) / 2
+        all_ids = gather_without_gradient(ids)
+        if queue is not None:
+            all_ids = torch.cat([all_ids, queue.ids])
+        targets = [positives_from_ids(ids, all_ids, own_columns, at_least_float32(found[0]).dtype)] * 2
+    if distillation is not None:
+        with torch.no_grad():
+            pseudo = both_directions(distillation.image_keys, distillation.text_keys)
+        targets = [distilled_targets(logits, hard, distillation.alpha) for logits, hard in zip(pseudo, targets)]
+    return sum(info_nce(logits, target) for logits, target in zip(found, targets)) / 2
 
 
 def nt_xent(
@@ -229,8 +266,7 @@ def distilled_targets(pseudo_logits: torch.Tensor, targets: torch.Tensor, alpha:
     Raises:
         ValueError: alpha out of range, or targets that do not fit.
     """
-    if not 0 <= alpha <= 1:
-        raise ValueError(f"the distillation weight alpha must lie in [0, 1], got {alpha}")
+    _check_alpha(alpha)
     if targets.shape not in (pseudo_logits.shape, pseudo_logits.shape[:1]):
         raise ValueError(f"targets {tuple(targets.shape)} do not fit pseudo-logits {tuple(pseudo_logits.shape)}")
     with torch.no_grad(), full_precision(pseudo_logits):
@@ -280,13 +316,35 @@ def _refuse_rows(bad: torch.Tensor, problem: str, values: torch.Tensor | None = 
         raise ValueError(f"{problem}: {len(rows)} of {len(bad)} rows: {shown}{', ...' if len(rows) > 4 else ''}")
 
 
-def _check_queue(queue: QueuedPairs, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> None:
-    for name, rows, embeddings in (
-        ("image", queue.image_embeddings, image_embeddings),
-        ("text", queue.text_embeddings, text_embeddings),
-    ):
-        if rows.shape[1:] != embeddings.shape[1:] or len(rows) != len(queue.ids):
-            raise ValueError(
-                f"the queue's {name} embeddings {tuple(rows.shape)} and {len(queue.ids)} ids do not fit embeddings "
-                f"{tuple(embeddings.shape)}: all axes but the first must agree, and rows and ids in number"
-            )
+def _check_alpha(alpha: float) -> None:
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"the distillation weight alpha must lie in [0, 1], got {alpha}")
+
+
+def check_pairs(
+    image_embeddings: torch.Tensor,
+    text_embeddings: torch.Tensor,
+    ids: torch.Tensor | None,
+    queue: QueuedPairs | None,
+    distillation: Distillation | None,
+) -> None:
+    """Raises ValueError, with the shapes, unless the arguments of `contrastive_loss` fit each other."""
+    batch = len(image_embeddings)
+    if len(text_embeddings) != batch:
+        raise ValueError(f"row k of images and texts is one pair: got {batch} images and {len(text_embeddings)} texts")
+    if ids is not None and (ids.shape != (batch,) or ids.dtype != torch.int64):
+        raise ValueError(f"ids of a batch of {batch} must be ({batch},) int64, got {tuple(ids.shape)} {ids.dtype}")
+    sides = {"image": image_embeddings, "text": text_embeddings}
+    if queue is not None:
+        for (name, embeddings), rows in zip(sides.items(), (queue.image_embeddings, queue.text_embeddings)):
+            if rows.shape[1:] != embeddings.shape[1:] or len(rows) != len(queue.ids):
+                raise ValueError(
+                    f"the queue's {name} embeddings {tuple(rows.shape)} and {len(queue.ids)} ids do not fit embeddings "
+                    f"{tuple(embeddings.shape)}: all axes but the first must agree, and rows and ids in number"
+                )
+    if distillation is not None:
+        for (name, embeddings), keys in zip(sides.items(), (distillation.image_keys, distillation.text_keys)):
+            if keys.shape != embeddings.shape:
+                raise ValueError(
+                    f"{name} keys {tuple(keys.shape)} must be shaped as embeddings {tuple(embeddings.shape)}"
+                )

@@ -3,37 +3,55 @@
 The matrix of logits is walked in tiles. One walk gives the log-sum-exp of rows and of columns together; the backward
 pass walks again, forms each tile once more and hands its part of the gradient to autograd:
     products        2 B^2 d forward, 2 B^2 d to form the tiles again, 4 B^2 d for both gradients: 8 B^2 d in all
-    memory          embeddings, their gradients, two vectors of length B, one tile
-Pairs that belong together are compared by the geometry's `paired_similarity` (full accuracy for the close pairs) and
-everything else by its `similarity`.
+                    (with distillation the keys' tiles too, twice: 12 B^2 d)
+    memory          embeddings, their gradients, some vectors of length B, some matrices of one tile
+Partners are compared by the geometry's `paired_similarity`, which keeps the digits of close pairs, all others by its
+`similarity`: the partners' values are written over the diagonal.
 
-With W processes each owns its rows and walks them against the columns of one process after the other, so that it holds
-its share and one more: column sums are put together over processes, column gradients are summed where they belong.
+With W processes each owns its rows and walks them against the columns of all, which arrive one tile at a time: no
+process holds more than its share, its gradient and a tile. Column sums are put together over processes, a tile's column
+gradient is summed where its columns belong.
 """
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.func import functional_call
 
-from common.distributed import rank, world_size
-from common.geometry import Geometry, at_least_float32
-from common.info_nce import QueuedPairs
+from common.distributed import gather_without_gradient, rank, whole, world_size
+from common.geometry import Geometry, at_least_float32, check_same_dim, full_precision
+from common.info_nce import Distillation, QueuedPairs, check_pairs, contrastive_loss
 
-TILE = 1024  # rows and columns of a tile
+TILE = 512  # rows and columns: on a CPU a tile stays in the cache; a GPU wants 4096 or more
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """What does not change between the walks."""
-
-    geometry: Geometry
-    tile: int
-    ids: torch.Tensor | None  # (local_batch,)
-    all_ids: torch.Tensor | None  # (world_size, local_batch)
-    queue: QueuedPairs | None
+def geometry_loss(
+    image_embeddings: torch.Tensor,
+    text_embeddings: torch.Tensor,
+    geometry: Geometry,
+    logit_scale: torch.Tensor,
+    ids: torch.Tensor | None = None,
+    queue: QueuedPairs | None = None,
+    distillation: Distillation | None = None,
+    tile: int = 0,
+) -> torch.Tensor:
+    """InfoNCE of a geometry as training calls it: `contrastive_loss` at once (tile 0) or in tiles of that many rows."""
+    if tile:
+        return tiled_contrastive_loss(
+            image_embeddings, text_embeddings, geometry, logit_scale, ids, queue, distillation, tile
+        )
+    return contrastive_loss(
+        image_embeddings,
+        text_embeddings,
+        geometry.similarity,
+        logit_scale,
+        ids,
+        queue,
+        distillation,
+        geometry.paired_similarity,
+    )
 
 
 def tiled_contrastive_loss(
@@ -43,236 +61,395 @@ def tiled_contrastive_loss(
     logit_scale: torch.Tensor,
     ids: torch.Tensor | None = None,
     queue: QueuedPairs | None = None,
+    distillation: Distillation | None = None,
     tile: int = TILE,
+    bf16_product: bool = False,
 ) -> torch.Tensor:
     """The value and the gradients of `contrastive_loss`, in memory that grows with B and not with B^2.
 
     Args:
-        image_embeddings, text_embeddings: (local_batch, ...), the same shape on every process.
+        image_embeddings, text_embeddings: (local_batch, ...), the same shape on every process; half precision is
+            exchanged as it is and compared in float32.
         geometry: a module; its parameters get their gradients, those of the global batch.
         logit_scale: scalar tensor, the multiplier.
-        ids, queue: as in `contrastive_loss`.
+        ids, queue, distillation: as in `contrastive_loss`.
         tile: rows and columns of a tile, at least 1.
+        bf16_product: for geometries that are an inner product: multiply in bfloat16, forward and backward, and add in
+            float32. An inner product of unit vectors is then off by up to 0.004, a gradient by some parts in a
+            thousand; partners are still compared in float32. Faster on CUDA alone.
     Returns:
         Scalar in nats: this process's share of the global loss.
+    Raises:
+        ValueError: a tile below 1, bf16_product for another geometry, shapes that do not fit.
     """
+    check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
     if tile < 1:
         raise ValueError(f"tile = {tile}; accepted: at least 1")
-    all_ids = None if ids is None else torch.stack(_all_gathered(ids))
-    problem = _Problem(geometry, tile, ids, all_ids, queue)
-    parameters = [parameter for parameter in geometry.parameters() if parameter.requires_grad]
-    return _TiledContrastiveLoss.apply(problem, image_embeddings, text_embeddings, logit_scale, *parameters)
+    if bf16_product and not getattr(geometry, "is_inner_product", False):
+        raise ValueError(f"bf16_product is for an inner product, as sphere and oblique are; got {geometry.name}")
+    scalars = {name: whole(parameter) for name, parameter in geometry.named_parameters()}
+    inputs = image_embeddings, text_embeddings, logit_scale, *scalars.values()
+    walk = _Walk(*inputs[:3], geometry, scalars, ids, queue, distillation, tile, bf16_product)
+    return _TiledContrastiveLoss.apply(walk, *inputs)
 
 
 class _TiledContrastiveLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, problem, images, texts, logit_scale, *parameters):
-        walk = _Walk(problem, images.detach(), texts.detach(), logit_scale.detach())
-        loss, row_lse, column_lse, column_counts = walk.forward()
-        ctx.problem, ctx.num_parameters = problem, len(parameters)
-        ctx.save_for_backward(images, texts, logit_scale, row_lse, column_lse, column_counts, *parameters)
-        return loss
+    def forward(ctx, walk, *inputs):
+        ctx.walk = walk
+        ctx.save_for_backward(*inputs)
+        return walk.forward()
 
     @staticmethod
     def backward(ctx, gradient):
-        images, texts, logit_scale, row_lse, column_lse, column_counts, *parameters = ctx.saved_tensors
-        walk = _Walk(ctx.problem, images.detach(), texts.detach(), logit_scale.detach())
-        gradients = walk.backward(gradient, row_lse, column_lse, column_counts, parameters)
-        return (None, *gradients)
+        if torch.is_grad_enabled():  # create_graph: parts of a second derivative would be missing
+            raise RuntimeError("the tiled loss has first derivatives only; use contrastive_loss for a second one")
+        _ = ctx.saved_tensors  # raises if one of them was changed in place since the forward pass
+        return (None, *ctx.walk.backward(gradient, ctx.needs_input_grad[1:]))
+
+
+class _Comparisons(nn.Module):
+    """A geometry's functions in the form whose parameters `functional_call` can replace by given tensors."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.geometry = geometry
+
+    def forward(self, name: str, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+        return getattr(self.geometry, name)(images, texts)
+
+
+class _Sums:
+    """What InfoNCE needs to know of every query, added up over its candidates tile by tile.
+
+    All is relative to the partner's logit l: where it dominates, 1 - p and log sum exp - l would be what two rounded
+    numbers leave of each other.
+        others      log sum exp of all logits but the partner's
+        hard, count sum of the positives' logits minus l, and their number
+        pseudo_lse  log sum exp of the pseudo-logits
+        soft        mean of the logits minus l under the softmax of the pseudo-logits
+
+    Args:
+        partners: (queries,) logits; of this process's rows, or of the columns of all processes.
+        alpha: target mass that follows the pseudo-logits.
+    """
+
+    def __init__(self, partners: torch.Tensor, alpha: float) -> None:
+        self.partners, self.alpha = partners, alpha
+        self.others, self.pseudo_lse = (torch.full_like(partners, -torch.inf) for _ in range(2))
+        self.hard, self.count, self.soft = (torch.zeros_like(partners) for _ in range(3))
+
+    def add(
+        self,
+        at: slice,
+        logits: torch.Tensor,
+        positive: torch.Tensor | None,
+        pseudo: torch.Tensor | None,
+        on_diagonal: bool = False,
+    ) -> None:
+        """Adds candidates of the queries `at`.
+
+        Args:
+            at: which queries.
+            logits: (queries, candidates).
+            positive: likewise, bool; None = none of them is one.
+            pseudo: likewise, pseudo-logits; None without distillation.
+            on_diagonal: the tile is square and its diagonal holds the partners.
+        """
+        others = logits.clone().fill_diagonal_(-torch.inf) if on_diagonal else logits
+        self.others[at] = torch.logaddexp(self.others[at], others.logsumexp(dim=1))
+        if positive is not None:
+            self.hard[at] += torch.where(positive, logits - self.partners[at, None], 0.0).sum(dim=1)
+            self.count[at] += positive.sum(dim=1)
+        if pseudo is not None:
+            before = self.pseudo_lse[at].clone()
+            self.pseudo_lse[at] = torch.logaddexp(before, pseudo.logsumexp(dim=1))
+            mass = (pseudo - self.pseudo_lse[at, None]).exp_()
+            self.soft[at] *= (before - self.pseudo_lse[at]).exp()
+            self.soft[at] += (logits - self.partners[at, None]).mul_(mass).sum(dim=1)
+
+    def combine(self) -> None:
+        """Puts together what all processes added to the same queries."""
+        if world_size() == 1:
+            return
+        self.others = _logsumexp_over_processes(self.others)
+        if self.alpha:
+            before, self.pseudo_lse = self.pseudo_lse, _logsumexp_over_processes(self.pseudo_lse)
+            self.soft *= (before - self.pseudo_lse).exp()
+        for total in (self.hard, self.count, self.soft):
+            dist.all_reduce(total)
+
+    def losses(self, at: slice) -> torch.Tensor:
+        """(queries,): log sum exp minus the mean logit under the targets."""
+        lse = torch.logaddexp(self.others[at] - self.partners[at], torch.zeros_like(self.partners[at]))
+        return lse - (1 - self.alpha) * self.hard[at] / self.count[at] - self.alpha * self.soft[at]
+
+    def residuals(
+        self,
+        at: slice,
+        logits: torch.Tensor,
+        positive: torch.Tensor | None,
+        pseudo: torch.Tensor | None,
+        on_diagonal: bool = False,
+    ) -> torch.Tensor:
+        """Softmax minus targets, the gradient of `losses` by the logits that were given to `add`; its arguments."""
+        lse = torch.logaddexp(self.others[at], self.partners[at])
+        found = (logits - lse[:, None]).exp_()
+        if positive is not None:
+            found -= positive * ((1 - self.alpha) / self.count[at, None])
+        if pseudo is not None:
+            soft = (pseudo - self.pseudo_lse[at, None]).exp_().mul_(self.alpha)
+            found -= soft
+        if on_diagonal:
+            missing = 1 - (1 - self.alpha) / self.count[at] - (0.0 if pseudo is None else soft.diagonal())
+            found.diagonal().copy_(missing - torch.sigmoid(self.others[at] - self.partners[at]))
+        return found
 
 
 class _Walk:
-    """One process's walks over its rows and all columns.
+    """This process's rows against all columns, twice: for the loss, and for its gradients.
 
-    Args:
-        problem: geometry, tile, ids, queue.
-        images, texts: (local_batch, ...) constants.
-        logit_scale: constant.
+    Args: of `tiled_contrastive_loss`; scalars are the values of the geometry's parameters by name.
     """
 
-    def __init__(self, problem: _Problem, images: torch.Tensor, texts: torch.Tensor, logit_scale: torch.Tensor) -> None:
-        self.problem, self.logit_scale = problem, logit_scale
-        self.images, self.texts = at_least_float32(images), at_least_float32(texts)
-        self.input_dtypes = images.dtype, texts.dtype
-        self.batch = len(images)
-
-    @torch.no_grad()
-    def forward(self) -> tuple[torch.Tensor, ...]:
-        """The loss, and what the backward walk needs: (local_batch,) row log-sum-exps, (world_size, local_batch) column
-        log-sum-exps, and the number of positives of every sample."""
-        problem, own = self.problem, rank()
-        row_lse = self.images.new_full((self.batch,), -torch.inf)
-        row_positives, count = torch.zeros_like(row_lse), torch.ones_like(row_lse)
-        for source in range(world_size()):
-            columns = _broadcast(self.texts, source)
-            column_lse, column_positives = torch.full_like(row_lse, -torch.inf), torch.zeros_like(row_lse)
-            for rows, cols in self._tiles(self.batch, self.batch):
-                logits = self._logits(self.images[rows], columns[cols])
-                if source == own:  # partners are compared pair by pair
-                    _diagonal(logits, rows, cols).fill_(-torch.inf)
-                row_lse[rows] = torch.logaddexp(row_lse[rows], logits.logsumexp(dim=1))
-                column_lse[cols] = torch.logaddexp(column_lse[cols], logits.logsumexp(dim=0))
-                if problem.ids is not None:
-                    same = self._same_id(rows, problem.all_ids[source][cols], source == own, rows, cols)
-                    chosen = logits.masked_fill(~same, 0.0)
-                    row_positives[rows] += chosen.sum(dim=1)
-                    column_positives[cols] += chosen.sum(dim=0)
-                    count[rows] += same.sum(dim=1)
-            column_lse, column_positives = _combined(column_lse, column_positives)
-            if source == own:
-                own_lse, own_positives = column_lse, column_positives
-        partners = torch.cat(
-            [
-                self.logit_scale * problem.geometry.paired_similarity(self.images[rows], self.texts[rows])
-                for rows in self._ranges(self.batch)
-            ]
-        )
-        row_lse, own_lse = torch.logaddexp(row_lse, partners), torch.logaddexp(own_lse, partners)
-        row_positives, own_positives = row_positives + partners, own_positives + partners
-        if problem.queue is not None:
-            for rows, cols in self._tiles(self.batch, len(problem.queue.ids)):
-                to_texts = self._logits(self.images[rows], problem.queue.text_embeddings[cols])
-                to_images = self._logits(problem.queue.image_embeddings[cols], self.texts[rows]).T
-                row_lse[rows] = torch.logaddexp(row_lse[rows], to_texts.logsumexp(dim=1))
-                own_lse[rows] = torch.logaddexp(own_lse[rows], to_images.logsumexp(dim=1))
-                if problem.ids is not None:
-                    same = self._same_id(rows, problem.queue.ids[cols])
-                    row_positives[rows] += to_texts.masked_fill(~same, 0.0).sum(dim=1)
-                    own_positives[rows] += to_images.masked_fill(~same, 0.0).sum(dim=1)
-                    count[rows] += same.sum(dim=1)
-        loss = ((row_lse - row_positives / count).mean() + (own_lse - own_positives / count).mean()) / 2
-        return loss, row_lse, torch.stack(_all_gathered(own_lse)), torch.stack(_all_gathered(count))
-
-    def backward(
+    def __init__(
         self,
-        gradient: torch.Tensor,
-        row_lse: torch.Tensor,
-        column_lse: torch.Tensor,
-        counts: torch.Tensor,
-        parameters: list[torch.Tensor],
-    ) -> list[torch.Tensor | None]:
-        """Gradients of images, texts, logit scale and the geometry's parameters."""
-        problem, own = self.problem, rank()
-        weights = torch.stack(_all_gathered(gradient)) / (2 * self.batch)  # of each process's rows and columns
-        scale = self.logit_scale.clone().requires_grad_()
-        scalars = [scale, *parameters]
-        image_gradient, text_gradient = torch.zeros_like(self.images), torch.zeros_like(self.texts)
-        scalar_gradients = [torch.zeros_like(scalar) for scalar in scalars]
+        images: torch.Tensor,
+        texts: torch.Tensor,
+        logit_scale: torch.Tensor,
+        geometry: Geometry,
+        scalars: dict[str, torch.Tensor],
+        ids: torch.Tensor | None,
+        queue: QueuedPairs | None,
+        distillation: Distillation | None,
+        tile: int,
+        bf16_product: bool,
+    ) -> None:
+        self.images, self.texts, self.logit_scale = images.detach(), texts.detach(), logit_scale.detach()
+        self.comparisons = _Comparisons(geometry)
+        self.scalars = {f"geometry.{name}": value.detach() for name, value in scalars.items()}
+        self.bf16_product = bf16_product
+        self.ids, self.all_ids = ids, None if ids is None else gather_without_gradient(ids)
+        self.queue, self.tile = queue, tile
+        self.alpha = 0.0 if distillation is None else distillation.alpha
+        if self.alpha:
+            self.image_keys, self.text_keys = distillation.image_keys.detach(), distillation.text_keys.detach()
+        else:  # nothing follows the keys
+            self.image_keys = self.text_keys = None
+        self.batch = len(images)
+        self.rows = self.columns = None  # _Sums of this process's rows and of all columns, from the first walk
 
-        def differentiate(logits: torch.Tensor, coefficients: torch.Tensor, *tensors: torch.Tensor):
-            (*found,) = torch.autograd.grad(logits, [*tensors, *scalars], coefficients, allow_unused=True)
-            for total, part in zip(scalar_gradients, found[len(tensors) :]):
-                if part is not None:
-                    total += part
-            return found[: len(tensors)]
+    def forward(self) -> torch.Tensor:
+        """The loss; keeps the sums that the second walk needs."""
+        self._compare_partners()
+        self.rows = _Sums(self.partners, self.alpha)
+        self.columns = _Sums(gather_without_gradient(self.partners), self.alpha)
+        for source, cols in self._column_tiles():
+            texts, text_keys = _received(self.texts, cols, source), _received(self.text_keys, cols, source)
+            at = self._columns_of(source, cols)
+            for rows in self._ranges(self.batch):
+                logits = self.logit_scale * self._similarity(self.images[rows], texts)
+                positive, pseudo, on_diagonal = self._complete(logits, text_keys, rows, cols, source)
+                self.rows.add(rows, logits, positive, pseudo, on_diagonal)
+                self.columns.add(at, logits.T, _transposed(positive), _transposed(pseudo), on_diagonal)
+        for side, rows, cols, positive, pseudo in self._queue_tiles():
+            sums, at = self._sums_of(side, rows)
+            logits = self.logit_scale * self._against_queue(side, (self.images, self.texts)[side][rows], cols)
+            sums.add(at, logits, positive, pseudo)
+        self.columns.combine()
+        sides = [sums.losses(at).mean() for sums, at in (self._sums_of(side, slice(0, self.batch)) for side in (0, 1))]
+        return sum(sides) / 2
 
-        for source in range(world_size()):
-            columns = _broadcast(self.texts, source)
-            column_gradient = text_gradient if world_size() == 1 else torch.zeros_like(columns)
-            for rows, cols in self._tiles(self.batch, self.batch):
+    def backward(self, gradient: torch.Tensor, needed: tuple[bool, ...]) -> list[torch.Tensor | None]:
+        """Gradients of images, texts, logit scale and the geometry's parameters, where `needed`."""
+        weights = gather_without_gradient(gradient[None]) / (2 * self.batch)  # of each process's rows and columns
+        own = weights[rank()]
+        scale = self.logit_scale.clone().requires_grad_(needed[2])
+        for (name, value), wanted in zip(self.scalars.items(), needed[3:]):
+            self.scalars[name] = value.clone().requires_grad_(wanted)
+        scalars = [(scalar, torch.zeros_like(scalar)) for scalar in (scale, *self.scalars.values())]
+        image_gradient, text_gradient = (
+            at_least_float32(side[:0]).new_zeros(side.shape) for side in (self.images, self.texts)
+        )
+        partner_residuals = torch.zeros_like(self.partners)
+
+        def add_gradients(logits: torch.Tensor, residuals: torch.Tensor, *leaves: tuple[torch.Tensor, torch.Tensor]):
+            if logits.requires_grad:
+                wanted = [pair for pair in (*leaves, *scalars) if pair[0].requires_grad]
+                found = torch.autograd.grad(logits, [leaf for leaf, _ in wanted], residuals, allow_unused=True)
+                for (_, total), part in zip(wanted, found):
+                    if part is not None:
+                        total += part
+
+        for source, cols in self._column_tiles():
+            texts, text_keys = _received(self.texts, cols, source), _received(self.text_keys, cols, source)
+            at, y = self._columns_of(source, cols), _leaf(texts, needed[1])
+            y_gradient = torch.zeros_like(y)
+            for rows in self._ranges(self.batch):
+                x = _leaf(self.images[rows], needed[0])
                 with torch.enable_grad():
-                    x, y = self.images[rows].requires_grad_(), columns[cols].requires_grad_()
-                    logits = scale * problem.geometry.similarity(x, y)
-                by_row = (logits.detach() - row_lse[rows, None]).exp_()
-                by_column = (logits.detach() - column_lse[source, cols]).exp_()
-                if problem.ids is not None:
-                    same = self._same_id(rows, problem.all_ids[source][cols], source == own, rows, cols)
-                    by_row -= same / counts[own, rows, None]
-                    by_column -= same / counts[source, cols]
-                coefficients = by_row.mul_(weights[own]).add_(by_column.mul_(weights[source]))
-                if source == own:
-                    _diagonal(coefficients, rows, cols).fill_(0.0)
-                x_part, y_part = differentiate(logits, coefficients, x, y)
-                image_gradient[rows] += x_part
-                column_gradient[cols] += y_part
+                    logits = scale * self._similarity(x, y)
+                values = logits.detach()  # a product keeps its factors for the backward pass, not itself
+                positive, pseudo, on_diagonal = self._complete(values, text_keys, rows, cols, source)
+                residuals = self.rows.residuals(rows, values, positive, pseudo, on_diagonal).mul_(own)
+                turned = values.T, _transposed(positive), _transposed(pseudo)
+                residuals += self.columns.residuals(at, *turned, on_diagonal).T.mul_(weights[source])
+                if on_diagonal:
+                    partner_residuals[rows] = residuals.diagonal()
+                    residuals.fill_diagonal_(0.0)
+                add_gradients(logits, residuals, (x, image_gradient[rows]), (y, y_gradient))
             if world_size() > 1:
-                dist.reduce(column_gradient, source)
-                if source == own:
-                    text_gradient += column_gradient
+                dist.reduce(y_gradient, source)
+            if source == rank():
+                text_gradient[cols] += y_gradient
 
         for rows in self._ranges(self.batch):
+            x, y = _leaf(self.images[rows], needed[0]), _leaf(self.texts[rows], needed[1])
             with torch.enable_grad():
-                x, y = self.images[rows].requires_grad_(), self.texts[rows].requires_grad_()
-                partners = scale * problem.geometry.paired_similarity(x, y)
-            logits = partners.detach()
-            probabilities = (logits - row_lse[rows]).exp() + (logits - column_lse[own, rows]).exp()
-            coefficients = weights[own] * (probabilities - 2 / counts[own, rows])
-            x_part, y_part = differentiate(partners, coefficients, x, y)
-            image_gradient[rows] += x_part
-            text_gradient[rows] += y_part
+                partners = scale * self._paired_similarity(x, y)
+            add_gradients(partners, partner_residuals[rows], (x, image_gradient[rows]), (y, text_gradient[rows]))
 
-        if problem.queue is not None:
-            for rows, cols in self._tiles(self.batch, len(problem.queue.ids)):
-                for side, total, lse in (
-                    ("image", image_gradient, row_lse),
-                    ("text", text_gradient, column_lse[own]),
-                ):
-                    with torch.enable_grad():
-                        if side == "image":
-                            x = self.images[rows].requires_grad_()
-                            logits = scale * problem.geometry.similarity(x, problem.queue.text_embeddings[cols])
-                        else:
-                            x = self.texts[rows].requires_grad_()
-                            logits = (scale * problem.geometry.similarity(problem.queue.image_embeddings[cols], x)).T
-                    coefficients = (logits.detach() - lse[rows, None]).exp_()
-                    if problem.ids is not None:
-                        coefficients -= self._same_id(rows, problem.queue.ids[cols]) / counts[own, rows, None]
-                    (part,) = differentiate(logits, coefficients.mul_(weights[own]), x)
-                    total[rows] += part
-        image_dtype, text_dtype = self.input_dtypes
-        return [image_gradient.to(image_dtype), text_gradient.to(text_dtype), *scalar_gradients]
+        for side, rows, cols, positive, pseudo in self._queue_tiles():
+            sums, at = self._sums_of(side, rows)
+            x = _leaf((self.images, self.texts)[side][rows], needed[side])
+            with torch.enable_grad():
+                logits = scale * self._against_queue(side, x, cols)
+            residuals = sums.residuals(at, logits.detach(), positive, pseudo).mul_(own)
+            add_gradients(logits, residuals, (x, (image_gradient, text_gradient)[side][rows]))
+
+        found = [image_gradient.to(self.images.dtype), text_gradient.to(self.texts.dtype)]
+        found += [total for _, total in scalars]
+        return [total if wanted else None for total, wanted in zip(found, needed)]
+
+    # the tiles
 
     def _ranges(self, length: int) -> list[slice]:
-        tile = self.problem.tile
-        return [slice(start, min(start + tile, length)) for start in range(0, length, tile)]
+        return [slice(start, min(start + self.tile, length)) for start in range(0, length, self.tile)]
 
-    def _tiles(self, num_rows: int, num_columns: int) -> Iterator[tuple[slice, slice]]:
-        return itertools.product(self._ranges(num_rows), self._ranges(num_columns))
+    def _column_tiles(self) -> Iterator[tuple[int, slice]]:
+        """(source, its texts) of every process in turn; all processes are at the same tile."""
+        return ((source, cols) for source in range(world_size()) for cols in self._ranges(self.batch))
 
-    def _logits(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        return self.logit_scale * self.problem.geometry.similarity(images, texts)
+    def _columns_of(self, source: int, cols: slice) -> slice:
+        """Where a process's columns are among those of all."""
+        return slice(source * self.batch + cols.start, source * self.batch + cols.stop)
 
-    def _same_id(
-        self,
-        rows: slice,
-        ids: torch.Tensor,
-        own: bool = False,
-        own_rows: slice | None = None,
-        cols: slice | None = None,
-    ) -> torch.Tensor:
-        """(rows, columns) bool: positives other than the partner itself."""
-        row_ids = self.problem.ids[rows, None]
-        same = (row_ids == ids) & (row_ids >= 0)
-        if own:
-            _diagonal(same, own_rows, cols).fill_(False)
-        return same
+    def _sums_of(self, side: int, rows: slice) -> tuple[_Sums, slice]:
+        """Where this process's images (side 0) and texts (side 1) are summed."""
+        return (self.rows, rows) if side == 0 else (self.columns, self._columns_of(rank(), rows))
+
+    def _queue_tiles(self) -> Iterator[tuple[int, slice, slice, torch.Tensor | None, torch.Tensor | None]]:
+        """(side, its rows, rows of the queue, which are positives, pseudo-logits) of every tile."""
+        for cols in [] if self.queue is None else self._ranges(len(self.queue.ids)):
+            for rows in self._ranges(self.batch):
+                positive = None if self.ids is None else self._same_id(rows, self.queue.ids[cols])
+                for side, keys in enumerate((self.image_keys, self.text_keys)):
+                    pseudo = None if keys is None else self.logit_scale * self._against_queue(side, keys[rows], cols)
+                    yield side, rows, cols, positive, pseudo
+
+    def _against_queue(self, side: int, queries: torch.Tensor, cols: slice) -> torch.Tensor:
+        """(queries, rows of the queue)."""
+        if side == 0:
+            return self._similarity(queries, self.queue.text_embeddings[cols].detach())
+        return self._similarity(self.queue.image_embeddings[cols].detach(), queries).T
+
+    # what belongs to a tile
+
+    def _similarity(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+        if self.bf16_product:
+            return _bf16_inner_products(images, texts)
+        return functional_call(self.comparisons, self.scalars, ("similarity", images, texts))
+
+    def _paired_similarity(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+        return functional_call(self.comparisons, self.scalars, ("paired_similarity", images, texts))
+
+    def _compare_partners(self) -> None:
+        """(batch,) logits and pseudo-logits of the pairs."""
+
+        def compared(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+            parts = [self._paired_similarity(images[rows], texts[rows]) for rows in self._ranges(self.batch)]
+            return self.logit_scale * torch.cat(parts)
+
+        self.partners = compared(self.images, self.texts)
+        self.pseudo_partners = None if self.image_keys is None else compared(self.image_keys, self.text_keys)
+
+    def _complete(
+        self, logits: torch.Tensor, text_keys: torch.Tensor | None, rows: slice, cols: slice, source: int
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, bool]:
+        """Which entries of a tile are positives, its pseudo-logits, and whether it is on the diagonal.
+
+        If so, the partners' logits and pseudo-logits are written there.
+        """
+        on_diagonal = source == rank() and rows == cols
+        positive = pseudo = None
+        if self.ids is not None:
+            positive = self._same_id(rows, self.all_ids[self._columns_of(source, cols)])
+        elif on_diagonal:
+            positive = torch.zeros_like(logits, dtype=torch.bool)
+        if text_keys is not None:
+            pseudo = self.logit_scale * self._similarity(self.image_keys[rows], text_keys)
+        if on_diagonal:
+            positive.fill_diagonal_(True)
+            logits.diagonal().copy_(self.partners[rows])
+            if pseudo is not None:
+                pseudo.diagonal().copy_(self.pseudo_partners[rows])
+        return positive, pseudo, on_diagonal
+
+    def _same_id(self, rows: slice, ids: torch.Tensor) -> torch.Tensor:
+        """(rows, candidates) bool; a negative id equals no other."""
+        return (self.ids[rows, None] == ids) & (self.ids[rows, None] >= 0)
 
 
-def _diagonal(tile: torch.Tensor, rows: slice, cols: slice) -> torch.Tensor:
-    """View of the entries of a tile that lie on the diagonal of the whole matrix; empty away from it."""
-    return tile.diagonal(rows.start - cols.start) if abs(rows.start - cols.start) < max(tile.shape) else tile[:0, 0]
+def _leaf(tensor: torch.Tensor, wanted: bool) -> torch.Tensor:
+    """The same numbers, float32 or better, as the start of a graph if the gradient is wanted."""
+    return at_least_float32(tensor).detach().requires_grad_(wanted)
 
 
-def _broadcast(own: torch.Tensor, source: int) -> torch.Tensor:
-    """The source's tensor, on every process."""
-    if world_size() == 1:
-        return own
-    received = own.contiguous() if source == rank() else torch.empty_like(own, memory_format=torch.contiguous_format)
+def _transposed(matrix: torch.Tensor | None) -> torch.Tensor | None:
+    return None if matrix is None else matrix.T
+
+
+def _received(own: torch.Tensor | None, rows: slice, source: int) -> torch.Tensor | None:
+    """Some rows of the source's tensor, on every process; None stays None."""
+    if own is None or world_size() == 1:
+        return None if own is None else own[rows]
+    received = own[rows].contiguous() if source == rank() else own[rows].new_empty(own[rows].shape)
     dist.broadcast(received, source)
     return received
 
 
-def _all_gathered(own: torch.Tensor) -> list[torch.Tensor]:
-    if world_size() == 1:
-        return [own]
-    gathered = [torch.empty_like(own) for _ in range(world_size())]
-    dist.all_gather(gathered, own.contiguous())
-    return gathered
+def _logsumexp_over_processes(values: torch.Tensor) -> torch.Tensor:
+    """Element by element, of a vector that every process has."""
+    top = values.clone()
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    total = (values - top).exp_()
+    dist.all_reduce(total)
+    return total.log_() + top
 
 
-def _combined(lse: torch.Tensor, positives: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Column sums of all processes' rows."""
-    if world_size() == 1:
-        return lse, positives
-    dist.all_reduce(positives)
-    return torch.stack(_all_gathered(lse)).logsumexp(dim=0), positives
+class _Bf16Product(torch.autograd.Function):
+    """x @ y.T with factors in bfloat16 and sums in float32; so are both gradients."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        x, y = x.bfloat16(), y.bfloat16()
+        ctx.save_for_backward(x, y)
+        return _bf16_matmul(x, y.T)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x, y), gradient = ctx.saved_tensors, gradient.bfloat16()
+        return _bf16_matmul(gradient, y), _bf16_matmul(gradient.T, x)
+
+
+def _bf16_matmul(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    with full_precision(first):
+        if first.device.type == "cuda":
+            return torch.mm(first, second, out_dtype=torch.float32)
+        return first.float() @ second.float()  # the same: float32 holds products of bfloat16 exactly
+
+
+def _bf16_inner_products(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+    """inner_product_similarity of flattened embeddings, by bfloat16 factors."""
+    check_same_dim(images, texts)
+    return _Bf16Product.apply(images.flatten(1), texts.flatten(1))

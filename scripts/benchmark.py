@@ -30,14 +30,20 @@ from common.run.provenance import ROOT, git_revision, hardware
 from common.run.session import run_or_explain
 from scripts.benchmarks.comparison import Row, Skipped, measure
 from scripts.benchmarks.data import scenes, shard_bytes, shards, shards_2_workers
+from scripts.benchmarks.euclip import EUCLIP_BENCHMARKS
 from scripts.benchmarks.evaluation import retrieval
+from scripts.benchmarks.loss import LOSS_BENCHMARKS
 from scripts.benchmarks.training import training, training_gpu
 
 PACKAGES = ("torch", "torchvision", "numpy", "pillow", "open_clip_torch", "webdataset")
-BENCHMARKS = {
-    function.__name__: function
-    for function in (retrieval, scenes, shards, shards_2_workers, shard_bytes, training, training_gpu)
-}
+BENCHMARKS = (
+    {
+        function.__name__: function
+        for function in (retrieval, scenes, shards, shards_2_workers, shard_bytes, training, training_gpu)
+    }
+    | LOSS_BENCHMARKS
+    | EUCLIP_BENCHMARKS
+)
 
 
 def machine() -> dict[str, object]:
@@ -61,6 +67,11 @@ def machine_class(threads: int) -> str:
     return f"cpu-{threads}-threads"
 
 
+def amount(value: float, kind: str) -> str:
+    """Seconds, or of memory megabytes."""
+    return f"{value / 1e6:,.0f} MB" if kind == "memory" else f"{value:.3f} s"
+
+
 def markdown(about: dict[str, object], rows: list[Row], skipped: dict[str, str], quick: bool) -> str:
     """The table for a reader."""
     versions = ", ".join(f"{package} {number}" for package, number in about["versions"].items())
@@ -73,17 +84,20 @@ def markdown(about: dict[str, object], rows: list[Row], skipped: dict[str, str],
         "Toy sizes (--quick): these figures mean nothing."
         if quick
         else "Medians of interleaved repeats; in brackets the smallest and largest ratio of ours to the reference. Of "
-        "time less is better, of throughput more.",
+        "time and memory less is better, of throughput more.",
         "",
         "| row | what is compared | ratio of | goal | measured | verdict | ours | reference | ours, samples/s |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        sign = "≤" if row.kind == "time" else "≥"
+        spread = f"{row.ratio:.2f} ({row.low:.2f} to {row.high:.2f}, {row.repeats} repeats)"
+        if row.kind == "memory":
+            spread = f"{row.ratio:.3f}"
+        sign = "≥" if row.kind == "throughput" else "≤"
         lines.append(
-            f"| {row.name} | {row.what} | {row.kind} | {sign} {row.goal} | {row.ratio:.2f} ({row.low:.2f} to "
-            f"{row.high:.2f}, {row.repeats} repeats) | {'met' if row.met else 'not met'} | {row.ours_seconds:.3f} s | "
-            f"{row.reference_seconds:.3f} s | {row.ours_samples_per_second:,.0f} |"
+            f"| {row.name} | {row.what} | {row.kind} | {sign} {row.goal} | {spread} | "
+            f"{'met' if row.met else 'not met'} | {amount(row.ours, row.kind)} | {amount(row.reference, row.kind)} | "
+            f"{row.ours_samples_per_second:,.0f} |"
         )
     lines += [f"| {name} | | | | | skipped: {reason} | | | |" for name, reason in skipped.items()]
     return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -12,42 +13,52 @@ from accelerate import Accelerator
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from common.distributed import leave_process_group, mean_over_processes, rank
-from common.info_nce import contrastive_loss, symmetric_info_nce
+from common.accumulation import MicroBatches
+from common.distributed import leave_process_group, mean_over_processes, rank, wait_for_everyone, whole
+from common.geometry import Geometry, Sphere
+from common.info_nce import symmetric_info_nce
 from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.config import OptimConfig
 from common.run.schedule import build_optimizer
 from common.run.session import with_encode_methods
-from scripts.check_distributed import batch, build
+from common.tiled import geometry_loss
+from euclip.geometry import Hyperbolic
+from scripts.check_distributed import DIM, batch, build
 
 
-def train(model, optimizer, loss_of, images, token_ids):
-    losses = []
+def train(micro_batches, optimizer, loss_of, images, token_ids):
+    """Losses of three steps, and the gradients of the first."""
+    model, losses, gradients = micro_batches.model, [], {}
     for _ in range(3):
-        image_embeddings, text_embeddings, logit_scale = model(images, token_ids)
-        loss = loss_of(image_embeddings, text_embeddings, logit_scale)
-        loss.backward()
+        loss = loss_of(*micro_batches.embed(images, token_ids))
+        micro_batches.backward(loss)
+        if not gradients:
+            gradients = {name: whole(weight.grad).clone() for name, weight in model.named_parameters()}
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         model.logit_scale.clamp_()
+        if hasattr(model.geometry, "clamp_"):
+            model.geometry.clamp_()
         losses.append(mean_over_processes(loss).item())
-    return losses
+    return losses, gradients
 
 
-def main(folder: Path) -> None:
-    Accelerator(cpu=True)  # starts the process group
+def compare(folder: Path, geometry: type[Geometry], tile: int, size: int | None) -> dict:
+    """Losses and largest differences, FSDP2 on two processes against one alone."""
+    accelerator = Accelerator(cpu=True)
     images, token_ids = batch(16, torch.float64)
     share = slice(8 * rank(), 8 * rank() + 8)
 
-    alone = build(torch.float64)
+    alone = build(torch.float64, geometry())
 
     def whole_loss(x, y, scale):
         return symmetric_info_nce(scale * alone.geometry.similarity(x, y))
 
-    expected = train(alone, build_optimizer(alone, OptimConfig()), whole_loss, images, token_ids)
+    at_once = MicroBatches(accelerator, alone, None)
+    expected, right = train(at_once, build_optimizer(alone, OptimConfig()), whole_loss, images, token_ids)
 
-    sharded, mesh = build(torch.float64), init_device_mesh("cpu", (dist.get_world_size(),))
+    sharded, mesh = build(torch.float64, geometry()), init_device_mesh("cpu", (dist.get_world_size(),))
     for tower in (sharded.image_tower, sharded.text_tower):
         for block in tower.transformer.blocks:
             fully_shard(block, mesh=mesh)
@@ -55,20 +66,44 @@ def main(folder: Path) -> None:
     optimizer = build_optimizer(sharded, OptimConfig())
 
     def share_loss(x, y, scale):
-        return contrastive_loss(x, y, sharded.geometry.similarity, scale)
+        return geometry_loss(x, y, sharded.geometry, scale, tile=tile)
 
-    found = train(sharded, optimizer, share_loss, images[share], token_ids[share])
+    in_parts = MicroBatches(accelerator, sharded, size)
+    found, gradients = train(in_parts, optimizer, share_loss, images[share], token_ids[share])
     with torch.no_grad():
         embedding_error = (sharded.encode_image(images) - alone.encode_image(images)).abs().max().item()
-    save_checkpoint(folder / "checkpoints", 3, sharded, optimizer, {})
+    save_checkpoint(folder, 3, sharded, optimizer, {})
+    wait_for_everyone()
+    loaded = build(torch.float64, geometry())
+    last_checkpoint(folder).load_model(loaded)
+    gradient_errors = {
+        name: ((gradients[name] - wanted).abs().max() / wanted.abs().max()).item() for name, wanted in right.items()
+    }
+    errors = {
+        name: (one - other).abs().max().item()
+        for (name, one), other in zip(loaded.named_parameters(), alone.parameters(), strict=True)
+    }
+    return {
+        "alone": expected,
+        "sharded": found,
+        "gradient_errors": gradient_errors,
+        "embedding_error": embedding_error,
+        "checkpoint_errors": errors,
+    }
+
+
+def main(folder: Path) -> None:
+    Accelerator(cpu=True)  # starts the process group
+    hyperbolic = partial(Hyperbolic, DIM, squared=True)
+    cases = {
+        "sphere": (Sphere, 0, None),
+        "hyperbolic": (hyperbolic, 0, None),
+        "hyperbolic in micro-batches": (hyperbolic, 0, 3),
+        "hyperbolic in tiles and micro-batches": (hyperbolic, 3, 3),
+    }
+    report = {name: compare(folder / name, *case) for name, case in cases.items()}
     if rank() == 0:
-        loaded = build(torch.float64)
-        last_checkpoint(folder / "checkpoints").load_model(loaded)
-        errors = [
-            (one - other).abs().max().item() for one, other in zip(loaded.parameters(), alone.parameters(), strict=True)
-        ]
-        report = {"alone": expected, "sharded": found, "embedding_error": embedding_error}
-        (folder / "report.json").write_text(json.dumps({**report, "checkpoint_error": max(errors)}))
+        (folder / "report.json").write_text(json.dumps(report))
     leave_process_group()
 
 

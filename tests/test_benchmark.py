@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from dataclasses import replace
 
 import open_clip
 import pytest
@@ -12,8 +13,9 @@ from common.run.config import ConfigError
 from common.run.utilisation import training_flops
 from scripts import benchmark
 from scripts.benchmarks import comparison
-from scripts.benchmarks.comparison import Comparison, Row, measure
+from scripts.benchmarks.comparison import Comparison, Row, Skipped, Usage, measure
 from scripts.benchmarks.data import loaders, write_shards
+from scripts.benchmarks.loss import check_that_the_matrix_fits, usage_alone
 from scripts.benchmarks.training import SMALL, TOY, VIT_B_32, open_clips_clip, our_clip, our_loss
 
 
@@ -40,13 +42,28 @@ def test_sides_alternate_who_is_first_and_the_warm_up_does_not_count(monkeypatch
     clock = Clock(monkeypatch, [100.0, 1.0, 2.0, 6.0], [100.0, 2.0, 2.0, 2.0])
     row = measure("x", clock.compare("time"), 3)
     assert clock.calls == ["reference", "ours", "ours", "reference", "reference", "ours", "ours", "reference"]
-    assert (row.ours_seconds, row.reference_seconds, row.ours_samples_per_second) == (2.0, 2.0, 15.0)
+    assert (row.ours, row.reference, row.ours_samples_per_second) == (2.0, 2.0, 15.0)
     assert (row.ratio, row.low, row.high, row.repeats) == (1.0, 0.5, 3.0, 3)
 
 
 def test_throughput_is_the_inverse_ratio(monkeypatch):
     row = measure("x", Clock(monkeypatch, [9.0, 1.0, 2.0], [9.0, 2.0, 2.0]).compare("throughput"), 2)
     assert (row.ratio, row.low, row.high) == (1.5, 1.0, 2.0)
+
+
+def test_memory_is_measured_once_and_a_long_row_as_often_as_it_says(monkeypatch):
+    calls = []
+
+    def side(name, extra_bytes):
+        return lambda: calls.append(name) or Usage(2.0, extra_bytes)
+
+    row = measure("x", Comparison("a / b", "memory", 0.125, 30, side("ours", 5_000_000), side("b", 40_000_000)), 7)
+    assert calls == ["ours", "b"]
+    assert (row.ours, row.reference, row.ours_samples_per_second, row.ratio, row.met) == (5e6, 40e6, 15.0, 0.125, True)
+    text = benchmark.markdown(benchmark.machine(), [row], {}, quick=False)
+    assert "| x | a / b | memory | ≤ 0.125 | 0.125 | met | 5 MB | 40 MB | 15 |" in text
+    long = replace(Clock(monkeypatch, [1.0] * 3, [1.0] * 3).compare("time"), most_repeats=2)
+    assert measure("x", long, 7).repeats == 2
 
 
 def row_with(kind, ratio, goal):
@@ -114,6 +131,18 @@ def test_both_loaders_give_the_same_samples(tmp_path, num_workers):
     assert len(set(first)) == 12
 
 
+def test_the_memory_of_a_loss_is_measured_in_a_process_of_its_own():
+    found = usage_alone("sphere", 3_000, 0)
+    assert 4 * 4 < found.extra_bytes / 3_000**2 < 10 * 4  # some matrices of float32
+    assert found.seconds > 0
+
+
+def test_a_matrix_that_does_not_fit_is_skipped_before_it_takes_the_machine_down():
+    with pytest.raises(Skipped, match=r"the whole matrix needs \d+ GB, \d+ GB are free"):
+        check_that_the_matrix_fits("hyperbolic", 2_000_000)
+    check_that_the_matrix_fits("hyperbolic", 512)
+
+
 def run_main(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["benchmark.py", *arguments])
     benchmark.main()
@@ -125,12 +154,15 @@ def test_every_row_runs_at_toy_size_and_is_written_twice(tmp_path, monkeypatch, 
     place = tmp_path / "new" / f"cpu-{torch.get_num_threads()}-threads"
     content = json.loads(place.with_suffix(".json").read_text())
     names = [row["name"] for row in content["rows"]]
-    assert [*names, *content["skipped"]] == list(benchmark.BENCHMARKS)
-    assert content["skipped"] == {"training_gpu": "no CUDA device"}
+    assert names == [name for name in benchmark.BENCHMARKS if name not in content["skipped"]]
+    gpu = [name for name in benchmark.BENCHMARKS if "gpu" in name]
+    assert len(gpu) == 5
+    assert content["skipped"] == dict.fromkeys(gpu, "no CUDA device")
     for row in content["rows"]:
         assert row["low"] <= row["ratio"] <= row["high"]
-        assert min(row["ours_seconds"], row["reference_seconds"], row["ours_samples_per_second"]) > 0
-        assert row["met"] == (row["ratio"] <= row["goal"] if row["kind"] == "time" else row["ratio"] >= row["goal"])
+        assert min(row["ours"], row["reference"], row["ours_samples_per_second"]) > 0
+        less_is_better = row["kind"] in ("time", "memory")
+        assert row["met"] == (row["ratio"] <= row["goal"] if less_is_better else row["ratio"] >= row["goal"])
     assert set(content["machine"]["versions"]) == set(benchmark.PACKAGES)
     table = place.with_suffix(".md").read_text()
     assert "these figures mean nothing" in table

@@ -179,6 +179,13 @@ def test_batch_normalisation_is_refused_because_its_statistics_would_differ():
     MicroBatches(Accelerator(cpu=True), model, None)
 
 
+@pytest.mark.parametrize("size", [None, 4])
+def test_accelerates_own_averaging_over_small_batches_is_refused(size, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")  # as `accelerate launch` passes its option on
+    with pytest.raises(ValueError, match=r"gradient_accumulation_steps = 3 averages losses .*accepted: 1, with optim"):
+        MicroBatches(Accelerator(cpu=True), Towers(), size)
+
+
 def test_two_processes_in_micro_batches_equal_one_with_the_whole_batch(tmp_path):
     launch = [sys.executable, "-m", "accelerate.commands.launch"]
     launch += ["--config_file", "scripts/accelerate/cpu_two_processes.yaml", __file__, str(tmp_path)]

@@ -246,6 +246,15 @@ def test_gradient_of_squared_arccos_is_right_on_both_sides_of_the_border():
     assert torch.autograd.gradcheck(squared_arccos, (cosines,))
 
 
+def test_squared_arccos_keeps_its_input_alone_for_the_backward_pass():
+    cosines, kept = torch.linspace(-1, 1, 1001, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        angles = squared_arccos(cosines)
+    assert [tensor.data_ptr() for tensor in kept] == [cosines.data_ptr()]
+    angles.sum().backward()
+    assert torch.isfinite(cosines.grad).all()
+
+
 def test_paired_angles_equal_mpmath_from_coincidence_to_the_antipode():
     """In float32, against the angle between the rounded vectors."""
     first = unit(torch.randn(200, 64))

@@ -17,6 +17,7 @@ from common.distributed import gather_with_gradient, leave_process_group, mean_o
 from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import (
+    Distillation,
     QueuedPairs,
     check_row_stochastic,
     contrastive_loss,
@@ -382,6 +383,54 @@ def test_ids_and_queue_equal_loops_written_from_the_formula():
             images, texts, 4.0, unknown if given_ids is None else ids, nothing if given_queue is None else queue
         )
         assert float(loss) == pytest.approx(expected, rel=1e-13)
+
+
+def test_pseudo_targets_of_keys_equal_loops_written_from_the_formula():
+    images, texts, ids, queue = pairs_and_queue()
+    image_keys, text_keys = unit(double(6, 4)), unit(double(6, 4))
+    scale, alpha, total = 4.0, 0.3, 0.0
+    candidate_ids = [*ids.tolist(), *queue.ids.tolist()]
+    for queries, candidates, query_keys, candidate_keys in (
+        (images, [*texts, *queue.text_embeddings], image_keys, [*text_keys, *queue.text_embeddings]),
+        (texts, [*images, *queue.image_embeddings], text_keys, [*image_keys, *queue.image_embeddings]),
+    ):
+        for i in range(6):
+            powers = [math.exp(scale * float(queries[i] @ candidate)) for candidate in candidates]
+            pseudo = [math.exp(scale * float(query_keys[i] @ key)) for key in candidate_keys]
+            positive = [j == i or (found >= 0 and found == int(ids[i])) for j, found in enumerate(candidate_ids)]
+            for j in range(len(candidates)):
+                target = alpha * pseudo[j] / sum(pseudo) + (1 - alpha) * positive[j] / sum(positive)
+                total -= target * math.log(powers[j] / sum(powers))
+    keys = Distillation(image_keys, text_keys, alpha)
+    loss = contrastive_loss(images, texts, inner_product_similarity, torch.tensor(scale), ids, queue, keys)
+    assert float(loss) == pytest.approx(total / 12, rel=1e-13)
+    image_keys.requires_grad_()
+    images.requires_grad_()
+    contrastive_loss(images, texts, inner_product_similarity, torch.tensor(scale), ids, queue, keys).backward()
+    assert image_keys.grad is None
+    assert images.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("with_queue", [False, True])
+def test_partners_may_be_compared_by_another_function_than_the_rest(with_queue):
+    images, texts, _, queue = pairs_and_queue()
+    queue = queue if with_queue else None
+    given = torch.linspace(-1, 1, 6, dtype=torch.float64)
+
+    def loss(paired):
+        return contrastive_loss(
+            images, texts, inner_product_similarity, torch.tensor(4.0), queue=queue, paired_similarity=paired
+        )
+
+    torch.testing.assert_close(loss(lambda x, y: (x * y).sum(dim=1)), loss(None), rtol=1e-13, atol=0)
+    sizes, scores = [6, 6 + (5 if with_queue else 0)], []
+    for queries, others, old in ((images, texts, "text_embeddings"), (texts, images, "image_embeddings")):
+        candidates = torch.cat([others, getattr(queue, old)]) if with_queue else others
+        scores.append(4 * queries @ candidates.T)
+        assert list(scores[-1].shape) == sizes
+        scores[-1].diagonal().copy_(4 * given)
+    expected = sum(info_nce(each, torch.arange(6)) for each in scores) / 2
+    torch.testing.assert_close(loss(lambda x, y: given), expected, rtol=1e-13, atol=0)
 
 
 def test_a_sample_drawn_twice_is_pushed_away_without_ids_and_left_alone_with_them():

@@ -1,135 +1,284 @@
-"""Tiled InfoNCE against the plain one: every geometry, ids, queue, ragged tiles, one and several processes."""
+"""Tiled InfoNCE: tiles of any size, finite differences, memory, digits, half precision, what it refuses.
+
+Every geometry, scheme and number of processes: tests/test_info_nce_matrix.py.
+"""
 
 import pytest
 import torch
-from processes import in_processes
+from hard_pairs import hard_pairs
+from test_info_nce_matrix import GEOMETRIES
 
-from common.distributed import mean_over_processes, rank, world_size
-from common.geometry import Sphere
-from common.info_nce import QueuedPairs, contrastive_loss
-from common.tiled import tiled_contrastive_loss
+from common.geometry import Sphere, unit
+from common.info_nce import Distillation, QueuedPairs, contrastive_loss
+from common.tiled import geometry_loss, tiled_contrastive_loss
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 from oblique_topology.geometry import Oblique
 
 BATCH, DIM, QUEUED = 12, 16, 9
-GEOMETRIES = {
-    "sphere": Sphere,
-    "oblique": lambda: Oblique(4),
-    "oblique geodesic": lambda: Oblique(4, geodesic=True),
-    "elliptic": Elliptic,
-    "euclidean": lambda: Euclidean(squared=False),
-    "euclidean squared": lambda: Euclidean(squared=True),
-    "hyperbolic": lambda: Hyperbolic(DIM, squared=False),
-    "hyperbolic squared": lambda: Hyperbolic(DIM, squared=True),
+KINDS = {
+    "partners": (),
+    "ids": ("ids",),
+    "queue": ("queue",),
+    "distilled": ("distillation",),
+    "ids and queue": ("ids", "queue"),
+    "all of them": ("ids", "queue", "distillation"),
 }
-KINDS = {"partners": (False, False), "ids": (True, False), "queue": (False, True), "ids and queue": (True, True)}
 
 
-def world(name, dtype):
-    """Features of a batch, ids of which some repeat or are unknown, and a queue, the same on every process."""
+def world(geometry, kind="partners", dtype=torch.float64, batch=BATCH, dim=DIM):
+    """Embeddings of a batch, and what the kind names: ids of which some repeat or are unknown, a queue, keys."""
     generator = torch.Generator().manual_seed(0)
-    geometry = GEOMETRIES[name]().to(dtype)
-    images, texts = 2 * torch.randn(2, BATCH, DIM, generator=generator).to(dtype)
-    ids = torch.tensor([0, 1, 2, 0, 4, 5, 6, 1, 8, -1, -1, 11])
-    old_images, old_texts = torch.randn(2, QUEUED, DIM, generator=generator).to(dtype)
     with torch.no_grad():
-        queue = QueuedPairs(
-            geometry.embed_image(old_images),
-            geometry.embed_text(old_texts),
-            torch.tensor([1, 2, -1, -1, 30, 0, 5, 5, 7]),
+        images, texts, old_images, old_texts, image_keys, text_keys = (
+            embed(torch.randn(rows, dim, generator=generator, dtype=torch.float64).to(dtype))
+            for rows in (batch, QUEUED, batch)
+            for embed in (geometry.embed_image, geometry.embed_text)
         )
-    return geometry, images, texts, ids, queue
+    options = {
+        "ids": torch.tensor([0, 1, 2, 0, 4, 5, 6, 1, 8, -1, -1, 11])[:batch],
+        "queue": QueuedPairs(old_images, old_texts, torch.tensor([1, 2, -1, -1, 30, 0, 5, 5, 7])),
+        "distillation": Distillation(image_keys, text_keys, 0.4),
+    }
+    return images.requires_grad_(), texts.requires_grad_(), {name: options[name] for name in KINDS[kind]}
 
 
-def loss_and_gradients(name, kind, tile, dtype):
-    """Loss and gradients of this process's share, averaged over processes as DDP does; tile None = the plain form."""
-    geometry, images, texts, ids, queue = world(name, dtype)
-    share = slice(rank() * BATCH // world_size(), (rank() + 1) * BATCH // world_size())
-    with_ids, with_queue = KINDS[kind]
-    images, texts = images[share].clone().requires_grad_(), texts[share].clone().requires_grad_()
-    scale = torch.tensor(3.0, dtype=dtype, requires_grad=True)
-    options = {"ids": ids[share] if with_ids else None, "queue": queue if with_queue else None}
-    embeddings = geometry.embed_image(images), geometry.embed_text(texts)
-    if tile is None:
-        loss = contrastive_loss(*embeddings, geometry.similarity, scale, **options)
-    else:
-        loss = tiled_contrastive_loss(*embeddings, geometry, scale, tile=tile, **options)
-    scalars = {"scale": scale, **dict(geometry.named_parameters())}
-    of_images, of_texts, *of_scalars = torch.autograd.grad(loss, [images, texts, *scalars.values()])
-    averaged = {key: mean_over_processes(value) for key, value in zip(scalars, of_scalars)}
-    return mean_over_processes(loss), {"images": of_images / world_size(), "texts": of_texts / world_size(), **averaged}
+def scale_of(value, dtype=torch.float64):
+    return torch.tensor(value, dtype=dtype, requires_grad=True)
+
+
+def gradients_of(loss, geometry, *leaves):
+    """Zero where there is none: embedding scales do not enter the loss of embeddings."""
+    return torch.autograd.grad(loss, [*leaves, *geometry.parameters()], materialize_grads=True, allow_unused=True)
 
 
 def worst_error(found, expected):
-    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
+    return float((found - expected).detach().abs().max() / expected.detach().abs().max().clamp(min=1e-30))
+
+
+# the same numbers
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["sphere", "oblique geodesic", "hyperbolic squared"])
+def test_tiles_of_any_size_give_the_plain_loss_and_every_gradient(name, kind):
+    geometry, scale = GEOMETRIES[name]().double(), scale_of(3.0)
+    images, texts, options = world(geometry, kind)
+    plain = geometry_loss(images, texts, geometry, scale, **options)
+    expected = gradients_of(plain, geometry, images, texts, scale)
+    for tile in (1, 5, 11, 100):  # of 12 rows and 9 of the queue
+        loss = tiled_contrastive_loss(images, texts, geometry, scale, tile=tile, **options)
+        assert worst_error(loss, plain) < 1e-12
+        for found, wanted in zip(gradients_of(loss, geometry, images, texts, scale), expected):
+            assert worst_error(found, wanted) < 1e-12
+
+
+@pytest.mark.parametrize("kind", ["partners", "ids and queue", "all of them"])
 @pytest.mark.parametrize("name", GEOMETRIES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_tiles_of_any_size_give_the_plain_loss_and_every_gradient(name, kind, dtype, tolerance):
-    loss, gradients = loss_and_gradients(name, kind, None, dtype)
-    for tile in (5, 7, 100):
-        tiled_loss, tiled_gradients = loss_and_gradients(name, kind, tile, dtype)
-        assert tiled_loss.dtype == dtype
-        assert worst_error(tiled_loss, loss) < tolerance
-        assert tiled_gradients.keys() == gradients.keys()
-        for key, value in gradients.items():
-            # a scalar's gradient sums batch^2 terms of both signs; in float32 both forms round their sum
-            bound = 1e-4 if dtype == torch.float32 and value.numel() == 1 else tolerance
-            assert worst_error(tiled_gradients[key], value) < bound, key
+def test_gradients_pass_gradcheck(name, kind):
+    geometry = GEOMETRIES[name]().double()
+    images, texts, options = world(geometry, kind, batch=3, dim=8)
+
+    def loss(x, y, scale, *_):  # the geometry's scalars are perturbed in place, where it sees it
+        return tiled_contrastive_loss(x, y, geometry, scale, tile=2, **options)
+
+    scalars = [scale_of(2.0), *geometry.parameters()]
+    if kind == "all of them":  # pseudo-targets are constants, whatever scalars they are made with
+        scalars = [scalar.detach() for scalar in scalars]
+    assert torch.autograd.gradcheck(loss, (images, texts, *scalars))
 
 
-def every_case():
-    names = [*GEOMETRIES]
-    return {
-        (name, kind): [loss_and_gradients(name, kind, tile, torch.float64) for tile in (None, 5)]
-        for name in names
-        for kind in KINDS
-    }
+def test_keys_without_mass_change_nothing_and_are_not_compared():
+    geometry, scale = Sphere(), scale_of(3.0)
+    images, texts, options = world(geometry, "distilled")
+    keys = options["distillation"]
+    no_mass = Distillation(torch.full_like(keys.image_keys, torch.nan), keys.text_keys, 0.0)
+    found = tiled_contrastive_loss(images, texts, geometry, scale, distillation=no_mass, tile=5)
+    assert torch.equal(found, tiled_contrastive_loss(images, texts, geometry, scale, tile=5))
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_several_processes_equal_one_in_loss_and_every_gradient(processes):
-    shares = in_processes(processes, every_case)
-    for (name, kind), _ in every_case().items():
-        loss, gradients = loss_and_gradients(name, kind, None, torch.float64)
-        for form in (0, 1):  # plain, tiled
-            found = [share[name, kind][form] for share in shares]
-            together = {key: torch.cat([part[1][key] for part in found]) for key in ("images", "texts")}
-            for part_loss, part_gradients in found:
-                assert worst_error(part_loss, loss) < 1e-12
-                together |= {key: value for key, value in part_gradients.items() if key not in ("images", "texts")}
-                for key, value in gradients.items():
-                    assert worst_error(together[key], value) < 1e-12, (name, kind, form, key)
+def test_at_once_or_in_tiles_by_one_name():
+    geometry, scale = Hyperbolic(DIM, squared=False).double(), scale_of(3.0)
+    images, texts, options = world(geometry, "all of them")
+    plain = contrastive_loss(images, texts, geometry.similarity, scale, **options)
+    for tile in (0, 5):
+        torch.testing.assert_close(geometry_loss(images, texts, geometry, scale, tile=tile, **options), plain)
+
+
+# digits
+
+
+@pytest.mark.parametrize("tile", [0, 5])
+@pytest.mark.parametrize("name", ["euclidean", "elliptic", "oblique geodesic", "hyperbolic"])
+def test_partners_keep_their_digits_in_float32_however_close(name, tile):
+    """From the matrix product alone the distance of such a pair, and the direction of its gradient, is noise."""
+    geometry = GEOMETRIES[name]()
+    images = geometry.embed_image(torch.randn(BATCH, DIM)).detach()
+    texts = geometry.embed_text(torch.randn(BATCH, DIM)).detach()
+    texts[:6] = images[:6] + 1e-4 * torch.randn_like(images[:6])
+
+    def of(dtype, similarity=None):
+        x, y, scale = images.to(dtype).requires_grad_(), texts.to(dtype).requires_grad_(), scale_of(3.0, dtype)
+        converted = GEOMETRIES[name]().to(dtype)
+        if similarity is not None:
+            loss = contrastive_loss(x, y, converted.similarity, scale)
+        else:
+            loss = geometry_loss(x, y, converted, scale, tile=tile)
+        return torch.autograd.grad(loss, [x, y])
+
+    found, expected, by_product = of(torch.float32), of(torch.float64), of(torch.float32, "alone")
+    assert max(worst_error(*pair) for pair in zip(found, expected)) < 2e-3  # float32 texts, not the loss, set this
+    assert max(worst_error(*pair) for pair in zip(by_product, expected)) > 0.02
+
+
+def test_a_batch_that_is_almost_solved_keeps_the_digits_of_loss_and_gradients_in_float32():
+    """log sum exp and 1 - p of rows whose partner dominates are not what two rounded numbers leave of each other."""
+    images = unit(torch.randn(64, 256))
+    texts = unit(images + 0.02 * torch.randn(64, 256))
+
+    def of(loss, dtype):
+        x, y, scale = images.to(dtype).requires_grad_(), texts.to(dtype).requires_grad_(), scale_of(20.0, dtype)
+        value = loss(x, y, scale)
+        return value.detach(), *torch.autograd.grad(value, [x, y, scale])
+
+    def tiled(x, y, scale):
+        return tiled_contrastive_loss(x, y, Sphere(), scale, tile=20)
+
+    def plain(x, y, scale):
+        return contrastive_loss(x, y, Sphere().similarity, scale)
+
+    expected = of(plain, torch.float64)
+    assert expected[0] < 1e-5
+    assert all(worst_error(*pair) < 2e-5 for pair in zip(of(tiled, torch.float32), expected))
+    assert worst_error(of(plain, torch.float32)[0], expected[0]) > 1e-3
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_loss_and_gradients_are_finite_at_hard_pairs(name):
+    geometry = GEOMETRIES[name]()
+    images, texts = (side.requires_grad_() for side in hard_pairs(120, DIM))
+    scale = scale_of(1.0, torch.float32)
+    ids = torch.randint(60, (120,))
+    for tile in (0, 50):
+        embeddings = geometry.embed_image(images), geometry.embed_text(texts)
+        loss = geometry_loss(*embeddings, geometry, scale, ids=ids, tile=tile)
+        assert torch.isfinite(loss)
+        for gradient in gradients_of(loss, geometry, images, texts, scale):
+            assert torch.isfinite(gradient).all()
+
+
+# memory and work
+
+
+class Counting(Sphere):
+    """Notes the tiles that are compared."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def similarity(self, image_embeddings, text_embeddings):
+        self.seen.append((len(image_embeddings), len(text_embeddings)))
+        return super().similarity(image_embeddings, text_embeddings)
 
 
 def test_the_whole_matrix_is_never_there():
-    batch, tile, seen = 64, 8, []
+    batch, tile, geometry = 64, 8, Counting()
+    images = torch.randn(batch, DIM, requires_grad=True)
+    tiled_contrastive_loss(images, images.detach(), geometry, torch.tensor(2.0), tile=tile).backward()
+    assert set(geometry.seen) == {(tile, tile)}
+    assert len(geometry.seen) == 2 * (batch // tile) ** 2  # once forward, once backward: both directions from one walk
 
-    class Watching(Sphere):
-        def similarity(self, image_embeddings, text_embeddings):
-            seen.append((len(image_embeddings), len(text_embeddings)))
-            return super().similarity(image_embeddings, text_embeddings)
 
-    geometry, images = Watching(), torch.randn(batch, DIM, requires_grad=True)
-    tiled_contrastive_loss(
-        geometry.embed_image(images), images.detach(), geometry, torch.tensor(2.0), tile=tile
-    ).backward()
-    assert set(seen) == {(tile, tile)}
-    assert len(seen) == 2 * (batch // tile) ** 2  # once forward, once backward: both directions from one walk
+def test_what_is_frozen_gets_no_gradient_and_the_rest_is_unchanged():
+    geometry, scale = Hyperbolic(DIM, squared=True).double(), scale_of(3.0)
+    images, texts, options = world(geometry, "ids and queue")
+    everything = gradients_of(
+        tiled_contrastive_loss(images, texts, geometry, scale, tile=5, **options), geometry, texts
+    )
+    geometry.log_curvature.requires_grad_(False)
+    loss = tiled_contrastive_loss(images.detach(), texts, geometry, scale.detach(), tile=5, **options)
+    loss.backward()
+    torch.testing.assert_close(texts.grad, everything[0])
+    assert geometry.log_curvature.grad is None
+
+
+# half precision
 
 
 def test_bf16_embeddings_are_compared_in_float32_and_get_their_own_dtype_back():
-    geometry, images, texts, _, _ = world("sphere", torch.float32)
-    images, texts = (geometry.embed_image(x).bfloat16().requires_grad_() for x in (images, texts))
-    loss = tiled_contrastive_loss(images, texts, geometry, torch.tensor(3.0), tile=5)
+    images, texts, _ = world(Sphere(), dtype=torch.float32)
+    images, texts = (side.detach().bfloat16().requires_grad_() for side in (images, texts))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = tiled_contrastive_loss(images, texts, Sphere(), torch.tensor(3.0), tile=5)
     loss.backward()
-    plain = contrastive_loss(images.detach().float(), texts.detach().float(), geometry.similarity, torch.tensor(3.0))
+    wide = [side.detach().float().requires_grad_() for side in (images, texts)]
+    plain = contrastive_loss(*wide, Sphere().similarity, torch.tensor(3.0))
     torch.testing.assert_close(loss, plain)
-    assert images.grad.dtype == torch.bfloat16
+    for narrow, gradient in zip((images, texts), torch.autograd.grad(plain, wide)):
+        assert narrow.grad.dtype == torch.bfloat16
+        torch.testing.assert_close(narrow.grad, gradient.bfloat16(), rtol=0.01, atol=1e-6)
 
 
-def test_a_tile_of_nothing_is_refused():
+@pytest.mark.parametrize("geometry", [Sphere(), Oblique(4)], ids=lambda geometry: geometry.name)
+def test_a_bf16_product_rounds_the_factors_and_nothing_else(geometry):
+    images, texts, options = world(geometry, "all of them", torch.float32)
+    scale = scale_of(3.0, torch.float32)
+    partners = geometry.paired_similarity(images, texts).detach()
+
+    def rounded_similarity(x, y):
+        return geometry.similarity(x.bfloat16(), y.bfloat16())
+
+    plain = contrastive_loss(
+        images, texts, rounded_similarity, scale, paired_similarity=lambda x, y: geometry.paired_similarity(x, y),
+        **options,
+    )  # fmt: skip
+    loss = tiled_contrastive_loss(images, texts, geometry, scale, tile=5, bf16_product=True, **options)
+    torch.testing.assert_close(loss, plain)
+    assert torch.isfinite(partners).all()
+    exact = contrastive_loss(images, texts, geometry.similarity, scale, **options)
+    assert 1e-6 < abs(loss - exact) < 0.01
+    expected = gradients_of(exact, geometry, images, texts, scale)
+    for found, wanted in zip(gradients_of(loss, geometry, images, texts, scale), expected):
+        assert found.dtype == torch.float32
+        assert worst_error(found, wanted) < 0.01
+
+
+@pytest.mark.parametrize("geometry", [Oblique(4, geodesic=True), Elliptic(), Euclidean(squared=True)])
+def test_a_bf16_product_is_refused_where_distances_would_lose_their_digits(geometry):
+    images, texts, _ = world(geometry, dtype=torch.float32)
+    with pytest.raises(ValueError, match=rf"is for an inner product, as sphere and oblique are; got {geometry.name}"):
+        tiled_contrastive_loss(images, texts, geometry, torch.tensor(1.0), bf16_product=True)
+
+
+# what is refused
+
+
+def test_mistakes_are_named():
+    images, texts, options = world(Sphere(), "all of them")
+    scale = torch.tensor(1.0)
     with pytest.raises(ValueError, match="tile = 0; accepted: at least 1"):
-        tiled_contrastive_loss(torch.ones(2, 3), torch.ones(2, 3), Sphere(), torch.tensor(1.0), tile=0)
+        tiled_contrastive_loss(images, texts, Sphere(), scale, tile=0)
+    for loss in (tiled_contrastive_loss, geometry_loss):
+        with pytest.raises(ValueError, match="row k of images and texts is one pair: got 12 images and 11 texts"):
+            loss(images, texts[:11], Sphere(), scale)
+        with pytest.raises(ValueError, match=r"ids of a batch of 12 must be \(12,\) int64, got \(12,\) torch.int32"):
+            loss(images, texts, Sphere(), scale, ids=options["ids"].int())
+        short = options["queue"]._replace(text_embeddings=options["queue"].text_embeddings[1:])
+        with pytest.raises(ValueError, match=r"the queue's text embeddings \(8, 16\) and 9 ids do not fit"):
+            loss(images, texts, Sphere(), scale, queue=short)
+        with pytest.raises(ValueError, match=r"text keys \(11, 16\) must be shaped as embeddings \(12, 16\)"):
+            loss(images, texts, Sphere(), scale, distillation=Distillation(images, texts[:11], 0.5))
+    with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\], got 1.5"):
+        Distillation(images, texts, 1.5)
+
+
+def test_a_second_derivative_and_a_changed_input_are_refused_not_wrong():
+    images, texts, _ = world(Sphere())
+    loss = tiled_contrastive_loss(images, texts, Sphere(), scale_of(3.0), tile=5)
+    with pytest.raises(RuntimeError, match="the tiled loss has first derivatives only"):
+        torch.autograd.grad(loss, images, create_graph=True)
+    loss = tiled_contrastive_loss(images, texts, Sphere(), scale_of(3.0), tile=5)
+    with torch.no_grad():
+        texts.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

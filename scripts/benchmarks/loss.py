@@ -1,0 +1,259 @@
+"""Benchmark rows about InfoNCE itself: tiles against the whole matrix, in memory and time; micro-batches against one.
+
+Embeddings are random, of 512 numbers. What a loss and its backward pass take beyond the embeddings is the growth of the
+resident memory of a process that does nothing else, or what CUDA counts.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import open_clip
+import torch
+from accelerate import Accelerator
+
+from common.accumulation import MicroBatches
+from common.geometry import Geometry, Sphere
+from common.info_nce import contrastive_loss
+from common.run.config import OptimConfig
+from common.run.schedule import build_optimizer
+from common.tiled import TILE, geometry_loss, tiled_contrastive_loss
+from euclip.geometry import Elliptic, Euclidean, Hyperbolic
+from oblique_topology.geometry import Oblique
+from scripts.benchmarks.comparison import Comparison, Skipped, Usage
+from scripts.benchmarks.training import SMALL, TOY, our_clip
+
+DIM = 512
+GEOMETRIES = {
+    "sphere": Sphere,
+    "oblique_geodesic": partial(Oblique, 64, geodesic=True),
+    "elliptic": Elliptic,
+    "euclidean": partial(Euclidean, squared=False),
+    "euclidean_squared": partial(Euclidean, squared=True),
+    "hyperbolic": partial(Hyperbolic, DIM, squared=False),
+    "hyperbolic_squared": partial(Hyperbolic, DIM, squared=True),
+}
+# bytes that the whole matrix takes for each pair with its gradients, measured
+BYTES_AT_ONCE = {
+    "sphere": 20,
+    "oblique_geodesic": 67,
+    "elliptic": 39,
+    "euclidean": 30,
+    "euclidean_squared": 25,
+    "hyperbolic": 51,
+    "hyperbolic_squared": 66,
+}
+BATCH = dict.fromkeys(GEOMETRIES, 16_384) | {"oblique_geodesic": 8_192}
+GIGABYTES = 0.6  # that the tiled loss may take at a batch of 65,536: half of it is the gradient of the embeddings
+GPU_TILE = 8_192
+
+
+def random_embeddings(geometry: Geometry, batch: int, device: str = "cpu") -> list[torch.Tensor]:
+    """Two sides that ask for their gradient, made a part at a time, so that nothing else is left in memory."""
+    sides = []
+    with torch.no_grad():
+        for embed in (geometry.embed_image, geometry.embed_text):
+            parts = embed(torch.randn(2, DIM, device=device))
+            side = torch.empty(batch, *parts.shape[1:], device=device)
+            for part in side.split(1_024):
+                part.copy_(embed(torch.randn(len(part), DIM, device=device)))
+            sides.append(side.requires_grad_())
+    return sides
+
+
+def loss_step(name: str, batch: int, tile: int, device: str = "cpu") -> Callable[[], None]:
+    """The loss of a geometry and its gradients, again and again; tile 0 = at once."""
+    geometry = GEOMETRIES[name]().to(device)
+    sides = random_embeddings(geometry, batch, device)
+    scale = torch.tensor(10.0, device=device, requires_grad=True)
+
+    def step() -> None:
+        geometry_loss(*sides, geometry, scale, tile=tile).backward()
+        for leaf in (*sides, scale, *geometry.parameters()):
+            leaf.grad = None
+
+    return step
+
+
+def usage(name: str, batch: int, tile: int) -> Usage:
+    """Memory and time of one loss with its gradients in this process.
+
+    Raises:
+        Skipped: where the system does not tell the peak of a process's memory (it is Linux's /proc that does).
+    """
+    if not Path("/proc/self/clear_refs").exists():
+        raise Skipped("no /proc/self/clear_refs: the memory's peak is not known")
+    loss_step(name, 64, min(tile, 32))()  # threads and libraries take their memory before it is measured
+    step = loss_step(name, batch, tile)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
+    before, start = _status("VmRSS"), time.perf_counter()
+    step()
+    seconds = time.perf_counter() - start
+    return Usage(seconds, max(_status("VmHWM") - before, 1))
+
+
+def _status(name: str) -> int:
+    """Bytes, from a line such as "VmRSS:  1234 kB"."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def usage_alone(name: str, batch: int, tile: int) -> Usage:
+    """The same in a process of its own, whose memory nothing else has used and freed."""
+    threads = torch.get_num_threads()
+    with ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
+    ) as pool:
+        return pool.submit(usage, name, batch, tile).result()
+
+
+def check_that_the_matrix_fits(name: str, batch: int) -> None:
+    """Raises Skipped if the whole matrix needs more memory than is free."""
+    meminfo = Path("/proc/meminfo")
+    if not meminfo.exists():
+        return
+    free = 1024 * int(meminfo.read_text().split("MemAvailable:")[1].split()[0])
+    needed = BYTES_AT_ONCE[name] * batch**2
+    if needed > 0.9 * free:
+        raise Skipped(f"the whole matrix needs {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free")
+
+
+def loss_memory(name: str, quick: bool, folder: Path) -> Comparison:
+    """What the tiled loss takes over what the whole matrix takes."""
+    batch, tile = (512, 64) if quick else (BATCH[name], TILE)
+    check_that_the_matrix_fits(name, batch)
+    used = usage if quick else usage_alone
+    return Comparison(
+        f"extra memory of InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}: tiles of {tile} / at once",
+        "memory",
+        1 / 8,
+        batch,
+        partial(used, name, batch, tile),
+        partial(used, name, batch, 0),
+    )
+
+
+def loss_time(name: str, quick: bool, folder: Path) -> Comparison:
+    """The same in seconds."""
+    batch, tile = (512, 64) if quick else (BATCH[name], TILE)
+    check_that_the_matrix_fits(name, batch)
+    return Comparison(
+        f"InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}: tiles of {tile} / at once",
+        "time",
+        1.6,
+        batch,
+        loss_step(name, batch, tile),
+        loss_step(name, batch, 0),
+        most_repeats=2,
+    )
+
+
+def loss_memory_alone(name: str, batch: int, quick: bool, folder: Path) -> Comparison:
+    """What the tiled loss takes where the whole matrix does not fit, over a budget."""
+    batch, tile = (512, 64) if quick else (batch, TILE)
+    return Comparison(
+        f"extra memory of InfoNCE and its gradients, {name}, B = {batch:,}, d = {DIM}: tiles of {tile} / "
+        f"{GIGABYTES} GB",
+        "memory",
+        1.0,
+        batch,
+        partial(usage if quick else usage_alone, name, batch, tile),
+        lambda: Usage(0.0, round(GIGABYTES * 1e9)),
+    )
+
+
+def micro_batches(quick: bool, folder: Path) -> Comparison:
+    """A training step in micro-batches with cached embeddings over one with the whole batch; ideal: 4/3."""
+    towers = TOY if quick else replace(SMALL, batch=128)
+    size = towers.batch // 4
+    images = torch.randn(towers.batch, 3, towers.image_size, towers.image_size)
+    token_ids = torch.randint(1, towers.vocabulary_size - 1, (towers.batch, towers.context_length))
+
+    token_ids[:, -1] = towers.vocabulary_size - 1  # ends a caption
+
+    def step(micro_batch_size: int | None) -> Callable[[], None]:
+        model = our_clip(towers)
+        optimizer = build_optimizer(model, OptimConfig())
+        parts = MicroBatches(Accelerator(), model, micro_batch_size)
+
+        def work() -> None:
+            image_embeddings, text_embeddings, scale = parts.embed(images, token_ids)
+            parts.backward(geometry_loss(image_embeddings, text_embeddings, model.geometry, scale))
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return work
+
+    return Comparison(
+        f"training step, ViT {towers.image_width} x {towers.image_layers}, text {towers.text_width} x "
+        f"{towers.text_layers}, batch {towers.batch}: micro-batches of {size}, cached embeddings / at once",
+        "time",
+        1.45,
+        towers.batch,
+        step(size),
+        step(None),
+    )
+
+
+def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Comparison:
+    """The cosine's tiled loss with the bfloat16 product on a CUDA device.
+
+    Args:
+        reference: "matmul": as many operations of bare bfloat16 products with float32 results, the machine's peak for
+            this shape; "plain": our loss at once; "open_clip": its ClipLoss, on bfloat16 features.
+        batch: B.
+    """
+    if not torch.cuda.is_available():
+        raise Skipped("no CUDA device")
+    batch, tile = (256, 64) if quick else (batch, GPU_TILE)
+    images, texts = random_embeddings(Sphere(), batch, "cuda")
+    scale = torch.tensor(10.0, device="cuda", requires_grad=True)
+
+    def timed(loss: Callable[[], torch.Tensor]) -> Callable[[], Usage]:
+        def work() -> Usage:
+            torch.cuda.reset_peak_memory_stats()
+            before, start = torch.cuda.memory_allocated(), time.perf_counter()
+            try:
+                loss().backward()
+            except torch.OutOfMemoryError as error:
+                raise Skipped(f"the reference does not fit: {error}") from error
+            torch.cuda.synchronize()
+            images.grad = texts.grad = scale.grad = None
+            return Usage(time.perf_counter() - start, torch.cuda.max_memory_allocated() - before)
+
+        return work
+
+    def products() -> None:
+        x, y = images.detach().bfloat16(), texts.detach().bfloat16()
+        for rows in x.split(tile):
+            for columns in y.split(tile):
+                for _ in range(4):
+                    torch.mm(rows, columns.T, out_dtype=torch.float32)
+        torch.cuda.synchronize()
+
+    ours = timed(lambda: tiled_contrastive_loss(images, texts, Sphere(), scale, tile=tile, bf16_product=True))
+    what = f"InfoNCE and its gradients, cosine, B = {batch:,}, d = {DIM}, CUDA: tiles of {tile}, bfloat16 product"
+    if reference == "matmul":
+        return Comparison(f"{what} / bare products, 8 B^2 d operations each", "throughput", 0.55, batch, ours, products)
+    losses = {
+        "plain": lambda: contrastive_loss(images, texts, Sphere().similarity, scale),
+        "open_clip": lambda: open_clip.ClipLoss()(images.bfloat16(), texts.bfloat16(), scale.bfloat16()),
+    }
+    return Comparison(f"{what} / {reference}", "memory", 1 / 8, batch, ours, timed(losses[reference]))
+
+
+LOSS_BENCHMARKS = {
+    **{f"loss_memory_{name}": partial(loss_memory, name) for name in GEOMETRIES},
+    **{f"loss_time_{name}": partial(loss_time, name) for name in GEOMETRIES},
+    "loss_memory_oblique_geodesic_16384": partial(loss_memory_alone, "oblique_geodesic", 16_384),
+    "loss_memory_65536": partial(loss_memory_alone, "sphere", 65_536),
+    "micro_batches": micro_batches,
+    "loss_gpu_32768": partial(loss_gpu, "matmul", 32_768),
+    "loss_gpu_131072": partial(loss_gpu, "matmul", 131_072),
+    "loss_gpu_32768_plain": partial(loss_gpu, "plain", 32_768),
+    "loss_gpu_32768_open_clip": partial(loss_gpu, "open_clip", 32_768),
+}

@@ -1,0 +1,218 @@
+"""One loss, the same numbers: geometry x targets and negatives x scheme x number of processes, for every gradient.
+
+All cases are compared with the plain loss of one process in float64. Run as a script, this file prints the worst error
+of each column; from the root: PYTHONPATH=. python tests/test_info_nce_matrix.py [processes]
+"""
+
+import functools
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from processes import in_processes
+from torch import nn
+
+from common.accumulation import MicroBatches
+from common.distributed import gather_without_gradient, mean_over_processes, rank, world_size
+from common.geometry import Sphere
+from common.info_nce import Distillation, QueuedPairs
+from common.tiled import geometry_loss
+from euclip.geometry import Elliptic, Euclidean, Hyperbolic
+from oblique_topology.geometry import Oblique
+
+BATCH, DIM, QUEUED = 12, 16, 9
+GEOMETRIES = {
+    "sphere": Sphere,
+    "oblique": lambda: Oblique(4),
+    "oblique geodesic": lambda: Oblique(4, geodesic=True),
+    "elliptic": Elliptic,
+    "euclidean": lambda: Euclidean(squared=False),
+    "euclidean squared": lambda: Euclidean(squared=True),
+    "hyperbolic": lambda: Hyperbolic(DIM, squared=False),
+    "hyperbolic squared": lambda: Hyperbolic(DIM, squared=True),
+}
+KINDS = {  # ids, queue, distillation
+    "partners": (False, False, False),
+    "ids": (True, False, False),
+    "queue": (False, True, False),
+    "distilled": (False, False, True),
+    "all of them": (True, True, True),
+}
+SCHEMES = {"plain": (0, None), "tiled": (4, None), "cached": (0, 2), "tiled, cached": (4, 2)}  # tile, micro-batch
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+ALPHA = 0.4
+
+
+class Pairs(nn.Module):
+    """The features of a whole batch as weights, so that their gradients are those of weights too."""
+
+    def __init__(self, geometry):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        images = 1.5 * torch.randn(BATCH, DIM, generator=generator)
+        near = images + torch.randn(BATCH, DIM, generator=generator) * torch.logspace(-1.5, 0.5, BATCH)[:, None]
+        self.images, self.texts = (nn.Embedding(BATCH, DIM, _weight=side) for side in (images, near))
+        self.log_logit_scale = nn.Parameter(torch.tensor(0.5))
+        self.geometry = geometry
+
+    def forward(self, rows):
+        images, texts = self.geometry.embed_image(self.images(rows)), self.geometry.embed_text(self.texts(rows))
+        return images, texts, self.log_logit_scale.exp()
+
+
+def share_of(rows):
+    return torch.arange(rows).chunk(world_size())[rank()]
+
+
+def loss_and_gradients(name, kind, scheme, dtype):
+    """Averaged over processes, as DDP does it."""
+    geometry, generator = GEOMETRIES[name](), torch.Generator().manual_seed(1)
+    model = Pairs(geometry).to(dtype)
+    with_ids, with_queue, with_keys = KINDS[kind]
+    old = [torch.randn(rows, DIM, generator=generator).to(dtype) for rows in (QUEUED, QUEUED, BATCH, BATCH)]
+    with torch.no_grad():
+        old_images, old_texts, image_keys, text_keys = (
+            embed(rows) for embed, rows in zip([geometry.embed_image, geometry.embed_text] * 2, old)
+        )
+    share = share_of(BATCH)
+    ids, old_ids = torch.tensor([0, 1, 2, 0, 4, 5, 6, 1, 8, -1, -1, 11]), torch.tensor([1, 2, -1, -1, 30, 0, 5, 5, 7])
+    tile, size = SCHEMES[scheme]
+    micro_batches = MicroBatches(Accelerator(cpu=True), model, size)
+    image_embeddings, text_embeddings, logit_scale = micro_batches.embed(share)
+    loss = geometry_loss(
+        image_embeddings,
+        text_embeddings,
+        geometry,
+        logit_scale,
+        ids=ids[share] if with_ids else None,
+        queue=QueuedPairs(old_images, old_texts, old_ids) if with_queue else None,
+        distillation=Distillation(image_keys[share], text_keys[share], ALPHA) if with_keys else None,
+        tile=tile,
+    )
+    micro_batches.backward(loss)
+    gradients = {name: mean_over_processes(parameter.grad) for name, parameter in model.named_parameters()}
+    return {"loss": mean_over_processes(loss), **gradients}
+
+
+@functools.cache
+def plain_in_float64(name, kind):
+    return loss_and_gradients(name, kind, "plain", torch.float64)
+
+
+def every_case(kinds):
+    cases = [(name, kind, scheme) for name in GEOMETRIES for kind in kinds for scheme in SCHEMES]
+    return {(*case, dtype): loss_and_gradients(*case, dtype) for case in cases for dtype in TOLERANCE}
+
+
+def worst_errors(found):
+    """Of each (dtype, geometry, scheme): the largest error, relative to the largest entry of its tensor, and where.
+
+    The scalars are logarithms, of one unit: their errors are relative to the largest gradient among them. That of the
+    curvature alone adds up terms of both signs and may be anything near 0.
+    """
+    worst = {}
+    for (name, kind, scheme, dtype), tensors in found.items():
+        expected = plain_in_float64(name, kind)
+        assert tensors.keys() == expected.keys()
+        largest = max(float(value.abs()) for key, value in expected.items() if value.numel() == 1 and key != "loss")
+        for key, value in expected.items():
+            assert tensors[key].dtype == dtype
+            size = largest if value.numel() == 1 and key != "loss" else float(value.abs().max())
+            error = float((tensors[key] - value).abs().max()) / size
+            column = dtype, name, scheme
+            worst[column] = max(worst.get(column, (0.0, "")), (error, f"{key}, {kind}"))
+    return worst
+
+
+def check(found):
+    worst = worst_errors(found)
+    assert len(worst) == len(TOLERANCE) * len(GEOMETRIES) * len(SCHEMES)
+    for dtype, tolerance in TOLERANCE.items():
+        errors = {column: error for column, error in worst.items() if column[0] == dtype}
+        column = max(errors, key=errors.get)
+        print(f"{str(dtype).removeprefix('torch.')}: worst of {len(errors)} {errors[column]} {column[1:]}")
+        assert errors[column][0] <= tolerance, (column, errors[column])
+
+
+def test_every_scheme_gives_the_plain_loss_and_every_gradient():
+    check(every_case(KINDS))
+
+
+def exchanged():
+    """(shape, dtype) of all that a process sends or receives for one tiled loss and its gradients in bfloat16."""
+    seen, collectives = set(), (dist.broadcast, dist.reduce)
+
+    def noting(collective):
+        def wrapped(tensor, source):
+            seen.add((tuple(tensor.shape), tensor.dtype))
+            return collective(tensor, source)
+
+        return wrapped
+
+    model, share = Pairs(Sphere()), share_of(BATCH)
+    leaves = [side(share).detach().bfloat16().requires_grad_() for side in (model.images, model.texts)]
+    dist.broadcast, dist.reduce = map(noting, collectives)
+    loss = geometry_loss(*leaves, Sphere(), torch.tensor(0.2), tile=4)
+    loss.backward()
+    dist.broadcast, dist.reduce = collectives
+    return seen, mean_over_processes(loss), [gather_without_gradient(leaf.grad) / world_size() for leaf in leaves]
+
+
+def gradients_of_unequal_weights(tile):
+    """Of losses that each process multiplies by another number before its backward pass."""
+    model, share = Pairs(Hyperbolic(DIM, squared=True)).double(), share_of(BATCH)
+    image_embeddings, text_embeddings, logit_scale = model(share)
+    loss = geometry_loss(image_embeddings, text_embeddings, model.geometry, logit_scale, tile=tile)
+    (loss * (1 + rank())).backward()
+    return [mean_over_processes(parameter.grad) for parameter in model.parameters()]
+
+
+def work(kinds):
+    return every_case(kinds), exchanged(), [gradients_of_unequal_weights(tile) for tile in (0, 4)]
+
+
+@pytest.fixture(scope="module")
+def two_processes():
+    return in_processes(2, work, ["partners", "all of them"])
+
+
+def test_two_processes_equal_one_in_every_scheme(two_processes):
+    for found, _, (at_once, in_tiles) in two_processes:
+        check(found)
+        torch.testing.assert_close(in_tiles, at_once, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.slow
+def test_four_processes_equal_one_in_every_scheme():
+    for found, *_ in in_processes(4, work, ["partners", "all of them"]):
+        check(found)
+
+
+def test_processes_exchange_one_tile_at_a_time_in_the_dtype_of_the_embeddings(two_processes):
+    _, expected_loss, expected = exchanged()
+    for _, (seen, loss, gradients), _ in two_processes:
+        tiles = (4, DIM), (2, DIM)  # of 6 rows each; gradients come back in float32
+        assert seen == {(tile, dtype) for tile in tiles for dtype in (torch.bfloat16, torch.float32)}
+        torch.testing.assert_close(loss, expected_loss)
+        for found, wanted in zip(gradients, expected):
+            torch.testing.assert_close(found, wanted, rtol=0.01, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", ["plain", "tiled"])
+def test_the_matrix_sees_a_gradient_that_is_off_by_one_part_in_ten_billion(scheme, monkeypatch):
+    found = {
+        ("sphere", "ids", scheme, torch.float64): loss_and_gradients("sphere", "ids", scheme, torch.float64)
+    }  # fmt: skip
+    next(iter(found.values()))["texts.weight"][0] *= 1 + 1e-10
+    ((error, where),) = worst_errors(found).values()
+    assert error > 1e-12
+    assert where == "texts.weight, ids"
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    found = every_case(KINDS) if count == 1 else in_processes(count, every_case, [*KINDS])[0]
+    for (dtype, name, scheme), (error, where) in worst_errors(found).items():
+        print(f"{str(dtype).removeprefix('torch.')}  {name:20} {scheme:15} {error:.0e}  {where}")
