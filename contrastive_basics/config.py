@@ -5,7 +5,7 @@ from typing import Literal
 
 from common.evaluation.zero_shot import PromptAverage
 from common.logit_scale import check_bounds
-from common.run.config import DataConfig, ModelConfig, OptimConfig, RunConfig, setting
+from common.run.config import DataConfig, ModelConfig, OptimConfig, RunConfig, check_patches, setting
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,14 @@ class Config:
     method: MethodConfig = field(default_factory=MethodConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        check_patches(self.data, self.model)
+        if self.method.loss == "late_interaction" and self.optim.loss_tile:
+            raise ValueError(
+                f"optim.loss_tile = {self.optim.loss_tile} with method.loss = late_interaction, which has two matrices "
+                "and no tiled form; accepted: 0"
+            )
 
 
 @dataclass(frozen=True)

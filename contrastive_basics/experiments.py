@@ -5,24 +5,17 @@ writes the values that claims refer to (`<results>/contrastive_basics/experiment
 curves. Scale smoke runs all of it in seconds, demo with the settings of the contrastive-basics specification, Sec. 5.
 """
 
-import datetime
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from dataclasses import asdict, replace
 from typing import Any
-
-import yaml
 
 from common.distributed import is_main_process
 from common.report.command import Command
-from common.report.experiments import Experiment, write_experiment
-from common.report.schema import MEASURED, Column, Row, Table
-from common.report.tables import measured_over_seeds
+from common.report.curves import Curves, plot_curves
+from common.report.findings import Findings, write_findings
+from common.report.schema import Table
 from common.run.config import ConfigError
-from common.run.provenance import ROOT, git_revision, hardware
-from contrastive_basics.curves import Curves, plot_curves
 from contrastive_basics.measurements import (
     BatchSettings,
     FloorSettings,
@@ -83,24 +76,6 @@ _LABELS = {
 }
 
 
-@dataclass(frozen=True)
-class _Result:
-    """All runs of one experiment: (row, statistic) -> a value per seed.
-
-    name: of experiment and table. rows: key -> label. columns: statistic -> (label, unit, which is better).
-    chance: statistic -> value of a guess.
-    """
-
-    name: str
-    caption: str
-    data: str
-    settings: Any
-    rows: Mapping[str, str]
-    columns: Mapping[str, tuple[str, str, str]]
-    values: Mapping[tuple[str, str], Sequence[float]]
-    chance: Mapping[str, float]
-
-
 def collapse(command: Command) -> list[Table]:
     """Which objectives collapse, without batch normalisation and with it (spec Sec. 5.1; claims C1, C2, C4, C5)."""
     if _not_here(command):
@@ -121,7 +96,7 @@ def collapse(command: Command) -> list[Table]:
     statistics = (
         "loss", "channel_std", "mean_cosine", "effective_rank", "positive_cosine", "negative_cosine", "knn_accuracy"
     )  # fmt: skip
-    result = _Result(
+    result = _findings(
         "collapse",
         f"Objectives on two views of toy pictures, {settings.steps} steps; BN: encoder with batch normalisation, of "
         f"its output too. Spread over the sphere is a channel std of {EMBEDDING_DIM**-0.5:.3f}.",
@@ -158,7 +133,7 @@ def temperature(command: Command) -> list[Table]:
     }
     statistics = ("loss", "i2t_r1", "t2i_r1", "channel_std", "positive_cosine", "negative_cosine", "logit_scale")
     rows = {name: label for name, (label, _, _) in TEMPERATURES.items()}
-    result = _Result(
+    result = _findings(
         "temperature",
         f"Pictures with captions of a toy world, batches of {settings.batch}, {settings.steps} steps; retrieval among "
         f"{settings.test_pairs} fresh pairs.",
@@ -195,7 +170,7 @@ def negatives(command: Command) -> list[Table]:
         for number in NUM_NEGATIVES
     }
     statistics = ("i2t_r1", "t2i_r1", "channel_std", "positive_cosine", "negative_cosine", "logit_scale")
-    in_batch = _Result(
+    in_batch = _findings(
         "negatives",
         f"Pictures with captions of a toy world. Batches of {settings.batch} throughout; each query keeps its positive "
         f"and so many random negatives. Learned temperature, {settings.steps} steps; retrieval among "
@@ -228,7 +203,7 @@ def negatives(command: Command) -> list[Table]:
         for size in QUEUE_SIZES
     }
     statistics = ("knn_accuracy", "view_r1", "channel_std", "mean_cosine", "effective_rank")
-    queue = _Result(
+    queue = _findings(
         "negatives_queue",
         f"MoCo on two views of toy pictures, batches of {view_settings.batch} throughout; the negatives are the newest "
         f"keys, as many as the queue holds. {view_settings.steps} steps.",
@@ -268,7 +243,7 @@ def loss_floor(command: Command) -> list[Table]:
         "t007_reached": ("reached, T = 0.07", "nats", "lower"),
         "t007_negative_cosine": ("cosine of negatives, T = 0.07", "cosine", "lower"),
     }
-    result = _Result(
+    result = _findings(
         "loss_floor",
         f"Eq. 8 of B pairs of free unit vectors in {settings.dim} dimensions, trained from a random start for "
         f"{settings.steps} steps. Optimum: a regular simplex, with negatives at -1/(B - 1).",
@@ -304,7 +279,7 @@ def batch_size(command: Command) -> list[Table]:
         "hardest_negative": ("hardest negative's cosine", "cosine", "lower"),
         "kept_mb": ("kept for backward", "MB", "lower"),
     }
-    result = _Result(
+    result = _findings(
         "batch_size",
         f"The features of one model, after {settings.steps} steps, of {settings.test_pairs} pairs, cut into batches of "
         "B: what a smaller batch asks of it. Kept for backward: by one step with a batch of that size.",
@@ -375,67 +350,23 @@ def _against(places: Sequence[int], values: Sequence[Sequence[float]]) -> list[t
     return list(zip(map(float, places), values))
 
 
-def _written(command: Command, result: _Result, panels: Sequence[Curves], across: int) -> list[Table]:
+def _written(command: Command, findings: Findings, panels: Sequence[Curves], across: int) -> list[Table]:
     """Writes the experiment and the curves; the table is written by whoever runs the part."""
-    source = yaml.safe_load((ROOT / PAPER / "paper_tables.yaml").read_text(encoding="utf-8"))["paper"]
-    settings = {"experiment": result.name, **asdict(result.settings)}
-    provenance = {
-        "data": result.data,
-        "git_revision": git_revision(),
-        "command": command.text(PAPER),
-        "created": datetime.date.today().isoformat(),
-        "hardware": hardware(),
-        "caption": result.caption,
-    }
-    versions = {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
-    experiment = Experiment(
-        paper=PAPER,
-        name=result.name,
-        scale=command.scale,
-        seeds=command.seeds,
-        values={f"{row}_{name}": values for (row, name), values in result.values.items()},
-        units={f"{row}_{name}": result.columns[name][1] for row, name in result.values},
-        protocol={"settings": settings, "versions": versions},
-        **provenance,
-    )
-    write_experiment(experiment, command.results)
-    plot_curves(panels, command.folder(PAPER) / f"{result.name}_curves.png", across)
-    rows = [
-        Row(
-            label,
-            {},
-            {
-                name: measured_over_seeds(
-                    result.values[row, name],
-                    command.seeds,
-                    scale=command.scale,
-                    data=result.data,
-                    protocol=f"toy world, {result.settings.steps} steps",
-                    chance=result.chance.get(name),
-                )
-                for name in result.columns
-                if (row, name) in result.values
-            },
-            MEASURED,
-        )
-        for row, label in result.rows.items()
-    ]
-    columns = [
-        Column(name, label, unit_name, None, better) for name, (label, unit_name, better) in result.columns.items()
-    ]
-    return [
-        Table(
-            paper=PAPER,
-            paper_title=source["title"],
-            paper_version=source["version"],
-            table_id=result.name,
-            columns=columns,
-            rows=rows,
-            scale=command.scale,
-            seeds=command.seeds,
-            notes=[
-                "The chapter prints no numbers for this; they are of a toy world, for the direction of its statements."
-            ],
-            **provenance,
-        )
-    ]
+    plot_curves(panels, command.folder(PAPER) / f"{findings.name}_curves.png", across)
+    return [write_findings(command, PAPER, findings)]
+
+
+def _findings(
+    name: str,
+    caption: str,
+    data: str,
+    settings: Any,
+    rows: Mapping[str, str],
+    columns: Mapping[str, tuple[str, str, str]],
+    values: Mapping[tuple[str, str], Sequence[float]],
+    chance: Mapping[str, float],
+) -> Findings:
+    """With what all experiments of the toy worlds have in common; arguments as in Findings."""
+    protocol = f"toy world, {settings.steps} steps"
+    notes = ["The chapter prints no numbers for this; they are of a toy world, for the direction of its statements."]
+    return Findings(name, caption, data, protocol, asdict(settings), rows, columns, values, chance, notes)

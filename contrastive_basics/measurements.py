@@ -20,6 +20,7 @@ from common.geometry import Sphere, inner_product_similarity, paired_inner_produ
 from common.info_nce import contrastive_loss, info_nce, mask_absent, nt_xent, symmetric_info_nce
 from common.logit_scale import LogitScale
 from common.methods.momentum_contrast import MomentumContrast, moco_loss
+from common.run.kept_memory import bytes_kept_for_backward
 from contrastive_basics.simsiam import SimSiam, simsiam_loss, simsiam_predictor
 from contrastive_basics.toys import (
     EMBEDDING_DIM,
@@ -330,23 +331,6 @@ def sub_batch_statistics(cosines: torch.Tensor, logit_scale: torch.Tensor) -> St
         "error": 100 * float((hardest >= positives).double().mean()),
         "hardest_negative": float(hardest.mean()),
     }
-
-
-def bytes_kept_for_backward(loss_of: Callable[[], torch.Tensor], weights: Sequence[torch.Tensor]) -> int:
-    """Bytes of all tensors that the graph of a loss keeps for its backward pass, weights left out, each memory once."""
-    own = {weight.untyped_storage().data_ptr() for weight in weights}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = loss_of()
-    del loss  # held until here, so that no memory was given out twice
-    return sum(kept.values())
 
 
 def measure_loss_floor(seed: int, settings: FloorSettings, batches: Sequence[int]) -> Statistics:

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from common.distributed import is_main_process
 from common.report.cells import measured_cell
 from common.report.command import Command
+from common.report.curves import Curves, plot_curves
 from common.report.experiments import Experiment, write_experiment
 from common.report.schema import MEASURED, Column, Row, Table
 from common.run.config import ConfigError
 from common.run.reproduce import PaperCode, RowRun, run_row
-from contrastive_basics.curves import Curves, plot_curves
 
 Runs = Mapping[str, Sequence[RowRun]]
 METRICS = {

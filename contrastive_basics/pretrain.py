@@ -232,7 +232,7 @@ def _prepare(accelerator: Accelerator, model: Method, optimizer: torch.optim.Opt
 def main() -> None:
     config, arguments = entry_arguments(__doc__, Path(__file__).parent, VisionConfig, DEFAULT_ROW, SCALE_FILES)
     training_set = open_training_set(config.data)
-    files = run_files(PAPER, arguments.row, arguments.scale, config, training_set.fingerprint)
+    files = run_files(Path(__file__), arguments.row, arguments.scale, config, training_set.fingerprint)
     if arguments.output_dir is not None:
         files = RunFiles(Path(arguments.output_dir))
     accelerator = start_accelerator(config.run, files.folder)

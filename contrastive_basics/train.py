@@ -19,7 +19,6 @@ from common.accumulation import MicroBatches
 from common.data.pairs import Pairs
 from common.distributed import mean_over_processes
 from common.evaluation.trained import evaluate_and_save
-from common.info_nce import contrastive_loss
 from common.late_interaction import late_interaction_loss
 from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
 from common.run.session import (
@@ -46,6 +45,7 @@ from common.run.training import (
     utilisation_of,
     validate_if_due,
 )
+from common.tiled import geometry_loss
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import MODELS, PAPER
 from contrastive_basics.model import build_model
@@ -101,21 +101,25 @@ def train(
 
             # Eq. 2 to 5: normalised vectors and their cosines; Eq. 6 to 8: softmax over rows, over columns, their mean
             image_embeddings, text_embeddings, logit_scale = micro_batches.embed(images, token_ids)
+            queue = None if memory is None else memory.pairs()
             if method.loss == "late_interaction":
                 loss = late_interaction_loss(image_embeddings, text_embeddings, logit_scale)
             else:
-                loss = contrastive_loss(
+                loss = geometry_loss(
                     image_embeddings,
                     text_embeddings,
-                    bare_model.geometry.similarity,
+                    bare_model.geometry,
                     logit_scale,
                     ids=ids if method.targets == "ids" else None,
-                    queue=None if memory is None else memory.pairs(),
+                    queue=queue,
+                    tile=optim.loss_tile,
                 )
             values = {"loss": float(mean_over_processes(loss)), "logit_scale": logit_scale.item()}
             check_finite(step=step, model=bare_model, **values)
 
             micro_batches.backward(loss)
+            embeddings = (image_embeddings, text_embeddings)
+            values |= journal.diagnosis(step, batch, bare_model, *embeddings, **values, queue=queue)
             gradient_norm = clip_gradient(accelerator, model, optim, step)
             optimizer.step()
             optimizer.zero_grad()
@@ -126,17 +130,16 @@ def train(
 
             done = step + 1
             journal.step_done(done, batch, **values, learning_rate=learning_rate, gradient_norm=gradient_norm)
-            validate_if_due(journal, done, model, encoder, training.validation_pairs)
+            validate_if_due(journal, done, encoder, training.validation_pairs)
             save_if_due(journal, done, model, optimizer.optimizer, state, stop)
 
     # final evaluation
-    model.eval()
     evaluate_and_save(MODELS, config, encoder, training.evaluation_sets, files, optim.steps, state, provenance)
     end_run(accelerator)
 
 
 def main() -> None:
-    train_main(__doc__, Path(__file__).parent, Config, DEFAULT_ROW, train)
+    train_main(__doc__, Path(__file__), Config, DEFAULT_ROW, train)
 
 
 if __name__ == "__main__":

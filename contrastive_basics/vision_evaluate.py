@@ -81,10 +81,8 @@ def monitor(model: Method, encoder: Encoder, bank: SomePictures, queries: SomePi
         "knn_acc1" in [0, 1], and `collapse_statistics` of the queries' features.
     """
     share_buffers(model)
-    model.eval()
     bank_features, bank_labels = labelled_features(encoder, bank)
     features, labels = labelled_features(encoder, queries)
-    model.train()
     settings = config.evaluation
     scores = knn_scores(
         features, bank_features, bank_labels, len(bank.class_names), settings.neighbours, settings.knn_temperature
@@ -98,7 +96,6 @@ def evaluate_all(
 ) -> dict[str, Evaluation]:
     """All that a table shows of a run, by role: "knn", "linear_probe", "collapse". Call on every process."""
     share_buffers(model)
-    model.eval()
     features, settings = FrozenFeatures(encoder), config.evaluation
     probe = replace(
         PROBES["moco_v1"],

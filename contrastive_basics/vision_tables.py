@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from common.distributed import is_main_process
 from common.report.cells import data_text, measured_cell
 from common.report.command import Command
+from common.report.curves import Curves, plot_curves
 from common.report.schema import MEASURED, Column, Measured, Row, Table
 from common.report.tables import measured_over_seeds
 from common.report.trained_rows import train_rows
 from common.run.config import load_row
 from common.run.log import read_log
 from common.run.reproduce import PaperCode, RowRun
-from contrastive_basics.curves import Curves, plot_curves
 from contrastive_basics.pretrain import SCALE_FILES, pretrain
 from contrastive_basics.vision_config import VisionConfig
 from contrastive_basics.vision_data import open_test_sets, open_training_set

@@ -27,6 +27,7 @@ from common.report.claims import (
     load_claims,
     load_paper_tables,
 )
+from common.report.command import Command, _write_claims
 from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
 from common.report.expressions import (
     Cell,
@@ -694,6 +695,31 @@ def test_an_experiment_is_written_found_and_decides_a_claim(tmp_path):
     (missing,) = measured_at_every_scale(claim, printed, [], [])
     assert missing.reason == "experiment memory"
     assert claim.sources == ("memory",)
+
+
+def test_an_experiment_just_run_counts_before_a_committed_one_with_more_seeds(tmp_path, monkeypatch, capsys):
+    bound = entry(
+        None, kind="experiment", no_numbers="a figure", measured='experiment["memory"]["v"] < experiment["memory"]["w"]'
+    )
+    folder_with(tmp_path, json.dumps({"claims": [bound]}))
+    monkeypatch.setattr("common.report.command.ROOT", tmp_path)
+    command = Command("memory", "demo", (0, 1), (), tmp_path / "outputs", tmp_path / "outputs" / "results")
+
+    def verdict(command, **now):
+        write_experiment(experiment(seeds=(0, 1), values={"v": (9.0, 9.2), "w": (3.0, 3.1)}, **now), command.results)
+        _write_claims(command, "no_paper", [], [tmp_path / "results", command.output / "results", command.results])
+        return re.search(r"measured: ([\w ]+) at demo", " ".join(capsys.readouterr().out.split())).group(1)
+
+    committed = experiment(seeds=tuple(range(5)), values={"v": (1.0,) * 5, "w": (3.0, 3.1, 3.0, 3.1, 3.0)})
+    write_experiment(committed, tmp_path / "results")
+    assert verdict(command) == FAILS  # of the same day
+    assert verdict(command, created="2000-01-02") == FAILS
+    assert verdict(command, created="1999-12-31") == HOLDS  # the committed one is newer
+    write_experiment(committed, command.results)
+    elsewhere = replace(command, results=tmp_path / "results")  # the committed one is measured again
+    assert verdict(elsewhere) == FAILS
+    told = (tmp_path / "results/no_paper/memory/demo/memory_claims.md").read_text(encoding="utf-8")
+    assert "does not hold at demo scale" in told
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ import torch
 
 from common.info_nce import symmetric_info_nce
 from common.report.command import Command
+from common.report.curves import Curves, plot_curves
 from common.report.experiments import collect_experiments, read_experiment
 from common.report.statistics import interval_over_seeds
 from common.report.tables import read_table
 from common.run.config import ConfigError
+from common.run.kept_memory import bytes_kept_for_backward
 from contrastive_basics import experiments
-from contrastive_basics.curves import Curves, plot_curves
 from contrastive_basics.experiments import BATCH_SIZES, FLOOR_BATCHES, NUM_NEGATIVES, QUEUE_SIZES, TEMPERATURES
 from contrastive_basics.measurements import (
     OBJECTIVES,
@@ -23,7 +24,6 @@ from contrastive_basics.measurements import (
     FloorSettings,
     PairSettings,
     ViewSettings,
-    bytes_kept_for_backward,
     few_candidates,
     loss_with_few_negatives,
     measure_batch_sizes,

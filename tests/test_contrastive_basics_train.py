@@ -14,7 +14,7 @@ from common.data.pairs import open_training_pairs
 from common.distributed import mean_over_processes, rank, world_size
 from common.info_nce import contrastive_loss
 from common.run.checkpoint import last_checkpoint
-from common.run.config import SCALES, load_row
+from common.run.config import SCALES, ConfigError, load_row
 from common.run.log import read_log
 from common.run.session import RunFiles
 from common.run.training import as_inputs, batches_from, open_training_data
@@ -208,6 +208,19 @@ def test_queued_pairs_change_the_loss_and_ids_make_a_repeated_picture_a_positive
 def test_micro_batches_train_as_one_batch_with_a_queue(tmp_path, not_evaluated):
     whole, parts = (run(tmp_path / str(size), *QUEUE, f"optim.micro_batch_size={size}") for size in ("null", 5))
     assert logged(parts) == pytest.approx(logged(whole), rel=1e-5)
+
+
+def test_the_loss_in_tiles_trains_as_the_loss_at_once_with_ids_and_a_queue(tmp_path, not_evaluated):
+    method = (*QUEUE, "method.targets=ids", "data.num_train=40")  # pictures come back while they are in the queue
+    whole = run(tmp_path / "whole", *method)
+    for number, overrides in enumerate((["optim.loss_tile=64"], ["optim.loss_tile=5", "optim.micro_batch_size=6"])):
+        files = run(tmp_path / str(number), *method, *overrides)
+        assert logged(files) == pytest.approx(logged(whole), rel=1e-6 if number == 0 else 1e-5)
+
+
+def test_late_interaction_in_tiles_is_refused():
+    with pytest.raises(ConfigError, match=r"optim\.loss_tile = 8 with method\.loss = late_interaction, .*accepted: 0"):
+        config_of("optim.loss_tile=8", row="table1_late_interaction")
 
 
 def test_a_checkpoint_rebuilds_the_model_and_takes_other_data(tmp_path, not_evaluated):

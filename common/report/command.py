@@ -49,7 +49,7 @@ class Command:
 
     def folder(self, paper: str) -> Path:
         """Where the part's tables go; a changed row or scale does not write over the unchanged one."""
-        changed = sorted(text for text in self.overrides if not text.startswith(("data.", "public.")))
+        changed = sorted(text for text in self.overrides if not text.startswith(("data.", "public.", "coco.")))
         name = f"{self.scale}-{hash_of(changed)}" if changed else self.scale
         return self.results / paper / self.part / name
 
@@ -184,14 +184,18 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
 
 
 def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
-    """Prints and writes the verdicts of the claims that the tables touch, at this scale; these tables before others."""
+    """Prints and writes the verdicts of the claims that the tables touch, at this scale; newer results before older."""
     if command.folder(paper).name != command.scale:
         print("Claims are not judged by changed rows or settings.")
         return
     just_now = {table.table_id for table in tables}
     earlier = [entry.table for entry in collect(roots) if not entry.changed and entry.table.scale == command.scale]
-    experiments = [found for found in collect_experiments(roots) if found.scale == command.scale]
-    claims = judge(ROOT / paper, [t for t in earlier if t.table_id not in just_now] + tables, experiments)
+    # of one name the newest; of one day that in the last root, this command's folder of results
+    found = [experiment for root in roots for experiment in collect_experiments([root])]
+    found = [each for each in found if (each.paper, each.scale) == (paper, command.scale)]
+    experiments = {each.name: each for each in sorted(found, key=lambda each: each.created)}
+    tables = [table for table in earlier if table.table_id not in just_now] + tables
+    claims = judge(ROOT / paper, tables, list(experiments.values()))
     touched = None if claims is None else touching(claims, [*just_now, command.part])
     if touched is not None and touched.judged:
         print("\n" + claims_to_text(touched), end="")

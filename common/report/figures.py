@@ -1,4 +1,4 @@
-"""Plots of tables and of training logs, each with the plotted numbers as CSV beside it.
+"""Plots of tables, of training logs and of distributions, each with the plotted numbers as CSV beside it.
 
 Only matplotlib's object interface with the Agg canvas: no window, no global state, usable from threads and tests.
 Series differ in colour (Okabe-Ito, safe for colour-blind readers), in marker and in line style, so grey print works.
@@ -8,10 +8,13 @@ import csv
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from common.report.layout import stand_in
 from common.report.schema import PAPER_SCALE, Column, Row, Table
@@ -230,3 +233,82 @@ def _write(figure: Figure, path: str | Path, header: Sequence[str], records: Seq
     writer.writerow(header)
     writer.writerows(records)
     return [write_atomically(path, picture.getvalue()), write_atomically(numbers, data.getvalue())]
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """One panel of histograms: for each label the values, in the unit that `x_label` names.
+
+    whole_numbers: the values are counts; each gets a bin of its own.
+    """
+
+    title: str
+    x_label: str
+    values: Mapping[str, Sequence[float]]
+    whole_numbers: bool = False
+
+
+def plot_distributions(panels: Sequence[Distributions], path: str | Path, across: int, bins: int = 50) -> list[Path]:
+    """Histograms as outlines, so that several can lie over each other; each sums to 100 %.
+
+    Args:
+        panels: in the order of reading; those that share a label share its colour.
+        path: of the PNG; the numbers go to `<stem>_plotted.csv`.
+        across: panels side by side.
+        bins: equal ones over the joint range of a panel's values; whole numbers have theirs.
+    Returns:
+        The two files.
+    Raises:
+        ValueError: no panel, a label without values, or a value that is not finite.
+    """
+    if not panels:
+        raise ValueError("plot_distributions needs at least one panel")
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.values))
+    down, columns = -(-len(panels) // across), min(len(labels), max(2, 2 * across - 1))
+    height = 0.4 + 2.6 * down + 0.22 * -(-len(labels) // columns)
+    figure = Figure(figsize=(0.6 + 3.6 * across, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(down, across, squeeze=False).ravel()
+    drawn: dict[str, object] = {}
+    records: list[tuple] = []
+    for axis, panel in zip(axes, panels):
+        edges, shares = _histograms(panel, bins)
+        for label, heights in shares.items():
+            drawn[_literal(label)] = _draw_outline(axis, edges, heights, labels.index(label))
+            rows = zip(edges, edges[1:], heights)
+            records += [(panel.title, panel.x_label, label, *map(float, row)) for row in rows]
+        axis.set_title(_literal(panel.title), fontsize=_FONT)
+        axis.set_xlabel(_literal(panel.x_label), fontsize=_SMALL)
+        axis.set_ylabel("percent a bin", fontsize=_SMALL)
+        axis.set_ylim(bottom=0)
+        _dress(axis)
+        if panel.whole_numbers:
+            axis.xaxis.get_major_locator().set_params(integer=True)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns, fontsize=_SMALL)
+    return _write(figure, path, ("panel", "x", "curve", "bin_low", "bin_high", "percent"), records)
+
+
+def _histograms(panel: Distributions, bins: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Edges over the joint range, and by label the percent in each bin."""
+    arrays = {label: np.asarray(values, dtype=np.float64) for label, values in panel.values.items()}
+    for label, values in arrays.items():
+        if not len(values) or not np.isfinite(values).all():
+            raise ValueError(f"panel {panel.title!r}, {label}: finite values are needed, at least one")
+    together = np.concatenate(list(arrays.values()))
+    edges = np.histogram_bin_edges(together, bins)
+    if panel.whole_numbers:
+        edges = np.arange(together.min() - 0.5, together.max() + 1)
+    return edges, {label: 100 * np.histogram(each, edges)[0] / len(each) for label, each in arrays.items()}
+
+
+def _draw_outline(axis, edges: np.ndarray, heights: np.ndarray, index: int):
+    color, style = _COLORS[index % len(_COLORS)], _STYLES[index % len(_STYLES)]
+    axis.stairs(heights, edges, fill=True, color=color, alpha=0.12)
+    outline = axis.stairs(heights, edges, color=color, linestyle=style, linewidth=1.6)
+    peak = int(heights.argmax())  # styles repeat after four curves, and a marker tells them apart in grey print
+    middle = (edges[peak] + edges[peak + 1]) / 2
+    marker, linewidth = _MARKERS[index % len(_MARKERS)], outline.get_linewidth()
+    axis.plot([middle], [heights[peak]], color=color, marker=marker, markersize=5, linestyle="none")
+    return Line2D([], [], color=color, linestyle=style, linewidth=linewidth, marker=marker, markersize=5)

@@ -16,7 +16,7 @@ _GLOSSARY = (
     (r"R@\d|_r\d|recall_at", "R@K", "share of queries with a correct match among the K best candidates"),
     (r"i2t", "i2t", "image query, captions ranked (any caption of the image counts)"),
     (r"t2i", "t2i", "caption query, images ranked"),
-    (r"mean", "mean", "in a retrieval table: mean of R@1, R@5 and R@10 over both directions (six values)"),
+    (r"R@.*mean|mean.*R@", "mean", "mean of R@1, R@5 and R@10 over both directions (six values)"),
     (r"acc|top-?1", "acc", "share of pictures whose most similar class is the right one (top 1)"),
     (r"probe", "linear probe", "accuracy of a linear classifier on frozen image features"),
 )

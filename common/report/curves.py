@@ -20,6 +20,7 @@ class Curves:
     y_label: str
     curves: Mapping[str, Sequence[tuple[float, Sequence[float]]]]
     log_x: bool = False
+    log_y: bool = False
 
 
 def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list[Path]:
@@ -53,6 +54,8 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
             axis.set_xscale("log", base=2)
             axis.set_xticks([x for x, *_ in rows], [f"{x:g}" for x, *_ in rows])
             axis.minorticks_off()
+        if panel.log_y:
+            axis.set_yscale("log")
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=across + 1, fontsize=_SMALL)
@@ -66,7 +69,7 @@ def _draw(axis, rows: Sequence[tuple], index: int):
         axis.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
     (line,) = axis.plot(
         x, mean, color=color, linestyle=_STYLES[index % len(_STYLES)], marker=_MARKERS[index % len(_MARKERS)],
-        markersize=4, linewidth=1.5,
+        markersize=4, markevery=max(1, len(rows) // 10), linewidth=1.5,
     )  # fmt: skip
     return line
 

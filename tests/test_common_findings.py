@@ -1,0 +1,47 @@
+"""Findings: one set of measurements as an experiment for claims and as a table for readers."""
+
+import pytest
+
+from common.report.command import Command
+from common.report.experiments import collect_experiments
+from common.report.findings import Findings, write_findings
+
+FINDINGS = Findings(
+    name="sweep",
+    caption="What was swept.",
+    data="toy",
+    protocol="3 steps",
+    settings={"steps": 3},
+    rows={"low": "low setting", "high": "high setting", "none": "nothing measured"},
+    columns={"loss": ("loss", "nats", "lower"), "rank": ("rank", "directions", "higher")},
+    values={("low", "loss"): [1.0, 2.0], ("high", "loss"): [3.0, 4.0], ("high", "rank"): [5.0, 6.0]},
+    chance={"loss": 9.0},
+    notes=["a note"],
+)
+
+
+def test_claims_and_readers_get_the_same_numbers(tmp_path):
+    command = Command("sweep", "smoke", (0, 1), (), tmp_path, tmp_path / "results")
+    table = write_findings(command, "oblique_topology", FINDINGS)
+    (experiment,) = collect_experiments([tmp_path / "results"])
+    assert experiment.values == {"low_loss": (1.0, 2.0), "high_loss": (3.0, 4.0), "high_rank": (5.0, 6.0)}
+    assert experiment.units["high_rank"] == "directions"
+    assert experiment.protocol["settings"] == {"experiment": "sweep", "steps": 3}
+    assert [row.method for row in table.rows] == ["low setting", "high setting"]  # without a value there is no row
+    low, high = (row.ours for row in table.rows)
+    assert low["loss"].values == (1.0, 2.0)
+    assert low["loss"].chance == 9.0
+    assert low["loss"].interval is not None
+    assert "rank" not in low
+    assert high["rank"].mean == pytest.approx(5.5)
+    assert table.notes == ("a note",)
+    assert [column.better for column in table.columns] == ["lower", "higher"]
+
+
+def test_changed_settings_give_a_table_and_no_experiment(tmp_path):
+    command = Command("sweep", "smoke", (0, 1), ("optim.steps=2",), tmp_path, tmp_path / "results")
+    assert write_findings(command, "oblique_topology", FINDINGS).rows
+    assert not collect_experiments([tmp_path / "results"])
+    other_data = Command("sweep", "smoke", (0, 1), ("data.num_test=2",), tmp_path, tmp_path / "results")
+    write_findings(other_data, "oblique_topology", FINDINGS)
+    assert len(collect_experiments([tmp_path / "results"])) == 1
