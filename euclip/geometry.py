@@ -16,6 +16,7 @@ import math
 import torch
 from torch import nn
 
+from common.distributed import whole
 from common.geometry import (
     at_least_float32,
     euclidean_distance,
@@ -167,7 +168,7 @@ class Hyperbolic(nn.Module):
 
     def curvature(self) -> torch.Tensor:
         """c, a scalar tensor."""
-        curvature = self.log_curvature.exp().sum()
+        curvature = whole(self.log_curvature).exp().sum()
         return curvature.clamp(self.curvature_min, self.curvature_max) if self.absorbing_bounds else curvature
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """The Lorentz model: laws of hyperbolic space, and the digits that the distance keeps in float32."""
 
+import json
 import math
 
 import mpmath
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from common.geometry import unit
+from common.run.provenance import ROOT
 from euclip.lorentz import (
     MAX_RADIUS,
     exp_map0,
@@ -24,8 +26,8 @@ from euclip.lorentz import (
     time_component,
     versine,
 )
+from scripts.lorentz_errors import CURVATURES, errors, markdown
 
-CURVATURES = [0.1, 1.0, 10.0]
 TEXTS = torch.tensor([[0.6, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [0.2, -0.1, 0.4, 0.8]], dtype=torch.float64)
 
 
@@ -204,70 +206,16 @@ def test_squared_distance_is_smooth_across_the_border_of_its_series():
 
 # digits in float32
 
-DISTANCES = [1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 20.0]
-
-
-def pairs_at(length, distance, c, direction, num=40, dim=512):
-    """Float32 tangent vectors of that length and partners at about that distance, or None where float32 has none."""
-    first = length * unit(torch.randn(num, dim))
-    step = unit(torch.randn(num, dim)) if direction == "any" else unit(first)
-    low, high = torch.zeros(num, 1, dtype=torch.float64), torch.full((num, 1), 40.0, dtype=torch.float64)
-    for _ in range(60):
-        middle = (low + high) / 2
-        short = paired_lorentz_distance(first.double(), first.double() + middle * step, scalar(c))[:, None] < distance
-        low, high = torch.where(short, middle, low), torch.where(short, high, middle)
-    second = (first.double() + middle * step).float()
-    found = paired_lorentz_distance(first.double(), second.double(), scalar(c))
-    reached = (found / distance - 1).abs().max() < 0.5 and second.norm(dim=1).max() * c**0.5 < MAX_RADIUS
-    return (first, second) if reached else None
-
-
-def exact_distance(first, second, c):
-    """arccosh(-c <x, y>_L) / sqrt(c) of the lifted points with 60 digits."""
-    with mpmath.workdps(60):
-        root_c = mpmath.sqrt(c)
-        u, v = ([mpmath.mpf(value) for value in vector.tolist()] for vector in (first, second))
-        u_norm, v_norm = mpmath.sqrt(mpmath.fdot(u, u)), mpmath.sqrt(mpmath.fdot(v, v))
-        r, s = root_c * u_norm, root_c * v_norm
-        cosine = mpmath.fdot(u, v) / (u_norm * v_norm)
-        argument = mpmath.cosh(r) * mpmath.cosh(s) - mpmath.sinh(r) * mpmath.sinh(s) * cosine
-        return float(mpmath.acosh(argument) / root_c)
-
-
-def naive_distance(first, second, c):
-    """The paper's formula as it stands, in the dtype of the vectors."""
-    inner = lorentz_inner(exp_map0(first, c), exp_map0(second, c), c).diagonal()
-    return torch.acosh((-c * inner).clamp(min=1)) / c.sqrt()
-
-
-def errors(length, distance, c, direction="any"):
-    """Largest relative errors of the matched form, its square, the all-pairs form and the naive one; None: no pairs."""
-    pairs = pairs_at(length, distance, c, direction)
-    if pairs is None:
-        return None
-    curvature = torch.tensor(c)
-    expected = np.array([exact_distance(*pair, c) for pair in zip(*pairs)])
-
-    def worst(found, power=1):
-        return np.abs(found.double().numpy() / expected**power - 1).max()
-
-    return (
-        worst(paired_lorentz_distance(*pairs, curvature)),
-        worst(paired_squared_lorentz_distance(*pairs, curvature), 2),
-        worst(lorentz_distance(*pairs, curvature).diagonal()),
-        worst(naive_distance(*pairs, curvature)),
-    )
-
 
 @pytest.mark.parametrize("c", CURVATURES)
 @pytest.mark.parametrize("length", [0.1, 1.0, 5.0])
 def test_matched_pairs_keep_their_digits_in_float32(c, length):
     """Where the arccosh form has lost all of them; that of all pairs keeps them where pairs are not close.
 
-    Its error of 1 - cos(theta) is a rounding step, which sinh(r) sinh(s) multiplies. Run this file for the table.
+    Its error of 1 - cos(theta) is a rounding step, which sinh(r) sinh(s) multiplies.
     """
     measured = 0
-    for distance in DISTANCES:
+    for distance in (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 20.0):
         found = errors(length, distance, c)
         if found is None:
             continue
@@ -334,11 +282,15 @@ def test_parts_of_vectors_without_a_direction_are_0():
     assert norm_difference(zero, zero).item() == 0
 
 
-if __name__ == "__main__":  # the whole table; from the root: PYTHONPATH=. python tests/test_euclip_lorentz.py
-    torch.manual_seed(0)
-    print("c     |u|   d       matched  squared  all pairs  arccosh")
-    for c in CURVATURES:
-        for length in (0.1, 1.0, 5.0):
-            for distance in DISTANCES:
-                if found := errors(length, distance, c):
-                    print(f"{c:<5} {length:<5} {distance:<7.0e} {'  '.join(f'{error:.0e}' for error in found)}")
+# the committed table
+
+
+def test_the_table_of_errors_is_what_the_script_measures_and_within_the_goal():
+    records = json.loads((ROOT / "results" / "numerics" / "lorentz_distance.json").read_text())
+    assert len(records) > 60
+    assert (ROOT / "results" / "numerics" / "lorentz_distance.md").read_text() == markdown(records)
+    for record in records:
+        if record["length"] <= 5 and 1e-4 <= record["distance"] <= 20:
+            assert record["matched"] <= (1e-4 if record["distance"] < 1e-3 else 1e-5)
+    record = next(record for record in records if record["distance"] == 1.0 and record["length"] == 1.0)
+    assert errors(1.0, 1.0, record["curvature"])[0] == pytest.approx(record["matched"], abs=5e-7)

@@ -1,0 +1,71 @@
+"""Configuration of EuCLIP's experiments. The defaults are CLIP's; a row says what it changes."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from common.evaluation.zero_shot import PromptAverage
+from common.logit_scale import check_bounds
+from common.run.config import DataConfig, ModelConfig, OptimConfig, RunConfig, setting
+
+Geometry = Literal["sphere", "elliptic", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared"]
+WITH_ENTAILMENT = ("euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")
+
+
+@dataclass(frozen=True)
+class EvaluationData(DataConfig):
+    """The data, and what the paper's averages are taken over."""
+
+    averages: Literal["present", "datacomp"] = "present"  # over the sets that are there, or DataComp's 38 and no fewer
+    winogavil: str = ""  # not scenes: folder or hub name of its rows, "" = none; scenes bring their own
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """How embeddings are compared, the entailment loss, and the trainable scalars.
+
+    Where the paper and its code differ both readings can be set; the defaults and why are in README.md.
+    """
+
+    geometry: Geometry = "sphere"  # the sphere with the cosine is CLIP
+    entailment_weight: float = setting(0.0, at_least=0.0)  # lambda
+    min_radius: float | None = setting(None, at_least=0.0)  # K, in units of the (lifted) embeddings
+    logit_scale_init: float = setting(1 / 0.07, above=0.0)  # beta; paper: 1 / 0.07, for squared distances 1 or exp(-1)
+    logit_scale_trainable: bool = True
+    logit_scale_min: float | None = setting(None, above=0.0)  # null = the paper's text; 1 = the authors' code
+    logit_scale_max: float | None = setting(100.0, above=0.0)
+    curvature_init: float = setting(1.0, above=0.0)  # c, hyperbolic only; the space has curvature -c
+    curvature_min: float = setting(0.1, above=0.0)
+    curvature_max: float = setting(10.0, above=0.0)
+    absorbing_curvature_bounds: bool = False  # True: in the forward pass, as EuCLIP's code
+    embedding_scale_max: float | None = setting(None, above=0.0)  # of alpha, hyperbolic only; 1 = MERU's code
+    scalar_gradient_factor: float = setting(1.0, above=0.0)  # of beta and c; 2 = the authors' accumulation in two parts
+    prompt_average: PromptAverage = "embeddings"  # the geometry's own mean of the prompts of a class
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.entailment_weight and self.geometry not in WITH_ENTAILMENT:
+            raise ValueError(
+                f"method.entailment_weight = {self.entailment_weight} with method.geometry = {self.geometry}, which "
+                f"has no entailment cones; accepted: 0, or one of {', '.join(WITH_ENTAILMENT)}"
+            )
+        if self.entailment_weight and self.min_radius is None:
+            raise ValueError(
+                f"method.entailment_weight = {self.entailment_weight} needs method.min_radius (K); the paper: 0.3, "
+                "MERU 0.1"
+            )
+        if not self.curvature_min <= self.curvature_init <= self.curvature_max:
+            raise ValueError(
+                f"method.curvature_init = {self.curvature_init} is outside [method.curvature_min, "
+                f"method.curvature_max] = [{self.curvature_min}, {self.curvature_max}]"
+            )
+
+
+@dataclass(frozen=True)
+class Config:
+    """A row of a table at a scale."""
+
+    data: EvaluationData = field(default_factory=EvaluationData)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(default_factory=RunConfig)

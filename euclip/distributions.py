@@ -1,0 +1,250 @@
+"""How far image and text embeddings lie from the origin and from their mean (papers/euclip.md, Sec. 13; Figures 2-8).
+
+python euclip/distributions.py --checkpoint outputs/runs/euclip/<run>/seed0/checkpoints/step-00000600 --output distances
+python euclip/distributions.py --checkpoint <folder> --output distances --pictures 5000 data.root=/data/flickr8k
+
+Writes distances.json (summary), distances.png and, beside it, the histograms as CSV. Distances are those of the
+geometry: Euclidean, not squared; geodesic in hyperbolic space, where the mean is that of the tangent vectors; the
+scaled cosine distance (1 - cos) / 2 on CLIP's sphere, which has no origin.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
+import torch
+
+from common.data.pairs import Pairs, open_training_pairs
+from common.data.scenes import SceneDataset
+from common.evaluation.embed import CaptionRule, Encoder, embed_pairs
+from common.evaluation.trained import this_device
+from common.geometry import Geometry
+from common.report.figures import Distributions, plot_distributions
+from common.run.checkpoint import open_checkpoint
+from common.run.session import provenance_of, run_or_explain, write_json
+from euclip.evaluate import load_encoder
+from euclip.traversal import generic_nearer, has_cones, mean_of_modalities, root_of
+
+NUM_PICTURES = 1000
+OVERLAP_BINS = 50
+DISTANCE = {
+    "sphere": "scaled cosine distance",
+    "elliptic": "angle (radians)",
+    "euclidean": "Euclidean distance",
+    "euclidean_squared": "Euclidean distance",
+    "hyperbolic": "geodesic distance",
+    "hyperbolic_squared": "geodesic distance",
+}
+
+
+class FirstPairs:
+    """The first pictures of a set of pairs, as a set of pairs."""
+
+    def __init__(self, pairs: Pairs, size: int) -> None:
+        self.pairs, self.size = pairs, min(size, len(pairs))
+        self.name, self.fingerprint = pairs.name, f"{pairs.fingerprint}, first {self.size}"
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.pairs[index]
+
+    def captions(self, index: int) -> list[str]:
+        return self.pairs.captions(index)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Embedded pairs.
+
+    name: of the data. images: (num_images, dim). texts: (num_texts, dim). text_to_image: (num_texts,).
+    chains: places of each picture's captions from specific to generic, None where their order says nothing.
+    """
+
+    name: str
+    images: torch.Tensor
+    texts: torch.Tensor
+    text_to_image: torch.Tensor
+    chains: Sequence[Sequence[int]] | None
+
+
+@torch.no_grad()
+def embed_sample(encoder: Encoder, pairs: Pairs, num_pictures: int = NUM_PICTURES) -> Sample:
+    """Embeds the first pictures of a set with all their captions, on the encoder's device.
+
+    Args:
+        encoder: of the model.
+        pairs: the paper takes all training pairs.
+        num_pictures: at most so many; the embeddings are held in memory.
+    """
+    embedded = embed_pairs(encoder, FirstPairs(pairs, num_pictures), CaptionRule())
+    chains = None
+    if isinstance(pairs, SceneDataset):
+        counts = [0, *np.cumsum([len(group) for group in embedded.captions_of]).tolist()]
+        chains = [range(start, stop) for start, stop in itertools.pairwise(counts)]
+    return Sample(
+        f"{pairs.name}, first {len(embedded.images)} pictures",
+        embedded.images.to(encoder.device),
+        embedded.texts.to(encoder.device),
+        embedded.text_to_image,
+        chains,
+    )
+
+
+def training_sample(encoder: Encoder, config: Any, num_pictures: int = NUM_PICTURES) -> Sample:
+    """`embed_sample` of the pairs that a config trains on; what it streams is read by position here."""
+    data = replace(config.data, stream_buffer=0)
+    return embed_sample(encoder, open_training_pairs(data, config.run.seed), num_pictures)
+
+
+@dataclass(frozen=True)
+class Distances:
+    """From one point: images (num_images,) and texts (num_texts,), on the CPU."""
+
+    images: torch.Tensor
+    texts: torch.Tensor
+
+
+@torch.no_grad()
+def distances_from(geometry: Geometry, sample: Sample, point: torch.Tensor) -> Distances:
+    """Distances of all embeddings from a point, (dim,), as the geometry measures them."""
+    return Distances(*(geometry.distance_to(each, point).cpu() for each in (sample.images, sample.texts)))
+
+
+@torch.no_grad()
+def reference_points(geometry: Geometry, sample: Sample) -> dict[str, torch.Tensor]:
+    """ "origin" where the geometry has one, and "mean": of all embeddings, both modalities weighing alike, (dim,)."""
+    mean = mean_of_modalities(sample.images, sample.texts)
+    root = root_of(geometry, sample.images, sample.texts)
+    return {"origin": root, "mean": mean} if has_cones(geometry) else {"mean": root}
+
+
+def overlap(first: torch.Tensor, second: torch.Tensor, bins: int = OVERLAP_BINS) -> float:
+    """Common area of two normalised histograms over their joint range: 1 = alike, 0 = apart. In [0, 1]."""
+    low, high = float(min(first.min(), second.min())), float(max(first.max(), second.max()))
+    shares = [np.histogram(values.numpy(), bins, (low, high))[0] / len(values) for values in (first, second)]
+    return float(np.minimum(*shares).sum())
+
+
+def mean_norm(sample: Sample) -> float:
+    """Norm of the mean of all embeddings, both modalities weighing alike; at most 1 on a sphere."""
+    return float(mean_of_modalities(sample.images, sample.texts).norm())
+
+
+def summarise(distances: Distances, sample: Sample) -> dict[str, float]:
+    """Numbers of one pair of histograms.
+
+    Returns:
+        image_mean, text_mean, image_std, text_std: distances, in the geometry's unit.
+        overlap: of the two histograms, in [0, 1].
+        image_farther: share of pairs whose image is farther out than its text; equal ones count half.
+        within_half: share of embeddings nearer than 0.5, both modalities weighing alike.
+        mean_norm: see there.
+        And for scenes: level0_mean ... level4_mean of captions from specific to generic; generic_nearer, the share of
+        pairs of captions of one picture in which the more generic one is nearer.
+    """
+    images, texts = distances.images.double(), distances.texts.double()
+    gap = images[sample.text_to_image] - texts
+    found = {
+        "image_mean": float(images.mean()),
+        "text_mean": float(texts.mean()),
+        "image_std": float(images.std(correction=0)),
+        "text_std": float(texts.std(correction=0)),
+        "overlap": overlap(images, texts),
+        "image_farther": float((gap > 0).double().mean() + (gap == 0).double().mean() / 2),
+        "within_half": float(((images < 0.5).double().mean() + (texts < 0.5).double().mean()) / 2),
+        "mean_norm": mean_norm(sample),
+    }
+    if sample.chains is not None:
+        found |= {f"level{level}_mean": float(values.mean()) for level, values in enumerate(by_level(texts, sample))}
+        found["generic_nearer"] = generic_nearer(texts, sample.chains)
+    return found
+
+
+def by_level(texts: torch.Tensor, sample: Sample) -> list[torch.Tensor]:
+    """Values of texts split by the level of the caption, most specific first; for samples with chains."""
+    longest = max(map(len, sample.chains))
+    return [texts[[chain[level] for chain in sample.chains if level < len(chain)]] for level in range(longest)]
+
+
+def panels_of(
+    title: str, geometry: Geometry, sample: Sample, points: Mapping[str, torch.Tensor], levels: bool = False
+) -> list[Distributions]:
+    """One panel for each reference point, as `reference_points` gives them.
+
+    Args:
+        title: of the panels.
+        geometry, sample: of one model.
+        points: name -> (dim,).
+        levels: splits the texts by level; no panel for a sample without chains.
+    """
+    panels = []
+    for name, point in points.items():
+        found = distances_from(geometry, sample, point)
+        texts = {"text": found.texts}
+        if levels and sample.chains is None:
+            continue
+        if levels:
+            split = by_level(found.texts, sample)
+            ends = {0: " (specific)", len(split) - 1: " (generic)"}
+            texts = {f"text, level {level}{ends.get(level, '')}": values for level, values in enumerate(split)}
+        values = {label: each.tolist() for label, each in {"image": found.images, **texts}.items()}
+        panels.append(Distributions(title, f"{DISTANCE[geometry.name]} from the {name}", values))
+    return panels
+
+
+def write_distances(geometry: Geometry, sample: Sample, folder: Path, **facts: Any) -> dict[str, Any]:
+    """Writes distances.json, distances.png and the histograms as CSV; returns what the JSON holds.
+
+    Args:
+        geometry, sample: of one model.
+        folder: made if missing.
+        facts: that the JSON also carries: where the numbers come from.
+    """
+    points = reference_points(geometry, sample)
+    content = {
+        **facts,
+        "data": sample.name,
+        "geometry": geometry.name,
+        "distance": DISTANCE[geometry.name],
+        **{
+            f"from_{reference}": summarise(distances_from(geometry, sample, point), sample)
+            for reference, point in points.items()
+        },
+    }
+    panels = panels_of("by modality", geometry, sample, points)
+    panels += panels_of("captions from specific (0) to generic", geometry, sample, points, levels=True)
+    plot_distributions(panels, folder / "distances.png", across=len(points))
+    write_json(folder / "distances.json", content)
+    return content
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line; `arguments` replaces sys.argv."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, type=Path, help="folder step-XXXXXXXX of a run")
+    parser.add_argument("--pictures", type=int, default=NUM_PICTURES, help="the first so many of the training set")
+    parser.add_argument("--output", required=True, type=Path, help="folder of the files")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.root=/data/flickr8k")
+    given = parser.parse_intermixed_args(arguments)
+
+    checkpoint = open_checkpoint(given.checkpoint)
+    config, encoder = load_encoder(checkpoint, this_device(), given.overrides)
+    sample = training_sample(encoder, config, given.pictures)
+    facts = {"step": checkpoint.state["step"], **provenance_of(checkpoint.state["paper"])}
+    content = write_distances(encoder.model.geometry, sample, given.output, **facts)
+    print(json.dumps(content, indent=1))
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

@@ -1,0 +1,32 @@
+"""Evaluates a checkpoint of EuCLIP: zero-shot classification and retrieval by its own geometry, as JSON.
+
+python euclip/evaluate.py --checkpoint outputs/runs/euclip/<run>/seed0/checkpoints/step-00000600
+python euclip/evaluate.py --checkpoint <folder> data.source=shards data.root=/data/flickr8k
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from common.evaluation import trained
+from common.evaluation.trained import TrainedModels, evaluate_main
+from common.run.session import run_or_explain
+from euclip.config import Config
+from euclip.model import build_model
+from euclip.suite import evaluate_suite
+
+PAPER = "euclip"
+MODELS = TrainedModels(PAPER, Config, build_model, evaluate_suite)
+load_encoder = partial(trained.load_encoder, MODELS)  # (checkpoint, device, overrides) -> (config, encoder)
+reevaluate = partial(trained.reevaluate, MODELS)  # (checkpoint, config, files, accelerator)
+
+
+def main() -> None:
+    evaluate_main(__doc__, MODELS)
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

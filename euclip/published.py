@@ -1,0 +1,273 @@
+"""Evaluates published weights as a row is evaluated: MERU's own, EuCLIP's, and CLIP of open_clip, OpenAI, transformers.
+
+python euclip/published.py --checkpoint meru_vit_b.pth --layout meru data.source=shards data.root=/data/flickr8k
+python euclip/published.py --checkpoint euclip.pt --layout open_clip --geometry euclidean_squared data.root=/data ...
+python euclip/published.py --checkpoint openai/clip-vit-base-patch32
+
+What differs between the layouts (spec Sec. 3, 4, 15.19):
+    meru         timm's ViT (patch bias, no LayerNorm before the blocks, fixed positions) and a CLIP-like text tower;
+                 pictures normalised by ImageNet's mean. With `curv` it is MERU, without it their CLIP on the sphere.
+    open_clip    CLIP's towers. EuCLIP's fork keeps alpha_img, alpha_txt and curvature beside hyperbolic ones, and no
+                 final LayerNorm where there is none; which geometry it was trained with no tensor tells.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+
+from common.data.clip_tokenizer import ClipTokenizer
+from common.data.pairs import open_evaluation_sets
+from common.data.transforms import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, ImageTransform
+from common.encoders.text import CausalTextTransformer
+from common.encoders.transformer import Activation
+from common.encoders.two_towers import TwoTowers
+from common.encoders.vision import VisionTransformer
+from common.encoders.weights import (
+    Entry,
+    WeightsError,
+    affine,
+    clip_from_open_clip,
+    fill_,
+    load_clip,
+    read_weights,
+)
+from common.evaluation.embed import Encoder
+from common.evaluation.trained import as_json, this_device
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+from common.run.config import load_config
+from common.run.session import provenance_of, run_or_explain, write_json
+from euclip.config import Config, Geometry, MethodConfig
+from euclip.evaluate import PAPER
+from euclip.geometry import Hyperbolic
+from euclip.model import build_geometry
+from euclip.suite import evaluate_suite
+
+LAYOUTS = ("transformers", "open_clip", "meru")
+SCALARS = {  # ours -> EuCLIP's fork of open_clip, MERU
+    "log_curvature": ("curvature", "curv"),
+    "log_image_scale": ("alpha_img", "visual_alpha"),
+    "log_text_scale": ("alpha_txt", "textual_alpha"),
+}
+_LOGIT_SCALES = ("logit_scale", "eu_logit_scale", "hyper_logit_scale")  # the fork's names
+
+
+def euclip_from_open_clip(
+    state: Mapping[str, torch.Tensor], geometry: Geometry, activation: Activation = "gelu", source: str = "state"
+) -> TwoTowers:
+    """A model of EuCLIP's fork of open_clip, or open_clip's own CLIP.
+
+    Args:
+        state: "visual.conv1.weight", ... ; with or without the two final LayerNorms.
+        geometry: that it was trained with.
+        activation: of both towers.
+        source: named in errors.
+    Raises:
+        WeightsError: tensors that are missing or left over; hyperbolic scalars with another geometry.
+    """
+    state = {name.removeprefix("module."): value for name, value in state.items()}
+    scales = [name for name in _LOGIT_SCALES if name in state]
+    if len(scales) != 1:
+        raise WeightsError(f"{source} has {len(scales)} logit scales; accepted: one of {', '.join(_LOGIT_SCALES)}")
+    state["logit_scale"] = state.pop(scales[0])
+    scalars = _scalars_of(state, 0)
+    clip = clip_from_open_clip(state, activation, source=source)
+    return _with_geometry(clip, geometry, scalars, source)
+
+
+def meru_from_state(
+    state: Mapping[str, torch.Tensor], image_heads: int | None = None, source: str = "state"
+) -> TwoTowers:
+    """MERU, or the CLIP baseline of its authors, from the layout of their code; sizes are read off the shapes.
+
+    Args:
+        state: "visual.cls_token", "textual.token_embed.weight", "visual_proj.weight", ...
+        image_heads: None = width / 64, but 12 for the width of 384 (their ViT-S follows MoCo v3).
+        source: named in errors.
+    Raises:
+        WeightsError: tensors that are missing or left over.
+    """
+    state = {name.removeprefix("module."): value for name, value in state.items()}
+    state.pop("pixel_mean", None)  # ImageNet's: the transform of this layout has them
+    state.pop("pixel_std", None)
+    needed = ("visual.patch_embed.proj.weight", "visual.pos_embed", "textual.posit_embed", "visual_proj.weight")
+    missing = [name for name in needed if name not in state]
+    if missing:
+        raise WeightsError(f"{source} is not in MERU's layout: it lacks {', '.join(missing)}")
+    scalars = _scalars_of(state, 1)
+    width, _, patch_size, _ = state["visual.patch_embed.proj.weight"].shape
+    vocabulary_size, text_width = state["textual.token_embed.weight"].shape
+    layers = {
+        side: _layers(state, prefix) for side, prefix in (("image", "visual.blocks."), ("text", "textual.resblocks."))
+    }
+    heads = (12 if width == 384 else width // 64) if image_heads is None else image_heads
+    dim = state["visual_proj.weight"].shape[0]
+    with torch.device("meta"):
+        image_tower = VisionTransformer(
+            image_size=round((state["visual.pos_embed"].shape[1] - 1) ** 0.5) * patch_size,
+            patch_size=patch_size,
+            width=width,
+            layers=layers["image"],
+            heads=heads,
+            mlp_ratio=state["visual.blocks.0.mlp.fc1.weight"].shape[0] / width,
+            projection_dim=dim,
+            patch_bias=True,
+            input_norm=False,
+        )
+        text_tower = CausalTextTransformer(
+            vocabulary_size=vocabulary_size,
+            context_length=len(state["textual.posit_embed"]),
+            width=text_width,
+            layers=layers["text"],
+            heads=text_width // 64 or 1,
+            projection_dim=dim,
+            end_id=vocabulary_size - 1,
+        )
+        model = TwoTowers(image_tower, text_tower, Sphere(), LogitScale(init=1 / 0.07, maximum=100.0))
+    fill_(model, state, _meru_entries(layers["image"], layers["text"]), source, kept=[])
+    return _with_geometry(model.eval(), "hyperbolic" if scalars else "sphere", scalars, source)
+
+
+def _scalars_of(state: dict[str, torch.Tensor], layout: int) -> dict[str, torch.Tensor]:
+    """Takes the hyperbolic scalars out of a state dict: our name -> value; empty where there is none of them."""
+    names = {ours: theirs[layout] for ours, theirs in SCALARS.items()}
+    return {ours: state.pop(theirs) for ours, theirs in names.items() if theirs in state}
+
+
+def _with_geometry(clip: TwoTowers, name: Geometry, scalars: Mapping[str, torch.Tensor], source: str) -> TwoTowers:
+    """The same towers and logit scale with another geometry, whose scalars are filled."""
+    geometry = build_geometry(MethodConfig(geometry=name), clip.image_tower.projection_dim)
+    wanted = set(SCALARS) if isinstance(geometry, Hyperbolic) else set()
+    if set(scalars) != wanted:
+        raise WeightsError(
+            f"{source} has the scalars {sorted(scalars) or 'none'}, geometry {name} has {sorted(wanted) or 'none'}"
+        )
+    with torch.no_grad():
+        for ours, value in scalars.items():
+            getattr(geometry, ours).fill_(value.item())
+        if wanted:
+            geometry.clamp_()  # the fork keeps a curvature beyond its bounds and clamps it in the forward pass
+    return TwoTowers(clip.image_tower, clip.text_tower, geometry, clip.logit_scale).eval()
+
+
+def _layers(state: Mapping[str, torch.Tensor], prefix: str) -> int:
+    return len({name.removeprefix(prefix).partition(".")[0] for name in state if name.startswith(prefix)})
+
+
+def _meru_entries(image_layers: int, text_layers: int) -> list[Entry]:
+    """Our keys and those of the MERU authors' code."""
+    image, text = "image_tower", "text_tower"
+    entries = [
+        *affine(f"{image}.patch_embedding", "visual.patch_embed.proj"),
+        Entry(f"{image}.class_embedding", ("visual.cls_token",)),
+        Entry(f"{image}.position_embedding", ("visual.pos_embed",)),
+        *affine(f"{image}.final_norm", "visual.norm"),
+        Entry(f"{image}.projection", ("visual_proj.weight",), "transposed"),
+        Entry(f"{text}.token_embedding.weight", ("textual.token_embed.weight",)),
+        Entry(f"{text}.position_embedding", ("textual.posit_embed",)),
+        *affine(f"{text}.final_norm", "textual.ln_final"),
+        Entry(f"{text}.projection", ("textual_proj.weight",), "transposed"),
+        Entry("logit_scale.log_logit_scale", ("logit_scale",)),
+    ]
+    for i in range(image_layers):
+        ours, theirs = f"{image}.transformer.blocks.{i}", f"visual.blocks.{i}"
+        entries += [
+            *affine(f"{ours}.attention_norm", f"{theirs}.norm1"),
+            *affine(f"{ours}.attention.in_projection", f"{theirs}.attn.qkv"),
+            *affine(f"{ours}.attention.out_projection", f"{theirs}.attn.proj"),
+            *affine(f"{ours}.mlp_norm", f"{theirs}.norm2"),
+            *affine(f"{ours}.mlp.0", f"{theirs}.mlp.fc1"),
+            *affine(f"{ours}.mlp.2", f"{theirs}.mlp.fc2"),
+        ]
+    for i in range(text_layers):
+        ours, theirs = f"{text}.transformer.blocks.{i}", f"textual.resblocks.{i}"
+        entries += [
+            *affine(f"{ours}.attention_norm", f"{theirs}.ln_1"),
+            Entry(f"{ours}.attention.in_projection.weight", (f"{theirs}.attn.in_proj_weight",)),
+            Entry(f"{ours}.attention.in_projection.bias", (f"{theirs}.attn.in_proj_bias",)),
+            *affine(f"{ours}.attention.out_projection", f"{theirs}.attn.out_proj"),
+            *affine(f"{ours}.mlp_norm", f"{theirs}.ln_2"),
+            *affine(f"{ours}.mlp.0", f"{theirs}.mlp.c_fc"),
+            *affine(f"{ours}.mlp.2", f"{theirs}.mlp.c_proj"),
+        ]
+    return entries
+
+
+def open_published(
+    checkpoint: str,
+    layout: str,
+    geometry: Geometry,
+    activation: Activation | None,
+    config: Config,
+    device: torch.device,
+) -> Encoder:
+    """Model, preprocessing and tokenizer of published weights.
+
+    Args:
+        checkpoint: file of weights; layout transformers: a folder or hub name, or whatever `load_clip` takes.
+        layout: one of LAYOUTS.
+        geometry: that it was trained with; layout open_clip alone.
+        activation: of a bare file in open_clip's layout; None = gelu there, and what a folder says elsewhere.
+        config: data.vocabulary names the tokenizer's file, run its batch size.
+        device: where the model goes.
+    Raises:
+        WeightsError, FileNotFoundError, ValueError: what cannot be read, or does not fit.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout {layout!r}; accepted: {', '.join(LAYOUTS)}")
+    if geometry != "sphere" and layout != "open_clip":
+        raise ValueError(f"geometry {geometry} with layout {layout}, which tells its own; accepted: layout open_clip")
+    if layout != "transformers" and not Path(checkpoint).is_file():
+        raise FileNotFoundError(f"{checkpoint} does not exist; layout {layout} takes a file of weights")
+    if layout == "meru":
+        model = meru_from_state(read_weights(checkpoint), source=checkpoint)
+    elif layout == "open_clip":
+        model = euclip_from_open_clip(read_weights(checkpoint), geometry, activation or "gelu", checkpoint)
+    else:
+        model = load_clip(checkpoint, activation)
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if layout == "meru" else (CLIP_MEAN, CLIP_STD)
+    return Encoder(
+        model=model.to(device).eval(),
+        transform=ImageTransform(model.image_tower.image_size, "crop", mean=mean, std=std),
+        tokenizer=ClipTokenizer.from_vocabulary(config.data.vocabulary),
+        context_length=model.text_tower.context_length,
+        batch_size=config.run.evaluation_batch_size,
+        device=device,
+        num_workers=config.run.num_workers,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, help="file of weights; layout transformers: folder or hub name")
+    parser.add_argument("--layout", default="transformers", help=", ".join(LAYOUTS))
+    parser.add_argument("--geometry", default="sphere", help="layout open_clip: that it was trained with")
+    parser.add_argument("--activation", default=None, choices=("gelu", "quick_gelu"), help="of a bare file of weights")
+    parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.* and run.*")
+    arguments = parser.parse_intermixed_args()
+
+    overrides = [*arguments.overrides, f"method.geometry={arguments.geometry}"]
+    config = load_config(Config, [], overrides)
+    encoder = open_published(
+        arguments.checkpoint, arguments.layout, arguments.geometry, arguments.activation, config, this_device()
+    )
+    results = evaluate_suite(config, encoder, open_evaluation_sets(config.data))
+    name = Path(arguments.checkpoint).name if Path(arguments.checkpoint).exists() else arguments.checkpoint
+    weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
+    content = as_json(PAPER, results, 0, weights, provenance_of(PAPER))
+    if arguments.output is None:
+        print(json.dumps(content, indent=1))
+    else:
+        write_json(arguments.output, content)
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

@@ -1,0 +1,115 @@
+"""Reproduces the tables of EuCLIP: trains what is missing, prints ours beside the paper's.
+
+make reproduce-table4 PAPER=euclip                                        scenes at demo scale, one seed
+make reproduce-table4 PAPER=euclip SCALE=photos DATA=/data/flickr8k SEEDS=3
+python euclip/reproduce.py table5 --scale smoke --output outputs
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from common.distributed import is_main_process
+from common.report.command import Command, reproduce_main
+from common.report.findings import Findings, write_findings
+from common.report.schema import Table
+from common.report.trained_rows import trained_table
+from common.run.log import read_log
+from common.run.reproduce import PaperCode
+from common.run.session import run_or_explain
+from euclip import figures, stability, walk_tables
+from euclip.config import Config
+from euclip.evaluate import PAPER, reevaluate
+from euclip.suite import open_tests
+from euclip.train import train
+
+CODE = PaperCode(PAPER, Config, train, reevaluate, open_tests=open_tests)
+AT_THE_END = {  # of a run's log: label, unit, which is better
+    "logit_scale": ("beta", "multiplier", "higher"),
+    "curvature": ("c", "curvature", "higher"),
+    "image_scale": ("alpha, image", "multiplier", "higher"),
+    "text_scale": ("alpha, text", "multiplier", "higher"),
+    "image_norm": ("mean norm, image", "norm", "higher"),
+    "text_norm": ("mean norm, text", "norm", "higher"),
+    "entailment_loss": ("entailment loss", "radians", "lower"),
+}
+
+
+def table1(command: Command) -> list[Table]:
+    """Table 1: EuCLIP, CLIP and MERU with ViT-B/16."""
+    return _trained(command, "table1")
+
+
+def table4(command: Command) -> list[Table]:
+    """Table 4: all geometries with ViT-B/32."""
+    return _trained(command, "table4")
+
+
+def table5(command: Command) -> list[Table]:
+    """Table 5: EuCLIP with and without the final LayerNorm."""
+    return _trained(command, "table5")
+
+
+def table8(command: Command) -> list[Table]:
+    """Table 8: all geometries, trained on a fraction of the samples."""
+    return _trained(command, "table8")
+
+
+def _trained(command: Command, table_id: str) -> list[Table]:
+    """A table of trained rows, and what their scalars and norms ended at."""
+    table, runs = trained_table(command, CODE, table_id)
+    if not is_main_process():
+        return [table]
+    configs = {row["method"]: row["config"] for row in CODE.paper_tables()["tables"][table_id]["rows"]}
+    keys = {method: Path(config).stem.removeprefix(f"{table_id}_") for method, config in configs.items()}
+    last = {
+        method: [[line for line in read_log(run.files.log) if line["event"] == "train"][-1] for run in seeds]
+        for method, seeds in runs.items()
+    }
+    findings = Findings(
+        name=f"{table_id}_scalars",
+        caption=f"Trainable scalars, mean norms and entailment loss at the last step of the rows of {table_id}.",
+        data=table.data,
+        protocol="training log",
+        settings=configs,
+        rows={key: method for method, key in keys.items()},
+        columns=AT_THE_END,
+        values={
+            (keys[method], name): [line[name] for line in lines]
+            for method, lines in last.items()
+            for name in AT_THE_END
+            if name in lines[0]
+        },
+    )
+    return [table, write_findings(command, PAPER, findings)]
+
+
+PARTS = {
+    "table1": table1,
+    "table2": partial(walk_tables.table2, code=CODE),
+    "table3": partial(walk_tables.table3, code=CODE),
+    "table4": table4,
+    "table5": table5,
+    "table6": partial(walk_tables.table6, code=CODE),
+    "table7": partial(walk_tables.table7, code=CODE),
+    "table8": table8,
+    "figure2": partial(figures.figure2, code=CODE),
+    "figure4": partial(figures.figure4, code=CODE),
+    "figure5": partial(walk_tables.figure5, code=CODE),
+    "figure6": partial(figures.figure6, code=CODE),
+    "figure7": partial(figures.figure7, code=CODE),
+    "figure8": partial(figures.figure8, code=CODE),
+    "root_norms": partial(figures.root_norms, code=CODE),
+    "stability": partial(stability.stability, code=CODE),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    reproduce_main(__doc__, PAPER, PARTS, arguments)
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

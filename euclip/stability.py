@@ -1,0 +1,104 @@
+"""Which settings train stably: what the text says of runs that have no row in a table (claims C19, C20, C24).
+
+A run counts as unstable when its loss or gradient stops being finite, or when its loss ends above that of a guess, the
+logarithm of the batch: the paper does not say how it judged. Beside it, the largest rise of the loss after warm-up.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.distributed import is_main_process
+from common.report.command import Command
+from common.report.findings import Findings, write_findings
+from common.report.schema import Table
+from common.run.config import load_row
+from common.run.log import read_log
+from common.run.reproduce import PaperCode, RowRun, run_row
+from common.run.session import NonFiniteLoss
+
+LARGE_START = "method.logit_scale_init=14.285714285714286"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: a row's file, what is changed in it, and its name in claims."""
+
+    key: str
+    row: str
+    overrides: tuple[str, ...] = ()
+
+
+SETTINGS = {
+    "hyperbolic d, no-ln, lambda=0": Setting("hyperbolic_no_ln", "unstable_hyperbolic_no_ln.yaml"),
+    "hyperbolic d, no-ln, lambda=0.2": Setting("meru_no_ln", "unstable_meru_no_ln.yaml"),
+    "hyperbolic d, ln, lambda=0": Setting("hyperbolic", "table4_hyperbolic.yaml"),
+    "Euclidean d2, no-ln, lambda=0": Setting("lambda_0", "table4_euclidean_squared.yaml"),
+    "Euclidean d2, no-ln, lambda=0.1, K=0.3": Setting("lambda_01", "table4_euclip.yaml"),
+    "Euclidean d2, no-ln, lambda=0.2, K=0.3": Setting("lambda_02", "table4_euclidean_squared_entailment.yaml"),
+    "Euclidean d2, no-ln, lambda=0, beta from 1/0.07": Setting(
+        "large_start", "table4_euclidean_squared.yaml", (LARGE_START,)
+    ),
+    "Euclidean d2, no-ln, lambda=0.1, beta from 1/0.07": Setting(
+        "large_start_entailment", "table4_euclip.yaml", (LARGE_START,)
+    ),
+}
+
+
+def stability(command: Command, code: PaperCode) -> list[Table]:
+    """Trains every setting and says of each whether it went through.
+
+    Args:
+        command: scale, seeds, overrides.
+        code: the paper's.
+    """
+    found = {
+        method: [_outcome(command, code, setting, seed) for seed in command.seeds]
+        for method, setting in SETTINGS.items()
+    }
+    runs = {method: [run for _, run in each if run is not None] for method, each in found.items()}
+    data = next((run.training_data for each in runs.values() for run in each), "no run went through")
+    if not is_main_process():
+        return []
+    findings = Findings(
+        name="stability",
+        caption=__doc__.split("\n\n")[1].replace("\n", " "),
+        data=data,
+        protocol="training log",
+        settings={method: [setting.row, *setting.overrides] for method, setting in SETTINGS.items()},
+        rows={setting.key: method for method, setting in SETTINGS.items()},
+        columns={
+            "unstable": ("unstable", "share of runs", "lower"),
+            "final_loss": ("final loss over ln B", "ratio", "lower"),
+            "largest_rise": ("largest rise of the loss", "nats", "lower"),
+        },
+        values={
+            (SETTINGS[method].key, name): [outcome[name] for outcome, _ in each]
+            for method, each in found.items()
+            for name in each[0][0]
+        },
+    )
+    return [write_findings(command, code.name, findings)]
+
+
+def _outcome(command: Command, code: PaperCode, setting: Setting, seed: int) -> tuple[dict[str, float], RowRun | None]:
+    """What became of one run; a run that met NaN or infinity counts with the loss of a guess."""
+    overrides = [*command.overrides, *setting.overrides]
+    try:
+        run = run_row(code, setting.row, command.scale, seed, overrides, command.runs)
+    except NonFiniteLoss as error:
+        if is_main_process():
+            print(f"{Path(setting.row).stem}, seed {seed}: {error}")
+        return {"unstable": 1.0, "final_loss": 1.0, "largest_rise": 0.0}, None
+    optim = load_row(
+        code.config_class, code.folder, code.folder / "configs" / setting.row, command.scale, overrides
+    ).optim
+    lines = [line for line in read_log(run.files.log) if line["event"] == "train"]
+    losses = [line["contrastive_loss"] for line in lines if line["step"] > optim.warmup_steps]
+    guess = math.log(optim.global_batch_size)
+    rise, lowest = 0.0, math.inf
+    for loss in losses:
+        lowest = min(lowest, loss)
+        rise = max(rise, loss - lowest)
+    final = losses[-1] / guess
+    return {"unstable": float(final > 1), "final_loss": final, "largest_rise": rise}, run

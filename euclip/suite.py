@@ -1,0 +1,265 @@
+"""What the paper evaluates: DataComp's 38 sets with their metrics, and the means of Tables 1, 4, 5 and 8 (Sec. 11).
+
+    mean             DataComp                                       on the scenes
+    mean_imagenet    ImageNet                                       imagenet
+    mean_shifts      6 distribution shifts                          imagenet_v2, imagenet_a, imagenet_r
+    mean_vtab        13 sets                                        14 tasks of the same three groups
+    mean_retrieval   Flickr30k, MSCOCO (R@1 both ways), WinoGAViL   test, second_test, winogavil
+    mean_all         all 38                                         all 21
+
+Each mean is plain, over one number per set. With `data.averages = datacomp` it is formed of all its sets or not at all;
+with `present` of those that are there, and its protocol names them.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.data.pairs import EvaluationSets, Pairs, open_evaluation_sets
+from common.data.scenes import CLASSIFICATION_TASKS, classification_task
+from common.evaluation.accuracy import (
+    DATACOMP_TASKS,
+    OTHER_REGION,
+    f1_macro_present,
+    group_accuracies,
+    worst_region_accuracy,
+)
+from common.evaluation.embed import Encoder, FurtherMetrics, evaluate_retrieval, evaluate_zero_shot
+from common.evaluation.protocol import Evaluation
+from common.evaluation.zero_shot import classification_hits
+from euclip.config import Config, EvaluationData
+from euclip.winogavil import MAIN_METRIC, Associations, SceneAssociations, evaluate_associations, open_winogavil
+
+MEAN_RECALL_AT_1 = "mean_recall_at_1"
+SCORE = "score"  # the metric of a mean
+WINOGAVIL = "winogavil"
+_GROUPS = ("imagenet", "shifts", "vtab", "retrieval", "other")
+_RETRIEVAL_ROLES = {  # role here -> DataComp's key
+    "test": "retrieval/flickr_1k_test_image_text_retrieval",
+    "second_test": "retrieval/mscoco_2014_5k_test_image_text_retrieval",
+    WINOGAVIL: "misc/winogavil",
+}
+_METRIC_OF = {"mean_recall@1": MEAN_RECALL_AT_1}  # DataComp's names that are other ones here
+_REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania", OTHER_REGION)  # of FMoW, in the order of WILDS
+
+
+@dataclass(frozen=True)
+class Mean:
+    """One of the five means: its sets by role, with the metric that each contributes."""
+
+    name: str
+    sets: Mapping[str, Any]
+    metrics: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with any of its sets and with their metrics."""
+        content = [f"{role} {self.metrics[role]} {each.fingerprint}" for role, each in self.sets.items()]
+        return hashlib.sha256("\n".join(content).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Suite:
+    """All evaluated sets by role, and the means that they allow."""
+
+    zero_shot: Mapping[str, Any]
+    retrieval: Mapping[str, Pairs]
+    associations: Mapping[str, Associations]
+    means: Mapping[str, Mean]
+
+
+def open_suite(data: EvaluationData, sets: EvaluationSets) -> Suite:
+    """Everything that a row is evaluated on.
+
+    Args:
+        data: of the row; scenes add their VTAB tasks and associations.
+        sets: that every paper evaluates on, already open.
+    """
+    zero_shot, associations = dict(sets.zero_shot), {}
+    if data.source == "scenes":
+        for name in CLASSIFICATION_TASKS:
+            if name not in zero_shot:
+                zero_shot[name] = classification_task(name, size=data.num_labelled, image_size=data.image_size)
+        associations[WINOGAVIL] = SceneAssociations(data.num_labelled, data.image_size)
+    elif data.winogavil:
+        associations[WINOGAVIL] = open_winogavil(data.winogavil, Path(data.root).expanduser())
+    every = {**zero_shot, **sets.retrieval, **associations}
+    means = _datacomp_means(every) if data.averages == "datacomp" else _means_of_present(every, sets.retrieval)
+    return Suite(zero_shot, sets.retrieval, associations, means)
+
+
+def open_tests(data: EvaluationData) -> dict[str, Any]:
+    """Everything that a row is evaluated on by role, means included, each with its fingerprint."""
+    suite = open_suite(data, open_evaluation_sets(data))
+    return {**suite.zero_shot, **suite.retrieval, **suite.associations, **suite.means}
+
+
+def evaluate_suite(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
+    """Every set by the model's own similarity, then the means. Call on every process.
+
+    Args:
+        config: of the row; method.prompt_average says how the prompts of a class are combined (Sec. 11.2).
+        encoder: model and preprocessing.
+        sets: as `open_evaluation_sets` gives them.
+    Returns:
+        Evaluations by role.
+    """
+    suite, average = open_suite(config.data, sets), config.method.prompt_average
+    results = {
+        role: evaluate_zero_shot(encoder, task, average, further_metrics(role, task))
+        for role, task in suite.zero_shot.items()
+    }
+    results |= {role: evaluate_retrieval(encoder, each) for role, each in suite.retrieval.items()}
+    results |= {role: evaluate_associations(encoder, each) for role, each in suite.associations.items()}
+    return results | {name: mean_evaluation(mean, results) for name, mean in suite.means.items()}
+
+
+def mean_evaluation(mean: Mean, results: Mapping[str, Evaluation]) -> Evaluation:
+    """The plain mean over sets of one metric each.
+
+    Args:
+        mean: its sets and their metrics.
+        results: evaluations by role.
+    """
+    parts = [(results[role], metric) for role, metric in mean.metrics.items()]
+    lists = [part.hits[metric] for part, metric in parts]
+    entries = [sum(map(len, found)) for found in lists]
+    # weighted so that the mean of all entries is the mean over sets, and a bootstrap has images to draw from
+    hits = [
+        [value * sum(entries) / (len(parts) * count) for value in values]
+        for found, count in zip(lists, entries)
+        for values in found
+    ]
+    chances = [part.chance.get(metric) for part, metric in parts]
+    names = [part.protocol["data"] for part, _ in parts]
+    return Evaluation(
+        metrics={SCORE: math.fsum(part.metrics[metric] for part, metric in parts) / len(parts)},
+        protocol={
+            "task": "mean",
+            "data": _in_short(names),
+            "fingerprint": mean.fingerprint,
+            "metrics": dict(mean.metrics),
+            "sets": {role: results[role].protocol for role in mean.sets},
+        },
+        chance={} if None in chances else {SCORE: math.fsum(chances) / len(chances)},
+        hits={SCORE: hits},
+    )
+
+
+def _in_short(names: list[str]) -> str:
+    """What a mean is over, for a column of a table; its protocol has all names."""
+    if len(names) > 3:
+        return f"mean of {len(names)} sets, {names[0]} to {names[-1]}"
+    return names[0] if len(names) == 1 else f"mean of {', '.join(names)}"
+
+
+def further_metrics(role: str, task: Any) -> FurtherMetrics | None:
+    """What DataComp scores a set by beyond accuracy and mean per-class recall; None where there is no such metric.
+
+    Args:
+        role: name of the set; those of DataComp are keys with "-" for "/".
+        task: its `metadata(index)` gives region or income group in the first place.
+    """
+    found = {
+        "wilds-iwildcam": _f1_macro,
+        "wilds-fmow": partial(_worst_region, task),
+        "fairness-geode": partial(_worst_group, task, "acc_wg", 1),
+        "fairness-dollar_street": partial(_worst_group, task, "acc_top5_wg", 5),
+    }
+    return found.get(role)
+
+
+def _f1_macro(scores: torch.Tensor, labels: torch.Tensor, indices: list[int]) -> dict[str, list[list[float]]]:
+    """Macro F1 as one number per picture: F1 of a class, 2 right / (predicted + occurring), is a sum over its hits."""
+    predictions, labels = scores.argmax(dim=1).numpy(), labels.numpy()
+    predicted, occurring = (np.bincount(found, minlength=scores.shape[1]) for found in (predictions, labels))
+    weights = 2 / (predicted + occurring)[labels] * len(labels) / np.count_nonzero(occurring)
+    values = weights * (predictions == labels)
+    assert math.isclose(values.mean(), f1_macro_present(predictions, labels), abs_tol=1e-9)
+    return {"F1-macro_all": [[float(value)] for value in values]}
+
+
+def _worst_group(
+    task: Any, metric: str, k: int, scores: torch.Tensor, labels: torch.Tensor, indices: list[int]
+) -> dict[str, list[list[float]]]:
+    """Hits of the group with the lowest top-k accuracy; the pictures of other groups have none."""
+    hits = classification_hits(scores, labels, k).tolist()
+    return {metric: _of_the_worst(hits, [_group(task, index) for index in indices])}
+
+
+def _worst_region(
+    task: Any, scores: torch.Tensor, labels: torch.Tensor, indices: list[int]
+) -> dict[str, list[list[float]]]:
+    """FMoW in both readings, see `worst_region_accuracy`."""
+    hits = classification_hits(scores, labels).tolist()
+    regions = [_REGIONS[_group(task, index)] for index in indices]
+    named = [(hit, region) if region != OTHER_REGION else (hit, None) for hit, region in zip(hits, regions)]
+    worst_region_accuracy(hits, regions)  # raises where every picture lies in Other
+    return {
+        "acc_worst_region": _of_the_worst(hits, regions),
+        "acc_worst_region_without_other": _of_the_worst(hits, [region for _, region in named]),
+    }
+
+
+def _of_the_worst(hits: Sequence[bool], groups: Sequence[Any]) -> list[list[float]]:
+    kept = [place for place, group in enumerate(groups) if group is not None]
+    by_group = group_accuracies([hits[place] for place in kept], [groups[place] for place in kept])
+    worst = min(by_group, key=by_group.get)
+    return [[float(hit)] if group == worst else [] for hit, group in zip(hits, groups)]
+
+
+def _group(task: Any, index: int) -> int:
+    """First number of a picture's metadata.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    metadata = task.metadata(index)
+    if metadata is None or not np.size(metadata):
+        raise ValueError(f"{task.name}, picture {index}: no metadata (.npy member), which its metric needs")
+    return int(np.ravel(metadata)[0])
+
+
+def _datacomp_means(every: Mapping[str, Any]) -> dict[str, Mean]:
+    """Those of the five means of which every set is there."""
+    role_of = {key: role for role, key in _RETRIEVAL_ROLES.items()}
+    tasks = [(task, role_of.get(task.key, task.key.replace("/", "-"))) for task in DATACOMP_TASKS]
+    means = {}
+    for group in (*_GROUPS[:4], "all"):
+        members = {
+            role: _METRIC_OF.get(task.metric, task.metric) for task, role in tasks if group in (task.group, "all")
+        }
+        if members.keys() <= every.keys():
+            name = f"mean_{group}"
+            means[name] = Mean(name, {role: every[role] for role in members}, members)
+    return means
+
+
+def _means_of_present(every: Mapping[str, Any], retrieval: Mapping[str, Pairs]) -> dict[str, Mean]:
+    """Means over the sets that are there; that over all only where each of the four groups has one."""
+
+    def metric(role: str) -> str:
+        return MAIN_METRIC if role == WINOGAVIL else MEAN_RECALL_AT_1 if role in retrieval else "acc1"
+
+    def group(role: str) -> str:
+        if role in _RETRIEVAL_ROLES:
+            return "retrieval"
+        if role.startswith("imagenet"):
+            return "imagenet" if role == "imagenet" else "shifts"
+        return "vtab" if role.startswith("vtab/") else "other"
+
+    members = {name: [role for role in every if group(role) == name] for name in _GROUPS}
+    if all(members[name] for name in _GROUPS[:4]):
+        members["all"] = list(every)
+    return {
+        f"mean_{name}": Mean(f"mean_{name}", {role: every[role] for role in roles}, {r: metric(r) for r in roles})
+        for name, roles in members.items()
+        if roles and name != "other"
+    }

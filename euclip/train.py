@@ -1,0 +1,142 @@
+"""Trains one row of EuCLIP's tables.
+
+    python euclip/train.py                                                        EuCLIP, scenes, a CPU is enough
+    ACCELERATE_USE_CPU=true accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml \
+        euclip/train.py                                                           two gloo processes, same loss
+    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml euclip/train.py \
+        --config euclip/configs/table4_meru.yaml --scale paper data.root=/data/datacomp_medium
+"""
+
+import sys
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from accelerate import Accelerator
+
+from common.accumulation import MicroBatches
+from common.data.pairs import Pairs
+from common.distributed import mean_over_processes
+from common.evaluation.trained import evaluate_and_save
+from common.geometry import norm
+from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
+from common.run.session import (
+    RunFiles,
+    check_finite,
+    checkpoint_to_resume,
+    end_run,
+    provenance_of,
+    run_or_explain,
+    seed_step,
+)
+from common.run.stop import stop_signals
+from common.run.training import (
+    Journal,
+    as_inputs,
+    batches_from,
+    checkpoint_state,
+    clip_gradient,
+    encoder_of,
+    open_training_data,
+    prepare_or_resume,
+    save_if_due,
+    train_main,
+    utilisation_of,
+    validate_if_due,
+)
+from common.tiled import geometry_loss
+from euclip.config import Config
+from euclip.evaluate import MODELS, PAPER
+from euclip.model import build_model, clamp_scalars_, multiply_scalar_gradients_, trained_scalars
+from euclip.suite import open_suite
+
+DEFAULT_ROW = "table4_euclip.yaml"
+
+
+def train(
+    config: Config, pairs: Pairs, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
+) -> None:
+    """Trains until config.optim.steps, then evaluates; the run's files hold everything that comes out.
+
+    Args:
+        config: one row at one scale.
+        pairs: the training set that config.data names.
+        files: where to write.
+        resume: go on from the last whole checkpoint, if there is one.
+        accelerator: places the model; one process or many.
+        label: name on the progress bar.
+    """
+    method, optim, run = config.method, config.optim, config.run
+    provenance = provenance_of(PAPER)  # of the code as it is now, whatever is edited during the run
+    checkpoint = checkpoint_to_resume(files, resume, config, pairs.fingerprint)
+
+    # data
+    training = open_training_data(config, pairs, checkpoint)
+    open_suite(config.data, training.evaluation_sets)  # a set that is missing is known now, not at the end
+
+    # model and optimiser
+    torch.manual_seed(run.seed)
+    model = build_model(config, training.tokenizer)
+    optimizer = build_optimizer(model, optim)
+    utilisation = utilisation_of(model, config, accelerator)
+
+    # prepare, resume
+    model, optimizer, first_step = prepare_or_resume(accelerator, model, optimizer, checkpoint)
+    bare_model = accelerator.unwrap_model(model)
+    geometry = bare_model.geometry
+    encoder = encoder_of(bare_model, config, training, accelerator.device)
+    state = checkpoint_state(PAPER, geometry.name, config, training, provenance, checkpoint)
+    journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label)
+
+    # loop
+    batches = batches_from(first_step, config, training, accelerator)
+    micro_batches = MicroBatches(accelerator, model, optim.micro_batch_size)
+    model.train()
+    with stop_signals() as stop:
+        for step, batch in journal.steps(batches):
+            seed_step(run.seed, step)
+            learning_rate = learning_rate_at(step, optim)
+            set_learning_rate(optimizer, learning_rate)
+            images, token_ids = as_inputs(batch, training.transform, accelerator.device)
+
+            image_embeddings, text_embeddings, logit_scale = micro_batches.embed(images, token_ids)
+            loss = geometry_loss(image_embeddings, text_embeddings, geometry, logit_scale, tile=optim.loss_tile)
+            parts = {"contrastive_loss": loss}
+            if method.entailment_weight:
+                # matched pairs alone, so the mean over processes is that of the global batch; the text is the apex
+                residuals = geometry.entailment_residual(text_embeddings, image_embeddings, method.min_radius)
+                parts["entailment_loss"] = residuals.mean()
+                loss = loss + method.entailment_weight * parts["entailment_loss"]
+            parts |= {"image_norm": norm(image_embeddings).mean(), "text_norm": norm(text_embeddings).mean()}
+            values = {name: float(mean_over_processes(part)) for name, part in {"loss": loss, **parts}.items()}
+            values |= trained_scalars(bare_model)
+            check_finite(step=step, model=bare_model, **values)
+
+            micro_batches.backward(loss)
+            multiply_scalar_gradients_(bare_model, method.scalar_gradient_factor)
+            told = {"loss": values["contrastive_loss"], "logit_scale": values["logit_scale"]}
+            values |= journal.diagnosis(step, batch, bare_model, image_embeddings, text_embeddings, **told)
+            gradient_norm = clip_gradient(accelerator, model, optim, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            bound_hits = clamp_scalars_(bare_model, method.embedding_scale_max)
+
+            done = step + 1
+            values |= {"bound_hits": bound_hits, "learning_rate": learning_rate, "gradient_norm": gradient_norm}
+            journal.step_done(done, batch, **values)
+            validate_if_due(journal, done, encoder, training.validation_pairs)
+            save_if_due(journal, done, model, optimizer.optimizer, state, stop)
+
+    # final evaluation
+    evaluate_and_save(MODELS, config, encoder, training.evaluation_sets, files, optim.steps, state, provenance)
+    end_run(accelerator)
+
+
+def main() -> None:
+    train_main(__doc__, Path(__file__), Config, DEFAULT_ROW, train)
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

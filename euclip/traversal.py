@@ -1,0 +1,268 @@
+"""Walks from an image embedding to the root of its space, and the captions met on the way (papers/euclip.md, Sec. 12).
+
+    walk      points from the image embedding to the root, equally spaced, both ends included
+    filter    where K is given: only captions in whose entailment cone the point lies; the root is always allowed
+    nearest   of the allowed captions and the root, by the model's own similarity
+    met       every caption that is nearest somewhere, once, in the order of the walk; the root does not count
+
+A caption is known by its place in the pool; the place behind the last one stands for the root. The root itself is
+`geometry.root`: the origin where there are cones, else the mean of image and text embeddings.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from common.geometry import Geometry, at_least_float32
+
+NUM_POINTS = 50  # both ends included
+ROOT = "[ROOT]"
+
+
+def has_cones(geometry: Geometry) -> bool:
+    """Whether a geometry has entailment cones, and with them the origin as its root."""
+    return hasattr(geometry, "entailment_residual")
+
+
+def mean_of_modalities(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+    """Mean of all embeddings in which both modalities weigh alike, however many captions a picture has.
+
+    Args:
+        images, texts: (num, dim) embeddings.
+    Returns:
+        (dim,), float32 or better; on a sphere it is shorter than 1.
+    """
+    return (at_least_float32(images).mean(dim=0) + at_least_float32(texts).mean(dim=0)) / 2
+
+
+def root_of(geometry: Geometry, images: torch.Tensor, texts: torch.Tensor, normalised: bool = True) -> torch.Tensor:
+    """The root: the origin where there are cones, else the mean of image and text embeddings.
+
+    Args:
+        geometry: has `root`.
+        images, texts: (num, dim) embeddings of training pairs; with cones only dim and dtype matter.
+        normalised: False leaves the mean as it is, inside the sphere. inferred: the authors' script shows only that
+            the embeddings are normalised first; a root shorter than 1 loses against captions under the cosine.
+    Returns:
+        (dim,).
+    """
+    mean = mean_of_modalities(images, texts)
+    return geometry.root(mean[None]) if normalised or has_cones(geometry) else mean
+
+
+def entailed(geometry: Geometry, points: torch.Tensor, captions: torch.Tensor, min_radius: float) -> torch.Tensor:
+    """Which points lie in the cones of which captions, apex and border included.
+
+    Args:
+        geometry: with cones.
+        points: (num_points, dim) of a walk, taken as images.
+        captions: (num_captions, dim) embeddings.
+        min_radius: K >= 0 of the filter; it need not be that of the training.
+    Returns:
+        (num_points, num_captions) bool.
+    Raises:
+        ValueError: a geometry without cones, K < 0, or embeddings that are not finite (in the authors' script a caption
+            whose angle is not a number passes).
+    """
+    if not has_cones(geometry):
+        raise ValueError(
+            f"geometry {geometry.name!r} has no entailment cones: min_radius = {min_radius}; accepted: none"
+        )
+    if not min_radius >= 0:
+        raise ValueError(f"min_radius = {min_radius}; accepted: at least 0")
+    if not (points.isfinite().all() and captions.isfinite().all()):
+        raise ValueError("points and captions of the entailment filter must be finite")
+    # one point after the other: all pairs at once would hold num_points * num_captions * dim numbers several times
+    residuals = torch.stack([geometry.entailment_residual(captions, point[None], min_radius) for point in points])
+    return residuals <= 0
+
+
+@torch.no_grad()
+def nearest_on_walk(
+    geometry: Geometry,
+    image: torch.Tensor,
+    captions: torch.Tensor,
+    root: torch.Tensor,
+    num_points: int = NUM_POINTS,
+    min_radius: float | None = None,
+) -> list[int]:
+    """What is nearest at each point of the walk from an image to the root.
+
+    Args:
+        geometry: compares points, as images, with captions and root, as texts.
+        image: (dim,) embedding.
+        captions: (num_captions, dim) embeddings.
+        root: (dim,).
+        num_points: at least 2.
+        min_radius: K of the entailment filter, None = no filter.
+    Returns:
+        num_points places, from the image to the root: of a caption, or num_captions for the root. Of equally near ones
+        the first, captions before the root.
+    Raises:
+        ValueError: num_points below 2, embeddings that are not finite, and as `entailed`.
+    """
+    if num_points < 2:
+        raise ValueError(f"a walk of {num_points} points does not reach its root; accepted: at least 2")
+    points = geometry.interpolate(image, root, num_points)
+    scores = geometry.similarity(points, torch.cat([captions, root[None]]))
+    if not scores.isfinite().all():
+        raise ValueError("a similarity on the walk is not finite: embeddings must be finite")
+    if min_radius is not None:
+        outside = ~entailed(geometry, points, captions, min_radius)
+        scores[:, :-1] = scores[:, :-1].masked_fill(outside, -math.inf)
+    return scores.cpu().numpy().argmax(axis=1).tolist()  # numpy's takes the first of equals, torch's any
+
+
+@dataclass(frozen=True)
+class Stay:
+    """A stretch of a walk on which one caption is nearest: points `first` to `last`, counted from 1."""
+
+    caption: str
+    first: int
+    last: int
+
+
+def stays(places: Sequence[int], tags: Sequence[str]) -> list[Stay]:
+    """The walk as stretches, the root included; a caption that the walk returns to has several.
+
+    Args:
+        places: as `nearest_on_walk` gives them.
+        tags: of the captions; places with equal tags count as the same.
+    """
+    found: list[Stay] = []
+    for point, place in enumerate(places, start=1):
+        tag = tags[place] if place < len(tags) else ROOT
+        if found and found[-1].caption == tag:
+            found[-1] = Stay(tag, found[-1].first, point)
+        else:
+            found.append(Stay(tag, point, point))
+    return found
+
+
+def met(places: Sequence[int], tags: Sequence[str]) -> list[int]:
+    """Places of the distinct captions on a walk, in order of their first point, without the root.
+
+    Args:
+        places: as `nearest_on_walk` gives them.
+        tags: of the captions; of places with equal tags only the first that is met counts.
+    """
+    first: dict[str, int] = {}
+    for place in places:
+        if place < len(tags):
+            first.setdefault(tags[place], place)
+    return list(first.values())
+
+
+def kendall_tau(levels: Sequence[float]) -> float | None:
+    """Kendall's tau-b of levels with their order: 1 ascending, -1 descending; None where all are equal.
+
+    Args:
+        levels: of things in order, ties allowed.
+    """
+    pairs = [(levels[i], levels[j]) for i in range(len(levels)) for j in range(i + 1, len(levels))]
+    untied = sum(a != b for a, b in pairs)
+    if not untied:
+        return None
+    return sum((b > a) - (b < a) for a, b in pairs) / math.sqrt(untied * len(pairs))
+
+
+def chance_of_order(levels: Sequence[float]) -> float:
+    """Probability that a random order of these levels never falls: in (0, 1], 1 where all are equal."""
+    return math.prod(math.factorial(times) for times in Counter(levels).values()) / math.factorial(len(levels))
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """What is known of the captions that can be met: how specific each is, and of which pictures it is true.
+
+    levels: of each caption, 0 = most specific.
+    chains: for each picture the places of its own captions, from specific to generic.
+    holds: (num_images, num_captions) bool, whether the caption is true of the picture.
+    """
+
+    levels: Sequence[float]
+    chains: Sequence[Sequence[int]]
+    holds: torch.Tensor
+
+    @classmethod
+    def of_chains(cls, chains: Sequence[Sequence[int]], holds: torch.Tensor) -> "Hierarchy":
+        """With levels counted along the chains; a caption that stands at several levels has their mean."""
+        found: list[list[int]] = [[] for _ in range(holds.shape[1])]
+        for chain in chains:
+            for level, place in enumerate(chain):
+                found[place].append(level)
+        return cls([math.fsum(each) / len(each) for each in found], chains, holds)
+
+    def of_pictures(self, rows: Sequence[int]) -> "Hierarchy":
+        """For these pictures only, in this order."""
+        return Hierarchy(self.levels, [self.chains[row] for row in rows], self.holds[list(rows)])
+
+
+SCORES = (
+    "captions", "monotone", "monotone_by_chance", "kendall_tau", "true_share", "first_level", "last_level"
+)  # fmt: skip
+
+
+def walk_scores(
+    walks: Sequence[Sequence[int]], tags: Sequence[str], hierarchy: Hierarchy | None
+) -> dict[str, list[float | None]]:
+    """Scores of each walk; without a hierarchy "captions" alone.
+
+    Args:
+        walks: one per picture, as `nearest_on_walk` gives them.
+        tags: of the captions.
+        hierarchy: of the same pictures and captions.
+    Returns:
+        By name of `SCORES`, one value per walk, None where it has no meaning:
+        captions            distinct captions met, without the root
+        monotone            1.0 if no caption met is more specific than the one before it, else 0.0; None below two
+        monotone_by_chance  probability of that for a random order of the captions met; None below two
+        kendall_tau         tau-b of point and level, points at the root left out; None where the level never changes
+        true_share          share of the captions met that are true of the picture, in [0, 1]
+        first_level, last_level    of the captions met; 0 = most specific
+    """
+    found = [met(places, tags) for places in walks]
+    scores: dict[str, list[float | None]] = {"captions": [float(len(places)) for places in found]}
+    if hierarchy is None:
+        return scores
+    level_of = hierarchy.levels
+    levels = [[level_of[place] for place in places] for places in found]
+    along = [[level_of[place] for place in places if place < len(tags)] for places in walks]
+    return scores | {
+        "monotone": [float(sorted(each) == each) if len(each) > 1 else None for each in levels],
+        "monotone_by_chance": [chance_of_order(each) if len(each) > 1 else None for each in levels],
+        "kendall_tau": [kendall_tau(each) for each in along],
+        "true_share": [
+            float(holds[places].double().mean()) if places else None for places, holds in zip(found, hierarchy.holds)
+        ],
+        "first_level": [each[0] if each else None for each in levels],
+        "last_level": [each[-1] if each else None for each in levels],
+    }
+
+
+def mean_score(values: Sequence[float | None]) -> float | None:
+    """Mean of the values that there are; None where there is none."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def generic_nearer(distances: torch.Tensor, chains: Sequence[Sequence[int]]) -> float | None:
+    """Share of pairs of captions of one picture in which the more generic one is nearer to the root.
+
+    Args:
+        distances: (num_captions,) from the root.
+        chains: places of each picture's captions, from specific to generic.
+    Returns:
+        In [0, 1], 0.5 by chance; equal distances count half. None where no chain has two captions.
+    """
+    nearer = pairs = 0.0
+    for chain in chains:
+        values = distances[list(chain)].tolist()
+        for i, specific in enumerate(values):
+            for generic in values[i + 1 :]:
+                nearer += 1.0 if generic < specific else 0.5 if generic == specific else 0.0
+                pairs += 1
+    return nearer / pairs if pairs else None

@@ -1,0 +1,235 @@
+"""WinoGAViL: a cue word, some pictures, and the k of them that go with the cue (spec Sec. 11.4)."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from math import comb
+from pathlib import Path
+from typing import Any, Protocol
+
+import datasets
+import torch
+
+from common.data.broken import BrokenSample
+from common.data.samples import FILE_FORMATS, Unusable, decode_picture
+from common.data.scenes import AnnotationTask
+from common.data.table_rows import picture_bytes
+from common.evaluation.accuracy import winogavil_jaccard, winogavil_metrics, winogavil_prompt
+from common.evaluation.embed import Encoder
+from common.evaluation.protocol import Evaluation
+
+MAIN_METRIC = "jaccard_score_10-12"
+
+
+class Associations(Protocol):
+    """Pictures of all instances one after the other, and what is asked about them.
+
+    cues: one word per instance. counts: candidates per instance. gold: indices of those that go with the cue, counted
+    within the instance.
+    """
+
+    name: str
+    fingerprint: str
+    cues: list[str]
+    counts: list[int]
+    gold: list[list[int]]
+
+    def __len__(self) -> int:
+        """Number of pictures."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """{"image": ...}."""
+
+
+class SceneAssociations:
+    """The scenes' own associations, all drawn at the first use and kept.
+
+    Args:
+        size: instances. image_size: side in pixels.
+    """
+
+    name = "scenes/winogavil"
+
+    def __init__(self, size: int, image_size: int) -> None:
+        self._task = AnnotationTask("winogavil", size, image_size)
+        self.fingerprint = self._task.fingerprint
+
+    @cached_property
+    def _items(self) -> list[dict[str, Any]]:
+        return [self._task[index] for index in range(len(self._task))]
+
+    @cached_property
+    def _pictures(self) -> list[Any]:
+        return [image for item in self._items for image in item["images"]]
+
+    @property
+    def cues(self) -> list[str]:
+        """One word per instance."""
+        return [item["cue"] for item in self._items]
+
+    @property
+    def counts(self) -> list[int]:
+        """Candidates per instance."""
+        return [len(item["images"]) for item in self._items]
+
+    @property
+    def gold(self) -> list[list[int]]:
+        """The candidates that the cue describes."""
+        return [item["gold"] for item in self._items]
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """{"image": uint8 (H, W, 3)}."""
+        return {"image": self._pictures[index]}
+
+
+class RowAssociations:
+    """WinoGAViL's rows: candidate_images, candidates (their names), cue, associations (the names of the right ones).
+
+    Args:
+        rows: pictures not decoded (`open_winogavil` sees to that).
+        name: for protocols and messages.
+    Raises:
+        ValueError: a column is missing, or an instance's associations are not among its candidates.
+    """
+
+    def __init__(self, rows: datasets.Dataset, name: str) -> None:
+        needed = ("candidate_images", "candidates", "cue", "associations")
+        missing = [column for column in needed if column not in rows.column_names]
+        if missing:
+            raise ValueError(f"{name}: no column {missing[0]}; accepted: {', '.join(needed)}")
+        self.name, self._rows = name, rows
+        self.cues, candidates, right = (list(rows[column]) for column in ("cue", "candidates", "associations"))
+        self.counts = [len(names) for names in candidates]
+        self.gold = []
+        for row, (names, chosen) in enumerate(zip(candidates, right)):
+            strange = [each for each in chosen if each not in names]
+            if strange or not chosen:
+                raise ValueError(f"{name}, row {row}: associations {chosen}; accepted: one or more of {names}")
+            self.gold.append([place for place, each in enumerate(names) if each in chosen])
+        content = json.dumps([self.cues, candidates, right], ensure_ascii=True)
+        self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
+        self._places = [(row, place) for row, count in enumerate(self.counts) for place in range(count)]
+        self._last: tuple[int, list[Any]] = (-1, [])  # pictures come in order, a row's ones after each other
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """{"image": Pillow image in RGB}.
+
+        Raises:
+            BrokenSample: if the picture is missing or cannot be decoded.
+        """
+        row, place = self._places[index]
+        if self._last[0] != row:
+            self._last = (row, self._rows[row]["candidate_images"])
+        pictures = self._last[1]
+        content = picture_bytes(pictures[place]) if place < len(pictures) else None
+        try:
+            if isinstance(content, str):
+                content = Path(content).read_bytes()
+            if not isinstance(content, bytes):
+                raise Unusable("missing picture")
+            return {"image": decode_picture(content, formats=FILE_FORMATS)}
+        except (Unusable, OSError) as error:
+            raise BrokenSample(self.name, f"row {row}, candidate {place}", str(error)) from None
+
+
+def open_winogavil(source: str, root: Path) -> RowAssociations:
+    """The test split of WinoGAViL.
+
+    Args:
+        source: a folder written by `save_to_disk` or one that the `datasets` library recognises, or a name on the hub
+            (nlphuji/winogavil).
+        root: folder that a relative path starts from.
+    Raises:
+        ValueError: if it cannot be read, or is another data set.
+    """
+    folder = root / source
+    try:
+        if folder.is_dir():
+            saved = (folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file()
+            rows = datasets.load_from_disk(str(folder)) if saved else datasets.load_dataset(str(folder))
+        else:
+            rows = datasets.load_dataset(source)
+    except (OSError, ValueError, ConnectionError) as error:
+        raise ValueError(f"data.winogavil = {source!r} cannot be read: {error}") from None
+    if isinstance(rows, datasets.DatasetDict):
+        if "test" not in rows:
+            raise ValueError(f"data.winogavil = {source!r} has no split test; it has: {', '.join(rows)}")
+        rows = rows["test"]
+    if "candidate_images" in rows.column_names:  # else the error comes with the columns that are needed
+        rows = rows.cast_column("candidate_images", _undecoded(rows.features["candidate_images"]))
+    return RowAssociations(rows, folder.name if folder.is_dir() else source)
+
+
+def _undecoded(feature: Any) -> Any:
+    """A list of pictures whose bytes are left as they are; damaged ones are then one broken sample, not an end."""
+    picture = datasets.Image(decode=False)
+    if isinstance(feature, list):
+        return [picture]
+    return type(feature)(picture) if hasattr(feature, "feature") else feature
+
+
+@torch.no_grad()
+def evaluate_associations(encoder: Encoder, instances: Associations) -> Evaluation:
+    """The k pictures that score best with "A <cue>" or "An <cue>", against the k right ones: mean Jaccard index.
+
+    Instances with a picture that cannot be read are left out and counted in the protocol.
+
+    Args:
+        encoder: model and preprocessing.
+        instances: see `Associations`.
+    Returns:
+        Metrics as in `winogavil_metrics`; the main one is MAIN_METRIC.
+    """
+    images, readable = encoder.images(instances)
+    texts = encoder.texts([winogavil_prompt(cue) for cue in instances.cues])
+    starts = [0, *itertools.accumulate(instances.counts)]
+    found, sizes, chances = [], [], []
+    for number, gold in enumerate(instances.gold):
+        own = slice(starts[number], starts[number + 1])
+        if not readable[own].all():
+            continue
+        pictures, text = images[own].to(encoder.device), texts[number : number + 1].to(encoder.device)
+        scores = encoder.model.geometry.similarity(pictures, text)[:, 0]
+        found.append(winogavil_jaccard(scores.cpu().numpy(), gold))
+        sizes.append(instances.counts[number])
+        chances.append(chance_jaccard(sizes[-1], len(gold)))
+    return Evaluation(
+        metrics=winogavil_metrics(found, sizes),
+        protocol={
+            "task": "associations",
+            "data": instances.name,
+            "fingerprint": instances.fingerprint,
+            "num_images": len(instances),
+            "num_instances": len(found),
+            "unreadable_instances": len(instances.counts) - len(found),
+            "preprocessing": encoder.preprocessing,
+        },
+        chance=winogavil_metrics(chances, sizes),
+        hits={
+            name: [[value] if inside(size) else [] for value, size in zip(found, sizes)]
+            for name, inside in _GROUPS.items()
+        },
+    )
+
+
+def chance_jaccard(num_candidates: int, k: int) -> float:
+    """Expected Jaccard index of k candidates drawn at random, k being right: the mean over hypergeometric hits."""
+    ways = comb(num_candidates, k)
+    hits: Sequence[int] = range(max(0, 2 * k - num_candidates), k + 1)
+    return sum(comb(k, h) * comb(num_candidates - k, k - h) / ways * h / (2 * k - h) for h in hits)
+
+
+_GROUPS = {
+    **{f"jaccard_score_{size}": (lambda count, size=size: count == size) for size in (5, 6, 10, 12)},
+    "jaccard_score_5-6": lambda count: count <= 6,
+    MAIN_METRIC: lambda count: count >= 10,
+    "jaccard_score_all": lambda count: True,
+}

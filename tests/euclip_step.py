@@ -1,0 +1,30 @@
+"""One process's share of a step of EuCLIP's loss, for tests/test_euclip_train.py; with few imports."""
+
+import torch
+
+from common.distributed import rank, world_size
+from common.info_nce import contrastive_loss
+from euclip.config import MethodConfig
+from euclip.model import build_geometry
+
+PAIRS, DIM = 12, 32
+
+
+def share_of_a_step(methods: list[MethodConfig]) -> list[dict]:
+    """Loss, and gradients of scalars and features, in float64; the processes share a batch of 12."""
+    found = []
+    for method in methods:
+        torch.manual_seed(7)
+        images, texts = torch.randn(2, PAIRS, DIM, dtype=torch.float64).unbind()
+        geometry = build_geometry(method, DIM).double()
+        own = slice(rank() * PAIRS // world_size(), (rank() + 1) * PAIRS // world_size())
+        features = [part[own].clone().requires_grad_() for part in (images, texts)]
+        scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+        image_embeddings, text_embeddings = geometry.embed_image(features[0]), geometry.embed_text(features[1])
+        loss = contrastive_loss(image_embeddings, text_embeddings, geometry.similarity, scale)
+        residuals = geometry.entailment_residual(text_embeddings, image_embeddings, method.min_radius)
+        (loss + method.entailment_weight * residuals.mean()).backward()
+        scalars = {name: parameter.grad for name, parameter in geometry.named_parameters()} | {"scale": scale.grad}
+        entailed = loss.detach() + method.entailment_weight * residuals.detach().mean()
+        found.append({"loss": entailed, "scalars": scalars, "features": [each.grad for each in features]})
+    return found

@@ -1,0 +1,228 @@
+"""Distances from the origin and the mean: cases made by hand, loops, files; histograms as plots and as numbers."""
+
+import csv
+import json
+import math
+
+import pytest
+import torch
+from matplotlib.image import imread
+from torch import nn
+
+from common.data.scenes import SceneDataset
+from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
+from common.encoders.two_towers import TwoTowers
+from common.evaluation.embed import Encoder
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+from common.report.figures import Distributions, plot_distributions
+from euclip.distributions import (
+    DISTANCE,
+    Distances,
+    FirstPairs,
+    Sample,
+    by_level,
+    distances_from,
+    embed_sample,
+    mean_norm,
+    overlap,
+    panels_of,
+    reference_points,
+    summarise,
+    write_distances,
+)
+from euclip.geometry import Elliptic, Euclidean, Hyperbolic
+
+DIM = 4
+GEOMETRIES = {
+    "sphere": Sphere,
+    "elliptic": Elliptic,
+    "euclidean": lambda: Euclidean(squared=False),
+    "euclidean_squared": lambda: Euclidean(squared=True),
+    "hyperbolic": lambda: Hyperbolic(DIM, squared=False, curvature_init=0.5),
+    "hyperbolic_squared": lambda: Hyperbolic(DIM, squared=True, curvature_init=2.0),
+}
+
+
+def sample_of(name, num_images=6, chain=3):
+    draws = torch.Generator().manual_seed(0)
+    images = 2 * torch.randn(num_images, DIM, generator=draws)
+    texts = torch.randn(num_images * chain, DIM, generator=draws)
+    if name in ("sphere", "elliptic"):
+        images, texts = images / images.norm(dim=1, keepdim=True), texts / texts.norm(dim=1, keepdim=True)
+    owners = torch.arange(num_images).repeat_interleave(chain)
+    chains = [range(chain * i, chain * (i + 1)) for i in range(num_images)]
+    return Sample(f"{name}, by hand", images, texts, owners, chains)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_distances_are_those_of_the_formulas(name):
+    geometry, sample = GEOMETRIES[name](), sample_of(name)
+    points = reference_points(geometry, sample)
+    mean = (sample.images.mean(dim=0) + sample.texts.mean(dim=0)) / 2
+    found = {reference: distances_from(geometry, sample, point) for reference, point in points.items()}
+    if name in ("sphere", "elliptic"):
+        assert list(points) == ["mean"]  # every embedding of a sphere is as far from its centre
+        cosines = [float(text @ mean / mean.norm()) for text in sample.texts]
+        expected = [(1 - c) / 2 if name == "sphere" else math.acos(c) for c in cosines]
+        assert found["mean"].texts.tolist() == pytest.approx(expected, abs=1e-6)
+        return
+    assert list(points) == ["origin", "mean"]
+    # from the origin a distance is the norm in every geometry, whatever the curvature
+    assert found["origin"].images.tolist() == pytest.approx(sample.images.norm(dim=1).tolist(), rel=1e-5)
+    assert found["origin"].texts.tolist() == pytest.approx(sample.texts.norm(dim=1).tolist(), rel=1e-5)
+    if name.startswith("euclidean"):
+        assert found["mean"].images.tolist() == pytest.approx((sample.images - mean).norm(dim=1).tolist(), rel=1e-5)
+        return
+    c = geometry.curvature().item()
+    for image, distance in zip(sample.images.double(), found["mean"].images.tolist()):
+        (x, x_time), (y, y_time) = (
+            (torch.sinh(z := c**0.5 * u.norm()) / z * u, torch.cosh(z) / c**0.5) for u in (image, mean.double())
+        )
+        assert distance == pytest.approx(math.acosh(-c * float(x @ y - x_time * y_time)) / c**0.5, rel=1e-5)
+
+
+def test_the_mean_weighs_both_modalities_alike_and_its_norm_is_before_any_normalisation():
+    sample = Sample("", torch.tensor([[2.0, 0]]), torch.tensor([[0, 1.0], [0, 3.0]]), torch.tensor([0, 0]), None)
+    assert reference_points(Euclidean(True), sample)["mean"].tolist() == [1, 1]
+    assert mean_norm(sample) == pytest.approx(2**0.5)
+
+
+def test_a_summary_made_by_hand():
+    sample = Sample("", torch.zeros(2, 1), torch.zeros(4, 1), torch.tensor([0, 0, 1, 1]), [[0, 1], [2, 3]])
+    distances = Distances(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 0.25, 4.0, 5.0]))
+    found = summarise(distances, sample)
+    assert found == pytest.approx(
+        {
+            "image_mean": 3,
+            "text_mean": 10.25 / 4,
+            "image_std": 1,
+            "text_std": torch.tensor([1.0, 0.25, 4.0, 5.0]).std(correction=0).item(),
+            "overlap": 1 / 4,  # of the texts one lies in the bin of an image
+            "image_farther": (1 + 1 + 0.5) / 4,
+            "within_half": 1 / 8,
+            "mean_norm": 0,
+            "level0_mean": 2.5,
+            "level1_mean": 2.625,
+            "generic_nearer": 0.5,
+        },
+        abs=1e-6,
+    )
+    without = summarise(distances, Sample("", sample.images, sample.texts, sample.text_to_image, None))
+    assert set(found) - set(without) == {"level0_mean", "level1_mean", "generic_nearer"}
+
+
+def test_overlap_is_one_of_a_set_with_itself_nothing_of_sets_apart_and_half_in_between():
+    values = torch.linspace(0, 1, 1000)
+    assert overlap(values, values) == pytest.approx(1)
+    assert overlap(values, values + 2) == 0
+    assert overlap(values, values + 0.5, bins=30) == pytest.approx(0.5, abs=0.02)
+    assert overlap(torch.ones(3), torch.ones(2)) == pytest.approx(1)  # a range without width
+
+
+def test_levels_split_the_texts_and_chains_may_differ_in_length():
+    sample = Sample("", torch.zeros(2, 1), torch.zeros(5, 1), torch.tensor([0, 0, 0, 1, 1]), [[0, 1, 2], [3, 4]])
+    split = by_level(torch.arange(5.0), sample)
+    assert [each.tolist() for each in split] == [[0, 3], [1, 4], [2]]
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_there_is_a_panel_for_each_point_and_one_curve_for_each_level(name):
+    geometry, sample = GEOMETRIES[name](), sample_of(name)
+    points = reference_points(geometry, sample)
+    panels = panels_of("title", geometry, sample, points)
+    assert [panel.x_label for panel in panels] == [f"{DISTANCE[name]} from the {point}" for point in points]
+    assert all(list(panel.values) == ["image", "text"] for panel in panels)
+    (panel, *_) = panels_of("title", geometry, sample, points, levels=True)
+    assert list(panel.values) == ["image", "text, level 0 (specific)", "text, level 1", "text, level 2 (generic)"]
+    flat = Sample("", sample.images, sample.texts, sample.text_to_image, None)
+    assert panels_of("title", geometry, flat, points, levels=True) == []
+
+
+class Mixed(nn.Module):
+    """Pixels or ids through a fixed linear map."""
+
+    def __init__(self, inputs, seed):
+        super().__init__()
+        self.weight = torch.randn(inputs, DIM, generator=torch.Generator().manual_seed(seed)) / inputs**0.5
+
+    def forward(self, batch):
+        return batch.flatten(1).float() @ self.weight
+
+
+def encoder_of(geometry):
+    tokenizer = WordTokenizer.from_words(["a", "red", "circle"])
+    model = TwoTowers(Mixed(3 * 16 * 16, 1), Mixed(20, 2), geometry, LogitScale(1.0))
+    return Encoder(model, ImageTransform(size=16), tokenizer, 20, 4, torch.device("cpu"))
+
+
+def test_a_sample_is_the_first_pictures_with_all_their_captions():
+    encoder, scenes = encoder_of(Euclidean(True)), SceneDataset("train", size=30, image_size=16)
+    sample = embed_sample(encoder, scenes, 5)
+    assert sample.name == "scenes/train, first 5 pictures"
+    assert torch.equal(sample.images, encoder.images(SceneDataset("train", size=5, image_size=16))[0])
+    assert torch.equal(sample.texts, encoder.texts([caption for i in range(5) for caption in scenes.captions(i)]))
+    assert sample.text_to_image.tolist() == [i for i in range(5) for _ in range(5)]
+    assert [list(chain) for chain in sample.chains] == [list(range(5 * i, 5 * i + 5)) for i in range(5)]
+    assert len(embed_sample(encoder, SceneDataset("train", size=3, image_size=16), 5).images) == 3
+
+
+def test_pairs_whose_captions_stand_in_no_order_have_no_levels():
+    class Pairs(FirstPairs):
+        """Captioned pictures that are no scenes."""
+
+    sample = embed_sample(encoder_of(Sphere()), Pairs(SceneDataset("train", size=4, image_size=16), 4))
+    assert sample.chains is None
+    assert len(sample.texts) == 20
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_the_files_hold_the_summary_and_the_histograms(name, tmp_path):
+    geometry, sample = GEOMETRIES[name](), sample_of(name)
+    content = write_distances(geometry, sample, tmp_path / "new", step=7)
+    assert json.loads((tmp_path / "new" / "distances.json").read_text()) == content
+    assert (content["step"], content["geometry"], content["data"]) == (7, name, sample.name)
+    for reference, point in reference_points(geometry, sample).items():
+        assert content[f"from_{reference}"] == summarise(distances_from(geometry, sample, point), sample)
+    assert imread(tmp_path / "new" / "distances.png").shape[0] > 100
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_plotted_histograms_count_every_value_and_sum_to_100_percent(tmp_path):
+    values = {"one": [0, 0.1, 0.9, 1.0], "other": [0.5, 2.0]}
+    png, numbers = plot_distributions([Distributions("panel", "x", values)], tmp_path / "d.png", across=1, bins=4)
+    assert imread(png).shape[1] > 400
+    rows = rows_of(numbers)
+    assert [float(row["percent"]) for row in rows if row["curve"] == "one"] == [50, 25, 25, 0]
+    assert [float(row["percent"]) for row in rows if row["curve"] == "other"] == [0, 50, 0, 50]
+    assert [(float(row["bin_low"]), float(row["bin_high"])) for row in rows[:4]] == [
+        (0, 0.5), (0.5, 1), (1, 1.5), (1.5, 2)
+    ]  # fmt: skip
+
+
+def test_whole_numbers_have_a_bin_each(tmp_path):
+    panel = Distributions("panel", "x", {"one": [1, 1, 4], "other": [2]}, whole_numbers=True)
+    _, numbers = plot_distributions([panel], tmp_path / "d.png", across=1)
+    rows = [row for row in rows_of(numbers) if row["curve"] == "one"]
+    assert [float(row["bin_low"]) for row in rows] == [0.5, 1.5, 2.5, 3.5]
+    assert [float(row["percent"]) for row in rows] == pytest.approx([200 / 3, 0, 0, 100 / 3])
+
+
+def test_labels_keep_their_colour_over_panels_and_a_dollar_is_no_formula(tmp_path):
+    panels = [Distributions("5$ $x_$", "x", {"a": [1, 2]}), Distributions("second", "x", {"b": [1, 2], "a": [3]})]
+    _, numbers = plot_distributions(panels, tmp_path / "d.png", across=2, bins=2)
+    assert [row["panel"] for row in rows_of(numbers)] == ["5$ $x_$"] * 2 + ["second"] * 4
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
+def test_a_histogram_of_nothing_or_of_no_number_is_refused(tmp_path, values):
+    with pytest.raises(ValueError, match="panel 'p', a: finite values are needed"):
+        plot_distributions([Distributions("p", "x", {"a": values})], tmp_path / "d.png", across=1)
+    with pytest.raises(ValueError, match="at least one panel"):
+        plot_distributions([], tmp_path / "d.png", across=1)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,211 @@
+"""The traversal and distance parts of EuCLIP's reproduce.py at smoke scale, end to end, and their command lines."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.report.experiments import read_experiment
+from common.report.schema import from_json
+from euclip import distributions, figures, traverse, walk_tables
+from euclip.config import Config, EvaluationData
+from euclip.reproduce import CODE, PARTS, main
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = [
+    "optim.steps=2", "optim.warmup_steps=0", "optim.global_batch_size=16", "data.num_train=24", "data.num_val=8",
+    "data.num_test=8", "data.num_labelled=8", "run.evaluate_every=0", "run.save_every=0",
+]  # fmt: skip
+WALK_PARTS = ("table2", "table3", "table6", "table7", "figure5")
+DISTANCE_PARTS = ("figure2", "figure4", "figure6", "figure7", "figure8", "root_norms")
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    """All parts once, on shared runs; written as if unchanged, so that experiments are written too."""
+    folder = tmp_path_factory.mktemp("outputs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "common.report.command.Command.folder", lambda self, paper: self.results / paper / self.part / self.scale
+        )
+        for part in (*WALK_PARTS, *DISTANCE_PARTS):
+            main([part, "--scale", "smoke", "--output", str(folder), *TINY])
+    return folder
+
+
+def folder_of(output, part):
+    return output / "results" / "euclip" / part / "smoke"
+
+
+def table_of(output, part, name=None):
+    return from_json((folder_of(output, part) / f"{name or part}.json").read_text(encoding="utf-8"))
+
+
+def experiment_of(output, name):
+    return read_experiment(output / "results" / "euclip" / "experiments" / "smoke" / f"{name}.json")
+
+
+def checkpoint_of(output, row):
+    (found,) = output.glob(f"runs/euclip/{row}-smoke-*/seed0/checkpoints/step-00000002")
+    return found
+
+
+def test_every_part_is_one_of_reproduce():
+    assert set(WALK_PARTS + DISTANCE_PARTS) <= set(PARTS)
+
+
+def test_printed_rows_stand_beside_ours_under_the_same_name(output):
+    for part in (*WALK_PARTS, "root_norms"):
+        printed = CODE.paper_tables()["tables"][part]
+        rows = {row.method: row for row in table_of(output, part).rows}
+        keys = [column["key"] for column in printed["columns"]]
+        for row in printed["rows"]:
+            assert dict(rows[row["method"]].paper) == dict(zip(keys, row["values"]))
+            assert any(rows[row["method"]].ours.values()) == ("needs" not in row)
+    assert set(walk_tables.ROWS) == {row.method for row in table_of(output, "table6").rows}
+
+
+def test_table_6_and_the_experiment_say_the_same_and_come_with_the_order_of_the_walks(output):
+    cells = {row.method: row.ours["mean_captions"] for row in table_of(output, "table6").rows}
+    values = experiment_of(output, "traversal").values
+    for label, row in walk_tables.ROWS.items():
+        assert values[f"{row.key}_captions"] == cells[label].values
+        if cells[label].mean > 0:
+            assert 0 <= values[f"{row.key}_true_share"][0] <= 1
+    assert any(cell.mean > 0 for cell in cells.values())
+    assert cells["EuCLIP, no filter"].interval is not None  # over pictures, of a single seed
+    assert {row.method for row in table_of(output, "table6", "traversal").rows} == set(walk_tables.ROWS)
+
+
+def test_figure_5_shares_out_all_pictures_and_agrees_with_table_6(output):
+    means = {row.method: row.ours["mean_captions"].mean for row in table_of(output, "table6").rows}
+    for row in table_of(output, "figure5").rows:
+        shares = [cell.mean for cell in row.ours.values()]
+        assert sum(shares) == pytest.approx(100)
+        if shares[-1] == 0:
+            assert sum(number * share / 100 for number, share in enumerate(shares)) == pytest.approx(means[row.method])
+
+
+def test_the_printed_counts_of_figure_5_give_the_printed_mean_of_table_6():
+    (row,) = CODE.paper_tables()["tables"]["figure5"]["rows"]
+    assert sum(row["values"]) == pytest.approx(100, abs=0.02)
+    counts = {1: 4, 2: 7, 3: 17, 4: 13, 5: 10, 6: 8, 8: 1}  # of the appendix's listing
+    assert row["values"] == pytest.approx([0, *(100 * counts[k] / 60 for k in range(1, 6)), 100 * 9 / 60], abs=0.01)
+    assert sum(number * times for number, times in counts.items()) / 60 == pytest.approx(3.783, abs=0.001)
+
+
+def test_examples_name_the_captions_of_four_pictures(output):
+    ours = [row for row in table_of(output, "table2").rows if row.method.startswith("ours")]
+    assert len(ours) == 4
+    for row in ours:
+        for part in row.note.split(" | "):
+            model, _, captions = part.partition(": ")
+            number = 0 if captions == "only the root" else len(captions.split("; "))
+            assert row.ours[model].mean == number
+
+
+@pytest.mark.parametrize(
+    ("part", "points", "panels"), [("figure2", 3, 3), ("figure4", 4, 4), ("figure6", 4, 4), ("figure8", 4, 4)]
+)
+def test_figures_draw_their_panels_and_claims_can_name_their_numbers(output, part, points, panels):
+    table = table_of(output, part)
+    assert len(table.rows) == points
+    with (folder_of(output, part) / f"{part}_distances_plotted.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len({(row["panel"], row["x"]) for row in rows}) == panels
+    assert {row["curve"] for row in rows} == {"image", "text"}
+    assert (folder_of(output, part) / f"{part}_distances.png").stat().st_size > 1000
+    assert (folder_of(output, part) / f"{part}_levels.png").stat().st_size > 1000
+    values = experiment_of(output, part).values
+    for row in table.rows:
+        assert any(
+            row.ours["image_mean"].values == value for key, value in values.items() if key.endswith("image_mean")
+        )
+    for key, (value,) in values.items():
+        if key.endswith(("overlap", "image_farther", "generic_nearer", "within_half")):
+            assert 0 <= value <= 1
+
+
+def test_figure_6_has_the_origin_above_the_mean_and_figure_2_gives_clip_its_mean(output):
+    def panels(part):
+        with (folder_of(output, part) / f"{part}_distances_plotted.csv").open(newline="") as file:
+            return list(dict.fromkeys((row["panel"], row["x"]) for row in csv.DictReader(file)))
+
+    origin, mean = "geodesic distance from the origin", "geodesic distance from the mean"
+    assert panels("figure6") == [(model, x) for x in (origin, mean) for model in ("MERU, lambda=0", "MERU")]
+    assert ("CLIP", "scaled cosine distance from the mean") in panels("figure2")
+
+
+def test_the_norms_of_the_mean_are_those_of_figure_7(output):
+    norms = {row.method: row.ours["root_norm"].values for row in table_of(output, "root_norms").rows}
+    values = experiment_of(output, "figure7").values
+    assert norms["EuCLIP ViT-B/32"] == pytest.approx(values["euclip_origin_mean_norm"])
+    assert norms["EuCLIP ViT-B/32, lambda=0"] == pytest.approx(values["euclip_lambda0_mean_mean_norm"])
+    assert set(norms) == set(figures.ROOT_NORMS)
+
+
+def test_traverse_writes_its_files_or_prints_the_table_of_a_checkpoint(output, tmp_path, capsys):
+    checkpoint = str(checkpoint_of(output, "b16_meru"))
+    few = ["--pictures", "3", "--steps", "10"]
+    traverse.main(["--checkpoint", checkpoint, "--output", str(tmp_path), *few, "--min-radius", "0.1", "0.8"])
+    content = json.loads((tmp_path / "traversal.json").read_text())
+    assert [each["min_radius"] for each in content["filters"]] == [None, 0.1, 0.8]
+    assert (content["num_pictures"], content["num_points"], content["root"]) == (3, 10, "the origin")
+    captions = tmp_path / "captions.txt"
+    captions.write_text("a red circle\na blue square\n")
+    capsys.readouterr()
+    traverse.main(["--checkpoint", str(checkpoint_of(output, "b16_clip")), "--captions", str(captions), *few])
+    printed = capsys.readouterr().out
+    assert "root: normalised mean of image and text embeddings of scenes/train, first 24 pictures" in printed
+    assert "2: captions.txt" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--checkpoint", "nowhere"], "nowhere is no whole checkpoint"),
+        (["--checkpoint", "CLIP", "--min-radius", "0.1"], "'sphere' has no entailment cones"),
+        (["--checkpoint", "CLIP", "--captions", "/dev/null"], "/dev/null holds no caption"),
+        (["--checkpoint", "CLIP", "--pictures", "0"], "--pictures 0; accepted: at least 1"),
+    ],
+)
+def test_traverse_says_what_it_cannot_use(output, arguments, message):
+    clip = str(checkpoint_of(output, "b16_clip"))
+    with pytest.raises(ValueError, match=message):
+        traverse.main([clip if word == "CLIP" else word for word in arguments])
+
+
+def test_entry_scripts_run_by_path_and_explain_errors_in_one_line():
+    for script in ("traverse", "distributions"):
+        done = subprocess.run(
+            [sys.executable, f"euclip/{script}.py", "--checkpoint", "nowhere", "--output", "nowhere"],
+            cwd=ROOT, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: nowhere is no whole checkpoint")
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_distributions_of_a_checkpoint_from_the_command_line(output, tmp_path, capsys):
+    checkpoint = str(checkpoint_of(output, "b16_euclip"))
+    distributions.main(["--checkpoint", checkpoint, "--output", str(tmp_path), "--pictures", "6"])
+    content = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "distances.json").read_text()) == content
+    assert content["data"] == "scenes/train, first 6 pictures"
+
+
+def test_photographs_with_a_hierarchy_are_preferred(data_dir):
+    data = EvaluationData(
+        source="shards",
+        root=str(data_dir),
+        train="flickr8k/flickr8k-val-*.tar",
+        test="flickr8k/flickr8k-test-*.tar",
+        second_test="coco_mini/coco-test-*.tar",
+    )
+    task = walk_tables.walk_task(Config(data=data))
+    assert task.pool.name == "hierarchies of 60 pictures of coco-test"
+    assert task.image_id(0).isdigit()
+    assert not task.may_show

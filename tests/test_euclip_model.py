@@ -1,0 +1,279 @@
+"""Every row and scale of EuCLIP's tables loads and builds; parameter counts, trainable scalars and their bounds."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+from common.accumulation import MicroBatches
+from common.info_nce import contrastive_loss
+from common.run.config import SCALES, ConfigError, load_row
+from common.run.schedule import build_optimizer
+from common.run.session import launched_accelerator
+from euclip.config import Config
+from euclip.geometry import Hyperbolic
+from euclip.model import build_model, clamp_scalars_, multiply_scalar_gradients_, trained_scalars
+
+FOLDER = Path(__file__).resolve().parents[1] / "euclip"
+CLIP_IDS = SimpleNamespace(vocabulary_size=49_408, end_id=49_407)
+FEW_IDS = SimpleNamespace(vocabulary_size=64, end_id=63)
+ROWS = sorted(path for path in FOLDER.glob("configs/*.yaml") if not path.name.startswith("scale_"))
+SHRUNK = [
+    "data.image_size=32", "data.context_length=8", "model.patch_size=16", "model.embedding_dim=16",
+    "model.image.width=16", "model.image.layers=1", "model.image.heads=2", "model.text.width=16",
+    "model.text.layers=1", "model.text.heads=2", "optim.global_batch_size=8", "optim.micro_batch_size=3",
+]  # fmt: skip
+
+
+def config_of(row, scale="paper", *overrides):
+    return load_row(Config, FOLDER, FOLDER / "configs" / f"{row}.yaml", scale, list(overrides))
+
+
+def on_meta(row, *overrides):
+    with torch.device("meta"):
+        return build_model(config_of(row, "paper", *overrides), CLIP_IDS)
+
+
+def count(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("row", ROWS, ids=lambda path: path.stem)
+def test_every_row_builds_at_every_scale(row, scale):
+    config = load_row(Config, FOLDER, row, scale)
+    with torch.device("meta"):
+        model = build_model(config, CLIP_IDS)
+    assert model.geometry.name == config.method.geometry
+    assert count(model) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("table4_clip", 151_277_313),
+        ("table4_elliptic", 151_277_313),
+        ("table4_euclidean", 151_277_313),
+        ("table5_euclip_ln", 151_277_313),
+        ("table4_euclip", 151_274_753),
+        ("table4_euclidean_no_ln", 151_274_753),
+        ("table8_euclip", 151_274_753),
+        ("redcaps_euclip", 151_274_753),
+        ("table4_meru", 151_277_316),
+        ("table4_hyperbolic", 151_277_316),
+        ("table4_hyperbolic_squared", 151_274_756),
+        ("b16_clip", 149_620_737),
+        ("b16_euclip_ln", 149_620_737),
+        ("b16_euclip", 149_618_177),
+        ("b16_meru", 149_620_740),
+    ],
+)
+def test_parameter_counts_at_paper_scale_are_those_of_the_authors_models(row, expected):
+    assert count(on_meta(row)) == expected
+
+
+def test_the_towers_at_paper_scale_have_the_sizes_of_open_clips():
+    model = on_meta("table4_clip")
+    assert count(model.image_tower) == 87_849_216
+    assert count(model.text_tower) == 63_428_096
+    assert count(on_meta("b16_clip").image_tower) == 86_192_640
+
+
+def test_euclip_has_the_parameters_of_clip_without_the_final_layer_norms():
+    clip, euclip = (dict(on_meta(f"table4_{row}").named_parameters()) for row in ("clip", "euclip"))
+    assert not euclip.keys() - clip.keys()
+    assert clip.keys() - euclip.keys() == {
+        f"{tower}.final_norm.{part}" for tower in ("image_tower", "text_tower") for part in ("weight", "bias")
+    }
+    assert sum(clip[name].numel() for name in clip.keys() - euclip.keys()) == 2 * 768 + 2 * 512
+    assert any("input_norm" in name for name in euclip)  # the LayerNorm before the blocks stays
+
+
+@pytest.mark.parametrize(("row", "image", "text"), [("table4_euclidean", 0.99, 0.97), ("table4_euclip", 1.26, 0.84)])
+def test_norms_at_the_start_are_those_measured_of_the_authors_towers(row, image, text):
+    """Section 3; without the final LayerNorm texts start nearer to the origin than images."""
+    model = build_model(config_of(row), CLIP_IDS)
+    images = torch.nn.functional.interpolate(torch.randn(8, 3, 8, 8), size=224, mode="bicubic")
+    token_ids = torch.randint(1, 49_405, (8, 77))
+    token_ids[:, 20] = CLIP_IDS.end_id
+    with torch.no_grad():
+        norms = [each.norm(dim=1).mean().item() for each in model(images, token_ids)[:2]]
+    assert norms == pytest.approx([image, text], rel=0.08)  # of other pictures and words
+
+
+def test_the_rows_hold_the_papers_settings():
+    """Section 2 of the specification: geometry, final LayerNorm, lambda, K, start of the logit scale."""
+    large, one, small = 1 / 0.07, 1.0, math.exp(-1)
+    expected = {
+        "clip": ("sphere", True, 0, None, large),
+        "elliptic": ("elliptic", True, 0, None, large),
+        "euclidean": ("euclidean", True, 0, None, large),
+        "euclidean_no_ln": ("euclidean", False, 0, None, large),
+        "euclidean_squared": ("euclidean_squared", False, 0, None, one),
+        "euclidean_squared_entailment": ("euclidean_squared", False, 0.2, 0.3, small),
+        "euclip": ("euclidean_squared", False, 0.1, 0.3, small),
+        "euclip_ln": ("euclidean_squared", True, 0.1, 0.3, small),
+        "hyperbolic": ("hyperbolic", True, 0, None, large),
+        "hyperbolic_no_ln": ("hyperbolic", False, 0, None, large),
+        "hyperbolic_squared": ("hyperbolic_squared", False, 0, None, one),
+        "hyperbolic_squared_entailment": ("hyperbolic_squared", False, 0.2, 0.3, small),
+        "meru": ("hyperbolic", True, 0.2, 0.1, large),
+        "meru_no_ln": ("hyperbolic", False, 0.2, 0.1, large),
+    }
+    for path in ROWS:
+        config = config_of(path.stem)
+        method = config.method
+        found = (method.geometry, config.model.final_layer_norm, method.entailment_weight, method.min_radius)
+        variant = expected[path.stem.partition("_")[2]]
+        assert found == variant[:4], path.name
+        assert method.logit_scale_init == pytest.approx(variant[4], rel=1e-12), path.name
+        assert (method.logit_scale_min, method.logit_scale_max) == (None, 100.0)
+
+
+def test_the_paper_scale_is_datacomps_recipe():
+    medium, small, fine = (config_of(row) for row in ("table4_euclip", "table8_euclip", "b16_euclip"))
+    assert (medium.optim.steps, small.optim.steps) == (31_250, 3_125)
+    assert medium.optim.steps * medium.optim.global_batch_size == 128_000_000
+    assert small.optim.steps * small.optim.global_batch_size == 12_800_000
+    assert (medium.model.patch_size, fine.model.patch_size) == (32, 16)
+    for config in (medium, small, fine):
+        optim = config.optim
+        assert (optim.global_batch_size, optim.micro_batch_size, optim.warmup_steps) == (4096, 256, 500)
+        assert (optim.learning_rate, optim.weight_decay, optim.max_gradient_norm) == (5e-4, 0.2, None)
+        assert (optim.beta1, optim.beta2, optim.epsilon, optim.logit_scale_rate) == (0.9, 0.98, 1e-6, 1.0)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_vit_b16_has_patches_of_half_the_side_and_small_datacomp_fewer_steps_at_every_scale(scale):
+    coarse, fine, few = (config_of(row, scale) for row in ("table4_euclip", "b16_euclip", "table8_euclip"))
+    assert 2 * fine.model.patch_size == coarse.model.patch_size
+    assert fine.optim == coarse.optim
+    assert few.optim.steps < coarse.optim.steps
+    assert few.model == coarse.model
+
+
+def test_every_trained_row_of_the_tables_has_its_config_and_every_config_its_row():
+    tables = yaml.safe_load((FOLDER / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]
+    named = {row["config"] for table in tables.values() for row in table["rows"] if "config" in row}
+    not_rows = {"redcaps_euclip.yaml", "unstable_hyperbolic_no_ln.yaml", "unstable_meru_no_ln.yaml"}
+    assert named == {row.name for row in ROWS} - not_rows
+    for name in ("table1", "table4", "table5", "table8"):
+        assert all("config" in row for row in tables[name]["rows"]), name
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda path: path.stem)
+def test_one_step_of_a_shrunk_paper_model_in_micro_batches_moves_every_parameter(row):
+    config = load_row(Config, FOLDER, row, "paper", SHRUNK)
+    model = build_model(config, FEW_IDS)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = build_optimizer(model, config.optim)
+    micro_batches = MicroBatches(launched_accelerator(), model, config.optim.micro_batch_size)
+    token_ids = torch.randint(1, 62, (8, 8))
+    token_ids[:, -1] = 63
+    images, texts, scale = micro_batches.embed(torch.randn(8, 3, 32, 32), token_ids)
+    loss = contrastive_loss(images, texts, model.geometry.similarity, scale)
+    method = config.method
+    if method.entailment_weight:
+        residuals = model.geometry.entailment_residual(texts, images, method.min_radius)
+        loss = loss + method.entailment_weight * residuals.mean()
+    micro_batches.backward(loss)
+    optimizer.step()
+    still = [name for name, parameter in model.named_parameters() if torch.equal(before[name], parameter)]
+    assert not still  # words that do not occur decay
+
+
+def test_no_trainable_scalar_decays():
+    for row in ("table4_euclip", "table4_meru"):
+        config = config_of(row, "smoke")
+        model = build_model(config, FEW_IDS)
+        decayed, kept = (group["params"] for group in build_optimizer(model, config.optim).param_groups)
+        assert all(parameter.ndim >= 2 for parameter in decayed)
+        scalars = [parameter for name, parameter in model.named_parameters() if ".log_" in name]
+        assert len(scalars) == (4 if row == "table4_meru" else 1)
+        assert all(any(scalar is parameter for parameter in kept) for scalar in scalars)
+
+
+def test_at_demo_scale_the_curvature_learns_at_the_logit_scales_rate():
+    config = config_of("table4_meru", "demo")
+    model = build_model(config, FEW_IDS)
+    *_, faster = build_optimizer(model, config.optim).param_groups
+    assert [id(each) for each in faster["params"]] == [
+        id(each) for each in (model.geometry.log_curvature, model.logit_scale.log_logit_scale)
+    ]
+    assert (faster["rate"], faster["weight_decay"]) == (20.0, 0.0)
+
+
+def test_a_start_below_one_survives_by_default_and_is_one_under_the_authors_bound():
+    model = build_model(config_of("table4_euclip", "smoke"), FEW_IDS)
+    assert clamp_scalars_(model, None) == 0
+    assert model.logit_scale().item() == pytest.approx(math.exp(-1))
+    published = build_model(config_of("table4_euclip", "smoke", "method.logit_scale_min=1.0"), FEW_IDS)
+    assert published.logit_scale().item() == 1.0
+
+
+def test_bounds_are_kept_by_one_call_that_counts_what_it_moved():
+    model = build_model(config_of("table4_meru", "smoke"), FEW_IDS)
+    geometry = model.geometry
+    with torch.no_grad():
+        model.logit_scale.log_logit_scale.fill_(5.0)
+        geometry.log_curvature.fill_(-3.0)
+        geometry.log_image_scale.fill_(0.5)
+    assert clamp_scalars_(model, None) == 2  # alpha has no bound in EuCLIP's code
+    found = trained_scalars(model)
+    assert found["logit_scale"] == pytest.approx(100)
+    assert found["curvature"] == pytest.approx(0.1)
+    assert found["image_scale"] == pytest.approx(math.exp(0.5))
+    assert clamp_scalars_(model, 1.0) == 1  # MERU's code
+    assert trained_scalars(model)["image_scale"] == 1.0
+    assert clamp_scalars_(model, 1.0) == 0
+
+
+@pytest.mark.parametrize("absorbing", [False, True])
+def test_a_curvature_at_its_bound_has_a_gradient_unless_the_bound_absorbs(absorbing):
+    overrides = [f"method.absorbing_curvature_bounds={str(absorbing).lower()}"]
+    model = build_model(config_of("table4_meru", "smoke", *overrides), FEW_IDS)
+    with torch.no_grad():
+        model.geometry.log_curvature.fill_(-3.0)
+    assert clamp_scalars_(model, None) == 1
+    assert trained_scalars(model)["curvature"] == pytest.approx(0.1)
+    embeddings = torch.randn(4, 32)
+    model.geometry.similarity(embeddings, embeddings.flip(0)).sum().backward()
+    gradient = model.geometry.log_curvature.grad
+    assert (gradient == 0).all() if absorbing else (gradient != 0).all()
+
+
+def test_the_authors_accumulation_multiplies_the_gradients_of_beta_and_c_alone():
+    model = build_model(config_of("table4_meru", "smoke"), FEW_IDS)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    multiply_scalar_gradients_(model, 2.0)
+    doubled = {name for name, parameter in model.named_parameters() if (parameter.grad == 2).all()}
+    assert doubled == {"logit_scale.log_logit_scale", "geometry.log_curvature"}
+    assert isinstance(model.geometry, Hyperbolic)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["method.entailment_weight=0.1"],
+            "method.entailment_weight = 0.1 with method.geometry = sphere, which has no",
+        ),
+        (
+            ["method.geometry=euclidean", "method.entailment_weight=0.1"],
+            r"method.entailment_weight = 0.1 needs method.min_radius \(K\); the paper: 0.3",
+        ),
+        (["method.curvature_init=20"], r"method.curvature_init = 20.0 is outside .* = \[0.1, 10.0\]"),
+        (["method.geometry=lorentz"], "method.geometry = 'lorentz'; accepted: sphere, elliptic, euclidean"),
+        (["method.min_radius=-1"], "method.min_radius = -1.0; accepted: >= 0"),
+        (["method.logit_scale_min=200"], "method.logit_scale_min = 200.0 is above method.logit_scale_max = 100.0"),
+        (["method.curvature=1"], "unknown key 'method.curvature'; did you mean method.curvature_"),
+        (["data.averages=38"], "data.averages = 38; accepted: present, datacomp"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_with_what_is_accepted(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of("table4_clip", "smoke", *overrides)

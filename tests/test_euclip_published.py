@@ -1,0 +1,215 @@
+"""Published layouts with random weights: MERU's own code written anew from its formulas, EuCLIP's fork, open_clip."""
+
+import json
+import math
+import sys
+
+import open_clip
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.encoders.weights import WeightsError
+from common.geometry import unit
+from euclip.config import Config
+from euclip.lorentz import exp_map0
+from euclip.published import euclip_from_open_clip, main, meru_from_state, open_published
+
+WIDTH, TEXT_WIDTH, DIM, WORDS, LENGTH, PATCH, SIDE = 128, 64, 24, 60, 9, 8, 32
+
+
+class TimmBlock(nn.Module):
+    """A block of timm's ViT, with its names."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = nn.ModuleDict({"qkv": nn.Linear(width, 3 * width), "proj": nn.Linear(width, width)})
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, 4 * width), "fc2": nn.Linear(4 * width, width)})
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        qkv = self.attn["qkv"](self.norm1(x)).reshape(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        weights = (qkv[0] @ qkv[1].transpose(-1, -2) / math.sqrt(width // self.heads)).softmax(dim=-1)
+        x = x + self.attn["proj"]((weights @ qkv[2]).transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
+
+
+class TextBlock(nn.Module):
+    """A block of MERU's text tower, with its names."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(width, 4 * width), "c_proj": nn.Linear(4 * width, width)})
+
+    def forward(self, x, mask):
+        normed = self.ln_1(x)
+        x = x + self.attn(normed, normed, normed, attn_mask=mask, need_weights=False)[0]
+        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x))))
+
+
+class Meru(nn.Module):
+    """MERU's layout in our words: parameters under its names, and its forward pass up to the tangent vectors."""
+
+    def __init__(self, hyperbolic=True):
+        super().__init__()
+        self.visual, self.textual = nn.Module(), nn.Module()
+        self.visual.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, WIDTH, PATCH, stride=PATCH)})
+        self.visual.cls_token = nn.Parameter(torch.randn(1, 1, WIDTH))
+        self.visual.pos_embed = nn.Parameter(torch.randn(1, (SIDE // PATCH) ** 2 + 1, WIDTH), requires_grad=False)
+        self.visual.blocks = nn.ModuleList(TimmBlock(WIDTH, 2) for _ in range(2))
+        self.visual.norm = nn.LayerNorm(WIDTH)
+        self.textual.token_embed = nn.Embedding(WORDS, TEXT_WIDTH)
+        self.textual.posit_embed = nn.Parameter(torch.randn(LENGTH, TEXT_WIDTH))
+        self.textual.resblocks = nn.ModuleList(TextBlock(TEXT_WIDTH, 1) for _ in range(3))
+        self.textual.ln_final = nn.LayerNorm(TEXT_WIDTH)
+        self.textual.register_buffer("attn_mask", torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1))
+        self.visual_proj = nn.Linear(WIDTH, DIM, bias=False)
+        self.textual_proj = nn.Linear(TEXT_WIDTH, DIM, bias=False)
+        self.logit_scale = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("pixel_mean", torch.zeros(3, 1, 1))
+        self.register_buffer("pixel_std", torch.ones(3, 1, 1))
+        if hyperbolic:
+            self.curv = nn.Parameter(torch.tensor(math.log(0.5)))
+            self.visual_alpha, self.textual_alpha = nn.Parameter(torch.tensor(-1.0)), nn.Parameter(torch.tensor(-1.5))
+
+    def image_features(self, images):
+        patches = self.visual.patch_embed["proj"](images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.visual.cls_token.expand(len(images), -1, -1), patches], 1) + self.visual.pos_embed
+        for block in self.visual.blocks:
+            tokens = block(tokens)
+        return self.visual_proj(self.visual.norm(tokens)[:, 0])
+
+    def text_features(self, ids):
+        tokens = self.textual.token_embed(ids) + self.textual.posit_embed
+        for block in self.textual.resblocks:
+            tokens = block(tokens, self.textual.attn_mask)
+        return self.textual_proj(self.textual.ln_final(tokens)[torch.arange(len(ids)), ids.argmax(dim=1)])
+
+
+def inputs(words=WORDS, length=LENGTH, side=SIDE):
+    ids = torch.randint(1, words - 1, (5, length))
+    ids[:, -2] = words - 1
+    return torch.randn(5, 3, side, side), ids
+
+
+@torch.no_grad()
+def test_merus_weights_give_merus_embeddings_and_distances():
+    theirs = Meru().eval()
+    ours = meru_from_state(theirs.state_dict())
+    images, ids = inputs()
+    tangent = [math.exp(-1.0) * theirs.image_features(images), math.exp(-1.5) * theirs.text_features(ids)]
+    torch.testing.assert_close(ours.encode_image(images), tangent[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.encode_text(ids), tangent[1], rtol=1e-4, atol=1e-5)
+    c = torch.tensor(0.5, dtype=torch.float64)
+    points = [exp_map0(each.double(), c) for each in tangent]
+    times = [(1 / c + each.square().sum(dim=1)).sqrt() for each in points]
+    inner = points[0] @ points[1].T - times[0][:, None] * times[1][None, :]
+    distances = torch.arccosh(-c * inner) / c.sqrt()
+    similarity = ours.geometry.similarity(ours.encode_image(images), ours.encode_text(ids))
+    torch.testing.assert_close(similarity.double(), -distances, rtol=1e-4, atol=1e-4)
+    assert ours.logit_scale().item() == pytest.approx(math.exp(2.0))
+
+
+@torch.no_grad()
+def test_their_clip_baseline_is_on_the_sphere():
+    theirs = Meru(hyperbolic=False).eval()
+    ours = meru_from_state(theirs.state_dict())
+    images, _ = inputs()
+    assert ours.geometry.name == "sphere"
+    torch.testing.assert_close(ours.encode_image(images), unit(theirs.image_features(images)), rtol=1e-4, atol=1e-5)
+
+
+def open_clips(**changes):
+    torch.manual_seed(0)
+    image = open_clip.CLIPVisionCfg(image_size=32, patch_size=16, width=64, layers=2, head_width=64)
+    text = open_clip.CLIPTextCfg(context_length=8, vocab_size=50, width=64, heads=1, layers=1)
+    return open_clip.CLIP(16, image, text).eval()
+
+
+def without_final_norms(model):
+    """As EuCLIP's fork builds it: both are the identity, and the state dict has neither."""
+    model.visual.ln_post = model.ln_final = nn.Identity()
+    return model
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("geometry", ["euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared"])
+def test_weights_of_the_fork_give_its_embeddings(geometry):
+    theirs = without_final_norms(open_clips())
+    state = dict(theirs.state_dict())
+    scale = {"image": 16**-0.5, "text": 16**-0.5}
+    if geometry.startswith("hyperbolic"):
+        scale = {"image": math.exp(-1.2), "text": math.exp(-1.9)}
+        state |= {"alpha_img": torch.tensor(-1.2), "alpha_txt": torch.tensor(-1.9), "curvature": torch.tensor(-4.0)}
+        state["hyper_logit_scale"] = state.pop("logit_scale")
+    ours = euclip_from_open_clip(state, geometry)
+    images, ids = inputs(50, 8)
+    expected = scale["image"] * theirs.encode_image(images), scale["text"] * theirs.encode_text(ids)
+    torch.testing.assert_close(ours.encode_image(images), expected[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.encode_text(ids), expected[1], rtol=1e-4, atol=1e-5)
+    assert ours.geometry.name == geometry
+    if geometry.startswith("hyperbolic"):  # the fork's clamp in the forward pass
+        assert ours.geometry.curvature().item() == pytest.approx(0.1)
+
+
+@torch.no_grad()
+def test_open_clips_own_weights_evaluate_on_the_sphere():
+    theirs = open_clips()
+    ours = euclip_from_open_clip(theirs.state_dict(), "sphere")
+    images, ids = inputs(50, 8)
+    torch.testing.assert_close(ours.encode_image(images), theirs.encode_image(images, True), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.encode_text(ids), theirs.encode_text(ids, True), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_do_not_fit_say_what_is_missing_or_left():
+    state = Meru().state_dict()
+    with pytest.raises(WeightsError, match=r"state lacks visual\.norm\.weight"):
+        meru_from_state({name: value for name, value in state.items() if name != "visual.norm.weight"})
+    with pytest.raises(WeightsError, match="no place for: extra"):
+        meru_from_state({**state, "extra": torch.zeros(1)})
+    with pytest.raises(WeightsError, match=r"is not in MERU's layout: it lacks visual\.patch_embed"):
+        meru_from_state(open_clips().state_dict())
+    with pytest.raises(WeightsError, match=r"has the scalars none, geometry hyperbolic has \['log_curvature'"):
+        euclip_from_open_clip(open_clips().state_dict(), "hyperbolic")
+    hyperbolic = {**open_clips().state_dict(), "curvature": torch.zeros(())}
+    with pytest.raises(WeightsError, match=r"has the scalars \['log_curvature'\], geometry sphere has none"):
+        euclip_from_open_clip(hyperbolic, "sphere")
+    broken = dict(open_clips().state_dict())
+    del broken["ln_final.weight"]
+    with pytest.raises(WeightsError):
+        euclip_from_open_clip(broken, "sphere")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "layout", "geometry", "message"),
+    [
+        ("x.pt", "timm", "sphere", "layout 'timm'; accepted: transformers, open_clip, meru"),
+        ("x.pt", "meru", "euclidean", "geometry euclidean with layout meru, which tells its own"),
+        ("x.pt", "meru", "sphere", "x.pt does not exist; layout meru takes a file of weights"),
+    ],
+)
+def test_what_cannot_be_opened_is_named(checkpoint, layout, geometry, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        open_published(checkpoint, layout, geometry, None, Config(), torch.device("cpu"))
+
+
+def test_the_command_line_evaluates_a_file_of_merus(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = Meru()
+    model.textual.token_embed = nn.Embedding(49_408, TEXT_WIDTH)
+    model.textual.posit_embed = nn.Parameter(torch.randn(77, TEXT_WIDTH))
+    model.textual.register_buffer("attn_mask", torch.ones(77, 77, dtype=torch.bool).triu(1))
+    torch.save({"model": model.state_dict(), "iteration": 7}, tmp_path / "meru.pth")
+    small = ["data.num_test=4", "data.num_labelled=8", "data.image_size=32"]
+    arguments = ["--checkpoint", str(tmp_path / "meru.pth"), "--layout", "meru", "--output", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", ["published.py", *arguments, *small])
+    main()
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["training_data"] == "meru.pth, published"
+    assert 0 <= found["evaluations"]["mean_all"]["metrics"]["score"] <= 1
+    assert found["evaluations"]["imagenet"]["protocol"]["preprocessing"]["mean"][0] == pytest.approx(0.485)

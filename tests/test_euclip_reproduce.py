@@ -1,0 +1,103 @@
+"""Every table of EuCLIP at smoke scale, end to end; the cache; experiments beside the tables."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+import euclip.stability as stability_part
+from common.report.experiments import read_experiment
+from common.report.schema import from_json
+from common.run.session import NonFiniteLoss
+from euclip.reproduce import PARTS, main
+from scripts.parts import parts_of
+
+ROOT = Path(__file__).resolve().parents[1]
+PRINTED = yaml.safe_load((ROOT / "euclip" / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]
+SMALL = ["data.num_labelled=8", "data.num_test=8", "data.num_val=4", "optim.steps=4"]  # the same for every part
+TABLES = ("table1", "table4", "table5", "table8")
+MEANS = {"imagenet": "imagenet", "shifts": "shifts", "vtab": "vtab", "retrieval": "retrieval", "average": "all"}
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    """One folder for all parts, so that rows in two tables are trained once."""
+    return tmp_path_factory.mktemp("outputs")
+
+
+def reproduce(part, output, *overrides):
+    main([part, "--scale", "smoke", "--output", str(output), *SMALL, *overrides])
+    (found,) = (output / "results" / "euclip" / part).glob(f"*/{part}.json")
+    return from_json(found.read_text(encoding="utf-8"))
+
+
+def test_the_list_of_parts_is_that_of_the_code():
+    assert parts_of("euclip") == list(PARTS)
+
+
+@pytest.mark.parametrize("part", TABLES)
+def test_every_table_is_trained_and_written_with_the_papers_numbers_beside_ours(part, output):
+    table = reproduce(part, output)
+    assert [row.method for row in table.rows] == [row["method"] for row in PRINTED[part]["rows"]]
+    runs = output / "runs" / "euclip"
+    for row, printed in zip(table.rows, PRINTED[part]["rows"]):
+        assert row.status == "measured"
+        assert list(row.paper.values()) == printed["values"]
+        stem = Path(printed["config"]).stem
+        (evaluation,) = runs.glob(f"{stem}-smoke-*/seed0/evaluation.json")
+        found = json.loads(evaluation.read_text(encoding="utf-8"))["evaluations"]
+        for column, mean in MEANS.items():
+            cell = row.ours[column]
+            assert cell.mean == pytest.approx(100 * found[f"mean_{mean}"]["metrics"]["score"])
+            assert (cell.scale, cell.seeds) == ("smoke", (0,))
+            assert cell.interval[0] <= cell.mean <= cell.interval[1]
+    folder = next((output / "results" / "euclip" / part).iterdir())
+    for ending in ("md", "csv", "tex", "png"):
+        assert (folder / f"{part}.{ending}").stat().st_size > 100
+    assert (folder / f"{part}_training.png").stat().st_size > 1000
+
+
+def test_rows_in_two_tables_are_trained_once(output):
+    reproduce("table5", output)
+    for row in ("b16_euclip", "table4_euclip"):  # of Table 1 and of Table 4
+        assert len(list((output / "runs" / "euclip").glob(f"{row}-smoke-*"))) == 1
+
+
+def test_scalars_and_norms_at_the_end_are_an_experiment_but_not_of_changed_rows(tmp_path):
+    data = [text for text in SMALL if text.startswith("data.")]
+    main(["table1", "--scale", "smoke", "--seeds", "2", "--output", str(tmp_path), *data])
+    path = tmp_path / "results" / "euclip" / "experiments" / "smoke" / "table1_scalars.json"
+    experiment = read_experiment(path)
+    assert experiment.seeds == (0, 1)
+    assert len(experiment.values["b16_meru_curvature"]) == 2
+    assert experiment.values["b16_clip_image_norm"] == pytest.approx((1, 1))
+    assert "b16_clip_curvature" not in experiment.values
+    before = path.read_bytes()
+    main(["table1", "--scale", "smoke", "--output", str(tmp_path), *data, "optim.steps=2"])
+    assert path.read_bytes() == before
+
+
+def test_the_stability_part_says_which_runs_went_through(tmp_path, monkeypatch):
+    run_row = stability_part.run_row
+
+    def one_breaks(code, row, *arguments):
+        if row == "unstable_meru_no_ln.yaml":
+            raise NonFiniteLoss("loss is nan at step 3")
+        return run_row(code, row, *arguments)
+
+    monkeypatch.setattr(stability_part, "run_row", one_breaks)
+    data = [text for text in SMALL if text.startswith("data.")]
+    main(["stability", "--scale", "smoke", "--output", str(tmp_path), *data])
+    experiment = read_experiment(tmp_path / "results" / "euclip" / "experiments" / "smoke" / "stability.json")
+    assert experiment.values["meru_no_ln_unstable"] == (1.0,)
+    assert {name for name in experiment.values if name.endswith("_unstable")} == {
+        f"{setting.key}_unstable" for setting in stability_part.SETTINGS.values()
+    }
+    (found,) = tmp_path.glob("results/euclip/stability/*/stability.json")
+    table = from_json(found.read_text())
+    assert [row.method for row in table.rows] == list(stability_part.SETTINGS)
+    assert all(row.paper == {} for row in table.rows)
+    for row in table.rows:
+        broke = row.method == "hyperbolic d, no-ln, lambda=0.2"
+        assert row.ours["unstable"].mean == (broke or row.ours["final_loss"].mean > 1)

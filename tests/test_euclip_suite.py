@@ -1,0 +1,368 @@
+"""What EuCLIP's rows are evaluated on: means over sets, DataComp's metrics and layouts, WinoGAViL, prompts."""
+
+import io
+import itertools
+import json
+from math import comb
+from types import SimpleNamespace
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tars import write_tar
+from test_euclip_model import config_of
+
+from common.data.broken import BrokenSample
+from common.data.labelled import open_webdataset
+from common.data.pairs import EvaluationSets, build_tokenizer, image_transform, open_evaluation_sets
+from common.data.scenes import annotation_task
+from common.evaluation.accuracy import (
+    DATACOMP_TASKS,
+    datacomp_averages,
+    f1_macro_present,
+    worst_group_accuracy,
+    worst_region_accuracy,
+)
+from common.evaluation.embed import Encoder, evaluate_zero_shot
+from common.evaluation.protocol import Evaluation
+from common.evaluation.zero_shot import fill
+from common.report.statistics import bootstrap_interval
+from euclip.config import Config, EvaluationData, MethodConfig
+from euclip.model import build_model
+from euclip.suite import (
+    SCORE,
+    evaluate_suite,
+    further_metrics,
+    mean_evaluation,
+    open_suite,
+    open_tests,
+)
+from euclip.winogavil import RowAssociations, SceneAssociations, chance_jaccard, evaluate_associations, open_winogavil
+
+DATA = EvaluationData(num_train=8, num_val=4, num_test=6, num_labelled=8, image_size=32)
+GEOMETRIES = ("sphere", "elliptic", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")
+
+
+def encoder_of(geometry):
+    """A tiny model with random weights, and its config."""
+    config = config_of("table4_clip", "smoke", f"method.geometry={geometry}")
+    tokenizer = build_tokenizer(DATA, None)
+    torch.manual_seed(1)
+    model = build_model(config, tokenizer).eval()
+    return Encoder(model, image_transform(DATA), tokenizer, DATA.context_length, 64, torch.device("cpu"))
+
+
+def flat(lists):
+    return list(itertools.chain.from_iterable(lists))
+
+
+# means
+
+
+@pytest.fixture(scope="module")
+def results():
+    config = Config(data=DATA, method=MethodConfig(geometry="euclidean_squared"))
+    return evaluate_suite(config, encoder_of("euclidean_squared"), open_evaluation_sets(DATA))
+
+
+def test_every_mean_is_the_plain_mean_over_its_sets(results):
+    shifts = [results[name].metrics["acc1"] for name in ("imagenet_v2", "imagenet_a", "imagenet_r")]
+    vtab = [each.metrics["acc1"] for role, each in results.items() if role.startswith("vtab/")]
+    retrieval = [
+        sum(results[role].metrics[f"{direction}_recall_at_1"] for direction in ("i2t", "t2i")) / 2
+        for role in ("test", "second_test")
+    ] + [results["winogavil"].metrics["jaccard_score_10-12"]]
+    imagenet = results["imagenet"].metrics["acc1"]
+    assert len(vtab) == 14
+    expected = {
+        "mean_imagenet": [imagenet],
+        "mean_shifts": shifts,
+        "mean_vtab": vtab,
+        "mean_retrieval": retrieval,
+        "mean_all": [imagenet, *shifts, *vtab, *retrieval],
+    }
+    for name, values in expected.items():
+        assert results[name].metrics[SCORE] == pytest.approx(sum(values) / len(values)), name
+    assert len(expected["mean_all"]) == 21
+
+
+def test_the_hits_of_a_mean_give_it_back_and_an_interval_around_it(results):
+    for name in ("mean_imagenet", "mean_shifts", "mean_vtab", "mean_retrieval", "mean_all"):
+        hits = results[name].hits[SCORE]
+        assert np.mean(flat(hits)) == pytest.approx(results[name].metrics[SCORE]), name
+    low, high = bootstrap_interval(results["mean_all"].hits[SCORE])
+    assert low < results["mean_all"].metrics[SCORE] < high
+
+
+def test_a_mean_knows_its_sets_and_its_chance(results):
+    mean = results["mean_shifts"]
+    assert mean.protocol["data"] == "mean of scenes/imagenet_v2, scenes/imagenet_a, scenes/imagenet_r"
+    assert list(mean.protocol["sets"]) == ["imagenet_v2", "imagenet_a", "imagenet_r"]
+    assert mean.chance[SCORE] == pytest.approx((1 / 64 + 1 / 64 + 1 / 48) / 3)
+    assert results["mean_all"].protocol["data"] == "mean of 21 sets, scenes/imagenet to scenes/winogavil"
+
+
+def test_what_is_evaluated_is_what_the_cache_compares(results):
+    tests = open_tests(DATA)
+    assert {role: each.fingerprint for role, each in tests.items()} == {
+        role: each.protocol["fingerprint"] for role, each in results.items()
+    }
+    other = EvaluationData(num_train=8, num_val=4, num_test=7, num_labelled=8, image_size=32)
+    changed = {role for role, each in open_tests(other).items() if each.fingerprint != tests[role].fingerprint}
+    assert changed == {"test", "second_test", "mean_retrieval", "mean_all"}
+
+
+def test_sets_that_are_there_make_their_means_and_no_others():
+    one = SimpleNamespace(name="a", fingerprint="1")
+    photos = EvaluationData(source="shards")
+    means = open_suite(photos, EvaluationSets({}, {"test": one})).means
+    assert list(means) == ["mean_retrieval"]
+    assert dict(means["mean_retrieval"].metrics) == {"test": "mean_recall_at_1"}
+
+
+def test_datacomps_means_are_those_of_its_aggregator_and_need_every_set(monkeypatch):
+    values = {task.key: (3 + 7 * number) % 38 / 38 for number, task in enumerate(DATACOMP_TASKS)}
+    role_of = {
+        "retrieval/flickr_1k_test_image_text_retrieval": "test",
+        "retrieval/mscoco_2014_5k_test_image_text_retrieval": "second_test",
+        "misc/winogavil": "winogavil",
+    }
+    roles = {task.key: role_of.get(task.key, task.key.replace("/", "-")) for task in DATACOMP_TASKS}
+    sets = {role: SimpleNamespace(name=role, fingerprint=role) for role in roles.values()}
+    monkeypatch.setattr("euclip.suite.open_winogavil", lambda source, root: sets["winogavil"])
+    data = EvaluationData(source="shards", averages="datacomp", winogavil="there")
+
+    def means_without(*left_out):
+        kept = {role: each for role, each in sets.items() if role not in left_out}
+        retrieval = {role: kept.pop(role) for role in ("test", "second_test") if role in kept}
+        kept.pop("winogavil", None)
+        return open_suite(data, EvaluationSets(kept, retrieval)).means
+
+    means = means_without()
+    metric_of = {"mean_recall@1": "mean_recall_at_1"}
+    found = {
+        roles[task.key]: Evaluation(
+            {metric_of.get(task.metric, task.metric): values[task.key]},
+            {"data": task.name},
+            {},
+            {metric_of.get(task.metric, task.metric): [[values[task.key]]]},
+        )
+        for task in DATACOMP_TASKS
+    }
+    expected = datacomp_averages(values)
+    names = ("ImageNet", "ImageNet dist. shifts", "VTAB", "Retrieval", "Average over 38")
+    for name, printed in zip(("mean_imagenet", "mean_shifts", "mean_vtab", "mean_retrieval", "mean_all"), names):
+        mean = mean_evaluation(means[name], found)
+        assert mean.metrics[SCORE] == pytest.approx(expected[printed].value), name
+        assert mean.chance == {}
+    assert len(means["mean_all"].metrics) == 38
+    assert list(means_without("vtab-pets")) == ["mean_imagenet", "mean_shifts", "mean_retrieval"]
+    assert list(means_without("second_test")) == ["mean_imagenet", "mean_shifts", "mean_vtab"]
+
+
+# DataComp's own metrics
+
+
+@pytest.fixture
+def grouped():
+    """Random scores of 40 pictures in 7 classes, whose metadata begins with one of four groups."""
+    generator = torch.Generator().manual_seed(3)
+    scores, labels = torch.randn(40, 7, generator=generator), torch.randint(0, 6, (40,), generator=generator)
+    groups = torch.randint(0, 4, (40,), generator=generator).tolist()
+    task = SimpleNamespace(name="task", metadata=lambda index: np.array([groups[index], 99]))
+    return scores, labels, task, groups
+
+
+def test_special_metrics_are_those_of_the_arrays(grouped):
+    scores, labels, task, groups = grouped
+    predictions, indices = scores.argmax(dim=1), list(range(40))
+    hits = (predictions == labels).tolist()
+    top5 = (scores.topk(5, dim=1).indices == labels[:, None]).any(dim=1).tolist()
+    regions = [("Asia", "Europe", "Africa", "Americas", "Oceania", "Other")[group + 2] for group in groups]
+    task_of_regions = SimpleNamespace(name="fmow", metadata=lambda index: np.array([groups[index] + 2, 2016]))
+    expected = {
+        "wilds-iwildcam": (task, {"F1-macro_all": f1_macro_present(predictions, labels)}),
+        "fairness-geode": (task, {"acc_wg": worst_group_accuracy(hits, groups)}),
+        "fairness-dollar_street": (task, {"acc_top5_wg": worst_group_accuracy(top5, groups)}),
+        "wilds-fmow": (task_of_regions, worst_region_accuracy(hits, regions)),
+    }
+    for role, (of_task, metrics) in expected.items():
+        found = further_metrics(role, of_task)(scores, labels, indices)
+        assert {name: np.mean(flat(lists)) for name, lists in found.items()} == pytest.approx(metrics), role
+        assert all(len(lists) == 40 for lists in found.values())
+    assert further_metrics("cifar10", task) is None
+
+
+def test_a_set_without_the_metadata_that_its_metric_needs_is_named(grouped):
+    scores, labels, *_ = grouped
+    task = SimpleNamespace(name="geode", metadata=lambda index: None)
+    with pytest.raises(ValueError, match=r"geode, picture 0: no metadata \(.npy member\), which its metric needs"):
+        further_metrics("fairness-geode", task)(scores, labels, list(range(40)))
+
+
+def picture(colour, size=32):
+    content = io.BytesIO()
+    Image.new("RGB", (size, size), colour).save(content, "PNG")
+    return content.getvalue()
+
+
+def array(*values):
+    content = io.BytesIO()
+    np.save(content, np.array(values))
+    return content.getvalue()
+
+
+def test_a_webdataset_with_metadata_is_scored_by_its_worst_group(tmp_path):
+    folder = tmp_path / "wds_fairness-geode_test"
+    (folder / "test").mkdir(parents=True)
+    (folder / "classnames.txt").write_text("red circle\nblue square\n")
+    (folder / "zeroshot_classification_templates.txt").write_text("a {c}\na picture of a {c}\n")
+    (folder / "test" / "nshards.txt").write_text("1")
+    samples = {
+        f"s{number}": {
+            "png": picture((255, 0, 0) if number % 2 else (0, 0, 255)),
+            "cls": str(number % 2).encode(),
+            "npy": array(number // 4, 7),
+        }
+        for number in range(12)
+    }
+    write_tar(folder / "test" / "0.tar", samples)
+    task = open_webdataset(folder)
+    assert task.name == "fairness-geode"
+    evaluation = evaluate_zero_shot(
+        encoder_of("euclidean_squared"), task, "embeddings", further_metrics("fairness-geode", task)
+    )
+    hits = [value for (value,) in evaluation.hits["acc1"]]
+    by_group = [np.mean(hits[start : start + 4]) for start in (0, 4, 8)]
+    assert evaluation.metrics["acc_wg"] == pytest.approx(min(by_group))
+
+
+# prompts
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_class_vectors_are_the_mean_that_the_geometry_prescribes(geometry, monkeypatch):
+    """Sec. 11.2: normalised on the sphere, raw means elsewhere, of tangent vectors where it is hyperbolic."""
+    encoder = encoder_of(geometry)
+    kind, compared = type(encoder.model.geometry), []
+    similarity = kind.similarity
+    monkeypatch.setattr(
+        kind, "similarity", lambda self, images, texts: compared.append(texts) or similarity(self, images, texts)
+    )
+    task = open_evaluation_sets(DATA).zero_shot["imagenet"]
+    evaluate_zero_shot(encoder, task, "embeddings")
+    prompts = [encoder.texts([fill(template, name) for template in task.templates]) for name in task.class_names]
+    vectors = torch.stack([each.mean(dim=0) for each in prompts])
+    assert (vectors.norm(dim=1) - 1).abs().max() > 0.01
+    if geometry in ("sphere", "elliptic"):
+        vectors = vectors / vectors.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(torch.cat(compared), vectors)
+
+
+def test_distance_and_squared_distance_classify_alike_and_so_do_cosine_and_angle():
+    task = open_evaluation_sets(DATA).zero_shot["imagenet"]
+    for one, other in (
+        ("euclidean", "euclidean_squared"),
+        ("sphere", "elliptic"),
+        ("hyperbolic", "hyperbolic_squared"),
+    ):
+        hits = [evaluate_zero_shot(encoder_of(name), task, "embeddings").hits["acc5"] for name in (one, other)]
+        assert hits[0] == hits[1]
+
+
+# WinoGAViL
+
+
+def test_associations_of_scenes_are_scored_as_by_hand():
+    encoder, instances = encoder_of("hyperbolic"), SceneAssociations(8, 32)
+    found = evaluate_associations(encoder, instances)
+    task = annotation_task("winogavil", 8, 32)
+    expected = []
+    for number in range(8):
+        item = task[number]
+        images, _ = encoder.images([{"image": image} for image in item["images"]])
+        article = "An" if item["cue"][0] in "aeiou" else "A"
+        scores = encoder.model.geometry.similarity(images, encoder.texts([f"{article} {item['cue']}"]))[:, 0]
+        chosen = set(scores.argsort()[-item["k"] :].tolist())
+        if len(item["images"]) >= 10:
+            expected.append(len(chosen & set(item["gold"])) / len(chosen | set(item["gold"])))
+    assert found.metrics["jaccard_score_10-12"] == pytest.approx(np.mean(expected))
+    assert flat(found.hits["jaccard_score_10-12"]) == pytest.approx(expected)
+    assert set(found.hits) <= set(found.metrics)
+    assert found.protocol["num_instances"] == 8
+
+
+def test_the_jaccard_index_of_a_guess_is_the_mean_over_all_choices():
+    for candidates, k in ((5, 2), (6, 3), (10, 4)):
+        gold = set(range(k))
+        values = [
+            len(gold & set(chosen)) / len(gold | set(chosen)) for chosen in itertools.combinations(range(candidates), k)
+        ]
+        assert len(values) == comb(candidates, k)
+        assert chance_jaccard(candidates, k) == pytest.approx(np.mean(values))
+
+
+def winogavil_rows(counts=(5, 6, 10, 12), damaged=()):
+    rows = []
+    for number, count in enumerate(counts):
+        names = [f"{number}_{place}" for place in range(count)]
+        pictures = [
+            {"bytes": b"no picture" if (number, place) in damaged else picture((20 * place, 9, 90)), "path": None}
+            for place in range(count)
+        ]
+        rows.append({"candidate_images": pictures, "candidates": names, "cue": "owl", "associations": names[1:3]})
+    features = datasets.Features(
+        {
+            "candidate_images": [datasets.Image()],
+            "candidates": [datasets.Value("string")],
+            "cue": datasets.Value("string"),
+            "associations": [datasets.Value("string")],
+        }
+    )
+    return datasets.Dataset.from_list(rows, features=features)
+
+
+def test_winogavils_rows_are_read_from_disk_whatever_wrote_them(tmp_path):
+    rows = winogavil_rows()
+    rows.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"test": rows}).save_to_disk(str(tmp_path / "splits"))
+    (tmp_path / "parquet").mkdir()
+    rows.to_parquet(str(tmp_path / "parquet" / "test.parquet"))
+    fingerprints = set()
+    for name in ("saved", "splits", "parquet"):
+        opened = open_winogavil(name, tmp_path)
+        assert (opened.counts, opened.gold[0], opened.cues[0]) == ([5, 6, 10, 12], [1, 2], "owl")
+        assert opened[5 + 3]["image"].getpixel((0, 0)) == (60, 9, 90)
+        fingerprints.add(opened.fingerprint)
+        found = evaluate_associations(encoder_of("sphere"), opened)
+        assert found.protocol["num_instances"] == 4
+        assert set(found.metrics) >= {"jaccard_score_10-12", "jaccard_score_all"}
+    assert len(fingerprints) == 1
+
+
+def test_an_instance_with_a_damaged_picture_is_left_out_and_counted(tmp_path):
+    winogavil_rows((5, 6, 10, 12, 12), damaged=[(4, 7)]).save_to_disk(str(tmp_path / "saved"))
+    opened = open_winogavil("saved", tmp_path)
+    with pytest.raises(BrokenSample, match="row 4, candidate 7"):
+        opened[5 + 6 + 10 + 12 + 7]
+    protocol = evaluate_associations(encoder_of("sphere"), opened).protocol
+    assert (protocol["num_instances"], protocol["unreadable_instances"]) == (4, 1)
+
+
+def test_rows_that_are_no_winogavil_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="other: no column candidate_images; accepted: candidate_images, candidates"):
+        RowAssociations(datasets.Dataset.from_dict({"image": ["a"]}), "other")
+    strange = winogavil_rows((5,)).map(lambda row: {"associations": ["nowhere"]})
+    with pytest.raises(ValueError, match=r"rows, row 0: associations \['nowhere'\]; accepted: one or more of"):
+        RowAssociations(strange, "rows")
+    datasets.DatasetDict({"train": winogavil_rows((5,))}).save_to_disk(str(tmp_path / "train"))
+    with pytest.raises(ValueError, match=r"data\.winogavil = 'train' has no split test; it has: train"):
+        open_winogavil("train", tmp_path)
+    with pytest.raises(ValueError, match=r"data\.winogavil = 'nowhere' cannot be read"):
+        open_winogavil("nowhere", tmp_path)
+
+
+def test_results_are_plain_numbers(results):
+    json.dumps({role: [each.metrics, each.chance, each.protocol, each.hits] for role, each in results.items()})

@@ -1,0 +1,278 @@
+"""EuCLIP's training script at smoke scale: every row's loss against loops, resume, processes, bounds, the log."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from euclip_step import share_of_a_step
+from processes import in_processes
+
+import euclip.train as script
+from common.data.pairs import open_training_pairs
+from common.run.checkpoint import last_checkpoint
+from common.run.config import load_row
+from common.run.log import read_log
+from common.run.session import RunFiles
+from common.run.training import as_inputs, batches_from, open_training_data
+from euclip.config import Config
+from euclip.evaluate import load_encoder
+from euclip.geometry import Hyperbolic
+from euclip.model import build_model
+from euclip.train import train
+
+FOLDER = Path(__file__).resolve().parents[1] / "euclip"
+ROWS = sorted(path.stem for path in FOLDER.glob("configs/*.yaml") if not path.name.startswith("scale_"))
+SHORT = ("optim.steps=3", "run.evaluate_every=0", "run.save_every=0")
+SMALL_END = ("run.evaluate_every=0", "data.num_test=4", "data.num_labelled=4")  # the evaluation is not the point
+
+
+def config_of(row, *overrides):
+    path = FOLDER / "configs" / f"{row}.yaml"
+    return load_row(Config, FOLDER, path, "smoke", ["run.log_every=1", *overrides])
+
+
+def run(folder, row, *overrides, resume=False):
+    config = config_of(row, *overrides)
+    files = RunFiles(folder)
+    train(config, open_training_pairs(config.data, config.run.seed), files, resume, Accelerator(cpu=True), "test")
+    return files
+
+
+def lines(files):
+    return [record for record in read_log(files.log) if record["event"] == "train"]
+
+
+@pytest.fixture
+def no_evaluation(monkeypatch):
+    """Where training alone is the point."""
+    monkeypatch.setattr(script, "evaluate_and_save", lambda *arguments: None)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("unbroken"), "table4_meru", *SMALL_END)
+
+
+# losses
+
+
+def loop_similarity(name, x, y, c):
+    """One pair, written from Section 5 in Python floats; x and y as the model embeds them."""
+    inner = sum(a * b for a, b in zip(x, y))
+    if name == "sphere":
+        return inner
+    if name == "elliptic":
+        return -math.acos(max(-1.0, min(1.0, inner)))
+    if name.startswith("euclidean"):
+        distance = math.sqrt(sum((a - b) ** 2 for a, b in zip(x, y)))
+    else:
+        (x_space, x_time), (y_space, y_time) = lifted(x, c), lifted(y, c)
+        lorentz = sum(a * b for a, b in zip(x_space, y_space)) - x_time * y_time
+        distance = math.acosh(max(1.0, -c * lorentz)) / math.sqrt(c)
+    return -(distance**2) if name.endswith("squared") else -distance
+
+
+def lifted(u, c):
+    """Exponential map at the origin, space and time."""
+    length = math.sqrt(sum(a * a for a in u))
+    space = [math.sinh(math.sqrt(c) * length) / (math.sqrt(c) * length) * a for a in u]
+    return space, math.sqrt(1 / c + sum(a * a for a in space))
+
+
+def loop_residual(name, text, image, radius, c):
+    """One pair, from Section 7: exterior angle minus half-aperture, apex at the text."""
+    if name.startswith("euclidean"):
+        norm = math.sqrt(sum(a * a for a in text))
+        away = [b - a for a, b in zip(text, image)]
+        cosine = sum(a * b for a, b in zip(text, away)) / norm / math.sqrt(sum(a * a for a in away))
+        return max(0.0, math.acos(cosine) - math.asin(min(1.0, radius / norm)))
+    (x, x_time), (y, y_time) = lifted(text, c), lifted(image, c)
+    norm = math.sqrt(sum(a * a for a in x))
+    inner = c * (sum(a * b for a, b in zip(x, y)) - x_time * y_time)
+    cosine = (y_time + x_time * inner) / (norm * math.sqrt(inner**2 - 1))
+    return max(0.0, math.acos(cosine) - math.asin(min(1.0, 2 * radius / (math.sqrt(c) * norm))))
+
+
+def loop_loss(config, images, texts):
+    """Contrastive and weighted entailment loss of a batch with the scalars at their start."""
+    method, size = config.method, len(images)
+    logits = [
+        [method.logit_scale_init * loop_similarity(method.geometry, x, y, method.curvature_init) for y in texts]
+        for x in images
+    ]
+    columns = [list(column) for column in zip(*logits)]
+    contrastive = sum(
+        math.log(sum(math.exp(value - row[i]) for value in row)) / (2 * size)
+        for matrix in (logits, columns)
+        for i, row in enumerate(matrix)
+    )
+    if not method.entailment_weight:
+        return contrastive, 0.0
+    entailment = [
+        loop_residual(method.geometry, text, image, method.min_radius, method.curvature_init)
+        for text, image in zip(texts, images)
+    ]
+    return contrastive, method.entailment_weight * sum(entailment) / size
+
+
+def first_batch(config):
+    training = open_training_data(config, open_training_pairs(config.data, config.run.seed), None)
+    batch = next(iter(batches_from(0, config, training, Accelerator(cpu=True))))
+    torch.manual_seed(config.run.seed)
+    model = build_model(config, training.tokenizer)
+    return model, *as_inputs(batch, training.transform, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_three_steps_of_every_row_begin_with_the_loss_of_loops(row, tmp_path, no_evaluation):
+    records = lines(run(tmp_path, row, *SHORT))
+    assert len(records) == 3
+    assert all(math.isfinite(record["loss"]) for record in records)
+    config = config_of(row, *SHORT)
+    model, images, token_ids = first_batch(config)
+    with torch.no_grad():
+        images, texts, _ = model(images, token_ids)
+    contrastive, entailment = loop_loss(config, images.double().tolist(), texts.double().tolist())
+    assert records[0]["contrastive_loss"] == pytest.approx(contrastive, rel=1e-5)
+    assert records[0]["loss"] == pytest.approx(contrastive + entailment, rel=1e-5)
+    assert ("entailment_loss" in records[0]) == bool(config.method.entailment_weight)
+
+
+def test_training_lowers_both_losses(tmp_path, no_evaluation):
+    settings = ("data.num_train=32", "optim.steps=90", "optim.learning_rate=3.0e-3", "optim.warmup_steps=20")
+    records = lines(run(tmp_path, "table4_euclip", *settings, "run.evaluate_every=0", "run.save_every=0"))
+    for name, drop in (("contrastive_loss", 0.4), ("entailment_loss", 1.0)):
+        first, last = (sum(record[name] for record in part) / 5 for part in (records[:5], records[-5:]))
+        assert last < first - drop, name
+    assert records[-1]["image_norm"] > 1.5 * records[-1]["text_norm"]  # the entailment moves texts inwards
+
+
+# the log
+
+
+def test_the_log_shows_scalars_losses_norms_and_bounds(unbroken):
+    records = lines(unbroken)
+    assert len(records) == 6
+    for record in records:
+        assert record["loss"] == pytest.approx(record["contrastive_loss"] + 0.2 * record["entailment_loss"], rel=1e-6)
+        assert {"logit_scale", "curvature", "image_scale", "text_scale", "image_norm", "text_norm"} <= set(record)
+        assert record["bound_hits"] == 0
+    assert records[0]["logit_scale"] == pytest.approx(1 / 0.07)
+    assert records[0]["curvature"] == 1.0
+    assert records[0]["image_scale"] == pytest.approx(32**-0.5)
+    assert records[-1]["curvature"] != 1.0
+
+
+def test_norms_in_the_log_are_those_of_the_embeddings(tmp_path, no_evaluation):
+    record = lines(run(tmp_path, "table4_euclip", *SHORT))[0]
+    model, images, token_ids = first_batch(config_of("table4_euclip", *SHORT))
+    with torch.no_grad():
+        images, texts, _ = model(images, token_ids)
+    assert record["image_norm"] == pytest.approx(images.norm(dim=1).mean().item(), rel=1e-6)
+    assert record["text_norm"] == pytest.approx(texts.norm(dim=1).mean().item(), rel=1e-6)
+    sphere = lines(run(tmp_path / "sphere", "table4_clip", *SHORT))[0]
+    assert (sphere["image_norm"], sphere["text_norm"]) == pytest.approx((1, 1))
+
+
+def test_scalars_stay_within_their_bounds_and_hits_are_counted(tmp_path, no_evaluation):
+    bounds = ("method.logit_scale_max=14.29", "method.curvature_min=0.99", "method.curvature_max=1.01")
+    records = lines(run(tmp_path, "table4_meru", *SHORT, *bounds, "optim.learning_rate=0.1"))
+    assert max(record["logit_scale"] for record in records) <= 14.29 * (1 + 1e-6)
+    assert all(0.99 * (1 - 1e-6) <= record["curvature"] <= 1.01 * (1 + 1e-6) for record in records)
+    assert sum(record["bound_hits"] for record in records) > 0
+    assert len({record["curvature"] for record in records}) > 1
+
+
+def test_the_published_readings_change_the_course_of_a_run(tmp_path, no_evaluation):
+    plain = [record["loss"] for record in lines(run(tmp_path / "plain", "table4_euclip", *SHORT))]
+    from_one = [
+        record["loss"] for record in lines(run(tmp_path / "one", "table4_euclip", *SHORT, "method.logit_scale_min=1.0"))
+    ]
+    assert plain[0] != from_one[0]
+    # a large eps lets the factor show; with a small one Adam hides it
+    loud = (*SHORT, "optim.epsilon=1000", "optim.learning_rate=1.0")
+    once = lines(run(tmp_path / "once", "table4_meru", *loud))
+    twice = lines(run(tmp_path / "twice", "table4_meru", *loud, "method.scalar_gradient_factor=2"))
+    moved = [math.log(records[1]["logit_scale"] / records[0]["logit_scale"]) for records in (once, twice)]
+    assert moved[1] == pytest.approx(2 * moved[0], rel=0.05)
+    assert abs(moved[0]) > 1e-6
+
+
+# resume, micro-batches, processes
+
+
+def test_resume_equals_unbroken_run(unbroken, tmp_path):
+    half = tmp_path / "half"
+    shutil.copytree(unbroken.folder, half)
+    shutil.rmtree(half / "checkpoints" / "step-00000006")  # as if killed between step 3 and the end
+    (half / "evaluation.json").unlink()
+    files = run(half, "table4_meru", *SMALL_END, resume=True)
+
+    def without_speed(record):
+        return {
+            key: value
+            for key, value in record.items()
+            if not key.endswith(("_second", "_share", "utilisation", "time"))
+        }
+
+    assert [without_speed(record) for record in lines(files)] == [without_speed(record) for record in lines(unbroken)]
+    before, after = (last_checkpoint(each.checkpoints).model_tensors() for each in (unbroken, files))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    one, other = (json.loads(each.evaluation.read_text())["evaluations"] for each in (unbroken, files))
+    assert one == other
+
+
+def test_micro_batches_train_as_one_batch(unbroken, tmp_path, no_evaluation):
+    parts = lines(run(tmp_path, "table4_meru", *SMALL_END, "optim.micro_batch_size=5"))
+    for name in ("loss", "entailment_loss", "curvature", "text_scale", "gradient_norm"):
+        expected = [record[name] for record in lines(unbroken)]
+        assert [record[name] for record in parts] == pytest.approx(expected, rel=1e-4), name
+
+
+def test_a_checkpoint_brings_its_geometry_back(unbroken):
+    config, encoder = load_encoder(last_checkpoint(unbroken.checkpoints), torch.device("cpu"))
+    geometry = encoder.model.geometry
+    assert isinstance(geometry, Hyperbolic)
+    assert not geometry.squared
+    assert config.method.min_radius == 0.1
+    assert geometry.curvature().item() != 1.0
+
+
+def test_two_processes_equal_one():
+    rows = ("table4_euclip", "table4_meru", "table4_hyperbolic_squared_entailment")
+    methods = [config_of(row).method for row in rows]
+    alone, pair = share_of_a_step(methods), in_processes(2, share_of_a_step, methods)
+    for one, *halves in zip(alone, *pair):
+        assert sum(half["loss"] for half in halves) / 2 == pytest.approx(float(one["loss"]), rel=1e-12)
+        for name, gradient in one["scalars"].items():
+            mean = sum(half["scalars"][name] for half in halves) / 2  # as DDP averages
+            torch.testing.assert_close(mean, gradient, rtol=1e-10, atol=1e-14)
+        for side in (0, 1):
+            joined = torch.cat([half["features"][side] for half in halves]) / 2
+            torch.testing.assert_close(joined, one["features"][side], rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.slow
+def test_launched_on_two_processes_a_curvature_outside_the_forward_pass_trains_as_on_one(tmp_path):
+    few = ["run.log_every=1", *SHORT, *SMALL_END[1:]]
+    arguments = ["euclip/train.py", "--config", "euclip/configs/table4_meru.yaml", "--scale", "smoke", *few]
+    launch = ["-m", "accelerate.commands.launch", "--config_file", "scripts/accelerate/cpu_two_processes.yaml"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    found = []
+    for name, way in (("one", []), ("two", launch), ("parts", launch)):
+        command = [sys.executable, *way, *arguments, "--output-dir", str(tmp_path / name)]
+        command += ["optim.micro_batch_size=3"] if name == "parts" else []
+        done = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr
+        found.append(lines(RunFiles(tmp_path / name)))
+    for name in ("loss", "entailment_loss", "curvature", "text_scale", "text_norm", "gradient_norm"):
+        one, *others = ([record[name] for record in records] for records in found)
+        for other in others:
+            assert other == pytest.approx(one, rel=1e-4), name

@@ -1,0 +1,573 @@
+"""Walks to the root: laws, loops written from the formulas, cases made by hand, pools, files and the command line."""
+
+import itertools
+import json
+import math
+
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from torch import nn
+
+from common.data.broken import BrokenSample
+from common.data.scenes import SceneDataset, describes
+from common.data.shards import ShardDataset
+from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
+from common.encoders.two_towers import TwoTowers
+from common.evaluation.embed import Encoder
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+from euclip import traverse
+from euclip.caption_pools import PHOTO_CAPTIONS, Pool, hierarchy_pool, read_pool, scenes_pool
+from euclip.geometry import Elliptic, Euclidean, Hyperbolic
+from euclip.traversal import (
+    ROOT,
+    Hierarchy,
+    Stay,
+    chance_of_order,
+    entailed,
+    generic_nearer,
+    has_cones,
+    kendall_tau,
+    mean_of_modalities,
+    mean_score,
+    met,
+    nearest_on_walk,
+    root_of,
+    stays,
+    walk_scores,
+)
+from euclip.traverse import (
+    Task,
+    embed_task,
+    model_root,
+    open_task,
+    pairs_task,
+    report,
+    scenes_task,
+    to_markdown,
+    to_page,
+    unknown_words,
+    walk_all,
+    write_report,
+)
+
+DIM = 4
+GEOMETRIES = {
+    "sphere": Sphere,
+    "elliptic": Elliptic,
+    "euclidean": lambda: Euclidean(squared=False),
+    "euclidean_squared": lambda: Euclidean(squared=True),
+    "hyperbolic": lambda: Hyperbolic(DIM, squared=False, curvature_init=0.5),
+    "hyperbolic_squared": lambda: Hyperbolic(DIM, squared=True, curvature_init=2.0),
+}
+WITH_CONES = [name for name in GEOMETRIES if name not in ("sphere", "elliptic")]
+
+
+def embeddings(name, num, seed=0):
+    """Random embeddings of a geometry, (num, DIM), float64 with norms about 1."""
+    vectors = torch.randn(num, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) / 2
+    return vectors / vectors.norm(dim=1, keepdim=True) if name in ("sphere", "elliptic") else vectors
+
+
+def curvature_of(geometry):
+    return geometry.curvature().item() if hasattr(geometry, "curvature") else 1.0
+
+
+# the formulas as printed, on lists of numbers
+
+
+def dot(x, y):
+    return math.fsum(a * b for a, b in zip(x, y))
+
+
+def length(x):
+    return math.sqrt(dot(x, x))
+
+
+def lift(u, c):
+    z = math.sqrt(c) * length(u)
+    space = [math.sinh(z) / z * a if z else a for a in u]
+    return space, math.sqrt(1 / c + dot(space, space))
+
+
+def lorentz(u, v, c):
+    (x, x_time), (y, y_time) = lift(u, c), lift(v, c)
+    return dot(x, y) - x_time * y_time
+
+
+def distance_by_formula(name, point, text, c):
+    if name in ("sphere", "elliptic"):
+        return math.acos(max(-1.0, min(1.0, dot(point, text))))
+    if name.startswith("euclidean"):
+        return length([a - b for a, b in zip(point, text)])
+    return math.acosh(max(1.0, -c * lorentz(point, text, c))) / math.sqrt(c)
+
+
+def residual_by_formula(name, text, image, min_radius, c):
+    if name.startswith("euclidean"):
+        gap = [b - a for a, b in zip(text, image)]
+        exterior = math.acos(max(-1.0, min(1.0, dot(gap, text) / (length(gap) * length(text)))))
+        return exterior - math.asin(min(1.0, min_radius / length(text)))
+    (x, x_time), (_, y_time) = lift(text, c), lift(image, c)
+    inner = c * lorentz(text, image, c)
+    cosine = (y_time + x_time * inner) / (length(x) * math.sqrt(inner * inner - 1))
+    exterior = math.acos(max(-1.0, min(1.0, cosine)))
+    return exterior - math.asin(min(1.0, 2 * min_radius / (math.sqrt(c) * length(x))))
+
+
+def walk_by_formula(name, image, captions, root, num_points, min_radius, c):
+    places = []
+    for step in range(num_points):
+        weight = 1 - step / (num_points - 1)
+        point = [r + weight * (y - r) for y, r in zip(image, root)]
+        if name in ("sphere", "elliptic"):
+            point = [a / length(point) for a in point]
+        best, place = distance_by_formula(name, point, root, c), len(captions)
+        for number, caption in enumerate(captions):
+            allowed = min_radius is None or residual_by_formula(name, caption, point, min_radius, c) <= 0
+            distance = distance_by_formula(name, point, caption, c)
+            if allowed and distance < best:
+                best, place = distance, number
+        places.append(place)
+    return places
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_a_walk_starts_at_the_image_and_ends_at_the_root(name):
+    geometry, image = GEOMETRIES[name](), embeddings(name, 1)[0]
+    root = root_of(geometry, embeddings(name, 5, 1), embeddings(name, 7, 2))
+    points = geometry.interpolate(image, root, 50)
+    assert points.shape == (50, DIM)
+    assert torch.allclose(points[0], image, atol=1e-12)
+    assert torch.allclose(points[-1], root, atol=1e-12)
+    walk = nearest_on_walk(geometry, image, torch.cat([image[None], embeddings(name, 9, 3)]), root)
+    assert len(walk) == 50
+    assert walk[0] == 0  # a caption that lies on the image
+    assert walk[-1] == 10  # the root
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("min_radius", [None, 0.1, 0.3, 0.8])
+def test_every_point_is_nearest_to_the_caption_that_loops_over_the_formulas_find(name, min_radius):
+    geometry = GEOMETRIES[name]()
+    if min_radius is not None and not has_cones(geometry):
+        pytest.skip("no cones")
+    curvature = curvature_of(geometry)
+    images = embeddings(name, 12, 3)
+    captions, seen = embeddings(name, 40, 1), set()
+    if has_cones(geometry):  # and near the images' rays, for the filter to keep some
+        near = torch.cat([share * images + 0.03 * embeddings(name, 12, 4) for share in (0.3, 0.5, 0.8)])
+        captions = torch.cat([captions, near])
+    root = root_of(geometry, embeddings(name, 5, 2), captions)
+    for image in images:
+        found = nearest_on_walk(geometry, image, captions, root, 20, min_radius)
+        expected = walk_by_formula(name, image.tolist(), captions.tolist(), root.tolist(), 20, min_radius, curvature)
+        assert found == expected
+        seen |= set(found)
+    assert len(seen) > 5  # of captions, not the root alone
+
+
+@pytest.mark.parametrize("name", WITH_CONES)
+@pytest.mark.parametrize("min_radius", [0.0, 0.2, 1.0])
+def test_the_filter_keeps_the_captions_whose_exterior_angle_is_at_most_their_aperture(name, min_radius):
+    geometry = GEOMETRIES[name]()
+    curvature = curvature_of(geometry)
+    points, captions = 2 * embeddings(name, 30), embeddings(name, 50, 1)
+    found = entailed(geometry, points, captions, min_radius)
+    expected = [
+        [residual_by_formula(name, caption, point, min_radius, curvature) <= 0 for caption in captions.tolist()]
+        for point in points.tolist()
+    ]
+    assert found.tolist() == expected
+    assert found.any() == (min_radius > 0)
+    assert not found.all()
+
+
+@pytest.mark.parametrize("name", WITH_CONES)
+def test_on_a_ray_the_walk_passes_from_caption_to_caption_and_ties_go_to_the_first(name):
+    ray = torch.tensor([[2.0, 0, 0, 0], [1.0, 0, 0, 0]])
+    image, root = torch.tensor([3.0, 0, 0, 0]), torch.zeros(DIM)
+    geometry = GEOMETRIES[name]()
+    # points at 3, 2.75, ..., 0; on a ray distances are differences of norms in every one of these geometries
+    assert nearest_on_walk(geometry, image, ray, root, 13)[:6] == [0] * 6  # up to 1.75
+    assert nearest_on_walk(geometry, image, ray, root, 13)[7:10] == [1] * 3  # 1.25 to 0.75
+    assert nearest_on_walk(geometry, image, ray, root, 13)[11:] == [2] * 2  # 0.25 and 0
+    # a cone opens away from the origin: behind its apex a caption is out
+    assert nearest_on_walk(geometry, image, ray, root, 13, 0.01) == [0] * 5 + [1] * 4 + [2] * 4
+
+
+def test_on_a_circle_the_walk_passes_the_captions_by_angle():
+    def at(degrees):
+        return torch.tensor([math.cos(math.radians(degrees)), math.sin(math.radians(degrees))])
+
+    for geometry in (Sphere(), Elliptic()):
+        captions = torch.stack([at(45), at(80), at(-60)])
+        walk = nearest_on_walk(geometry, at(90), captions, at(0), 91)
+        degrees = [math.degrees(math.atan2(90 - step, step)) for step in range(91)]  # the chord, seen from the centre
+        expected = [1 if d > 62.5 else 0 if d > 22.5 else 3 for d in degrees]
+        assert walk == expected
+
+
+def test_equal_captions_are_met_as_the_first_of_them():
+    same = torch.ones(3, DIM)
+    assert nearest_on_walk(Euclidean(True), torch.ones(DIM), same, torch.zeros(DIM), 2) == [0, 3]
+
+
+def test_no_filter_takes_the_root_away_and_a_filter_without_captions_leaves_it_alone():
+    captions = -torch.ones(2, DIM)  # behind the origin
+    assert nearest_on_walk(Euclidean(True), torch.ones(DIM), captions, torch.zeros(DIM), 5, 0.1) == [2] * 5
+
+
+@pytest.mark.parametrize("name", ["sphere", "elliptic"])
+def test_the_root_of_a_sphere_is_the_mean_in_which_both_modalities_weigh_alike(name):
+    images, texts = embeddings(name, 3, 1), embeddings(name, 15, 2)
+    mean = (images.sum(dim=0) / 3 + texts.sum(dim=0) / 15) / 2
+    assert torch.allclose(mean_of_modalities(images, texts), mean)
+    assert torch.allclose(root_of(GEOMETRIES[name](), images, texts), mean / mean.norm())
+    assert torch.allclose(root_of(GEOMETRIES[name](), images, texts, normalised=False), mean)
+    assert mean.norm() < 0.9
+
+
+def test_a_plain_mean_as_root_loses_ground_to_captions_under_the_cosine():
+    images, texts = embeddings("sphere", 30, 1), embeddings("sphere", 30, 2)
+    at_root = {}
+    for normalised in (True, False):
+        root = root_of(Sphere(), images, texts, normalised)
+        at_root[normalised] = sum(nearest_on_walk(Sphere(), image, texts, root).count(30) for image in images)
+    assert at_root[False] < at_root[True]
+
+
+@pytest.mark.parametrize("name", WITH_CONES)
+def test_the_root_with_cones_is_the_origin(name):
+    assert not root_of(GEOMETRIES[name](), embeddings(name, 3), embeddings(name, 3)).any()
+    assert not root_of(GEOMETRIES[name](), embeddings(name, 3), embeddings(name, 3), normalised=False).any()
+
+
+def test_what_cannot_be_walked_is_refused_in_one_line():
+    image, captions, root = torch.ones(DIM), torch.ones(2, DIM), torch.zeros(DIM)
+    with pytest.raises(ValueError, match=r"'sphere' has no entailment cones: min_radius = 0\.3"):
+        nearest_on_walk(Sphere(), image, captions, image, 5, 0.3)
+    with pytest.raises(ValueError, match="min_radius = -1; accepted: at least 0"):
+        nearest_on_walk(Euclidean(True), image, captions, root, 5, -1)
+    with pytest.raises(ValueError, match="walk of 1 points"):
+        nearest_on_walk(Euclidean(True), image, captions, root, 1)
+    with pytest.raises(ValueError, match="not finite"):
+        nearest_on_walk(Euclidean(True), image, captions * math.nan, root, 5, 0.3)
+    with pytest.raises(ValueError, match="must be finite"):
+        entailed(Euclidean(True), image[None], captions * math.nan, 0.3)
+
+
+def test_distinct_captions_are_counted_once_by_their_text_and_without_the_root():
+    tags = ["a dog", "an animal", "a dog"]
+    assert met([0, 0, 2, 1, 0, 3, 3], tags) == [0, 1]
+    assert met([2, 0, 3], tags) == [2]
+    assert met([3, 3], tags) == []
+
+
+def test_stays_are_stretches_of_one_caption_with_the_root_among_them():
+    found = stays([0, 2, 1, 0, 3, 3], ["a dog", "an animal", "a dog"])
+    assert found == [Stay("a dog", 1, 2), Stay("an animal", 3, 3), Stay("a dog", 4, 4), Stay(ROOT, 5, 6)]
+
+
+def test_kendall_tau_is_scipys():
+    draws = torch.Generator().manual_seed(0)
+    for size in (2, 5, 20, 50):
+        for levels in torch.randint(4, (10, size), generator=draws).tolist():
+            expected = stats.kendalltau(range(size), levels).statistic
+            found = kendall_tau(levels)
+            assert (found is None and math.isnan(expected)) or found == pytest.approx(expected, abs=1e-12)
+    assert kendall_tau([0, 1, 2]) == 1
+    assert kendall_tau([2, 1, 0]) == -1
+    assert kendall_tau([1, 1]) is None
+    assert kendall_tau([]) is None
+
+
+@pytest.mark.parametrize("levels", [[0], [0, 1], [0, 0, 1], [2, 0, 2, 1, 2], [1, 1, 1], [0, 1, 2, 3, 4]])
+def test_chance_of_order_is_the_share_of_permutations_in_order(levels):
+    orders = list(itertools.permutations(levels))
+    assert chance_of_order(levels) == pytest.approx(sum(list(o) == sorted(o) for o in orders) / len(orders))
+
+
+def test_the_scores_of_walks_made_by_hand():
+    # captions: 0 specific and 1 generic of picture 0; 2 specific and 1 generic of picture 1
+    holds = torch.tensor([[True, True, False], [False, True, True]])
+    hierarchy = Hierarchy.of_chains([[0, 1], [2, 1]], holds)
+    assert hierarchy.levels == [0, 1, 0]
+    tags = ["a red ball", "a thing", "a blue box"]
+    walks = [[0, 0, 1, 3], [1, 0, 2, 2]]
+    assert walk_scores(walks, tags, hierarchy) == {
+        "captions": [2, 3],
+        "monotone": [1, 0],
+        "monotone_by_chance": [1 / 2, 1 / 3],
+        "kendall_tau": [kendall_tau([0, 0, 1]), kendall_tau([1, 0, 0, 0])],
+        "true_share": [1, 2 / 3],
+        "first_level": [0, 1],
+        "last_level": [1, 0],
+    }
+    only_root = walk_scores([[3, 3, 3, 3]], tags, hierarchy.of_pictures([1]))
+    assert {name: values[0] for name, values in only_root.items()} == dict.fromkeys(only_root, None) | {"captions": 0}
+    assert walk_scores(walks, tags, None) == {"captions": [2, 3]}
+    assert mean_score([None, 1, 2]) == 1.5
+    assert mean_score([None]) is None
+
+
+def test_a_caption_at_several_levels_has_their_mean_and_pictures_can_be_left_out():
+    hierarchy = Hierarchy.of_chains([[0, 1, 2], [1, 2]], torch.zeros(2, 3, dtype=torch.bool))
+    assert hierarchy.levels == [0, 0.5, 1.5]
+    assert hierarchy.of_pictures([1]).levels == [0, 0.5, 1.5]
+    assert hierarchy.of_pictures([1]).chains == [[1, 2]]
+
+
+def test_generic_nearer_counts_the_pairs_of_captions_of_one_picture():
+    distances = torch.tensor([3.0, 2.0, 2.0, 9.0, 1.0])
+    assert generic_nearer(distances, [[0, 1, 2], [4, 3]]) == pytest.approx((1 + 1 + 0.5 + 0) / 4)
+    assert generic_nearer(distances, [[0], []]) is None
+
+
+# pools
+
+
+def test_a_pool_of_lines_skips_empty_ones_and_a_pool_of_json_encodes_prompts_and_reports_tags(tmp_path):
+    lines = tmp_path / "captions.txt"
+    lines.write_text("a dog \n\n  a cat\n", encoding="utf-8")
+    assert read_pool(lines).tags == ("a dog", "a cat") == read_pool(lines).texts
+    whole = tmp_path / "pool.json"
+    whole.write_text(json.dumps({"adjectives": ["bright"], "nouns": ["dog"], "captions": ["a dog runs "]}))
+    assert read_pool(whole).tags == ("a dog runs ", "dog", "bright")
+    assert read_pool(whole).texts == ("a dog runs ", "a photo of a dog.", "this photo is bright.")
+    assert read_pool(whole, "a photo of {}.").texts[1] == "a photo of dog."
+    whole.write_text(json.dumps(["a dog", "a cat"]))
+    assert read_pool(whole).tags == ("a dog", "a cat")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no caption"),
+        ("\n \n", "holds no caption"),
+        ("[]", "holds no caption"),
+        ('{"captions": []}', "holds no caption"),
+        ('{"caption": ["a"]}', "unknown key 'caption'"),
+        ('{"nouns": "dog"}', "nouns is a str"),
+        ('["a", 3]', "captions has 3"),
+        ('["a", " "]', "captions has ' '"),
+        ("[", "not valid JSON"),
+    ],
+)
+def test_a_pool_that_cannot_be_used_is_named_with_what_is_wrong(tmp_path, content, message):
+    path = tmp_path / "pool"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message) as error:
+        read_pool(path)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_pool_and_a_prompt_without_a_place_are_errors(tmp_path):
+    with pytest.raises(ValueError, match=r"nothing\.txt cannot be read"):
+        read_pool(tmp_path / "nothing.txt")
+    with pytest.raises(ValueError, match="accepted: a text with one"):
+        read_pool(PHOTO_CAPTIONS, "a photo")
+
+
+def test_merus_pool_has_the_sizes_that_the_specification_gives_and_our_own_shares_no_caption_with_it(data_dir):
+    meru, ours = read_pool(data_dir / "meru" / "pexels_text.json"), read_pool(PHOTO_CAPTIONS)
+    assert (len(meru.tags), len(set(meru.tags))) == (60 + 624 + 67, 749)
+    assert "a photo of a avocado toast." in meru.texts
+    captions = [
+        set(json.loads(path.read_text())["captions"])
+        for path in (data_dir / "meru" / "pexels_text.json", PHOTO_CAPTIONS)
+    ]
+    assert not captions[0] & captions[1]
+    assert len(ours.tags) == len(set(ours.tags)) > 200
+
+
+def test_the_truth_of_every_caption_about_every_scene_is_that_of_its_statement():
+    scenes = SceneDataset("test", size=12, image_size=16)
+    pool = scenes_pool(scenes)
+    statement_of = {
+        caption: statement for i in range(12) for caption, statement in zip(scenes.captions(i), scenes.statements(i))
+    }
+    assert pool.tags == pool.texts == tuple(statement_of)
+    expected = [[describes(statement_of[tag], scenes.scene(i)) for tag in pool.tags] for i in range(12)]
+    assert pool.hierarchy.holds.tolist() == expected
+    for index, chain in enumerate(pool.hierarchy.chains):
+        assert [pool.tags[place] for place in chain] == scenes.captions(index)
+        assert pool.hierarchy.holds[index, chain].all()
+    assert not pool.hierarchy.holds.all()
+    assert set(pool.hierarchy.levels) >= {0, 4}
+
+
+def test_chains_of_photographs_run_from_specific_to_generic(data_dir):
+    shards = ShardDataset(data_dir / "coco_mini" / "coco-test-000000.tar", role="test")
+    pool = hierarchy_pool(shards, range(20))
+    for index, chain in enumerate(pool.hierarchy.chains):
+        assert [pool.tags[place] for place in chain][::-1] == shards.metadata(index)["hierarchy"]
+        assert pool.hierarchy.holds[index].nonzero().squeeze(1).tolist() == sorted(set(chain))
+    assert max(pool.hierarchy.levels) == 3
+    assert pairs_task(shards, 20).pool.tags == pool.tags
+    assert not pairs_task(shards, 20).may_show
+
+
+def test_photographs_without_chains_are_refused_or_walked_past_our_own_captions(data_dir):
+    shards = ShardDataset(str(data_dir / "flickr8k" / "flickr8k-test-*.tar"), role="test")
+    with pytest.raises(ValueError, match="accepted: a list of captions from general to specific"):
+        hierarchy_pool(shards, range(2))
+    assert pairs_task(shards, 2).pool == read_pool(PHOTO_CAPTIONS)
+
+
+# with a model
+
+
+class Mixed(nn.Module):
+    """Pixels or ids through a fixed linear map."""
+
+    def __init__(self, inputs, seed):
+        super().__init__()
+        self.weight = torch.randn(inputs, DIM, generator=torch.Generator().manual_seed(seed)) / inputs**0.5
+
+    def forward(self, batch):
+        return batch.flatten(1).float() @ self.weight
+
+
+def encoder_of(geometry, size=16):
+    tokenizer = WordTokenizer.from_captions(scenes_pool(SceneDataset("test", size=8, image_size=size)).texts, 1)
+    model = TwoTowers(Mixed(3 * size * size, 1), Mixed(20, 2), geometry, LogitScale(1.0))
+    return Encoder(model, ImageTransform(size=size), tokenizer, 20, 4, torch.device("cpu"))
+
+
+FACTS = {"geometry": "euclidean", "step": 3, "training_data": "scenes", "root": "the origin", "num_points": 9}
+
+
+def walked(task, radii=(None, 0.5), geometry=None):
+    encoder = encoder_of(Euclidean(squared=True) if geometry is None else geometry)
+    embedded = embed_task(encoder, task)
+    walks = [walk_all(encoder, embedded, torch.zeros(DIM), radius, 9) for radius in radii]
+    facts = {**FACTS, "unknown_words": unknown_words(encoder, task.pool), "generic_nearer": 0.25}
+    return embedded, walks, report(embedded, walks, **facts)
+
+
+def test_a_report_says_of_every_picture_and_filter_what_the_walk_met():
+    task = scenes_task(16, 6)
+    embedded, walks, content = walked(task)
+    tags = task.pool.tags
+    assert (content["num_pictures"], content["unreadable_pictures"], content["num_captions"]) == (6, 0, len(tags))
+    assert [each["min_radius"] for each in content["filters"]] == [None, 0.5]
+    for each, found in zip(content["filters"], walks):
+        for number, view in enumerate(each["pictures"]):
+            assert view["walk"][0][1] == 1
+            assert view["walk"][-1][0] == ROOT
+            assert view["walk"][-1][2] == 9
+            assert view["captions"] == [tags[place] for place in met(found.places[number], tags)]
+            true = [place for place in met(found.places[number], tags) if embedded.hierarchy.holds[number, place]]
+            assert view["true_captions"] == [tags[place] for place in true]
+        assert each["means"]["captions"] == pytest.approx(sum(map(len, (v["captions"] for v in each["pictures"]))) / 6)
+    assert json.loads(json.dumps(content)) == content
+
+
+def test_the_files_of_a_report_hold_all_captions_and_ask_nobody_for_anything(tmp_path):
+    task = scenes_task(16, 4)
+    embedded, _, content = walked(task)
+    paths = write_report(content, task, embedded.rows, tmp_path / "new")
+    assert [path.name for path in paths] == ["traversal.json", "traversal.md", "traversal.html"]
+    assert json.loads(paths[0].read_text()) == content
+    text, page = paths[1].read_text(), paths[2].read_text()
+    for each in content["filters"]:
+        for view in each["pictures"]:
+            assert all(caption in text and caption in page for caption in view["captions"])
+    assert page.count("data:image/png;base64,") == 4
+    assert "http" not in page
+    assert "25.0% of the pairs" in text
+
+
+def test_a_page_escapes_what_it_shows_and_shows_no_picture_of_unknown_licence():
+    task = scenes_task(16, 2, Pool("<i>odd</i>", ("a dog", "a cat"), ("red", "blue")))
+    task = Task(task.pictures, lambda index: f"<script>{index}</script> | x", task.pool, may_show=False)
+    embedded, _, content = walked(task, radii=(None,))
+    page = to_page(content, task, embedded.rows)
+    assert "data:image" not in page
+    assert "<script>" not in page
+    assert "&lt;script&gt;0&lt;/script&gt;" in page
+    assert content["filters"][0]["pictures"][0]["true_captions"] == []
+    assert "</script> | x" not in to_markdown(content)
+    assert "</script> \\| x" in to_markdown(content)
+
+
+def test_a_folder_of_pictures_is_walked_from_and_what_cannot_be_read_is_counted(tmp_path):
+    for name, colour in (("b.png", "red"), ("a.jpg", "blue")):
+        Image.new("RGB", (300, 200), colour).save(tmp_path / name)
+    (tmp_path / "c.png").write_bytes(b"no picture")
+    (tmp_path / "notes.txt").write_text("not looked at")
+    task = open_task(str(tmp_path), 16, 10, None)
+    embedded, _, content = walked(task)
+    assert content["unreadable_pictures"] == 1
+    assert [view["image_id"] for view in content["filters"][0]["pictures"]] == ["a.jpg", "b.png"]
+    assert content["pool"] == PHOTO_CAPTIONS.name
+    assert list(content["filters"][0]["means"]) == ["captions"]
+    assert content["unknown_words"] > 0.5
+    page = to_page(content, task, embedded.rows)
+    assert page.count("data:image/jpeg;base64,") == 2
+    assert "does not know" in page
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "c.png").rename(tmp_path / "broken" / "c.png")
+    broken = open_task(str(tmp_path / "broken"), 16, 10, None)
+    with pytest.raises(ValueError, match="none of the 1 pictures could be read"):
+        embed_task(encoder_of(Euclidean(True)), broken)
+
+
+def test_unreadable_pictures_take_their_row_of_the_hierarchy_with_them():
+    scenes = scenes_task(16, 4)
+
+    class WithoutSecond:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if index == 1:
+                raise BrokenSample("a.tar", "1", "cut")
+            return scenes.pictures[index]
+
+    task = Task(WithoutSecond(), str, scenes.pool, may_show=True)
+    embedded, walks, content = walked(task)
+    assert embedded.rows == [0, 2, 3]
+    assert torch.equal(embedded.hierarchy.holds, scenes.pool.hierarchy.holds[[0, 2, 3]])
+    assert [view["image_id"] for view in content["filters"][0]["pictures"]] == ["0", "2", "3"]
+    whole = walked(scenes)[1]
+    assert walks[0].places == [whole[0].places[row] for row in (0, 2, 3)]
+    assert walks[1].scores["true_share"] == [whole[1].scores["true_share"][row] for row in (0, 2, 3)]
+
+
+def test_what_images_names_must_be_there(tmp_path):
+    with pytest.raises(ValueError, match="no such folder; accepted: scenes, a folder of pictures, tar shards"):
+        open_task(str(tmp_path / "nothing"), 16, 3, None)
+    with pytest.raises(ValueError, match="holds no picture"):
+        open_task(str(tmp_path), 16, 3, None)
+    with pytest.raises(FileNotFoundError):
+        open_task(str(tmp_path / "nothing.tar"), 16, 3, None)
+
+
+def test_a_model_with_an_origin_needs_no_training_data_for_its_root():
+    root, what = model_root(encoder_of(Euclidean(True)), None, torch.ones(3, DIM))
+    assert what == "the origin"
+    assert torch.equal(root, torch.zeros(DIM))
+
+
+def test_published_weights_are_walked_like_ours(monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def published(checkpoint, layout, geometry, activation, config, device):
+        asked.append((checkpoint, layout, geometry, config.method.geometry))
+        return encoder_of(Euclidean(True))
+
+    monkeypatch.setattr(traverse, "open_published", published)
+    captions = tmp_path / "captions.txt"
+    captions.write_text("a red circle\na blue square\n")
+    weights = ["--checkpoint", "a/euclip.pt", "--layout", "open_clip", "--geometry", "euclidean_squared"]
+    traverse.main([*weights, "--captions", str(captions), "--pictures", "2", "--min-radius", "0.3"])
+    assert asked == [("a/euclip.pt", "open_clip", "euclidean_squared", "euclidean_squared")]
+    assert "model: euclidean_squared, published weights euclip.pt" in capsys.readouterr().out
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="layout 'other'; accepted: transformers, open_clip, meru"):
+        traverse.main(["--checkpoint", "a", "--layout", "other"])
