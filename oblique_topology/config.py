@@ -5,14 +5,20 @@ from typing import Literal
 
 from common.evaluation.zero_shot import PromptAverage
 from common.logit_scale import check_bounds
-from common.run.config import DataConfig, ModelConfig, OptimConfig, RunConfig, setting
+from common.run.config import DataConfig, ModelConfig, OptimConfig, RunConfig, check_patches, setting
 
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """How embeddings are compared, and the softmax temperature."""
+    """How embeddings are compared, and the softmax temperature.
 
-    geometry: Literal["sphere"] = "sphere"  # unit sphere with the inner product: the paper's baseline
+    The paper writes n for the numbers on a sphere and m for the spheres: n = model.embedding_dim / num_spheres.
+    """
+
+    # see geometry.py; max_average is the relative that the paper mentions, without an experiment
+    geometry: Literal["sphere", "euclidean", "oblique", "oblique_geodesic", "max_average"] = "sphere"
+    num_spheres: int = setting(1, at_least=1)  # m in Ob(n, m) and Multi(n, m)
+    multi_token: bool = False  # True: Multi, a class token for each sphere; False: Ob, one token cut into spheres
     logit_scale_init: float = setting(1 / 0.07, above=0.0)  # multiplier; the paper's "e^2.64" is ln(1/0.07) (spec R5)
     logit_scale_trainable: bool = True  # False: the paper's "gradient = False"
     logit_scale_min: float | None = setting(None, above=0.0)  # bounds of the multiplier, null = none
@@ -21,6 +27,16 @@ class MethodConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.geometry in ("sphere", "euclidean") and (self.num_spheres != 1 or self.multi_token):
+            raise ValueError(
+                f"method.num_spheres = {self.num_spheres}, method.multi_token = {str(self.multi_token).lower()} with "
+                f"method.geometry = {self.geometry}, which has no spheres to count; accepted: 1 and false"
+            )
+        if self.geometry == "max_average" and self.prompt_average != "scores":
+            raise ValueError(
+                f"method.prompt_average = {self.prompt_average} with method.geometry = max_average, whose tokens have "
+                "no mean; accepted: scores"
+            )
 
 
 @dataclass(frozen=True)
@@ -32,3 +48,34 @@ class Config:
     method: MethodConfig = field(default_factory=MethodConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        check_patches(self.data, self.model)
+        if self.method.geometry == "max_average" and self.optim.loss_tile:
+            raise ValueError(
+                f"optim.loss_tile = {self.optim.loss_tile} with method.geometry = max_average, which has two matrices "
+                "and no tiled form; accepted: 0"
+            )
+        spheres, numbers = self.method.num_spheres, self.model.embedding_dim
+        if spheres > 1 and (numbers % spheres or numbers < 2 * spheres):
+            raise ValueError(
+                f"model.embedding_dim = {numbers} cannot be cut into method.num_spheres = {spheres} spheres of two "
+                f"numbers or more; accepted: a multiple of {spheres} from {2 * spheres} on"
+            )
+
+    @property
+    def sphere_dim(self) -> int:
+        """Numbers on each sphere, n in Ob(n, m) and Multi(n, m)."""
+        return self.model.embedding_dim // self.method.num_spheres
+
+    @property
+    def num_class_tokens(self) -> int:
+        """Of either tower."""
+        return self.method.num_spheres if self.method.multi_token else 1
+
+    @property
+    def structure(self) -> str:
+        """As the paper writes it: "Sphere(512)", "Ob(64, 8)", "Multi(32, 16)", ..."""
+        if self.method.geometry in ("sphere", "euclidean"):
+            return f"{self.method.geometry.capitalize()}({self.model.embedding_dim})"
+        return f"{'Multi' if self.method.multi_token else 'Ob'}({self.sphere_dim}, {self.method.num_spheres})"

@@ -1,24 +1,76 @@
-"""Evaluates a checkpoint of the oblique-topology paper: zero-shot classification and retrieval, as JSON.
+"""Evaluates a checkpoint of the oblique-topology paper: zero-shot classification, retrieval, linear probe, as JSON.
 
-python oblique_topology/evaluate.py --checkpoint outputs/runs/oblique_topology/<run>/seed0/checkpoints/step-00000250
+python oblique_topology/evaluate.py --checkpoint outputs/runs/oblique_topology/<run>/seed0/checkpoints/step-00000600
 python oblique_topology/evaluate.py --checkpoint <folder> data.source=shards data.root=/data/flickr8k
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from common.data.pairs import EvaluationSets, open_evaluation_sets
+from common.data.scenes import classification_task
 from common.evaluation import trained
+from common.evaluation.embed import Encoder
+from common.evaluation.linear_probe import PROBES, ProbeConfig, backbone_encoder, evaluate_linear_probe
+from common.evaluation.protocol import Evaluation
 from common.evaluation.trained import TrainedModels, evaluate_main, zero_shot_and_retrieval
+from common.run.config import DataConfig
 from common.run.session import run_or_explain
 from oblique_topology.config import Config
 from oblique_topology.model import build_model
 
 PAPER = "oblique_topology"
-MODELS = TrainedModels(PAPER, Config, build_model, zero_shot_and_retrieval)
+PROBE_TRAIN, PROBE_TEST = "imagenet_train", "imagenet"  # labelled sets of the linear probe
+PROBE_SEED = 0  # of the probe's weights and order; the same for all runs, which differ in their own seeds
+# the paper's recipe on scenes: features once, of pictures that are not augmented, so that a CPU is enough
+CACHED_PROBE = replace(PROBES["oblique"], batch_size=256, crop_scale=None, flip_probability=0.0, use_rand_augment=False)
+
+
+def evaluated_sets(data: DataConfig) -> dict[str, Any]:
+    """Role -> the set that is evaluated in it."""
+    sets = open_evaluation_sets(data)
+    probe = _probe(data, sets)
+    found = _without_probe_train(sets)
+    return {**found.zero_shot, **found.retrieval, **({} if probe is None else {"linear_probe": probe[1]})}
+
+
+def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
+    """Every set by role, and "linear_probe" where there are labelled sets to train and test it.
+
+    The probe reads all class tokens after the last LayerNorm, before the projection: those of Multi are wider.
+    """
+    results = zero_shot_and_retrieval(config, encoder, _without_probe_train(sets))
+    probe = _probe(config.data, sets)
+    if probe is not None:
+        train, test, recipe = probe
+        backbone = backbone_encoder(encoder, encoder.model.image_tower)
+        results["linear_probe"] = evaluate_linear_probe(backbone, train, test, recipe, PROBE_SEED)
+    return results
+
+
+def _probe(data: DataConfig, sets: EvaluationSets) -> tuple[Any, Any, ProbeConfig] | None:
+    """Training set, test set and recipe of the linear probe; None where labelled sets are missing."""
+    if data.source == "scenes":
+        size = 4 * data.num_labelled
+        train = classification_task(PROBE_TEST, size=size, image_size=data.image_size, part="train")
+        return train, sets.zero_shot[PROBE_TEST], CACHED_PROBE
+    if {PROBE_TRAIN, PROBE_TEST} <= sets.zero_shot.keys():
+        return sets.zero_shot[PROBE_TRAIN], sets.zero_shot[PROBE_TEST], PROBES["oblique"]
+    return None
+
+
+def _without_probe_train(sets: EvaluationSets) -> EvaluationSets:
+    """A training set among the labelled ones is not classified zero-shot."""
+    return replace(sets, zero_shot={name: task for name, task in sets.zero_shot.items() if name != PROBE_TRAIN})
+
+
+MODELS = TrainedModels(PAPER, Config, build_model, evaluate_all)
 load_encoder = partial(trained.load_encoder, MODELS)  # (checkpoint, device, overrides) -> (config, encoder)
 reevaluate = partial(trained.reevaluate, MODELS)  # (checkpoint, config, files, accelerator)
 

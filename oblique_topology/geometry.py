@@ -5,15 +5,19 @@
     oblique             m unit vectors              sum over the m spheres of cos         [-m, m]
     oblique_geodesic    m unit vectors              -sqrt(sum over them of angle^2)       [-pi sqrt(m), 0]
     euclidean           f, not normalised           -|x - y|, not squared                 (-inf, 0]
+    max_average         m unit vectors              mean over own of max over others' cos [-1, 1]
 
 with m the number of spheres. The sphere is in common/geometry.py. None has a trainable scalar. The paper combines the
-prompts of a class by averaging their scores, not their embeddings; `mean` is for everything else.
+prompts of a class by averaging their scores, not their embeddings; `mean` is for everything else. The last is FILIP's,
+which the paper mentions as another non-metric on a product of spheres and does not run: it has one matrix for pictures
+that look for captions and another for captions that look for pictures (common/late_interaction.py).
 """
 
 import torch
 from torch import nn
 
 from common.geometry import at_least_float32, euclidean_distance, paired_euclidean_distance, unit
+from common.late_interaction import late_interaction
 from oblique_topology.oblique import (
     oblique_geodesic_distance,
     oblique_similarity,
@@ -38,6 +42,7 @@ class Oblique(nn.Module):
         super().__init__()
         self.sphere_dim, self.geodesic = sphere_dim, geodesic
         self.name = "oblique_geodesic" if geodesic else "oblique"
+        self.is_inner_product = not geodesic
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         return to_spheres(image_features.flatten(1), self.sphere_dim)
@@ -80,3 +85,41 @@ class Euclidean(nn.Module):
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Plain mean."""
         return at_least_float32(embeddings).mean(dim=0)
+
+
+class MaxAverage(nn.Module):
+    """A product of spheres in which every vector looks for its best partner, and the matches are averaged (FILIP).
+
+    Args:
+        sphere_dim: numbers per sphere.
+    """
+
+    name = "max_average"
+
+    def __init__(self, sphere_dim: int) -> None:
+        super().__init__()
+        self.sphere_dim = sphere_dim
+
+    def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
+        return to_spheres(image_features.flatten(1), self.sphere_dim)
+
+    def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
+        return to_spheres(text_features.flatten(1), self.sphere_dim)
+
+    def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        return late_interaction(image_embeddings, text_embeddings)[0]
+
+    def text_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        return late_interaction(image_embeddings, text_embeddings)[1]
+
+    def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        pairs = zip(image_embeddings.split(1), text_embeddings.split(1))
+        return torch.cat([self.similarity(image, text)[0] for image, text in pairs])
+
+    def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Vectors of unlike samples do not correspond.
+
+        Raises:
+            ValueError: always; scores can be averaged.
+        """
+        raise ValueError("the max-average has no mean of embeddings; accepted: method.prompt_average = scores")

@@ -1,9 +1,17 @@
 """The models of the oblique-topology paper.
 
-What differs from plain CLIP, for the sphere baseline ("CLIP [our-impl.]"):
-    1. the text tower is bidirectional and post-norm, in BERT's order, and reads out its class token;
-    2. prompts are combined by averaging scores, not embeddings (evaluate.py).
+What differs from plain CLIP:
+    1. embeddings lie on a product of spheres, or in the plain space, and are compared there (geometry.py);
+    2. Multi(n, m): both towers carry m class tokens, one sphere each. They share the tower's one projection, a matrix
+       to n numbers without bias, and differ by class embedding and position row (pictures) or by position row alone
+       (captions, whose class id is repeated). Token k of a picture meets token k of a caption and no other;
+    3. Ob(n, m): one class token, whose n m numbers are cut into m spheres. No parameter more than the sphere;
+    4. the text tower is bidirectional and post-norm, in BERT's order, and reads out its class tokens;
+    5. the multiplier has an upper bound, 100 or, for Multi(32, 16), 3.95, that does not freeze it;
+    6. prompts are combined by averaging scores, not embeddings (evaluate.py).
 """
+
+from dataclasses import replace
 
 from common.data.tokenizer import Tokenizer
 from common.encoders.from_config import bidirectional_text_transformer, vision_transformer
@@ -11,11 +19,18 @@ from common.encoders.two_towers import TwoTowers
 from common.geometry import Geometry, Sphere
 from common.logit_scale import LogitScale
 from oblique_topology.config import Config
+from oblique_topology.geometry import Euclidean, MaxAverage, Oblique
 
 
 def build_geometry(config: Config) -> Geometry:
     """The geometry that the row names."""
-    geometries = {"sphere": Sphere}
+    geometries = {
+        "sphere": Sphere,
+        "euclidean": Euclidean,
+        "oblique": lambda: Oblique(config.sphere_dim),
+        "oblique_geodesic": lambda: Oblique(config.sphere_dim, geodesic=True),
+        "max_average": lambda: MaxAverage(config.sphere_dim),
+    }
     return geometries[config.method.geometry]()
 
 
@@ -26,6 +41,8 @@ def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
         config: of one row.
         tokenizer: gives the number of ids and the end token.
     """
-    image_tower = vision_transformer(config.data, config.model)
-    text_tower = bidirectional_text_transformer(config.data, config.model, tokenizer)
+    tokens = config.num_class_tokens
+    per_token = replace(config.model, embedding_dim=config.model.embedding_dim // tokens)
+    image_tower = vision_transformer(config.data, per_token, tokens)
+    text_tower = bidirectional_text_transformer(config.data, per_token, tokenizer, tokens)
     return TwoTowers(image_tower, text_tower, build_geometry(config), LogitScale.from_config(config.method))

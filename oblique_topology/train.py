@@ -1,10 +1,10 @@
 """Trains one row of the oblique-topology paper's tables.
 
-    python oblique_topology/train.py                                              main row, scenes, a CPU is enough
+    python oblique_topology/train.py                                              Multi, scenes, a CPU is enough
     ACCELERATE_USE_CPU=true accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml \
         oblique_topology/train.py                                                 two gloo processes, same loss
     accelerate launch --config_file scripts/accelerate/multi_gpu.yaml oblique_topology/train.py \
-        --config oblique_topology/configs/table2_clip.yaml --scale paper data.root=/data/pairs
+        --config oblique_topology/configs/table2_multi.yaml --scale paper data.root=/data/pairs
 """
 
 import sys
@@ -20,7 +20,7 @@ from common.accumulation import MicroBatches
 from common.data.pairs import Pairs
 from common.distributed import mean_over_processes
 from common.evaluation.trained import evaluate_and_save
-from common.info_nce import contrastive_loss
+from common.late_interaction import late_interaction_loss
 from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
 from common.run.session import (
     RunFiles,
@@ -46,11 +46,12 @@ from common.run.training import (
     utilisation_of,
     validate_if_due,
 )
+from common.tiled import geometry_loss
 from oblique_topology.config import Config
 from oblique_topology.evaluate import MODELS, PAPER
 from oblique_topology.model import build_model
 
-DEFAULT_ROW = "table2_clip.yaml"
+DEFAULT_ROW = "table2_multi.yaml"
 
 
 def train(
@@ -98,11 +99,17 @@ def train(
             images, token_ids = as_inputs(batch, training.transform, accelerator.device)
 
             image_embeddings, text_embeddings, logit_scale = micro_batches.embed(images, token_ids)
-            loss = contrastive_loss(image_embeddings, text_embeddings, bare_model.geometry.similarity, logit_scale)
+            if config.method.geometry == "max_average":  # its two directions have a matrix each
+                loss = late_interaction_loss(image_embeddings, text_embeddings, logit_scale)
+            else:
+                loss = geometry_loss(
+                    image_embeddings, text_embeddings, bare_model.geometry, logit_scale, tile=optim.loss_tile
+                )
             values = {"loss": float(mean_over_processes(loss)), "logit_scale": logit_scale.item()}
             check_finite(step=step, model=bare_model, **values)
 
             micro_batches.backward(loss)
+            values |= journal.diagnosis(step, batch, bare_model, image_embeddings, text_embeddings, **values)
             gradient_norm = clip_gradient(accelerator, model, optim, step)
             optimizer.step()
             optimizer.zero_grad()
@@ -110,17 +117,16 @@ def train(
 
             done = step + 1
             journal.step_done(done, batch, **values, learning_rate=learning_rate, gradient_norm=gradient_norm)
-            validate_if_due(journal, done, model, encoder, training.validation_pairs)
+            validate_if_due(journal, done, encoder, training.validation_pairs)
             save_if_due(journal, done, model, optimizer.optimizer, state, stop)
 
     # final evaluation
-    model.eval()
     evaluate_and_save(MODELS, config, encoder, training.evaluation_sets, files, optim.steps, state, provenance)
     end_run(accelerator)
 
 
 def main() -> None:
-    train_main(__doc__, Path(__file__).parent, Config, DEFAULT_ROW, train)
+    train_main(__doc__, Path(__file__), Config, DEFAULT_ROW, train)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from common.report.expressions import Cell
 from common.report.tables import read_table
 from common.report.verdicts import judge
 from oblique_topology.reproduce import PARTS
+from oblique_topology.topology_table import TOPOLOGIES, kept_numbers
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "oblique_topology"
@@ -152,6 +153,26 @@ def test_a_run_just_made_counts_before_committed_ones(tmp_path, capsys):
 
 
 # ---- claims that a test decides -------------------------------------------------------------------------------------
+
+
+def test_similarities_keep_as_many_numbers_as_table_1_says():
+    """Claim C33: b^2 for both inner products, b^2 m for the geodesic, b^2 d for l2 where it is broadcast."""
+
+    def growth(name, **twice):
+        sizes = {"batch": 32, "dim": 256, "num_spheres": 8}
+        kept = [kept_numbers(TOPOLOGIES[name], **{**sizes, **more}) for more in ({}, twice)]
+        return kept[1] / kept[0]
+
+    for name in TOPOLOGIES:
+        assert growth(name, batch=64) == pytest.approx(4, rel=0.01), name
+    for name in ("Sphere, inner product", "Ob(64, 8), inner product"):
+        assert growth(name, dim=512) == growth(name, num_spheres=16) == 1
+    assert (
+        1.7 < growth("Ob(64, 8), geodesic", num_spheres=16) < 2.05
+    )  # a cosine for each sphere, and a few numbers more
+    assert growth("Ob(64, 8), geodesic", dim=512) == 1
+    assert growth("Euclidean, l2, broadcast", dim=512) == pytest.approx(2, rel=0.05)
+    assert growth("Euclidean, l2", dim=512) == 1  # of one matrix product, which is ours
 
 
 def encoder_cost(tokens, layers, width):

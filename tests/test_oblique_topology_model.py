@@ -1,51 +1,353 @@
-"""Every row and scale of the oblique paper's tables loads and builds."""
+"""The oblique paper's rows at every scale, their sizes and costs, and the laws of several class tokens."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from torch.utils.flop_counter import FlopCounterMode
 
-from common.run.config import SCALES, load_row
-from oblique_topology.config import Config
-from oblique_topology.model import build_model
+from common.geometry import Geometry, Sphere
+from common.info_nce import symmetric_info_nce
+from common.late_interaction import late_interaction_loss
+from common.run.config import SCALES, ConfigError, load_row, override
+from oblique_topology.config import Config, MethodConfig
+from oblique_topology.geometry import MaxAverage
+from oblique_topology.model import build_geometry, build_model
 
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 BERT_IDS = SimpleNamespace(vocabulary_size=30_522, end_id=102)
-ROWS = sorted(FOLDER.glob("configs/table*.yaml"))
+FEW_IDS = SimpleNamespace(vocabulary_size=40, end_id=3)
+ROWS = sorted(path for path in FOLDER.glob("configs/*.yaml") if not path.name.startswith("scale_"))
+TABLES = yaml.safe_load((FOLDER / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]
+
+
+def row(name, scale="smoke", *overrides):
+    return load_row(Config, FOLDER, FOLDER / "configs" / f"{name}.yaml", scale, list(overrides))
+
+
+def on_meta(config, ids=BERT_IDS):
+    with torch.device("meta"):
+        return build_model(config, ids)
+
+
+def count(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+# rows and scales
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("row", ROWS, ids=lambda path: path.stem)
-def test_every_row_builds_at_every_scale(row, scale):
-    config = load_row(Config, FOLDER, row, scale)
-    with torch.device("meta"):
-        model = build_model(config, BERT_IDS)
-    assert sum(parameter.numel() for parameter in model.parameters()) > 10_000
+@pytest.mark.parametrize("path", ROWS, ids=lambda path: path.stem)
+def test_every_row_builds_at_every_scale(path, scale):
+    config = load_row(Config, FOLDER, path, scale)
+    model = on_meta(config)
+    assert count(model) > 10_000
+    images = torch.empty(2, 3, config.data.image_size, config.data.image_size, device="meta")
+    ids = torch.full((2, config.data.context_length), 102, device="meta")
+    image_embeddings, text_embeddings, logit_scale = model(images, ids)
+    assert image_embeddings[0].numel() == text_embeddings[0].numel() == config.model.embedding_dim
+    assert model.geometry.similarity(image_embeddings, text_embeddings).shape == (2, 2)
+    assert logit_scale.ndim == 0
 
 
-def test_the_baseline_at_paper_scale_has_the_papers_parameter_count():
-    config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "paper")
-    with torch.device("meta"):
-        model = build_model(config, BERT_IDS)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 139_952_129
+def test_every_row_is_trained_by_a_table_and_every_config_of_a_table_exists():
+    named = {row["config"] for table in TABLES.values() for row in table["rows"] if "config" in row}
+    assert named == {path.name for path in ROWS}
+    for table in TABLES.values():
+        for each in table["rows"]:
+            assert len(each["values"]) == len(table["columns"]), each["method"]
+
+
+@pytest.mark.parametrize("table", ["table2", "table3", "table4", "table8"])
+def test_a_rows_config_builds_the_structure_that_its_name_says(table):
+    for each in TABLES[table]["rows"]:
+        if "config" not in each:
+            continue
+        config = row(Path(each["config"]).stem, "paper")
+        method, geometry = each["method"], config.method.geometry
+        if method.startswith(("Ob(", "Multi(")) or "[Multi(" in method:
+            assert config.structure in method
+            assert geometry == ("oblique_geodesic" if "geodesic" in method else "oblique")
+        else:
+            expected = {"Euclidean": "euclidean"}.get(method.split(",")[0], "sphere")
+            assert (geometry, config.num_class_tokens) == (expected, 1)
+        if table == "table3":
+            start = method.split(", ")[-1]
+            exponent = {"e^2.64": math.log(1 / 0.07), "e^5.31": 5.31}.get(start, 0.0)
+            assert math.log(config.method.logit_scale_init) == pytest.approx(exponent, abs=1e-4)
+            assert config.method.logit_scale_trainable == ("fixed" not in start)
+            assert (config.method.logit_scale_max is None) == (start == "e^5.31")
+        expected_dim = 1024 if table == "table8" and method != "Sphere(512)" else 512
+        assert config.model.embedding_dim == expected_dim
+
+
+def test_the_ablation_rows_have_the_papers_other_settings_at_paper_scale():
+    ablation, large = row("ablation_ob_64_16", "paper"), row("table2_multi", "paper")
+    settings = [
+        (c.model.image.width, c.model.image.heads, c.optim.steps, c.optim.global_batch_size, c.optim.warmup_steps,
+         c.optim.weight_decay, c.optim.beta2) for c in (ablation, large)
+    ]  # fmt: skip
+    assert settings == [(384, 6, 108_000, 2048, 5000, 0.5, 0.98), (768, 12, 410_000, 32_768, 2000, 0.2, 0.998)]
+    assert ablation.data == large.data
+    assert ablation.model.text == large.model.text
+
+
+@pytest.mark.parametrize("scale", ["demo", "photos"])
+def test_multi_at_a_small_scale_keeps_the_baselines_numbers_the_papers_n_and_its_bound_of_the_logits(scale):
+    multi, clip, paper = row("table2_multi", scale), row("table2_clip", scale), row("table2_multi", "paper")
+    assert multi.model == clip.model
+    assert (multi.data, multi.optim) == (clip.data, clip.optim)
+    assert multi.sphere_dim == paper.sphere_dim == 32
+    bounds = [each.method.logit_scale_max * each.method.num_spheres for each in (multi, paper)]
+    assert bounds[0] == pytest.approx(bounds[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "text", "total"),
+    [
+        ("table2_clip", 86_192_640, 53_759_488, 139_952_129),
+        ("table2_multi", 85_847_040, 53_521_408, 139_368_449),
+        ("ablation_sphere_264", 21_862_656, 53_759_488, 75_622_145),
+        ("ablation_oblique_264", 21_862_656, 53_759_488, 75_622_145),
+        ("ablation_multi_256_2", 21_765_120, 53_628_928, 75_394_049),
+        ("ablation_multi_64_8", 21_696_000, 53_533_696, 75_229_697),
+        ("ablation_multi_16_32", 21_696_000, 53_521_408, 75_217_409),
+    ],
+)
+def test_parameter_counts_at_paper_scale_are_those_of_the_released_files(name, image, text, total):
+    model = on_meta(row(name, "paper"))
+    assert (count(model.image_tower), count(model.text_tower), count(model)) == (image, text, total)
+
+
+def forward_flops(module, *inputs):
+    with FlopCounterMode(display=False) as counter:
+        module(*inputs)
+    return counter.get_total_flops()
+
+
+def test_sixteen_class_tokens_cost_8_percent_of_the_vision_tower_and_10_of_both():
+    """Counted on the models themselves; the paper says less than 8 %, its formula 7.95 % and 9.72 %."""
+    images, ids = torch.empty(1, 3, 224, 224, device="meta"), torch.full((1, 77), 102, device="meta")
+    clip, multi = on_meta(row("table2_clip", "paper")), on_meta(row("table2_multi", "paper"))
+    vision = [forward_flops(model.image_tower, images) for model in (clip, multi)]
+    text = [forward_flops(model.text_tower, ids) for model in (clip, multi)]
+    assert vision[1] / vision[0] == pytest.approx(1.0790, abs=1e-4)  # the patch convolution is not in the formula
+    both = (vision[1] + text[1]) / (vision[0] + text[0])
+    assert vision[1] / vision[0] < 1.08 < both == pytest.approx(1.0966, abs=1e-4)
+
+
+# temperature
 
 
 def test_the_baseline_starts_at_the_papers_temperature_with_its_bound():
-    config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "demo")
-    model = build_model(config, BERT_IDS)
+    model = build_model(row("table2_clip", "demo"), FEW_IDS)
     assert model.logit_scale().item() == pytest.approx(1 / 0.07, rel=1e-6)
     assert model.logit_scale.maximum == 100.0
     assert model.geometry.name == "sphere"
 
 
-def test_every_trained_row_of_the_tables_has_its_config():
-    tables = yaml.safe_load((FOLDER / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]
-    named = {row["config"] for table in tables.values() for row in table["rows"] if "config" in row}
-    assert named == {row.name for row in ROWS}
-    for table in tables.values():
-        for row in table["rows"]:
-            assert len(row["values"]) == len(table["columns"]), row["method"]
-            waits = "needs" in row or table.get("not_run_yet", False)
-            assert ("config" in row) != waits, row["method"]
+def test_multi_starts_at_its_bound_and_can_leave_it():
+    model = build_model(row("table2_multi"), FEW_IDS)
+    scale = model.logit_scale
+    assert scale().item() == pytest.approx(3.95, rel=1e-6)
+    scale().backward()  # asks for a smaller one
+    assert scale.log_logit_scale.grad.item() == pytest.approx(3.95, rel=1e-6)
+    torch.optim.SGD(scale.parameters(), lr=0.01).step()
+    scale.clamp_()
+    assert scale().item() < 3.9
+
+
+def test_a_start_above_100_is_kept_where_there_is_no_bound():
+    assert build_model(row("ablation_sphere_531"), FEW_IDS).logit_scale().item() == pytest.approx(202.35, rel=1e-4)
+
+
+# several class tokens
+
+
+@pytest.mark.parametrize("num_spheres", [2, 4, 8])
+def test_token_counts_follow_the_config_alone(num_spheres):
+    config = row("table2_multi", "smoke", f"method.num_spheres={num_spheres}", "model.embedding_dim=32")
+    model = build_model(config, FEW_IDS)
+    assert model.image_tower.num_class_tokens == model.text_tower.num_class_tokens == num_spheres
+    assert model.image_tower.projection.shape == (32, 32 // num_spheres)  # one, shared by all tokens
+    assert model.text_tower.position_embedding.shape[0] == config.data.context_length + num_spheres - 1
+    embeddings = model.encode_image(torch.randn(3, 3, 32, 32))
+    assert embeddings.shape == (3, num_spheres, 32 // num_spheres)
+    torch.testing.assert_close(embeddings.norm(dim=-1), torch.ones(3, num_spheres))
+
+
+def test_multi_32_16_reads_92_tokens_of_text_and_212_of_the_picture():
+    model = on_meta(row("table2_multi", "paper"))
+    assert model.text_tower.position_embedding.shape == (92, 512)
+    assert model.image_tower.position_embedding.shape == (212, 768)
+    assert model.image_tower.class_embedding.shape == (16, 768)
+
+
+def batch(config, num=5):
+    images = torch.randn(num, 3, config.data.image_size, config.data.image_size)
+    ids = torch.randint(4, 40, (num, config.data.context_length))
+    ids[:, 0], ids[:, -1] = 1, 3
+    return images, ids
+
+
+def loss_of(config, images, ids):
+    torch.manual_seed(1)
+    model = build_model(config, FEW_IDS)
+    image_embeddings, text_embeddings, logit_scale = model(images, ids)
+    return model, symmetric_info_nce(logit_scale * model.geometry.similarity(image_embeddings, text_embeddings))
+
+
+@pytest.mark.parametrize("multi_token", ["true", "false"])
+def test_one_sphere_trains_as_the_baseline_to_the_last_bit(multi_token):
+    """Multi with one class token, and Ob with one sphere: same weights, same loss, same gradients."""
+    clip = row("table2_clip")
+    one = row(
+        "table2_multi",
+        "smoke",
+        "method.num_spheres=1",
+        f"method.multi_token={multi_token}",
+        "method.logit_scale_max=100",
+    )
+    images, ids = batch(clip)
+    (model, expected), (other, found) = loss_of(clip, images, ids), loss_of(one, images, ids)
+    assert other.geometry.name == "oblique"
+    assert torch.equal(found, expected)
+    expected.backward()
+    found.backward()
+    for (name, parameter), (same_name, same) in zip(model.named_parameters(), other.named_parameters()):
+        assert name == same_name
+        assert torch.equal(parameter.grad, same.grad), name
+
+
+def multi(**options):
+    config = row("table2_multi", "smoke", "method.num_spheres=4", *(f"{key}={value}" for key, value in options.items()))
+    return config, build_model(config, FEW_IDS).double()
+
+
+def test_the_similarity_is_that_of_the_papers_pseudo_code_written_as_loops():
+    config, model = multi()
+    images, ids = batch(config)
+    x, y, _ = model(images.double(), ids)
+    image_tokens = model.image_tower(images.double()).view(5, 4, -1)
+    text_tokens = model.text_tower(ids).view(5, 4, -1)
+    logits = model.geometry.similarity(x, y)
+    for i in range(5):
+        for j in range(5):
+            expected = sum(
+                torch.dot(image_tokens[i, k], text_tokens[j, k])
+                / (image_tokens[i, k].norm() * text_tokens[j, k].norm())
+                for k in range(4)
+            )
+            assert logits[i, j].item() == pytest.approx(expected.item(), abs=1e-12)
+    rows = [-logits[i, i] + torch.logsumexp(logits[i], 0) for i in range(5)]
+    columns = [-logits[i, i] + torch.logsumexp(logits[:, i], 0) for i in range(5)]
+    assert symmetric_info_nce(logits).item() == pytest.approx(sum(rows + columns).item() / 10, abs=1e-12)
+
+
+def test_tokens_meet_by_index_permuting_both_changes_nothing_permuting_one_does():
+    config, model = multi()
+    images, ids = batch(config)
+    x, y, _ = model(images.double(), ids)
+    shuffled = [2, 0, 3, 1]
+    similarity = model.geometry.similarity
+    torch.testing.assert_close(similarity(x[:, shuffled], y[:, shuffled]), similarity(x, y))
+    assert (similarity(x[:, shuffled], y) - similarity(x, y)).abs().max() > 1e-3
+
+
+def test_class_tokens_differ_from_the_start():
+    config, model = multi()
+    images, ids = batch(config)
+    for embeddings in (model.encode_image(images.double()), model.encode_text(ids)):
+        cosines = embeddings @ embeddings.transpose(1, 2)
+        others = cosines[:, ~torch.eye(4, dtype=torch.bool)]
+        assert others.max() < 1 - 1e-6
+
+
+def test_ids_behind_the_end_token_change_nothing():
+    config, model = multi()
+    _, ids = batch(config)
+    ids[:, 6] = 3
+    other = ids.clone()
+    other[:, 7:] = torch.randint(4, 40, other[:, 7:].shape)
+    assert torch.equal(model.encode_text(ids), model.encode_text(other))
+
+
+# the max-average
+
+
+def test_max_average_has_the_papers_golden_values_and_two_matrices():
+    """papers/oblique_topology.md, Sec. 18, P3."""
+    geometry = MaxAverage(4)
+    assert isinstance(geometry, Geometry)
+    u = torch.tensor([[1.0, 2, 2, 0, 0, 3, 0, 4]], dtype=torch.float64)
+    v = torch.tensor([[2.0, 1, 2, 0, 4, 0, 3, 0]], dtype=torch.float64)
+    x, y = geometry.embed_image(u), geometry.embed_text(v)
+    assert geometry.similarity(x, y).item() == pytest.approx(0.5444444, abs=1e-7)
+    assert geometry.text_similarity(x, y).item() == pytest.approx(0.7777778, abs=1e-7)
+    assert geometry.paired_similarity(x, y).item() == pytest.approx(0.5444444, abs=1e-7)
+    with pytest.raises(ValueError, match=r"accepted: method\.prompt_average = scores"):
+        geometry.mean(x)
+
+
+def test_max_average_equals_loops_in_both_directions():
+    geometry = MaxAverage(3)
+    x, y = geometry.embed_image(torch.randn(4, 12).double()), geometry.embed_text(torch.randn(5, 12).double())
+    forth, back = geometry.similarity(x, y), geometry.text_similarity(x, y)
+    for i in range(4):
+        for j in range(5):
+            cosines = [[torch.dot(x[i, a], y[j, b]).item() for b in range(4)] for a in range(4)]
+            assert forth[i, j].item() == pytest.approx(sum(max(line) for line in cosines) / 4)
+            assert back[i, j].item() == pytest.approx(sum(max(line) for line in zip(*cosines)) / 4)
+    loss = late_interaction_loss(x, y[:4], torch.tensor(1.0, dtype=torch.float64))
+    logits = [(forth[:, :4], 1), (back[:, :4], 0)]
+    expected = [(torch.logsumexp(each, axis).mean() - each.diagonal().mean()).item() for each, axis in logits]
+    assert loss.item() == pytest.approx(sum(expected) / 2)
+
+
+# errors
+
+
+@pytest.mark.parametrize("geometry", ["sphere", "euclidean"])
+def test_spheres_are_refused_where_there_are_none(geometry):
+    with pytest.raises(ConfigError, match=rf"method.num_spheres = 8, .*method.geometry = {geometry}.*accepted: 1 and"):
+        row("table2_clip", "smoke", f"method.geometry={geometry}", "method.num_spheres=8")
+    with pytest.raises(ConfigError, match=r"multi_token = true"):
+        row("table2_clip", "smoke", f"method.geometry={geometry}", "method.multi_token=true")
+
+
+@pytest.mark.parametrize(("dim", "spheres"), [(100, 16), (16, 16), (8, 16)])
+def test_an_embedding_that_does_not_divide_is_refused_with_both_keys(dim, spheres):
+    with pytest.raises(
+        ConfigError,
+        match=rf"table2_multi.yaml.*embedding_dim = {dim} .*method.num_spheres = {spheres} .*multiple of 16 from 32",
+    ):
+        row("table2_multi", "smoke", f"model.embedding_dim={dim}", f"method.num_spheres={spheres}")
+
+
+def test_an_unknown_geometry_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="accepted: sphere, euclidean, oblique, oblique_geodesic, max_average"):
+        row("table2_multi", "smoke", "method.geometry=torus")
+    with pytest.raises(ConfigError, match="max_average, whose tokens have no mean; accepted: scores"):
+        row("table2_multi", "smoke", "method.geometry=max_average", "method.prompt_average=embeddings")
+    with pytest.raises(ConfigError, match=r"optim\.loss_tile = 8 with method\.geometry = max_average.*accepted: 0"):
+        row("table2_multi", "smoke", "method.geometry=max_average", "optim.loss_tile=8")
+
+
+def test_every_geometry_of_the_config_is_built_and_named():
+    config = row("table2_clip")
+    for name in MethodConfig.__dataclass_fields__["geometry"].type.__args__:
+        method = replace(config.method, geometry=name)
+        assert build_geometry(replace(config, method=method)).name == name
+    assert isinstance(build_geometry(config), Sphere)
+
+
+def test_a_rows_own_file_for_a_scale_wins_over_the_row_and_the_command_line_over_both():
+    assert row("table2_multi", "demo").method.num_spheres == 4
+    assert row("table2_multi", "demo", "method.num_spheres=8").method.num_spheres == 8
+    assert row("table2_multi", "smoke").method.num_spheres == 16
+    assert override(row("table2_multi", "demo"), ["run.seed=3"]).method.num_spheres == 4

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.report.command import Command
+from common.report.experiments import read_experiment
 from common.report.schema import QUERIES_INTERVAL, from_json
 from oblique_topology.reproduce import PARTS, main
 from scripts.parts import parts_of
@@ -64,17 +65,31 @@ def test_table2_is_written_in_every_format_with_figures_and_page(output):
 
 def test_our_cells_come_from_the_runs_and_carry_seeds_scale_and_data(output):
     ours = {row.method: row.ours for row in table(output).rows}
-    cells = ours.pop("CLIP [our-impl.], ViT-B/16")
+    for method, name in (("CLIP [our-impl.], ViT-B/16", "clip"), ("CLIP [Multi(32, 16)], ViT-B/16", "multi")):
+        cells = ours.pop(method)
+        runs = sorted((output / "runs" / "oblique_topology").glob(f"table2_{name}-*/seed*/evaluation.json"))
+        assert len(runs) == 2
+        results = [json.loads(run.read_text())["evaluations"]["test"]["metrics"] for run in runs]
+        cell = cells["flickr_i2t_r1"]
+        assert cell.values == pytest.approx(tuple(100 * result["i2t_recall_at_1"] for result in results))
+        assert (cell.seeds, cell.scale) == ((0, 1), "smoke")
+        assert cell.data.startswith("scenes/test (")
+        assert cell.interval is not None
+        assert cell.chance == pytest.approx(2.5)
     assert all(cell is None for cells_of_others in ours.values() for cell in cells_of_others.values())
-    runs = sorted((output / "runs" / "oblique_topology").glob("*/seed*/evaluation.json"))
-    assert len(runs) == 2
-    expected = [100 * json.loads(run.read_text())["evaluations"]["test"]["metrics"]["i2t_recall_at_1"] for run in runs]
-    cell = cells["flickr_i2t_r1"]
-    assert cell.values == pytest.approx(tuple(expected))
-    assert (cell.seeds, cell.scale) == ((0, 1), "smoke")
-    assert cell.data.startswith("scenes/test (")
-    assert cell.interval is not None
-    assert cell.chance == pytest.approx(2.5)
+
+
+def test_a_row_says_which_structure_was_trained(output):
+    notes = {row.method: row.note for row in table(output).rows}
+    assert notes["CLIP [our-impl.], ViT-B/16"].startswith("ours: Sphere(32); ViT width 32")
+    assert notes["CLIP [Multi(32, 16)], ViT-B/16"].startswith("ours: Multi(2, 16); ViT width 32")
+
+
+def test_the_final_temperature_is_written_for_the_claim_that_names_it(output):
+    found = read_experiment(output / "results/oblique_topology/experiments/smoke/final_temperature.json")
+    assert set(found.values) == {"clip", "multi_32_16"}
+    assert all(1 < value <= 3.95 for value in found.values["multi_32_16"])
+    assert all(13 < value < 16 for value in found.values["clip"])
 
 
 def test_the_papers_numbers_are_those_printed(output):
@@ -84,25 +99,31 @@ def test_the_papers_numbers_are_those_printed(output):
 
 
 def test_a_second_call_trains_nothing_and_an_override_trains_another_run(output, capsys):
+    experiment = output / "results/oblique_topology/experiments/smoke/final_temperature.json"
     before = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/evaluation.json")}
     main(["table2", "--scale", "smoke", "--seeds", "2", "--output", str(output)])
-    assert capsys.readouterr().out.count("found in") == 2
+    assert capsys.readouterr().out.count("found in") == 4
     assert {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/evaluation.json")} == before
-    main(["table2", "--scale", "smoke", "--output", str(output), "optim.steps=2"])
-    assert len(list(output.glob("runs/*/*/*/evaluation.json"))) == 3
-    assert "optim.steps=2" not in table(output).command  # a changed row does not write over the unchanged one
-    (changed,) = output.glob("results/oblique_topology/table2/smoke-*/table2.json")
-    one_seed = from_json(changed.read_text())
-    assert "optim.steps=2" in one_seed.command
-    (cell,) = one_seed.measured("flickr_mean")
-    assert cell.interval_kind == QUERIES_INTERVAL
-    assert cell.interval[0] < cell.mean < cell.interval[1]
-    assert 1 < cell.interval[1] - cell.interval[0] < 40  # percent, from 40 pictures
+    unchanged = experiment.read_bytes()
+    main(["table2", "--scale", "smoke", "--output", str(output), "optim.steps=3"])
+    assert experiment.read_bytes() == unchanged
+    assert len(list(output.glob("runs/*/*/*/evaluation.json"))) == len(before) + 2
+    assert "optim.steps=3" not in table(output).command  # a changed row does not write over the unchanged one
+    changed = [
+        from_json(path.read_text()) for path in output.glob("results/oblique_topology/table2/smoke-*/table2.json")
+    ]
+    (one_seed,) = [each for each in changed if "optim.steps=3" in each.command]
+    for cell in one_seed.measured("flickr_mean"):
+        assert cell.interval_kind == QUERIES_INTERVAL
+        assert cell.interval[0] < cell.mean < cell.interval[1]
+        assert 1 < cell.interval[1] - cell.interval[0] < 40  # percent, from 40 pictures
 
 
 def test_changed_test_data_or_a_lost_evaluation_are_evaluated_again_without_training(output, capsys, monkeypatch):
     arguments = ["table2", "--scale", "smoke", "--seeds", "1", "--output", str(output)]
-    evaluations = {path: json.loads(path.read_text()) for path in output.glob("runs/*/*/seed0/evaluation.json")}
+    runs = [folder for folder in output.glob("runs/*/*/seed0") if (folder / "checkpoints/step-00000006").is_dir()]
+    evaluations = {run / "evaluation.json": json.loads((run / "evaluation.json").read_text()) for run in runs}
+    assert len(runs) == 2
     for path, content in evaluations.items():
         content["evaluations"]["test"]["protocol"]["fingerprint"] = "as if the shards had been other ones then"
         content["evaluations"]["test"]["metrics"]["i2t_recall_at_1"] = 0.99
@@ -138,11 +159,13 @@ def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):
     main(["table2", "--scale", "photos", "--data", root, "--output", str(tmp_path), *small])
     (written,) = tmp_path.glob("results/oblique_topology/table2/photos-*/table2.json")
     result = from_json(written.read_text())
-    cells = next(row.ours for row in result.rows if row.status == "measured")
-    assert cells["in_acc1"] is None
-    assert cells["flickr_t2i_r1"].data.startswith("flickr8k-test (")
-    assert cells["flickr_t2i_r1"].chance == pytest.approx(0.1)
-    assert "num_images 1000, num_texts 5000" in cells["flickr_t2i_r1"].protocol
+    rows = [row.ours for row in result.rows if row.status == "measured"]
+    assert len(rows) == 2
+    for cells in rows:
+        assert cells["in_acc1"] is None
+        assert cells["flickr_t2i_r1"].data.startswith("flickr8k-test (")
+        assert cells["flickr_t2i_r1"].chance == pytest.approx(0.1)
+        assert "num_images 1000, num_texts 5000" in cells["flickr_t2i_r1"].protocol
     assert root not in json.dumps(result.command)
 
 

@@ -1,30 +1,36 @@
 """The training script at smoke scale: losses compared, resume exact, bad input stopped with a message."""
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
+from processes import in_processes
 
 from common.data.pairs import open_training_pairs
+from common.distributed import rank
 from common.geometry import Sphere
+from common.info_nce import contrastive_loss
+from common.late_interaction import late_interaction_loss
 from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint
 from common.run.config import ConfigError, load_row, override
 from common.run.log import read_log
 from common.run.session import NonFiniteLoss, RunFiles
 from oblique_topology.config import Config
 from oblique_topology.evaluate import load_encoder
-from oblique_topology.model import build_model
+from oblique_topology.model import build_geometry, build_model
 from oblique_topology.train import train
 
 SHORT_END = ("run.evaluate_every=0", "data.num_test=4", "data.num_labelled=4")  # where the evaluation is not the point
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 
 
-def run(folder, *overrides, resume=False):
-    config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "smoke", ["run.log_every=1", *overrides])
+def run(folder, *overrides, resume=False, row="table2_clip"):
+    config = load_row(Config, FOLDER, FOLDER / "configs" / f"{row}.yaml", "smoke", ["run.log_every=1", *overrides])
     files = RunFiles(folder)
     train(config, open_training_pairs(config.data, config.run.seed), files, resume, Accelerator(cpu=True), "test")
     return files
@@ -49,7 +55,7 @@ def test_training_lowers_the_loss_and_writes_everything(tmp_path):
     assert sum(curve[-5:]) / 5 < sum(curve[:5]) / 5 - 0.3
     evaluation = json.loads(files.evaluation.read_text())
     assert set(evaluation["evaluations"]) == {
-        "imagenet", "imagenet_v2", "imagenet_a", "imagenet_r", "test", "second_test"
+        "imagenet", "imagenet_v2", "imagenet_a", "imagenet_r", "test", "second_test", "linear_probe"
     }  # fmt: skip
     for result in evaluation["evaluations"].values():
         assert all(0 <= value <= 1 for value in result["metrics"].values())
@@ -132,7 +138,7 @@ def test_a_gradient_that_is_not_finite_stops_an_unclipped_run_before_the_weights
 
     monkeypatch.setattr(Sphere, "similarity", spoilt_at_the_third_step)
     with pytest.raises(NonFiniteLoss, match=r"the gradient norm is nan at step 2, while the loss is finite"):
-        run(tmp_path, *SHORT_END, "optim.max_gradient_norm=null", "run.save_every=1")
+        run(tmp_path, *SHORT_END, "optim.max_gradient_norm=null", "run.save_every=1", "run.log_every=100")
     assert last_checkpoint(tmp_path / "checkpoints").state["step"] == 2
 
 
@@ -150,6 +156,17 @@ def test_micro_batches_train_as_one_batch(unbroken, tmp_path):
         files = run(tmp_path / str(size), *SHORT_END, f"optim.micro_batch_size={size}")
         exact = size == 16
         assert losses(files) == (losses(unbroken) if exact else pytest.approx(losses(unbroken), rel=1e-5))
+
+
+def test_the_loss_in_tiles_trains_as_the_loss_at_once(unbroken, tmp_path):
+    for number, overrides in enumerate((["optim.loss_tile=64"], ["optim.loss_tile=5", "optim.micro_batch_size=6"])):
+        files = run(tmp_path / str(number), *SHORT_END, *overrides)
+        assert losses(files) == pytest.approx(losses(unbroken), rel=1e-6 if number == 0 else 1e-5)
+
+
+def test_late_interaction_in_tiles_is_refused():
+    with pytest.raises(ConfigError, match=r"optim\.loss_tile = 8 with method\.geometry = max_average, .*accepted: 0"):
+        override(Config(), ["method.geometry=max_average", "optim.loss_tile=8"])
 
 
 def test_a_run_may_go_on_in_other_micro_batches(unbroken, tmp_path):
@@ -198,3 +215,97 @@ def test_a_checkpoint_rebuilds_its_model_and_refuses_another(unbroken, tmp_path)
     foreign = Checkpoint(checkpoint.path, {**checkpoint.state, "paper": "euclip"})
     with pytest.raises(CheckpointError, match="belongs to euclip; accepted: oblique_topology"):
         load_encoder(foreign, torch.device("cpu"))
+
+
+# several class tokens, other geometries
+
+MULTI = ("method.num_spheres=4", *SHORT_END)
+
+
+@pytest.mark.parametrize("rate", ["1.0", "20.0"])
+def test_multi_resumes_as_an_unbroken_run_whatever_the_rate_of_its_temperature(tmp_path, rate):
+    settings = (*MULTI, f"optim.logit_scale_rate={rate}")
+    unbroken, half = run(tmp_path / "unbroken", *settings, row="table2_multi"), tmp_path / "half"
+    shutil.copytree(unbroken.folder, half)
+    shutil.rmtree(half / "checkpoints" / "step-00000006")
+    files = run(half, *settings, resume=True, row="table2_multi")
+    assert losses(files) == losses(unbroken)
+    before, after = weights(unbroken), weights(files)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_multi_with_one_token_trains_as_the_baseline_to_the_last_bit(tmp_path):
+    one = run(tmp_path / "one", *SHORT_END, "method.num_spheres=1", "method.logit_scale_max=100", row="table2_multi")
+    clip = run(tmp_path / "clip", *SHORT_END)
+    assert losses(one) == losses(clip)
+    assert all(torch.equal(tensor, weights(clip)[name]) for name, tensor in weights(one).items())
+
+
+def test_a_faster_temperature_moves_faster_and_changes_nothing_else_in_the_first_step(tmp_path):
+    scales, curves = [], []
+    for rate in (1.0, 20.0):
+        files = run(tmp_path / str(rate), *SHORT_END, f"optim.logit_scale_rate={rate}")
+        records = [record for record in read_log(files.log) if record["event"] == "train"]
+        scales.append([math.log(record["logit_scale"]) for record in records])
+        curves.append(losses(files))
+    moved = [abs(each[1] - each[0]) for each in scales]
+    assert moved[1] == pytest.approx(20 * moved[0], rel=1e-3)  # Adam's first step is the rate
+    assert curves[0][0] == curves[1][0]
+    assert curves[0] != curves[1]
+
+
+def test_a_bounded_temperature_leaves_its_bound(tmp_path):
+    settings = (*MULTI, "method.logit_scale_max=3.95", "optim.logit_scale_rate=20", "optim.steps=20")
+    files = run(tmp_path, *settings, row="table2_multi")
+    scales = [record["logit_scale"] for record in read_log(files.log) if record["event"] == "train"]
+    assert scales[0] == pytest.approx(3.95, rel=1e-6)
+    assert max(scales) <= 3.95 * (1 + 1e-6)
+    assert min(scales) < 3.8
+
+
+def test_the_max_average_trains_and_ranks_by_its_two_matrices(tmp_path):
+    settings = (*MULTI, "method.geometry=max_average", "method.logit_scale_max=100", "optim.steps=40")
+    files = run(tmp_path, *settings, "optim.learning_rate=3.0e-3", "run.save_every=0", row="table2_multi")
+    curve = losses(files)
+    assert sum(curve[-5:]) / 5 < sum(curve[:5]) / 5 - 0.15
+    _, encoder = load_encoder(last_checkpoint(files.checkpoints), torch.device("cpu"))
+    assert encoder.model.geometry.name == "max_average"
+
+
+def loss_and_gradients(name, share=None):
+    """Of the same 12 pairs of features, whole or one process's share."""
+    config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_multi.yaml", "smoke", ["method.num_spheres=4"])
+    spheres = 1 if name in ("sphere", "euclidean") else 4
+    method = replace(config.method, geometry=name, num_spheres=spheres, multi_token=spheres > 1)
+    geometry = build_geometry(replace(config, method=method))
+    generator = torch.Generator().manual_seed(0)
+    features = [torch.randn(12, 32, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    part = slice(None) if share is None else share
+    images, texts = geometry.embed_image(features[0][part]), geometry.embed_text(features[1][part])
+    scale = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
+    if name == "max_average":
+        loss = late_interaction_loss(images, texts, scale)
+    else:
+        loss = contrastive_loss(images, texts, geometry.similarity, scale)
+    loss.backward()
+    return loss.detach(), scale.grad, *(each.grad[part] for each in features)
+
+
+GEOMETRIES = ("sphere", "euclidean", "oblique", "oblique_geodesic", "max_average")
+
+
+def in_one_of_two():
+    share = slice(6 * rank(), 6 * rank() + 6)
+    return {name: loss_and_gradients(name, share) for name in GEOMETRIES}
+
+
+def test_two_processes_give_the_loss_and_gradients_of_one_for_every_geometry():
+    first, second = in_processes(2, in_one_of_two)
+    for name in GEOMETRIES:
+        loss, scale, images, texts = loss_and_gradients(name)
+        ones, twos = first[name], second[name]
+        torch.testing.assert_close((ones[0] + twos[0]) / 2, loss, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close((ones[1] + twos[1]) / 2, scale, rtol=1e-12, atol=1e-12)
+        for place, whole in ((2, images), (3, texts)):  # each process's loss is the mean over its own rows
+            found = torch.cat([ones[place], twos[place]]) / 2
+            torch.testing.assert_close(found, whole, rtol=1e-10, atol=1e-12)

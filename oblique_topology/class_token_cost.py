@@ -1,0 +1,187 @@
+"""What further class tokens cost: arithmetic, parameters and memory, counted, and time, measured (C4, C18).
+
+Counted at the paper's sizes on the meta device, which needs neither memory nor time, and at those of the scale, where a
+training step is also timed. All structures keep the size of the embedding: m tokens of dim / m numbers each.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from common.data.scenes import scene_words
+from common.data.tokenizer import WordTokenizer
+from common.distributed import is_main_process
+from common.encoders.two_towers import TwoTowers
+from common.evaluation.trained import this_device
+from common.info_nce import contrastive_loss
+from common.report.command import Command
+from common.report.findings import Findings, write_findings
+from common.report.schema import Table
+from common.run.config import ConfigError, load_row
+from common.run.kept_memory import bytes_kept_for_backward
+from common.run.reproduce import PaperCode
+from oblique_topology.config import Config
+from oblique_topology.model import build_model
+
+TOKENS = (1, 2, 4, 8, 16)
+SIZES = {  # key -> label, row that has the sizes, scale
+    "b16": ("ViT-B/16", "table2_multi.yaml", "paper"),
+    "s16": ("ViT-S/16", "ablation_multi_64_8.yaml", "paper"),
+}
+BERT_WORDS = SimpleNamespace(vocabulary_size=30_522, end_id=102)  # all that building a text tower asks for
+SCENE_WORDS = WordTokenizer.from_words(scene_words())
+ROUNDS, BATCH = {"smoke": (2, 8), "demo": (9, 64)}, 64  # timed steps of each model, pairs a step; other scales as demo
+COLUMNS = {
+    "vision": ("FLOPs, image tower", "ratio to one token", "lower"),
+    "text": ("FLOPs, text tower", "ratio to one token", "lower"),
+    "both": ("FLOPs, both towers", "ratio to one token", "lower"),
+    "parameters": ("parameters", "millions", "lower"),
+    "kept": ("kept for backward", "ratio to one token", "lower"),
+    "time": ("time of a training step", "ratio to one token", "lower"),
+}
+
+
+def encoder_macs(tokens: int, layers: int, width: int) -> int:
+    """Multiply-accumulates of the blocks of one tower by the paper's formula (B, appendix): t l (12 d^2 + 2 t d)."""
+    return tokens * layers * (12 * width**2 + 2 * tokens * width)
+
+
+def forward_flops(tower: nn.Module, inputs: torch.Tensor) -> int:
+    """FLOPs of a forward pass on the meta device; a multiplication and an addition are two.
+
+    Args:
+        tower: on the meta device.
+        inputs: likewise.
+    """
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        tower(inputs)
+    return counter.get_total_flops()
+
+
+def counted(config: Config, tokenizer: Any) -> dict[str, float]:
+    """Costs of one pair, counted.
+
+    Args:
+        config: of a row.
+        tokenizer: has vocabulary_size and end_id.
+    Returns:
+        "vision", "text", "both": FLOPs of a forward pass. "parameters": number, in millions. "kept": bytes kept for the
+        backward pass, with attention weights formed.
+    """
+    with torch.device("meta"):
+        model = build_model(config, tokenizer)
+        images = torch.empty(1, 3, config.data.image_size, config.data.image_size)
+        token_ids = torch.zeros(1, config.data.context_length, dtype=torch.long)
+    vision, text = forward_flops(model.image_tower, images), forward_flops(model.text_tower, token_ids)
+    weights = list(model.parameters())
+
+    def features() -> torch.Tensor:
+        return model.image_tower(images).sum() + model.text_tower(token_ids).sum()
+
+    return {
+        "vision": vision,
+        "text": text,
+        "both": vision + text,
+        "parameters": sum(weight.numel() for weight in weights) / 1e6,
+        "kept": bytes_kept_for_backward(features, weights),
+    }
+
+
+def step_seconds(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor) -> float:
+    """Wall-clock seconds of a forward and backward pass with the loss; the device has nothing else to do."""
+    _wait(images.device)
+    start = time.perf_counter()
+    image_embeddings, text_embeddings, logit_scale = model(images, token_ids)
+    contrastive_loss(image_embeddings, text_embeddings, model.geometry.similarity, logit_scale).backward()
+    _wait(images.device)
+    seconds = time.perf_counter() - start
+    model.zero_grad(set_to_none=True)
+    return seconds
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def time_ratios(configs: Sequence[Config], tokenizer: Any, batch: int, rounds: int, seed: int) -> list[float]:
+    """Time of a training step of each model over that of the first.
+
+    One step of each model in turn, so that a busy machine slows all alike; the median over rounds of the ratio within a
+    round. A first round warms up and does not count.
+
+    Args:
+        configs: of the models.
+        tokenizer: has vocabulary_size and end_id.
+        batch: pairs a step.
+        rounds: that count.
+        seed: of weights and inputs, which do not change the time.
+    """
+    device = this_device()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        models = [build_model(config, tokenizer).to(device).train() for config in configs]
+        data = configs[0].data
+        images = torch.randn(batch, 3, data.image_size, data.image_size).to(device)
+        token_ids = torch.randint(4, tokenizer.vocabulary_size, (batch, data.context_length)).to(device)
+    found = [[step_seconds(model, images, token_ids) for model in models] for _ in range(rounds + 1)][1:]
+    return [statistics.median(row[index] / row[0] for row in found) for index in range(len(models))]
+
+
+def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
+    """Costs of 1 to 16 class tokens at the paper's sizes and at those of the scale.
+
+    Raises:
+        ConfigError: for overrides; sizes are those of the rows.
+    """
+    if any(not text.startswith("data.") for text in command.overrides):
+        raise ConfigError(f"{command.part} takes no settings, got {' '.join(command.overrides)}")
+    if not is_main_process():
+        return []
+    here = f"scale_{command.scale}"
+    sizes = {**SIZES, here: (f"scale {command.scale}", "table2_multi.yaml", command.scale)}
+    rounds, batch = ROUNDS.get(command.scale, ROUNDS["demo"])
+    rows, values = {}, {}
+    for key, (label, row, scale) in sizes.items():
+        configs = [_with_tokens(code, row, scale, number) for number in TOKENS]
+        words = BERT_WORDS if key in SIZES else SCENE_WORDS
+        costs = [counted(config, words) for config in configs]
+        for number, cost in zip(TOKENS, costs):
+            name = f"{key}_m{number}"
+            rows[name] = f"{label}, {number} token{'s' if number > 1 else ''}"
+            ratios = {column: value / costs[0][column] for column, value in cost.items()}
+            ratios["parameters"] = cost["parameters"]
+            values |= {(name, column): [value] * len(command.seeds) for column, value in ratios.items()}
+        if key == here and command.scale != "paper":
+            timed = [time_ratios(configs, words, batch, rounds, seed) for seed in command.seeds]
+            for index, number in enumerate(TOKENS):
+                values[f"{key}_m{number}", "time"] = [ratios[index] for ratios in timed]
+    findings = Findings(
+        name="class_token_cost",
+        caption="What further class tokens cost, at equal size of the embedding.",
+        data="no data: random weights",
+        protocol="per pair",
+        settings={"tokens": TOKENS, "rounds": rounds, "batch": batch},
+        rows=rows,
+        columns=COLUMNS,
+        values=values,
+        notes=[
+            "FLOPs of a forward pass, counted with the patch convolution and the projections; the paper's formula for "
+            "the blocks alone gives 1.0795 for the image tower of ViT-B/16 with 16 tokens and 1.0972 for both.",
+            "Kept for backward: activations, with attention weights formed; a fused attention kernel keeps less.",
+            f"Time: models take turns, median of {rounds} rounds of {batch} pairs.",
+        ],
+    )
+    return [write_findings(command, code.name, findings)]
+
+
+def _with_tokens(code: PaperCode, row: str, scale: str, number: int) -> Config:
+    """A row's sizes with so many class tokens."""
+    settings = ["method.geometry=oblique", f"method.num_spheres={number}", "method.multi_token=true"]
+    return load_row(code.config_class, code.folder, code.folder / "configs" / row, scale, settings)

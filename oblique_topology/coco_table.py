@@ -1,0 +1,88 @@
+"""Table 7: the models of Table 2 on MSCOCO 1K and 5K, CxC and ECCV Caption, with pictures and annotations from a user.
+
+    make reproduce-table7 SCALE=photos DATA=/data/flickr8k SET="coco.root=/data/coco coco.test=dataset_coco.json#test \
+        coco.images=images coco.cxc=/data/cxc/sits_test.csv coco.eccv=/data/eccv_caption"
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from common.data.pairs import Pairs, open_retrieval_sets
+from common.distributed import gather_objects, wait_for_everyone
+from common.evaluation.coco import Relation, evaluate_coco, read_cxc, read_eccv
+from common.evaluation.trained import save_evaluations
+from common.run.checkpoint import last_checkpoint
+from common.run.config import DataConfig
+from common.run.provenance import hash_of
+from common.run.reproduce import RowRun, is_current, read_run
+from common.run.session import RunFiles, provenance_of, start_accelerator
+from oblique_topology.evaluate import PAPER, load_encoder
+
+NEEDED = (
+    "MSCOCO's Karpathy test pictures: coco.test=<dataset_coco.json#test>, with coco.root, coco.images, coco.cxc and "
+    "coco.eccv"
+)
+
+
+@dataclass(frozen=True)
+class CocoFiles:
+    """Where the test pictures and their annotations lie."""
+
+    root: str = ""  # folder that test and images start from
+    test: str = ""  # Karpathy's file of the 5,000 test pictures, "#test" behind it; "" = Table 7 is not run
+    images: str = ""  # folder of the pictures, "" = looked for beside the file
+    cxc: str = ""  # sits_test.csv of Crisscrossed Captions, "" = its columns stay empty
+    eccv: str = ""  # folder of ECCV Caption's JSON files, "" = its columns stay empty
+
+
+@dataclass(frozen=True)
+class CocoConfig:
+    """What `make reproduce-table7` takes beside a row's settings: `coco.test=...`."""
+
+    coco: CocoFiles = field(default_factory=CocoFiles)
+
+
+@dataclass(frozen=True)
+class CocoTest:
+    """The opened files; `key` changes with their content."""
+
+    pairs: Pairs
+    relations: list[Relation]
+
+    @property
+    def key(self) -> str:
+        positives = [[each.title, sorted(each.captions_of_image.items())] for each in self.relations]
+        return hash_of([self.pairs.fingerprint, positives])
+
+    @property
+    def by_role(self) -> dict[str, Pairs]:
+        """The roles of `evaluate_coco`, all on the same pictures."""
+        return dict.fromkeys(["coco_5k", "coco_1k", *(relation.key for relation in self.relations)], self.pairs)
+
+
+def open_coco(files: CocoFiles) -> CocoTest:
+    """Opens what the user named.
+
+    Raises:
+        ValueError: a file that is missing or of another form; names it.
+    """
+    data = DataConfig(source="karpathy", root=files.root, test=files.test, images=files.images)
+    relations = [read_cxc(Path(files.cxc))] if files.cxc else []
+    relations += [read_eccv(Path(files.eccv))] if files.eccv else []
+    return CocoTest(open_retrieval_sets(data)["test"], relations)
+
+
+def coco_run(run: RowRun, test: CocoTest) -> RowRun:
+    """The evaluations of a trained run on MSCOCO, found beside the run or made now."""
+    checkpoint = last_checkpoint(run.files.checkpoints)
+    config, _ = load_encoder(checkpoint, "cpu")
+    files = RunFiles(run.files.folder / f"coco-{test.key}")
+    accelerator: Accelerator = start_accelerator(replace(config.run, tracker="none"), files.folder)
+    if not gather_objects(is_current(files, PAPER, test.by_role))[0]:
+        _, encoder = load_encoder(checkpoint, accelerator.device)
+        results = evaluate_coco(encoder, test.pairs, test.relations)
+        save_evaluations(PAPER, results, files, checkpoint.state["step"], checkpoint.state, provenance_of(PAPER))
+    wait_for_everyone()
+    return read_run(files, run.seed)

@@ -1,0 +1,322 @@
+"""The balance of alignment and uniformity against temperature, batch and noise (version B, "visualised equilibrium").
+
+With similarities S of a batch of B pairs and a multiplier s, Eq. 1 is a mean over pairs of U_i - A_i:
+
+    A_i = s S_ii                                                     alignment: the positive
+    U_i = ln( sum_{j != i} exp(s S_ij) + sum_{j != i} exp(s S_ji) )  uniformity: the negatives of both directions
+
+The paper's "ratio of alignment loss to uniformity loss" can be read in three ways, and all are given: the mean of
+exp(A_i - U_i), its median, and the mean of A_i / U_i. The equilibrium is the smallest s at which a ratio is 1. It
+belongs to fixed similarities, and is not where a learned temperature goes: that minimises the cross-entropy, and with
+more noise it falls where the equilibrium rises.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from scipy.optimize import brentq, minimize_scalar
+
+from common.distributed import is_main_process
+from common.info_nce import symmetric_info_nce
+from common.random_keys import derive_key
+from common.report.command import Command
+from common.report.curves import Curves, plot_curves
+from common.report.findings import Findings, write_findings
+from common.report.schema import Table
+from common.report.trained_rows import train_rows
+from common.run.reproduce import PaperCode
+from oblique_topology.trained_samples import embed_batch, trained_model, training_batch
+
+ROW = "table2_clip.yaml"  # the paper takes its own CLIP
+HIGHEST = 2000.0  # multiplier up to which an equilibrium is looked for
+MULTIPLIERS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)  # of the curves
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sizes of one scale; the paper gives none.
+
+    batches: B, the first pairs of the largest. shares: of the pairs whose texts are shuffled.
+    """
+
+    batches: tuple[int, ...] = (256, 1024, 4096)
+    shares: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2)
+
+
+GRIDS = {
+    "smoke": Grid((16, 64), (0.0, 0.2)),
+    "demo": Grid((64, 256, 1024)),
+    "photos": Grid((64, 256, 1024)),
+    "paper": Grid(),
+}
+READINGS = {"mean": "average ratio is 1", "median": "median ratio is 1", "logs": "average of A / U is 1"}
+COLUMNS = {
+    **{f"balance_{name}": (f"balance: {label}", "multiplier", "higher") for name, label in READINGS.items()},
+    "lowest_loss": ("lowest cross-entropy", "multiplier", "higher"),
+    **{
+        f"{key}_{multiplier}": (f"{label}, multiplier {multiplier}", unit, "higher")
+        for multiplier in (1, 100)
+        for key, label, unit in (
+            ("ratio", "ln of the average ratio", "nats"),
+            ("pull", "gradient on positives", "norm"),
+            ("push", "gradient on negatives", "norm"),
+            ("felt", "negatives that share the push", "pairs"),
+        )
+    },
+}
+
+
+def alignment_and_uniformity(similarity: torch.Tensor, multiplier: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and U of every pair, in nats; Eq. 1 is the mean of U - A.
+
+    Args:
+        similarity: (batch, batch), positives on the diagonal.
+        multiplier: s.
+    Returns:
+        (batch,) twice, float64.
+    Raises:
+        ValueError: no square matrix of at least two pairs.
+    """
+    if similarity.ndim != 2 or similarity.shape[0] != similarity.shape[1] or len(similarity) < 2:
+        raise ValueError(
+            f"similarities of at least two pairs are needed, (batch, batch), got {tuple(similarity.shape)}"
+        )
+    logits = multiplier * similarity.double()
+    positives = logits.diagonal()
+    negatives = logits.masked_fill(torch.eye(len(logits), dtype=torch.bool, device=logits.device), -math.inf)
+    return positives, torch.logaddexp(negatives.logsumexp(dim=1), negatives.logsumexp(dim=0))
+
+
+def log_ratios(similarity: torch.Tensor, multiplier: float) -> dict[str, float]:
+    """The three readings of the ratio, each as a number that is 0 at the equilibrium and rises with alignment.
+
+    Returns:
+        "mean": ln mean exp(A - U). "median": median of A - U. "logs": mean of A / U, less 1; NaN where a U is not
+        positive, as A / U then says nothing (all negatives far below 0).
+    """
+    alignment, uniformity = alignment_and_uniformity(similarity, multiplier)
+    apart = alignment - uniformity
+    return {
+        "mean": float(apart.logsumexp(dim=0)) - math.log(len(apart)),
+        "median": float(apart.quantile(0.5)),
+        "logs": float((alignment / uniformity).mean()) - 1 if (uniformity > 0).all() else math.nan,
+    }
+
+
+def balance(similarity: torch.Tensor, reading: str) -> float | None:
+    """Smallest multiplier at which the ratio is 1.
+
+    Args:
+        similarity: (batch, batch), positives on the diagonal.
+        reading: key of READINGS.
+    Returns:
+        None if there is none up to HIGHEST: where negatives are as close as positives, no temperature helps.
+    """
+
+    def excess(multiplier: float) -> float:
+        return log_ratios(similarity, multiplier)[reading]
+
+    low = 0.0  # A = 0 and U = ln(2 (B - 1)) > 0: below the balance, whatever the similarities
+    high = 1.0
+    while not (above := excess(high)) >= 0:
+        if math.isnan(above) or high > HIGHEST:
+            return None
+        low, high = high, 1.25 * high  # small steps: "logs" can cross twice
+    return float(brentq(excess, low, high, xtol=1e-6))
+
+
+def loss_minimising(similarity: torch.Tensor) -> float:
+    """The multiplier in [0.01, HIGHEST] with the lowest symmetric InfoNCE: where a learned temperature would go."""
+    similarity = similarity.double()
+    found = minimize_scalar(
+        lambda log: float(symmetric_info_nce(math.exp(log) * similarity)),
+        bounds=(math.log(0.01), math.log(HIGHEST)),
+        method="bounded",
+        options={"xatol": 1e-4},
+    )
+    return math.exp(found.x)
+
+
+def similarity_gradient(similarity: torch.Tensor, multiplier: float) -> torch.Tensor:
+    """Gradient of the symmetric InfoNCE with respect to the similarities, in closed form.
+
+    s / B * ( (row softmax + column softmax) / 2 - I ): in each row the pull on the positive is the sum of the pushes
+    on the negatives, up to the other direction's share.
+
+    Args:
+        similarity: (batch, batch), positives on the diagonal.
+        multiplier: s.
+    Returns:
+        (batch, batch) float64.
+    """
+    logits = multiplier * similarity.double()
+    softmax = (logits.softmax(dim=1) + logits.softmax(dim=0)) / 2
+    return multiplier / len(logits) * (softmax - torch.eye(len(logits), dtype=logits.dtype, device=logits.device))
+
+
+def gradient_norms(similarity: torch.Tensor, multiplier: float) -> dict[str, float]:
+    """How hard the loss pulls on positives and pushes on negatives, and on how many of these.
+
+    Returns:
+        "pull": norm of the gradient's diagonal. "push": norm of the rest. "felt": effective number of negatives a pair,
+        exp of the entropy of a pair's share of the push, in [1, 2 (batch - 1)]; mean over pairs.
+    """
+    gradient = similarity_gradient(similarity, multiplier)
+    diagonal = torch.eye(len(gradient), dtype=torch.bool, device=gradient.device)
+    pushes = gradient.masked_fill(diagonal, 0.0)
+    both = torch.cat([pushes, pushes.T], dim=1)  # row i: all negatives of pair i
+    shares = both / both.sum(dim=1, keepdim=True)
+    felt = torch.special.entr(shares).sum(dim=1).exp().mean()
+    return {"pull": float(gradient.diagonal().norm()), "push": float(pushes.norm()), "felt": float(felt)}
+
+
+def shuffled_texts(batch: int, share: float, generator: torch.Generator) -> torch.Tensor:
+    """Which text each picture gets when a share of the pairs is wrong: columns of a similarity matrix.
+
+    Args:
+        batch: number of pairs.
+        share: in [0, 1]; rounded to whole pairs. A single pair cannot be shuffled and stays.
+        generator: of the draws.
+    Returns:
+        (batch,) a permutation; exactly the chosen pairs have another's text.
+    """
+    order = torch.arange(batch)
+    chosen = torch.randperm(batch, generator=generator)[: round(share * batch)]
+    order[chosen] = chosen.roll(1)
+    return order
+
+
+def drawn_similarities(batch: int, generator: torch.Generator) -> torch.Tensor:
+    """Similarities without a model: positives 0.35, negatives 0.12, both with a standard deviation of 0.06 (spec 13).
+
+    Args:
+        batch: number of pairs.
+        generator: of the draws.
+    Returns:
+        (batch, batch) float64.
+    """
+    similarity = 0.12 + 0.06 * torch.randn(batch, batch, generator=generator, dtype=torch.float64)
+    similarity.diagonal().copy_(0.35 + 0.06 * torch.randn(batch, generator=generator, dtype=torch.float64))
+    return similarity
+
+
+def measures_of(similarity: torch.Tensor) -> dict[str, float | None]:
+    """The numbers of one row, by key of COLUMNS; None where there is no balance."""
+    found: dict[str, float | None] = {f"balance_{name}": balance(similarity, name) for name in READINGS}
+    found["lowest_loss"] = loss_minimising(similarity)
+    for multiplier in (1, 100):
+        found[f"ratio_{multiplier}"] = log_ratios(similarity, multiplier)["mean"]
+        found |= {f"{key}_{multiplier}": value for key, value in gradient_norms(similarity, multiplier).items()}
+    return found
+
+
+Case = tuple[str, int, float]  # where similarities come from, batch, share of shuffled texts
+
+
+def equilibrium(command: Command, code: PaperCode) -> list[Table]:
+    """Balance and gradients of drawn similarities and of those of the trained baseline, and curves of the ratio."""
+    runs = train_rows(command, code, {"clip": ROW})["clip"]
+    if not is_main_process():
+        return []
+    grid = GRIDS[command.scale]
+    by_seed: list[dict[Case, torch.Tensor]] = []
+    for run in runs:
+        config, encoder = trained_model(run)
+        images, texts = embed_batch(encoder, *training_batch(config, encoder, max(grid.batches)))
+        draws = torch.Generator().manual_seed(derive_key("drawn similarities", run.seed))
+        sources = {
+            "drawn": drawn_similarities(max(grid.batches), draws),
+            "trained": encoder.model.geometry.similarity(images, texts).cpu(),
+        }
+        by_seed.append(_cases(sources, grid, run.seed))
+    rows = {_key(case): _label(case) for case in by_seed[0]}
+    measured = [{_key(case): measures_of(matrix) for case, matrix in cases.items()} for cases in by_seed]
+    values = {
+        (row, column): numbers
+        for row in rows
+        for column in COLUMNS
+        if None not in (numbers := [found[row][column] for found in measured])
+    }
+    findings = Findings(
+        name="equilibrium",
+        caption=(
+            "Multipliers at which alignment and uniformity balance, for similarities that are drawn (positives "
+            "0.35 ± 0.06, negatives 0.12 ± 0.06) and for those of the trained sphere baseline on training pairs."
+        ),
+        data=", ".join(sorted({run.training_data for run in runs})),
+        protocol="the first pairs of the training set",
+        settings=asdict(grid),
+        rows=rows,
+        columns=COLUMNS,
+        values=values,
+        notes=[
+            f"An empty cell: no balance up to a multiplier of {HIGHEST:g}.",
+            "The balance belongs to fixed similarities. A learned temperature would go to the multiplier with the "
+            "lowest cross-entropy, which noise moves the other way.",
+            "Gradients on similarities carry the multiplier as a factor.",
+        ],
+    )
+    plot_curves(_panels(by_seed, grid), command.folder(code.name) / "equilibrium_curves.png", across=2)
+    return [write_findings(command, code.name, findings)]
+
+
+def _cases(sources: Mapping[str, torch.Tensor], grid: Grid, seed: int) -> dict[Case, torch.Tensor]:
+    """Every source at every batch without noise, and at the middle batch with every share of it."""
+    middle = grid.batches[len(grid.batches) // 2]
+    wanted = [(batch, 0.0) for batch in grid.batches] + [(middle, share) for share in grid.shares if share]
+    cases = {}
+    for source, whole in sources.items():
+        for batch, share in wanted:
+            size = min(batch, len(whole))
+            draws = torch.Generator().manual_seed(derive_key("shuffled texts", seed, batch, round(1000 * share)))
+            cases[source, batch, share] = whole[:size, :size][:, shuffled_texts(size, share, draws)]
+    return cases
+
+
+def _key(case: Case) -> str:
+    source, batch, share = case
+    return f"{source}_b{batch}_noise{round(100 * share)}"
+
+
+def _label(case: Case) -> str:
+    source, batch, share = case
+    return f"{source}, B = {batch}" + (f", {share:.0%} shuffled" if share else "")
+
+
+def _panels(by_seed: Sequence[Mapping[Case, torch.Tensor]], grid: Grid) -> list[Curves]:
+    """ln of the mean ratio and the norms of the gradients against the multiplier."""
+
+    def against(case: Case, value: Callable[[torch.Tensor, float], float]) -> list[tuple[float, list[float]]]:
+        return [(s, [value(cases[case], s) for cases in by_seed]) for s in MULTIPLIERS]
+
+    def ratio(similarity: torch.Tensor, multiplier: float) -> float:
+        return log_ratios(similarity, multiplier)["mean"]
+
+    middle = grid.batches[len(grid.batches) // 2]
+    panels = []
+    for source in ("drawn", "trained"):
+        series = {
+            f"{source} similarities, no noise": {f"B = {batch}": (source, batch, 0.0) for batch in grid.batches},
+            f"{source} similarities, B = {middle}": {
+                f"{share:.0%} shuffled": (source, middle, share) for share in grid.shares
+            },
+        }
+        panels += [
+            Curves(
+                title,
+                "multiplier",
+                "ln(average ratio); balance at 0",
+                {k: against(c, ratio) for k, c in cases.items()},
+                True,
+            )
+            for title, cases in series.items()
+        ]
+    for source in ("drawn", "trained"):
+        curves = {
+            label: against((source, middle, 0.0), lambda matrix, s, key=key: gradient_norms(matrix, s)[key])
+            for key, label in (("pull", "gradient on positives"), ("push", "gradient on negatives"))
+        }
+        panels.append(Curves(f"{source} similarities, B = {middle}", "multiplier", "gradient norm", curves, True, True))
+    return panels

@@ -1,0 +1,251 @@
+"""The loss around a trained model's weights, and its gradient, at several temperatures (version B, landscape figure).
+
+The model, one batch and its weights theta are fixed; the multiplier s of the similarities is set by hand. With random
+directions D1 and D2, scaled to the norm of each weight tensor and orthogonal to each other:
+
+    plane   loss(theta + a D1 + b D2; s), a and b in [-1, 1]
+    line    |grad loss(theta + a D1; s)| over all weights, for several s
+
+The factor s alone makes slopes and bends s times as large; what is left without it is given beside them. The paper
+gives neither scaling nor grid nor s.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch.func import functional_call
+
+from common.distributed import is_main_process
+from common.encoders.two_towers import TwoTowers
+from common.info_nce import contrastive_loss
+from common.random_keys import derive_key
+from common.report.command import Command
+from common.report.curves import Curves, plot_curves
+from common.report.findings import Findings, write_findings
+from common.report.maps import Contours, plot_contours
+from common.report.schema import Table
+from common.report.trained_rows import train_rows
+from common.run.reproduce import PaperCode
+from oblique_topology.trained_samples import trained_model, training_batch
+
+ROW = "table2_clip.yaml"  # the paper takes its own CLIP
+PLANES = (1.0, 100.0)  # multipliers
+LINES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+COLUMNS = {
+    "loss": ("loss of the model", "nats", "lower"),
+    "roughness": ("roughness of the plane", "nats", "lower"),
+    "roughness_over_multiplier": ("roughness over multiplier", "nats", "lower"),
+    "gradient_norm": ("gradient norm along the line", "norm", "lower"),
+    "gradient_norm_over_multiplier": ("gradient norm over multiplier", "norm", "lower"),
+}
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sizes of one scale.
+
+    batch: pairs; the paper's is 1,024. plane: points along each side. line: points.
+    """
+
+    batch: int = 1024
+    plane: int = 41
+    line: int = 41
+
+
+GRIDS = {"smoke": Grid(32, 5, 3), "demo": Grid(256, 21, 11), "photos": Grid(256, 21, 11), "paper": Grid()}
+
+
+def movable_weights(model: TwoTowers) -> Weights:
+    """Weights of both towers by name; the logit scale, and what a geometry may have, stay where they are."""
+    towers = ("image_tower.", "text_tower.")
+    return {name: weight.detach() for name, weight in model.named_parameters() if name.startswith(towers)}
+
+
+def random_directions(weights: Weights, generator: torch.Generator) -> tuple[Weights, Weights]:
+    """Two directions, Gaussian, orthogonal in every weight tensor and as long as it.
+
+    A tensor of zeros does not move, and one of a single number moves along the first direction alone.
+
+    Args:
+        weights: theta.
+        generator: of the draws.
+    """
+
+    def drawn(weight: torch.Tensor) -> torch.Tensor:
+        return torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
+
+    def scaled(direction: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        length = direction.norm()
+        return direction * (weight.norm() / length) if length > 0 else direction
+
+    first = {name: scaled(drawn(weight), weight) for name, weight in weights.items()}
+    second = {}
+    for name, weight in weights.items():
+        other, along = drawn(weight), first[name]
+        if weight.numel() == 1 or not along.any():
+            second[name] = torch.zeros_like(weight)
+            continue
+        other = other - along * ((other * along).sum() / along.square().sum())
+        second[name] = scaled(other, weight)
+    return first, second
+
+
+def _moved(weights: Weights, *steps: tuple[float, Weights]) -> Weights:
+    return {
+        name: weight + sum(length * direction[name] for length, direction in steps) for name, weight in weights.items()
+    }
+
+
+def _losses(
+    model: TwoTowers, weights: Weights, inputs: tuple[torch.Tensor, torch.Tensor], multipliers: Sequence[float]
+) -> list[torch.Tensor]:
+    """The training loss of one batch with other weights, for each multiplier."""
+    images, texts, _ = functional_call(model, weights, inputs)
+    similarity, one = model.geometry.similarity, images.new_ones(())
+    return [contrastive_loss(images, texts, similarity, multiplier * one) for multiplier in multipliers]
+
+
+@torch.no_grad()
+def losses_on_plane(
+    model: TwoTowers,
+    inputs: tuple[torch.Tensor, torch.Tensor],
+    directions: tuple[Weights, Weights],
+    places: Sequence[float],
+    multipliers: Sequence[float],
+) -> np.ndarray:
+    """Losses at theta + a D1 + b D2 for a and b in `places`.
+
+    Args:
+        model: in evaluation mode; its own weights are not touched.
+        inputs: images and token ids of one batch.
+        directions: D1 and D2.
+        places: along both.
+        multipliers: s.
+    Returns:
+        (num_multipliers, num_places of b, num_places of a), nats.
+    """
+    weights = movable_weights(model)
+    first, second = directions
+
+    def at(a: float, b: float) -> list[float]:
+        return [float(loss) for loss in _losses(model, _moved(weights, (a, first), (b, second)), inputs, multipliers)]
+
+    return np.array([[at(a, b) for a in places] for b in places]).transpose(2, 0, 1)
+
+
+def gradient_norms_on_line(
+    model: TwoTowers,
+    inputs: tuple[torch.Tensor, torch.Tensor],
+    direction: Weights,
+    places: Sequence[float],
+    multipliers: Sequence[float],
+) -> np.ndarray:
+    """Norm of the gradient with respect to all weights of both towers at theta + a D.
+
+    Args:
+        model, inputs, places, multipliers: as in losses_on_plane.
+        direction: D.
+    Returns:
+        (num_multipliers, num_places).
+    """
+    weights = movable_weights(model)
+    norms = []
+    for a in places:
+        here = {name: weight.requires_grad_() for name, weight in _moved(weights, (a, direction)).items()}
+        found = [
+            torch.autograd.grad(loss, list(here.values()), retain_graph=True)
+            for loss in _losses(model, here, inputs, multipliers)
+        ]
+        norms.append([float(torch.cat([part.flatten() for part in parts]).norm()) for parts in found])
+    return np.array(norms).T
+
+
+def roughness(losses: np.ndarray) -> float:
+    """Root mean square of the second differences between neighbours in rows and columns: 0 on a plane, flat or tilted.
+
+    Args:
+        losses: (rows, columns), at least three of each.
+    """
+    along = [np.diff(losses, n=2, axis=axis).ravel() for axis in (0, 1)]
+    return float(np.sqrt(np.mean(np.concatenate(along) ** 2)))
+
+
+def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
+    """Contours at multipliers 1 and 100, and gradient norms along a line, around the trained baseline."""
+    runs = train_rows(command, code, {"clip": ROW})["clip"]
+    if not is_main_process():
+        return []
+    grid = GRIDS[command.scale]
+    places, stations = np.linspace(-1, 1, grid.plane), np.linspace(-1, 1, grid.line)
+    planes, lines = [], []
+    for run in runs:
+        config, encoder = trained_model(run)
+        inputs = training_batch(config, encoder, grid.batch)
+        draws = torch.Generator().manual_seed(derive_key("landscape", run.seed))
+        directions = random_directions(movable_weights(encoder.model), draws)
+        planes.append(losses_on_plane(encoder.model, inputs, directions, places.tolist(), PLANES))
+        lines.append(gradient_norms_on_line(encoder.model, inputs, directions[0], stations.tolist(), LINES))
+        print(f"{command.part}: seed {run.seed} measured", flush=True)
+    folder = command.folder(code.name)
+    plot_contours(
+        [
+            Contours(f"multiplier {s:g}, seed {runs[0].seed}", "loss (nats)", places.tolist(), places.tolist(), losses)
+            for s, losses in zip(PLANES, planes[0])
+        ],
+        folder / "loss_landscape_contours.png",
+        "a, along the first direction",
+        "b, along the second direction",
+    )
+    plot_curves(_panels(lines, stations), folder / "loss_landscape_gradient_norms.png", across=2)
+    findings = Findings(
+        name="loss_landscape",
+        caption="Loss of one batch around the weights of the trained sphere baseline, at temperatures set by hand.",
+        data=", ".join(sorted({run.training_data for run in runs})),
+        protocol=f"{grid.batch} pairs",
+        settings=asdict(grid),
+        rows={f"at_{s:g}": f"multiplier {s:g}" for s in LINES},
+        columns=COLUMNS,
+        values=_values(planes, lines, grid),
+        notes=[
+            "Logits carry the multiplier as a factor, which makes slopes and bends larger by itself; the columns over "
+            "multiplier are free of it.",
+            "Roughness: root mean square of the second differences between neighbouring points of the plane. Gradient "
+            "norm: average over the line.",
+        ],
+    )
+    return [write_findings(command, code.name, findings)]
+
+
+def _values(
+    planes: Sequence[np.ndarray], lines: Sequence[np.ndarray], grid: Grid
+) -> Mapping[tuple[str, str], list[float]]:
+    middle = grid.plane // 2
+    values: dict[tuple[str, str], list[float]] = {}
+    for index, s in enumerate(LINES):
+        norms = [float(line[index].mean()) for line in lines]
+        values[f"at_{s:g}", "gradient_norm"] = norms
+        values[f"at_{s:g}", "gradient_norm_over_multiplier"] = [norm / s for norm in norms]
+    for index, s in enumerate(PLANES):
+        values[f"at_{s:g}", "loss"] = [float(plane[index][middle, middle]) for plane in planes]
+        found = [roughness(plane[index]) for plane in planes]
+        values[f"at_{s:g}", "roughness"] = found
+        values[f"at_{s:g}", "roughness_over_multiplier"] = [value / s for value in found]
+    return values
+
+
+def _panels(lines: Sequence[np.ndarray], stations: np.ndarray) -> list[Curves]:
+    along = {
+        f"multiplier {s:g}": [(float(a), [float(line[index, k]) for line in lines]) for k, a in enumerate(stations)]
+        for index, s in enumerate(LINES)
+    }
+    at_model = [(s, [float(line[index, len(stations) // 2]) for line in lines]) for index, s in enumerate(LINES)]
+    relative = [(s, [value / s for value in values]) for s, values in at_model]
+    over = {"norm": at_model, "norm over multiplier": relative}
+    return [
+        Curves("along the first direction", "a", "gradient norm", along, log_y=True),
+        Curves("at the model", "multiplier", "gradient norm", over, log_x=True, log_y=True),
+    ]

@@ -1,0 +1,88 @@
+"""The temperature of trained runs, from their logs: where t = ln(logit scale) ends and when it stops moving (Table 6).
+
+The paper's rule: converged at the first step from which t changes by less than 2 % within one epoch, 7,200 of 108,000
+steps. Inferred: that it looks at t, which its figure shows, and not at e^t; that t must have left the neighbourhood of
+0 first, where a relative change means nothing; and that an epoch is a fifteenth of a run, whatever passes through
+the data the run makes.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.report.schema import Measured
+from common.report.tables import measured_over_seeds
+from common.run.log import read_log
+from common.run.reproduce import RowRun
+
+EPOCHS = 15  # of the paper's runs
+RELATIVE_CHANGE = 0.02
+SMALLEST = 0.1  # |t| below which the rule waits
+
+
+def log_temperatures(run: RowRun) -> tuple[np.ndarray, np.ndarray]:
+    """Updates made before, and t at that point, for every logged step of a run."""
+    records = [record for record in read_log(run.files.log) if record["event"] == "train"]
+    return (
+        np.array([record["step"] - 1 for record in records], dtype=np.float64),
+        np.log([record["logit_scale"] for record in records]),
+    )
+
+
+def converged_step(steps: Sequence[float], values: Sequence[float], window: float) -> float | None:
+    """First logged step s with |t(s + window) - t(s)| < 2 % of |t(s)| and |t(s)| > 0.1.
+
+    Args:
+        steps: ascending.
+        values: t at those steps; between two of them it is interpolated.
+        window: steps of one epoch.
+    Returns:
+        None if there is no such step at least a window before the end.
+    """
+    steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    later = np.interp(steps + window, steps, values)
+    settled = (np.abs(later - values) < RELATIVE_CHANGE * np.abs(values)) & (np.abs(values) > SMALLEST)
+    settled &= steps + window <= steps[-1]
+    return float(steps[settled.argmax()]) if settled.any() else None
+
+
+def temperature_cells(runs: Sequence[RowRun], trainable: bool, scale: str) -> dict[str, Measured | None]:
+    """Table 6's own columns of one row: the final t, and the step (in thousands) from which it stands still.
+
+    Args:
+        runs: one per seed.
+        trainable: whether the temperature was learned; else no step is given.
+        scale: of the runs.
+    Returns:
+        "temp_final" and "converge_step"; the latter None where a seed has not converged.
+    """
+    finals, found = [], []
+    for run in runs:
+        steps, values = log_temperatures(run)
+        finals.append(values[-1])
+        found.append(converged_step(steps, values, (steps[-1] + 1) / EPOCHS))
+    told = {
+        "temp_final": ("t at the last step", finals),
+        "converge_step": (f"t moves by less than {RELATIVE_CHANGE:.0%} in 1/{EPOCHS} of the run", None),
+    }
+    if trainable and None not in found:
+        told["converge_step"] = (told["converge_step"][0], [step / 1000 for step in found])
+    return {
+        key: None
+        if values is None
+        else measured_over_seeds(
+            values,
+            [run.seed for run in runs],
+            scale=scale,
+            data="training",  # not a test set; the same for all rows
+            protocol=rule,
+            full_protocol={"task": "temperature", "rule": rule},
+        )
+        for key, (rule, values) in told.items()
+    }
+
+
+def final_logit_scales(runs: Sequence[RowRun]) -> tuple[float, ...]:
+    """The multiplier e^t at the end, one per seed."""
+    return tuple(math.exp(log_temperatures(run)[1][-1]) for run in runs)

@@ -1,0 +1,87 @@
+"""Figure 4: how the temperature moves in training, for each topology and start; steps and rule as in temperature.py."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.distributed import is_main_process
+from common.report.command import Command
+from common.report.curves import Curves, plot_curves
+from common.report.findings import Findings, write_findings
+from common.report.schema import Table
+from common.report.trained_rows import Runs, train_rows
+from common.run.reproduce import PaperCode
+from oblique_topology.temperature import EPOCHS, converged_step, log_temperatures
+
+STARTS = ("e^2.64", "e^5.31", "e^0")  # in the order of the figure's colours: blue, orange, green
+COLUMNS = {
+    "final_t": ("final t", "log units", "higher"),
+    "final_multiplier": ("final multiplier e^t", "multiplier", "higher"),
+    "converged": ("t stands still from", "steps", "lower"),
+    "converged_multiplier": ("e^t stands still from", "steps", "lower"),
+}
+
+
+def figure4(command: Command, code: PaperCode) -> list[Table]:
+    """Curves of t = ln(multiplier) for the rows of Table 3 that learn it, and where each comes to rest."""
+    printed = code.paper_tables()["tables"]["table3"]["rows"]
+    places = {row["method"]: tuple(row["method"].rsplit(", ", 1)) for row in printed}  # -> topology, start
+    configs = {
+        row["method"]: row["config"] for row in printed if "config" in row and places[row["method"]][1] in STARTS
+    }
+    runs = train_rows(command, code, configs)
+    if not is_main_process():
+        return []
+    panels = [
+        Curves(
+            topology,
+            "step (optimiser updates)",
+            "t = ln(multiplier)",
+            {f"start at {start}": curve_of(runs[f"{topology}, {start}"]) for start in STARTS},
+        )
+        for topology in dict.fromkeys(places[method][0] for method in runs)
+    ]
+    plot_curves(panels, command.folder(code.name) / "temperature_curves_of_t.png", across=2)
+    return [write_findings(command, code.name, _findings(runs))]
+
+
+def curve_of(runs: Sequence) -> list[tuple[float, Sequence[float]]]:
+    """(step, t of each seed) at every logged step; seeds of one row have the same steps."""
+    logs = [log_temperatures(run) for run in runs]
+    return [(float(step), [float(t[place]) for _, t in logs]) for place, step in enumerate(logs[0][0])]
+
+
+def _findings(runs: Runs) -> Findings:
+    """The ends of the curves; a seed that does not come to rest leaves the row's cell empty."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for method, seeds in runs.items():
+        found: dict[str, list[float | None]] = {column: [] for column in COLUMNS}
+        for run in seeds:
+            steps, t = log_temperatures(run)
+            window = (steps[-1] + 1) / EPOCHS
+            found["final_t"].append(float(t[-1]))
+            found["final_multiplier"].append(float(np.exp(t[-1])))
+            found["converged"].append(converged_step(steps, t, window))
+            found["converged_multiplier"].append(converged_step(steps, np.exp(t), window))
+        values |= {(_key(method), column): numbers for column, numbers in found.items() if None not in numbers}
+    every_run = [run for seeds in runs.values() for run in seeds]
+    return Findings(
+        name="temperature_curves",
+        caption="Where the learned temperature of the runs of Table 3 comes to rest (Figure 4).",
+        data=", ".join(sorted({run.training_data for run in every_run})),
+        protocol=f"moves by less than 2 % in 1/{EPOCHS} of the run",
+        settings={"epochs": EPOCHS},
+        rows={_key(method): method for method in runs},
+        columns=COLUMNS,
+        values=values,
+        notes=[
+            "An empty cell: a seed has not come to rest before the end.",
+            "The paper's rule does not say whether it looks at t or at e^t; both are given.",
+        ],
+    )
+
+
+def _key(method: str) -> str:
+    """A method's name with letters, digits and underscores alone, as claims want it."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", method).strip("_").lower()

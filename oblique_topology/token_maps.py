@@ -1,0 +1,304 @@
+"""Figures 5 and 7: Grad-CAM on patches and on words, for the whole score and for each pair of class tokens.
+
+The score of a picture and a caption is s = sum_k s_k, where s_k = u_k . v_k compares class token k of both. Heat of a
+token for a score: its activation times the mean gradient over the tokens of its side, where that is positive. Looked at
+is what goes into the last block: behind its attention no patch and no word reaches a class token. Layer and mean are
+inferred; the paper names neither. Class tokens, end token and padding are left out.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from common.data.pairs import open_retrieval_sets
+from common.data.scenes import annotation_task
+from common.distributed import is_main_process
+from common.encoders.two_towers import TwoTowers
+from common.evaluation.embed import Encoder
+from common.report.cells import data_text
+from common.report.command import Command
+from common.report.findings import Findings, write_findings
+from common.report.maps import HeatOnPicture, HeatOnWords, plot_heat_on_pictures, plot_heat_on_words
+from common.report.schema import Table
+from common.report.trained_rows import train_rows
+from common.run.config import DataConfig
+from common.run.reproduce import PaperCode
+from oblique_topology.trained_samples import as_model_inputs, readable_items, trained_model
+
+ROWS = {"clip": "table2_clip.yaml", "multi": "table2_multi.yaml"}
+NUM_DRAWN, MAPS_DRAWN = 4, 8  # pictures, and pairs of class tokens of each
+NUM_MEASURED = {"smoke": 12, "demo": 400}  # pictures with a box; other scales as demo
+COLUMNS = {
+    "share_in_box": ("heat in the box of the object", "fraction", "higher"),
+    "likeness": ("cosine with the map of the whole score", "cosine", "higher"),
+}
+
+
+@dataclass(frozen=True)
+class TokenMaps:
+    """Scores and signed heat; the first map is that of the whole score, map k + 1 that of the pair k.
+
+    scores: (batch, num_maps). pixels: (batch, num_maps, rows, columns).
+    words: (batch, num_maps, context_length), 0 where there is no word. is_word: (batch, context_length).
+    """
+
+    scores: torch.Tensor
+    pixels: torch.Tensor
+    words: torch.Tensor
+    is_word: torch.Tensor
+
+
+def scores_of_pairs(
+    model: TwoTowers, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The score of each picture with its caption, and what each pair of class tokens adds to it.
+
+    Args:
+        model: its geometry compares.
+        image_embeddings, text_embeddings: (batch, num_spheres, sphere_dim), or (batch, dim) without spheres.
+    Returns:
+        (batch,) and (batch, num_spheres); the second has no columns where the score is no sum over spheres.
+    """
+    whole = model.geometry.paired_similarity(image_embeddings, text_embeddings)
+    if image_embeddings.ndim == 3 and getattr(model.geometry, "is_inner_product", False):
+        return whole, (image_embeddings * text_embeddings).sum(dim=-1)
+    return whole, whole.new_zeros(len(whole), 0)
+
+
+@contextmanager
+def recorded_input(block: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Records the tokens that go into a block and lets gradients stop there: the graph is that of what follows."""
+    recorded: list[torch.Tensor] = []
+
+    def record(_: nn.Module, arguments: tuple) -> tuple:
+        tokens = arguments[0].detach().requires_grad_()
+        recorded.append(tokens)
+        return (tokens, *arguments[1:])
+
+    handle = block.register_forward_pre_hook(record)
+    try:
+        yield recorded
+    finally:
+        handle.remove()
+
+
+def signed_heat(activations: torch.Tensor, gradient: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Activations times the mean gradient of the kept tokens: linear in the gradient, so heat of parts of a score adds.
+
+    Args:
+        activations, gradient: (batch, tokens, width).
+        kept: (batch, tokens) bool; at least one in each row.
+    Returns:
+        (batch, tokens), 0 where not kept; Grad-CAM shows what is positive.
+    """
+    kept = kept[..., None]
+    weights = (gradient * kept).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True)
+    return ((activations * weights).sum(dim=-1) * kept[..., 0]).detach()
+
+
+@torch.enable_grad()
+def token_maps(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor) -> TokenMaps:
+    """Grad-CAM of every score and every side.
+
+    Args:
+        model: in evaluation mode, with a ViT and a bidirectional text tower.
+        images: (batch, 3, size, size), normalised.
+        token_ids: (batch, context_length); row k is compared with picture k.
+    """
+    image_tower, text_tower = model.image_tower, model.text_tower
+    with (
+        recorded_input(image_tower.transformer.blocks[-1]) as patches,
+        recorded_input(text_tower.transformer.blocks[-1]) as words,
+    ):
+        whole, pairs = scores_of_pairs(model, model.encode_image(images), model.encode_text(token_ids))
+    recorded = [patches[0], words[0]]
+
+    is_patch = torch.ones(recorded[0].shape[:2], dtype=torch.bool, device=images.device)
+    is_patch[:, : image_tower.num_class_tokens] = False
+    is_word = _is_word(text_tower.word_mask(token_ids))
+    in_front = text_tower.num_class_tokens - 1  # further class tokens before the caption's own
+    kept_words = nn.functional.pad(is_word, (in_front, 0), value=False)
+
+    scores = torch.cat([whole[:, None], pairs], dim=1)
+    pixel_heat, word_heat = [], []
+    for score in scores.unbind(dim=1):
+        of_patches, of_words = torch.autograd.grad(score.sum(), recorded, retain_graph=True)
+        heat = signed_heat(recorded[0], of_patches, is_patch)[:, image_tower.num_class_tokens :]
+        pixel_heat.append(heat.unflatten(1, (image_tower.image_size // image_tower.patch_size, -1)))
+        word_heat.append(signed_heat(recorded[1], of_words, kept_words)[:, in_front:])
+    return TokenMaps(scores.detach(), torch.stack(pixel_heat, dim=1), torch.stack(word_heat, dim=1), is_word)
+
+
+def _is_word(mask: torch.Tensor) -> torch.Tensor:
+    """Words alone: True from the second to the last but one of each row's leading Trues (class and end token go)."""
+    place = torch.arange(mask.shape[1], device=mask.device)
+    return (place > 0) & (place < mask.sum(dim=1, keepdim=True) - 1)
+
+
+def share_in_box(heat: np.ndarray, box: Sequence[float]) -> float | None:
+    """Share of the heat inside a box; a patch that the box cuts counts with the part inside.
+
+    Args:
+        heat: (rows, columns), not negative.
+        box: (left, top, right, bottom), fractions of the picture.
+    Returns:
+        In [0, 1]; None where there is no heat.
+    """
+    total = heat.sum()
+    if not total > 0:
+        return None
+    (rows, columns), (left, top, right, bottom) = heat.shape, box
+    down = _covered(top * rows, bottom * rows, rows)
+    across = _covered(left * columns, right * columns, columns)
+    return float(down @ heat @ across / total)
+
+
+def _covered(low: float, high: float, count: int) -> np.ndarray:
+    """Part of each unit interval [k, k + 1) that lies in [low, high]."""
+    starts = np.arange(count)
+    return np.clip(np.minimum(high, starts + 1) - np.maximum(low, starts), 0, 1)
+
+
+def measured_maps(encoder: Encoder, items: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How much of each map lies in the box of the object that a text names, and how alike maps are.
+
+    Args:
+        encoder: of the model.
+        items: with "image", "text" and, if there is one, "box".
+    Returns:
+        (num_items, num_maps) shares, that of the box itself where a map has no heat; (num_items, num_maps) cosines of
+        each map with the first; (num_items,) the boxes' shares of the picture. NaN where there is no box.
+    """
+    shares, likeness, areas = [], [], []
+    for start in range(0, len(items), encoder.batch_size):
+        batch = [items[index] for index in range(start, min(start + encoder.batch_size, len(items)))]
+        inputs = as_model_inputs(encoder, [item["image"] for item in batch], [item["text"] for item in batch])
+        for item, maps in zip(batch, token_maps(encoder.model, *inputs).pixels.clamp(min=0).cpu().double().numpy()):
+            box = item.get("box")
+            areas.append(math.nan if box is None else float((box[2] - box[0]) * (box[3] - box[1])))
+            found = [None if box is None else share_in_box(heat, box) for heat in maps]
+            shares.append([areas[-1] if share is None else share for share in found])
+            flat = maps.reshape(len(maps), -1)
+            norms = np.linalg.norm(flat, axis=1)
+            likeness.append(flat @ flat[0] / np.maximum(norms * norms[0], 1e-12))
+    return np.array(shares), np.array(likeness), np.array(areas)
+
+
+def statistics_of(shares: np.ndarray, likeness: np.ndarray, areas: np.ndarray) -> dict[tuple[str, str], float]:
+    """Averages over items; the best pair is chosen on one half and measured on the other, so choosing gains nothing.
+
+    Args:
+        shares, likeness, areas: of `measured_maps`.
+    Returns:
+        (row, column) -> value, row one of "whole", "mean_pair", "best_pair" and "box"; no shares without boxes, no rows
+        of pairs without pairs.
+    """
+    found = {}
+    boxes, pairs = not np.isnan(areas).any(), shares.shape[1] > 1
+    if boxes:
+        found = {("box", "share_in_box"): areas[1::2].mean(), ("whole", "share_in_box"): shares[1::2, 0].mean()}
+    if pairs:
+        found["mean_pair", "likeness"] = likeness[1::2, 1:].mean()
+    if boxes and pairs:
+        best = 1 + int(shares[0::2, 1:].mean(axis=0).argmax())
+        found["mean_pair", "share_in_box"] = shares[1::2, 1:].mean()
+        found["best_pair", "share_in_box"] = shares[1::2, best].mean()
+        found["best_pair", "likeness"] = likeness[1::2, best].mean()
+    return {key: float(value) for key, value in found.items()}
+
+
+def figure5(command: Command, code: PaperCode) -> list[Table]:
+    """Maps of a few test pictures, and how much of the heat lies where it should on scenes with boxes.
+
+    Photographs are not ours to publish: their pictures and captions go to <output>/photographs, not to the results.
+    """
+    runs = train_rows(command, code, ROWS)
+    if not is_main_process():
+        return []
+    count = NUM_MEASURED.get(command.scale, NUM_MEASURED["demo"])
+    values: dict[tuple[str, str], list[float]] = {}
+    for row, seeds in runs.items():
+        for number, run in enumerate(seeds):
+            config, encoder = trained_model(run)
+            if row == "multi" and number == 0:
+                _draw(encoder, config.data, _folder(command, code, config.data))
+            measured_on, items = _items(config.data, count)
+            for (name, column), value in statistics_of(*measured_maps(encoder, items)).items():
+                values.setdefault(("box" if name == "box" else f"{row}_{name}", column), []).append(value)
+    values = {key: numbers[: len(command.seeds)] for key, numbers in values.items()}  # both rows have the same boxes
+    rows = {
+        f"{row}_{key}": f"{label}, {name}"
+        for row, label in (("clip", "CLIP"), ("multi", "Multi"))
+        for key, name in (("whole", "whole score"), ("mean_pair", "average over pairs"), ("best_pair", "best pair"))
+    }
+    findings = Findings(
+        name="token_pair_grad_cam",
+        caption="Grad-CAM of the whole score and of pairs of class tokens: heat in the named object's box (Figure 5).",
+        data=measured_on,
+        protocol="every other picture",
+        settings={"num_items": count},
+        rows={**rows, "box": "even heat: the box's share of the picture"},
+        columns=COLUMNS,
+        values=values,
+        notes=[
+            "The best pair is chosen on every other picture and measured on the rest.",
+            "A map without heat counts as even heat. Photographs come without boxes.",
+        ],
+    )
+    return [write_findings(command, code.name, findings)]
+
+
+def _items(data: DataConfig, count: int) -> tuple[str, Sequence[dict[str, Any]]]:
+    """What the maps are measured on: scenes with the box of what the text names, or captioned photographs."""
+    if data.source == "scenes":
+        task = annotation_task("grounding", count, data.image_size)
+        return f"scenes/grounding ({task.fingerprint[:8]})", task
+    pairs = open_retrieval_sets(data)["test"]
+    items = readable_items(pairs, count)
+    return data_text({"data": pairs.name, "fingerprint": pairs.fingerprint}), [
+        {"image": item["image"], "text": item["captions"][0]} for item in items
+    ]
+
+
+def _folder(command: Command, code: PaperCode, data: DataConfig) -> Path:
+    if data.source == "scenes":
+        return command.folder(code.name)
+    folder = command.output / "photographs" / code.name / command.part / command.scale
+    print(f"photographs with heat: {folder} (not among the results, which may be published)")
+    return folder
+
+
+def _draw(encoder: Encoder, data: DataConfig, folder: Path) -> None:
+    """The first test pictures with their maps: whole score, then the pairs of class tokens that add most to it."""
+    items = readable_items(open_retrieval_sets(data)["test"], NUM_DRAWN)
+    captions = [item["captions"][min(1, len(item["captions"]) - 1)] for item in items]
+    images, token_ids = as_model_inputs(encoder, [item["image"] for item in items], captions)
+    maps = token_maps(encoder.model, images, token_ids)
+    on_pictures, on_words = [], []
+    for number, item in enumerate(items):
+        picture = encoder.transform.eval(item["image"]).permute(1, 2, 0).numpy()
+        scores, kept = maps.scores[number], maps.is_word[number]
+        chosen = [0, *(1 + scores[1:].argsort(descending=True)[:MAPS_DRAWN]).tolist()]
+        titles = [
+            f"whole, s = {scores[0]:.2f}" if place == 0 else f"pair {place}, s = {scores[place]:.2f}"
+            for place in chosen
+        ]
+        pixels, words = maps.pixels[number].clamp(min=0).cpu(), maps.words[number].clamp(min=0).cpu()
+        on_pictures.append(
+            HeatOnPicture(captions[number], picture, {t: pixels[place].numpy() for t, place in zip(titles, chosen)})
+        )
+        on_words.append(
+            HeatOnWords(
+                encoder.tokenizer.decode(token_ids[number][kept].tolist()),
+                {title: words[place][kept.cpu()].tolist() for title, place in zip(titles, chosen)},
+            )
+        )
+    plot_heat_on_pictures(on_pictures, folder / "token_pair_grad_cam_pictures.png")
+    plot_heat_on_words(on_words, folder / "token_pair_grad_cam_words.png")

@@ -1,0 +1,163 @@
+"""Every figure and analysis of the oblique paper at smoke scale, end to end: plots, data, tables, experiments."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from common.evaluation.embed import CaptionRule, embed_pairs
+from common.report.command import Command
+from common.report.experiments import collect_experiments
+from common.report.tables import read_table
+from common.run.config import ConfigError, DataConfig
+from common.run.reproduce import RowRun
+from common.run.session import RunFiles
+from oblique_topology.distance_distributions import TOPOLOGIES, open_domains
+from oblique_topology.equilibrium import log_ratios
+from oblique_topology.reproduce import CODE, PARTS, main
+from oblique_topology.temperature import log_temperatures
+from oblique_topology.temperature_curves import curve_of
+from oblique_topology.token_maps import _folder
+from oblique_topology.trained_samples import embed_batch, trained_model, training_batch
+
+# part -> its table and experiment, and its plots
+ANALYSES = {
+    "figure4": ("temperature_curves", ["temperature_curves_of_t"]),
+    "figure5": ("token_pair_grad_cam", ["token_pair_grad_cam_pictures", "token_pair_grad_cam_words"]),
+    "figure6": ("distance_distributions", ["distance_distributions_by_topology"]),
+    "equilibrium": ("equilibrium", ["equilibrium_curves"]),
+    "loss_landscape": ("loss_landscape", ["loss_landscape_contours", "loss_landscape_gradient_norms"]),
+    "class_token_cost": ("class_token_cost", []),
+}
+
+
+FEW = ("data.num_test=16", "data.num_labelled=8")  # settings of the data alone leave the folders' names
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("outputs")
+    for part in ANALYSES:
+        main([part, "--scale", "smoke", "--output", str(folder), *FEW])
+    return folder
+
+
+def folder_of(output, part):
+    return output / "results" / "oblique_topology" / part / "smoke"
+
+
+def plotted(output, part, stem):
+    text = (folder_of(output, part) / f"{stem}_plotted.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def only_run(output, row):
+    (folder,) = (output / "runs" / "oblique_topology").glob(f"{row}-smoke-*/seed0")
+    return RowRun(RunFiles(folder), 0, {}, {}, "", "", "")
+
+
+def test_every_part_that_is_no_table_is_looked_at_here():
+    assert [part for part in PARTS if not part.startswith("table")] == list(ANALYSES)
+
+
+@pytest.mark.parametrize("part", ANALYSES)
+def test_a_part_writes_its_table_its_experiment_and_its_plots_with_their_numbers(part, output):
+    name, plots = ANALYSES[part]
+    folder = folder_of(output, part)
+    table = read_table(folder / f"{name}.json")
+    assert table.table_id == name
+    assert table.rows
+    for stem in (*plots, name):
+        with Image.open(folder / f"{stem}.png") as picture:
+            grey = np.asarray(picture.convert("L"))
+        assert grey.std() > 5  # not blank
+        assert min(grey.shape) > 300
+        rows = plotted(output, part, stem)
+        assert len(rows) > 5
+    (experiment,) = [found for found in collect_experiments([output / "results"]) if found.name == name]
+    assert (experiment.scale, experiment.seeds) == ("smoke", (0,))
+    cells = {cell.mean for row in table.rows for cell in row.ours.values() if cell is not None}
+    assert cells <= {values[0] for values in experiment.values.values()}
+    assert "oblique_topology" in experiment.command
+    assert (output / "report.html").read_text(encoding="utf-8").count(f"{name}, scale smoke") >= 1
+
+
+def test_values_that_claims_name_are_there(output):
+    found = {each.name: each.values for each in collect_experiments([output / "results"])}
+    text = (CODE.folder / "claims.yaml").read_text(encoding="utf-8")
+    for name in ("distance_distributions", "loss_landscape", "token_pair_grad_cam"):
+        asked = {piece.split('"')[0] for piece in text.split(f'experiment["{name}"]["')[1:]}
+        asked = {key.replace("{metric}", metric) for key in asked for metric in ("geodesic", "euclidean")}
+        assert asked
+        assert asked <= set(found[name])
+
+
+def test_temperature_curves_are_those_of_the_logs(output):
+    run = only_run(output, "ablation_sphere_264")
+    steps, t = log_temperatures(run)
+    drawn = [
+        row
+        for row in plotted(output, "figure4", "temperature_curves_of_t")
+        if (row["panel"], row["curve"]) == ("Sphere", "start at e^2.64")
+    ]
+    assert [float(row["x"]) for row in drawn] == list(range(6)) == steps.tolist()  # every step
+    assert [float(row["mean"]) for row in drawn] == pytest.approx(t.tolist())
+    assert float(drawn[0]["mean"]) == pytest.approx(np.log(1 / 0.07))
+    assert curve_of([run, run])[2] == (2.0, [t[2], t[2]])
+    table = read_table(folder_of(output, "figure4") / "temperature_curves.json")
+    assert len(table.rows) == 12
+    assert not any("fixed" in row.method for row in table.rows)
+
+
+def test_distances_of_positives_are_those_of_the_test_set(output):
+    config, encoder = trained_model(only_run(output, "ablation_euclidean_264"))
+    pairs = open_domains(config.data)
+    assert [found.name for found in pairs.values()] == ["scenes/test", "scenes/test_other_domain"]
+    for domain, data_set in pairs.items():
+        embedded = embed_pairs(encoder, data_set, CaptionRule())
+        expected = (embedded.images[embedded.text_to_image] - embedded.texts).norm(dim=1)
+        table = read_table(folder_of(output, "figure6") / "distance_distributions.json")
+        label = f"Euclidean, e^2.64, {'in' if domain == 'in_domain' else 'out of'} domain"
+        (row,) = [row for row in table.rows if row.method == label]
+        assert row.ours["positive_mean"].mean == pytest.approx(float(expected.mean()), rel=1e-4)
+    assert len(table.rows) == 2 * len(TOPOLOGIES)
+
+
+def test_photographs_are_out_of_domain_where_a_second_test_set_is_named_and_never_among_the_results(tmp_path, capsys):
+    command = Command("figure5", "photos", (0,), (), tmp_path, tmp_path / "results")
+    photographs = DataConfig(source="shards", root=str(tmp_path))
+    assert not _folder(command, CODE, photographs).is_relative_to(command.results)
+    assert "not among the results" in capsys.readouterr().out
+    assert _folder(command, CODE, DataConfig()).is_relative_to(command.results)
+
+
+def test_the_equilibrium_of_the_trained_model_is_that_of_its_training_pairs(output):
+    config, encoder = trained_model(only_run(output, "table2_clip"))
+    images, texts = embed_batch(encoder, *training_batch(config, encoder, 64))
+    expected = log_ratios(encoder.model.geometry.similarity(images, texts), 1.0)["mean"]
+    table = read_table(folder_of(output, "equilibrium") / "equilibrium.json")
+    (row,) = [row for row in table.rows if row.method == "trained, B = 64"]
+    assert row.ours["ratio_1"].mean == pytest.approx(expected, abs=1e-5)
+    pixels, _ = training_batch(config, encoder, 1000)
+    assert len(pixels) == config.data.num_train
+
+
+def test_a_trained_model_wants_no_gradient_and_is_in_evaluation_mode(output):
+    config, encoder = trained_model(only_run(output, "table2_multi"))
+    assert not encoder.model.training
+    assert not any(parameter.requires_grad for parameter in encoder.model.parameters())
+    assert torch.isfinite(embed_batch(encoder, *training_batch(config, encoder, 3))[0]).all()
+
+
+def test_changed_settings_leave_no_experiment_and_the_cost_takes_none(output, tmp_path):
+    with pytest.raises(ConfigError, match=r"class_token_cost takes no settings, got optim\.steps=2"):
+        main(["class_token_cost", "--scale", "smoke", "--output", str(tmp_path), "optim.steps=2"])
+    main(["equilibrium", "--scale", "smoke", "--output", str(output), *FEW, "optim.steps=2"])
+    (changed,) = (output / "results/oblique_topology/equilibrium").glob("smoke-*/equilibrium.json")
+    assert "optim.steps=2" in read_table(changed).command
+    (experiment,) = (output / "results/oblique_topology/experiments").glob("*/equilibrium.json")
+    assert "optim.steps=2" not in json.loads(experiment.read_text(encoding="utf-8"))["command"]

@@ -1,0 +1,320 @@
+"""What the oblique paper's tables are made of: temperature, parts of the tokens, properties of topologies, MSCOCO."""
+
+import json
+import math
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from common.data.pairs import EvaluationSets
+from common.data.scenes import classification_task, scene_words
+from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
+from common.evaluation.embed import Encoder, evaluate_zero_shot
+from common.report.schema import from_json
+from common.run.config import load_row
+from common.run.reproduce import RowRun
+from common.run.session import RunFiles
+from oblique_topology import token_subsets
+from oblique_topology.coco_table import CocoFiles, open_coco
+from oblique_topology.config import Config
+from oblique_topology.evaluate import CACHED_PROBE, _probe, evaluate_all, evaluated_sets
+from oblique_topology.model import build_model
+from oblique_topology.reproduce import main
+from oblique_topology.temperature import converged_step, final_logit_scales, log_temperatures, temperature_cells
+from oblique_topology.token_subsets import draw_subsets, subset_hits
+from oblique_topology.topology_table import TOPOLOGIES, broadcast_similarity, kept_numbers, properties
+
+FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
+
+
+# temperature (Table 6; papers/oblique_topology.md, Sec. 18, P16)
+
+
+def test_an_exponential_approach_converges_where_its_formula_says():
+    """t = 4 - 3 e^(-s/1000): |t(s + 720) - t(s)| < 0.02 t(s) from the first s that solves it."""
+    steps = np.arange(0, 20_000, 10)
+    values = 4 - 3 * np.exp(-steps / 1000)
+    # 3 e^(-s/1000) (1 - e^-0.72) < 0.02 (4 - 3 e^(-s/1000))
+    expected = 1000 * math.log(3 * (1 - math.exp(-0.72) + 0.02) / 0.08)
+    found = converged_step(steps, values, 720)
+    assert expected <= found < expected + 10
+
+
+def test_a_constant_converges_at_once_and_one_that_keeps_moving_never():
+    steps = np.arange(1000)
+    assert converged_step(steps, np.full(1000, 2.6), 50) == 0
+    assert converged_step(steps, 2.6 * 1.001**steps, 50) is None
+    assert converged_step(steps, np.full(1000, 0.05), 50) is None  # near 0 a relative change means nothing
+
+
+def test_the_rule_waits_until_the_temperature_has_left_0_and_never_looks_beyond_the_end():
+    steps = np.arange(1000)
+    rising = np.minimum(steps / 100, 4.0)
+    assert converged_step(steps, rising, 20) == pytest.approx(393, abs=3)  # within 2 % of 4 after 20 more steps
+    late = np.where(steps < 985, 2.0 * 1.01**steps, 2.0 * 1.01**985)
+    assert converged_step(steps, late, 20) is None  # 15 still steps at the end are no window
+
+
+def test_steps_that_were_logged_seldom_are_interpolated():
+    dense, sparse = np.arange(0, 6000), np.arange(0, 6000, 100)
+    found = [converged_step(steps, 4 - 3 * np.exp(-steps / 500), 400) for steps in (dense, sparse)]
+    assert found[0] <= found[1] < found[0] + 100
+
+
+def logged_run(folder, scales, seed=0):
+    folder.mkdir()
+    lines = [{"event": "train", "step": step + 1, "logit_scale": scale} for step, scale in enumerate(scales)]
+    lines.insert(1, {"event": "evaluate", "step": 1})
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return RowRun(RunFiles(folder), seed, {}, {}, "scenes", "a machine", "a revision")
+
+
+def test_the_cells_come_from_the_logs_one_value_per_seed(tmp_path):
+    runs = [
+        logged_run(tmp_path / str(seed), [math.exp(min(0.01 * (seed + 1) * step, 3.0)) for step in range(900)], seed)
+        for seed in (0, 1)
+    ]
+    cells = temperature_cells(runs, True, "demo")
+    assert cells["temp_final"].values == pytest.approx((3.0, 3.0))
+    expected = []
+    for run in runs:
+        steps, values = log_temperatures(run)
+        assert (steps[0], steps[-1], values[0]) == (0, 899, 0)
+        expected.append(converged_step(steps, values, 60) / 1000)
+    assert cells["converge_step"].values == pytest.approx(expected)
+    assert expected[0] > expected[1] > 0.1
+    assert cells["converge_step"].full_protocol["task"] == "temperature"
+    assert final_logit_scales(runs) == pytest.approx([math.e**3] * 2)
+    assert temperature_cells(runs, False, "demo")["converge_step"] is None
+    moving = [logged_run(tmp_path / "moving", [1.05**step for step in range(900)]), runs[1]]
+    assert temperature_cells(moving, True, "demo")["converge_step"] is None
+
+
+# parts of the class tokens (Table 10)
+
+
+def test_sets_of_tokens_are_different_of_one_size_and_all_where_there_are_few():
+    assert draw_subsets(16, 1) == [[k] for k in range(16)]
+    assert draw_subsets(4, 2) == [list(pair) for pair in combinations(range(4), 2)]
+    assert draw_subsets(16, 16) == [list(range(16))]
+    drawn = draw_subsets(16, 8)
+    assert len(drawn) == len({tuple(each) for each in drawn}) == 20
+    assert all(each == sorted(set(each)) and len(each) == 8 for each in drawn)
+    assert drawn == draw_subsets(16, 8)
+    assert drawn != draw_subsets(16, 8, seed=1)
+    assert {token for each in drawn for token in each} == set(range(16))
+    with pytest.raises(ValueError, match="17 of 16 class tokens; accepted: 1 to 16"):
+        draw_subsets(16, 17)
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_multi.yaml", "smoke", ["method.num_spheres=4"])
+    task = classification_task("imagenet", size=130, image_size=32)
+    tokenizer = WordTokenizer.from_words(scene_words())
+    model = build_model(config, tokenizer)
+    transform = ImageTransform(size=32, mode="squeeze", crop_scale=None)
+    return config, Encoder(model, transform, tokenizer, 32, 64, torch.device("cpu")), task
+
+
+def test_all_tokens_give_the_full_models_hits_and_parts_give_those_of_their_sums(encoder, monkeypatch):
+    _, encoder, task = encoder
+    hits = subset_hits(encoder, task, [1, 2, 4])
+    assert [each.shape for each in hits.values()] == [(4, 130), (6, 130), (1, 130)]
+    full = evaluate_zero_shot(encoder, task, "scores")
+    assert hits[4][0].double().mean().item() == pytest.approx(full.metrics["acc1"], abs=1e-9)
+    # by hand: the score of the set {0, 3}, prompts averaged
+    images, _ = encoder.images(task)
+    total = 0
+    for template in task.templates:
+        prompts = encoder.texts([template.replace("{}", name).replace("{c}", name) for name in task.class_names])
+        total = total + images[:, 0] @ prompts[:, 0].T + images[:, 3] @ prompts[:, 3].T
+    labels = torch.tensor([task.label(index) for index in range(130)])
+    place = draw_subsets(4, 2).index([0, 3])
+    assert torch.equal(total.argmax(dim=1) == labels, hits[2][place])
+    monkeypatch.setattr(token_subsets, "draw_subsets", lambda *_: [[5]])
+    with pytest.raises(IndexError):
+        subset_hits(encoder, task, [1])
+
+
+# properties of the topologies (Table 1)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    torch.manual_seed(0)
+    return {name: properties(topology) for name, topology in TOPOLOGIES.items()}
+
+
+def test_memory_grows_in_the_orders_of_table_1(measured):
+    growth = {
+        name: [each[f"memory_by_{what}"] for what in ("batch", "dim", "spheres")] for name, each in measured.items()
+    }
+    expected = {
+        "Sphere, inner product": [4, 1, 1],
+        "Euclidean, l2": [4, 1, 1],  # the paper: twice as much for twice the numbers
+        "Euclidean, l2, broadcast": [4, 2, 1],
+        "Ob(64, 8), geodesic": [4, 1, growth["Ob(64, 8), geodesic"][2]],
+        "Ob(64, 8), inner product": [4, 1, 1],
+    }
+    assert list(growth) == list(expected)
+    for name, factors in expected.items():
+        assert growth[name] == pytest.approx(factors, abs=0.05), name
+    assert 1.7 < growth["Ob(64, 8), geodesic"][2] < 2.05  # a cosine for each sphere, and a few numbers more
+
+
+def test_inner_products_keep_nothing_but_the_similarities(measured):
+    for name in ("Sphere, inner product", "Ob(64, 8), inner product"):
+        assert measured[name]["kept_per_pair"] == 1
+    assert measured["Euclidean, l2, broadcast"]["kept_per_pair"] >= 512
+
+
+def test_the_count_of_kept_numbers_sees_a_copy():
+    topology = TOPOLOGIES["Ob(64, 8), inner product"]
+    per_sphere = replace(
+        topology, similarity=lambda geometry: lambda x, y: torch.einsum("imn,jmn->ijm", x, y).square().sum(dim=2)
+    )
+    assert kept_numbers(topology, 16, 64, 8) == 16 * 16
+    assert kept_numbers(per_sphere, 16, 64, 8) >= 9 * 16 * 16  # the squares' input, m numbers a pair, and the result
+
+
+def test_ranges_are_those_of_the_formulas(measured):
+    ends = {name: (each["range_low"], each["range_high"]) for name, each in measured.items()}
+    assert ends["Sphere, inner product"] == pytest.approx((-1, 1), abs=1e-9)
+    assert ends["Ob(64, 8), inner product"] == pytest.approx((-8, 8), abs=1e-9)
+    assert ends["Ob(64, 8), geodesic"] == pytest.approx((0, math.pi * 8**0.5), rel=1e-6)
+    assert ends["Euclidean, l2"][0] == 0
+    assert ends["Euclidean, l2"][1] > 1e6
+
+
+def test_metrics_obey_the_triangle_inequality_and_inner_products_break_it(measured):
+    violations = {name: each["triangle_violations"] for name, each in measured.items()}
+    for name in ("Euclidean, l2", "Ob(64, 8), geodesic"):
+        assert violations[name] == 0
+    for name in ("Sphere, inner product", "Ob(64, 8), inner product"):
+        assert violations[name] == pytest.approx(50, abs=1)  # all triples on one arc
+
+
+def test_points_that_are_pushed_apart_settle_on_closed_spaces_and_leave_the_plain_one(measured):
+    for name, each in measured.items():
+        if name.startswith("Euclidean"):
+            assert each["spread_growth"] > 1.5
+        else:
+            assert each["spread_growth"] == pytest.approx(1, abs=0.01)
+
+
+def test_the_broadcast_distance_is_the_distance():
+    x, y = torch.randn(5, 8).double(), torch.randn(6, 8).double()
+    torch.testing.assert_close(-broadcast_similarity(x, y), torch.cdist(x, y))
+
+
+# linear probe
+
+
+def test_the_probe_reads_all_class_tokens_before_the_projection(encoder):
+    config, encoder, task = encoder
+    config = replace(config, data=replace(config.data, num_labelled=130))
+    results = evaluate_all(config, encoder, EvaluationSets({"imagenet": task}, {}))
+    protocol = results["linear_probe"].protocol
+    assert protocol["feature_dim"] == 4 * config.model.image.width
+    assert (protocol["num_train"], protocol["num_images"]) == (520, 130)
+    assert protocol["train_fingerprint"] != protocol["fingerprint"] == task.fingerprint
+    assert results["linear_probe"].metrics["acc1"] > 1 / 64  # of pictures like those of the training set
+
+
+def test_labelled_photographs_are_probed_by_the_papers_recipe_where_there_is_a_training_set():
+    config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_multi.yaml", "photos")
+    task, train = SimpleNamespace(name="imagenet"), SimpleNamespace(name="imagenet_train")
+    both = SimpleNamespace(zero_shot={"imagenet": task, "imagenet_train": train})
+    assert _probe(config.data, SimpleNamespace(zero_shot={"imagenet": task})) is None
+    found = _probe(config.data, both)
+    assert found[:2] == (train, task)
+    assert found[2].augments
+    assert not CACHED_PROBE.augments
+
+
+def test_every_evaluated_set_has_its_role():
+    config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_multi.yaml", "smoke")
+    sets = evaluated_sets(config.data)
+    assert list(sets) == [
+        "imagenet", "imagenet_v2", "imagenet_a", "imagenet_r", "test", "second_test", "linear_probe"
+    ]  # fmt: skip
+    assert sets["linear_probe"].fingerprint == sets["imagenet"].fingerprint
+
+
+# MSCOCO (Table 7)
+
+
+@pytest.fixture
+def coco(tmp_path):
+    """A thousand pictures with five captions each, in Karpathy's form, and positives of CxC and ECCV Caption."""
+    images = tmp_path / "images"
+    images.mkdir()
+    entries, number = [], 0
+    for image in range(1000):
+        name = f"{image:04d}.png"
+        Image.new("RGB", (32, 32), (image % 256, image // 4 % 256, 80)).save(images / name, compress_level=1)
+        sentences = []
+        for _ in range(5):
+            sentences.append({"raw": f"a red circle {number}", "sentid": number, "imgid": image})
+            number += 1
+        entries.append({"filename": name, "split": "test", "cocoid": image, "imgid": image, "sentences": sentences})
+    (tmp_path / "dataset_coco.json").write_text(json.dumps({"dataset": "coco", "images": entries}))
+    rows = ["caption,image,agg_score,sampling_method"]
+    rows += [f"COCO_val2014:sentid:{5 * k},COCO_val2014_{k:012d}.jpg,4.5,c2i_original" for k in range(1000)]
+    (tmp_path / "sits_test.csv").write_text("\n".join(rows) + "\n")
+    eccv = tmp_path / "eccv"
+    eccv.mkdir()
+    (eccv / "eccv_image_to_caption.json").write_text(json.dumps({str(k): [5 * k, 5 * k + 6] for k in range(900)}))
+    (eccv / "eccv_caption_to_image.json").write_text(json.dumps({str(5 * k): [k, k + 1] for k in range(900)}))
+    return CocoFiles(
+        root=str(tmp_path),
+        test="dataset_coco.json#test",
+        images="images",
+        cxc=str(tmp_path / "sits_test.csv"),
+        eccv=str(eccv),
+    )
+
+
+def test_table_7_ranks_the_trained_rows_on_the_users_files_and_finds_them_again(coco, tmp_path, capsys):
+    settings = [f"coco.{name}={value}" for name, value in vars(coco).items()]
+    small = ["data.num_test=4", "data.num_labelled=4", "run.evaluate_every=0"]
+    arguments = ["table7", "--scale", "smoke", "--output", str(tmp_path / "out"), *settings, *small]
+    main(arguments)
+    told = capsys.readouterr().out
+    (path,) = (tmp_path / "out").glob("results/oblique_topology/table7/*/table7.json")
+    table = from_json(path.read_text())
+    rows = [row for row in table.rows if row.status == "measured"]
+    assert [row.method for row in rows] == ["CLIP [our-impl.], ViT-B/16", "CLIP [Multi(32, 16)], ViT-B/16"]
+    for row in rows:
+        assert all(cell is not None for cell in row.ours.values())
+    cells = rows[0].ours
+    assert cells["eccv_i2t_map_at_r"].chance == pytest.approx(0.03, abs=0.02)
+    assert "num_images 1000, num_texts 5000" in cells["coco5k_i2t_r1"].protocol
+    assert str(tmp_path) not in table.command
+    assert "found in" not in told
+    before = {each: each.stat().st_mtime_ns for each in (tmp_path / "out").glob("runs/*/*/*/coco-*/evaluation.json")}
+    assert len(before) == 2
+    main(arguments)
+    assert {each: each.stat().st_mtime_ns for each in before} == before
+
+
+def test_other_annotations_are_another_test(coco, tmp_path):
+    key = open_coco(coco).key
+    assert open_coco(coco).key == key
+    assert open_coco(replace(coco, cxc="")).key != key
+    path = Path(coco.cxc)
+    path.write_text(
+        path.read_text().replace("4.5,c2i_original\nCOCO_val2014:sentid:10,", "1.5,x\nCOCO_val2014:sentid:10,")
+    )
+    assert open_coco(coco).key != key
+    with pytest.raises(ValueError, match="nowhere"):
+        open_coco(replace(coco, cxc=str(tmp_path / "nowhere.csv")))
