@@ -59,9 +59,11 @@ def test_the_steps_of_the_page_train_a_row(tmp_path):
     (mine / "ball.py").write_text(python)
     (mine / "configs" / "ball.yaml").write_text(row)
 
-    literal, table, line = re.findall(r"`geometry: (Literal.*?)`.*?`(\{.*?\})`.*?`(from .*?)`", TEXT, re.DOTALL)[0]
-    edit(mine / "config.py", 'Literal["sphere"]', literal)
-    edit(mine / "model.py", '{"sphere": Sphere}', table)
+    literal, entry, line = re.findall(
+        r"`geometry: (Literal.*?)\.\.\.`.*?the line `(.*?)`.*?`(from .*?)`", TEXT, re.DOTALL
+    )[0]
+    edit(mine / "config.py", 'Literal["sphere", ', literal)
+    edit(mine / "model.py", '"sphere": Sphere,', f'"sphere": Sphere,\n        {entry}')
     edit(mine / "model.py", "from my_geometry.config", f"{line}\nfrom my_geometry.config")
 
     (command,) = re.findall(r"`python (my_geometry/train.py .*?)`", TEXT)
@@ -77,7 +79,7 @@ def test_the_steps_of_the_page_train_a_row(tmp_path):
 
     wrong = [sys.executable, *smoke[:-1], str(tmp_path / "other"), "method.geometry=torus"]
     done = subprocess.run(wrong, cwd=tmp_path, capture_output=True, text=True)
-    assert "accepted: sphere, ball" in done.stderr
+    assert "accepted: ball, sphere" in done.stderr
 
 
 def edit(path, before, after):
