@@ -234,7 +234,7 @@ def in_child(
     """What a process started by the tests does: a training run as `python script` would do it, output into a file.
 
     Args:
-        folder: of the run; always with --resume.
+        folder: of the run; with --resume once it holds a checkpoint.
         overrides: "section.key=value".
         trigger: when to be killed.
         variables: of the environment (rank and world size).
@@ -254,7 +254,8 @@ def in_child(
     else:
         from oblique_topology.train import main
 
-        sys.argv = ["train.py", "--scale", "smoke", "--output-dir", folder, "--resume", *overrides]
+        resume = ["--resume"] if checkpoints.has_checkpoints(Path(folder) / "checkpoints") else []
+        sys.argv = ["train.py", "--scale", "smoke", "--output-dir", folder, *resume, *overrides]
         run_or_explain(main)
 
 

@@ -20,6 +20,7 @@ from common.methods.albef import (
     distillation_weight,
     hard_negatives,
     mask_words,
+    replaceable_words,
 )
 from common.methods.tcl import Tcl, local_contrast, pooled_patches
 
@@ -55,7 +56,8 @@ def tiny_batch(seed=1):
 
 def masked_batch(token_ids, seed=2, probability=0.6):
     generator = torch.Generator().manual_seed(seed)
-    return mask_words(token_ids, VOCABULARY, MASK, (PAD, CLS), NO_WORDS, probability, generator)
+    words = replaceable_words(VOCABULARY, NO_WORDS, token_ids.device)
+    return mask_words(token_ids, words, MASK, (PAD, CLS), probability, generator)
 
 
 def softmax(row):
@@ -202,7 +204,7 @@ def test_masking_draws_fifteen_percent_and_treats_them_eighty_ten_ten():
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, 1000, (400, 250), generator=generator)
     ids[:, 0], ids[:, -50:], ids[:, -51] = CLS, PAD, SEP
-    masked, targets = mask_words(ids, 1000, MASK, (PAD, CLS), NO_WORDS, 0.15, generator)
+    masked, targets = mask_words(ids, replaceable_words(1000, NO_WORDS, "cpu"), MASK, (PAD, CLS), 0.15, generator)
     drawn = targets != NOT_MASKED
     assert not drawn[:, 0].any()
     assert not drawn[:, -50:].any()
@@ -217,7 +219,9 @@ def test_masking_draws_fifteen_percent_and_treats_them_eighty_ten_ten():
 def test_random_words_are_all_words_alike_and_never_padding_class_end_or_mask():
     generator = torch.Generator().manual_seed(0)
     ids = torch.full((300, 300), 9)
-    masked, targets = mask_words(ids, 12, MASK, (PAD, CLS), NO_WORDS, 1.0, generator)
+    replaceable = replaceable_words(12, NO_WORDS, "cpu")
+    assert replaceable.tolist() == sorted(set(range(12)) - set(NO_WORDS))
+    masked, targets = mask_words(ids, replaceable, MASK, (PAD, CLS), 1.0, generator)
     assert (targets == 9).all()
     put_in = torch.bincount(masked[masked != MASK], minlength=12)
     words = [1, 5, 6, 7, 8, 10, 11]  # 9 is also what was kept

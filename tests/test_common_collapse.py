@@ -44,6 +44,23 @@ def test_the_statistics_equal_loops_and_the_eigenvalues_of_the_covariance():
     assert 1 < found["effective_rank"] < 6
 
 
+@pytest.mark.parametrize("shape", [(40, 7), (7, 40), (12, 12), (2, 300)])
+def test_the_effective_rank_is_that_of_the_singular_values_whichever_side_is_longer(shape):
+    features = torch.randn(*shape, generator=torch.Generator().manual_seed(2)) * torch.linspace(0.1, 3, shape[1])
+    directions = unit(features).double().numpy()
+    variances = np.linalg.svd(directions - directions.mean(axis=0), compute_uv=False) ** 2
+    shares = variances[variances > 1e-20] / variances.sum()
+    expected = np.exp(-np.sum(shares * np.log(shares)))
+    assert collapse_statistics(features)["effective_rank"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_features_that_are_not_finite_give_nan_and_no_error(wrong):
+    features = torch.ones(4, 3)
+    features[1, 2] = wrong
+    assert all(np.isnan(value) for value in collapse_statistics(features).values())
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (3,), (2, 3, 4)])
 def test_features_without_two_rows_are_refused(shape):
     with pytest.raises(ValueError, match="at least 2 rows"):

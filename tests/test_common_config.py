@@ -137,6 +137,17 @@ def test_every_source_takes_what_the_table_says():
                 DataConfig(source=source, **{name: values[name]})
 
 
+def test_what_a_tokenizer_does_not_take_is_refused_or_set_back(tmp_path):
+    scale = write(tmp_path, "data: {source: shards, min_word_count: 5, max_words: 90}", "scale.yaml")
+    for name in ("min_word_count = 3", "max_words = 70"):
+        message = f"data.{name} has no effect with data.tokenizer = clip_bpe; accepted: data.tokenizer = words"
+        with pytest.raises(ConfigError, match=message):
+            load_config(Config, [scale], ["data.tokenizer=clip_bpe", f"data.{name.replace(' ', '')}"])
+    assert load_config(Config, [scale]).data.max_words == 90
+    chosen = load_config(Config, [scale], ["data.tokenizer=clip_bpe"]).data
+    assert chosen == DataConfig(source="shards", tokenizer="clip_bpe")
+
+
 def test_another_source_sets_back_what_only_the_one_before_took(tmp_path):
     scale = write(tmp_path, "data: {num_train: 20, num_test: 30, image_size: 32}", "scale.yaml")
     row = write(tmp_path, "data: {crop_scale: [0.5, 1.0]}")
@@ -147,7 +158,31 @@ def test_another_source_sets_back_what_only_the_one_before_took(tmp_path):
     with pytest.raises(ConfigError, match=r"data\.num_test = 50 has no effect"):  # set together with the source
         load_config(Config, [scale, row], ["data.source=shards", "data.num_test=50"])
     same = override(chosen, ["data.source=karpathy", "data.test=x.json"])
-    assert same.data.train == "x.tar"  # both take it
+    assert same.data.train == ""  # a shard is no JSON file
+
+
+def test_another_source_sets_back_the_names_of_the_one_before(tmp_path):
+    text = 'data: {source: karpathy, root: d, train: x.json, val: "x.json#val", images: p, labelled: l, max_words: 9}'
+    scale = write(tmp_path, text, "scale.yaml")
+    kept = {"root": "d", "labelled": "l", "max_words": 9}
+    expected = DataConfig(source="tsv", train="x.tsv", **kept)
+    assert load_config(Config, [scale], ["data.source=tsv", "data.train=x.tsv"]).data == expected
+    row = write(tmp_path, "data: {source: tsv, train: x.tsv}")
+    assert load_config(Config, [scale, row]).data == expected
+    assert override(load_config(Config, [scale]), ["data.source=tsv", "data.train=x.tsv"]).data == expected
+    same = load_config(Config, [scale], ["data.source=karpathy", "data.test=y.json"]).data
+    assert same == DataConfig(
+        source="karpathy", train="x.json", val="x.json#val", test="y.json", images="p", **kept
+    )  # the same source keeps them
+    named_first = write(tmp_path, "data: {train: x.tsv}", "named.yaml")
+    assert load_config(Config, [named_first], ["data.source=tsv"]).data.train == "x.tsv"
+
+
+def test_bf16_products_without_tiles_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"optim\.loss_bf16_product = true with optim\.loss_tile = 0; accepted: tiles"
+    ):
+        override(Config(), ["optim.loss_bf16_product=true"])
 
 
 def test_sources_of_other_data_sections_are_their_own(tmp_path):

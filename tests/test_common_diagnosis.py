@@ -1,6 +1,8 @@
 """What the log says beside the loss: each value by hand, over processes, and without a trace in the training."""
 
+import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,15 +17,27 @@ from common.distributed import rank, world_size
 from common.encoders.two_towers import TwoTowers
 from common.geometry import Sphere, unit
 from common.info_nce import QueuedPairs, contrastive_loss
+from common.late_interaction import LateInteraction
 from common.logit_scale import LogitScale
 from common.run.checkpoint import last_checkpoint
-from common.run.config import load_row
-from common.run.diagnosis import PLATEAU_LINES, SAMPLE, Watch, at_bound, diagnose, gradient_norms
+from common.run.config import load_row, override
+from common.run.diagnosis import (
+    COLLAPSED,
+    PLATEAU_STEPS,
+    SAMPLE,
+    Watch,
+    at_bound,
+    diagnose,
+    gradient_norms,
+    loss_over_chance,
+)
 from common.run.log import read_log
 from common.run.session import RunFiles
+from common.run.training import Journal
 from contrastive_basics.config import Config
-from contrastive_basics.model import LateInteraction
 from contrastive_basics.train import train
+from euclip.geometry import Elliptic, Euclidean, Hyperbolic
+from oblique_topology.geometry import Oblique
 
 FOLDER = Path(__file__).resolve().parents[1] / "contrastive_basics"
 
@@ -53,36 +67,36 @@ def test_a_hand_made_batch_gives_the_values_that_its_pictures_show():
     texts = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]])  # the last one is wrong
     ids, token_ids = torch.tensor([5, 6, 7, 6]), torch.tensor([[1, 2], [1, 3], [1, 4], [1, 3]])
     model, state = model_of(), torch.get_rng_state()
-    found = diagnose(model, images, texts, 0.5 * math.log(4), 10.0, token_ids, ids)
+    found = diagnose(model, images, texts, 10.0, token_ids, ids)
     assert torch.equal(torch.get_rng_state(), state)
     # centred, the four directions keep three of equal variance; three texts, one of them twice, keep two
     directions = texts - texts.mean(dim=0)
     variances = torch.linalg.eigvalsh(directions.T.double() @ directions.double()).clamp(min=0)
     shares = [float(v / variances.sum()) for v in variances if v > 1e-9]
     assert found == pytest.approx({
-        "loss_over_chance": 0.5,
         "image_effective_rank": 3.0,
         "image_mean_cosine": 0.0,
+        "image_logit_std": 10 * 0.5,  # each caption meets one 1 among four pictures
         "text_effective_rank": math.exp(-sum(share * math.log(share) for share in shares)),
         "text_mean_cosine": 2 / 12,
+        "text_logit_std": 10 * (0.5 + math.sqrt(1 / 3) + 0.5 + 0.0) / 4,  # the last picture meets none
         "matched_similarity": 3 / 4,
         "unmatched_similarity": 0.0,  # image 1 with caption 3 shows 1, but both are of picture 6
         "duplicate_ids": 0.5,
         "duplicate_captions": 0.5,
-        "logit_scale_at_bound": 0.0,
     }, abs=1e-6)  # fmt: skip
-    without_ids = diagnose(model_of(), images, texts, 1.0, 10.0)
+    without_ids = diagnose(model_of(), images, texts, 10.0)
     assert without_ids["unmatched_similarity"] == pytest.approx(1 / 12)
     assert not {"duplicate_ids", "duplicate_captions"} & without_ids.keys()
 
 
 def test_ids_that_are_not_known_are_no_duplicates_and_a_batch_of_one_picture_has_nothing_unmatched():
     embeddings = unit(torch.randn(4, 8))
-    unknown = diagnose(model_of(), embeddings, embeddings, 1.0, 10.0, ids=torch.tensor([-1, -1, 3, 4]))
+    unknown = diagnose(model_of(), embeddings, embeddings, 10.0, ids=torch.tensor([-1, -1, 3, 4]))
     assert unknown["duplicate_ids"] == 0.0
     off = (embeddings @ embeddings.T)[~torch.eye(4, dtype=torch.bool)]
     assert unknown["unmatched_similarity"] == pytest.approx(float(off.mean()), abs=1e-6)
-    alike = diagnose(model_of(), embeddings, embeddings, 1.0, 10.0, ids=torch.zeros(4, dtype=torch.long))
+    alike = diagnose(model_of(), embeddings, embeddings, 10.0, ids=torch.zeros(4, dtype=torch.long))
     assert alike["duplicate_ids"] == 1.0
     assert "unmatched_similarity" not in alike
 
@@ -92,18 +106,17 @@ def test_a_model_that_guesses_is_at_one_whatever_is_in_the_queue():
     queue = QueuedPairs(torch.ones(24, 4) / 2, torch.ones(24, 4) / 2, torch.arange(24))
     for queued in (None, queue):
         loss = contrastive_loss(embeddings, embeddings, Sphere().similarity, torch.tensor(10.0), queue=queued)
-        assert diagnose(model_of(), embeddings, embeddings, float(loss), 10.0, queue=queued)["loss_over_chance"] == (
-            pytest.approx(1.0, abs=1e-6)
-        )
-    found = diagnose(model_of(), embeddings, embeddings, 1.0, 10.0)
+        assert loss_over_chance(float(loss), 8, queued) == pytest.approx(1.0, abs=1e-6)
+    found = diagnose(model_of(), embeddings, embeddings, 10.0)
     assert (found["image_mean_cosine"], found["text_effective_rank"]) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert found["image_logit_std"] == found["text_logit_std"] == 0.0
 
 
 def test_token_wise_embeddings_are_one_long_vector_and_are_compared_token_by_token():
     images, texts = unit(torch.randn(6, 3, 4)), unit(torch.randn(6, 5, 4))
     texts[2, 3:] = 0.0  # padding
     geometry = LateInteraction()
-    found = diagnose(model_of(geometry), images, texts, 1.0, 10.0)
+    found = diagnose(model_of(geometry), images, texts, 10.0)
     rows = unit(texts.flatten(1))
     cosines = [float(rows[i] @ rows[j]) for i in range(6) for j in range(6) if i != j]
     assert found["text_mean_cosine"] == pytest.approx(sum(cosines) / 30, abs=1e-6)
@@ -124,7 +137,7 @@ def test_gradient_norms_are_those_of_the_loss_by_the_logarithm_of_the_scale_and_
 
     assert gradient_norms(model) == {}  # before backward
     contrastive_loss(images, texts, model.geometry.similarity, model.logit_scale()).backward()
-    found = diagnose(model, images, texts, 1.0, 10.0)
+    found = diagnose(model, images, texts, 10.0)
     start, step = (math.log(10.0), 0.5), 1e-5
     for place, name in enumerate(("logit_scale", "log_curvature")):
         low, high = list(start), list(start)
@@ -147,9 +160,7 @@ def test_gradient_norms_are_those_of_the_loss_by_the_logarithm_of_the_scale_and_
 def test_a_bound_is_reached_by_a_scale_that_could_move(bounds, init, expected):
     model = model_of(init=init, **bounds)
     model.logit_scale.clamp_()
-    value = model.logit_scale().item()
-    assert at_bound(model.logit_scale, value) is expected
-    assert diagnose(model, torch.eye(2), torch.eye(2), 1.0, value)["logit_scale_at_bound"] == float(expected)
+    assert at_bound(model.logit_scale, model.logit_scale().item()) is expected
 
 
 def big_batch(size):
@@ -168,7 +179,8 @@ def values_of_a_share(size):
     share = slice(rank() * size // world_size(), (rank() + 1) * size // world_size())
     rows = [values[share] for values in big_batch(size)]
     queue = QueuedPairs(torch.zeros(9, 3, 6), torch.zeros(9, 2, 6), torch.arange(9))
-    return diagnose(model_of(LateInteraction(), maximum=10.0), *rows[:2], 1.7, 10.0, *rows[2:], queue)
+    ratio = loss_over_chance(1.7, len(rows[0]), queue)
+    return {"ratio": ratio} | diagnose(model_of(LateInteraction(), maximum=10.0), *rows[:2], 10.0, *rows[2:])
 
 
 def test_two_processes_see_the_values_of_one():
@@ -183,60 +195,122 @@ def test_two_processes_see_the_values_of_one():
 def test_of_a_large_batch_embeddings_are_sampled_and_duplicates_counted_in_full():
     images, texts, token_ids, _ = big_batch(2 * SAMPLE)
     ids = torch.arange(2 * SAMPLE) // 2 % SAMPLE
-    whole = diagnose(model_of(LateInteraction()), images, texts, 1.0, 10.0, token_ids, ids)
-    first = diagnose(model_of(LateInteraction()), images[:SAMPLE], texts[:SAMPLE], 1.0, 10.0, token_ids, ids[:SAMPLE])
+    whole = diagnose(model_of(LateInteraction()), images, texts, 10.0, token_ids, ids)
+    first = diagnose(model_of(LateInteraction()), images[:SAMPLE], texts[:SAMPLE], 10.0, token_ids, ids[:SAMPLE])
     assert whole["image_effective_rank"] == first["image_effective_rank"]
     assert whole["unmatched_similarity"] == first["unmatched_similarity"]
     assert whole["duplicate_ids"] == 1.0
-    assert whole["loss_over_chance"] == pytest.approx(1 / math.log(2 * SAMPLE))
 
 
 # ---- more than one step ---------------------------------------------------------------------------------------------
-
-
-def values(ratio=1.0, image=0.2, text=0.1):
-    return {"loss_over_chance": ratio, "image_mean_cosine": image, "text_mean_cosine": text}
 
 
 def test_the_share_at_a_bound_is_that_since_the_last_line():
     watch = Watch(warmup_steps=0)
     for hits in ([True, False, False, True], [False, False], [True]):
         for hit in hits:
-            watch.count(hit)
+            watch.count(1, 0.5, hit)
         assert watch.read() == {"logit_scale_bound_share": sum(hits) / len(hits)}
 
 
-def test_a_loss_at_its_plateau_is_told_once_after_ten_lines_behind_the_warm_up():
-    watch, told = Watch(warmup_steps=50), {}
-    ratios = [1.0] * 8 + [0.98] + [0.995, 1.005] * 15  # a line every 10 steps; the ninth interrupts
-    for line, ratio in enumerate(ratios, start=1):
-        for text in watch.warnings(10 * line, 5.545, values(ratio)):
-            told[line] = text
-    assert list(told) == [9 + PLATEAU_LINES]
-    assert told[19].startswith("warning at step 190: the loss has stayed at 5.545, that of a guess, for 10 log lines. ")
-    assert "\n" not in told[19]
-    assert not Watch(1000).warnings(1000, 5.545, values(1.0, 1.0, 1.0))
+def told(watch, ratios, first=1):
+    """Step -> what is said after it; the logit scale is at a bound in step 1 alone."""
+    found = {}
+    for done, ratio in enumerate(ratios, start=first):
+        watch.count(done, ratio, done == 1)
+        for text in watch.warnings(done, 5.545, {}):
+            found[done] = text
+    return found
 
 
-def test_collapse_of_either_side_is_told_once_after_the_warm_up():
+def test_a_loss_at_its_plateau_is_told_once_after_a_hundred_steps_behind_the_warm_up():
+    assert PLATEAU_STEPS == 100
+    found = told(Watch(warmup_steps=50), [1.0] * 120 + [0.98] + [0.995, 1.005] * 150)  # step 121 interrupts
+    assert list(found) == [221]
+    assert found[221].startswith("warning at step 221: the loss has stayed at 5.545, that of a guess, for 100 steps. ")
+    assert "\n" not in found[221]
+    assert list(told(Watch(warmup_steps=50), [1.0] * 300)) == [150]
+    assert not told(Watch(warmup_steps=1000), [1.0] * 1000)
+
+
+def test_a_run_that_goes_on_counts_on_and_warns_of_nothing_twice():
+    ratios = [1.0] * 160 + [0.5] + [1.0] * 200
+    for stopped_after in (1, 60, 99, 100, 130, 161, 260, 261):
+        watch = Watch(warmup_steps=0)
+        before = told(watch, ratios[:stopped_after])
+        resumed = Watch(warmup_steps=0, state=json.loads(json.dumps(watch.state())))
+        assert list(before | told(resumed, ratios[stopped_after:], stopped_after + 1)) == [100]
+        assert resumed.read() == {"logit_scale_bound_share": 1 / len(ratios)}
+
+
+def diagnosed(geometry, images, texts, scale=10.0):
+    return diagnose(model_of(geometry), geometry.embed_image(images), geometry.embed_text(texts), scale)
+
+
+GEOMETRIES = {
+    "sphere": Sphere,
+    "oblique": lambda: Oblique(4),
+    "elliptic": Elliptic,
+    "euclidean": lambda: Euclidean(squared=False),
+    "euclidean_squared": lambda: Euclidean(squared=True),
+    "hyperbolic": lambda: Hyperbolic(16, squared=False),
+    "hyperbolic_squared": lambda: Hyperbolic(16, squared=True),
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_collapse_of_either_side_is_told_once_after_the_warm_up_in_every_geometry(name):
+    generator = torch.Generator().manual_seed(0)
+    spread, constant = torch.randn(32, 16, generator=generator), torch.randn(16, generator=generator).expand(32, 16)
+    geometry = GEOMETRIES[name]()
+    with torch.no_grad():
+        neither = diagnosed(geometry, spread, spread + 0.1)
+        images, texts = diagnosed(geometry, constant, spread), diagnosed(geometry, spread, constant)
     watch = Watch(warmup_steps=10)
-    assert not watch.warnings(10, 1.0, values(0.5, 0.999, 0.999))
-    assert not watch.warnings(20, 1.0, values(0.5, 0.99, 0.5))
-    (text,) = watch.warnings(30, 1.0, values(0.5, 0.2, 0.9956))
-    assert "the text embeddings have collapsed, different samples have a mean cosine of 0.9956" in text
-    (image,) = watch.warnings(40, 1.0, values(0.5, 0.999, 0.999))
-    assert "the image embeddings" in image
-    assert not watch.warnings(50, 1.0, values(0.5, 0.999, 0.999))
+    assert not watch.warnings(10, 1.0, images | texts)
+    assert not watch.warnings(20, 1.0, neither)
+    (text,) = watch.warnings(30, 1.0, texts)
+    assert "the logits of different texts are all alike" in text
+    assert "\n" not in text
+    (text,) = watch.warnings(40, 1.0, images)
+    assert "the logits of different images are all alike" in text
+    assert not watch.warnings(50, 1.0, images)
+    assert not watch.warnings(60, 1.0, texts)
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_an_offset_that_all_embeddings_of_a_euclidean_space_share_is_no_collapse(squared):
+    generator = torch.Generator().manual_seed(0)
+    images = 50.0 + torch.randn(32, 16, generator=generator)
+    texts = images + 0.1 * torch.randn(32, 16, generator=generator)
+    found = diagnosed(Euclidean(squared=squared), images, texts)
+    assert found["image_mean_cosine"] > 0.99
+    assert min(found["image_logit_std"], found["text_logit_std"]) > 100 * COLLAPSED
+    assert not Watch(warmup_steps=0).warnings(20, 1.0, found)
+
+
+def test_points_drawn_together_at_the_origin_are_a_collapse_though_their_directions_differ():
+    points = 1e-5 * torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
+    found = diagnosed(Euclidean(squared=False), points, points)
+    assert abs(found["image_mean_cosine"]) < 0.1
+    assert len(Watch(warmup_steps=0).warnings(20, 1.0, found)) == 2
+
+
+def test_embeddings_that_are_not_finite_end_no_run():
+    embeddings = torch.full((8, 4), math.nan)
+    found = diagnose(model_of(), embeddings, embeddings, 10.0)
+    assert math.isnan(found["image_effective_rank"])
+    assert not Watch(warmup_steps=0).warnings(20, 1.0, found)
 
 
 # ---- in training ----------------------------------------------------------------------------------------------------
 
 
-def run(folder, *overrides, row="table1_ours.yaml"):
+def run(folder, *overrides, row="table1_ours.yaml", resume=False):
     few = ("run.evaluate_every=0", "run.save_every=0", "data.num_test=4", "data.num_labelled=4", *overrides)
     config = load_row(Config, FOLDER, FOLDER / "configs" / row, "smoke", few)
     files = RunFiles(folder)
-    train(config, open_training_pairs(config.data, config.run.seed), files, False, Accelerator(cpu=True), "test")
+    train(config, open_training_pairs(config.data, config.run.seed), files, resume, Accelerator(cpu=True), "test")
     return files
 
 
@@ -246,33 +320,60 @@ def lines(files, event="train"):
 
 @pytest.mark.parametrize("extra", [(), ("method.queue_size=32", "optim.micro_batch_size=5", "model.patch_dropout=0.5")])
 def test_the_weights_of_a_run_that_is_looked_at_are_those_of_one_that_is_not(tmp_path, extra):
-    often = run(tmp_path / "often", "optim.steps=6", "run.log_every=1", *extra)
-    never = run(tmp_path / "never", "optim.steps=6", "run.log_every=100", *extra)
+    often = run(tmp_path / "often", "optim.steps=6", "run.log_every=1", "run.diagnose_every=1", *extra)
+    seldom = run(tmp_path / "seldom", "optim.steps=6", "run.log_every=100", *extra)
+    never = run(tmp_path / "never", "optim.steps=6", "run.log_every=100", "run.diagnose_every=0", *extra)
     assert [record["step"] for record in lines(often)] == [1, 2, 3, 4, 5, 6]
-    assert [record["step"] for record in lines(never)] == [6]
-    ours, theirs = (last_checkpoint(files.checkpoints).model_tensors() for files in (often, never))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    one, other = lines(often)[-1], lines(never)[-1]
+    assert [record["step"] for record in lines(seldom)] == [6]
+    ours, theirs, others = (last_checkpoint(files.checkpoints).model_tensors() for files in (often, seldom, never))
+    assert ours.keys() == theirs.keys() == others.keys()
+    assert all(torch.equal(ours[name], theirs[name]) and torch.equal(ours[name], others[name]) for name in ours)
+    one, other = lines(often)[-1], lines(seldom)[-1]
     same = one.keys() - {"samples_per_second", "data_wait_share", "model_flops_utilisation", "logit_scale_bound_share"}
     assert {key: one[key] for key in same} == {key: other[key] for key in same}
     assert one.keys() == other.keys()
+    not_looked_at = lines(never)[-1].keys()
+    assert one.keys() - not_looked_at >= {"image_effective_rank", "text_logit_std", "gradient_norm_logit_scale"}
+    assert {"loss_over_chance", "logit_scale_bound_share"} <= not_looked_at
 
 
-def test_between_log_lines_nothing_but_the_bound_is_looked_at(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("log_every", "diagnose_every", "steps", "expected"),
+    [
+        (1, 10, 35, [10, 20, 30, 35]),
+        (3, 10, 35, [12, 21, 30, 35]),  # the first line in every ten steps
+        (50, 10, 200, [50, 100, 150, 200]),
+        (10, 10, 40, [10, 20, 30, 40]),
+        (1, 1, 4, [1, 2, 3, 4]),
+        (1, 0, 20, []),
+    ],
+)
+def test_every_so_many_steps_a_line_of_the_log_is_diagnosed(log_every, diagnose_every, steps, expected):
+    settings = [f"run.log_every={log_every}", f"run.diagnose_every={diagnose_every}", f"optim.steps={steps}"]
+    journal = object.__new__(Journal)
+    journal.config = override(Config(), [*settings, "optim.warmup_steps=0"])
+    assert [done for done in range(1, steps + 1) if journal.diagnoses_at(done)] == expected
+
+
+def test_most_steps_look_at_loss_and_logit_scale_alone(tmp_path, monkeypatch):
     calls = []
     training = sys.modules["common.run.training"]
     monkeypatch.setattr(training, "diagnose", lambda *arguments: calls.append(1) or diagnose(*arguments))
     bounds = ("method.logit_scale_min=14.0", "method.logit_scale_max=14.0001", "method.logit_scale_init=14.0")
-    files = run(tmp_path, "optim.steps=7", "run.log_every=3", "optim.learning_rate=0.01", *bounds)
-    assert len(calls) == 3  # steps 3, 6 and 7
+    every = ("run.log_every=3", "run.diagnose_every=6")
+    files = run(tmp_path, "optim.steps=7", "optim.learning_rate=0.01", *every, *bounds)
+    assert len(calls) == 2  # steps 6 and 7
     assert [record["logit_scale_bound_share"] for record in lines(files)] == [1.0, 1.0, 1.0]
-    assert all(0 < record["gradient_norm_logit_scale"] <= record["gradient_norm"] for record in lines(files))
+    first, *looked_at = lines(files)
+    assert "gradient_norm_logit_scale" not in first
+    assert first["loss"] / first["loss_over_chance"] == pytest.approx(math.log(first["samples_seen"] / 3))
+    assert all(0 < record["gradient_norm_logit_scale"] <= record["gradient_norm"] for record in looked_at)
 
 
 def test_token_by_token_and_with_a_queue_the_log_has_every_value(tmp_path):
-    late = lines(run(tmp_path / "late", "run.log_every=1", row="table1_late_interaction.yaml"))
-    queued = lines(run(tmp_path / "queued", "run.log_every=1", "method.queue_size=32", "optim.steps=3"))
+    often = ("run.log_every=1", "run.diagnose_every=1")
+    late = lines(run(tmp_path / "late", *often, row="table1_late_interaction.yaml"))
+    queued = lines(run(tmp_path / "queued", *often, "method.queue_size=32", "optim.steps=3"))
     for record in late + queued:
         assert all(math.isfinite(value) for name, value in record.items() if name != "event" and value is not None)
         assert {"loss_over_chance", "text_effective_rank", "duplicate_captions", "matched_similarity"} <= record.keys()
@@ -281,10 +382,21 @@ def test_token_by_token_and_with_a_queue_the_log_has_every_value(tmp_path):
         assert record["loss"] / record["loss_over_chance"] == pytest.approx(math.log(candidates))
 
 
-def test_a_run_whose_temperature_is_fixed_too_high_is_told_so_once(tmp_path, capsys):
+def test_a_run_whose_temperature_is_fixed_too_high_is_told_so_once_and_not_again_after_a_resume(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("common.run.diagnosis.PLATEAU_STEPS", 10)
     fixed = ("method.logit_scale_trainable=false", "method.logit_scale_init=0.001", "method.logit_scale_min=null")
-    files = run(tmp_path, "optim.steps=14", "optim.warmup_steps=2", "run.log_every=1", *fixed)
-    (record,) = lines(files, "warning")
-    assert record["step"] == 2 + PLATEAU_LINES
+    settings = ("optim.steps=20", "optim.warmup_steps=2", "run.log_every=7", "run.save_every=15", *fixed)
+    files = run(tmp_path, *settings)
+    warned = lines(files, "warning")
+    assert [record["step"] for record in warned] == [12, 14, 14]  # plateau; images and texts, when they are looked at
     assert capsys.readouterr().err.count("that of a guess") == 1
-    assert "a logit scale that is fixed too low" in record["text"]
+    assert all("a logit scale that is fixed too low" in record["text"] for record in warned)
+
+    shutil.rmtree(files.checkpoints / "step-00000020")
+    unbroken = lines(files)
+    run(tmp_path, *settings, resume=True)
+    assert lines(files, "warning") == warned
+    assert capsys.readouterr().err.count("that of a guess") == 0
+    assert lines(files)[-1]["logit_scale_bound_share"] == unbroken[-1]["logit_scale_bound_share"]

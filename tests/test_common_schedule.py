@@ -12,6 +12,7 @@ from common.geometry import Sphere
 from common.logit_scale import LogitScale
 from common.run.config import OptimConfig
 from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
+from euclip.geometry import Hyperbolic
 
 OPTIM = OptimConfig(steps=100, warmup_steps=10, learning_rate=2.0e-3, final_learning_rate=1.0e-4)
 
@@ -71,3 +72,12 @@ def test_a_logit_scale_with_a_rate_of_its_own_is_a_group_that_keeps_it():
     given = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert given == {id(p) for p in model.parameters()}
     assert len(build_optimizer(model, OptimConfig()).param_groups) == 2
+
+
+def test_a_curvature_has_the_rate_of_the_logit_scale_and_embedding_scales_that_of_the_rest():
+    model = TwoTowers(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Hyperbolic(2, squared=False), LogitScale(14.0))
+    *others, own = build_optimizer(model, OptimConfig(logit_scale_rate=20.0)).param_groups
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert {names[id(p)] for p in own["params"]} == {"logit_scale.log_logit_scale", "geometry.log_curvature"}
+    rest = {names[id(p)] for group in others for p in group["params"]}
+    assert len([name for name in rest if name.endswith("_scale")]) == 2

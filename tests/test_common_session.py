@@ -1,10 +1,12 @@
 """What surrounds a training loop: throughput, log, cache keys, guards."""
 
+import argparse
 import dataclasses
 import json
 import multiprocessing
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +27,9 @@ from common.run.checkpoint import save_checkpoint
 from common.run.config import ConfigError, DataConfig, OptimConfig, load_config, override, to_dict
 from common.run.log import RunLog, read_log
 from common.run.order import BatchPositions, SampleOrder
+from common.run.reproduce import is_current
 from common.run.session import (
+    MAY_CHANGE,
     BrokenLog,
     NonFiniteLoss,
     RunFiles,
@@ -33,13 +37,17 @@ from common.run.session import (
     check_finite,
     check_finite_gradient,
     checkpoint_to_resume,
+    chosen_files,
     evaluation_code,
     only_run_in,
+    run_files,
     run_key,
     run_or_explain,
     seed_step,
+    write_json,
 )
 from common.run.stop import Stopped, StopRequest, leave_signals_to_trainer, stop_signals
+from contrastive_basics.vision_config import VisionConfig
 from oblique_topology.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -123,7 +131,7 @@ def test_a_run_goes_on_elsewhere_and_with_other_hardware_but_not_as_another_run(
     files = RunFiles(tmp_path)
     save(files, 7)
     same = [
-        "data.root=/moved", "run.num_workers=3", "run.log_every=7", "run.keep_checkpoints=5",
+        "data.root=/moved", "run.num_workers=3", "run.log_every=7", "run.diagnose_every=0", "run.keep_checkpoints=5",
         "optim.micro_batch_size=16", "optim.loss_tile=64",
     ]  # fmt: skip
     assert checkpoint_to_resume(files, True, override(Config(), same), "data").state["step"] == 7
@@ -342,13 +350,29 @@ def test_a_log_cut_inside_a_character_loses_its_last_line_alone(tmp_path):
     assert [record["step"] for record in read_log(path)] == [1]
 
 
-def test_cache_key_depends_on_what_stands_in_the_vocabulary_file(tmp_path):
-    file = tmp_path / "vocab.txt"
-    config = override(Config(), [f"data.vocabulary={file}"])
+def test_cache_key_depends_on_what_a_vocabulary_says_and_not_on_how_it_is_named(tmp_path, monkeypatch):
+    def key(vocabulary):
+        config = override(Config(), ["data.tokenizer=bert_wordpiece", f"data.vocabulary={vocabulary}"])
+        return run_key(TRAIN, config, "data")
+
+    monkeypatch.setenv("HOME", str(tmp_path))
     keys = set()
     for content in ("one", "two"):
-        file.write_text(content)
-        keys.add(run_key(TRAIN, config, "data"))
+        (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", content]))
+        keys.add(key(tmp_path / "vocab.txt"))
+        assert keys >= {key(tmp_path), key("~/vocab.txt"), key("~")}
+    assert len(keys) == 2
+    with pytest.raises(ValueError, match=r"data\.vocabulary = '/nowhere/vocab\.txt': no such file"):
+        key("/nowhere/vocab.txt")
+
+
+@pytest.mark.filterwarnings("ignore:.* merges, CLIP's vocabulary has:UserWarning")
+def test_cache_key_with_the_default_vocabulary_depends_on_what_it_says(tmp_path, monkeypatch):
+    file, keys = tmp_path / "default.txt", set()
+    monkeypatch.setattr("common.data.clip_tokenizer._bundled_file", lambda: file)
+    for content in ("a b", "a c"):
+        file.write_text(f"#version: 0.2\n{content}\n")
+        keys.add(run_key(TRAIN, override(Config(), ["data.tokenizer=clip_bpe"]), "data"))
     assert len(keys) == 2
 
 
@@ -377,6 +401,69 @@ def test_cache_key_depends_on_config_data_and_code(monkeypatch):
     assert run_key(TRAIN, config, "data") != key
 
 
+PHOTOGRAPHS = ["data.source=karpathy", "data.root=/a", "data.train=a.json", "data.test=b.json"]
+CHANGES = [  # what a run may go on with
+    "data.root=/b", "data.train=/a/a.json", "data.val=c.json", "data.test=c.json", "data.second_test=c.json",
+    "data.images=/b", "data.labelled=labels", "data.max_broken_share=0.5", "optim.micro_batch_size=64",
+    "optim.loss_tile=32", "run.log_every=3", "run.diagnose_every=5", "run.num_workers=7",
+]  # fmt: skip
+
+
+def test_every_setting_that_may_change_in_a_resume_is_tried_below():
+    tried = {change.partition("=")[0] for change in CHANGES}
+    assert set(MAY_CHANGE) - tried == {"data.vocabulary"}  # above
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_may_change_in_a_resume_leads_to_the_same_folder(tmp_path, change):
+    config = override(Config(), PHOTOGRAPHS)
+    arguments = argparse.Namespace(row="table2_clip", scale="smoke", output_dir=None, resume=True)
+    there = run_files(TRAIN, "table2_clip", "smoke", config, "data", tmp_path)
+    save(there, 7, to_dict(config))
+    changed = override(config, [change])
+    found = run_files(TRAIN, "table2_clip", "smoke", changed, "data", tmp_path)
+    assert found == there
+    assert checkpoint_to_resume(found, True, changed, "data").state["step"] == 7
+    assert (
+        chosen_files(TRAIN, argparse.Namespace(**{**vars(arguments), "output_dir": there.folder}), changed, "") == there
+    )
+
+
+@pytest.mark.parametrize("change", ["optim.steps=7", "data.context_length=9", "data.caption_column=x", "run.seed=2"])
+def test_what_may_not_change_in_a_resume_leads_to_another_folder(tmp_path, change):
+    config = override(Config(), ["data.source=tsv", "data.train=a.tsv", "optim.warmup_steps=0"])
+    there = run_files(TRAIN, "table2_clip", "smoke", config, "data", tmp_path)
+    save(there, 7, to_dict(config))
+    changed = override(config, [change])
+    assert run_files(TRAIN, "table2_clip", "smoke", changed, "data", tmp_path) != there
+    with pytest.raises(ConfigError, match="holds a run of another config"):
+        checkpoint_to_resume(there, True, changed, "data")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_resume_of_nothing_is_an_error_that_names_the_folder(tmp_path, named):
+    folder = tmp_path / "empty" if named else run_files(TRAIN, "row", "smoke", Config(), "no such data").folder
+    options = {"row": "row", "scale": "smoke", "output_dir": str(folder) if named else None}
+    assert chosen_files(TRAIN, argparse.Namespace(**options, resume=False), Config(), "no such data").folder == folder
+    with pytest.raises(ConfigError, match=re.escape(f"--resume: {folder} holds no checkpoint.")):
+        chosen_files(TRAIN, argparse.Namespace(**options, resume=True), Config(), "no such data")
+
+
+def test_other_test_sets_and_another_evaluation_are_seen_though_the_folder_is_the_same(tmp_path):
+    @dataclasses.dataclass
+    class Set:
+        fingerprint: str
+
+    files = RunFiles(tmp_path)
+    result = {"protocol": {"fingerprint": "one"}}
+    for code, current in ((evaluation_code("oblique_topology"), True), ("other code", False)):
+        write_json(files.evaluation, {"evaluation_code": code, "evaluations": {"test": result}})
+        write_json(files.hits, {})
+        assert is_current(files, "oblique_topology", {"test": Set("one")}) is current
+        assert not is_current(files, "oblique_topology", {"test": Set("other")})
+        assert not is_current(files, "oblique_topology", {"test": Set("one"), "second_test": Set("one")})
+
+
 def test_cache_key_depends_on_the_values_of_a_row_file_and_not_on_its_text(tmp_path):
     row = tmp_path / "row.yaml"
     keys = []
@@ -399,46 +486,62 @@ def edited(name, keys):
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
     """The repository's code in another place, where it can be edited."""
-    for folder in ("common", "oblique_topology", "contrastive_basics"):
+    for folder in ("common", "oblique_topology", "euclip", "contrastive_basics"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "configs"))
     monkeypatch.setattr(provenance, "ROOT", tmp_path.resolve())
+    monkeypatch.setattr("common.run.session.ROOT", tmp_path.resolve())
     return tmp_path.resolve()
 
 
 def test_an_edit_changes_the_keys_of_the_runs_that_it_can_change_and_no_others(copied):
-    scripts = [copied / name for name in ("oblique_topology/train.py", "contrastive_basics/train.py")]
-    scripts.append(copied / "contrastive_basics/pretrain.py")
+    papers = ("oblique_topology", "euclip", "contrastive_basics")
+    scripts = {copied / paper / "train.py": Config() for paper in papers}
+    scripts[copied / "contrastive_basics/pretrain.py"] = VisionConfig()
 
     def keys():
-        trained = [run_key(script, Config(), "data") for script in scripts]
-        return *trained, evaluation_code("oblique_topology")
+        trained = [run_key(script, config, "data") for script, config in scripts.items()]
+        return *trained, evaluation_code("oblique_topology"), evaluation_code(papers[2], "vision_evaluate.py")
 
-    expected = {  # oblique topology, basics with captions, basics with pictures alone; evaluation of the first
-        "common/info_nce.py": (True, True, True, True),
-        "common/__init__.py": (True, True, True, True),
-        "common/encoders/transformer.py": (True, True, False, True),
-        "common/methods/momentum_contrast.py": (False, False, True, True),
-        "common/data/labelled.py": (True, True, True, True),  # imported inside a function
-        "common/evaluation/retrieval.py": (False, False, False, True),
-        "common/report/page.py": (False, False, False, False),
-        "oblique_topology/train.py": (True, False, False, True),
-        "oblique_topology/model.py": (True, False, False, True),
-        "oblique_topology/config.py": (True, False, False, True),
-        "oblique_topology/evaluate.py": (False, False, False, True),
-        "oblique_topology/reproduce.py": (False, False, False, False),
-        "oblique_topology/README.md": (False, False, False, False),
-        "contrastive_basics/model.py": (False, True, False, False),
-        "contrastive_basics/vision.py": (False, False, True, False),
-        "contrastive_basics/experiments.py": (False, False, False, False),
-        "contrastive_basics/reproduce.py": (False, False, False, False),
+    expected = {  # oblique topology, EuCLIP, basics with captions and with pictures alone; evaluation of first and last
+        "common/info_nce.py": (1, 1, 1, 1, 1, 1),
+        "common/__init__.py": (1, 1, 1, 1, 1, 1),
+        "common/encoders/transformer.py": (1, 1, 1, 0, 1, 0),
+        "common/methods/momentum_contrast.py": (0, 0, 0, 1, 0, 1),
+        "common/data/labelled.py": (0, 0, 0, 1, 1, 1),  # pretrain.py trains on such a set
+        "common/data/class_names.py": (0, 0, 0, 1, 1, 1),
+        "common/data/scenes/tasks/grounding.py": (0, 0, 0, 0, 1, 1),
+        "common/data/scenes/dataset.py": (1, 1, 1, 1, 1, 1),
+        "common/evaluation/retrieval.py": (0, 0, 0, 0, 1, 1),
+        "common/evaluation/knn.py": (0, 0, 0, 0, 1, 1),
+        "common/evaluation/coco.py": (0, 0, 0, 0, 0, 0),
+        "common/report/page.py": (0, 0, 0, 0, 0, 0),
+        "common/run/training.py": (1, 1, 1, 0, 0, 0),
+        "common/run/diagnosis.py": (0, 0, 0, 0, 0, 0),
+        "common/run/utilisation.py": (0, 0, 0, 0, 0, 0),
+        "common/run/log.py": (0, 0, 0, 0, 1, 1),
+        "oblique_topology/train.py": (1, 0, 0, 0, 0, 0),
+        "oblique_topology/model.py": (1, 0, 0, 0, 1, 0),
+        "oblique_topology/config.py": (1, 0, 0, 0, 1, 0),
+        "oblique_topology/evaluate.py": (0, 0, 0, 0, 1, 0),
+        "oblique_topology/reproduce.py": (0, 0, 0, 0, 0, 0),
+        "oblique_topology/README.md": (0, 0, 0, 0, 0, 0),
+        "euclip/train.py": (0, 1, 0, 0, 0, 0),
+        "euclip/lorentz.py": (0, 1, 0, 0, 0, 0),
+        "euclip/evaluate.py": (0, 0, 0, 0, 0, 0),
+        "euclip/suite.py": (0, 0, 0, 0, 0, 0),
+        "contrastive_basics/model.py": (0, 0, 1, 0, 0, 0),
+        "contrastive_basics/vision.py": (0, 0, 0, 1, 0, 1),
+        "contrastive_basics/vision_evaluate.py": (0, 0, 0, 0, 0, 1),
+        "contrastive_basics/experiments.py": (0, 0, 0, 0, 0, 0),
+        "contrastive_basics/reproduce.py": (0, 0, 0, 0, 0, 0),
     }
     before = keys()
     for name, changes in expected.items():
-        assert tuple(new != old for new, old in zip(edited(name, keys), before)) == changes, name
+        assert tuple(int(new != old) for new, old in zip(edited(name, keys), before)) == changes, name
     assert keys() == before
 
 
-@pytest.mark.parametrize("script", ["oblique_topology/train.py", "contrastive_basics/pretrain.py"])
+@pytest.mark.parametrize("script", ["oblique_topology/train.py", "euclip/train.py", "contrastive_basics/pretrain.py"])
 def test_every_file_of_ours_that_python_loads_for_a_script_is_among_its_imports(script):
     module = script.removesuffix(".py").replace("/", ".")
     code = (

@@ -166,6 +166,16 @@ def test_killed_with_accumulation_under_way(tmp_path, unbroken):
         assert [record[name] for record in parts] == pytest.approx([record[name] for record in whole], rel=1e-4)
 
 
+def test_a_rate_of_the_logit_scale_s_own_goes_on_with_its_moments(tmp_path, unbroken):
+    faster = "optim.logit_scale_rate=20.0"
+    for step in (5, 11):
+        assert run(tmp_path, faster, trigger=Trigger(signal.SIGKILL, "updated", step)) == KILLED
+    assert run(tmp_path, faster) == 0
+    assert_same_run(tmp_path, unbroken(faster))
+    scales = [[record["scale"] for record in records(folder)] for folder in (tmp_path, unbroken())]
+    assert scales[0][1:] != scales[1][1:]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("micro", [None, 3])
 @pytest.mark.parametrize("save_every", [1, 3])

@@ -2,7 +2,7 @@
 
 One step of training, as the loop writes it:
     model.update_momentum_encoders(ema_momentum)
-    masked_ids, word_targets = mask_words(token_ids, ...)
+    masked_ids, word_targets = mask_words(token_ids, words, ...)        # words = replaceable_words(...), once
     losses = model(images, token_ids, masked_ids, word_targets, alpha)
     (losses.contrast + losses.matching + losses.words).backward(); optimizer.step(); model.logit_scale.clamp_()
     model.enqueue(losses.image_keys, losses.text_keys, ids)
@@ -400,12 +400,26 @@ def hard_negatives(logits: torch.Tensor, ids: torch.Tensor | None = None) -> tor
     return torch.multinomial(weights.masked_fill(torch.where(alone, own, same), 0.0), 1).squeeze(1)
 
 
+def replaceable_words(vocabulary_size: int, no_words: tuple[int, ...], device: torch.device | str) -> torch.Tensor:
+    """What `mask_words` draws random words from; made once, as its size depends on values on the device.
+
+    Args:
+        vocabulary_size: ids lie in [0, vocabulary_size).
+        no_words: ids that a random word never is: padding, class, end and mask token. (BERT's code draws them too; a
+            caption would seem to end where it does not.)
+        device: of the token ids.
+    Returns:
+        (num_words,) int64, ascending.
+    """
+    left_out = set(no_words)
+    return torch.tensor([word for word in range(vocabulary_size) if word not in left_out], device=device)
+
+
 def mask_words(
     token_ids: torch.Tensor,
-    vocabulary_size: int,
+    words: torch.Tensor,
     mask_id: int,
     never_masked: tuple[int, ...],
-    no_words: tuple[int, ...],
     probability: float = 0.15,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -413,11 +427,9 @@ def mask_words(
 
     Args:
         token_ids: (batch, length).
-        vocabulary_size: random words are drawn from all of it but no_words.
+        words: (num_words,) what a random word is drawn from, see `replaceable_words`; on the ids' device.
         mask_id: of the mask token.
         never_masked: ids that are never drawn; ALBEF: padding and class token.
-        no_words: ids that a random word never is: padding, class, end and mask token. (BERT's code draws them too; a
-            caption would seem to end where it does not.)
         probability: of a position to be drawn.
         generator: on the ids' device; None = the global one.
     Returns:
@@ -425,9 +437,9 @@ def mask_words(
     """
     device = token_ids.device
     draws = torch.rand(2, *token_ids.shape, generator=generator, device=device)
-    drawn = (draws[0] < probability) & ~torch.isin(token_ids, torch.tensor(never_masked, device=device))
-    words = torch.arange(vocabulary_size, device=device)
-    words = words[~torch.isin(words, torch.tensor(no_words, device=device))]
+    drawn = draws[0] < probability
+    for spared_id in never_masked:  # no tensor of them, whose copy the device would wait for
+        drawn &= token_ids != spared_id
     random_words = words[torch.randint(len(words), token_ids.shape, generator=generator, device=device)]
     masked_ids = torch.where(drawn & (draws[1] < 0.8), mask_id, token_ids)
     masked_ids = torch.where(drawn & (draws[1] >= 0.9), random_words, masked_ids)

@@ -2,12 +2,15 @@
 
 import argparse
 import datetime
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
+from accelerate import PartialState
 
 from common.distributed import is_main_process
 from common.report.cells import data_text
@@ -159,6 +162,7 @@ def reproduce_main(
         given.output,
         results,
     )
+    _join_processes()
     if is_main_process():
         printed = yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))["paper"]
         print(f"{command.part} of {printed['title']} ({paper}, version {printed['version']})")
@@ -166,6 +170,12 @@ def reproduce_main(
     tables = reproduce(command)
     if is_main_process():
         _write(command, paper, tables)
+
+
+def _join_processes() -> None:
+    """The process group of a launch, also for parts that train nothing: one process writes. Precision stays open."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    PartialState(cpu=several and not torch.accelerator.is_available())
 
 
 def _write(command: Command, paper: str, tables: list[Table]) -> None:

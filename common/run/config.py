@@ -46,14 +46,19 @@ TAKEN_BY = {
     "stream_buffer": ("hugging_face",),
     **dict.fromkeys(("num_train", "num_val", "num_test", "num_labelled", "caption_noise", "ambiguity"), ("scenes",)),
 }
+# likewise for the tokenizer
+TAKEN_BY_TOKENIZER = dict.fromkeys(("min_word_count", "max_words"), ("words",))
+# fields of DataConfig that name something inside one source and nothing inside another
+_NAMES_IN_A_SOURCE = ("train", "val", "test", "second_test", "images", "image_column", "caption_column")
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Which pairs to train on and to rank, and how pixels and words become tensors.
 
-    What a source does not take (`TAKEN_BY`) stays at its default. A file or command line that chooses another source
-    sets it back, so that data.source=shards can follow a scale of scenes.
+    What a source or tokenizer does not take (`TAKEN_BY`) stays at its default. A file or command line that chooses
+    another one sets it back, and with a source the names of files, folders and columns too, so that data.source=shards
+    can follow a scale of scenes, and data.source=karpathy one of shards.
     """
 
     # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
@@ -88,12 +93,14 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
-            value, takers = getattr(self, item.name), TAKEN_BY.get(item.name)
-            if takers is not None and self.source not in takers and value != item.default:
-                raise ValueError(
-                    f"data.{item.name} = {value!r} has no effect with data.source = {self.source}; accepted: "
-                    f"data.source = {' or '.join(takers)}, or the default, {item.default!r}"
-                )
+            value = getattr(self, item.name)
+            for choice, taken_by in (("source", TAKEN_BY), ("tokenizer", TAKEN_BY_TOKENIZER)):
+                chosen, takers = getattr(self, choice), taken_by.get(item.name)
+                if takers is not None and chosen not in takers and value != item.default:
+                    raise ValueError(
+                        f"data.{item.name} = {value!r} has no effect with data.{choice} = {chosen}; accepted: "
+                        f"data.{choice} = {' or '.join(takers)}, or the default, {item.default!r}"
+                    )
         if self.crop_scale is not None and not 0.0 < self.crop_scale[0] <= self.crop_scale[1] <= 1.0:
             raise ValueError(
                 f"data.crop_scale = {list(self.crop_scale)}; accepted: smallest and largest share, in this order, both "
@@ -164,6 +171,7 @@ class OptimConfig:
     global_batch_size: int = setting(256, at_least=2)  # pairs per update over all processes; all are negatives
     micro_batch_size: int | None = setting(None, at_least=1)  # pairs per pass and process, same loss; null = the share
     loss_tile: int = setting(0, at_least=0)  # the same loss in tiles of so many rows and columns; 0 = B x B at once
+    loss_bf16_product: bool = False  # with loss_tile, on CUDA: tiles of an inner product by factors in bfloat16
     learning_rate: float = setting(1.0e-3, above=0.0)  # peak
     final_learning_rate: float = setting(0.0, at_least=0.0)
     warmup_steps: int = setting(25, at_least=0)
@@ -172,7 +180,7 @@ class OptimConfig:
     beta2: float = setting(0.98, at_least=0.0, below=1.0)
     epsilon: float = setting(1.0e-8, above=0.0)
     max_gradient_norm: float | None = setting(1.0, above=0.0)  # null = no clipping
-    logit_scale_rate: float = setting(1.0, above=0.0)  # rate of logit scale and curvature over the weights'
+    logit_scale_rate: float = setting(1.0, above=0.0)  # of logit scale and curvature alone, over the weights' rate
 
     def __post_init__(self) -> None:
         if self.warmup_steps > self.steps:
@@ -180,6 +188,8 @@ class OptimConfig:
                 f"optim.warmup_steps = {self.warmup_steps} is more than optim.steps = {self.steps}: the learning rate "
                 f"would never reach its peak; accepted: at most {self.steps}"
             )
+        if self.loss_bf16_product and not self.loss_tile:
+            raise ValueError("optim.loss_bf16_product = true with optim.loss_tile = 0; accepted: tiles, as in 4096")
 
 
 @dataclass(frozen=True)
@@ -190,6 +200,7 @@ class RunConfig:
     num_workers: int = setting(0, at_least=0)  # loader processes per training process
     mixed_precision: Literal["no", "bf16"] | None = None  # null = as `accelerate launch` says
     log_every: int = setting(10, at_least=1)  # steps
+    diagnose_every: int = setting(10, at_least=0)  # steps between log lines that look at the embeddings, 0 = never
     evaluate_every: int = setting(0, at_least=0)  # steps between rankings of the val set, 0 = never
     save_every: int = setting(0, at_least=0)  # steps between checkpoints, 0 = only at the end or when asked to stop
     keep_checkpoints: int = setting(2, at_least=1)  # newest ones; with 1 there is none to go back to if it is damaged
@@ -292,12 +303,19 @@ def load_row(
 def _overlaid(
     config_class: type, values: dict[str, tuple[Any, str]], layer: dict[str, tuple[Any, str]]
 ) -> dict[str, tuple[Any, str]]:
-    """A later layer over earlier ones. Where it chooses a source, what that does not take is not carried over."""
-    if "data.source" in layer and issubclass(typing.get_type_hints(config_class)["data"], DataConfig):
-        source, _ = layer["data.source"]
-        others = {f"data.{name}" for name, takers in TAKEN_BY.items() if source not in takers}
-        values = {key: value for key, value in values.items() if key not in others}
-    return values | layer
+    """A later layer over earlier ones.
+
+    What its source or tokenizer does not take, and what another source named, is not carried over.
+    """
+    if not issubclass(typing.get_type_hints(config_class).get("data", object), DataConfig):
+        return values | layer
+    others = set()
+    for choice, taken_by in (("data.source", TAKEN_BY), ("data.tokenizer", TAKEN_BY_TOKENIZER)):
+        if choice in layer:
+            others |= {f"data.{name}" for name, takers in taken_by.items() if layer[choice][0] not in takers}
+    if {"data.source"} <= layer.keys() & values.keys() and values["data.source"][0] != layer["data.source"][0]:
+        others |= {f"data.{name}" for name in _NAMES_IN_A_SOURCE}
+    return {key: value for key, value in values.items() if key not in others} | layer
 
 
 def _parsed(config_class: type, overrides: list[str]) -> dict[str, tuple[Any, str]]:

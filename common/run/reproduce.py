@@ -39,6 +39,7 @@ class PaperCode:
     open_training: (config.data, seed) -> training set with a fingerprint.
     open_tests: config.data -> evaluated sets with a fingerprint, by role.
     scale_files: stem of the scale files, see `load_row`.
+    evaluation: file of the folder that evaluates; what it imports is the code that evaluations are known by.
     """
 
     name: str
@@ -48,6 +49,7 @@ class PaperCode:
     open_training: Callable[[Any, int], Any] = open_training_pairs
     open_tests: Callable[[Any], dict[str, Any]] = _open_tests
     scale_files: str = "scale"
+    evaluation: str = "evaluate.py"
 
     @property
     def folder(self) -> Path:
@@ -126,26 +128,27 @@ def read_run(files: RunFiles, seed: int) -> RowRun:
 
 def _state_of(paper: PaperCode, config: Any, files: RunFiles) -> str:
     """One of "current" (evaluated with today's code on today's test sets), "trained" (evaluate it), "unfinished"."""
-    if is_current(files, paper.name, paper.open_tests(config.data)):
+    if is_current(files, paper.name, paper.open_tests(config.data), paper.evaluation):
         return "current"
     checkpoint = last_checkpoint(files.checkpoints)
     return "trained" if checkpoint is not None and checkpoint.state["step"] == config.optim.steps else "unfinished"
 
 
-def is_current(files: RunFiles, paper: str, tests: dict[str, Any]) -> bool:
+def is_current(files: RunFiles, paper: str, tests: dict[str, Any], script: str = "evaluate.py") -> bool:
     """Whether the evaluations in a run's folder are those of today's code on today's test sets.
 
     Args:
         files: of the run.
         paper: the folder.
         tests: today's sets by role, each with a fingerprint.
+        script: of the folder, that evaluates.
     """
     if not (files.evaluation.is_file() and files.hits.is_file()):
         return False
     found = _read(files.evaluation)
     today = {role: data_set.fingerprint for role, data_set in tests.items()}
     then = {role: result["protocol"]["fingerprint"] for role, result in found["evaluations"].items()}
-    return found["evaluation_code"] == evaluation_code(paper) and then == today
+    return found["evaluation_code"] == evaluation_code(paper, script) and then == today
 
 
 def choose_part(parts: dict[str, Callable[..., Any]], name: str, paper: str) -> Callable[..., Any]:

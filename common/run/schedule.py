@@ -34,16 +34,17 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
 
     Weight decay on the logit scale would hold it near 1: AdamW shrinks it by learning_rate * weight_decay per step
     (oblique_topology spec, Sec. 6). With a logit_scale_rate other than 1 it is a third group, of its own rate, with a
-    geometry's curvature, which moves as slowly in a short run.
+    geometry's curvature, which moves as slowly in a short run. Embedding scales stay with the other scalars.
     """
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    slow = [name for name in trainable if name.endswith(("log_logit_scale", "log_curvature"))]
-    scales = slow if optim.logit_scale_rate != 1 else []
-    faster = [trainable.pop(name) for name in scales]
+    with_own_rate = []
+    if optim.logit_scale_rate != 1:
+        names = [name for name in trainable if name.endswith(("log_logit_scale", "log_curvature"))]
+        with_own_rate = [trainable.pop(name) for name in names]
     groups = [
         {"params": [each for each in trainable.values() if each.ndim >= 2], "weight_decay": optim.weight_decay},
         {"params": [each for each in trainable.values() if each.ndim < 2], "weight_decay": 0.0},
     ]
-    if faster:
-        groups.append({"params": faster, "weight_decay": 0.0, "rate": optim.logit_scale_rate})
+    if with_own_rate:
+        groups.append({"params": with_own_rate, "weight_decay": 0.0, "rate": optim.logit_scale_rate})
     return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), eps=optim.epsilon)

@@ -1,7 +1,7 @@
 """What every train.py does before and around its loop: Accelerate, the run's folder, guards against lost runs."""
 
+import argparse
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -20,14 +20,42 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from common.data.broken import BrokenSample, BrokenSamples, TooManyBroken
+from common.data.pairs import build_tokenizer
 from common.distributed import gather_objects, is_main_process, leave_process_group, rank, wait_for_everyone
 from common.encoders.two_towers import TwoTowers
 from common.random_keys import derive_key
-from common.run.checkpoint import Checkpoint, last_checkpoint, set_aside_later
-from common.run.config import ConfigError, RunConfig, to_dict
+from common.run.checkpoint import Checkpoint, has_checkpoints, last_checkpoint, set_aside_later
+from common.run.config import ConfigError, DataConfig, RunConfig, to_dict
 from common.run.log import RunLog, read_log
 from common.run.provenance import ROOT, code_fingerprint, git_revision, hardware, hash_of, imported_files
 from common.run.stop import STOPPED_EXIT_STATUS, Stopped
+
+# What decides no weight: a run may go on with other values, and its key leaves them out. Data are known by fingerprints
+# instead (of names and captions, not of pixels), and evaluated again where those of the tests have changed.
+MAY_CHANGE = (
+    "data.root",
+    "data.train",
+    "data.val",
+    "data.test",
+    "data.second_test",
+    "data.images",
+    "data.labelled",
+    "data.vocabulary",  # the key holds what it says, and a checkpoint brings its tokenizer
+    "data.max_broken_share",
+    "optim.micro_batch_size",
+    "optim.loss_tile",
+)  # and all of `run` but the seed
+
+# Code that decides no weight either: it evaluates, measures or writes. What a log holds was measured by the code of its
+# day; the evaluation of the end is made again after a change (`evaluation_code`).
+NOT_IN_KEY = (
+    "common/evaluation/",
+    "common/run/diagnosis.py",
+    "common/run/log.py",
+    "common/run/utilisation.py",
+    "common/data/scenes/tasks/",
+)
+NOT_IN_KEY_OF_PAIRS = ("common/data/labelled.py", "common/data/class_names.py")  # pretrain.py trains on labelled sets
 
 
 class NonFiniteLoss(ArithmeticError):
@@ -65,29 +93,34 @@ def run_key(script: Path, config: Any, data_fingerprint: str) -> str:
     """Cache key of a training run: resolved config, data and the code that trains. A stale run has another key.
 
     Args:
-        script: that trains, e.g. oblique_topology/train.py; what it imports counts, but for the evaluation.
+        script: that trains, e.g. oblique_topology/train.py; what it imports counts, but for NOT_IN_KEY and the paper's
+            evaluate.py and vision_evaluate.py.
         config: of the run.
         data_fingerprint: of the training set.
+    Raises:
+        ValueError: if data.vocabulary cannot be read.
     """
-    evaluation = ("common/evaluation/", f"{script.resolve().parent.name}/evaluate.py")  # cannot change the weights
-    code = code_fingerprint(imported_files(script, evaluation))
-    content = to_dict(config)
-    precision = config.run.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    content["run"] = {"seed": config.run.seed, "mixed_precision": precision}  # the rest is no part of the result
-    vocabulary = content["data"].get("vocabulary", "")  # learning from pictures alone has none
-    if vocabulary and Path(vocabulary).is_file():  # another file may lie at the same place
-        content["data"]["vocabulary"] = hashlib.sha256(Path(vocabulary).read_bytes()).hexdigest()
+    paper, data = script.resolve().parent.name, config.data
+    leave_out = (*NOT_IN_KEY, f"{paper}/evaluate.py", f"{paper}/vision_evaluate.py")
+    content = _what_decides(to_dict(config))
+    # in the key though a run may go on with another one: a launch may say it, and the results are two
+    content["precision"] = config.run.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if isinstance(data, DataConfig):
+        leave_out += NOT_IN_KEY_OF_PAIRS
+        if data.tokenizer != "words":  # those are counted in the training set
+            content["tokenizer"] = build_tokenizer(data, training_pairs=None).fingerprint
+    code = code_fingerprint(imported_files(script, leave_out))
     return hash_of({"config": content, "data": data_fingerprint, "code": code})
 
 
-def evaluation_code(paper: str) -> str:
-    """Hash of all code that an evaluation depends on."""
-    return code_fingerprint(["common", paper], ("common/report", f"{paper}/reproduce.py"))[:12]
+def evaluation_code(paper: str, script: str = "evaluate.py") -> str:
+    """Hash of the code that an evaluation depends on: what a script of the paper's folder imports, but for reports."""
+    return code_fingerprint(imported_files(ROOT / paper / script, ("common/report/",)))[:12]
 
 
-def provenance_of(paper: str) -> dict[str, str]:
-    """Revision, evaluation code and machine of a run; taken once at its start."""
-    return {"git_revision": git_revision(), "evaluation_code": evaluation_code(paper), "hardware": hardware()}
+def provenance_of(paper: str, script: str = "evaluate.py") -> dict[str, str]:
+    """Revision, evaluation code (arguments as above) and machine of a run; taken once at its start."""
+    return {"git_revision": git_revision(), "evaluation_code": evaluation_code(paper, script), "hardware": hardware()}
 
 
 def run_files(
@@ -96,6 +129,27 @@ def run_files(
     """Folder of a run, named by its cache key, below the folder of all runs; arguments as in `run_key`."""
     name = f"{row}-{scale}-{run_key(script, config, data_fingerprint)}"
     return RunFiles(runs / script.resolve().parent.name / name / f"seed{config.run.seed}")
+
+
+def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_fingerprint: str) -> RunFiles:
+    """Where a train.py writes, as its command line says.
+
+    Args:
+        script, config, data_fingerprint: as in `run_key`.
+        arguments: of `entry_arguments`.
+    Raises:
+        ConfigError: --resume where no checkpoint is: a fresh run would be no resume.
+    """
+    if arguments.output_dir is not None:
+        files = RunFiles(Path(arguments.output_dir))
+    else:
+        files = run_files(script, arguments.row, arguments.scale, config, data_fingerprint)
+    if arguments.resume and not has_checkpoints(files.checkpoints):
+        raise ConfigError(
+            f"--resume: {files.folder} holds no checkpoint. Another config, data or code has another folder; accepted: "
+            "--output-dir with the folder of the run, or no --resume for a fresh run"
+        )
+    return files
 
 
 def launched_accelerator(**options: Any) -> Accelerator:
@@ -305,9 +359,9 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
             f"{files.folder} holds a run up to step {found.state['step']}: add --resume to go on from there, "
             "or choose another --output-dir"
         )
-    now = _what_resume_keeps(to_dict(config))
+    now = _what_decides(to_dict(config))
     # what the code has learnt since is taken to have had its default
-    before = _what_resume_keeps(to_dict(type(config)())) | _what_resume_keeps(found.state["config"])
+    before = _what_decides(to_dict(type(config)())) | _what_decides(found.state["config"])
     changed = [
         f"{key} {before.get(key)} -> {now.get(key)}" for key in {**before, **now} if before.get(key) != now.get(key)
     ]
@@ -320,27 +374,16 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
     return found
 
 
-def _what_resume_keeps(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value of what must not change within a run: all but where data lie and how often one writes."""
+def _what_decides(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of the settings that decide a run's weights: all but MAY_CHANGE and how often one writes."""
     flat: dict[str, Any] = {}
     for key, value in content.items():
         name = f"{prefix}{key}"
-        flat |= _what_resume_keeps(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    may_change = (
-        "data.root",
-        "data.train",
-        "data.val",
-        "data.test",
-        "data.second_test",
-        "data.images",
-        "data.labelled",
-        "data.vocabulary",  # a checkpoint brings its tokenizer
-        "data.max_broken_share",
-        "optim.micro_batch_size",
-        "optim.loss_tile",
-        "run.",
-    )
-    return {key: value for key, value in flat.items() if key == "run.seed" or not key.startswith(may_change)}
+        if isinstance(value, dict):
+            flat |= _what_decides(value, f"{name}.")
+        elif name == "run.seed" or not (name in MAY_CHANGE or name.startswith("run.")):
+            flat[name] = value
+    return flat
 
 
 @contextlib.contextmanager

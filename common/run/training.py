@@ -32,9 +32,9 @@ from common.data.transforms import ImageTransform, normalize
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import Encoder, evaluate_retrieval
 from common.info_nce import QueuedPairs
-from common.run.checkpoint import Checkpoint, has_checkpoints, save_checkpoint
+from common.run.checkpoint import Checkpoint, save_checkpoint
 from common.run.config import OptimConfig, entry_arguments, to_dict
-from common.run.diagnosis import Watch, at_bound, diagnose
+from common.run.diagnosis import Watch, at_bound, diagnose, loss_over_chance
 from common.run.log import RunLog
 from common.run.order import BatchPositions, SampleOrder
 from common.run.session import (
@@ -42,9 +42,9 @@ from common.run.session import (
     RunFiles,
     StepClock,
     check_finite_gradient,
+    chosen_files,
     only_run_in,
     prepare,
-    run_files,
     save_config,
     start_accelerator,
 )
@@ -71,12 +71,8 @@ def train_main(
     paper = script.resolve().parent
     config, arguments = entry_arguments(description, paper, config_class, default_row)
     pairs = open_training_pairs(config.data, config.run.seed)
-    files = run_files(script, arguments.row, arguments.scale, config, pairs.fingerprint)
-    if arguments.output_dir is not None:
-        files = RunFiles(Path(arguments.output_dir))
+    files = chosen_files(script, arguments, config, pairs.fingerprint)
     accelerator = start_accelerator(config.run, files.folder)
-    if arguments.resume and not has_checkpoints(files.checkpoints):
-        accelerator.print(f"nothing to resume in {files.folder} (another config, data or code has another folder)")
     accelerator.print(
         f"{paper.name}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}"
     )
@@ -272,7 +268,7 @@ class Journal:
         self.log.write("utilisation", step=first_step, **utilisation.describe())
         self.first_step = first_step
         self.clock = StepClock(config.optim.global_batch_size)
-        self.watch = Watch(config.optim.warmup_steps)
+        self.watch = Watch(config.optim.warmup_steps, None if checkpoint is None else checkpoint.state.get("watch"))
         self.progress = tqdm(
             total=config.optim.steps,
             initial=first_step,
@@ -289,6 +285,14 @@ class Journal:
         """Whether the log has a line after so many updates."""
         return done % self.config.run.log_every == 0 or done == self.config.optim.steps
 
+    def diagnoses_at(self, done: int) -> bool:
+        """Whether that line is diagnosed: the first one in every run.diagnose_every steps, and the last of the run."""
+        run = self.config.run
+        if not run.diagnose_every or not self.logs_at(done):
+            return False
+        line_before = (done - 1) // run.log_every * run.log_every
+        return done // run.diagnose_every > line_before // run.diagnose_every or done == self.config.optim.steps
+
     def diagnosis(
         self,
         step: int,
@@ -302,8 +306,8 @@ class Journal:
     ) -> dict[str, float]:
         """Further values for `step_done`, see common/run/diagnosis.py, with a warning where they call for one.
 
-        Call in every step on every process, after backward and before the gradient is clipped; between log lines it
-        looks at the logit scale alone.
+        Call in every step on every process, after backward and before the gradient is clipped; most steps look at loss
+        and logit scale alone.
 
         Args:
             step: updates made before.
@@ -313,14 +317,14 @@ class Journal:
             logit_scale: of this step.
             queue: further candidates of the loss.
         """
-        self.watch.count(at_bound(model.logit_scale, logit_scale))
-        if not self.logs_at(step + 1):
-            return {}
-        embeddings = (image_embeddings, text_embeddings)
-        values = diagnose(model, *embeddings, loss, logit_scale, batch.token_ids, batch.image_index, queue)
-        values |= self.watch.read()
-        for text in self.watch.warnings(step + 1, loss, values):
-            self.log.write("warning", step=step + 1, text=text)
+        done, ratio = step + 1, loss_over_chance(loss, len(image_embeddings), queue)
+        self.watch.count(done, ratio, at_bound(model.logit_scale, logit_scale))
+        values = {"loss_over_chance": ratio, **self.watch.read()} if self.logs_at(done) else {}
+        if self.diagnoses_at(done):
+            embeddings = (image_embeddings, text_embeddings)
+            values |= diagnose(model, *embeddings, logit_scale, batch.token_ids, batch.image_index)
+        for text in self.watch.warnings(done, loss, values):
+            self.log.write("warning", step=done, text=text)
             if self.accelerator.is_main_process:
                 self.progress.write(text, file=sys.stderr)
         return values
@@ -402,7 +406,7 @@ def save_if_due(
     if done == steps or asked_to_stop or (run.save_every and done % run.save_every == 0):
         journal.clock.pause()
         journal.broken.write_new(done)
-        state = {**state, "broken": journal.broken.counts()}
+        state = {**state, "broken": journal.broken.counts(), "watch": journal.watch.state()}
         save_checkpoint(journal.files.checkpoints, done, model, optimizer, state, run.keep_checkpoints)
     if done == steps or asked_to_stop:
         journal.progress.close()
