@@ -10,10 +10,13 @@ Padding words are zero vectors, so that embeddings can be gathered, cached and s
 neither in a maximum nor in a mean.
 """
 
+from collections.abc import Callable
+
 import torch
+from torch import nn
 
 from common.distributed import gather_with_gradient, rank, world_size
-from common.geometry import at_least_float32, full_precision
+from common.geometry import at_least_float32, full_precision, unit
 from common.info_nce import info_nce
 
 MAX_PRODUCTS = 2**24  # token pairs that are held at once
@@ -50,6 +53,43 @@ def _block(image_tokens: torch.Tensor, text_tokens: torch.Tensor) -> tuple[torch
         best_word = products.masked_fill(~real[None, :, None, :], -torch.inf).amax(dim=3)  # (images, texts, tokens)
         best_token = products.amax(dim=2).masked_fill(~real, 0.0)  # (images, texts, words)
         return best_word.mean(dim=2), best_token.sum(dim=2) / real.sum(dim=1).clamp(min=1)
+
+
+class LateInteraction(nn.Module):
+    """The geometry: pictures rank captions by s_i2t, captions rank pictures by s_t2i.
+
+    Args:
+        name: for messages and logs.
+        embed: features of either side -> (batch, tokens, dim) of unit norm, zero where padded.
+    """
+
+    def __init__(self, name: str = "late_interaction", embed: Callable[[torch.Tensor], torch.Tensor] = unit) -> None:
+        super().__init__()
+        self.name, self.embed = name, embed
+
+    def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
+        return self.embed(image_features)
+
+    def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
+        return self.embed(text_features)
+
+    def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        return late_interaction(image_embeddings, text_embeddings)[0]
+
+    def text_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        return late_interaction(image_embeddings, text_embeddings)[1]
+
+    def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        pairs = zip(image_embeddings.split(1), text_embeddings.split(1))
+        return torch.cat([self.similarity(image, text)[0] for image, text in pairs])
+
+    def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Tokens of unlike prompts do not correspond.
+
+        Raises:
+            ValueError: always; scores can be averaged.
+        """
+        raise ValueError(f"{self.name} has no mean of embeddings; accepted: method.prompt_average = scores")
 
 
 def late_interaction_loss(

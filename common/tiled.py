@@ -36,11 +36,16 @@ def geometry_loss(
     queue: QueuedPairs | None = None,
     distillation: Distillation | None = None,
     tile: int = 0,
+    bf16_product: bool = False,
 ) -> torch.Tensor:
-    """InfoNCE of a geometry as training calls it: `contrastive_loss` at once (tile 0) or in tiles of that many rows."""
-    if tile:
+    """InfoNCE of a geometry as training calls it: `contrastive_loss` at once (tile 0) or in tiles of that many rows.
+
+    Raises:
+        ValueError: as `tiled_contrastive_loss`; bf16_product without tiles.
+    """
+    if tile or bf16_product:
         return tiled_contrastive_loss(
-            image_embeddings, text_embeddings, geometry, logit_scale, ids, queue, distillation, tile
+            image_embeddings, text_embeddings, geometry, logit_scale, ids, queue, distillation, tile, bf16_product
         )
     return contrastive_loss(
         image_embeddings,
@@ -86,7 +91,10 @@ def tiled_contrastive_loss(
     if tile < 1:
         raise ValueError(f"tile = {tile}; accepted: at least 1")
     if bf16_product and not getattr(geometry, "is_inner_product", False):
-        raise ValueError(f"bf16_product is for an inner product, as sphere and oblique are; got {geometry.name}")
+        raise ValueError(
+            f"bf16_product (optim.loss_bf16_product) is for an inner product, as sphere and oblique are; got "
+            f"{geometry.name}"
+        )
     scalars = {name: whole(parameter) for name, parameter in geometry.named_parameters()}
     inputs = image_embeddings, text_embeddings, logit_scale, *scalars.values()
     walk = _Walk(*inputs[:3], geometry, scalars, ids, queue, distillation, tile, bf16_product)

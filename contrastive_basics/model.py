@@ -17,7 +17,7 @@ from common.encoders.vision import VisionTransformer
 from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, unit
 from common.info_nce import QueuedPairs
-from common.late_interaction import late_interaction
+from common.late_interaction import LateInteraction
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder
 from contrastive_basics.config import Config
@@ -116,33 +116,3 @@ class WordTokens(nn.Module):
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         tokens = self.tower.forward_tokens(token_ids) @ self.tower.projection
         return (tokens * up_to_first(token_ids, self.tower.end_id)[..., None])[:, 1:]
-
-
-class LateInteraction(nn.Module):
-    """Unit tokens; pictures rank captions by s_i2t, captions rank pictures by s_t2i (common/late_interaction.py)."""
-
-    name = "late_interaction"
-
-    def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
-        return unit(image_features)
-
-    def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
-        return unit(text_features)  # padding stays zero
-
-    def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        return late_interaction(image_embeddings, text_embeddings)[0]
-
-    def text_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        return late_interaction(image_embeddings, text_embeddings)[1]
-
-    def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        pairs = zip(image_embeddings.split(1), text_embeddings.split(1))
-        return torch.cat([self.similarity(image, text)[0] for image, text in pairs])
-
-    def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Prompts of unlike length have no mean token by token.
-
-        Raises:
-            ValueError: always; scores can be averaged.
-        """
-        raise ValueError("late interaction has no mean of embeddings; accepted: method.prompt_average = scores")

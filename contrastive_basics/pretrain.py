@@ -25,7 +25,7 @@ from common.data.pairs import lost_at_open, training_batches
 from common.data.transforms import normalize
 from common.distributed import mean_over_processes
 from common.momentum import ema_momentum_at
-from common.run.checkpoint import has_checkpoints, save_checkpoint
+from common.run.checkpoint import save_checkpoint
 from common.run.config import ConfigError, entry_arguments, to_dict
 from common.run.log import RunLog
 from common.run.order import BatchPositions, SampleOrder, seed_of
@@ -36,10 +36,10 @@ from common.run.session import (
     check_finite,
     check_finite_gradient,
     checkpoint_to_resume,
+    chosen_files,
     end_run,
     only_run_in,
     provenance_of,
-    run_files,
     run_or_explain,
     save_config,
     seed_step,
@@ -85,7 +85,7 @@ def pretrain(
     device = accelerator.device
     steps = 0 if method.name == "random_weights" else optim.steps
 
-    provenance = provenance_of(PAPER)  # of the code as it is now, whatever is edited during the run
+    provenance = provenance_of(PAPER, "vision_evaluate.py")  # of the code as it is now, whatever is edited meanwhile
     checkpoint = checkpoint_to_resume(files, resume, config, training_set.fingerprint)
 
     # data: the order of pictures, and their views, are functions of (seed, position) alone
@@ -232,12 +232,8 @@ def _prepare(accelerator: Accelerator, model: Method, optimizer: torch.optim.Opt
 def main() -> None:
     config, arguments = entry_arguments(__doc__, Path(__file__).parent, VisionConfig, DEFAULT_ROW, SCALE_FILES)
     training_set = open_training_set(config.data)
-    files = run_files(Path(__file__), arguments.row, arguments.scale, config, training_set.fingerprint)
-    if arguments.output_dir is not None:
-        files = RunFiles(Path(arguments.output_dir))
+    files = chosen_files(Path(__file__), arguments, config, training_set.fingerprint)
     accelerator = start_accelerator(config.run, files.folder)
-    if arguments.resume and not has_checkpoints(files.checkpoints):
-        accelerator.print(f"nothing to resume in {files.folder} (another config, data or code has another folder)")
     accelerator.print(f"{PAPER}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}")
     with only_run_in(files) if accelerator.is_main_process else nullcontext():
         pretrain(config, training_set, files, arguments.resume, accelerator, label=arguments.row)

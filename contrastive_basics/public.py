@@ -211,7 +211,7 @@ def main() -> None:
     config = load_config(Config, [], arguments.overrides)
     encoder = open_public(arguments.checkpoint, config.run, this_device())
     results = evaluate_public(encoder, config, arguments.prefix)
-    content = as_json(PAPER, results, 0, public_state(arguments.checkpoint), provenance_of(PAPER))
+    content = as_json(PAPER, results, 0, public_state(arguments.checkpoint), provenance_of(PAPER, "public.py"))
     if arguments.output is None:
         print(json.dumps(content, indent=1))
     else:

@@ -86,9 +86,9 @@ def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
     key = hash_of([weights_fingerprint(checkpoint), prefix, to_dict(config.data)])
     files = RunFiles(command.runs / PAPER / f"public_{Path(checkpoint).name}-{key}")
     device = start_accelerator(config.run, files.folder).device
-    if not gather_objects(is_current(files, PAPER, open_retrieval_sets(config.data)))[0]:
+    if not gather_objects(is_current(files, PAPER, open_retrieval_sets(config.data), "public.py"))[0]:
         results = evaluate_public(open_public(checkpoint, config.run, device), config, prefix)
-        save_evaluations(PAPER, results, files, 0, public_state(checkpoint), provenance_of(PAPER))
+        save_evaluations(PAPER, results, files, 0, public_state(checkpoint), provenance_of(PAPER, "public.py"))
     wait_for_everyone()
     return read_run(files, seed=0)
 

@@ -113,6 +113,7 @@ def train(
                     ids=ids if method.targets == "ids" else None,
                     queue=queue,
                     tile=optim.loss_tile,
+                    bf16_product=optim.loss_bf16_product,
                 )
             values = {"loss": float(mean_over_processes(loss)), "logit_scale": logit_scale.item()}
             check_finite(step=step, model=bare_model, **values)

@@ -170,5 +170,5 @@ def reevaluate(checkpoint: Checkpoint, config: VisionConfig, files: RunFiles, ac
     model.to(accelerator.device)
     transform = ImageTransform.from_json(checkpoint.state["transform"])
     encoder = backbone_features(model, config, transform, accelerator.device)
-    step, provenance = checkpoint.state["step"], provenance_of(PAPER)
+    step, provenance = checkpoint.state["step"], provenance_of(PAPER, "vision_evaluate.py")
     evaluate_and_save(config, model, encoder, sets, files, step, checkpoint.state, provenance)

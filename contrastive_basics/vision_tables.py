@@ -22,7 +22,9 @@ from contrastive_basics.vision_config import VisionConfig
 from contrastive_basics.vision_data import open_test_sets, open_training_set
 from contrastive_basics.vision_evaluate import PAPER, reevaluate
 
-CODE = PaperCode(PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES)
+CODE = PaperCode(
+    PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES, "vision_evaluate.py"
+)
 ROWS = {  # from below to above; a row's config is configs/vision_<name>.yaml
     "random_weights": "random weights",
     "simclr": "SimCLR",

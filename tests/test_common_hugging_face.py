@@ -113,7 +113,7 @@ def test_json_lines_name_picture_files_and_lists_of_captions(tmp_path):
     ]
     (tmp_path / "set.jsonl").write_text("\n".join(map(json.dumps, lines)))
     pairs = open_hugging_face("set.jsonl", root=tmp_path, images=tmp_path / "pictures")
-    assert as_plain(pairs[0])[1:] == (["a", "b"], "0")  # without a column image_id it is the number of the row
+    assert as_plain(pairs[0])[1:] == (["a", "b"], "0.jpg")  # without a column image_id it is the path
     assert (pairs.caption_ids(0), pairs.name) == ([4, 5], "set")
     with pytest.raises(BrokenSample, match=r"pictures/1.jpg: picture cannot be read: No such file"):
         pairs[1]
@@ -175,10 +175,43 @@ def test_without_an_id_rows_of_one_path_are_one_picture(tmp_path):
     (tmp_path / "set.jsonl").write_text("\n".join(map(json.dumps, lines)))
     ranked = open_hugging_face("set.jsonl", root=tmp_path, role="test")
     assert [(ranked.image_id(index), ranked[index]["captions"]) for index in range(2)] == [
-        ("0", ["text 0", "text 2"]),
-        ("1", ["text 1"]),
+        ("0.jpg", ["text 0", "text 2"]),
+        ("1.jpg", ["text 1"]),
     ]
-    assert len(open_hugging_face("set.jsonl", root=tmp_path)) == 3
+    trained = open_hugging_face("set.jsonl", root=tmp_path)
+    assert [trained[index]["image_id"] for index in range(3)] == ["0.jpg", "1.jpg", "0.jpg"]
+    streamed = open_hugging_face("set.jsonl", root=tmp_path, stream_buffer=1)
+    assert [streamed[position]["image_id"] for position in range(3)] == ["0.jpg", "1.jpg", "0.jpg"]
+
+
+def test_an_image_folder_without_ids_names_pictures_by_their_path_in_it(tmp_path):
+    (tmp_path / "set" / "train").mkdir(parents=True)
+    lines = [json.dumps({"file_name": f"{number}.jpg", "text": "a"}) for number in range(2)]
+    (tmp_path / "set" / "train" / "metadata.jsonl").write_text("\n".join(lines))
+    for number in range(2):
+        (tmp_path / "set" / "train" / f"{number}.jpg").write_bytes(jpeg(number))
+    trained = open_hugging_face("set", root=tmp_path)
+    assert [trained.image_id(index) for index in range(2)] == ["train/0.jpg", "train/1.jpg"]
+    ranked = open_hugging_face("set", root=tmp_path, split="train", role="test")
+    assert [ranked[index]["image_id"] for index in range(2)] == ["train/0.jpg", "train/1.jpg"]
+
+
+def test_paths_are_read_as_in_tables_and_json_files(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "images" / "0.jpg").write_bytes(jpeg(0))
+    paths = ["../images/0.jpg", "../images/./0.jpg", str(tmp_path / "images" / "0.jpg"), "a\0b"]
+    lines = [json.dumps({"image": path, "caption": f"text {row}"}) for row, path in enumerate(paths)]
+    (tmp_path / "annotations" / "set.jsonl").write_text("\n".join(lines))
+    ranked = open_hugging_face("annotations/set.jsonl", root=tmp_path, role="test", max_broken_share=1.0)
+    assert [(ranked[index]["image_id"], ranked.captions(index)) for index in range(2)] == [
+        ("../images/0.jpg", ["text 0", "text 1"]),
+        (paths[2], ["text 2"]),
+    ]
+    (broken,) = ranked.broken_at_open
+    assert (broken.key, broken.reason) == ("row 3", r"missing picture: no file has the path 'a\x00b'")
+    with pytest.raises(BrokenSample, match=r"\[row 3\]: missing picture: no file has the path"):
+        open_hugging_face("annotations/set.jsonl", root=tmp_path)[3]
 
 
 def test_rows_without_an_id_of_their_own_stay_apart(tmp_path):
@@ -191,15 +224,36 @@ def test_rows_without_an_id_of_their_own_stay_apart(tmp_path):
         ["picture 4"],
         ["picture 5"],
     ]
+    ids = ["row 0", "7", "row 2", "row 4", "row 5"]
+    assert [ranked.image_id(index) for index in range(5)] == ids
+    trained = open_hugging_face("set", root=tmp_path)
+    assert [trained.image_id(index) for index in range(6)] == ["row 0", "7", "row 2", "7", "row 4", "row 5"]
 
 
-def test_one_unusable_row_of_a_picture_is_named_with_its_number(tmp_path):
-    rows([0, 1, 0], caption=["a", "b", None]).save_to_disk(tmp_path / "set")
+def test_one_unusable_row_of_a_picture_is_left_out_and_listed(tmp_path):
+    rows([0, 1, 0, 2], caption=["a", "b", None, None]).cast_column("image", datasets.Image()).save_to_disk(
+        tmp_path / "set"
+    )
     ranked = open_hugging_face("set", root=tmp_path, role="test")
-    assert ranked.captions(1) == ["b"]
-    for read in (ranked.captions, ranked.__getitem__):
-        with pytest.raises(BrokenSample, match=r"\[row 2\]: captions has the wrong type"):
-            read(0)
+    assert [ranked.captions(index) for index in range(len(ranked))] == [["a"], ["b"]]
+    assert as_plain(ranked[1]) == (expected([1])[0][0], ["b"], "101")
+    assert [(broken.key, broken.reason.split(":")[0]) for broken in ranked.broken_at_open] == [
+        ("row 2", "captions has the wrong type"),
+        ("row 3", "captions has the wrong type"),
+    ]
+    trained = open_hugging_face("set", root=tmp_path)  # what is trained on is checked when it is read
+    assert (len(trained), trained.broken_at_open) == (4, [])
+
+
+def test_a_ranked_set_with_too_many_unusable_rows_does_not_open(tmp_path):
+    texts = [None if number % 10 == 0 else "a" for number in range(100)]
+    rows([0] * 100, caption=texts, image_id=list(range(100))).save_to_disk(tmp_path / "set")
+    with pytest.raises(ValueError, match=r"10 of 100 samples are broken \(10.00%\); at most 1.00% is accepted"):
+        open_hugging_face("set", root=tmp_path, role="test")
+    assert len(open_hugging_face("set", root=tmp_path, role="test", max_broken_share=0.1)) == 90
+    rows(range(2), caption=pa.array([None, None], pa.string())).save_to_disk(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"no captioned picture in none; first fault: .*\[row 0\]: captions has"):
+        open_hugging_face("none", root=tmp_path, role="test")
 
 
 def test_pictures_may_be_plain_bytes(tmp_path):

@@ -472,11 +472,12 @@ def test_a_datacomp_task_is_read_with_its_names_templates_and_metadata(tmp_path)
     assert (task.name, len(task)) == ("vtab-cifar100", 11)
     assert (task.class_names, task.templates) == (["cat", "dog"], ["a photo of a {}.", "a {}."])
     for index in range(11):
-        number = int(task[index]["image_id"].removeprefix("s"))
+        number = int(task[index]["image_id"].partition("/s")[2])
         assert as_plain(task[index]) == (pixels(number), number % 2)
         assert task.label(index) == number % 2
         assert task.metadata(index).tolist() == [number, 7]
-    assert sorted(task[index]["image_id"] for index in range(11)) == [f"s{number:07d}" for number in range(11)]
+    names = {f"{number}/s{number:07d}" for number in range(11)}
+    assert {task[index]["image_id"] for index in range(11)} == names
     given = open_webdataset(folder, ["a", "b"], TEMPLATES)
     assert (given.class_names, given.templates) == (["a", "b"], TEMPLATES)
     assert given.fingerprint != task.fingerprint
@@ -589,9 +590,12 @@ def test_class_folders_that_do_not_fit_the_names_say_what_is_accepted(tmp_path):
         open_labelled_sets(tmp_path)
     assert str(error.value) == (
         f"{tmp_path / 'mine'}: 3 class names in classnames.txt; accepted: as many folders of pictures, one per class "
-        "in the order of the names, in test, in val, or in mine itself, or tar shards with test/nshards.txt; "
-        "test has 2 (a, b); mine has 2 (test, train)"
+        "in the order of the names, in test, in val, or, without these and train, in mine itself, or tar shards with "
+        "test/nshards.txt; test has 2 (a, b); mine has 2 (test, train)"
     )
+    put(tmp_path / "mine" / "val" / "a" / "0.jpg")  # now the folder has as many folders as there are classes
+    with pytest.raises(ValueError, match=r"; mine has 3 \(test, train, val\)$"):
+        open_labelled_sets(tmp_path)
 
 
 # --- real files ------------------------------------------------------------------------------------------------------

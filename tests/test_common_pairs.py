@@ -1,7 +1,9 @@
 """common/data/pairs.py: from the config to every kind of data set, and to batches whose order nothing changes."""
 
+import inspect
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -23,9 +25,13 @@ from common.data.pairs import (
     open_zero_shot_sets,
     training_batches,
 )
+from common.data.samples import number_of
 from common.data.tokenizer import WordTokenizer
-from common.run.config import DataConfig, load_config
+from common.run.config import DataConfig, load_config, load_row
 from common.run.order import BatchPositions, SampleOrder
+from contrastive_basics.config import Config as BasicsConfig
+from euclip.config import Config as EuclipConfig
+from oblique_topology.config import Config as ObliqueConfig
 
 NUM_SAMPLES = 24
 SIZE = (24, 20)  # of a picture, pixels
@@ -153,6 +159,30 @@ def test_every_source_opens_by_role_and_trains(tmp_path, write):
     assert pickle.loads(pickle.dumps(view_of(data))).forward_only is False
 
 
+@pytest.mark.parametrize("scale", ["photos", "paper"])
+@pytest.mark.parametrize("config_class", [BasicsConfig, EuclipConfig, ObliqueConfig], ids=lambda one: one.__module__)
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_every_source_can_be_chosen_on_top_of_a_scale_of_photographs(tmp_path, write, config_class, scale):
+    """As the README says: the source and the names that it takes, nothing else."""
+    source, values = write(tmp_path, (8, 8))
+    if source == "karpathy":
+        values = {"train": "dataset.json"}
+    folder = Path(inspect.getsourcefile(config_class)).parent
+    row = next(iter(sorted(folder.glob("configs/table*.yaml"))))
+    named = [f"data.{name}={value}" for name, value in {"source": source, "root": tmp_path, **values}.items()]
+    data = load_row(config_class, folder, row, scale, named).data
+    if source == "shards" and config_class is EuclipConfig and scale == "paper":
+        assert (data.train, data.second_test) == (
+            "train/*.tar",
+            "mscoco_5k_test*.tar",
+        )  # the same source keeps its names
+        return
+    data = replace(data, labelled="", winogavil="") if hasattr(data, "winogavil") else replace(data, labelled="")
+    assert len(open_training_pairs(data, 0)) == (NUM_SAMPLES - 7 if source == "karpathy" else NUM_SAMPLES)
+    assert len(open_validation_pairs(data)) == 3
+    assert {role: len(pairs) for role, pairs in open_retrieval_sets(data).items()} == {"test": 4}
+
+
 def test_all_sources_give_the_same_batches(tmp_path):
     """The same pictures in the same order, whatever they are kept in; only the ids of files have their extension."""
     found = []
@@ -162,7 +192,9 @@ def test_all_sources_give_the_same_batches(tmp_path):
         source, values = write(root)
         batches = batches_of(view_of(config_of(source, root, **values)))
         for batch in batches:
+            assert batch["image_index"].tolist() == [number_of(image_id) for image_id in batch["image_ids"]]
             batch["image_ids"] = [image_id.removesuffix(".jpg") for image_id in batch["image_ids"]]
+            batch["image_index"] = torch.tensor([number_of(image_id) for image_id in batch["image_ids"]])
         found.append(batches)
     assert_same(found[0], found[1])
     assert_same(found[0], found[2])
@@ -327,24 +359,53 @@ def test_a_resume_gives_the_tail_of_the_unbroken_run_with_another_layout(layouts
     assert_same(whole[first:], without_place(tail))
 
 
-def test_image_index_names_the_sample_in_the_set(layouts):
-    view = shard_view(layouts, 2)
-    batches = batches_of(view, steps=8)
-    ids = [view.pairs.image_id(index) for index in range(NUM_SAMPLES)]
+def write_twice_shards(root):
+    samples = {f"k{number:03d}": pair(number % 12, jpg=jpeg(number % 12)) for number in range(NUM_SAMPLES)}
+    write_tar(root / "train-0.tar", samples)
+    return "shards", {}
+
+
+def write_twice_karpathy(root):
+    write_pictures(root)
+    sentences = [{"raw": "a picture"}]
+    images = [{"filename": f"id{number % 12}.jpg", "split": "train", "sentences": sentences} for number in range(24)]
+    (root / "dataset.json").write_text(json.dumps({"images": images, "dataset": "mine"}))
+    return "karpathy", {"train": "dataset.json"}
+
+
+def write_twice_paths(root):
+    write_pictures(root)
+    rows = [{"image": f"id{number % 12}.jpg", "caption": "a picture"} for number in range(NUM_SAMPLES)]
+    (root / "set.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return "hugging_face", {"train": "set.jsonl", "images": "pictures"}
+
+
+def write_twice_ids(root):
+    columns = {
+        "image": [jpeg(number % 12) for number in range(NUM_SAMPLES)],
+        "caption": ["a picture"] * NUM_SAMPLES,
+        "image_id": [number % 12 for number in range(NUM_SAMPLES)],
+    }
+    datasets.Dataset.from_dict(columns).save_to_disk(root / "saved")
+    return "hugging_face", {"train": "saved"}
+
+
+@pytest.mark.parametrize("write", [write_twice_shards, write_twice_karpathy, write_twice_paths, write_twice_ids])
+def test_a_picture_listed_twice_has_one_image_index(tmp_path, write):
+    """So targets by ids, the queue and the count of duplicates see that it is one."""
+    source, values = write(tmp_path)
+    batches = batches_of(view_of(config_of(source, tmp_path, **values)), steps=4)
+    numbers = {}
     for batch in batches:
         assert batch["image_index"].dtype == torch.int64
-        assert [ids[index] for index in batch["image_index"]] == batch["image_ids"]
-    first, second = (
-        {int(index) for batch in part for index in batch["image_index"]} for part in (batches[:4], batches[4:])
-    )
-    assert first | {7} == second | {7} == set(range(NUM_SAMPLES))
+        for image_id, index in zip(batch["image_ids"], batch["image_index"].tolist()):
+            assert numbers.setdefault(image_id, index) == index >= 0
+    assert len(set(numbers.values())) == len(numbers) == 12
 
 
-def test_scene_batches_carry_their_index():
-    data = DataConfig(num_train=12, image_size=32)
-    view = view_of(data, batch_size=4)
-    batch = view.__getitems__([5, 6])
-    assert batch.image_ids == [view.pairs[int(index)]["image_id"] for index in batch.image_index]
+def test_every_scene_has_its_own_image_index():
+    batch = view_of(DataConfig(num_train=12, image_size=32), batch_size=12).__getitems__(list(range(12)))
+    assert len(set(batch.image_index.tolist())) == len(set(batch.image_ids)) == 12
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from common.report.curves import Curves, plot_curves
@@ -35,7 +36,9 @@ def test_contours_write_every_value_at_its_place(tmp_path):
     picture, numbers = plot_contours([panel, panel], tmp_path / "c.png", "a", "b")
     found = {(float(row["x"]), float(row["y"])): float(row["value"]) for row in rows(numbers)}
     assert found == {(a, b): values[k, i] for k, b in enumerate(y) for i, a in enumerate(x)}
-    assert grey(picture).std() > 10
+    dark = grey(picture) < 200  # text and contours, on white, in both panels
+    assert dark[:, : dark.shape[1] // 2].mean() > 0.01
+    assert dark[:, dark.shape[1] // 2 :].mean() > 0.01
 
 
 def test_a_picture_is_clear_where_it_is_hot_and_grey_elsewhere():
@@ -54,7 +57,10 @@ def test_heat_on_pictures_and_words_writes_all_maps(tmp_path):
     maps = {"whole": np.eye(2), "pair 1": np.zeros((2, 2))}
     lines = [HeatOnPicture("costs $5", picture, maps), HeatOnPicture("one map", picture, {"whole": np.eye(2)})]
     drawn, numbers = plot_heat_on_pictures(lines, tmp_path / "p.png")
-    assert grey(drawn).std() > 5
+    cold = 255 * _faded(picture, np.zeros((2, 2))).mean()
+    hot, faded = ((np.abs(grey(drawn) - shade) < 2).mean() for shade in (200, cold))
+    # two pictures and two maps of half heat against these maps' other halves and one map without heat
+    assert hot / faded == pytest.approx(3 / 2, rel=0.1)
     found = rows(numbers)
     assert len(found) == 3 * 4
     first = [row["heat"] for row in found if (row["caption"], row["map"]) == ("costs $5", "whole")]
@@ -66,11 +72,16 @@ def test_heat_on_pictures_and_words_writes_all_maps(tmp_path):
     assert middle.max() > 235
 
 
-def test_curves_may_have_a_logarithmic_axis(tmp_path):
-    points = [(1.0, [1.0, 2.0]), (100.0, [1000.0, 2000.0])]
-    plain = Curves("t", "x", "y", {"a": points})
-    logarithmic = Curves("t", "x", "y", {"a": points}, log_x=True, log_y=True)
-    first, numbers = plot_curves([plain], tmp_path / "one.png", across=1)
-    second, same_numbers = plot_curves([logarithmic], tmp_path / "two.png", across=1)
+def test_curves_may_have_a_logarithmic_axis(tmp_path, monkeypatch):
+    curves = {"a": [(1.0, [1.0, 2.0]), (64.0, [1000.0, 2000.0])], "b": [(8.0, [10.0, 20.0])]}
+    plain = Curves("t", "x", "y", curves)
+    logarithmic = Curves("t", "x", "y", curves, log_x=True, log_y=True)
+    _, numbers = plot_curves([plain], tmp_path / "one.png", across=1)
+    drawn = []
+    monkeypatch.setattr("common.report.curves.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    _, same_numbers = plot_curves([logarithmic], tmp_path / "two.png", across=1)
     assert rows(numbers) == rows(same_numbers)
-    assert not np.array_equal(grey(first), grey(second))
+    axis = drawn[0].axes[0]
+    assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
+    assert list(axis.get_xticks()) == [1, 8, 64]  # of all curves
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "8", "64"]

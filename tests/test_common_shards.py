@@ -94,10 +94,10 @@ def test_files_that_gnu_tar_and_webdataset_write_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("members", "captions", "image_id"),
     [
-        ({"json": b'{"caption": "one"}'}, ["one"], "odd"),
-        ({"json": None, "txt": b" a text\n"}, ["a text"], "odd"),
+        ({"json": b'{"caption": "one"}'}, ["one"], "x/odd"),
+        ({"json": None, "txt": b" a text\n"}, ["a text"], "x/odd"),
         ({"json": b'{"image_id": 139}', "txt": b"from txt"}, ["from txt"], "139"),
-        ({"json": b'{"captions": ["json wins"]}', "txt": b"from txt"}, ["json wins"], "odd"),
+        ({"json": b'{"captions": ["json wins"]}', "txt": b"from txt"}, ["json wins"], "x/odd"),
         ({"jpg": None, "png": jpeg(3, kind="PNG")}, ["picture 0", "a view of 0"], "id0"),
         ({"jpg": None, "webp": jpeg(3, kind="WEBP")}, ["picture 0", "a view of 0"], "id0"),
         ({"jpg": None, "jpeg": jpeg(3)}, ["picture 0", "a view of 0"], "id0"),
@@ -251,15 +251,35 @@ def test_a_picture_that_is_ranked_twice_is_an_error_that_names_both_places(tmp_p
         ShardDataset("*.tar", root=tmp_path, role=role)
     assert str(error.value) == (
         f"picture 'id1' is there twice, in {one} [k1] and in {tmp_path / 'b.tar'} [k3]; accepted in a set that is "
-        "ranked: each picture (image_id of its json, else its key) once, with all its captions"
+        "ranked: each image_id once, with all its captions"
     )
     assert len(ShardDataset("*.tar", root=tmp_path)) == 4  # training sees it twice
-    text = {name: {"jpg": jpeg(0), "txt": b"a dog"} for name in ("k0", "k4")}  # no json: the key is the id
-    write_tar(tmp_path / "b.tar", text)
-    assert len(ShardDataset("*.tar", root=tmp_path, role=role)) == 4
-    write_tar(tmp_path / "a.tar", text)
-    with pytest.raises(ValueError, match=r"picture 'k0' is there twice, in .*a\.tar \[k0\] and in .*b\.tar \[k0\]"):
-        ShardDataset("*.tar", root=tmp_path, role=role)
+
+
+def test_without_an_image_id_shard_and_key_name_a_picture(tmp_path):
+    """Shards may begin their keys anew, and lie in several folders."""
+    samples = {"k0": {"jpg": jpeg(0), "txt": b"a dog"}, "k1": pair(1, json=b'{"caption": "a", "image_id": ""}')}
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        for name in ("a.tar", "b.tar"):
+            write_tar(tmp_path / folder / name, samples)
+    pairs = ShardDataset("one/*.tar", root=tmp_path, role="test")
+    assert [pairs.image_id(index) for index in range(4)] == ["a/k0", "a/k1", "b/k0", "b/k1"]
+    assert pairs[2]["image_id"] == "b/k0"
+    pairs = ShardDataset("*/*.tar", root=tmp_path, role="test")
+    assert [pairs.image_id(index) for index in range(0, 8, 2)] == ["one/a/k0", "one/b/k0", "two/a/k0", "two/b/k0"]
+
+
+def test_opening_a_ranked_set_again_reads_no_json(tmp_path, monkeypatch):
+    good_tar(tmp_path / "a.tar", 4)
+    first = ShardDataset("*.tar", root=tmp_path, role="test", index_dir=tmp_path / "index")
+    with monkeypatch.context() as patch:
+        patch.setattr(ShardDataset, "_metadata", lambda *arguments: pytest.fail("a json was read"))
+        again = ShardDataset("*.tar", root=tmp_path, role="test", index_dir=tmp_path / "index")
+    assert [again.image_id(index) for index in range(4)] == [first.image_id(index) for index in range(4)]
+    write_tar(tmp_path / "b.tar", {"k9": pair(2)})
+    with pytest.raises(ValueError, match=r"picture 'id2' is there twice, in .*a\.tar \[k0002\] and in .*b\.tar \[k9\]"):
+        ShardDataset("*.tar", root=tmp_path, role="test", index_dir=tmp_path / "index")
 
 
 def test_keys_that_begin_anew_in_each_shard_are_told_apart_by_their_image_id(tmp_path):

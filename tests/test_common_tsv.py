@@ -69,6 +69,24 @@ def test_one_picture_may_be_written_in_several_ways(table):
     assert content_of(open_tsv(path)) == [(f"{pairs.images}/1.jpg", ["a", "b"])]
 
 
+def test_pictures_may_lie_beside_the_folder_of_the_table(table, tmp_path):
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "images").mkdir()
+    (tmp_path / "0.jpg").rename(tmp_path / "images" / "0.jpg")
+    text = "../images/0.jpg\ta\n../images/./0.jpg\tb\n"
+    for root in (None, tmp_path):  # below the root, any folder leads to the same file
+        pairs = open_tsv(table(text, "annotations/x.tsv"), root=root)
+        assert content_of(pairs) == [("../images/0.jpg", ["a", "b"])]
+        assert pairs[0]["image"].mode == "RGB"
+    path = table(text + "../images/9.jpg\tc\n..\td\n", "annotations/x.tsv")
+    faults = [broken.reason for broken in open_tsv(path, max_broken_share=1.0).broken_at_open]
+    assert faults == ["missing picture: no such file"] * 2
+    (tmp_path / "annotations" / "images").mkdir()
+    (tmp_path / "annotations" / "images" / "0.jpg").write_bytes(jpeg(9))
+    with pytest.raises(ValueError, match=r"its pictures lie in .*annotations and .*tations/images; set data\.images"):
+        open_tsv(table(text, "annotations/x.tsv"))
+
+
 def test_columns_are_chosen_by_name(table):
     path = table("alt\ttitle\tfile\npicture\ta dog\t0.jpg\n")
     assert content_of(open_tsv(path)) == [("0.jpg", ["a dog"])]
@@ -131,9 +149,6 @@ def test_a_quote_that_does_not_close_stops_with_its_line(table):
         (b"1.jpg\t", "empty caption: ''"),
         (b"1.jpg\t  ", "empty caption: '  '"),
         (b"\ta dog", "missing picture: its path is ''"),
-        (b"../1.jpg\ta dog", "missing picture: '../1.jpg' lies outside the folder of the pictures"),
-        (b"..\ta dog", "missing picture: '..' lies outside the folder of the pictures"),
-        (b"x/../../1.jpg\ta dog", "missing picture: 'x/../../1.jpg' lies outside the folder of the pictures"),
         (b"1.jpg\tcaf\xe9", "row cannot be decoded: it is no UTF-8"),
         (b"caf\xe9.jpg\ta dog", "row cannot be decoded: it is no UTF-8"),
         (b"1.jpg\t\xed\xa0\xbd", "row cannot be decoded: it is no UTF-8"),

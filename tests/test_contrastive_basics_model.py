@@ -11,11 +11,11 @@ from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_retrieval
 from common.geometry import Geometry, Sphere
-from common.late_interaction import late_interaction
+from common.late_interaction import LateInteraction, late_interaction
 from common.run.config import SCALES, ConfigError, load_row
 from common.run.schedule import build_optimizer
 from contrastive_basics.config import Config
-from contrastive_basics.model import LateInteraction, build_model
+from contrastive_basics.model import build_model
 
 FOLDER = Path(__file__).resolve().parents[1] / "contrastive_basics"
 ROWS = sorted([*FOLDER.glob("configs/table1_*.yaml"), *FOLDER.glob("configs/negatives_*.yaml")])

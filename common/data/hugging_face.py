@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from common.data.broken import BrokenSample
-from common.data.samples import Unusable, check_reading_options, id_text
+from common.data.broken import BrokenSample, BrokenSamples
+from common.data.samples import check_reading_options
 from common.data.shard_paths import expand_shards
 from common.data.streamed import StreamedPairs
-from common.data.table_rows import RowReader, captions_of
+from common.data.table_rows import RowReader, captions_of, rows_of_batch
 
 # usual names of columns, the preferred one first
 IMAGE_COLUMNS = ("image", "jpg", "png", "webp", "img", "picture", "file_name", "path")
@@ -40,23 +40,47 @@ _SPLITS_OF_ROLE = {
 class HuggingFacePairs:
     """Rows of a data set with random access, each a picture with its captions.
 
-    In a set that is ranked, rows of one `image_id` (without that column: of one path) are one sample with the captions
-    of all, in the place of the first. A row that cannot be used raises `BrokenSample` when it is read.
+    In a set that is ranked, rows of one `image_id` (where there is none: of one path) are one sample with the captions
+    of all, in the place of the first, and a row whose captions or id cannot be used is none and is listed in
+    `broken_at_open`. All other rows that cannot be used raise `BrokenSample` when they are read.
 
     Args:
         rows: pictures not decoded (`open_hugging_face` sees to that).
         reader: names the columns.
         name: for logs and tables.
+        max_broken_share: opening fails when more than this share of at least 100 rows is broken, in [0, 1].
     """
 
-    def __init__(self, rows: datasets.Dataset, reader: RowReader, name: str) -> None:
+    def __init__(self, rows: datasets.Dataset, reader: RowReader, name: str, max_broken_share: float = 0.01) -> None:
         if not len(rows):
             raise ValueError(f"{reader.source}: no rows in {name}")
         self.name, self.reader = name, reader
         self.broken_at_open: list[BrokenSample] = []
         self._rows = rows.select_columns([reader.image, *reader.text_columns])
         self._texts = rows.select_columns(reader.text_columns)  # reading a caption should not read its picture
-        self._groups = None if reader.role == "train" else _rows_of_each_picture(self._rows, reader)
+        self._groups: list[list[int]] | None = None  # None: each row is a sample
+        if reader.role != "train":
+            self._group_by_picture(max_broken_share)
+
+    def _group_by_picture(self, max_broken_share: float) -> None:
+        groups: dict[str, list[int]] = {}
+        for number, row in enumerate(_rows_without_bytes(self._rows, self.reader)):
+            try:
+                self.reader.captions(row, number)
+                groups.setdefault(self._image_id(row, number), []).append(number)
+            except BrokenSample as error:
+                self.broken_at_open.append(error)
+        if not groups:
+            raise ValueError(
+                f"{self.reader.source}: no captioned picture in {self.name}; first fault: {self.broken_at_open[0]}"
+            )
+        opened = BrokenSamples(max_broken_share)
+        opened.saw(len(self._rows) - len(self.broken_at_open))
+        for broken in self.broken_at_open:
+            opened.record(broken)
+        opened.check()
+        if len(groups) < len(self._rows):
+            self._groups = list(groups.values())
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -67,7 +91,7 @@ class HuggingFacePairs:
 
         Returns:
             {"image": Pillow image in RGB, "captions": list of str, "image_id": str}; the id is that of the column
-            `image_id`, else the number of the row.
+            `image_id`, else the path of the picture, else "row 7" for the eighth row.
         Raises:
             BrokenSample: names source, row and reason.
             IndexError: if there is no such sample.
@@ -77,12 +101,8 @@ class HuggingFacePairs:
         captions = self.reader.captions(row, first)
         for other in others:
             captions += self.reader.captions(self._texts[other], other)
-        image_id = self.reader.identity(row, first)
-        return {
-            "image": self.reader.picture(row, first),
-            "captions": captions,
-            "image_id": str(first) if image_id is None else image_id,
-        }
+        image_id = self._image_id(row, first)
+        return {"image": self.reader.picture(row, first), "captions": captions, "image_id": image_id}
 
     def captions(self, index: int) -> list[str]:
         """The captions of one sample, without its picture.
@@ -97,10 +117,9 @@ class HuggingFacePairs:
         return captions_of(self._texts.iter(1000), self.reader)
 
     def image_id(self, index: int) -> str:
-        """The column `image_id` as text, else the number of the row."""
+        """Id of a picture, as `__getitem__` gives it, without decoding."""
         first = self._rows_of(index)[0]
-        image_id = self.reader.identity(self._texts[first], first)
-        return str(first) if image_id is None else image_id
+        return self._image_id(self._rows[first], first)
 
     def caption_ids(self, index: int) -> list[int] | None:
         """The column `sentids` or `caption_ids`; None where there is none."""
@@ -127,6 +146,10 @@ class HuggingFacePairs:
     def __repr__(self) -> str:
         return f"HuggingFacePairs({self.name!r}, {len(self)} samples of {self.reader.source})"
 
+    def _image_id(self, row: dict[str, Any], number: int) -> str:
+        image_id = self.reader.identity(row, number)
+        return f"row {number}" if image_id is None else image_id
+
     def _rows_of(self, index: int) -> list[int]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {self.name!r}, which has {len(self)}")
@@ -145,6 +168,7 @@ def open_hugging_face(
     role: str = "train",
     stream_buffer: int = 0,
     seed: int = 0,
+    max_broken_share: float = 0.01,
     decode_size: int | None = None,
 ) -> HuggingFacePairs | StreamedPairs:
     """One split of a data set.
@@ -161,6 +185,7 @@ def open_hugging_face(
         role: "train" refuses empty captions; the others accept them.
         stream_buffer: above 0 the set is a `StreamedPairs` with a buffer of so many rows.
         seed: of the order of a stream.
+        max_broken_share: see `HuggingFacePairs`.
         decode_size: see `decode_picture`.
     Raises:
         ValueError: names the source and what it has: no such split or column, a column of another type, no rows, a file
@@ -191,41 +216,37 @@ def open_hugging_face(
         rows = rows.cast_column(reader.image, datasets.Image(decode=False))
     label = _label(source, place, split)
     if not stream_buffer:
-        return HuggingFacePairs(rows, reader, label)
+        return HuggingFacePairs(rows, reader, label, max_broken_share)
     rows = rows.select_columns([reader.image, *reader.text_columns])
     if num_rows is None:
         num_rows = sum(len(batch[reader.caption]) for batch in rows.select_columns([reader.caption]).iter(1000))
     return StreamedPairs(rows, num_rows, reader, label, files, seed, stream_buffer)
 
 
-def _rows_of_each_picture(rows: datasets.Dataset, reader: RowReader) -> list[list[int]] | None:
-    """The numbers of the rows that show the same picture; None where each picture has one row."""
-    column = reader.image_id
-    if column is None and _is_text(rows.features.arrow_schema.field(reader.image).type):
-        column = reader.image
-    if column is None:
-        return None
-    groups: dict[str | int, list[int]] = {}
-    values = (value for batch in rows.select_columns([column]).iter(1000) for value in batch[column])
-    for number, value in enumerate(values):
-        try:
-            key = id_text(value) or number
-        except Unusable:
-            key = number  # alone: it has no id, or one that reading it refuses
-        groups.setdefault(key, []).append(number)
-    return list(groups.values()) if len(groups) < len(rows) else None
+def _rows_without_bytes(rows: datasets.Dataset, reader: RowReader) -> Iterator[dict[str, Any]]:
+    """The rows, their pictures as a path, or None where there are bytes instead, which are not read."""
+    for batch in rows.with_format("arrow").iter(1000):
+        columns = {name: batch[name].to_pylist() for name in reader.text_columns}
+        paths, content = _paths_and_bytes(batch[reader.image])
+        if paths is None:
+            columns[reader.image] = [None] * len(batch)
+        elif content is None:
+            columns[reader.image] = paths.to_pylist()
+        else:
+            columns[reader.image] = pc.if_else(pc.is_null(content), paths, None).to_pylist()
+        yield from rows_of_batch(columns)
 
 
-def _picture_sizes(column: pa.ChunkedArray | pa.Array, folder: Path) -> list[Any]:
-    """Bytes of each picture, which Arrow knows without reading them; for files, path and size."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
+def _paths_and_bytes(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray | None, pa.ChunkedArray | None]:
+    """Both parts of a column of pictures, None for one that it does not have."""
     if pa.types.is_struct(column.type):
-        paths, content = pc.struct_field(column, "path"), pc.struct_field(column, "bytes")
-    elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        paths, content = column, None
-    else:
-        paths, content = None, column
+        return pc.struct_field(column, "path"), pc.struct_field(column, "bytes")
+    return (column, None) if _is_text(column.type) else (None, column)
+
+
+def _picture_sizes(column: pa.ChunkedArray, folder: Path) -> list[Any]:
+    """Bytes of each picture, which Arrow knows without reading them; for files, path and size."""
+    paths, content = _paths_and_bytes(column)
     sizes = [None] * len(column) if content is None else pc.binary_length(content).to_pylist()
     names = [None] * len(column) if paths is None else paths.to_pylist()
     return [size if size is not None else _file_size(folder, name) for size, name in zip(sizes, names)]

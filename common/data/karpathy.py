@@ -152,7 +152,9 @@ def _karpathy_records(annotations: Path, content: dict[str, Any], split: str) ->
         folder, file = image.get("filepath", ""), image.get("filename")
         if isinstance(folder, str) and folder and isinstance(file, str):
             file = f"{folder}/{file}"
-        image_id = image["cocoid"] if "cocoid" in image else _stem(file)
+        with suppress(Unusable):  # the check says what is wrong
+            file = picture_path(file)
+        image_id = image["cocoid"] if "cocoid" in image else _without_extension(file)
         records.append((key, file, raw, image_id, ids))
     known = str(content.get("dataset", "coco" if any("cocoid" in image for image in _objects(content)) else "")).lower()
     for part in wanted:
@@ -215,7 +217,8 @@ def _grouped(annotations: Path, content: list[Any]) -> list[_Record]:
         path, ids = row.get("image"), row.get("caption_ids")
         with suppress(Unusable):  # the check says what is wrong
             path = picture_path(path)
-        image_id = row.get("image_id", path)
+        image_id = row.get("image_id")
+        image_id = path if image_id in (None, "") else image_id
         captions = row.get("captions", row.get("caption"))
         captions = [captions] if isinstance(captions, str) else captions
         if not isinstance(path, str) or not isinstance(captions, list):
@@ -276,5 +279,5 @@ def _given(ids: list[Any]) -> list[Any] | None:
     return None if all(number is None for number in ids) else ids
 
 
-def _stem(file: Any) -> Any:
-    return PurePosixPath(file).stem if isinstance(file, str) else file
+def _without_extension(file: Any) -> Any:
+    return file.removesuffix(PurePosixPath(file).suffix) if isinstance(file, str) else file

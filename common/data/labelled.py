@@ -31,6 +31,7 @@ from common.data.picture_files import read_picture
 from common.data.samples import PackedTexts
 from common.data.shards import ShardDataset
 
+_PARTS = {"test", "val", "train"}  # folders of a set that are no classes
 PICTURE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
 CLASS_NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_templates.txt"
 
@@ -450,7 +451,7 @@ class LabelledShards:
         return self.shards.array(index)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """{"image": Pillow image in RGB, "label": int, "image_id": key of the sample}.
+        """{"image": Pillow image in RGB, "label": int, "image_id": str}, as the shards name it.
 
         Raises:
             BrokenSample: if picture or label cannot be used; names shard, key and reason.
@@ -528,8 +529,9 @@ def open_labelled_sets(
 
     Each lies in a folder of its own with `classnames.txt` and `zeroshot_classification_templates.txt`, and beside them
     `test/nshards.txt` with tar shards, or what torchvision reads for a set of that name (a key of `TORCHVISION_SETS`),
-    or one folder of pictures per class: in `test`, in `val`, or directly in the set's folder, the first of the three
-    with as many folders as there are classes. Folders without `classnames.txt` are passed over with a warning.
+    or one folder of pictures per class: in `test`, in `val`, or directly in the set's folder if that has no folder
+    called test, val or train; the first of the three with as many folders as there are classes. Folders without
+    `classnames.txt` are passed over with a warning.
 
     Raises:
         FileNotFoundError: if the folder is missing.
@@ -574,16 +576,17 @@ def _folder_of_classes(folder: Path, num_classes: int) -> Path:
         ValueError: if none of the accepted places has one folder per class.
     """
     found = []
-    for place in (folder / "test", folder / "val", folder):  # the folder last: with two classes, test and train fit
+    for place in (folder / "test", folder / "val", folder):
         there = _visible_folders(place) if place.is_dir() else []
-        if len(there) == num_classes:
+        holds_parts = place == folder and not _PARTS.isdisjoint(there)  # test, val and train are no three classes
+        if len(there) == num_classes and not holds_parts:
             return place
         if there:
             found.append(f"{place.name} has {len(there)} ({', '.join(there[:3])}{' ...' if len(there) > 3 else ''})")
     raise ValueError(
         f"{folder}: {num_classes} class names in {CLASS_NAMES_FILE}; accepted: as many folders of pictures, one per "
-        f"class in the order of the names, in test, in val, or in {folder.name} itself, or tar shards with "
-        f"test/nshards.txt; {'; '.join(found) or 'there is no folder'}"
+        f"class in the order of the names, in test, in val, or, without these and train, in {folder.name} itself, or "
+        f"tar shards with test/nshards.txt; {'; '.join(found) or 'there is no folder'}"
     )
 
 

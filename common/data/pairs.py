@@ -1,6 +1,5 @@
 """From the config to data sets of captioned pictures, a tokenizer, and training batches addressed by position."""
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from common.data.bert_tokenizer import BertTokenizer
 from common.data.broken import BrokenSample, TooManyBroken
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.karpathy import open_karpathy
+from common.data.samples import number_of
 from common.data.scenes import SceneDataset, classification_task, scene_words
 from common.data.shards import ShardDataset
 from common.data.text import words_of
@@ -139,7 +139,8 @@ def _open_photographs(data: DataConfig, role: str, seed: int = 0) -> Pairs:
     from common.data.hugging_face import open_hugging_face  # slow to import
 
     buffer = data.stream_buffer if role == "train" else 0
-    opened = open_hugging_face(name, split=split, root=root, stream_buffer=buffer, seed=seed, **options)
+    options |= {"stream_buffer": buffer, "seed": seed, "max_broken_share": data.max_broken_share}
+    opened = open_hugging_face(name, split=split, root=root, **options)
     return _not_the_training_set(opened, data, role)
 
 
@@ -230,7 +231,7 @@ class Batch:
     images: torch.Tensor  # (batch, 3, size, size) uint8
     token_ids: torch.Tensor  # (batch, context_length)
     image_ids: list[str]
-    image_index: torch.Tensor  # (batch,) int64: index in the training set, the same whenever the picture comes again
+    image_index: torch.Tensor  # (batch,) int64 >= 0, equal for equal image_ids: a picture listed twice has one
     broken: list[BrokenSample]  # samples that could not be read and were replaced
 
     def pin_memory(self) -> "Batch":
@@ -275,28 +276,23 @@ class TrainingView(Dataset):
         images, captions, image_ids, image_index, broken = [], [], [], [], []
         for position, index in zip(positions, indices):
             sample_seed = seed_of(self.order.seed, position)
-            sample, index = self._read(int(index), sample_seed, broken)
+            sample = self._read(int(index), sample_seed, broken)
             images.append(self.transform.train(sample["image"], sample_seed))
             captions.append(sample["captions"][seed_of(sample_seed, 1) % len(sample["captions"])])
             image_ids.append(sample["image_id"])
-            image_index.append(_number_of(sample["image_id"]) if self.forward_only else index)
+            image_index.append(number_of(sample["image_id"]))
         token_ids = self.tokenizer.encode(captions, self.context_length)
         return Batch(torch.stack(images), token_ids, image_ids, torch.tensor(image_index), broken)
 
-    def _read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> tuple[dict[str, Any], int]:
+    def _read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
         for attempt in range(self.max_attempts):
             try:
-                return self.pairs[index], index
+                return self.pairs[index]
             except BrokenSample as error:
                 broken.append(error)
                 other = seed_of(sample_seed, 2 + attempt) % self.order.num_samples
                 index = index + 1 if self.forward_only else other
         raise TooManyBroken(f"{self.max_attempts} samples in a row are broken; the last: {broken[-1]}")
-
-
-def _number_of(image_id: str) -> int:
-    """A stream has no indices that last; 63 bits of the id's hash stand in."""
-    return int.from_bytes(hashlib.blake2b(image_id.encode(), digest_size=8).digest()) >> 1
 
 
 def training_batches(view: TrainingView, positions: BatchPositions, num_workers: int, pin_memory: bool) -> DataLoader:

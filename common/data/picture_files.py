@@ -193,15 +193,13 @@ def picture_path(text: Any) -> str:
     """The path of a picture as an annotation file has it, in its shortest form: "./a.jpg" is "a.jpg".
 
     Returns:
-        Relative to the folder of the pictures and inside it, or absolute.
+        Absolute, or relative to the folder of the pictures. It may leave that folder, as "../images/a.jpg" does.
     Raises:
-        Unusable: if it is no path of a file, or leaves that folder.
+        Unusable: if it is no path of a file.
     """
     if not isinstance(text, str) or not text:
         raise Unusable(f"missing picture: its path is {text!r}")
     path = posixpath.normpath(id_text(text, "path of the picture"))
-    if path == ".." or path.startswith("../"):
-        raise Unusable(f"missing picture: {text!r} lies outside the folder of the pictures")
     if "\0" in path or max(len(part.encode()) for part in path.split("/")) > _MAX_NAME or len(path) > _MAX_PATH:
         raise Unusable(f"missing picture: no file has the path {text[:60]!r}")
     return path
@@ -225,7 +223,8 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
     """The folder that the picture paths of an annotation file start from.
 
     Without `images` it is looked for: the folder of the annotation file, `root`, and what lies directly in them. The
-    one folder in which any of the first twenty pictures is found is taken.
+    one folder from which any of the first twenty pictures is found is taken, or the first of those that lead to the
+    same files, as folders side by side do for "../images/a.jpg".
 
     Args:
         paths: of the pictures, as the annotation file has them.
@@ -234,7 +233,7 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
         root: a second place to look in.
     Raises:
         FileNotFoundError: if the folder does not exist or none was found; says where it was looked for.
-        ValueError: if several folders hold them.
+        ValueError: if several folders hold pictures of these names.
     """
     if images is not None:
         folder = Path(images).expanduser()
@@ -249,11 +248,15 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
         places[folder.resolve()] = None
         inside = sorted(item for item in folder.iterdir() if item.is_dir()) if folder.is_dir() else []
         places |= dict.fromkeys(item.resolve() for item in inside)
-    found = [place for place in places if any((place / path).is_file() for path in probed)]
+    found: dict[tuple[Path, ...], Path] = {}  # the files -> the first place that leads to them
+    for place in places:
+        files = tuple((place / path).resolve() for path in probed if (place / path).is_file())
+        if files:
+            found.setdefault(files, place)
     if len(found) == 1:
-        return found[0]
+        return next(iter(found.values()))
     if found:
-        several = " and ".join(str(place) for place in found[:2])
+        several = " and ".join(str(place) for place in list(found.values())[:2])
         raise ValueError(f"{annotations}: its pictures lie in {several}; set data.images to the folder that is meant")
     looked = ", ".join(str(place) for place in list(places)[:8])
     more = f" and {len(places) - 8} more" if len(places) > 8 else ""

@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import operator
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,9 +25,9 @@ from PIL import Image
 
 from common.data.broken import BrokenSample, BrokenSamples
 from common.data.open_files import OpenFiles
-from common.data.samples import Unusable, check_captions, check_reading_options, decode_picture, id_text
+from common.data.samples import Unusable, check_captions, check_reading_options, decode_picture
 from common.data.shard_paths import expand_shards
-from common.data.tar_index import COLUMNS, MAX_MEMBER_BYTES, cached_index
+from common.data.tar_index import COLUMNS, MAX_MEMBER_BYTES, cached_index, given_image_id
 
 
 class ShardDataset:
@@ -40,7 +41,7 @@ class ShardDataset:
         pattern: shards, see `expand_shards`.
         root: folder that relative patterns start from.
         role: "train" refuses empty captions and takes a picture as often as it is there; "val", "test" and
-            "second_test" accept them, as there an empty caption is one more text to rank, and want each picture once.
+            "second_test" accept them, as there an empty caption is one more text to rank, and want an `image_id` once.
         max_broken_share: opening fails when more than this share of at least 100 samples is broken, in [0, 1].
         index_dir: folder that keeps the index between runs; None reads the headers at every opening.
         allow_missing_captions: a labelled set (`KEY.cls`), which is not ranked: pictures without caption are samples
@@ -52,8 +53,8 @@ class ShardDataset:
         broken_at_open: list of BrokenSample, not counted by len().
     Raises:
         FileNotFoundError: no shards, see `expand_shards`.
-        ValueError: a shard is not a tar, nothing is left, too much is broken, a picture is there twice in a set that is
-            ranked, or an argument is out of range.
+        ValueError: a shard is not a tar, nothing is left, too much is broken, an `image_id` is there twice in a set
+            that is ranked, or an argument is out of range.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class ShardDataset:
             opened.record(broken)
         opened.check()
         self.name = _name_of(self.shards[0])
+        folder_of_all = os.path.commonpath([shard.parent for shard in self.shards])
+        self._shard_names = [shard.relative_to(folder_of_all).as_posix().removesuffix(".tar") for shard in self.shards]
         self._files = OpenFiles([index.file_size for index in self._indices])
         if role != "train" and not allow_missing_captions:
             self._check_each_once()
@@ -131,7 +134,7 @@ class ShardDataset:
                 yield from self.captions(index)
 
     def image_id(self, index: int) -> str:
-        """`image_id` of the json as text, else the key of the sample."""
+        """`image_id` of the json as text, else shard and key, "test-00003/000017": a shard may begin its keys anew."""
         shard, row = self._locate(index)
         return self._image_id(shard, row, self._metadata(shard, row))
 
@@ -182,16 +185,17 @@ class ShardDataset:
         Raises:
             ValueError: names both places.
         """
-        places: dict[str, int] = {}
-        for index in range(len(self)):
-            with suppress(BrokenSample):  # it says so when it is read
-                first = places.setdefault(self.image_id(index), index)
-                if first != index:
-                    one, other = (self.broken(place, "") for place in (first, index))
-                    raise ValueError(
-                        f"picture {self.image_id(index)!r} is there twice, in {one} and in {other}; accepted in a set "
-                        "that is ranked: each picture (image_id of its json, else its key) once, with all its captions"
-                    )
+        image_ids = np.concatenate([index.image_ids for index in self._indices])
+        given = np.flatnonzero(image_ids >= 0)
+        firsts = given[np.unique(image_ids[given], return_index=True)[1]]
+        if len(firsts) < len(given):
+            second = np.setdiff1d(given, firsts)[0]
+            first = np.flatnonzero(image_ids == image_ids[second])[0]
+            one, other = (self.broken(place, "") for place in (first, second))
+            raise ValueError(
+                f"picture {self.image_id(second)!r} is there twice, in {one} and in {other}; accepted in a set that is "
+                "ranked: each image_id once, with all its captions"
+            )
 
     def _locate(self, index: int) -> tuple[int, int]:
         index = operator.index(index)
@@ -254,13 +258,11 @@ class ShardDataset:
         return captions, metadata
 
     def _image_id(self, shard: int, row: int, metadata: dict[str, Any]) -> str:
-        image_id = metadata.get("image_id")
-        if image_id is None:
-            return self._key(shard, row)
         try:
-            return id_text(image_id)
+            image_id = given_image_id(metadata)
         except Unusable as error:
             raise self._broken(shard, row, str(error)) from None
+        return f"{self._shard_names[shard]}/{self._key(shard, row)}" if image_id is None else image_id
 
     def _label(self, shard: int, row: int) -> int | str | None:
         content = self._read(shard, row, "cls")

@@ -79,19 +79,17 @@ class StreamedPairs:
 
         Returns:
             {"image": Pillow image in RGB, "captions": list of str, "image_id": str}; the id is that of the column
-            `image_id`, else a hash of the picture's bytes or path.
+            `image_id`, else the path of the picture, else a hash of its bytes.
         Raises:
             BrokenSample: names source, position and reason.
             ValueError: if the position lies too far back, or an epoch has not `len` rows.
         """
         row = self._row(position)
         captions = self.reader.captions(row, position)
-        image_id = self.reader.identity(row, position)
-        if image_id is None:
-            content = picture_bytes(row[self.reader.image])
-            content = content if isinstance(content, bytes) else str(content).encode("utf-8", "surrogateescape")
-            image_id = hashlib.blake2b(content, digest_size=16).hexdigest()
-        return {"image": self.reader.picture(row, position), "captions": captions, "image_id": image_id}
+        image, image_id = self.reader.picture(row, position), self.reader.identity(row, position)
+        if image_id is None:  # it came as bytes
+            image_id = hashlib.blake2b(picture_bytes(row[self.reader.image]), digest_size=16).hexdigest()
+        return {"image": image, "captions": captions, "image_id": image_id}
 
     def captions(self, position: int) -> list[str]:
         """The captions at a position; the stream moves on to it."""

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from common.data.broken import BrokenSample
-from common.data.picture_files import read_picture
+from common.data.picture_files import picture_path, read_picture
 from common.data.samples import FILE_FORMATS, Unusable, caption_list, check_captions, decode_picture, id_text
 
 
@@ -59,16 +59,26 @@ class RowReader:
                 raise self.broken(index, str(error)) from None
         if not isinstance(content, str) or not content:
             raise self.broken(index, f"missing picture: {self.image} is {str(content)[:40]!r}")
-        return read_picture(self.folder / content, self.decode_size)
-
-    def identity(self, row: dict[str, Any], index: int) -> str | None:
-        """The id that the row gives. Raises: BrokenSample."""
-        if self.image_id is None or row[self.image_id] is None:
-            return None
         try:
-            return id_text(row[self.image_id])
+            return read_picture(self.folder / picture_path(content), self.decode_size)
         except Unusable as error:
             raise self.broken(index, str(error)) from None
+
+    def identity(self, row: dict[str, Any], index: int) -> str | None:
+        """The id that the row gives, else the path of its picture; None for bytes without id. Raises: BrokenSample."""
+        image_id = None if self.image_id is None else row[self.image_id]
+        path = picture_bytes(row[self.image])
+        try:
+            if image_id is not None and image_id != "":
+                return id_text(image_id)
+            return self._short(picture_path(path)) if isinstance(path, str) and path else None
+        except Unusable as error:
+            raise self.broken(index, str(error)) from None
+
+    def _short(self, path: str) -> str:
+        """The library makes the paths of an image folder absolute; an id should not change with the machine."""
+        folder = self.folder.as_posix().rstrip("/") + "/"
+        return path.removeprefix(folder)
 
 
 def picture_bytes(value: Any) -> Any:

@@ -18,12 +18,13 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from common.data.broken import BrokenSample
+from common.data.samples import id_text, number_of
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")  # the first that a sample has is its picture
 COLUMNS = ("image", "json", "txt", "cls", "npy")  # members of a sample; the index holds (offset, size) of each
 MAX_MEMBER_BYTES = 1 << 28  # larger members are refused before they are read
 
-_CACHE_VERSION = 3
+_CACHE_VERSION = 4
 _BLOCK = 512  # bytes; a tar is a row of these
 _MAGIC, _MAGIC_AT = b"ustar", 257  # in every header that a program of this century writes
 _WINDOW = 1 << 20  # bytes read at a time where a header is looked for
@@ -46,12 +47,14 @@ class ShardIndex:
     """Where the samples of one shard lie.
 
     `keys` (num_samples,) UTF-8 bytes; `members` (num_samples, len(COLUMNS), 2) int64: offset and size in bytes of the
-    picture, json, txt, cls and npy, -1 where there is none; `broken` what could not be indexed; `digest` SHA-256 of
-    member names, sizes and captions; `file_size` of the shard when it was read.
+    picture, json, txt, cls and npy, -1 where there is none; `image_ids` (num_samples,) int64: 63 bits of the hash of
+    each `image_id` of the json, -1 where there is none that can be used; `broken` what could not be indexed; `digest`
+    SHA-256 of member names, sizes and captions; `file_size` of the shard when it was read.
     """
 
     keys: np.ndarray
     members: np.ndarray
+    image_ids: np.ndarray
     broken: list[BrokenSample]
     digest: str
     file_size: int
@@ -78,6 +81,7 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
         ValueError: if the file is empty, compressed or not a tar.
     """
     samples: dict[str, dict[str, tuple[int, int]]] = {}
+    image_ids: dict[str, int] = {}
     others: dict[str, list[str]] = {}  # key -> its members that are neither picture nor caption
     broken: list[BrokenSample] = []
     digest = hashlib.sha256()
@@ -117,7 +121,10 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
             digest.update(f"{key}\0{extension}\0{size}\0".encode("utf-8", "surrogateescape"))
             if column != "image" and size <= MAX_MEMBER_BYTES:
                 file.seek(offset)
-                digest.update(file.read(size))
+                content = file.read(size)
+                digest.update(content)
+                if column == "json":
+                    image_ids[key] = _hash_of_image_id(content)
     for key in [key for key, sample in samples.items() if not _has_pair(sample, allow_missing_captions)]:
         sample = samples.pop(key)
         if "image" in sample:
@@ -137,7 +144,26 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
         for column, place in sample.items():
             row[COLUMNS.index(column)] = place
     keys = np.array([key.encode("utf-8", "surrogateescape") for key in samples], dtype=np.bytes_)
-    return ShardIndex(keys, members, broken, digest.hexdigest(), file_size)
+    ids = np.array([image_ids.get(key, -1) for key in samples], dtype=np.int64)
+    return ShardIndex(keys, members, ids, broken, digest.hexdigest(), file_size)
+
+
+def given_image_id(metadata: dict[str, Any]) -> str | None:
+    """`image_id` of a json member as text, None where it has none; an empty text is none.
+
+    Raises:
+        Unusable: if it is neither a string nor a whole number.
+    """
+    image_id = metadata.get("image_id")
+    return None if image_id is None or image_id == "" else id_text(image_id)
+
+
+def _hash_of_image_id(content: bytes) -> int:
+    with suppress(ValueError, RecursionError, AttributeError):  # reading the sample says what is wrong
+        image_id = given_image_id(json.loads(content))
+        if image_id is not None:
+            return number_of(image_id)
+    return -1
 
 
 def _has_pair(sample: dict[str, tuple[int, int]], allow_missing_captions: bool) -> bool:
@@ -301,6 +327,7 @@ def cached_index(path: Path, index_dir: Path | None, allow_missing_captions: boo
         "digest": index.digest,
         "keys": [key.decode("utf-8", "surrogateescape") for key in index.keys.tolist()],
         "members": index.members.tolist(),
+        "image_ids": index.image_ids.tolist(),
         "broken": [[item.key, item.reason] for item in index.broken],
     }
     text = json.dumps(content)
@@ -323,5 +350,6 @@ def _parse_cache(text: bytes, identity: dict[str, Any], path: Path) -> ShardInde
         raise ValueError("stale or damaged")
     keys = np.array([key.encode("utf-8", "surrogateescape") for key in content["keys"]], dtype=np.bytes_)
     members = np.array(content["members"], dtype=np.int64).reshape(len(keys), len(COLUMNS), 2)
+    image_ids = np.array(content["image_ids"], dtype=np.int64)
     broken = [BrokenSample(path, key, reason) for key, reason in content["broken"]]
-    return ShardIndex(keys, members, broken, content["digest"], identity["size"])
+    return ShardIndex(keys, members, image_ids, broken, content["digest"], identity["size"])

@@ -4,9 +4,10 @@ Labels and predictions are class indices, hits are 0 or 1 per item; arrays may b
 fractions in [0, 1] (papers/evaluation.md, Sec. 7 to 9).
 """
 
-import math
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -137,8 +138,16 @@ def winogavil_jaccard(scores: Any, gold: Sequence[int]) -> float:
     return common / (2 * k - common)
 
 
+WINOGAVIL_GROUPS: Mapping[str, Callable[[int], bool]] = {  # metric -> which instances, by their number of candidates
+    **{f"jaccard_score_{size}": partial(operator.eq, size) for size in (5, 6, 10, 12)},
+    "jaccard_score_5-6": lambda size: size <= 6,
+    "jaccard_score_10-12": lambda size: size >= 10,
+    "jaccard_score_all": lambda size: True,
+}
+
+
 def winogavil_metrics(jaccards: Sequence[float], num_candidates: Sequence[int]) -> dict[str, float]:
-    """Means over instances by number of candidates; the main metric is "jaccard_score_10-12".
+    """Means over the instances of each of `WINOGAVIL_GROUPS`; the main metric is "jaccard_score_10-12".
 
     Args:
         jaccards: one per instance.
@@ -147,8 +156,7 @@ def winogavil_metrics(jaccards: Sequence[float], num_candidates: Sequence[int]) 
         ValueError: unequal counts, or a group without instances, whose mean would be nothing.
     """
     values, sizes = _pair(jaccards, num_candidates)
-    members = {f"jaccard_score_{size}": sizes == size for size in (5, 6, 10, 12)}
-    members |= {"jaccard_score_5-6": sizes <= 6, "jaccard_score_10-12": sizes >= 10, "jaccard_score_all": sizes > 0}
+    members = {name: np.array([inside(size) for size in sizes.tolist()]) for name, inside in WINOGAVIL_GROUPS.items()}
     empty = [name for name, inside in members.items() if not inside.any()]
     if empty:
         raise ValueError(f"no WinoGAViL instances for {', '.join(empty)}; found sizes {sorted(set(sizes.tolist()))}")
@@ -229,49 +237,37 @@ DATACOMP_TASKS = (
     DataCompTask("fairness/geode", "GeoDE", "acc_wg", "other", 12_488, 40),
 )
 DATACOMP_UNSCORED = ("fairness/fairface", "fairness/utkface")  # run by DataComp, without a main metric
-_AVERAGES = {
-    "ImageNet": ("imagenet",),
-    "ImageNet dist. shifts": ("shifts",),
-    "VTAB": ("vtab",),
-    "Retrieval": ("retrieval",),
-    "Average over 38": ("imagenet", "shifts", "vtab", "retrieval", "other"),
+DATACOMP_AVERAGES = {  # of DataComp and EuCLIP's tables -> groups of its members
+    "imagenet": ("imagenet",),
+    "shifts": ("shifts",),
+    "vtab": ("vtab",),
+    "retrieval": ("retrieval",),
+    "all": ("imagenet", "shifts", "vtab", "retrieval", "other"),
 }
 
 
-@dataclass(frozen=True)
-class TaskAverage:
-    """value: plain mean over all members; None as long as one is missing. missing: the keys of those."""
-
-    value: float | None
-    missing: tuple[str, ...]
-
-
-def datacomp_averages(results: Mapping[str, float]) -> dict[str, TaskAverage]:
-    """The five averages of DataComp and EuCLIP's tables from the main metric of each task.
-
-    An average over fewer members than it should have is not formed; it says which members are missing.
+def datacomp_averages(keys: Collection[str]) -> dict[str, tuple[DataCompTask, ...]]:
+    """The tasks of each of `DATACOMP_AVERAGES`; an average is the plain mean over the main metrics of its tasks.
 
     Args:
-        results: task key -> its main metric (the `metric` of the table), a fraction; unscored tasks are left out.
-    Returns:
-        ImageNet, ImageNet dist. shifts, VTAB, Retrieval, Average over 38, each a TaskAverage.
+        keys: of the tasks that there are results for; unscored ones are left out.
     Raises:
-        ValueError: an unknown key, or a value that is no fraction.
+        ValueError: an unknown key, or fewer than the 38; names those that are missing.
     """
     known = [task.key for task in DATACOMP_TASKS]
-    unknown = [key for key in results if key not in known and key not in DATACOMP_UNSCORED]
+    unknown = [key for key in keys if key not in known and key not in DATACOMP_UNSCORED]
     if unknown:
         raise ValueError(f"{unknown[0]!r} is no DataComp task; known: {', '.join(known)}")
-    for key, value in results.items():
-        if key in known and not 0.0 <= value <= 1.0:  # NaN fails too
-            raise ValueError(f"{key} = {value}; accepted: a fraction in [0, 1]")
-    averages = {}
-    for name, groups in _AVERAGES.items():
-        members = [task.key for task in DATACOMP_TASKS if task.group in groups]
-        missing = tuple(key for key in members if key not in results)
-        value = None if missing else math.fsum(results[key] for key in members) / len(members)
-        averages[name] = TaskAverage(value, missing)
-    return averages
+    missing = [key for key in known if key not in keys]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of DataComp's {len(known)} tasks are missing, and its averages are over all of them: "
+            f"{', '.join(missing)}"
+        )
+    return {
+        name: tuple(task for task in DATACOMP_TASKS if task.group in groups)
+        for name, groups in DATACOMP_AVERAGES.items()
+    }
 
 
 def _pair(one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -52,7 +52,8 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
         _dress(axis)
         if panel.log_x:
             axis.set_xscale("log", base=2)
-            axis.set_xticks([x for x, *_ in rows], [f"{x:g}" for x, *_ in rows])
+            ticks = sorted({x for points in panel.curves.values() for x, _ in points})
+            axis.set_xticks(ticks, [f"{x:g}" for x in ticks])
             axis.minorticks_off()
         if panel.log_y:
             axis.set_yscale("log")

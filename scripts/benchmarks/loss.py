@@ -213,14 +213,14 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
     images, texts = random_embeddings(Sphere(), batch, "cuda")
     scale = torch.tensor(10.0, device="cuda", requires_grad=True)
 
-    def timed(loss: Callable[[], torch.Tensor]) -> Callable[[], Usage]:
+    def timed(loss: Callable[[], torch.Tensor], name: str) -> Callable[[], Usage]:
         def work() -> Usage:
             torch.cuda.reset_peak_memory_stats()
             before, start = torch.cuda.memory_allocated(), time.perf_counter()
             try:
                 loss().backward()
             except torch.OutOfMemoryError as error:
-                raise Skipped(f"the reference does not fit: {error}") from error
+                raise Skipped(f"{name} does not fit: {error}") from error
             torch.cuda.synchronize()
             images.grad = texts.grad = scale.grad = None
             return Usage(time.perf_counter() - start, torch.cuda.max_memory_allocated() - before)
@@ -235,7 +235,9 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
                     torch.mm(rows, columns.T, out_dtype=torch.float32)
         torch.cuda.synchronize()
 
-    ours = timed(lambda: tiled_contrastive_loss(images, texts, Sphere(), scale, tile=tile, bf16_product=True))
+    ours = timed(
+        lambda: tiled_contrastive_loss(images, texts, Sphere(), scale, tile=tile, bf16_product=True), "the tiled loss"
+    )
     what = f"InfoNCE and its gradients, cosine, B = {batch:,}, d = {DIM}, CUDA: tiles of {tile}, bfloat16 product"
     if reference == "matmul":
         return Comparison(f"{what} / bare products, 8 B^2 d operations each", "throughput", 0.55, batch, ours, products)
@@ -243,7 +245,7 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
         "plain": lambda: contrastive_loss(images, texts, Sphere().similarity, scale),
         "open_clip": lambda: open_clip.ClipLoss()(images.bfloat16(), texts.bfloat16(), scale.bfloat16()),
     }
-    return Comparison(f"{what} / {reference}", "memory", 1 / 8, batch, ours, timed(losses[reference]))
+    return Comparison(f"{what} / {reference}", "memory", 1 / 8, batch, ours, timed(losses[reference], reference))
 
 
 LOSS_BENCHMARKS = {
