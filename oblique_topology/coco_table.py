@@ -80,9 +80,10 @@ def coco_run(run: RowRun, test: CocoTest) -> RowRun:
     config, _ = load_encoder(checkpoint, "cpu")
     files = RunFiles(run.files.folder / f"coco-{test.key}")
     accelerator: Accelerator = start_accelerator(replace(config.run, tracker="none"), files.folder)
-    if not gather_objects(is_current(files, PAPER, test.by_role))[0]:
+    if not gather_objects(is_current(files, PAPER, test.by_role, "coco_table.py"))[0]:
         _, encoder = load_encoder(checkpoint, accelerator.device)
         results = evaluate_coco(encoder, test.pairs, test.relations)
-        save_evaluations(PAPER, results, files, checkpoint.state["step"], checkpoint.state, provenance_of(PAPER))
+        provenance = provenance_of(PAPER, "coco_table.py")
+        save_evaluations(PAPER, results, files, checkpoint.state["step"], checkpoint.state, provenance)
     wait_for_everyone()
     return read_run(files, run.seed)

@@ -9,6 +9,10 @@ The paper's "ratio of alignment loss to uniformity loss" can be read in three wa
 exp(A_i - U_i), its median, and the mean of A_i / U_i. The equilibrium is the smallest s at which a ratio is 1. It
 belongs to fixed similarities, and is not where a learned temperature goes: that minimises the cross-entropy, and with
 more noise it falls where the equilibrium rises.
+
+Whether a loss "pushes rather than pulls" cannot be read from gradients: those on the negatives add up to that on the
+positive, at every s (`similarity_gradient`). What differs is how large A is beside U, and how many negatives share the
+push.
 """
 
 import math
@@ -38,19 +42,22 @@ MULTIPLIERS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)  # of the curves
 class Grid:
     """Sizes of one scale; the paper gives none.
 
-    batches: B, the first pairs of the largest. shares: of the pairs whose texts are shuffled.
+    small, middle, large: B, the first pairs of the largest. shares: of the pairs whose texts are shuffled.
     """
 
-    batches: tuple[int, ...] = (256, 1024, 4096)
+    small: int = 256
+    middle: int = 1024
+    large: int = 4096
     shares: tuple[float, ...] = (0.0, 0.05, 0.1, 0.2)
 
 
 GRIDS = {
-    "smoke": Grid((16, 64), (0.0, 0.2)),
-    "demo": Grid((64, 256, 1024)),
-    "photos": Grid((64, 256, 1024)),
+    "smoke": Grid(16, 40, 64),
+    "demo": Grid(64, 256, 1024),
+    "photos": Grid(64, 256, 1024),
     "paper": Grid(),
 }
+SIZES = ("small", "middle", "large")
 READINGS = {"mean": "average ratio is 1", "median": "median ratio is 1", "logs": "average of A / U is 1"}
 COLUMNS = {
     **{f"balance_{name}": (f"balance: {label}", "multiplier", "higher") for name, label in READINGS.items()},
@@ -60,8 +67,8 @@ COLUMNS = {
         for multiplier in (1, 100)
         for key, label, unit in (
             ("ratio", "ln of the average ratio", "nats"),
-            ("pull", "gradient on positives", "norm"),
-            ("push", "gradient on negatives", "norm"),
+            ("share", "alignment's share of |A| + |U|", "fraction"),
+            ("slope", "gradients on positives, in sum, as on negatives", "sum"),
             ("felt", "negatives that share the push", "pairs"),
         )
     },
@@ -105,6 +112,12 @@ def log_ratios(similarity: torch.Tensor, multiplier: float) -> dict[str, float]:
     }
 
 
+def alignment_share(similarity: torch.Tensor, multiplier: float) -> float:
+    """Mean |A| over mean |A| + |U|: how much of the numbers that make up the loss is alignment, in [0, 1]."""
+    alignment, uniformity = (each.abs().mean() for each in alignment_and_uniformity(similarity, multiplier))
+    return float(alignment / (alignment + uniformity))
+
+
 def balance(similarity: torch.Tensor, reading: str) -> float | None:
     """Smallest multiplier at which the ratio is 1.
 
@@ -142,8 +155,8 @@ def loss_minimising(similarity: torch.Tensor) -> float:
 def similarity_gradient(similarity: torch.Tensor, multiplier: float) -> torch.Tensor:
     """Gradient of the symmetric InfoNCE with respect to the similarities, in closed form.
 
-    s / B * ( (row softmax + column softmax) / 2 - I ): in each row the pull on the positive is the sum of the pushes
-    on the negatives, up to the other direction's share.
+    s / B * ( (row softmax + column softmax) / 2 - I ). Its entries add up to 0: all pulls on positives together are as
+    strong as all pushes on negatives.
 
     Args:
         similarity: (batch, batch), positives on the diagonal.
@@ -156,12 +169,12 @@ def similarity_gradient(similarity: torch.Tensor, multiplier: float) -> torch.Te
     return multiplier / len(logits) * (softmax - torch.eye(len(logits), dtype=logits.dtype, device=logits.device))
 
 
-def gradient_norms(similarity: torch.Tensor, multiplier: float) -> dict[str, float]:
+def pull_and_push(similarity: torch.Tensor, multiplier: float) -> dict[str, float]:
     """How hard the loss pulls on positives and pushes on negatives, and on how many of these.
 
     Returns:
-        "pull": norm of the gradient's diagonal. "push": norm of the rest. "felt": effective number of negatives a pair,
-        exp of the entropy of a pair's share of the push, in [1, 2 (batch - 1)]; mean over pairs.
+        "pull", "push": sum of the gradient's sizes on and off the diagonal; they are equal. "felt": effective number of
+        negatives a pair, exp of the entropy of a pair's share of the push, in [1, 2 (batch - 1)]; mean over pairs.
     """
     gradient = similarity_gradient(similarity, multiplier)
     diagonal = torch.eye(len(gradient), dtype=torch.bool, device=gradient.device)
@@ -169,7 +182,7 @@ def gradient_norms(similarity: torch.Tensor, multiplier: float) -> dict[str, flo
     both = torch.cat([pushes, pushes.T], dim=1)  # row i: all negatives of pair i
     shares = both / both.sum(dim=1, keepdim=True)
     felt = torch.special.entr(shares).sum(dim=1).exp().mean()
-    return {"pull": float(gradient.diagonal().norm()), "push": float(pushes.norm()), "felt": float(felt)}
+    return {"pull": float(gradient.diagonal().abs().sum()), "push": float(pushes.abs().sum()), "felt": float(felt)}
 
 
 def shuffled_texts(batch: int, share: float, generator: torch.Generator) -> torch.Tensor:
@@ -208,11 +221,13 @@ def measures_of(similarity: torch.Tensor) -> dict[str, float | None]:
     found["lowest_loss"] = loss_minimising(similarity)
     for multiplier in (1, 100):
         found[f"ratio_{multiplier}"] = log_ratios(similarity, multiplier)["mean"]
-        found |= {f"{key}_{multiplier}": value for key, value in gradient_norms(similarity, multiplier).items()}
+        found[f"share_{multiplier}"] = alignment_share(similarity, multiplier)
+        gradients = pull_and_push(similarity, multiplier)
+        found |= {f"slope_{multiplier}": gradients["pull"], f"felt_{multiplier}": gradients["felt"]}
     return found
 
 
-Case = tuple[str, int, float]  # where similarities come from, batch, share of shuffled texts
+Case = tuple[str, str, float]  # where similarities come from, one of SIZES, share of shuffled texts
 
 
 def equilibrium(command: Command, code: PaperCode) -> list[Table]:
@@ -224,14 +239,14 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
     by_seed: list[dict[Case, torch.Tensor]] = []
     for run in runs:
         config, encoder = trained_model(run)
-        images, texts = embed_batch(encoder, *training_batch(config, encoder, max(grid.batches)))
+        images, texts = embed_batch(encoder, *training_batch(config, encoder, grid.large))
         draws = torch.Generator().manual_seed(derive_key("drawn similarities", run.seed))
         sources = {
-            "drawn": drawn_similarities(max(grid.batches), draws),
+            "drawn": drawn_similarities(grid.large, draws),
             "trained": encoder.model.geometry.similarity(images, texts).cpu(),
         }
-        by_seed.append(_cases(sources, grid, run.seed))
-    rows = {_key(case): _label(case) for case in by_seed[0]}
+        by_seed.append(cases_of(sources, grid, run.seed))
+    rows = {_key(case): _label(case, matrix) for case, matrix in by_seed[0].items()}
     measured = [{_key(case): measures_of(matrix) for case, matrix in cases.items()} for cases in by_seed]
     values = {
         (row, column): numbers
@@ -252,41 +267,50 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
         columns=COLUMNS,
         values=values,
         notes=[
-            f"An empty cell: no balance up to a multiplier of {HIGHEST:g}.",
+            f"An empty cell: for a seed there is no balance up to a multiplier of {HIGHEST:g}; or, of A / U, a U falls "
+            "to 0 before that, where the quotient says nothing.",
             "The balance belongs to fixed similarities. A learned temperature would go to the multiplier with the "
             "lowest cross-entropy, which noise moves the other way.",
-            "Gradients on similarities carry the multiplier as a factor.",
+            "Gradients on positives add up to as much as those on negatives at every multiplier, and carry it as a "
+            "factor; whether the loss pulls or pushes is no question of their size.",
         ],
     )
-    plot_curves(_panels(by_seed, grid), command.folder(code.name) / "equilibrium_curves.png", across=2)
+    plot_curves(_panels(by_seed, grid), command.folder(code.name) / "equilibrium_curves.png", across=3)
     return [write_findings(command, code.name, findings)]
 
 
-def _cases(sources: Mapping[str, torch.Tensor], grid: Grid, seed: int) -> dict[Case, torch.Tensor]:
-    """Every source at every batch without noise, and at the middle batch with every share of it."""
-    middle = grid.batches[len(grid.batches) // 2]
-    wanted = [(batch, 0.0) for batch in grid.batches] + [(middle, share) for share in grid.shares if share]
+def cases_of(sources: Mapping[str, torch.Tensor], grid: Grid, seed: int) -> dict[Case, torch.Tensor]:
+    """Every source at every batch without noise, and at the middle batch with every share of it.
+
+    Args:
+        sources: name -> (pairs, pairs) similarities; batches are their first pairs, all where there are fewer.
+        grid: batches and shares.
+        seed: of the draws.
+    """
+    wanted = [(size, 0.0) for size in SIZES] + [("middle", share) for share in grid.shares if share]
     cases = {}
     for source, whole in sources.items():
-        for batch, share in wanted:
-            size = min(batch, len(whole))
+        for size, share in wanted:
+            batch = min(getattr(grid, size), len(whole))
             draws = torch.Generator().manual_seed(derive_key("shuffled texts", seed, batch, round(1000 * share)))
-            cases[source, batch, share] = whole[:size, :size][:, shuffled_texts(size, share, draws)]
+            cases[source, size, share] = whole[:batch, :batch][:, shuffled_texts(batch, share, draws)]
     return cases
 
 
 def _key(case: Case) -> str:
-    source, batch, share = case
-    return f"{source}_b{batch}_noise{round(100 * share)}"
+    """Of a row, the same at every scale."""
+    source, size, share = case
+    return f"{source}_{size}_noise{round(100 * share)}"
 
 
-def _label(case: Case) -> str:
-    source, batch, share = case
-    return f"{source}, B = {batch}" + (f", {share:.0%} shuffled" if share else "")
+def _label(case: Case, similarity: torch.Tensor) -> str:
+    """With the true size of the batch and the nominal share."""
+    source, _, share = case
+    return f"{source}, B = {len(similarity)}" + (f", {share:.0%} shuffled" if share else "")
 
 
 def _panels(by_seed: Sequence[Mapping[Case, torch.Tensor]], grid: Grid) -> list[Curves]:
-    """ln of the mean ratio and the norms of the gradients against the multiplier."""
+    """ln of the mean ratio and the alignment's share against the multiplier."""
 
     def against(case: Case, value: Callable[[torch.Tensor, float], float]) -> list[tuple[float, list[float]]]:
         return [(s, [value(cases[case], s) for cases in by_seed]) for s in MULTIPLIERS]
@@ -294,13 +318,14 @@ def _panels(by_seed: Sequence[Mapping[Case, torch.Tensor]], grid: Grid) -> list[
     def ratio(similarity: torch.Tensor, multiplier: float) -> float:
         return log_ratios(similarity, multiplier)["mean"]
 
-    middle = grid.batches[len(grid.batches) // 2]
     panels = []
     for source in ("drawn", "trained"):
+        batches = {size: len(by_seed[0][source, size, 0.0]) for size in SIZES}
+        by_batch = {f"B = {batch}": (source, size, 0.0) for size, batch in batches.items()}
         series = {
-            f"{source} similarities, no noise": {f"B = {batch}": (source, batch, 0.0) for batch in grid.batches},
-            f"{source} similarities, B = {middle}": {
-                f"{share:.0%} shuffled": (source, middle, share) for share in grid.shares
+            f"{source} similarities, no noise": by_batch,
+            f"{source} similarities, B = {batches['middle']}": {
+                f"{share:.0%} shuffled": (source, "middle", share) for share in grid.shares
             },
         }
         panels += [
@@ -313,10 +338,8 @@ def _panels(by_seed: Sequence[Mapping[Case, torch.Tensor]], grid: Grid) -> list[
             )
             for title, cases in series.items()
         ]
-    for source in ("drawn", "trained"):
-        curves = {
-            label: against((source, middle, 0.0), lambda matrix, s, key=key: gradient_norms(matrix, s)[key])
-            for key, label in (("pull", "gradient on positives"), ("push", "gradient on negatives"))
-        }
-        panels.append(Curves(f"{source} similarities, B = {middle}", "multiplier", "gradient norm", curves, True, True))
+        curves = {label: against(case, alignment_share) for label, case in by_batch.items()}
+        panels.append(
+            Curves(f"{source} similarities, alignment's share", "multiplier", "|A| / (|A| + |U|)", curves, True)
+        )
     return panels

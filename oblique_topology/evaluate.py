@@ -5,7 +5,7 @@ python oblique_topology/evaluate.py --checkpoint <folder> data.source=shards dat
 """
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from common.evaluation.linear_probe import PROBES, ProbeConfig, backbone_encoder
 from common.evaluation.protocol import Evaluation
 from common.evaluation.trained import TrainedModels, evaluate_main, zero_shot_and_retrieval
 from common.run.config import DataConfig
+from common.run.provenance import hash_of
 from common.run.session import run_or_explain
 from oblique_topology.config import Config
 from oblique_topology.model import build_model
@@ -32,12 +33,20 @@ PROBE_SEED = 0  # of the probe's weights and order; the same for all runs, which
 CACHED_PROBE = replace(PROBES["oblique"], batch_size=256, crop_scale=None, flip_probability=0.0, use_rand_augment=False)
 
 
+@dataclass(frozen=True)
+class ProbedSets:
+    """Training and test set of the linear probe, as far as a cached evaluation must know them."""
+
+    fingerprint: str
+
+
 def evaluated_sets(data: DataConfig) -> dict[str, Any]:
-    """Role -> the set that is evaluated in it."""
+    """Role -> the set that is evaluated in it, or its fingerprint alone."""
     sets = open_evaluation_sets(data)
     probe = _probe(data, sets)
     found = _without_probe_train(sets)
-    return {**found.zero_shot, **found.retrieval, **({} if probe is None else {"linear_probe": probe[1]})}
+    probed = {} if probe is None else {"linear_probe": ProbedSets(_fingerprint_of_probe(*probe[:2]))}
+    return {**found.zero_shot, **found.retrieval, **probed}
 
 
 def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
@@ -50,8 +59,15 @@ def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict
     if probe is not None:
         train, test, recipe = probe
         backbone = backbone_encoder(encoder, encoder.model.image_tower)
-        results["linear_probe"] = evaluate_linear_probe(backbone, train, test, recipe, PROBE_SEED)
+        found = evaluate_linear_probe(backbone, train, test, recipe, PROBE_SEED)
+        both = {"fingerprint": _fingerprint_of_probe(train, test), "test_fingerprint": test.fingerprint}
+        results["linear_probe"] = replace(found, protocol=found.protocol | both)
     return results
+
+
+def _fingerprint_of_probe(train: Any, test: Any) -> str:
+    """Changes with either set: an accuracy depends on both."""
+    return hash_of([train.fingerprint, test.fingerprint])
 
 
 def _probe(data: DataConfig, sets: EvaluationSets) -> tuple[Any, Any, ProbeConfig] | None:

@@ -13,11 +13,13 @@ which the paper mentions as another non-metric on a product of spheres and does 
 that look for captions and another for captions that look for pictures (common/late_interaction.py).
 """
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from common.geometry import at_least_float32, euclidean_distance, paired_euclidean_distance, unit
-from common.late_interaction import late_interaction
+from common.late_interaction import LateInteraction
 from oblique_topology.oblique import (
     oblique_geodesic_distance,
     oblique_similarity,
@@ -87,39 +89,14 @@ class Euclidean(nn.Module):
         return at_least_float32(embeddings).mean(dim=0)
 
 
-class MaxAverage(nn.Module):
+def max_average(sphere_dim: int) -> LateInteraction:
     """A product of spheres in which every vector looks for its best partner, and the matches are averaged (FILIP).
 
     Args:
         sphere_dim: numbers per sphere.
     """
+    return LateInteraction("max_average", partial(_cut, sphere_dim=sphere_dim))
 
-    name = "max_average"
 
-    def __init__(self, sphere_dim: int) -> None:
-        super().__init__()
-        self.sphere_dim = sphere_dim
-
-    def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
-        return to_spheres(image_features.flatten(1), self.sphere_dim)
-
-    def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
-        return to_spheres(text_features.flatten(1), self.sphere_dim)
-
-    def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        return late_interaction(image_embeddings, text_embeddings)[0]
-
-    def text_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        return late_interaction(image_embeddings, text_embeddings)[1]
-
-    def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        pairs = zip(image_embeddings.split(1), text_embeddings.split(1))
-        return torch.cat([self.similarity(image, text)[0] for image, text in pairs])
-
-    def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Vectors of unlike samples do not correspond.
-
-        Raises:
-            ValueError: always; scores can be averaged.
-        """
-        raise ValueError("the max-average has no mean of embeddings; accepted: method.prompt_average = scores")
+def _cut(features: torch.Tensor, sphere_dim: int) -> torch.Tensor:
+    return to_spheres(features.flatten(1), sphere_dim)

@@ -19,7 +19,7 @@ from common.encoders.two_towers import TwoTowers
 from common.geometry import Geometry, Sphere
 from common.logit_scale import LogitScale
 from oblique_topology.config import Config
-from oblique_topology.geometry import Euclidean, MaxAverage, Oblique
+from oblique_topology.geometry import Euclidean, Oblique, max_average
 
 
 def build_geometry(config: Config) -> Geometry:
@@ -29,7 +29,7 @@ def build_geometry(config: Config) -> Geometry:
         "euclidean": Euclidean,
         "oblique": lambda: Oblique(config.sphere_dim),
         "oblique_geodesic": lambda: Oblique(config.sphere_dim, geodesic=True),
-        "max_average": lambda: MaxAverage(config.sphere_dim),
+        "max_average": lambda: max_average(config.sphere_dim),
     }
     return geometries[config.method.geometry]()
 

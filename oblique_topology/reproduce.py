@@ -61,7 +61,10 @@ def table1(command: Command) -> list[Table]:
     rows = []
     for row in source["rows"]:
         found = [properties(TOPOLOGIES[row["method"]], seed) for seed in command.seeds]
-        ours = {key: _over_seeds(command, [each[key] for each in found], "random points", key) for key in found[0]}
+        ours = {
+            key: None if value is None else _over_seeds(command, [each[key] for each in found], "random points", key)
+            for key, value in found[0].items()
+        }
         rows.append(Row(row["method"], printed_cells(source, row), ours, MEASURED))
     return [command.table(CODE, printed, "table1", _columns(source), rows, {})]
 
@@ -228,7 +231,10 @@ def _config(row: str, command: Command) -> Config:
 
 def _note(row: str, command: Command) -> str:
     """What was trained for a row, in one line, its structure first."""
-    return f"ours: {_config(row, command).structure}; {command.note(row, CODE).removeprefix('ours: ')}"
+    config = _config(row, command)
+    rate = config.optim.logit_scale_rate
+    faster = f"; the temperature learns {rate:g} times as fast as the weights" if rate != 1 else ""
+    return f"ours: {config.structure}; {command.note(row, CODE).removeprefix('ours: ')}{faster}"
 
 
 def _columns(source: Mapping[str, Any]) -> list[Column]:
@@ -284,7 +290,7 @@ def _final_temperature(command: Command, table: Table, runs: Runs) -> Experiment
         values=values,
         units=dict.fromkeys(values, "multiplier"),
         data=table.data,
-        protocol={"task": "temperature", "rule": "logit scale at the last step"},
+        protocol={"task": "temperature", "rule": "logit scale of the last update"},
         caption="Where the temperature of the runs of Table 2 ends; at demo and photos scale Multi has fewer spheres.",
         git_revision=table.git_revision,
         command=table.command,
@@ -296,7 +302,7 @@ def _final_temperature(command: Command, table: Table, runs: Runs) -> Experiment
 def _subset_hits(run: RowRun, sizes: list[int]) -> dict[int, torch.Tensor]:
     checkpoint = last_checkpoint(run.files.checkpoints)
     config, encoder = load_encoder(checkpoint, this_device())
-    return subset_hits(encoder, evaluated_sets(config.data)["imagenet"], sizes)
+    return subset_hits(encoder, evaluated_sets(config.data)["imagenet"], sizes, config.method.prompt_average)
 
 
 def _subset_cells(command: Command, runs: list[RowRun], hits: list[torch.Tensor]) -> dict[str, Measured]:

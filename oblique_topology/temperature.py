@@ -1,9 +1,11 @@
 """The temperature of trained runs, from their logs: where t = ln(logit scale) ends and when it stops moving (Table 6).
 
 The paper's rule: converged at the first step from which t changes by less than 2 % within one epoch, 7,200 of 108,000
-steps. Inferred: that it looks at t, which its figure shows, and not at e^t; that t must have left the neighbourhood of
-0 first, where a relative change means nothing; and that an epoch is a fifteenth of a run, whatever passes through
-the data the run makes.
+steps. It can be read in two ways, and both are given: t has hardly changed an epoch later (`converged_step`), which is
+also true where t passes through a dip or a peak, or t hardly changes all along that epoch (`settled_step`). Inferred:
+that the rule looks at t, which the paper's figure shows, and not at e^t; that t must have left the neighbourhood of 0
+first, where a relative change means nothing; and that an epoch is a fifteenth of a run, whatever passes through the
+data the run makes.
 """
 
 import math
@@ -22,7 +24,10 @@ SMALLEST = 0.1  # |t| below which the rule waits
 
 
 def log_temperatures(run: RowRun) -> tuple[np.ndarray, np.ndarray]:
-    """Updates made before, and t at that point, for every logged step of a run."""
+    """Updates made before, and t at that point, for every logged step of a run.
+
+    The last t is the value that the last update used; what that update made of it is in the checkpoint alone.
+    """
     records = [record for record in read_log(run.files.log) if record["event"] == "train"]
     return (
         np.array([record["step"] - 1 for record in records], dtype=np.float64),
@@ -47,27 +52,46 @@ def converged_step(steps: Sequence[float], values: Sequence[float], window: floa
     return float(steps[settled.argmax()]) if settled.any() else None
 
 
+def settled_step(steps: Sequence[float], values: Sequence[float], window: float) -> float | None:
+    """First logged step s with max over u in (s, s + window] of |t(u) - t(s)| < 2 % of |t(s)|, and |t(s)| > 0.1.
+
+    The threshold is relative, the jitter of an optimiser that moves t by about its learning rate is not: of two
+    temperatures that jitter alike the higher one settles first.
+
+    Args and returns as `converged_step`; it never comes before that.
+    """
+    steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    ends = np.interp(steps + window, steps, values)
+    beyond = np.searchsorted(steps, steps + window, side="right")
+    for place, (step, value) in enumerate(zip(steps, values)):
+        if step + window > steps[-1]:
+            return None
+        ahead = np.append(values[place + 1 : beyond[place]], ends[place])
+        if abs(value) > SMALLEST and np.abs(ahead - value).max() < RELATIVE_CHANGE * abs(value):
+            return float(step)
+    return None
+
+
 def temperature_cells(runs: Sequence[RowRun], trainable: bool, scale: str) -> dict[str, Measured | None]:
-    """Table 6's own columns of one row: the final t, and the step (in thousands) from which it stands still.
+    """Table 6's own columns of one row: the final t, and the steps (in thousands) from which it stands still.
 
     Args:
         runs: one per seed.
         trainable: whether the temperature was learned; else no step is given.
         scale: of the runs.
     Returns:
-        "temp_final" and "converge_step"; the latter None where a seed has not converged.
+        "temp_final", "converge_step" (`converged_step`) and "settle_step" (`settled_step`); a step is None where a seed
+        has none.
     """
-    finals, found = [], []
-    for run in runs:
-        steps, values = log_temperatures(run)
-        finals.append(values[-1])
-        found.append(converged_step(steps, values, (steps[-1] + 1) / EPOCHS))
-    told = {
-        "temp_final": ("t at the last step", finals),
-        "converge_step": (f"t moves by less than {RELATIVE_CHANGE:.0%} in 1/{EPOCHS} of the run", None),
+    rules = {
+        "converge_step": (converged_step, f"t differs by less than {RELATIVE_CHANGE:.0%} after 1/{EPOCHS} of the run"),
+        "settle_step": (settled_step, f"t moves by less than {RELATIVE_CHANGE:.0%} all along 1/{EPOCHS} of the run"),
     }
-    if trainable and None not in found:
-        told["converge_step"] = (told["converge_step"][0], [step / 1000 for step in found])
+    logs = [log_temperatures(run) for run in runs]
+    told = {"temp_final": ("t of the last update", [values[-1] for _, values in logs])}
+    for key, (rule, text) in rules.items():
+        found = [rule(steps, values, (steps[-1] + 1) / EPOCHS) for steps, values in logs] if trainable else [None]
+        told[key] = (text, None if None in found else [step / 1000 for step in found])
     return {
         key: None
         if values is None
@@ -84,5 +108,5 @@ def temperature_cells(runs: Sequence[RowRun], trainable: bool, scale: str) -> di
 
 
 def final_logit_scales(runs: Sequence[RowRun]) -> tuple[float, ...]:
-    """The multiplier e^t at the end, one per seed."""
+    """The multiplier e^t that the last update used, one per seed."""
     return tuple(math.exp(log_temperatures(run)[1][-1]) for run in runs)

@@ -94,12 +94,12 @@ def signed_heat(activations: torch.Tensor, gradient: torch.Tensor, kept: torch.T
 
     Args:
         activations, gradient: (batch, tokens, width).
-        kept: (batch, tokens) bool; at least one in each row.
+        kept: (batch, tokens) bool.
     Returns:
-        (batch, tokens), 0 where not kept; Grad-CAM shows what is positive.
+        (batch, tokens), 0 where not kept, also all along a row of which nothing is; Grad-CAM shows what is positive.
     """
     kept = kept[..., None]
-    weights = (gradient * kept).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True)
+    weights = (gradient * kept).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp(min=1)
     return ((activations * weights).sum(dim=-1) * kept[..., 0]).detach()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from common.evaluation.embed import Encoder
-from common.evaluation.zero_shot import classification_hits, prompt_scores
+from common.evaluation.zero_shot import PromptAverage, classification_hits, prompt_scores
 
 NUM_DRAWS = 20
 
@@ -41,13 +41,14 @@ def draw_subsets(num_spheres: int, size: int, num_draws: int = NUM_DRAWS, seed: 
 
 
 @torch.no_grad()
-def subset_hits(encoder: Encoder, task: Any, sizes: list[int]) -> dict[int, torch.Tensor]:
-    """Whether each picture is classified rightly by each draw of spheres; scores are averaged over prompts.
+def subset_hits(encoder: Encoder, task: Any, sizes: list[int], average: PromptAverage) -> dict[int, torch.Tensor]:
+    """Whether each picture is classified rightly by each draw of spheres.
 
     Args:
         encoder: of a model whose embeddings are (num, num_spheres, sphere_dim).
         task: labelled set.
         sizes: of the sets.
+        average: how prompts of a class are combined, the row's `method.prompt_average`.
     Returns:
         size -> (num_draws, num_images) bool.
     Raises:
@@ -73,7 +74,7 @@ def subset_hits(encoder: Encoder, task: Any, sizes: list[int]) -> dict[int, torc
             task.templates,
             similarity,
             mean,
-            "scores",
+            average,
         )
         return classification_hits(scores.cpu(), labels)
 

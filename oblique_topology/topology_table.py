@@ -2,7 +2,8 @@
 
     memory       numbers that a batch of b pairs keeps for the backward pass beside its embeddings, the similarities
                  among them; printed as growth: how often as many for twice the pairs, the numbers d, the spheres m
-    range        smallest and largest distance of pairs that are equal, opposite, near and far
+    range        smallest and largest distance of pairs that are equal, opposite, near and far; no largest one where
+                 the space has no bound
     triangle     share of triples, random and on one arc, with d(x, z) > d(x, y) + d(y, z); inner products are turned
                  into distances that are 0 for equal points (1 - cos, m - tr)
     uniformity   how much further apart free embeddings are after 400 steps of pushing all pairs apart than after 200:
@@ -32,13 +33,14 @@ class Topology:
 
     build: numbers per sphere -> geometry. similarity: (geometry) -> that of all pairs, as memory is measured.
     to_distance: paired similarity, number of spheres -> distances that are 0 for equal points, for the triangle.
-    spherical: whether it is cut into spheres.
+    spherical: whether it is cut into spheres. bounded: whether there is a largest distance.
     """
 
     build: Callable[[int], torch.nn.Module]
     to_distance: Callable[[torch.Tensor, int], torch.Tensor]
     similarity: Callable[[torch.nn.Module], PairSimilarity] = lambda geometry: geometry.similarity
     spherical: bool = False
+    bounded: bool = True
 
 
 def broadcast_similarity(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
@@ -48,16 +50,16 @@ def broadcast_similarity(images: torch.Tensor, texts: torch.Tensor) -> torch.Ten
 
 TOPOLOGIES = {
     "Sphere, inner product": Topology(lambda dim: Sphere(), lambda s, m: 1 - s),
-    "Euclidean, l2": Topology(lambda dim: Euclidean(), lambda s, m: -s),
+    "Euclidean, l2": Topology(lambda dim: Euclidean(), lambda s, m: -s, bounded=False),
     "Euclidean, l2, broadcast": Topology(
-        lambda dim: Euclidean(), lambda s, m: -s, similarity=lambda geometry: broadcast_similarity
+        lambda dim: Euclidean(), lambda s, m: -s, similarity=lambda geometry: broadcast_similarity, bounded=False
     ),
     "Ob(64, 8), geodesic": Topology(lambda dim: Oblique(dim, geodesic=True), lambda s, m: -s, spherical=True),
     "Ob(64, 8), inner product": Topology(lambda dim: Oblique(dim), lambda s, m: m - s, spherical=True),
 }
 
 
-def properties(topology: Topology, seed: int = 0) -> dict[str, float]:
+def properties(topology: Topology, seed: int = 0) -> dict[str, float | None]:
     """All measured properties of one topology.
 
     Args:
@@ -65,7 +67,7 @@ def properties(topology: Topology, seed: int = 0) -> dict[str, float]:
         seed: of the random points.
     Returns:
         memory_by_batch, memory_by_dim, memory_by_spheres (factors for twice as much), kept_per_pair (numbers),
-        range_low, range_high, triangle_violations (percent), spread_growth (factor).
+        range_low, range_high (None without bound), triangle_violations (percent), spread_growth (factor).
     """
     generator = torch.Generator().manual_seed(seed)
     kept = kept_numbers(topology, BATCH, DIM, SPHERES)
@@ -76,7 +78,7 @@ def properties(topology: Topology, seed: int = 0) -> dict[str, float]:
         "memory_by_spheres": kept_numbers(topology, BATCH, DIM, 2 * SPHERES) / kept,
         "kept_per_pair": kept / BATCH**2,
         "range_low": low,
-        "range_high": high,
+        "range_high": high if topology.bounded else None,
         "triangle_violations": 100 * triangle_violations(topology, generator),
         "spread_growth": spread_growth(topology, generator),
     }
@@ -107,7 +109,7 @@ def kept_numbers(topology: Topology, batch: int, dim: int, num_spheres: int) -> 
 def distance_range(topology: Topology, generator: torch.Generator) -> tuple[float, float]:
     """Smallest and largest distance, the paper's d with its sign, of equal, opposite and random points.
 
-    Random points of the plain space have norms up to 1e6: it has no largest distance.
+    Random points have norms from 0.01 to 1e6, which only the plain space keeps.
     """
     geometry = topology.build(DIM // SPHERES)
     points = torch.randn(200, DIM, generator=generator, dtype=torch.float64)

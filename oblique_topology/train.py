@@ -103,7 +103,12 @@ def train(
                 loss = late_interaction_loss(image_embeddings, text_embeddings, logit_scale)
             else:
                 loss = geometry_loss(
-                    image_embeddings, text_embeddings, bare_model.geometry, logit_scale, tile=optim.loss_tile
+                    image_embeddings,
+                    text_embeddings,
+                    bare_model.geometry,
+                    logit_scale,
+                    tile=optim.loss_tile,
+                    bf16_product=optim.loss_bf16_product,
                 )
             values = {"loss": float(mean_over_processes(loss)), "logit_scale": logit_scale.item()}
             check_finite(step=step, model=bare_model, **values)

@@ -21,13 +21,17 @@ from oblique_topology.class_token_cost import BERT_WORDS, TOKENS, counted, encod
 from oblique_topology.config import Config
 from oblique_topology.distance_distributions import chance_to_be_closer, sample_distances, statistics_of
 from oblique_topology.equilibrium import (
+    GRIDS,
     READINGS,
+    Grid,
     alignment_and_uniformity,
+    alignment_share,
     balance,
+    cases_of,
     drawn_similarities,
-    gradient_norms,
     log_ratios,
     loss_minimising,
+    pull_and_push,
     shuffled_texts,
     similarity_gradient,
 )
@@ -101,6 +105,8 @@ def test_alignment_and_uniformity_are_the_numerator_and_denominator_of_equation_
     assert found["mean"] == pytest.approx(math.log(sum(ratios) / 6))
     assert found["median"] == pytest.approx((sorted(map(math.log, ratios))[2] + sorted(map(math.log, ratios))[3]) / 2)
     assert found["logs"] == pytest.approx(float((alignment / uniformity).mean()) - 1)
+    sizes = [sum(abs(float(each)) for each in part) for part in (alignment, uniformity)]
+    assert alignment_share(similarity, multiplier) == pytest.approx(sizes[0] / sum(sizes))
 
 
 def test_ratios_stay_finite_where_plain_exponentials_would_not():
@@ -164,10 +170,11 @@ def test_the_gradient_on_similarities_in_closed_form_is_that_of_autograd(multipl
     symmetric_info_nce(multiplier * similarity).backward()
     expected, found = similarity.grad, similarity_gradient(similarity.detach(), multiplier)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    norms = gradient_norms(similarity.detach(), multiplier)
-    pull = math.sqrt(sum(float(expected[i, i]) ** 2 for i in range(12)))
-    push = math.sqrt(sum(float(expected[i, j]) ** 2 for i, j in itertools.permutations(range(12), 2)))
-    assert (norms["pull"], norms["push"]) == pytest.approx((pull, push))
+    sums = pull_and_push(similarity.detach(), multiplier)
+    pull = sum(abs(float(expected[i, i])) for i in range(12))
+    push = sum(abs(float(expected[i, j])) for i, j in itertools.permutations(range(12), 2))
+    assert (sums["pull"], sums["push"]) == pytest.approx((pull, push))
+    assert pull == pytest.approx(push)  # whatever the multiplier: their sizes cannot say that a loss rather pushes
     felt = []
     for i in range(12):
         shares = [float(expected[i, j]) for j in range(12) if j != i] + [
@@ -175,15 +182,36 @@ def test_the_gradient_on_similarities_in_closed_form_is_that_of_autograd(multipl
         ]
         shares = [share / sum(shares) for share in shares]
         felt.append(math.exp(-sum(share * math.log(share) for share in shares if share > 0)))
-    assert norms["felt"] == pytest.approx(sum(felt) / 12)
+    assert sums["felt"] == pytest.approx(sum(felt) / 12)
 
 
 def test_at_a_low_multiplier_all_negatives_share_the_push_and_at_a_high_one_few_do():
     similarity = drawn_similarities(64, draws())
-    low, high = gradient_norms(similarity, 1.0), gradient_norms(similarity, 100.0)
+    low, high = pull_and_push(similarity, 1.0), pull_and_push(similarity, 100.0)
     assert low["felt"] == pytest.approx(2 * 63, rel=0.01)
     assert high["felt"] < 20
     assert high["pull"] > low["pull"]
+
+
+def test_at_multiplier_1_the_alignment_is_tiny_beside_the_uniformity():
+    similarity = drawn_similarities(512, draws())
+    ratio = {s: math.exp(log_ratios(similarity, s)["mean"]) for s in (1.0, 100.0)}
+    assert ratio[1.0] == pytest.approx(1.2e-3, rel=0.1)  # measured for the specification, with other draws
+    assert ratio[100.0] > 1
+    assert alignment_share(similarity, 1.0) < 0.06
+    assert alignment_share(similarity, 100.0) > 0.4
+
+
+def test_cases_have_the_same_names_at_every_scale_and_the_true_size_of_their_batch():
+    whole = {"drawn": drawn_similarities(50, draws())}
+    names = {scale: list(cases_of(whole, grid, 0)) for scale, grid in GRIDS.items()}
+    assert len({tuple(each) for each in names.values()}) == 1
+    cases = cases_of(whole, Grid(8, 20, 400), 0)
+    assert [len(cases["drawn", size, 0.0]) for size in ("small", "middle", "large")] == [8, 20, 50]
+    assert torch.equal(cases["drawn", "small", 0.0], whole["drawn"][:8, :8])
+    noisy = cases["drawn", "middle", 0.2]
+    moved = [k for k in range(20) if not torch.equal(noisy[:, k], whole["drawn"][:20, k])]
+    assert len(moved) == 4
 
 
 def test_exactly_the_asked_share_of_texts_is_shuffled():
@@ -402,6 +430,16 @@ def test_a_score_without_spheres_has_no_pairs():
         assert maps.pixels.abs().max() > 0
         embeddings = model.encode_image(images), model.encode_text(token_ids)
         torch.testing.assert_close(scores_of_pairs(model, *embeddings)[0], maps.scores[:, 0])
+
+
+def test_a_caption_without_words_has_no_heat_and_no_nan():
+    model, (images, token_ids) = small_model(Oblique(SPHERE_DIM), tokens=SPHERES), small_batch()
+    token_ids[1] = 0
+    token_ids[1, :2] = torch.tensor([2, END])
+    maps = token_maps(model, images, token_ids)
+    assert not maps.is_word[1].any()
+    assert not maps.words[1].any()
+    assert torch.isfinite(maps.words).all()
 
 
 def test_signed_heat_equals_loops():

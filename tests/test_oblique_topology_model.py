@@ -15,7 +15,7 @@ from common.info_nce import symmetric_info_nce
 from common.late_interaction import late_interaction_loss
 from common.run.config import SCALES, ConfigError, load_row, override
 from oblique_topology.config import Config, MethodConfig
-from oblique_topology.geometry import MaxAverage
+from oblique_topology.geometry import max_average
 from oblique_topology.model import build_geometry, build_model
 
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
@@ -282,7 +282,7 @@ def test_ids_behind_the_end_token_change_nothing():
 
 def test_max_average_has_the_papers_golden_values_and_two_matrices():
     """papers/oblique_topology.md, Sec. 18, P3."""
-    geometry = MaxAverage(4)
+    geometry = max_average(4)
     assert isinstance(geometry, Geometry)
     u = torch.tensor([[1.0, 2, 2, 0, 0, 3, 0, 4]], dtype=torch.float64)
     v = torch.tensor([[2.0, 1, 2, 0, 4, 0, 3, 0]], dtype=torch.float64)
@@ -295,7 +295,7 @@ def test_max_average_has_the_papers_golden_values_and_two_matrices():
 
 
 def test_max_average_equals_loops_in_both_directions():
-    geometry = MaxAverage(3)
+    geometry = max_average(3)
     x, y = geometry.embed_image(torch.randn(4, 12).double()), geometry.embed_text(torch.randn(5, 12).double())
     forth, back = geometry.similarity(x, y), geometry.text_similarity(x, y)
     for i in range(4):

@@ -11,7 +11,7 @@ import pytest
 from common.report.command import Command
 from common.report.experiments import read_experiment
 from common.report.schema import QUERIES_INTERVAL, from_json
-from oblique_topology.reproduce import PARTS, main
+from oblique_topology.reproduce import PARTS, _note, main
 from scripts.parts import parts_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,8 +24,12 @@ def output(tmp_path_factory):
     return folder
 
 
+def table_of(output, part):
+    return from_json((output / "results" / "oblique_topology" / part / "smoke" / f"{part}.json").read_text())
+
+
 def table(output):
-    return from_json((output / "results" / "oblique_topology" / "table2" / "smoke" / "table2.json").read_text())
+    return table_of(output, "table2")
 
 
 def test_the_list_of_parts_is_that_of_the_code():
@@ -178,6 +182,32 @@ def test_the_smoke_table_runs_from_the_command_line_of_make(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "table2 of Design of the topology" in done.stdout.lstrip().splitlines()[0]
+
+
+def test_two_processes_write_a_table_that_trains_nothing_once(tmp_path):
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file"]
+    command = [*launch, "scripts/accelerate/cpu_two_processes.yaml", "oblique_topology/reproduce.py", "table5"]
+    done = subprocess.run(
+        [*command, "--scale", "smoke", "--output", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("scale smoke, seeds 0") == 1
+    assert done.stdout.count("tables and figures:") == 1
+    assert table_of(tmp_path, "table5").rows
+
+
+def test_the_notes_of_rows_state_how_fast_the_temperature_learns():
+    for scale, row, rate in (
+        ("demo", "table2_clip.yaml", "20"),
+        ("photos", "ablation_sphere_264.yaml", "90"),
+        ("demo", "ablation_multi_64_8.yaml", "90"),
+    ):
+        command = Command("table2", scale, (0,), (), Path("out"), Path("out"))
+        assert _note(row, command).endswith(f"; the temperature learns {rate} times as fast as the weights")
+    for scale in ("smoke", "paper"):
+        command = Command("table2", scale, (0,), (), Path("out"), Path("out"))
+        assert "temperature" not in _note("table2_clip.yaml", command)
 
 
 def test_no_path_of_a_machine_gets_into_a_committed_command(tmp_path):

@@ -24,12 +24,24 @@ from common.run.session import RunFiles
 from oblique_topology import token_subsets
 from oblique_topology.coco_table import CocoFiles, open_coco
 from oblique_topology.config import Config
-from oblique_topology.evaluate import CACHED_PROBE, _probe, evaluate_all, evaluated_sets
+from oblique_topology.evaluate import CACHED_PROBE, _fingerprint_of_probe, _probe, evaluate_all, evaluated_sets
 from oblique_topology.model import build_model
 from oblique_topology.reproduce import main
-from oblique_topology.temperature import converged_step, final_logit_scales, log_temperatures, temperature_cells
+from oblique_topology.temperature import (
+    converged_step,
+    final_logit_scales,
+    log_temperatures,
+    settled_step,
+    temperature_cells,
+)
 from oblique_topology.token_subsets import draw_subsets, subset_hits
-from oblique_topology.topology_table import TOPOLOGIES, broadcast_similarity, kept_numbers, properties
+from oblique_topology.topology_table import (
+    TOPOLOGIES,
+    broadcast_similarity,
+    distance_range,
+    kept_numbers,
+    properties,
+)
 
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 
@@ -43,15 +55,54 @@ def test_an_exponential_approach_converges_where_its_formula_says():
     values = 4 - 3 * np.exp(-steps / 1000)
     # 3 e^(-s/1000) (1 - e^-0.72) < 0.02 (4 - 3 e^(-s/1000))
     expected = 1000 * math.log(3 * (1 - math.exp(-0.72) + 0.02) / 0.08)
-    found = converged_step(steps, values, 720)
-    assert expected <= found < expected + 10
+    for rule in (converged_step, settled_step):  # t rises all the time, so the end of the window is its farthest point
+        assert expected <= rule(steps, values, 720) < expected + 10
 
 
-def test_a_constant_converges_at_once_and_one_that_keeps_moving_never():
+@pytest.mark.parametrize("rule", [converged_step, settled_step])
+def test_a_constant_converges_at_once_and_one_that_keeps_moving_never(rule):
     steps = np.arange(1000)
-    assert converged_step(steps, np.full(1000, 2.6), 50) == 0
-    assert converged_step(steps, 2.6 * 1.001**steps, 50) is None
-    assert converged_step(steps, np.full(1000, 0.05), 50) is None  # near 0 a relative change means nothing
+    assert rule(steps, np.full(1000, 2.6), 50) == 0
+    assert rule(steps, 2.6 * 1.001**steps, 50) is None
+    assert rule(steps, np.full(1000, 0.05), 50) is None  # near 0 a relative change means nothing
+
+
+def test_a_dip_passes_for_the_end_of_the_movement_and_does_not_stand_still():
+    """t falls from 2.66 to 2.2, comes back to 2.6 at step 400, and rises to a plateau of 4 from step 700 on."""
+    steps = np.arange(1000)
+    values = np.interp(steps, [0, 200, 400, 700, 1000], [2.66, 2.2, 2.6, 4.0, 4.0])
+    found = converged_step(steps, values, 100)
+    assert 100 < found < 200  # as high before the dip's bottom as 100 steps later
+    assert abs(values[int(found)] - values[int(found) + 100]) < 0.02 * values[int(found)]
+    assert 680 < settled_step(steps, values, 100) < 700
+
+
+@pytest.mark.parametrize("rule", [converged_step, settled_step])
+def test_the_rules_are_those_of_loops(rule):
+    generator = np.random.default_rng(0)
+    steps = np.cumsum(generator.integers(1, 9, 120))
+    for scale in (0.002, 0.02, 0.05):
+        values = 3 - 2 * np.exp(-steps / 80) + scale * generator.normal(size=120)
+        expected = None
+        for s, t in zip(steps, values):
+            if s + 40 > steps[-1]:
+                break
+            window = [s + 40.0] if rule is converged_step else [*(u for u in steps if s < u <= s + 40), s + 40.0]
+            if abs(t) > 0.1 and all(abs(np.interp(u, steps, values) - t) < 0.02 * abs(t) for u in window):
+                expected = s
+                break
+        assert rule(steps, values, 40) == expected
+
+
+def test_jitter_of_one_size_keeps_the_lower_temperature_moving():
+    """± 0.03 is within 2 % of 4 and not of 2.2: a threshold that is relative, and noise that is not."""
+    steps = np.arange(600)
+    jitter = np.where(np.random.default_rng(0).random(600) < 0.5, -0.03, 0.03)
+    assert settled_step(steps, 4 + jitter, 40) == 0
+    assert settled_step(steps, 2.2 + jitter, 40) is None
+    assert converged_step(steps, 2.2 + jitter, 40) < 10  # two equal values are soon found
+    calm = np.where(steps < 300, jitter, 0)
+    assert 290 < settled_step(steps, 2.2 + calm, 40) <= 300
 
 
 def test_the_rule_waits_until_the_temperature_has_left_0_and_never_looks_beyond_the_end():
@@ -90,9 +141,12 @@ def test_the_cells_come_from_the_logs_one_value_per_seed(tmp_path):
         expected.append(converged_step(steps, values, 60) / 1000)
     assert cells["converge_step"].values == pytest.approx(expected)
     assert expected[0] > expected[1] > 0.1
+    assert cells["settle_step"].values == cells["converge_step"].values  # these rise to the end of the window
+    assert cells["settle_step"].full_protocol != cells["converge_step"].full_protocol
     assert cells["converge_step"].full_protocol["task"] == "temperature"
     assert final_logit_scales(runs) == pytest.approx([math.e**3] * 2)
-    assert temperature_cells(runs, False, "demo")["converge_step"] is None
+    frozen = temperature_cells(runs, False, "demo")
+    assert frozen["converge_step"] is frozen["settle_step"] is None
     moving = [logged_run(tmp_path / "moving", [1.05**step for step in range(900)]), runs[1]]
     assert temperature_cells(moving, True, "demo")["converge_step"] is None
 
@@ -127,7 +181,7 @@ def encoder():
 
 def test_all_tokens_give_the_full_models_hits_and_parts_give_those_of_their_sums(encoder, monkeypatch):
     _, encoder, task = encoder
-    hits = subset_hits(encoder, task, [1, 2, 4])
+    hits = subset_hits(encoder, task, [1, 2, 4], "scores")
     assert [each.shape for each in hits.values()] == [(4, 130), (6, 130), (1, 130)]
     full = evaluate_zero_shot(encoder, task, "scores")
     assert hits[4][0].double().mean().item() == pytest.approx(full.metrics["acc1"], abs=1e-9)
@@ -140,9 +194,11 @@ def test_all_tokens_give_the_full_models_hits_and_parts_give_those_of_their_sums
     labels = torch.tensor([task.label(index) for index in range(130)])
     place = draw_subsets(4, 2).index([0, 3])
     assert torch.equal(total.argmax(dim=1) == labels, hits[2][place])
+    by_embeddings = subset_hits(encoder, task, [4], "embeddings")[4][0].double().mean().item()
+    assert by_embeddings == pytest.approx(evaluate_zero_shot(encoder, task, "embeddings").metrics["acc1"], abs=1e-9)
     monkeypatch.setattr(token_subsets, "draw_subsets", lambda *_: [[5]])
     with pytest.raises(IndexError):
-        subset_hits(encoder, task, [1])
+        subset_hits(encoder, task, [1], "scores")
 
 
 # properties of the topologies (Table 1)
@@ -191,8 +247,9 @@ def test_ranges_are_those_of_the_formulas(measured):
     assert ends["Sphere, inner product"] == pytest.approx((-1, 1), abs=1e-9)
     assert ends["Ob(64, 8), inner product"] == pytest.approx((-8, 8), abs=1e-9)
     assert ends["Ob(64, 8), geodesic"] == pytest.approx((0, math.pi * 8**0.5), rel=1e-6)
-    assert ends["Euclidean, l2"][0] == 0
-    assert ends["Euclidean, l2"][1] > 1e6
+    for name in ("Euclidean, l2", "Euclidean, l2, broadcast"):
+        assert ends[name] == (0, None)  # no bound
+        assert distance_range(TOPOLOGIES[name], torch.Generator().manual_seed(0))[1] > 1e6
 
 
 def test_metrics_obey_the_triangle_inequality_and_inner_products_break_it(measured):
@@ -226,7 +283,8 @@ def test_the_probe_reads_all_class_tokens_before_the_projection(encoder):
     protocol = results["linear_probe"].protocol
     assert protocol["feature_dim"] == 4 * config.model.image.width
     assert (protocol["num_train"], protocol["num_images"]) == (520, 130)
-    assert protocol["train_fingerprint"] != protocol["fingerprint"] == task.fingerprint
+    assert protocol["test_fingerprint"] == task.fingerprint
+    assert len({protocol[f"{name}fingerprint"] for name in ("", "train_", "test_")}) == 3
     assert results["linear_probe"].metrics["acc1"] > 1 / 64  # of pictures like those of the training set
 
 
@@ -247,7 +305,16 @@ def test_every_evaluated_set_has_its_role():
     assert list(sets) == [
         "imagenet", "imagenet_v2", "imagenet_a", "imagenet_r", "test", "second_test", "linear_probe"
     ]  # fmt: skip
-    assert sets["linear_probe"].fingerprint == sets["imagenet"].fingerprint
+
+
+def test_a_probe_is_known_by_its_training_set_and_its_test_set(encoder):
+    config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_multi.yaml", "smoke", ["data.num_labelled=12"])
+    sets = evaluated_sets(config.data)
+    task, other = sets["imagenet"], sets["imagenet_v2"]
+    result = evaluate_all(config, encoder[1], EvaluationSets({"imagenet": task}, {}))["linear_probe"]
+    assert result.protocol["fingerprint"] == sets["linear_probe"].fingerprint  # or it would be measured again each time
+    keys = {_fingerprint_of_probe(train, test) for train in (task, other) for test in (task, other)}
+    assert len(keys) == 4
 
 
 # MSCOCO (Table 7)

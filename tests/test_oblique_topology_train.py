@@ -20,6 +20,7 @@ from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint
 from common.run.config import ConfigError, load_row, override
 from common.run.log import read_log
 from common.run.session import NonFiniteLoss, RunFiles
+from common.run.training import as_inputs, batches_from, open_training_data
 from oblique_topology.config import Config
 from oblique_topology.evaluate import load_encoder
 from oblique_topology.model import build_geometry, build_model
@@ -67,10 +68,25 @@ def test_training_lowers_the_loss_and_writes_everything(tmp_path):
 
 
 def test_the_first_loss_is_that_of_the_model_before_training(unbroken):
-    # six steps of 16 pairs at a scale of 14: between ln 16 and the worst that unit vectors allow
+    row = FOLDER / "configs" / "table2_clip.yaml"
+    config = load_row(Config, FOLDER, row, "smoke")
+    training = open_training_data(config, open_training_pairs(config.data, config.run.seed), None)
+    torch.manual_seed(config.run.seed)
+    model = build_model(config, training.tokenizer)
+    batch = next(iter(batches_from(0, config, training, Accelerator(cpu=True))))
+    images, token_ids = as_inputs(batch, training.transform, torch.device("cpu"))
+    with torch.no_grad():
+        image_features, text_features = model.image_tower(images), model.text_tower(token_ids)
+    cosine = [[float(torch.cosine_similarity(i, t, dim=0)) for t in text_features] for i in image_features]
+    logits = [[value / 0.07 for value in line] for line in cosine]
+    total = 0.0
+    for k in range(16):
+        own = math.exp(logits[k][k])
+        total -= math.log(own / sum(math.exp(logits[k][j]) for j in range(16))) / 32
+        total -= math.log(own / sum(math.exp(logits[j][k]) for j in range(16))) / 32
     curve = losses(unbroken)
     assert len(curve) == 6
-    assert 2.0 < curve[0] < 10.0
+    assert curve[0] == pytest.approx(total, rel=1e-5)
 
 
 def test_the_same_seed_gives_the_same_losses_and_another_seed_does_not(unbroken, tmp_path):
