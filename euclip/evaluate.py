@@ -11,17 +11,32 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from common.data.pairs import EvaluationSets
 from common.evaluation import trained
 from common.evaluation.trained import TrainedModels, evaluate_main
 from common.run.session import run_or_explain
 from euclip.config import Config
 from euclip.model import build_model
-from euclip.suite import evaluate_suite
+from euclip.suite import evaluate_suite, open_suite
 
 PAPER = "euclip"
 MODELS = TrainedModels(PAPER, Config, build_model, evaluate_suite)
 load_encoder = partial(trained.load_encoder, MODELS)  # (checkpoint, device, overrides) -> (config, encoder)
 reevaluate = partial(trained.reevaluate, MODELS)  # (checkpoint, config, files, accelerator)
+
+
+def check_tests(config: Config, sets: EvaluationSets) -> None:
+    """Opens everything that a row is evaluated on, so that what is missing is known before training.
+
+    It is here and not in train.py because a run is known by the code that trains it, which this file is no part of.
+
+    Args:
+        config: of the row.
+        sets: that every paper evaluates on, already open.
+    Raises:
+        ValueError: as `open_suite`.
+    """
+    open_suite(config.data, sets)
 
 
 def main() -> None:

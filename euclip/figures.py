@@ -12,7 +12,7 @@ from common.distributed import is_main_process
 from common.report.command import Command
 from common.report.figures import Distributions, plot_distributions
 from common.report.findings import Findings, write_findings
-from common.report.schema import MEASURED, PAPER_SCALE, Column, Row, Table
+from common.report.schema import MEASURED, Column, Row, Table
 from common.report.tables import measured_over_seeds
 from common.report.trained_rows import printed_cells, train_rows
 from common.run.reproduce import PaperCode
@@ -25,7 +25,7 @@ from euclip.distributions import (
     summarise,
     training_sample,
 )
-from euclip.walk_tables import B16, load_run
+from euclip.rows import B16, load_run
 
 ROOT_NORMS = {  # row of the printed norms -> its config
     "EuCLIP ViT-B/32, lambda=0": "table4_euclidean_squared.yaml",
@@ -159,6 +159,5 @@ def root_norms(command: Command, code: PaperCode) -> list[Table]:
             norms, command.seeds, scale=command.scale, data=sample.name, protocol="all captions, both modalities alike"
         )
         rows.append(Row(row["method"], printed_cells(source, row), {column["key"]: cell}, MEASURED))
-    stand_in = None if command.scale == PAPER_SCALE else sample.name
-    columns = [Column(column["key"], column["label"], "norm", stand_in)]
+    columns = [Column(column["key"], column["label"], "norm", sample.name)]  # at no scale all training pairs
     return [command.table(code, printed, "root_norms", columns, rows, runs)]

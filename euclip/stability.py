@@ -1,12 +1,16 @@
 """Which settings train stably: what the text says of runs that have no row in a table (claims C19, C20, C24).
 
 A run counts as unstable when its loss or gradient stops being finite, or when its loss ends above that of a guess, the
-logarithm of the batch: the paper does not say how it judged. Beside it, the largest rise of the loss after warm-up.
+logarithm of the batch: the paper does not say how it judged. Beside it, of rows whose runs all went through, the final
+loss and the largest rise of the loss after warm-up.
 """
 
+import inspect
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.distributed import is_main_process
 from common.report.command import Command
@@ -15,7 +19,7 @@ from common.report.schema import Table
 from common.run.config import load_row
 from common.run.log import read_log
 from common.run.reproduce import PaperCode, RowRun, run_row
-from common.run.session import NonFiniteLoss
+from common.run.session import NonFiniteLoss, RunFiles, run_files, write_json
 
 LARGE_START = "method.logit_scale_init=14.285714285714286"
 
@@ -33,6 +37,7 @@ SETTINGS = {
     "hyperbolic d, no-ln, lambda=0": Setting("hyperbolic_no_ln", "unstable_hyperbolic_no_ln.yaml"),
     "hyperbolic d, no-ln, lambda=0.2": Setting("meru_no_ln", "unstable_meru_no_ln.yaml"),
     "hyperbolic d, ln, lambda=0": Setting("hyperbolic", "table4_hyperbolic.yaml"),
+    "hyperbolic d, ln, lambda=0.2": Setting("meru", "table4_meru.yaml"),
     "Euclidean d2, no-ln, lambda=0": Setting("lambda_0", "table4_euclidean_squared.yaml"),
     "Euclidean d2, no-ln, lambda=0.1, K=0.3": Setting("lambda_01", "table4_euclip.yaml"),
     "Euclidean d2, no-ln, lambda=0.2, K=0.3": Setting("lambda_02", "table4_euclidean_squared_entailment.yaml"),
@@ -76,29 +81,48 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
             (SETTINGS[method].key, name): [outcome[name] for outcome, _ in each]
             for method, each in found.items()
             for name in each[0][0]
+            if all(name in outcome for outcome, _ in each)
         },
     )
     return [write_findings(command, code.name, findings)]
 
 
 def _outcome(command: Command, code: PaperCode, setting: Setting, seed: int) -> tuple[dict[str, float], RowRun | None]:
-    """What became of one run; a run that met NaN or infinity counts with the loss of a guess."""
+    """What became of one run; of one that met NaN or infinity, now or in an earlier call, only that."""
     overrides = [*command.overrides, *setting.overrides]
+    config = load_row(
+        code.config_class,
+        code.folder,
+        code.folder / "configs" / setting.row,
+        command.scale,
+        [*overrides, f"run.seed={seed}"],
+    )
+    optim = config.optim
+    broke = _files(command, code, setting, config).folder / "diverged.json"
+    name = f"{Path(setting.row).stem}, seed {seed}"
+    if broke.is_file():
+        if is_main_process():
+            print(f"{name}: found in {broke.parent}: {json.loads(broke.read_text(encoding='utf-8'))['error']}")
+        return {"unstable": 1.0}, None
     try:
         run = run_row(code, setting.row, command.scale, seed, overrides, command.runs)
     except NonFiniteLoss as error:
         if is_main_process():
-            print(f"{Path(setting.row).stem}, seed {seed}: {error}")
-        return {"unstable": 1.0, "final_loss": 1.0, "largest_rise": 0.0}, None
-    optim = load_row(
-        code.config_class, code.folder, code.folder / "configs" / setting.row, command.scale, overrides
-    ).optim
+            print(f"{name}: {error}")
+            write_json(broke, {"error": str(error)})
+        return {"unstable": 1.0}, None
     lines = [line for line in read_log(run.files.log) if line["event"] == "train"]
-    losses = [line["contrastive_loss"] for line in lines if line["step"] > optim.warmup_steps]
-    guess = math.log(optim.global_batch_size)
     rise, lowest = 0.0, math.inf
-    for loss in losses:
-        lowest = min(lowest, loss)
-        rise = max(rise, loss - lowest)
-    final = losses[-1] / guess
+    for line in lines:
+        if line["step"] > optim.warmup_steps:
+            lowest = min(lowest, line["contrastive_loss"])
+            rise = max(rise, line["contrastive_loss"] - lowest)
+    final = lines[-1]["contrastive_loss"] / math.log(optim.global_batch_size)
     return {"unstable": float(final > 1), "final_loss": final, "largest_rise": rise}, run
+
+
+def _files(command: Command, code: PaperCode, setting: Setting, config: Any) -> RunFiles:
+    """Where `run_row` keeps this run."""
+    pairs = code.open_training(config.data, config.run.seed)
+    script = Path(inspect.getsourcefile(code.train))
+    return run_files(script, Path(setting.row).stem, command.scale, config, pairs.fingerprint, command.runs)

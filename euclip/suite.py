@@ -7,8 +7,8 @@
     mean_retrieval   Flickr30k, MSCOCO (R@1 both ways), WinoGAViL   test, second_test, winogavil
     mean_all         all 38                                         all 21
 
-Each mean is plain, over one number per set. With `data.averages = datacomp` it is formed of all its sets or not at all;
-with `present` of those that are there, and its protocol names them.
+Each mean is plain, over one number per set. With `data.averages = datacomp` all 38 sets must be there; with `present` a
+mean is over those that are, and its protocol names them.
 """
 
 import hashlib
@@ -25,8 +25,10 @@ import torch
 from common.data.pairs import EvaluationSets, Pairs, open_evaluation_sets
 from common.data.scenes import CLASSIFICATION_TASKS, classification_task
 from common.evaluation.accuracy import (
+    DATACOMP_AVERAGES,
     DATACOMP_TASKS,
     OTHER_REGION,
+    datacomp_averages,
     f1_macro_present,
     group_accuracies,
     worst_region_accuracy,
@@ -35,18 +37,19 @@ from common.evaluation.embed import Encoder, FurtherMetrics, evaluate_retrieval,
 from common.evaluation.protocol import Evaluation
 from common.evaluation.zero_shot import classification_hits
 from euclip.config import Config, EvaluationData
-from euclip.winogavil import MAIN_METRIC, Associations, SceneAssociations, evaluate_associations, open_winogavil
+from euclip.winogavil import Associations, SceneAssociations, evaluate_associations, open_winogavil
 
 MEAN_RECALL_AT_1 = "mean_recall_at_1"
 SCORE = "score"  # the metric of a mean
 WINOGAVIL = "winogavil"
-_GROUPS = ("imagenet", "shifts", "vtab", "retrieval", "other")
-_RETRIEVAL_ROLES = {  # role here -> DataComp's key
-    "test": "retrieval/flickr_1k_test_image_text_retrieval",
-    "second_test": "retrieval/mscoco_2014_5k_test_image_text_retrieval",
-    WINOGAVIL: "misc/winogavil",
+_ROLE_OF = {  # DataComp's key -> role here; the others' is the name of their folder
+    "retrieval/flickr_1k_test_image_text_retrieval": "test",
+    "retrieval/mscoco_2014_5k_test_image_text_retrieval": "second_test",
+    "misc/winogavil": WINOGAVIL,
 }
+_TASK_OF = {_ROLE_OF.get(task.key, task.key.replace("/", "-")): task for task in DATACOMP_TASKS}
 _METRIC_OF = {"mean_recall@1": MEAN_RECALL_AT_1}  # DataComp's names that are other ones here
+_GROUPED = ("wilds-fmow", "fairness-geode", "fairness-dollar_street")  # scored by the groups in their metadata
 _REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania", OTHER_REGION)  # of FMoW, in the order of WILDS
 
 
@@ -81,6 +84,8 @@ def open_suite(data: EvaluationData, sets: EvaluationSets) -> Suite:
     Args:
         data: of the row; scenes add their VTAB tasks and associations.
         sets: that every paper evaluates on, already open.
+    Raises:
+        ValueError: sets of DataComp that are missing or lack what their metric needs; names them.
     """
     zero_shot, associations = dict(sets.zero_shot), {}
     if data.source == "scenes":
@@ -90,8 +95,10 @@ def open_suite(data: EvaluationData, sets: EvaluationSets) -> Suite:
         associations[WINOGAVIL] = SceneAssociations(data.num_labelled, data.image_size)
     elif data.winogavil:
         associations[WINOGAVIL] = open_winogavil(data.winogavil, Path(data.root).expanduser())
+    for role in zero_shot.keys() & set(_GROUPED):
+        _group(zero_shot[role], 0)  # of one picture: that there are any is known now, not after hours of training
     every = {**zero_shot, **sets.retrieval, **associations}
-    means = _datacomp_means(every) if data.averages == "datacomp" else _means_of_present(every, sets.retrieval)
+    means = _datacomp_means(every) if data.averages == "datacomp" else _means_of_present(every)
     return Suite(zero_shot, sets.retrieval, associations, means)
 
 
@@ -199,7 +206,7 @@ def _worst_region(
 ) -> dict[str, list[list[float]]]:
     """FMoW in both readings, see `worst_region_accuracy`."""
     hits = classification_hits(scores, labels).tolist()
-    regions = [_REGIONS[_group(task, index)] for index in indices]
+    regions = [_region(task, index) for index in indices]
     named = [(hit, region) if region != OTHER_REGION else (hit, None) for hit, region in zip(hits, regions)]
     worst_region_accuracy(hits, regions)  # raises where every picture lies in Other
     return {
@@ -221,45 +228,55 @@ def _group(task: Any, index: int) -> int:
     Raises:
         ValueError: if it has none.
     """
-    metadata = task.metadata(index)
+    metadata = task.metadata(index) if hasattr(task, "metadata") else None
     if metadata is None or not np.size(metadata):
         raise ValueError(f"{task.name}, picture {index}: no metadata (.npy member), which its metric needs")
     return int(np.ravel(metadata)[0])
 
 
+def _region(task: Any, index: int) -> str:
+    """Name of a picture's region of FMoW."""
+    number = _group(task, index)
+    if not 0 <= number < len(_REGIONS):
+        raise ValueError(f"{task.name}, picture {index}: region {number}; accepted: 0 to {len(_REGIONS) - 1}")
+    return _REGIONS[number]
+
+
 def _datacomp_means(every: Mapping[str, Any]) -> dict[str, Mean]:
-    """Those of the five means of which every set is there."""
-    role_of = {key: role for role, key in _RETRIEVAL_ROLES.items()}
-    tasks = [(task, role_of.get(task.key, task.key.replace("/", "-"))) for task in DATACOMP_TASKS]
-    means = {}
-    for group in (*_GROUPS[:4], "all"):
-        members = {
-            role: _METRIC_OF.get(task.metric, task.metric) for task, role in tasks if group in (task.group, "all")
-        }
-        if members.keys() <= every.keys():
-            name = f"mean_{group}"
-            means[name] = Mean(name, {role: every[role] for role in members}, members)
-    return means
+    """The five means, each over all its sets.
+
+    Raises:
+        ValueError: if one of the 38 is missing.
+    """
+    try:
+        averages = datacomp_averages([_TASK_OF[role].key for role in every if role in _TASK_OF])
+    except ValueError as error:
+        raise ValueError(f"data.averages = datacomp: {error}; or take data.averages=present") from None
+    role_of = {task: role for role, task in _TASK_OF.items()}
+    return {f"mean_{name}": _mean(name, [role_of[task] for task in tasks], every) for name, tasks in averages.items()}
 
 
-def _means_of_present(every: Mapping[str, Any], retrieval: Mapping[str, Pairs]) -> dict[str, Mean]:
+def _means_of_present(every: Mapping[str, Any]) -> dict[str, Mean]:
     """Means over the sets that are there; that over all only where each of the four groups has one."""
-
-    def metric(role: str) -> str:
-        return MAIN_METRIC if role == WINOGAVIL else MEAN_RECALL_AT_1 if role in retrieval else "acc1"
-
-    def group(role: str) -> str:
-        if role in _RETRIEVAL_ROLES:
-            return "retrieval"
-        if role.startswith("imagenet"):
-            return "imagenet" if role == "imagenet" else "shifts"
-        return "vtab" if role.startswith("vtab/") else "other"
-
-    members = {name: [role for role in every if group(role) == name] for name in _GROUPS}
-    if all(members[name] for name in _GROUPS[:4]):
-        members["all"] = list(every)
-    return {
-        f"mean_{name}": Mean(f"mean_{name}", {role: every[role] for role in roles}, {r: metric(r) for r in roles})
-        for name, roles in members.items()
-        if roles and name != "other"
+    members = {
+        name: [role for role in every if _group_and_metric(role)[0] in groups]
+        for name, groups in DATACOMP_AVERAGES.items()
     }
+    if not all(members.values()):
+        del members["all"]
+    return {f"mean_{name}": _mean(name, roles, every) for name, roles in members.items() if roles}
+
+
+def _mean(name: str, roles: Sequence[str], every: Mapping[str, Any]) -> Mean:
+    metrics = {role: _group_and_metric(role)[1] for role in roles}
+    return Mean(f"mean_{name}", {role: every[role] for role in roles}, metrics)
+
+
+def _group_and_metric(role: str) -> tuple[str, str]:
+    """Of DataComp's sets as its table has them; the scenes' own names tell their group."""
+    if role in _TASK_OF:
+        task = _TASK_OF[role]
+        return task.group, _METRIC_OF.get(task.metric, task.metric)
+    if role.startswith("imagenet"):
+        return "imagenet" if role == "imagenet" else "shifts", "acc1"
+    return "vtab" if role.startswith("vtab/") else "other", "acc1"

@@ -48,9 +48,8 @@ from common.run.training import (
 )
 from common.tiled import geometry_loss
 from euclip.config import Config
-from euclip.evaluate import MODELS, PAPER
+from euclip.evaluate import MODELS, PAPER, check_tests
 from euclip.model import build_model, clamp_scalars_, multiply_scalar_gradients_, trained_scalars
-from euclip.suite import open_suite
 
 DEFAULT_ROW = "table4_euclip.yaml"
 
@@ -74,7 +73,7 @@ def train(
 
     # data
     training = open_training_data(config, pairs, checkpoint)
-    open_suite(config.data, training.evaluation_sets)  # a set that is missing is known now, not at the end
+    check_tests(config, training.evaluation_sets)
 
     # model and optimiser
     torch.manual_seed(run.seed)
@@ -102,7 +101,14 @@ def train(
             images, token_ids = as_inputs(batch, training.transform, accelerator.device)
 
             image_embeddings, text_embeddings, logit_scale = micro_batches.embed(images, token_ids)
-            loss = geometry_loss(image_embeddings, text_embeddings, geometry, logit_scale, tile=optim.loss_tile)
+            loss = geometry_loss(
+                image_embeddings,
+                text_embeddings,
+                geometry,
+                logit_scale,
+                tile=optim.loss_tile,
+                bf16_product=optim.loss_bf16_product,
+            )
             parts = {"contrastive_loss": loss}
             if method.entailment_weight:
                 # matched pairs alone, so the mean over processes is that of the global batch; the text is the apex

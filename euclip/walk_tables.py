@@ -11,21 +11,18 @@ from typing import Any
 
 from common.data.pairs import open_retrieval_sets
 from common.distributed import is_main_process
-from common.evaluation.embed import Encoder
-from common.evaluation.trained import this_device
 from common.report.command import Command
 from common.report.figures import Distributions, plot_distributions
 from common.report.findings import Findings, write_findings
-from common.report.schema import MEASURED, PAPER_SCALE, Column, Measured, PerImage, Row, Table
+from common.report.schema import MEASURED, Column, Measured, PerImage, Row, Table
 from common.report.statistics import bootstrap_interval
 from common.report.tables import measured_over_seeds
 from common.report.trained_rows import Runs, printed_cells, train_rows
-from common.run.checkpoint import last_checkpoint
-from common.run.reproduce import PaperCode, RowRun
+from common.run.reproduce import PaperCode
 from euclip.caption_pools import has_hierarchy
-from euclip.evaluate import load_encoder
+from euclip.rows import B16, load_run
 from euclip.traversal import NUM_POINTS, mean_score, met
-from euclip.traverse import (
+from euclip.walks import (
     NUM_WALKS,
     Embedded,
     Task,
@@ -36,8 +33,6 @@ from euclip.traverse import (
     scenes_task,
     walk_all,
 )
-
-B16 = {"EuCLIP": "b16_euclip.yaml", "CLIP": "b16_clip.yaml", "MERU": "b16_meru.yaml"}
 
 
 @dataclass(frozen=True)
@@ -76,14 +71,7 @@ SCORES = {  # of `walk_scores` -> label, unit, which is better
 NOTES = (
     "Levels count from 0, the most specific caption of a picture. 'Never back': share of the walks past two captions "
     "or more that come to no caption more specific than the one before; 'by chance': if they came in random order.",
-    "Where there are no cones the root is the normalised mean of training images and texts.",
 )
-
-
-def load_run(run: RowRun, command: Command) -> tuple[Any, Encoder]:
-    """Config and model of a run, with the data where the command says they lie."""
-    where = [text for text in command.overrides if text.startswith("data.root=")]
-    return load_encoder(last_checkpoint(run.files.checkpoints), this_device(), where)
 
 
 def walk_task(config: Any) -> Task:
@@ -98,15 +86,22 @@ def walk_task(config: Any) -> Task:
 class Walked:
     """The walks of all rows.
 
-    by_row: label of a row -> its walks, one entry per seed. embedded: what the last model made of the task.
+    by_row: label of a row -> its walks, one entry per seed. roots: of the models, in words.
+    embedded: what the last model made of the task.
     """
 
     by_row: Mapping[str, Sequence[Walks]]
+    roots: Mapping[str, str]
     embedded: Embedded
 
     @property
     def data(self) -> str:
-        return f"{len(self.embedded.rows)} pictures, {self.embedded.task.pool.name}"
+        task = self.embedded.task
+        return f"{len(self.embedded.rows)} pictures of {task.name}, {task.pool.name}"
+
+    @property
+    def note(self) -> str:
+        return f"Roots: {'; '.join(f'{model} {what}' for model, what in self.roots.items())}."
 
     @property
     def protocol(self) -> str:
@@ -116,15 +111,16 @@ class Walked:
 def walk_rows(command: Command, runs: Runs, rows: Mapping[str, Walk]) -> Walked:
     """Loads every run once and walks with all filters that the rows ask of it."""
     by_row: dict[str, list[Walks]] = {label: [] for label in rows}
+    roots: dict[str, str] = {}
     for model, seeds in runs.items():
         for run in seeds:
             config, encoder = load_run(run, command)
             embedded = embed_task(encoder, walk_task(config))
-            root, _ = model_root(encoder, config, embedded.captions)
+            root, roots[model] = model_root(encoder, config, embedded.captions)
             for label, row in rows.items():
                 if row.model == model:
                     by_row[label].append(walk_all(encoder, embedded, root, row.min_radius))
-    return Walked(by_row, embedded)
+    return Walked(by_row, roots, embedded)
 
 
 def table6(command: Command, code: PaperCode) -> list[Table]:
@@ -155,7 +151,8 @@ def _mean_captions(command: Command, code: PaperCode, table_id: str, runs: Runs,
     for label, seeds in walked.by_row.items():
         cell = _cell(command, walked, [walks.scores["captions"] for walks in seeds])
         rows.append(Row(label, papers.get(label, {}), {key: cell}, MEASURED))
-    return command.table(code, printed, table_id, _columns(command, source, walked, "captions"), rows, runs)
+    table = command.table(code, printed, table_id, _columns(source, walked, "captions"), rows, runs)
+    return replace(table, notes=(walked.note,))
 
 
 def _traversal(command: Command, code: PaperCode, walked: Walked) -> Table:
@@ -176,7 +173,7 @@ def _traversal(command: Command, code: PaperCode, walked: Walked) -> Table:
         rows={row.key: label for label, row in ROWS.items()},
         columns={score: label for score, label in SCORES.items() if score in known},
         values=values,
-        notes=NOTES,
+        notes=(*NOTES, walked.note),
     )
     return write_findings(command, code.name, findings)
 
@@ -208,9 +205,9 @@ def _examples(command: Command, code: PaperCode, table_id: str, columns: Mapping
             captions = [tags[place] for place in met(seeds[0].places[number], tags)]
             notes.append(f"{column}: {'; '.join(captions) or 'only the root'}")
         rows.append(Row(f"ours: {task.image_id(place_in_task)}", {}, cells, MEASURED, note=" | ".join(notes)))
-    table = command.table(code, printed, table_id, _columns(command, source, walked, "captions"), rows, runs)
+    table = command.table(code, printed, table_id, _columns(source, walked, "captions"), rows, runs)
     note = f"The captions of our pictures are those of seed {command.seeds[0]}, nearest to the picture first."
-    return replace(table, notes=(note,))
+    return replace(table, notes=(note, walked.note))
 
 
 def figure5(command: Command, code: PaperCode) -> list[Table]:
@@ -244,12 +241,13 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
             for model in B16
         ]
         plot_distributions(panels, command.folder(code.name) / "figure5_distributions.png", across=len(panels))
-    return [command.table(code, printed, "figure5", _columns(command, source, walked, "percent"), rows, runs)]
+    table = command.table(code, printed, "figure5", _columns(source, walked, "percent"), rows, runs)
+    return [replace(table, notes=(walked.note,))]
 
 
-def _columns(command: Command, source: Mapping[str, Any], walked: Walked, unit: str) -> list[Column]:
-    stand_in = None if command.scale == PAPER_SCALE else walked.data
-    return [Column(column["key"], column["label"], unit, stand_in) for column in source["columns"]]
+def _columns(source: Mapping[str, Any], walked: Walked, unit: str) -> list[Column]:
+    """The printed columns; at every scale with our pictures and captions, which the paper's are never."""
+    return [Column(column["key"], column["label"], unit, walked.data) for column in source["columns"]]
 
 
 def _cell(command: Command, walked: Walked, per_picture: Sequence[Sequence[float]]) -> Measured:

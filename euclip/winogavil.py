@@ -16,11 +16,9 @@ from common.data.broken import BrokenSample
 from common.data.samples import FILE_FORMATS, Unusable, decode_picture
 from common.data.scenes import AnnotationTask
 from common.data.table_rows import picture_bytes
-from common.evaluation.accuracy import winogavil_jaccard, winogavil_metrics, winogavil_prompt
+from common.evaluation.accuracy import WINOGAVIL_GROUPS, winogavil_jaccard, winogavil_metrics, winogavil_prompt
 from common.evaluation.embed import Encoder
 from common.evaluation.protocol import Evaluation
-
-MAIN_METRIC = "jaccard_score_10-12"
 
 
 class Associations(Protocol):
@@ -94,7 +92,8 @@ class RowAssociations:
         rows: pictures not decoded (`open_winogavil` sees to that).
         name: for protocols and messages.
     Raises:
-        ValueError: a column is missing, or an instance's associations are not among its candidates.
+        ValueError: a column is missing, an instance's associations are not among its candidates, or there is no
+            instance of 5, 6, 10 or 12 candidates, which the metrics are means over.
     """
 
     def __init__(self, rows: datasets.Dataset, name: str) -> None:
@@ -111,6 +110,10 @@ class RowAssociations:
             if strange or not chosen:
                 raise ValueError(f"{name}, row {row}: associations {chosen}; accepted: one or more of {names}")
             self.gold.append([place for place, each in enumerate(names) if each in chosen])
+        try:
+            winogavil_metrics([0.0] * len(self.counts), self.counts)  # what it lacks is known now, not after training
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
         content = json.dumps([self.cues, candidates, right], ensure_ascii=True)
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
         self._places = [(row, place) for row, count in enumerate(self.counts) for place in range(count)]
@@ -186,7 +189,7 @@ def evaluate_associations(encoder: Encoder, instances: Associations) -> Evaluati
         encoder: model and preprocessing.
         instances: see `Associations`.
     Returns:
-        Metrics as in `winogavil_metrics`; the main one is MAIN_METRIC.
+        Metrics as in `winogavil_metrics`.
     """
     images, readable = encoder.images(instances)
     texts = encoder.texts([winogavil_prompt(cue) for cue in instances.cues])
@@ -215,7 +218,7 @@ def evaluate_associations(encoder: Encoder, instances: Associations) -> Evaluati
         chance=winogavil_metrics(chances, sizes),
         hits={
             name: [[value] if inside(size) else [] for value, size in zip(found, sizes)]
-            for name, inside in _GROUPS.items()
+            for name, inside in WINOGAVIL_GROUPS.items()
         },
     )
 
@@ -225,11 +228,3 @@ def chance_jaccard(num_candidates: int, k: int) -> float:
     ways = comb(num_candidates, k)
     hits: Sequence[int] = range(max(0, 2 * k - num_candidates), k + 1)
     return sum(comb(k, h) * comb(num_candidates - k, k - h) / ways * h / (2 * k - h) for h in hits)
-
-
-_GROUPS = {
-    **{f"jaccard_score_{size}": (lambda count, size=size: count == size) for size in (5, 6, 10, 12)},
-    "jaccard_score_5-6": lambda count: count <= 6,
-    MAIN_METRIC: lambda count: count >= 10,
-    "jaccard_score_all": lambda count: True,
-}

@@ -3,15 +3,20 @@
 import torch
 
 from common.distributed import rank, world_size
-from common.info_nce import contrastive_loss
+from common.tiled import geometry_loss
 from euclip.config import MethodConfig
 from euclip.model import build_geometry
 
 PAIRS, DIM = 12, 32
 
 
-def share_of_a_step(methods: list[MethodConfig]) -> list[dict]:
-    """Loss, and gradients of scalars and features, in float64; the processes share a batch of 12."""
+def share_of_a_step(methods: list[MethodConfig], tile: int = 0) -> list[dict]:
+    """Loss, and gradients of scalars and features, in float64; the processes share a batch of 12.
+
+    Args:
+        methods: of the rows.
+        tile: optim.loss_tile.
+    """
     found = []
     for method in methods:
         torch.manual_seed(7)
@@ -21,7 +26,7 @@ def share_of_a_step(methods: list[MethodConfig]) -> list[dict]:
         features = [part[own].clone().requires_grad_() for part in (images, texts)]
         scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
         image_embeddings, text_embeddings = geometry.embed_image(features[0]), geometry.embed_text(features[1])
-        loss = contrastive_loss(image_embeddings, text_embeddings, geometry.similarity, scale)
+        loss = geometry_loss(image_embeddings, text_embeddings, geometry, scale, tile=tile)
         residuals = geometry.entailment_residual(text_embeddings, image_embeddings, method.min_radius)
         (loss + method.entailment_weight * residuals.mean()).backward()
         scalars = {name: parameter.grad for name, parameter in geometry.named_parameters()} | {"scale": scale.grad}

@@ -6,21 +6,17 @@ import math
 
 import pytest
 import torch
+from euclip_encoders import DIM, GEOMETRIES, encoder_of
 from matplotlib.image import imread
-from torch import nn
 
 from common.data.scenes import SceneDataset
-from common.data.tokenizer import WordTokenizer
-from common.data.transforms import ImageTransform
-from common.encoders.two_towers import TwoTowers
-from common.evaluation.embed import Encoder
 from common.geometry import Sphere
-from common.logit_scale import LogitScale
 from common.report.figures import Distributions, plot_distributions
 from euclip.distributions import (
     DISTANCE,
+    NUM_PICTURES,
     Distances,
-    FirstPairs,
+    DrawnPairs,
     Sample,
     by_level,
     distances_from,
@@ -32,17 +28,7 @@ from euclip.distributions import (
     summarise,
     write_distances,
 )
-from euclip.geometry import Elliptic, Euclidean, Hyperbolic
-
-DIM = 4
-GEOMETRIES = {
-    "sphere": Sphere,
-    "elliptic": Elliptic,
-    "euclidean": lambda: Euclidean(squared=False),
-    "euclidean_squared": lambda: Euclidean(squared=True),
-    "hyperbolic": lambda: Hyperbolic(DIM, squared=False, curvature_init=0.5),
-    "hyperbolic_squared": lambda: Hyperbolic(DIM, squared=True, curvature_init=2.0),
-}
+from euclip.geometry import Euclidean
 
 
 def sample_of(name, num_images=6, chain=3):
@@ -140,36 +126,48 @@ def test_there_is_a_panel_for_each_point_and_one_curve_for_each_level(name):
     assert panels_of("title", geometry, flat, points, levels=True) == []
 
 
-class Mixed(nn.Module):
-    """Pixels or ids through a fixed linear map."""
-
-    def __init__(self, inputs, seed):
-        super().__init__()
-        self.weight = torch.randn(inputs, DIM, generator=torch.Generator().manual_seed(seed)) / inputs**0.5
-
-    def forward(self, batch):
-        return batch.flatten(1).float() @ self.weight
-
-
-def encoder_of(geometry):
-    tokenizer = WordTokenizer.from_words(["a", "red", "circle"])
-    model = TwoTowers(Mixed(3 * 16 * 16, 1), Mixed(20, 2), geometry, LogitScale(1.0))
-    return Encoder(model, ImageTransform(size=16), tokenizer, 20, 4, torch.device("cpu"))
-
-
-def test_a_sample_is_the_first_pictures_with_all_their_captions():
+def test_a_sample_is_drawn_over_the_whole_set_and_has_all_captions():
     encoder, scenes = encoder_of(Euclidean(True)), SceneDataset("train", size=30, image_size=16)
+    drawn = DrawnPairs(scenes, 5)
+    assert len(drawn) == len(set(drawn.indices)) == 5
+    assert drawn.indices == sorted(drawn.indices) != list(range(5))
     sample = embed_sample(encoder, scenes, 5)
-    assert sample.name == "scenes/train, first 5 pictures"
-    assert torch.equal(sample.images, encoder.images(SceneDataset("train", size=5, image_size=16))[0])
-    assert torch.equal(sample.texts, encoder.texts([caption for i in range(5) for caption in scenes.captions(i)]))
+    assert sample.name == drawn.name == "scenes/train, 5 of 30 drawn at random"
+    assert torch.equal(sample.images, encoder.images(scenes)[0][drawn.indices])
+    assert torch.equal(sample.texts, encoder.texts([caption for i in drawn.indices for caption in scenes.captions(i)]))
     assert sample.text_to_image.tolist() == [i for i in range(5) for _ in range(5)]
     assert [list(chain) for chain in sample.chains] == [list(range(5 * i, 5 * i + 5)) for i in range(5)]
-    assert len(embed_sample(encoder, SceneDataset("train", size=3, image_size=16), 5).images) == 3
+
+
+def test_a_draw_of_no_fewer_than_there_are_is_all():
+    scenes = SceneDataset("train", size=3, image_size=16)
+    everything = DrawnPairs(scenes, 5)
+    assert (everything.indices, everything.name) == ([0, 1, 2], "scenes/train, all 3")
+    assert DrawnPairs(scenes, 2).fingerprint != everything.fingerprint
+
+
+def test_the_mean_of_a_draw_is_near_that_of_all_where_that_of_the_first_is_not():
+    """Sets are often sorted; three standard errors of the draw."""
+    drawn = DrawnPairs(range_of_pairs(100_000), NUM_PICTURES).indices
+    spread, mean = 100_000 / 12**0.5, 50_000
+    assert abs(sum(drawn) / NUM_PICTURES - mean) < 3 * spread / NUM_PICTURES**0.5
+    assert abs(sum(range(NUM_PICTURES)) / NUM_PICTURES - mean) > 10 * spread / NUM_PICTURES**0.5
+
+
+def range_of_pairs(size):
+    class Pairs:
+        """Nothing but a length."""
+
+        name = fingerprint = "range"
+
+        def __len__(self):
+            return size
+
+    return Pairs()
 
 
 def test_pairs_whose_captions_stand_in_no_order_have_no_levels():
-    class Pairs(FirstPairs):
+    class Pairs(DrawnPairs):
         """Captioned pictures that are no scenes."""
 
     sample = embed_sample(encoder_of(Sphere()), Pairs(SceneDataset("train", size=4, image_size=16), 4))

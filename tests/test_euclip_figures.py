@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_euclip_claims import columns_of_claims
 
 from common.report.experiments import read_experiment
 from common.report.schema import from_json
@@ -78,6 +79,22 @@ def test_table_6_and_the_experiment_say_the_same_and_come_with_the_order_of_the_
     assert any(cell.mean > 0 for cell in cells.values())
     assert cells["EuCLIP, no filter"].interval is not None  # over pictures, of a single seed
     assert {row.method for row in table_of(output, "table6", "traversal").rows} == set(walk_tables.ROWS)
+
+
+def test_at_no_scale_do_our_pictures_captions_and_draws_pass_for_the_papers(output):
+    for part in WALK_PARTS:
+        table = table_of(output, part)
+        assert {column.stands_in_for for column in table.columns} == {"8 pictures of scenes/test, captions of 8 scenes"}
+        assert ("CLIP normalised mean" in " ".join(table.notes)) == (part not in ("table3", "table7"))
+    (column,) = table_of(output, "root_norms").columns
+    assert column.stands_in_for == "scenes/train, all 24"
+
+
+@pytest.mark.parametrize("name", ["figure2", "figure4", "figure6", "figure7", "traversal"])
+def test_claims_name_only_what_the_experiments_hold(output, name):
+    named = columns_of_claims(name)
+    assert named
+    assert named <= set(experiment_of(output, name).values)
 
 
 def test_figure_5_shares_out_all_pictures_and_agrees_with_table_6(output):
@@ -159,7 +176,7 @@ def test_traverse_writes_its_files_or_prints_the_table_of_a_checkpoint(output, t
     capsys.readouterr()
     traverse.main(["--checkpoint", str(checkpoint_of(output, "b16_clip")), "--captions", str(captions), *few])
     printed = capsys.readouterr().out
-    assert "root: normalised mean of image and text embeddings of scenes/train, first 24 pictures" in printed
+    assert "root: normalised mean of image and text embeddings of scenes/train, all 24" in printed
     assert "2: captions.txt" in printed
 
 
@@ -169,13 +186,13 @@ def test_traverse_writes_its_files_or_prints_the_table_of_a_checkpoint(output, t
         (["--checkpoint", "nowhere"], "nowhere is no whole checkpoint"),
         (["--checkpoint", "CLIP", "--min-radius", "0.1"], "'sphere' has no entailment cones"),
         (["--checkpoint", "CLIP", "--captions", "/dev/null"], "/dev/null holds no caption"),
-        (["--checkpoint", "CLIP", "--pictures", "0"], "--pictures 0; accepted: at least 1"),
+        (["--checkpoint", "MERU", "--plain-mean"], "--plain-mean: the root of geometry 'hyperbolic' is the origin"),
     ],
 )
 def test_traverse_says_what_it_cannot_use(output, arguments, message):
-    clip = str(checkpoint_of(output, "b16_clip"))
+    models = {model: str(checkpoint_of(output, f"b16_{model.lower()}")) for model in ("CLIP", "MERU")}
     with pytest.raises(ValueError, match=message):
-        traverse.main([clip if word == "CLIP" else word for word in arguments])
+        traverse.main([models.get(word, word) for word in arguments])
 
 
 def test_entry_scripts_run_by_path_and_explain_errors_in_one_line():
@@ -194,7 +211,9 @@ def test_distributions_of_a_checkpoint_from_the_command_line(output, tmp_path, c
     distributions.main(["--checkpoint", checkpoint, "--output", str(tmp_path), "--pictures", "6"])
     content = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / "distances.json").read_text()) == content
-    assert content["data"] == "scenes/train, first 6 pictures"
+    assert content["data"] == "scenes/train, 6 of 24 drawn at random"
+    with pytest.raises(ValueError, match="--pictures 0; accepted: at least 1"):
+        distributions.main(["--checkpoint", checkpoint, "--output", str(tmp_path), "--pictures", "0"])
 
 
 def test_photographs_with_a_hierarchy_are_preferred(data_dir):

@@ -196,6 +196,18 @@ def test_no_trainable_scalar_decays():
         assert all(any(scalar is parameter for parameter in kept) for scalar in scalars)
 
 
+def test_the_class_token_decays_where_open_clips_does_not_and_all_else_as_in_open_clip():
+    """Known deviation (README): with shape (1, width) it counts as a matrix; open_clip's (width,) is spared."""
+    config = config_of("table4_euclip", "smoke")
+    model = build_model(config, FEW_IDS)
+    decayed = {id(each) for each in build_optimizer(model, config.optim).param_groups[0]["params"]}
+    assert model.image_tower.class_embedding.shape == (1, 32)
+    assert id(model.image_tower.class_embedding) in decayed
+    for name, parameter in model.named_parameters():
+        spared = parameter.ndim < 2 or "norm" in name or name.endswith("bias") or "log_logit_scale" in name
+        assert (id(parameter) in decayed) != spared, name
+
+
 def test_at_demo_scale_the_curvature_learns_at_the_logit_scales_rate():
     config = config_of("table4_meru", "demo")
     model = build_model(config, FEW_IDS)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_euclip_claims import columns_of_claims
 
 import euclip.stability as stability_part
 from common.report.experiments import read_experiment
@@ -15,7 +16,7 @@ from scripts.parts import parts_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PRINTED = yaml.safe_load((ROOT / "euclip" / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]
-SMALL = ["data.num_labelled=8", "data.num_test=8", "data.num_val=4", "optim.steps=4"]  # the same for every part
+SMALL = ["data.num_labelled=8", "data.num_test=8", "data.num_val=4"]  # of every part
 TABLES = ("table1", "table4", "table5", "table8")
 MEANS = {"imagenet": "imagenet", "shifts": "shifts", "vtab": "vtab", "retrieval": "retrieval", "average": "all"}
 
@@ -64,9 +65,16 @@ def test_rows_in_two_tables_are_trained_once(output):
         assert len(list((output / "runs" / "euclip").glob(f"{row}-smoke-*"))) == 1
 
 
-def test_scalars_and_norms_at_the_end_are_an_experiment_but_not_of_changed_rows(tmp_path):
-    data = [text for text in SMALL if text.startswith("data.")]
-    main(["table1", "--scale", "smoke", "--seeds", "2", "--output", str(tmp_path), *data])
+def test_scalars_and_norms_at_the_end_are_an_experiment_with_all_that_claims_name(output):
+    reproduce("table4", output)
+    experiment = read_experiment(output / "results" / "euclip" / "experiments" / "smoke" / "table4_scalars.json")
+    named = columns_of_claims("table4_scalars")
+    assert named
+    assert named <= set(experiment.values)
+
+
+def test_the_experiment_has_a_value_per_seed_and_is_not_of_changed_rows(tmp_path):
+    main(["table1", "--scale", "smoke", "--seeds", "2", "--output", str(tmp_path), *SMALL])
     path = tmp_path / "results" / "euclip" / "experiments" / "smoke" / "table1_scalars.json"
     experiment = read_experiment(path)
     assert experiment.seeds == (0, 1)
@@ -74,30 +82,50 @@ def test_scalars_and_norms_at_the_end_are_an_experiment_but_not_of_changed_rows(
     assert experiment.values["b16_clip_image_norm"] == pytest.approx((1, 1))
     assert "b16_clip_curvature" not in experiment.values
     before = path.read_bytes()
-    main(["table1", "--scale", "smoke", "--output", str(tmp_path), *data, "optim.steps=2"])
+    main(["table1", "--scale", "smoke", "--output", str(tmp_path), *SMALL, "optim.steps=2"])
     assert path.read_bytes() == before
 
 
-def test_the_stability_part_says_which_runs_went_through(tmp_path, monkeypatch):
-    run_row = stability_part.run_row
+def test_the_stability_part_says_which_runs_went_through_and_trains_none_twice(output, monkeypatch, capsys):
+    run_row, asked = stability_part.run_row, []
 
     def one_breaks(code, row, *arguments):
+        asked.append(row)
         if row == "unstable_meru_no_ln.yaml":
             raise NonFiniteLoss("loss is nan at step 3")
         return run_row(code, row, *arguments)
 
     monkeypatch.setattr(stability_part, "run_row", one_breaks)
-    data = [text for text in SMALL if text.startswith("data.")]
-    main(["stability", "--scale", "smoke", "--output", str(tmp_path), *data])
-    experiment = read_experiment(tmp_path / "results" / "euclip" / "experiments" / "smoke" / "stability.json")
+    table = reproduce("stability", output)
+    experiment = read_experiment(output / "results" / "euclip" / "experiments" / "smoke" / "stability.json")
     assert experiment.values["meru_no_ln_unstable"] == (1.0,)
     assert {name for name in experiment.values if name.endswith("_unstable")} == {
         f"{setting.key}_unstable" for setting in stability_part.SETTINGS.values()
     }
-    (found,) = tmp_path.glob("results/euclip/stability/*/stability.json")
-    table = from_json(found.read_text())
+    named = columns_of_claims("stability")
+    assert named
+    assert named <= set(experiment.values)
     assert [row.method for row in table.rows] == list(stability_part.SETTINGS)
     assert all(row.paper == {} for row in table.rows)
     for row in table.rows:
         broke = row.method == "hyperbolic d, no-ln, lambda=0.2"
+        assert set(row.ours) == ({"unstable"} if broke else {"unstable", "final_loss", "largest_rise"})
         assert row.ours["unstable"].mean == (broke or row.ours["final_loss"].mean > 1)
+
+    # once more: what broke is remembered, by config, data and code
+    asked.clear()
+    capsys.readouterr()
+    again = reproduce("stability", output)
+    assert "unstable_meru_no_ln, seed 0: found in " in capsys.readouterr().out
+    assert "unstable_meru_no_ln.yaml" not in asked
+    assert len(asked) == len(stability_part.SETTINGS) - 1
+    assert [row.ours for row in again.rows] == [row.ours for row in table.rows]
+    assert len(list((output / "runs" / "euclip").glob("unstable_meru_no_ln-smoke-*/seed0/diverged.json"))) == 1
+
+
+def test_a_run_that_is_all_warm_up_has_a_final_loss_and_no_rise(tmp_path, monkeypatch):
+    kept = {"hyperbolic d, ln, lambda=0": stability_part.SETTINGS["hyperbolic d, ln, lambda=0"]}
+    monkeypatch.setattr(stability_part, "SETTINGS", kept)
+    (row,) = reproduce("stability", tmp_path, "optim.steps=3", "optim.warmup_steps=3").rows
+    assert row.ours["final_loss"].mean > 0
+    assert row.ours["largest_rise"].mean == 0

@@ -20,7 +20,6 @@ from common.data.pairs import EvaluationSets, build_tokenizer, image_transform, 
 from common.data.scenes import annotation_task
 from common.evaluation.accuracy import (
     DATACOMP_TASKS,
-    datacomp_averages,
     f1_macro_present,
     worst_group_accuracy,
     worst_region_accuracy,
@@ -122,25 +121,36 @@ def test_sets_that_are_there_make_their_means_and_no_others():
     assert dict(means["mean_retrieval"].metrics) == {"test": "mean_recall_at_1"}
 
 
-def test_datacomps_means_are_those_of_its_aggregator_and_need_every_set(monkeypatch):
-    values = {task.key: (3 + 7 * number) % 38 / 38 for number, task in enumerate(DATACOMP_TASKS)}
+def datacomp_sets():
+    """DataComp's 38 sets by role, with nothing in them but metadata; and the role of each key."""
     role_of = {
         "retrieval/flickr_1k_test_image_text_retrieval": "test",
         "retrieval/mscoco_2014_5k_test_image_text_retrieval": "second_test",
         "misc/winogavil": "winogavil",
     }
     roles = {task.key: role_of.get(task.key, task.key.replace("/", "-")) for task in DATACOMP_TASKS}
-    sets = {role: SimpleNamespace(name=role, fingerprint=role) for role in roles.values()}
+    return {
+        role: SimpleNamespace(name=role, fingerprint=role, metadata=lambda index: [0]) for role in roles.values()
+    }, roles
+
+
+def suite_of(sets, averages, monkeypatch):
+    """What `open_suite` makes of sets by role."""
+    kept = dict(sets)
+    there = "there" if "winogavil" in kept else ""
     monkeypatch.setattr("euclip.suite.open_winogavil", lambda source, root: sets["winogavil"])
-    data = EvaluationData(source="shards", averages="datacomp", winogavil="there")
+    kept.pop("winogavil", None)
+    retrieval = {role: kept.pop(role) for role in ("test", "second_test") if role in kept}
+    data = EvaluationData(source="shards", averages=averages, winogavil=there)
+    return open_suite(data, EvaluationSets(kept, retrieval))
 
-    def means_without(*left_out):
-        kept = {role: each for role, each in sets.items() if role not in left_out}
-        retrieval = {role: kept.pop(role) for role in ("test", "second_test") if role in kept}
-        kept.pop("winogavil", None)
-        return open_suite(data, EvaluationSets(kept, retrieval)).means
 
-    means = means_without()
+@pytest.mark.parametrize("averages", ["datacomp", "present"])
+def test_of_datacomps_sets_the_means_are_those_of_its_table_however_they_are_asked_for(averages, monkeypatch):
+    sets, roles = datacomp_sets()
+    means = suite_of(sets, averages, monkeypatch).means
+    assert len(means["mean_all"].metrics) == 38
+    values = {task.key: (3 + 7 * number) % 38 / 38 for number, task in enumerate(DATACOMP_TASKS)}
     metric_of = {"mean_recall@1": "mean_recall_at_1"}
     found = {
         roles[task.key]: Evaluation(
@@ -151,15 +161,49 @@ def test_datacomps_means_are_those_of_its_aggregator_and_need_every_set(monkeypa
         )
         for task in DATACOMP_TASKS
     }
-    expected = datacomp_averages(values)
-    names = ("ImageNet", "ImageNet dist. shifts", "VTAB", "Retrieval", "Average over 38")
-    for name, printed in zip(("mean_imagenet", "mean_shifts", "mean_vtab", "mean_retrieval", "mean_all"), names):
-        mean = mean_evaluation(means[name], found)
-        assert mean.metrics[SCORE] == pytest.approx(expected[printed].value), name
+    for group in ("imagenet", "shifts", "vtab", "retrieval", "all"):
+        members = [values[task.key] for task in DATACOMP_TASKS if group in (task.group, "all")]
+        mean = mean_evaluation(means[f"mean_{group}"], found)
+        assert mean.metrics[SCORE] == pytest.approx(sum(members) / len(members)), group
         assert mean.chance == {}
-    assert len(means["mean_all"].metrics) == 38
-    assert list(means_without("vtab-pets")) == ["mean_imagenet", "mean_shifts", "mean_retrieval"]
-    assert list(means_without("second_test")) == ["mean_imagenet", "mean_shifts", "mean_vtab"]
+
+
+def test_datacomps_averages_without_one_of_its_sets_are_an_error_before_training(monkeypatch):
+    sets, _ = datacomp_sets()
+    kept = {role: each for role, each in sets.items() if role not in ("vtab-pets", "second_test", "winogavil")}
+    message = (
+        "data.averages = datacomp: 3 of DataComp's 38 tasks are missing, .*: vtab/pets, retrieval/mscoco_2014_.*, "
+    )
+    with pytest.raises(ValueError, match=message + "misc/winogavil; or take data.averages=present"):
+        suite_of(kept, "datacomp", monkeypatch)
+    means = suite_of(kept, "present", monkeypatch).means
+    assert {name: len(mean.sets) for name, mean in means.items()} == {
+        "mean_imagenet": 1, "mean_shifts": 6, "mean_vtab": 12, "mean_retrieval": 1, "mean_all": 35
+    }  # fmt: skip
+
+
+def test_a_folder_named_after_a_set_of_datacomp_counts_in_its_group_by_its_metric(monkeypatch):
+    names = ("imagenet1k", "imagenetv2", "imagenet-o", "objectnet", "vtab-flowers", "sun397", "fgvc_aircraft", "my_own")
+    sets = {name: SimpleNamespace(name=name, fingerprint=name) for name in (*names, "test")}
+    means = suite_of(sets, "present", monkeypatch).means
+    assert {name: dict(mean.metrics) for name, mean in means.items() if name != "mean_all"} == {
+        "mean_imagenet": {"imagenet1k": "acc1"},
+        "mean_shifts": dict.fromkeys(("imagenetv2", "imagenet-o", "objectnet"), "acc1"),
+        "mean_vtab": {"vtab-flowers": "mean_per_class_recall", "sun397": "acc1"},
+        "mean_retrieval": {"test": "mean_recall_at_1"},
+    }
+    assert means["mean_all"].metrics["fgvc_aircraft"] == "mean_per_class_recall"
+    assert means["mean_all"].metrics["my_own"] == "acc1"
+
+
+@pytest.mark.parametrize("role", ["wilds-fmow", "fairness-geode", "fairness-dollar_street"])
+def test_a_set_that_lacks_the_metadata_of_its_metric_is_refused_when_the_suite_is_opened(role, monkeypatch):
+    for task in (
+        SimpleNamespace(name=role, fingerprint=role),
+        SimpleNamespace(name=role, fingerprint=role, metadata=lambda index: None),
+    ):
+        with pytest.raises(ValueError, match=f"{role}, picture 0: no metadata"):
+            suite_of({role: task}, "present", monkeypatch)
 
 
 # DataComp's own metrics
@@ -237,6 +281,13 @@ def test_a_webdataset_with_metadata_is_scored_by_its_worst_group(tmp_path):
     hits = [value for (value,) in evaluation.hits["acc1"]]
     by_group = [np.mean(hits[start : start + 4]) for start in (0, 4, 8)]
     assert evaluation.metrics["acc_wg"] == pytest.approx(min(by_group))
+
+
+def test_a_region_that_fmow_does_not_have_is_named(grouped):
+    scores, labels, *_ = grouped
+    task = SimpleNamespace(name="fmow", metadata=lambda index: np.array([6 if index == 3 else 0]))
+    with pytest.raises(ValueError, match="fmow, picture 3: region 6; accepted: 0 to 5"):
+        further_metrics("wilds-fmow", task)(scores, labels, list(range(40)))
 
 
 # prompts
@@ -357,6 +408,8 @@ def test_rows_that_are_no_winogavil_are_refused(tmp_path):
     strange = winogavil_rows((5,)).map(lambda row: {"associations": ["nowhere"]})
     with pytest.raises(ValueError, match=r"rows, row 0: associations \['nowhere'\]; accepted: one or more of"):
         RowAssociations(strange, "rows")
+    with pytest.raises(ValueError, match="rows: no WinoGAViL instances for jaccard_score_6, jaccard_score_12; found"):
+        RowAssociations(winogavil_rows((5, 10)), "rows")
     datasets.DatasetDict({"train": winogavil_rows((5,))}).save_to_disk(str(tmp_path / "train"))
     with pytest.raises(ValueError, match=r"data\.winogavil = 'train' has no split test; it has: train"):
         open_winogavil("train", tmp_path)

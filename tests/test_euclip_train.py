@@ -19,7 +19,7 @@ from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
 from common.run.config import load_row
 from common.run.log import read_log
-from common.run.session import RunFiles
+from common.run.session import RunFiles, run_key
 from common.run.training import as_inputs, batches_from, open_training_data
 from euclip.config import Config
 from euclip.evaluate import load_encoder
@@ -245,10 +245,11 @@ def test_a_checkpoint_brings_its_geometry_back(unbroken):
     assert geometry.curvature().item() != 1.0
 
 
-def test_two_processes_equal_one():
+@pytest.mark.parametrize("tile", [0, 4])
+def test_two_processes_equal_one(tile):
     rows = ("table4_euclip", "table4_meru", "table4_hyperbolic_squared_entailment")
     methods = [config_of(row).method for row in rows]
-    alone, pair = share_of_a_step(methods), in_processes(2, share_of_a_step, methods)
+    alone, pair = share_of_a_step(methods), in_processes(2, share_of_a_step, methods, tile)
     for one, *halves in zip(alone, *pair):
         assert sum(half["loss"] for half in halves) / 2 == pytest.approx(float(one["loss"]), rel=1e-12)
         for name, gradient in one["scalars"].items():
@@ -276,3 +277,12 @@ def test_launched_on_two_processes_a_curvature_outside_the_forward_pass_trains_a
         one, *others = ([record[name] for record in records] for records in found)
         for other in others:
             assert other == pytest.approx(one, rel=1e-4), name
+
+
+def test_the_code_that_evaluates_is_no_part_of_what_a_trained_run_is_known_by(monkeypatch):
+    hashed = []
+    monkeypatch.setattr("common.run.session.code_fingerprint", lambda files: hashed.extend(files) or "code")
+    run_key(FOLDER / "train.py", config_of("table4_euclip"), "data")
+    names = {path.relative_to(FOLDER.parent).as_posix() for path in hashed}
+    assert {"euclip/train.py", "euclip/model.py", "euclip/entailment.py", "common/tiled.py"} <= names
+    assert not names & {"euclip/evaluate.py", "euclip/suite.py", "euclip/winogavil.py", "euclip/walks.py"}

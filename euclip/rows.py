@@ -1,0 +1,18 @@
+"""What the parts of a reproduction share: the configs of Table 1, and the model of a finished run."""
+
+from typing import Any
+
+from common.evaluation.embed import Encoder
+from common.evaluation.trained import this_device
+from common.report.command import Command
+from common.run.checkpoint import last_checkpoint
+from common.run.reproduce import RowRun
+from euclip.evaluate import load_encoder
+
+B16 = {"EuCLIP": "b16_euclip.yaml", "CLIP": "b16_clip.yaml", "MERU": "b16_meru.yaml"}  # Table 1, ViT-B/16
+
+
+def load_run(run: RowRun, command: Command) -> tuple[Any, Encoder]:
+    """Config and model of a run, with the data where the command says they lie."""
+    where = [text for text in command.overrides if text.startswith("data.root=")]
+    return load_encoder(last_checkpoint(run.files.checkpoints), this_device(), where)

@@ -1,0 +1,179 @@
+"""Pictures to walk from, captions to meet, and the walks of a model past them (papers/euclip.md, Sec. 12)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+
+from common.data.labelled import PICTURE_EXTENSIONS
+from common.data.pairs import Pairs
+from common.data.picture_files import read_picture
+from common.data.scenes import SceneDataset
+from common.data.shards import ShardDataset
+from common.evaluation.embed import Encoder
+from euclip.caption_pools import PHOTO_CAPTIONS, Pool, has_hierarchy, hierarchy_pool, read_pool, scenes_pool
+from euclip.distributions import training_sample
+from euclip.traversal import NUM_POINTS, Hierarchy, has_cones, nearest_on_walk, root_of, walk_scores
+
+NUM_WALKS = 60  # pictures, as in the paper
+
+
+@dataclass(frozen=True)
+class Task:
+    """Pictures to walk from and captions to meet.
+
+    name: of the pictures' set. pictures: len, [index] -> {"image", "image_id"}. image_id: index -> the picture's name.
+    may_show: whether a page may hold the pictures themselves.
+    """
+
+    name: str
+    pictures: Any
+    image_id: Callable[[int], str]
+    pool: Pool
+    may_show: bool
+
+
+class PictureFolder:
+    """Picture files of a folder, sorted by name.
+
+    Raises:
+        ValueError: if it is no folder or holds no picture.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: no such folder; accepted: scenes, a folder of pictures, tar shards")
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURE_EXTENSIONS)
+        if not files:
+            raise ValueError(f"{folder} holds no picture; accepted: {', '.join(PICTURE_EXTENSIONS)}")
+        self.files = files[:size]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": read_picture(self.files[index]), "image_id": self.image_id(index)}
+
+    def image_id(self, index: int) -> str:
+        return self.files[index].name
+
+
+def scenes_task(image_size: int, size: int, pool: Pool | None = None) -> Task:
+    """The first test scenes and, unless there is another pool, all their captions."""
+    scenes = SceneDataset("test", size=size, image_size=image_size)
+    pool = scenes_pool(scenes) if pool is None else pool
+    return Task(scenes.name, scenes, lambda index: f"scene {index}", pool, may_show=True)
+
+
+def pairs_task(pairs: Pairs, size: int, pool: Pool | None = None) -> Task:
+    """The first pictures of a set; the captions are those of its hierarchies, or else our own for photographs.
+
+    A page does not show the pictures: their licences are not known.
+    """
+    indices = range(min(size, len(pairs)))
+    if pool is None:
+        pool = hierarchy_pool(pairs, indices) if has_hierarchy(pairs) else read_pool(PHOTO_CAPTIONS)
+    return Task(pairs.name, Subset(pairs, indices), pairs.image_id, pool, may_show=False)
+
+
+def open_task(images: str, image_size: int, size: int, pool: Pool | None) -> Task:
+    """Pictures by name, and the captions that go with them unless there is another pool.
+
+    Args:
+        images: "scenes", a folder of picture files, or tar shards.
+        image_size: of scenes, pixels.
+        size: at most so many pictures, the first ones.
+        pool: None = those of the scenes or of the shards' hierarchies, else our own for photographs.
+    Raises:
+        ValueError: if it is none of these.
+    """
+    if images == "scenes":
+        return scenes_task(image_size, size, pool)
+    if images.endswith(".tar"):
+        return pairs_task(ShardDataset(images, role="test"), size, pool)
+    pictures, pool = PictureFolder(Path(images), size), read_pool(PHOTO_CAPTIONS) if pool is None else pool
+    return Task(Path(images).name, pictures, pictures.image_id, pool, may_show=True)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A task, embedded on the encoder's device; pictures that could not be read are left out.
+
+    rows: (num_images,) of the pictures in the task. images: (num_images, dim). captions: (num_captions, dim).
+    hierarchy: of these pictures.
+    """
+
+    task: Task
+    rows: list[int]
+    images: torch.Tensor
+    captions: torch.Tensor
+    hierarchy: Hierarchy | None
+
+
+def embed_task(encoder: Encoder, task: Task) -> Embedded:
+    """Embeds pictures and captions.
+
+    Raises:
+        ValueError: if no picture can be read.
+    """
+    images, readable = encoder.images(task.pictures)
+    rows = readable.nonzero().squeeze(1).tolist()
+    if not rows:
+        raise ValueError(f"none of the {len(task.pictures)} pictures could be read")
+    captions = encoder.texts(list(task.pool.texts)).to(encoder.device)
+    hierarchy = None if task.pool.hierarchy is None else task.pool.hierarchy.of_pictures(rows)
+    return Embedded(task, rows, images[rows].to(encoder.device), captions, hierarchy)
+
+
+@dataclass(frozen=True)
+class Walks:
+    """The walks of all pictures under one filter.
+
+    places: of each picture, see `nearest_on_walk`. scores: of each picture, see `walk_scores`.
+    """
+
+    min_radius: float | None
+    places: list[list[int]]
+    scores: dict[str, list[float | None]]
+
+
+def walk_all(
+    encoder: Encoder, embedded: Embedded, root: torch.Tensor, min_radius: float | None, num_points: int = NUM_POINTS
+) -> Walks:
+    """Walks from every picture to the root; arguments as in `nearest_on_walk`."""
+    geometry = encoder.model.geometry
+    places = [
+        nearest_on_walk(geometry, image, embedded.captions, root, num_points, min_radius) for image in embedded.images
+    ]
+    return Walks(min_radius, places, walk_scores(places, embedded.task.pool.tags, embedded.hierarchy))
+
+
+def model_root(
+    encoder: Encoder, config: Any, captions: torch.Tensor, normalised: bool = True
+) -> tuple[torch.Tensor, str]:
+    """The root of a trained model and what it is; training pairs are opened only where there is no origin.
+
+    Args:
+        encoder, config: of the model.
+        captions: any embeddings, (num, dim).
+        normalised: see `root_of`.
+    """
+    geometry = encoder.model.geometry
+    if has_cones(geometry):
+        return root_of(geometry, captions, captions), "the origin"
+    sample = training_sample(encoder, config)
+    what = f"{'normalised ' if normalised else ''}mean of image and text embeddings of {sample.name}"
+    return root_of(geometry, sample.images, sample.texts, normalised), what
+
+
+def unknown_words(encoder: Encoder, pool: Pool) -> float:
+    """Share of the words of a pool that the model's vocabulary lacks; 0 for tokenizers that know every text."""
+    tokenizer = encoder.tokenizer
+    if not hasattr(tokenizer, "unknown_id"):
+        return 0.0
+    ids = tokenizer.encode(list(pool.texts), encoder.context_length)
+    num_words = (ids != tokenizer.pad_id).sum().item() - 2 * len(ids)  # without the tokens that open and end a text
+    return (ids == tokenizer.unknown_id).sum().item() / max(num_words, 1)
