@@ -134,17 +134,25 @@ def main() -> None:
         rows.append(row)
         verdict = "met" if row.met else "not met"
         print(f"{name}: {row.kind} ratio {row.ratio:.2f} ({row.low:.2f} to {row.high:.2f}), goal {row.goal} {verdict}")
-    output.mkdir(parents=True, exist_ok=True)
-    place = output / machine_class(about["threads"])
+        if not arguments.quick:  # what an interrupted run leaves
+            write(ROOT / "outputs" / "benchmark", about, rows, skipped, arguments.quick)
+    place = write(output, about, rows, skipped, arguments.quick)
+    print(f"-> {place}.json, {place}.md")
+
+
+def write(folder: Path, about: dict[str, object], rows: list[Row], skipped: dict[str, str], quick: bool) -> Path:
+    """The rows as JSON and Markdown; returns their path without suffix."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / machine_class(about["threads"])
     content = {
-        "quick": arguments.quick,
+        "quick": quick,
         "machine": about,
         "rows": [{**asdict(row), "met": row.met} for row in rows],
         "skipped": skipped,
     }
     place.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    place.with_suffix(".md").write_text(markdown(about, rows, skipped, arguments.quick), encoding="utf-8")
-    print(f"-> {place}.json, {place}.md")
+    place.with_suffix(".md").write_text(markdown(about, rows, skipped, quick), encoding="utf-8")
+    return place
 
 
 if __name__ == "__main__":

@@ -182,6 +182,22 @@ def test_only_a_whole_run_goes_to_the_committed_results(tmp_path, monkeypatch):
     assert len(list((tmp_path / "results" / "benchmark").iterdir())) == 2
 
 
+def test_an_interrupted_run_leaves_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "ROOT", tmp_path)
+    clock = Clock(monkeypatch, [1.0] * 9, [1.0] * 9)
+
+    def interrupted(quick, folder):
+        raise KeyboardInterrupt
+
+    rows = {"row0": lambda quick, folder: clock.compare("time"), "row1": interrupted}
+    monkeypatch.setattr(benchmark, "BENCHMARKS", rows)
+    with pytest.raises(KeyboardInterrupt):
+        run_main(monkeypatch, "--repeats", "1")
+    (kept,) = (tmp_path / "outputs" / "benchmark").glob("*.json")
+    assert [row["name"] for row in json.loads(kept.read_text())["rows"]] == ["row0"]
+    assert not (tmp_path / "results").exists()
+
+
 def test_the_class_of_a_machine_is_its_gpu_or_its_threads(monkeypatch):
     assert benchmark.machine_class(2) == "cpu-2-threads" or torch.cuda.is_available()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
