@@ -12,7 +12,6 @@ public.
 
 import argparse
 import hashlib
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +27,10 @@ from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, CLIPMode
 from common.data.pairs import open_retrieval_sets
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
-from common.evaluation.trained import as_json, this_device
+from common.evaluation.trained import as_json, print_or_write, this_device
 from common.geometry import Sphere
 from common.run.config import RunConfig, load_config
-from common.run.session import provenance_of, run_or_explain, write_json
+from common.run.session import provenance_of, run_or_explain
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import PAPER
 
@@ -212,10 +211,7 @@ def main() -> None:
     encoder = open_public(arguments.checkpoint, config.run, this_device())
     results = evaluate_public(encoder, config, arguments.prefix)
     content = as_json(PAPER, results, 0, public_state(arguments.checkpoint), provenance_of(PAPER, "public.py"))
-    if arguments.output is None:
-        print(json.dumps(content, indent=1))
-    else:
-        write_json(arguments.output, content)
+    print_or_write(content, arguments.output)
 
 
 if __name__ == "__main__":

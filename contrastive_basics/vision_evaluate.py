@@ -18,6 +18,7 @@ from common.evaluation.embed import Encoder
 from common.evaluation.knn import evaluate_knn, knn_scores, labelled_features
 from common.evaluation.linear_probe import PROBES, TowerFeatures, evaluate_linear_probe
 from common.evaluation.protocol import Evaluation
+from common.evaluation.trained import as_json
 from common.run.checkpoint import Checkpoint, CheckpointError
 from common.run.config import from_dict
 from common.run.session import RunFiles, provenance_of, write_json
@@ -140,19 +141,8 @@ def evaluate_and_save(
     results = evaluate_all(config, model, encoder, *sets)
     if is_main_process():
         write_json(files.hits, {role: result.hits for role, result in results.items()})
-        content = {
-            "paper": PAPER,
-            "method": asdict(config.method),
-            "step": step,
-            "training_data": training["training_data"],
-            "training_revision": training["training_revision"],
-            **provenance,
-            "evaluations": {
-                role: {"metrics": result.metrics, "chance": result.chance, "protocol": result.protocol}
-                for role, result in results.items()
-            },
-        }
-        write_json(files.evaluation, content)
+        content = as_json(PAPER, results, step, training, provenance)
+        write_json(files.evaluation, content | {"method": asdict(config.method)})
 
 
 def reevaluate(checkpoint: Checkpoint, config: VisionConfig, files: RunFiles, accelerator: Accelerator) -> None:

@@ -12,7 +12,6 @@ What differs between the layouts (spec Sec. 3, 4, 15.19):
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,11 +38,11 @@ from common.encoders.weights import (
     read_weights,
 )
 from common.evaluation.embed import Encoder
-from common.evaluation.trained import as_json, this_device
+from common.evaluation.trained import as_json, print_or_write, this_device
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 from common.run.config import load_config
-from common.run.session import provenance_of, run_or_explain, write_json
+from common.run.session import provenance_of, run_or_explain
 from euclip.config import Config, Geometry, MethodConfig
 from euclip.evaluate import PAPER
 from euclip.geometry import Hyperbolic
@@ -263,10 +262,7 @@ def main() -> None:
     name = Path(arguments.checkpoint).name if Path(arguments.checkpoint).exists() else arguments.checkpoint
     weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
     content = as_json(PAPER, results, 0, weights, provenance_of(PAPER))
-    if arguments.output is None:
-        print(json.dumps(content, indent=1))
-    else:
-        write_json(arguments.output, content)
+    print_or_write(content, arguments.output)
 
 
 if __name__ == "__main__":

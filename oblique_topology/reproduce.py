@@ -217,12 +217,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _trained(command: Command, table_id: str) -> tuple[Table, Runs]:
     """`trained_table`, with the structure that was trained in each row's note."""
-    table, runs = trained_table(command, CODE, table_id)
-    configs = {row["method"]: row.get("config") for row in CODE.paper_tables()["tables"][table_id]["rows"]}
-    rows = [
-        replace(row, note=_note(configs[row.method], command)) if row.status == MEASURED else row for row in table.rows
-    ]
-    return replace(table, rows=tuple(rows)), runs
+    return trained_table(command, CODE, table_id, lambda row: _note(row, command))
 
 
 def _config(row: str, command: Command) -> Config:

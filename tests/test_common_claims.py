@@ -722,6 +722,18 @@ def test_an_experiment_just_run_counts_before_a_committed_one_with_more_seeds(tm
     assert "does not hold at demo scale" in told
 
 
+def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path, monkeypatch, capsys):
+    bound = entry(None, kind="experiment", no_numbers="a figure", measured='experiment["memory"]["v"] > 0')
+    folder_with(tmp_path, json.dumps({"claims": [bound]}))
+    monkeypatch.setattr("common.report.command.ROOT", tmp_path)
+    command = Command("table9", "demo", (0, 1), (), tmp_path, tmp_path / "results")  # a part of another name
+    for made_by, told in (("make something-else", False), (command.text("no_paper"), True)):
+        values = {"v": (9.0, 9.2), "w": (3.0, 3.1)}
+        write_experiment(experiment(seeds=(0, 1), values=values, command=made_by), command.results)
+        _write_claims(command, "no_paper", [], [command.results])
+        assert ("measured: holds at demo" in " ".join(capsys.readouterr().out.split())) == told
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

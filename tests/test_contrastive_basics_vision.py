@@ -136,11 +136,6 @@ def test_supervision_is_cross_entropy_on_the_first_views_alone():
     assert float(model(first, 1 - second, labels).loss) == pytest.approx(expected, abs=1e-5)
 
 
-def test_random_weights_cannot_be_trained():
-    with pytest.raises(NotImplementedError):
-        built("random_weights")(*two_views())
-
-
 # ---- one step of MoCo ------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """What the pages and config headers tell a reader to type exists."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -133,3 +134,12 @@ def test_measured_numbers_of_a_page_are_those_of_the_committed_results(page, sca
                 if cell is not None
             ]
             assert f"| {' | '.join(shown)} |" in text, f"{page}: {row.method} at {scale} scale is {shown}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "oblique_topology/README.md"])
+def test_the_multipliers_of_a_page_are_those_of_the_committed_experiment(page):
+    path = ROOT / "results" / "oblique_topology" / "experiments" / "demo" / "final_temperature.json"
+    values = json.loads(path.read_text(encoding="utf-8"))["values"]
+    sphere, multi = (sum(values[row]) / len(values[row]) for row in ("clip", "multi_32_16"))
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert re.search(rf"sphere('s multiplier climbs to| ends at) {sphere:.0f}, .*? at {multi:.0f}[.,]", text)

@@ -1,9 +1,11 @@
 """Towers with random weights, as the shared sections of a config describe them."""
 
+from typing import Any
+
 from common.data.tokenizer import Tokenizer
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.vision import VisionTransformer
-from common.run.config import DataConfig, ModelConfig
+from common.run.config import DataConfig, ModelConfig, TowerConfig
 
 
 def vision_transformer(data: DataConfig, model: ModelConfig, num_class_tokens: int = 1) -> VisionTransformer:
@@ -17,15 +19,9 @@ def vision_transformer(data: DataConfig, model: ModelConfig, num_class_tokens: i
     return VisionTransformer(
         image_size=data.image_size,
         patch_size=model.patch_size,
-        width=model.image.width,
-        layers=model.image.layers,
-        heads=model.image.heads,
-        mlp_ratio=model.image.mlp_ratio,
-        projection_dim=model.embedding_dim,
         num_class_tokens=num_class_tokens,
-        final_layer_norm=model.final_layer_norm,
         patch_dropout=model.patch_dropout,
-        gradient_checkpointing=model.gradient_checkpointing,
+        **_sizes(model, model.image),
     )
 
 
@@ -40,14 +36,8 @@ def causal_text_transformer(data: DataConfig, model: ModelConfig, tokenizer: Tok
     return CausalTextTransformer(
         vocabulary_size=tokenizer.vocabulary_size,
         context_length=data.context_length,
-        width=model.text.width,
-        layers=model.text.layers,
-        heads=model.text.heads,
-        mlp_ratio=model.text.mlp_ratio,
-        projection_dim=model.embedding_dim,
         end_id=tokenizer.end_id,
-        final_layer_norm=model.final_layer_norm,
-        gradient_checkpointing=model.gradient_checkpointing,
+        **_sizes(model, model.text),
     )
 
 
@@ -65,13 +55,20 @@ def bidirectional_text_transformer(
     return BidirectionalTextTransformer(
         vocabulary_size=tokenizer.vocabulary_size,
         context_length=data.context_length,
-        width=model.text.width,
-        layers=model.text.layers,
-        heads=model.text.heads,
-        mlp_ratio=model.text.mlp_ratio,
-        projection_dim=model.embedding_dim,
         num_class_tokens=num_class_tokens,
         end_id=tokenizer.end_id,
-        final_layer_norm=model.final_layer_norm,
-        gradient_checkpointing=model.gradient_checkpointing,
+        **_sizes(model, model.text),
     )
+
+
+def _sizes(model: ModelConfig, tower: TowerConfig) -> dict[str, Any]:
+    """The arguments that every tower takes."""
+    return {
+        "width": tower.width,
+        "layers": tower.layers,
+        "heads": tower.heads,
+        "mlp_ratio": tower.mlp_ratio,
+        "projection_dim": model.embedding_dim,
+        "final_layer_norm": model.final_layer_norm,
+        "gradient_checkpointing": model.gradient_checkpointing,
+    }

@@ -168,7 +168,12 @@ def evaluate_main(description: str, models: TrainedModels) -> None:
     results = models.evaluate_all(config, encoder, open_evaluation_sets(config.data))
     provenance = provenance_of(models.paper)
     content = as_json(models.paper, results, checkpoint.state["step"], checkpoint.state, provenance)
-    if arguments.output is None:
+    print_or_write(content, arguments.output)
+
+
+def print_or_write(content: dict[str, Any], output: Path | None) -> None:
+    """JSON into a file, or on the screen where none is named."""
+    if output is None:
         print(json.dumps(content, indent=1))
     else:
-        write_json(arguments.output, content)
+        write_json(output, content)

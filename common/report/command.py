@@ -206,7 +206,8 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
     experiments = {each.name: each for each in sorted(found, key=lambda each: each.created)}
     tables = [table for table in earlier if table.table_id not in just_now] + tables
     claims = judge(ROOT / paper, tables, list(experiments.values()))
-    touched = None if claims is None else touching(claims, [*just_now, command.part])
+    just_measured = [each.name for each in experiments.values() if each.command == command.text(paper)]
+    touched = None if claims is None else touching(claims, [*just_now, command.part, *just_measured])
     if touched is not None and touched.judged:
         print("\n" + claims_to_text(touched), end="")
         write_atomically(command.folder(paper) / f"{command.part}_claims.md", to_markdown(touched))

@@ -1,6 +1,6 @@
 """A printed table beside the rows of it that are trained here."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.report.cells import measured_cell
@@ -43,7 +43,9 @@ def columns_of(command: Command, source: dict[str, Any], runs: Runs) -> list[Col
     ]
 
 
-def trained_table(command: Command, code: PaperCode, table_id: str) -> tuple[Table, Runs]:
+def trained_table(
+    command: Command, code: PaperCode, table_id: str, note: Callable[[str], str] | None = None
+) -> tuple[Table, Runs]:
     """A table of the paper: rows that have a `config` are trained, the others say what they need.
 
     Draws the training curves beside it.
@@ -52,6 +54,7 @@ def trained_table(command: Command, code: PaperCode, table_id: str) -> tuple[Tab
         command: what the user asked for.
         code: the paper's.
         table_id: key in its paper_tables.yaml.
+        note: file in configs/ -> what was trained for the row; None = `Command.note`.
     """
     printed = code.paper_tables()
     source = printed["tables"][table_id]
@@ -62,7 +65,8 @@ def trained_table(command: Command, code: PaperCode, table_id: str) -> tuple[Tab
         method, paper = row["method"], printed_cells(source, row)
         if method in runs:
             ours = measured_cells(source, runs[method], command.scale)
-            rows.append(Row(method, paper, ours, MEASURED, note=command.note(row["config"], code)))
+            said = command.note(row["config"], code) if note is None else note(row["config"])
+            rows.append(Row(method, paper, ours, MEASURED, said))
         else:
             rows.append(Row(method, paper, {}, f"not run: needs {row['needs']}"))
     plot_runs(command, code.name, runs)
