@@ -175,7 +175,7 @@ class OptimConfig:
     learning_rate: float = setting(1.0e-3, above=0.0)  # peak
     final_learning_rate: float = setting(0.0, at_least=0.0)
     warmup_steps: int = setting(25, at_least=0)
-    weight_decay: float = setting(0.2, at_least=0.0)  # matrices only: no norms, biases, scalars
+    weight_decay: float = setting(0.2, at_least=0.0)  # matrices only: no class tokens, norms, biases, scalars
     beta1: float = setting(0.9, at_least=0.0, below=1.0)
     beta2: float = setting(0.98, at_least=0.0, below=1.0)
     epsilon: float = setting(1.0e-8, above=0.0)

@@ -30,7 +30,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW in two groups: matrices and tables decay; vectors and scalars (norms, biases, the logit scale) do not.
+    """AdamW in two groups: matrices and tables decay; class tokens, vectors and scalars (norms, biases) do not.
 
     Weight decay on the logit scale would hold it near 1: AdamW shrinks it by learning_rate * weight_decay per step
     (oblique_topology spec, Sec. 6). With a logit_scale_rate other than 1 it is a third group, of its own rate, with a
@@ -41,9 +41,10 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     if optim.logit_scale_rate != 1:
         names = [name for name in trainable if name.endswith(("log_logit_scale", "log_curvature"))]
         with_own_rate = [trainable.pop(name) for name in names]
+    decayed = {name for name, each in trainable.items() if each.ndim >= 2 and not name.endswith("class_embedding")}
     groups = [
-        {"params": [each for each in trainable.values() if each.ndim >= 2], "weight_decay": optim.weight_decay},
-        {"params": [each for each in trainable.values() if each.ndim < 2], "weight_decay": 0.0},
+        {"params": [trainable[name] for name in trainable if name in decayed], "weight_decay": optim.weight_decay},
+        {"params": [trainable[name] for name in trainable if name not in decayed], "weight_decay": 0.0},
     ]
     if with_own_rate:
         groups.append({"params": with_own_rate, "weight_decay": 0.0, "rate": optim.logit_scale_rate})
