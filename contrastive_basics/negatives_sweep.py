@@ -47,16 +47,13 @@ class Sweep:
     overrides: tuple[str, ...] = ()
 
 
+_BATCHES, _QUEUES = (16, 32, 64, 128, 256, 512, 1024), (256, 1024, 4096, 16384)
+_CHEAP = ("run.evaluate_every=0", "run.save_every=0")
+_NARROW = ("model.image.width=128", "model.image.heads=4", "model.text.width=128", "model.text.heads=4")
 SWEEPS = {
     "smoke": Sweep(256, (32, 256), 32, (64,), ("run.evaluate_every=0", "data.num_test=8", "data.num_labelled=8")),
-    "demo": Sweep(
-        40_960,
-        (16, 32, 64, 128, 256, 512, 1024),
-        64,
-        (256, 1024, 4096, 16384),
-        ("run.evaluate_every=0", "run.save_every=0", "data.num_labelled=64"),
-    ),
-    "photos": Sweep(76_800, (32, 64, 128, 256, 512, 1024), 64, (256, 1024, 4096), ("run.evaluate_every=0",)),
+    "demo": Sweep(40_960, _BATCHES, 64, _QUEUES, (*_CHEAP, "data.num_labelled=64")),
+    "photos": Sweep(40_960, _BATCHES, 64, _QUEUES, (*_CHEAP, *_NARROW)),
 }
 
 
