@@ -117,7 +117,8 @@ def token_maps(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor) 
         recorded_input(image_tower.transformer.blocks[-1]) as patches,
         recorded_input(text_tower.transformer.blocks[-1]) as words,
     ):
-        whole, pairs = scores_of_pairs(model, model.encode_image(images), model.encode_text(token_ids))
+        text_embeddings = model.geometry.embed_text(text_tower(token_ids))  # in one part, as it is recorded
+        whole, pairs = scores_of_pairs(model, model.encode_image(images), text_embeddings)
     recorded = [patches[0], words[0]]
 
     is_patch = torch.ones(recorded[0].shape[:2], dtype=torch.bool, device=images.device)

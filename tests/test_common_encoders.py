@@ -6,7 +6,7 @@ from torch import nn
 
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.resnet import NarrowResNet, resnet50
-from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
+from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer, encode_by_length
 from common.encoders.transformer import Block, QuickGELU, Transformer
 from common.encoders.vision import VisionTransformer, interpolate_positions
 
@@ -173,6 +173,46 @@ def test_a_causal_tower_does_not_see_what_comes_after_the_end_token():
 def test_ids_without_an_end_token_are_refused_with_their_row():
     with pytest.raises(ValueError, match=r"row 1 of token_ids has no end token \(id 3\)"):
         causal_text()(torch.tensor([[2, 7, 3, 0], [2, 7, 7, 7]]))
+
+
+def padded_ids(batch, length=8):
+    """Captions of 3 to `length` ids with their ends (id 3), and anything behind them."""
+    ids = torch.randint(4, 50, (batch, length))
+    ids[torch.arange(batch), torch.randint(2, length, (batch,))] = 3
+    return ids
+
+
+@pytest.mark.parametrize("batch", [1, 15, 33, 70])
+@pytest.mark.parametrize(
+    "tower",
+    [
+        BidirectionalTextTransformer(50, 8, 16, 2, 2, 6, num_class_tokens=3, end_id=3).double(),
+        CausalTextTransformer(50, 8, 16, 2, 2, 6, end_id=3).double(),
+    ],
+    ids=["bidirectional", "causal"],
+)
+def test_captions_of_like_length_together_give_the_same_features_and_gradients(tower, batch):
+    ids, weights = padded_ids(batch), torch.randn(batch, 6 * getattr(tower, "num_class_tokens", 1)).double()
+    seen = []
+    watch = tower.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numel()))
+    found = []
+    for features in (tower(ids), encode_by_length(tower, ids)):
+        gradients = torch.autograd.grad((features * weights).sum(), list(tower.parameters()))
+        found.append((features, *gradients))
+    watch.remove()
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+    assert len(seen) - 1 == min(4, max(1, batch // 16))
+    assert sum(seen[1:]) <= seen[0]
+    assert batch < 32 or sum(seen[1:]) < 0.85 * seen[0]
+
+
+def test_ids_without_an_end_token_go_through_the_tower_as_they_are():
+    ids = padded_ids(40)
+    ids[17] = 5
+    with pytest.raises(ValueError, match="row 17 of token_ids has no end token"):
+        encode_by_length(CausalTextTransformer(50, 8, 16, 2, 2, 6, end_id=3), ids)
+    tower = BidirectionalTextTransformer(50, 8, 16, 2, 2, 6, end_id=3)
+    torch.testing.assert_close(encode_by_length(tower, ids), tower(ids), rtol=0, atol=0)
 
 
 def test_a_causal_transformer_with_padding_equals_pytorchs_with_both_masks():

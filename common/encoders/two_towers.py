@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from common.encoders.text import encode_by_length
 from common.geometry import Geometry
 from common.logit_scale import LogitScale
 
@@ -32,7 +33,7 @@ class TwoTowers(nn.Module):
 
     def encode_text(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(batch, context_length) -> text embeddings."""
-        return self.geometry.embed_text(self.text_tower(token_ids))
+        return self.geometry.embed_text(encode_by_length(self.text_tower, token_ids))
 
     def forward(self, images: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Image embeddings, text embeddings and the logit scale, in one call that DDP and FSDP can wrap."""
