@@ -7,7 +7,7 @@ from torch import nn
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.resnet import NarrowResNet, resnet50
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer, encode_by_length
-from common.encoders.transformer import Block, QuickGELU, Transformer
+from common.encoders.transformer import Block, QuickGELU, Transformer, fused_attention
 from common.encoders.vision import VisionTransformer, interpolate_positions
 
 
@@ -76,6 +76,20 @@ def test_block_equals_pytorchs_encoder_layer(pre_norm, masked):
         keep[1, 4:] = False
     expected = theirs.train()(tokens, src_key_padding_mask=~keep)  # train mode: no fused inference path
     torch.testing.assert_close(ours(tokens, keep[:, None, None, :]), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_attention_in_bfloat16_on_a_cpu_is_the_float32_one_rounded(autocast):
+    inputs = [torch.randn(3, 2, 5, 8).bfloat16().requires_grad_() for _ in range(3)]
+    mask = torch.rand(3, 1, 1, 5) < 0.7
+    mask[..., 0] = True
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        attended = fused_attention(*inputs, mask, 0.0)
+    expected = nn.functional.scaled_dot_product_attention(*(each.float() for each in inputs), attn_mask=mask)
+    assert attended.dtype == torch.bfloat16
+    torch.testing.assert_close(attended, expected.bfloat16(), rtol=0, atol=0)
+    ours, reference = (torch.autograd.grad(each.float().square().sum(), inputs) for each in (attended, expected))
+    torch.testing.assert_close(ours, reference, rtol=0.02, atol=0.02)
 
 
 def test_padding_does_not_reach_the_text_features():

@@ -17,6 +17,29 @@ class QuickGELU(nn.Module):
         return x * torch.sigmoid(1.702 * x)
 
 
+def fused_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout: float,
+    causal: bool = False,
+) -> torch.Tensor:
+    """F.scaled_dot_product_attention; for bfloat16 on a CPU in float32, as the other kernel takes six times as long.
+
+    Args:
+        query, key, value: (batch, heads, length, width per head).
+        mask: broadcasts to (batch, heads, length, length), True where attention may go; None = everywhere.
+        dropout: probability that an attention weight is dropped.
+        causal: a token sees itself and those before it; only without a mask.
+    """
+    if query.device.type != "cpu" or query.dtype != torch.bfloat16:
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, causal)
+    with torch.autocast("cpu", enabled=False):
+        query, key, value = query.float(), key.float(), value.float()
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout, causal).to(torch.bfloat16)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention through F.scaled_dot_product_attention.
 
@@ -44,9 +67,7 @@ class Attention(nn.Module):
         query, key, value = (
             self.in_projection(tokens).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         )
-        attended = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0, is_causal=causal
-        )
+        attended = fused_attention(query, key, value, mask, self.dropout if self.training else 0.0, causal)
         return self.out_projection(attended.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -90,7 +111,7 @@ class CrossAttention(nn.Module):
         )
         dropout = self.dropout if self.training else 0.0
         if recorded is None:
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=memory_mask, dropout_p=dropout)
+            attended = fused_attention(query, key, value, memory_mask, dropout)
         else:
             scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
             if memory_mask is not None:
