@@ -29,7 +29,8 @@ from common.run.config import ConfigError
 from common.run.provenance import ROOT, git_revision, hardware
 from common.run.session import run_or_explain
 from scripts.benchmarks.comparison import Row, Skipped, measure
-from scripts.benchmarks.data import scenes, shard_bytes, shards, shards_2_workers
+from scripts.benchmarks.data import shard_bytes, shards, shards_2_workers
+from scripts.benchmarks.demo import scenes, step_bf16
 from scripts.benchmarks.euclip import EUCLIP_BENCHMARKS
 from scripts.benchmarks.evaluation import retrieval
 from scripts.benchmarks.loss import LOSS_BENCHMARKS
@@ -39,7 +40,7 @@ PACKAGES = ("torch", "torchvision", "numpy", "pillow", "open_clip_torch", "webda
 BENCHMARKS = (
     {
         function.__name__: function
-        for function in (retrieval, scenes, shards, shards_2_workers, shard_bytes, training, training_gpu)
+        for function in (retrieval, scenes, shards, shards_2_workers, shard_bytes, step_bf16, training, training_gpu)
     }
     | LOSS_BENCHMARKS
     | EUCLIP_BENCHMARKS

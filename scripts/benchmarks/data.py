@@ -1,4 +1,4 @@
-"""Benchmark rows about data: the drawn scenes, and tar shards against the webdataset library."""
+"""Benchmark rows about data: tar shards against the webdataset library."""
 
 import io
 import json
@@ -12,43 +12,13 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from common.data.open_files import OpenFiles
-from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs, training_batches
+from common.data.pairs import TrainingView, training_batches
 from common.data.shards import ShardDataset
 from common.data.tar_index import index_shard
 from common.data.tokenizer import WordTokenizer
-from common.data.transforms import ImageTransform, normalize
-from common.run.config import load_row
+from common.data.transforms import ImageTransform
 from common.run.order import BatchPositions, SampleOrder
-from common.run.provenance import ROOT
-from oblique_topology.config import Config
-from oblique_topology.model import build_model
 from scripts.benchmarks.comparison import Comparison
-from scripts.benchmarks.training import our_loss, training_step
-
-
-def scenes(quick: bool, folder: Path) -> Comparison:
-    """Drawing and tokenising one demo batch, over one training step on it; below 1 one worker never starves the run."""
-    row = ROOT / "oblique_topology" / "configs" / "table2_clip.yaml"
-    config = load_row(Config, ROOT / "oblique_topology", row, "smoke" if quick else "demo")
-    pairs = open_training_pairs(config.data, 0)
-    tokenizer = build_tokenizer(config.data, pairs)
-    size = config.optim.global_batch_size
-    view = TrainingView(
-        pairs, SampleOrder(len(pairs), size, 0), image_transform(config.data), tokenizer, config.data.context_length
-    )
-    positions = list(range(size))
-    batch = view.__getitems__(positions)
-    images, token_ids = normalize(batch.images), batch.token_ids
-    model = build_model(config, tokenizer)
-    step = training_step(model, lambda: our_loss(model, images, token_ids), model.logit_scale.clamp_, config.optim)
-    return Comparison(
-        f"drawing and tokenising a batch of {size} scenes / one demo training step on it",
-        "time",
-        1.0,
-        size,
-        lambda: view.__getitems__(positions),
-        step,
-    )
 
 
 def write_shards(folder: Path, num_shards: int, per_shard: int, side: int) -> list[Path]:
