@@ -192,6 +192,8 @@ def public_state(source: str) -> dict[str, str]:
 def _read(kind: Any, source: str, **options: Any) -> Any:
     """from_pretrained, with one message for what the library raises; no code of a checkpoint is run."""
     path = Path(source).expanduser()
+    if path.is_absolute() and not path.is_dir():
+        raise ValueError(f"checkpoint {source!r}: no such folder")
     try:
         return kind.from_pretrained(path if path.is_dir() else source, trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:

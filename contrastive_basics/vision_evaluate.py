@@ -2,7 +2,8 @@
 
 The probe is MoCo's (SGD, rate 30, batch 256, no decay, a tenth at 60 % and 80 % of the epochs) with two deviations,
 that make it cheap and fair between methods: features are computed once, of pictures that are not augmented, and are
-scaled to norm 1, since one rate cannot suit features of unlike norms.
+scaled to norm 1, since one rate cannot suit features of unlike norms. At ImageNet's size pictures are resized to 224,
+not to 256 and cut.
 """
 
 from dataclasses import asdict, dataclass, field, replace

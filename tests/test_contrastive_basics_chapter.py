@@ -23,7 +23,8 @@ from common.report.claims import HOLDS, NEEDS, NOT_RUN, UNCHECKED, audit, load_c
 from common.report.experiments import collect_experiments
 from common.report.expressions import EXPERIMENT, cells
 from common.report.measured import measured_at_every_scale
-from contrastive_basics.measurements import bytes_kept_for_backward, sub_batch_statistics
+from common.run.kept_memory import bytes_kept_for_backward
+from contrastive_basics.measurements import sub_batch_statistics
 from contrastive_basics.simsiam import simsiam_loss
 from contrastive_basics.toys import NUM_PIXELS, NUM_WORDS, PairWorld, generator, seeded, toy_encoder
 

@@ -278,8 +278,11 @@ def test_a_part_writes_experiments_curves_and_tables(tmp_path, part, capsys):
 def test_parts_refuse_overrides_and_have_nothing_at_the_scales_of_photographs(tmp_path, capsys):
     with pytest.raises(ConfigError, match=r"collapse is an experiment on a toy world .* got optim\.steps=2"):
         experiments.collapse(Command("collapse", "demo", (0,), ("optim.steps=2",), tmp_path, tmp_path))
-    assert experiments.collapse(Command("collapse", "photos", (0,), (), tmp_path, tmp_path)) == []
-    assert "at scale demo or smoke alone: nothing at photos" in capsys.readouterr().out
+    assert experiments.collapse(Command("collapse", "photos", (0,), ("data.root=/x",), tmp_path, tmp_path)) == []
+    assert (
+        "collapse runs at scale demo, smoke, nothing at photos: it is an experiment on a toy world"
+        in capsys.readouterr().out
+    )
     assert not list(tmp_path.iterdir())
 
 

@@ -1,6 +1,6 @@
-"""Weighted nearest neighbours and collapse figures: what a representation is worth, without training anything.
+"""Weighted nearest neighbours: what a representation is worth, without training anything.
 
-papers/contrastive_basics.md, Sec. 2.6 (kNN monitor) and 2.4 (collapse monitor). Features are those of the *encoder*,
+papers/contrastive_basics.md, Sec. 2.6 (kNN monitor). Features are those of the *encoder*,
 before projection and geometry.
 """
 

@@ -62,6 +62,10 @@ def load_encoder(
     """
     if checkpoint.state["paper"] != models.paper:
         raise CheckpointError(f"{checkpoint.path} belongs to {checkpoint.state['paper']}; accepted: {models.paper}")
+    if checkpoint.state.get("kind") == "vision":
+        raise CheckpointError(
+            f"{checkpoint.path} was written by pretrain.py, which evaluates when training ends and again with --resume"
+        )
     fixed = [text for text in overrides if not text.startswith(("data.", "run."))]
     if fixed:
         raise ConfigError(f"command line: {fixed[0]} would change a trained model; accepted: data.* and run.*")

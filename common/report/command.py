@@ -3,7 +3,7 @@
 import argparse
 import datetime
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,19 @@ class Command:
         data = " DATA=<folder>" if any(text.startswith("data.root=") for text in self.overrides) else ""
         extra_text = f' SET="{" ".join(extra)}"' if extra else ""
         return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} SEEDS={len(self.seeds)}{data}{extra_text}"
+
+    def runs_at(self, scales: Iterable[str], otherwise: str) -> bool:
+        """Whether the part exists at the command's scale; says so where it does not, and the other parts go on.
+
+        Args:
+            scales: at which it exists.
+            otherwise: why it does not at the others.
+        """
+        if self.scale in scales:
+            return True
+        if is_main_process():
+            print(f"{self.part} runs at scale {', '.join(scales)}, nothing at {self.scale}: {otherwise}", flush=True)
+        return False
 
     def note(self, row: str, code: PaperCode) -> str:
         """What was trained for a row, in one line."""
