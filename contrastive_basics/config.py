@@ -1,7 +1,7 @@
 """Configuration of the vision-language models of the contrastive-basics chapter (its vision part: vision_config.py)."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from common.evaluation.zero_shot import PromptAverage
 from common.logit_scale import check_bounds
@@ -19,6 +19,7 @@ class MethodConfig:
     loss: Literal["in_batch", "late_interaction"] = "in_batch"  # one vector a side (Eq. 6-8), or token by token (FILIP)
     targets: Literal["diagonal", "ids"] = "diagonal"  # ids: the same picture twice in a batch is no negative
     queue_size: int = setting(0, at_least=0)  # pairs of past steps as further negatives, 0 = none
+    group_size: int = setting(0, at_least=0)  # a query meets the pairs of its group alone, 0 = of the whole batch
     ema_momentum: float = setting(0.99, at_least=0.0, at_most=1.0)  # of the encoder of queued pairs
     logit_scale_init: float = setting(1 / 0.07, above=0.0)  # multiplier; CLIP: 1 / 0.07
     logit_scale_trainable: bool = True
@@ -29,12 +30,15 @@ class MethodConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.loss == "late_interaction":
-            wanted = {"targets": "diagonal", "queue_size": 0, "prompt_average": "scores"}
-            for name, only in wanted.items():
-                if getattr(self, name) != only:
-                    raise ValueError(
-                        f"method.{name} = {getattr(self, name)!r} with method.loss = late_interaction; accepted: {only}"
-                    )
+            wanted = {"targets": "diagonal", "queue_size": 0, "group_size": 0, "prompt_average": "scores"}
+            self._only(wanted, "method.loss = late_interaction")
+        if self.group_size:
+            self._only({"targets": "diagonal", "queue_size": 0}, f"method.group_size = {self.group_size}")
+
+    def _only(self, wanted: dict[str, Any], cause: str) -> None:
+        for name, only in wanted.items():
+            if getattr(self, name) != only:
+                raise ValueError(f"method.{name} = {getattr(self, name)!r} with {cause}; accepted: {only}")
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,12 @@ class Config:
             raise ValueError(
                 f"optim.loss_tile = {self.optim.loss_tile} with method.loss = late_interaction, which has two matrices "
                 "and no tiled form; accepted: 0"
+            )
+        groups, batch = self.method.group_size, self.optim.global_batch_size
+        if groups and (groups == 1 or batch % groups or self.optim.loss_tile):
+            raise ValueError(
+                f"method.group_size = {groups} with optim.global_batch_size = {batch} and optim.loss_tile = "
+                f"{self.optim.loss_tile}; accepted: divisors of the batch, at least 2, and no tiles"
             )
 
 

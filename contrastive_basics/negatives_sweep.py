@@ -1,8 +1,10 @@
-"""The part `negatives_sweep`: retrieval against the number of negatives, with real towers (claim C20; spec Sec. 5.4).
+"""Retrieval against the number of negatives, with real towers (claim C20; spec Sec. 5.4).
 
-Two series, each with the number of pairs seen held fixed:
+The part `negatives_sweep`, in which every run sees the same number of pairs:
     batch    B pairs a step, so B - 1 negatives a query; larger batches mean fewer updates
     queue    a fixed batch, and up to K pairs of past steps from a momentum encoder as further negatives
+The part `negatives_in_groups`, in which nothing but the number of negatives changes:
+    group    a fixed batch and number of steps; a query meets the G - 1 other pairs of its group in the batch
 The learning rate is that of the scale and is not adapted to the batch.
 """
 
@@ -19,14 +21,46 @@ from common.report.schema import MEASURED, Column, Row, Table
 from common.run.config import ConfigError
 from common.run.reproduce import PaperCode, RowRun, run_row
 
-Runs = Mapping[str, Sequence[RowRun]]
 METRICS = {
     **{f"{direction}_recall_at_{k}": f"{direction} R@{k}" for direction in ("i2t", "t2i") for k in (1, 5, 10)},
     "mean_recall": "mean of the six",
 }
 DRAWN = ("i2t_recall_at_1", "t2i_recall_at_1", "mean_recall")
-SET_HERE = ("optim.steps=", "optim.global_batch_size=", "optim.warmup_steps=", "method.queue_size=")
+SET_HERE = tuple(
+    f"{key}="
+    for key in (
+        "optim.steps",
+        "optim.global_batch_size",
+        "optim.warmup_steps",
+        "method.queue_size",
+        "method.group_size",
+    )
+)
 WARMUP_SHARE = 12  # one step in so many
+
+
+@dataclass(frozen=True)
+class Point:
+    """One training of a series: pairs a step, size of the queue, size of the groups (0 = none of that)."""
+
+    batch: int
+    queue: int = 0
+    group: int = 0
+
+    @property
+    def name(self) -> str:
+        """What claims call it."""
+        kind = "queue" if self.queue else "group" if self.group else "batch"
+        return f"{kind}_{self.queue or self.group or self.batch}"
+
+    @property
+    def negatives(self) -> int:
+        """Of a query; with a queue, once it is full."""
+        return (self.group or self.batch) - 1 + self.queue
+
+    def __str__(self) -> str:
+        more = f", queue {self.queue}" if self.queue else f", groups of {self.group}" if self.group else ""
+        return f"batch {self.batch}{more}"
 
 
 @dataclass(frozen=True)
@@ -37,6 +71,8 @@ class Sweep:
     batches: B of the first series.
     queue_batch: B of the second, one of the first series, which is its K = 0.
     queues: K of the second.
+    group_batch: B of the third.
+    groups: G of the third, divisors of its batch.
     overrides: what makes a run of the sweep cheaper than a row of the scale.
     """
 
@@ -44,120 +80,170 @@ class Sweep:
     batches: tuple[int, ...]
     queue_batch: int
     queues: tuple[int, ...]
+    group_batch: int
+    groups: tuple[int, ...]
     overrides: tuple[str, ...] = ()
 
 
-_BATCHES, _QUEUES = (16, 32, 64, 128, 256, 512, 1024), (256, 1024, 4096, 16384)
+_SIZES = (40_960, (16, 32, 64, 128, 256, 512, 1024), 64, (256, 1024, 4096, 16384), 128, (2, 4, 16, 64, 128))
 _CHEAP = ("run.evaluate_every=0", "run.save_every=0")
 _NARROW = ("model.image.width=128", "model.image.heads=4", "model.text.width=128", "model.text.heads=4")
+_TOY = ("run.evaluate_every=0", "data.num_test=8", "data.num_labelled=8")
 SWEEPS = {
-    "smoke": Sweep(256, (32, 256), 32, (64,), ("run.evaluate_every=0", "data.num_test=8", "data.num_labelled=8")),
-    "demo": Sweep(40_960, _BATCHES, 64, _QUEUES, (*_CHEAP, "data.num_labelled=64")),
-    "photos": Sweep(40_960, _BATCHES, 64, _QUEUES, (*_CHEAP, *_NARROW)),
+    "smoke": Sweep(256, (32, 256), 32, (64,), 32, (2, 32), _TOY),
+    "demo": Sweep(*_SIZES, (*_CHEAP, "data.num_labelled=64")),
+    "photos": Sweep(*_SIZES, (*_CHEAP, *_NARROW)),
 }
 
 
 def negatives_sweep(command: Command, code: PaperCode) -> list[Table]:
-    """Trains both series for all seeds of a command; gives the table, writes the experiment and the curves.
+    """Larger batches and longer queues at a fixed number of pairs.
 
     Raises:
-        ConfigError: for settings that the sweep itself chooses.
+        ConfigError: for settings that the part itself chooses.
     """
-    if not command.runs_at(SWEEPS, "the chapter states no recipe"):
+    sweep = _sweep_of(command)
+    if sweep is None:
         return []
+    by_batch = [Point(batch) for batch in sweep.batches]
+    by_queue = [Point(sweep.queue_batch, queue) for queue in sweep.queues]
+    caption = (
+        f"Retrieval against the number of negatives. Every run sees {sweep.samples} pairs; the learning rate is not "
+        f"adapted to the batch. With a queue: batches of {sweep.queue_batch} throughout; it starts empty, and past "
+        "keys of a query's own picture are positives."
+    )
+    panels = {
+        "larger batches, fewer steps": by_batch,
+        f"batches of {sweep.queue_batch} and a queue": [Point(sweep.queue_batch), *by_queue],
+    }
+    return _measured(command, code, sweep, [*by_batch, *by_queue], caption, panels, "negatives")
+
+
+def negatives_in_groups(command: Command, code: PaperCode) -> list[Table]:
+    """Fewer negatives in batches and steps of the same number.
+
+    Raises:
+        ConfigError: for settings that the part itself chooses.
+    """
+    sweep = _sweep_of(command)
+    if sweep is None:
+        return []
+    points = [Point(sweep.group_batch, group=group) for group in sweep.groups]
+    steps = sweep.samples // sweep.group_batch
+    caption = (
+        f"Retrieval against the number of negatives and nothing else: {steps} steps of {sweep.group_batch} pairs, in "
+        "which a query meets the other pairs of its group alone."
+    )
+    panels = {f"groups in batches of {sweep.group_batch}": points}
+    return _measured(command, code, sweep, points, caption, panels, "groups")
+
+
+def _sweep_of(command: Command) -> Sweep | None:
+    """Sizes at the command's scale; None where there are none."""
+    if not command.runs_at(SWEEPS, "the chapter states no recipe"):
+        return None
     taken = [text for text in command.overrides if text.startswith(SET_HERE)]
     if taken:
-        raise ConfigError(f"{taken[0]} cannot be set: {command.part} chooses batch, steps and queue")
-    sweep = SWEEPS[command.scale]
-    settings = {f"batch_{batch}": (batch, 0) for batch in sweep.batches}
-    settings |= {f"queue_{queue}": (sweep.queue_batch, queue) for queue in sweep.queues}
-    runs = {name: _runs(command, code, sweep, batch, queue) for name, (batch, queue) in settings.items()}
+        raise ConfigError(f"{taken[0]} cannot be set: {command.part} chooses batch, steps, queue and groups")
+    return SWEEPS[command.scale]
 
-    roles = [role for role in ("test", "second_test") if role in runs[f"batch_{sweep.queue_batch}"][0].evaluations]
-    keys = {f"{role}_{metric}": (role, metric) for role in roles for metric in METRICS}
+
+def _measured(
+    command: Command,
+    code: PaperCode,
+    sweep: Sweep,
+    points: Sequence[Point],
+    caption: str,
+    panels: Mapping[str, Sequence[Point]],
+    experiment_name: str,
+) -> list[Table]:
+    """Trains the points for all seeds of a command; gives the table, writes the experiment and the curves."""
+    runs = {point.name: _runs(command, code, sweep, point) for point in points}
+    first = runs[points[0].name][0]
+    keys = {
+        f"{role}_{metric}": (role, metric)
+        for role in ("test", "second_test")
+        if role in first.evaluations
+        for metric in METRICS
+    }
     columns = [
         Column(key, METRICS[metric], stands_in_for=command.stand_in(runs, role)) for key, (role, metric) in keys.items()
     ]
     rows = [
         Row(
-            f"batch {batch}, queue {queue}" if queue else f"batch {batch}",
+            str(point),
             {},
-            {key: measured_cell(runs[name], role, metric, command.scale) for key, (role, metric) in keys.items()},
+            {key: measured_cell(runs[point.name], *of, command.scale) for key, of in keys.items()},
             MEASURED,
-            f"{'up to ' if queue else ''}{batch - 1 + queue} negatives a query, {sweep.samples // batch} steps",
+            f"{'up to ' if point.queue else ''}{point.negatives} negatives a query, "
+            f"{sweep.samples // point.batch} steps",
         )
-        for name, (batch, queue) in settings.items()
+        for point in points
     ]
-    caption = (
-        f"Retrieval against the number of negatives. Every run sees {sweep.samples} pairs; the learning rate is not "
-        f"adapted to the batch. With a queue: batches of {sweep.queue_batch} throughout; it starts "
-        "empty, and past keys of a query's own picture are positives."
-    )
     table = command.table(code, code.paper_tables(), command.part, columns, rows, runs, caption=caption)
     if is_main_process():
-        write_experiment(_experiment(command, code, table, sweep, runs), command.results)
-        plot_curves(_panels(sweep, runs), command.folder(code.name) / f"{command.part}_curves.png", across=2)
+        protocol = first.evaluations["test"]["protocol"]
+        data = protocol["data"].replace("/", "-").split("-")[0]
+        values = {
+            f"{name}_{metric}": tuple(_percent(of_seeds, metric))
+            for name, of_seeds in runs.items()
+            for metric in METRICS
+        }
+        experiment = Experiment(
+            paper=code.name,
+            name=f"{experiment_name}_{data}",
+            scale=command.scale,
+            seeds=command.seeds,
+            values=values,
+            units=dict.fromkeys(values, "percent"),
+            data=f"{table.data}; ranked on {protocol['data']}",
+            protocol={"sweep": asdict(sweep), "retrieval": protocol},
+            caption=caption,
+            git_revision=table.git_revision,
+            command=table.command,
+            created=datetime.date.today().isoformat(),
+            hardware=table.hardware,
+        )
+        write_experiment(experiment, command.results)
+        drawn = [
+            Curves(
+                title,
+                "negatives a query (at the end)" if any(point.queue for point in of_panel) else "negatives a query",
+                "percent",
+                {
+                    METRICS[metric]: [
+                        (float(point.negatives), _percent(runs[point.name], metric)) for point in of_panel
+                    ]
+                    for metric in DRAWN
+                },
+                log_x=True,
+            )
+            for title, of_panel in panels.items()
+        ]
+        plot_curves(drawn, command.folder(code.name) / f"{command.part}_curves.png", across=len(drawn))
     return [table]
 
 
-def _runs(command: Command, code: PaperCode, sweep: Sweep, batch: int, queue: int) -> list[RowRun]:
+def _runs(command: Command, code: PaperCode, sweep: Sweep, point: Point) -> list[RowRun]:
     """One point of a series, for all seeds."""
-    steps = sweep.samples // batch
+    steps = sweep.samples // point.batch
     overrides = [
         *sweep.overrides,
         *command.overrides,
-        f"optim.global_batch_size={batch}",
+        f"optim.global_batch_size={point.batch}",
         f"optim.steps={steps}",
         f"optim.warmup_steps={steps // WARMUP_SHARE}",
     ]
-    row = "negatives_batch.yaml"
-    if queue:
-        row, overrides = "negatives_queue.yaml", [*overrides, f"method.queue_size={queue}"]
+    row = "negatives_queue.yaml" if point.queue else "negatives_batch.yaml"
+    if point.queue:
+        overrides.append(f"method.queue_size={point.queue}")
+    if point.group:
+        overrides.append(f"method.group_size={point.group}")
     if is_main_process():
-        print(f"{command.part}: batch {batch}, queue {queue}, {steps} steps", flush=True)
+        print(f"{command.part}: {point}, {steps} steps", flush=True)
     return [run_row(code, row, command.scale, seed, overrides, command.runs) for seed in command.seeds]
 
 
-def _values(runs: Runs, name: str, metric: str) -> list[float]:
-    """Percent on the test set, one per seed."""
-    return [100 * run.evaluations["test"]["metrics"][metric] for run in runs[name]]
-
-
-def _experiment(command: Command, code: PaperCode, table: Table, sweep: Sweep, runs: Runs) -> Experiment:
-    """What claims name: experiment["negatives_<data>"]["batch_<B>_<metric>" or "queue_<K>_<metric>"], in percent."""
-    protocol = next(iter(runs.values()))[0].evaluations["test"]["protocol"]
-    values = {f"{name}_{metric}": tuple(_values(runs, name, metric)) for name in runs for metric in METRICS}
-    return Experiment(
-        paper=code.name,
-        name=f"negatives_{protocol['data'].replace('/', '-').split('-')[0]}",
-        scale=command.scale,
-        seeds=command.seeds,
-        values=values,
-        units=dict.fromkeys(values, "percent"),
-        data=f"{table.data}; ranked on {protocol['data']}",
-        protocol={"sweep": asdict(sweep), "retrieval": protocol},
-        caption=table.caption,
-        git_revision=table.git_revision,
-        command=table.command,
-        created=datetime.date.today().isoformat(),
-        hardware=table.hardware,
-    )
-
-
-def _panels(sweep: Sweep, runs: Runs) -> list[Curves]:
-    by_batch = [(batch - 1, f"batch_{batch}") for batch in sweep.batches]
-    start = (sweep.queue_batch - 1, f"batch_{sweep.queue_batch}")
-    by_queue = [start] + [(sweep.queue_batch - 1 + queue, f"queue_{queue}") for queue in sweep.queues]
-    return [
-        Curves(
-            title,
-            "negatives a query (at the end)",
-            "percent",
-            {METRICS[metric]: [(float(x), _values(runs, name, metric)) for x, name in points] for metric in DRAWN},
-            log_x=True,
-        )
-        for title, points in (
-            ("larger batches, fewer steps", by_batch),
-            (f"batches of {sweep.queue_batch} and a queue", by_queue),
-        )
-    ]
+def _percent(runs: Sequence[RowRun], metric: str) -> list[float]:
+    """On the test set, one per seed."""
+    return [100 * run.evaluations["test"]["metrics"][metric] for run in runs]

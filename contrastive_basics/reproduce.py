@@ -126,9 +126,15 @@ def negatives_on_pairs(command: Command) -> list[Table]:
     return negatives_sweep.negatives_sweep(command, CODE)
 
 
+def negatives_in_groups(command: Command) -> list[Table]:
+    """Retrieval against the number of negatives in a batch and number of steps that stay the same."""
+    return negatives_sweep.negatives_in_groups(command, CODE)
+
+
 PARTS = {
     "table1": table1,
     "negatives_sweep": negatives_on_pairs,
+    "negatives_in_groups": negatives_in_groups,
     "collapse": experiments.collapse,
     "temperature": experiments.temperature,
     "negatives": experiments.negatives,

@@ -48,6 +48,7 @@ from common.run.training import (
 from common.tiled import geometry_loss
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import MODELS, PAPER
+from contrastive_basics.groups import loss_within_groups
 from contrastive_basics.model import build_model
 
 DEFAULT_ROW = "table1_ours.yaml"
@@ -104,6 +105,8 @@ def train(
             queue = None if memory is None else memory.pairs()
             if method.loss == "late_interaction":
                 loss = late_interaction_loss(image_embeddings, text_embeddings, logit_scale)
+            elif method.group_size:
+                loss = loss_within_groups(image_embeddings, text_embeddings, logit_scale, method.group_size)
             else:
                 loss = geometry_loss(
                     image_embeddings,

@@ -37,6 +37,8 @@ TOYS = {"collapse", "temperature", "negatives", "negatives_queue", "loss_floor",
 REAL = {  # experiments with trained towers, which may or may not have been run
     "trained_here": {"C16-trained", "C22"},
     "negatives_scenes": {"C20-scenes", "C20-scenes-queue"},
+    "groups_scenes": {"C20-scenes-groups"},
+    "groups_flickr8k": {"C20-flickr8k-groups"},
     "negatives_flickr8k": {"C20-flickr8k", "C20-flickr8k-queue"},
 }
 
@@ -291,7 +293,7 @@ def test_text_retrieval_asks_with_images_and_image_retrieval_with_captions():
 
 def test_all_claims_of_the_chapter_are_there():
     assert [name for name in CLAIMS if "-" not in name] == [f"C{number}" for number in range(1, 29)]
-    by_data = {f"C20-{data}{kind}" for data in ("scenes", "flickr8k") for kind in ("", "-queue")}
+    by_data = {f"C20-{data}{kind}" for data in ("scenes", "flickr8k") for kind in ("", "-queue", "-groups")}
     assert {name for name in CLAIMS if "-" in name} == {"C16-trained", "C20-queue", *by_data}
 
 

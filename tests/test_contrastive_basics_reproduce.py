@@ -139,15 +139,31 @@ def test_the_sweep_gives_a_table_curves_and_an_experiment(tmp_path, capsys):
     assert capsys.readouterr().out.count("found in") == 3
 
 
+def test_groups_change_the_number_of_negatives_and_nothing_else(tmp_path):
+    reproduce(tmp_path, "negatives_in_groups")
+    folder = tmp_path / "results" / "contrastive_basics" / "negatives_in_groups" / "smoke"
+    rows = {row.method: row.note for row in from_json((folder / "negatives_in_groups.json").read_text()).rows}
+    assert rows == {
+        "batch 32, groups of 2": "1 negatives a query, 8 steps",
+        "batch 32, groups of 32": "31 negatives a query, 8 steps",
+    }
+    found = read_experiment(folder.parents[1] / "experiments" / "smoke" / "groups_scenes.json")
+    assert {"group_2_mean_recall", "group_32_mean_recall"} <= set(found.values)
+    logs = [path.read_text().splitlines() for path in tmp_path.glob("runs/*/*/*/log.jsonl")]
+    first = sorted(next(record["loss"] for record in map(json.loads, lines) if "loss" in record) for lines in logs)
+    assert first[0] < 2 < 3 < first[1] < 5  # near ln 2 times the scale's spread, and near ln 32
+
+
 def test_every_run_of_a_sweep_sees_the_same_number_of_pairs():
     for sweep in SWEEPS.values():
+        assert all(sweep.group_batch % group == 0 for group in sweep.groups)
         assert all(sweep.samples % batch == 0 for batch in (*sweep.batches, sweep.queue_batch))
         assert sweep.queue_batch in sweep.batches  # the queue of size 0
 
 
 def test_what_the_sweep_chooses_cannot_be_set(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"optim\.steps=3 cannot be set: negatives_sweep chooses batch, steps and queue"
+        ConfigError, match=r"optim\.steps=3 cannot be set: negatives_sweep chooses batch, steps, queue and groups"
     ):
         reproduce(tmp_path, "negatives_sweep", "optim.steps=3")
 

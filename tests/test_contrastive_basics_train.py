@@ -140,7 +140,9 @@ def losses_by_hand(config, steps):
 )
 def test_three_steps_have_the_losses_of_a_loop_written_by_hand(tmp_path, overrides, not_evaluated):
     files = run(tmp_path, *overrides)
-    assert logged(files)[:3] == pytest.approx(losses_by_hand(config_of(*overrides), 3), rel=2e-5)
+    assert logged(files)[:3] == pytest.approx(
+        losses_by_hand(config_of(*overrides), 3), rel=1e-4
+    )  # Adam makes steps of gradients that are rounding alone
 
 
 @pytest.mark.parametrize("row", ["table1_late_interaction", "negatives_queue"])

@@ -1,0 +1,30 @@
+"""InfoNCE in which only the number of negatives changes: queries meet a part of the batch (claim C20)."""
+
+import torch
+
+from common.geometry import inner_product_similarity
+from common.info_nce import symmetric_info_nce
+
+
+def loss_within_groups(
+    image_embeddings: torch.Tensor, text_embeddings: torch.Tensor, logit_scale: torch.Tensor, group_size: int
+) -> torch.Tensor:
+    """Mean of Eq. 8 over groups of consecutive pairs of a process's batch; nothing is gathered from other processes.
+
+    Args:
+        image_embeddings, text_embeddings: (local_batch, dim), unit.
+        logit_scale: scalar, the multiplier.
+        group_size: pairs of a group, so group_size - 1 negatives a query; of the whole batch it is InfoNCE itself.
+    Returns:
+        Scalar in nats, at most ln(group_size) for equal cosines.
+    Raises:
+        ValueError: if the groups do not fill the batch.
+    """
+    if len(image_embeddings) % group_size:
+        raise ValueError(
+            f"method.group_size = {group_size} does not divide the {len(image_embeddings)} pairs of a process; "
+            "accepted: a divisor of optim.global_batch_size / number of processes"
+        )
+    groups = zip(image_embeddings.split(group_size), text_embeddings.split(group_size))
+    losses = [symmetric_info_nce(logit_scale * inner_product_similarity(images, texts)) for images, texts in groups]
+    return torch.stack(losses).mean()

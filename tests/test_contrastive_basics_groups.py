@@ -1,0 +1,65 @@
+"""InfoNCE within groups of a batch, against loops and against InfoNCE of the whole batch."""
+
+import math
+
+import pytest
+import torch
+
+from common.geometry import unit
+from common.info_nce import symmetric_info_nce
+from contrastive_basics.config import Config, MethodConfig, OptimConfig
+from contrastive_basics.groups import loss_within_groups
+
+SCALE = torch.tensor(5.0, dtype=torch.float64)
+
+
+def pairs(batch=12, dim=6):
+    torch.manual_seed(0)
+    return tuple(unit(torch.randn(batch, dim, dtype=torch.float64)) for _ in range(2))
+
+
+@pytest.mark.parametrize("group", [2, 3, 6])
+def test_a_query_meets_the_pairs_of_its_group_alone(group):
+    images, texts = pairs()
+    total = 0.0
+    for query in range(12):
+        first = query // group * group
+        for own, others in ((images, texts), (texts, images)):
+            scores = [5.0 * float(own[query] @ others[other]) for other in range(first, first + group)]
+            total += math.log(sum(math.exp(score) for score in scores)) - scores[query - first]
+    assert float(loss_within_groups(images, texts, SCALE, group)) == pytest.approx(total / 24, abs=1e-12)
+
+
+def test_a_group_of_the_whole_batch_is_info_nce():
+    images, texts = pairs()
+    whole = symmetric_info_nce(SCALE * images @ texts.T)
+    torch.testing.assert_close(loss_within_groups(images, texts, SCALE, 12), whole)
+
+
+def test_no_gradient_reaches_another_group():
+    images, texts = (each.requires_grad_() for each in pairs())
+    symmetric_info_nce(SCALE * images[:3] @ texts[:3].T).backward()
+    of_first_group = images.grad.clone() / 4
+    images.grad = None
+    loss_within_groups(images, texts, SCALE, 3).backward()
+    torch.testing.assert_close(images.grad[:3], of_first_group[:3])
+
+
+def test_groups_that_do_not_fill_the_batch_are_refused():
+    with pytest.raises(ValueError, match=r"method\.group_size = 5 does not divide the 12 pairs of a process"):
+        loss_within_groups(*pairs(), SCALE, 5)
+
+
+@pytest.mark.parametrize(
+    ("method", "optim", "words"),
+    [
+        ({"group_size": 48}, {}, "group_size = 48 with optim.global_batch_size = 256"),
+        ({"group_size": 1}, {}, "group_size = 1 .* accepted: divisors of the batch, at least 2"),
+        ({"group_size": 16}, {"loss_tile": 64}, "loss_tile = 64; accepted: .* no tiles"),
+        ({"group_size": 16, "queue_size": 4}, {}, "queue_size = 4 with method.group_size = 16; accepted: 0"),
+        ({"group_size": 16, "loss": "late_interaction", "prompt_average": "scores"}, {}, "accepted: 0"),
+    ],
+)
+def test_settings_that_do_not_go_with_groups_are_refused(method, optim, words):
+    with pytest.raises(ValueError, match=words):
+        Config(method=MethodConfig(**method), optim=OptimConfig(global_batch_size=256, **optim))
