@@ -204,7 +204,8 @@ def _measured(
             created=datetime.date.today().isoformat(),
             hardware=table.hardware,
         )
-        write_experiment(experiment, command.results)
+        if not command.changes:
+            write_experiment(experiment, command.results)
         drawn = [
             Curves(
                 title,

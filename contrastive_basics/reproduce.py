@@ -75,7 +75,7 @@ def table1(command: Command) -> list[Table]:
     runs |= trained
     table = command.table(CODE, printed, "table1", columns_of(command, source, runs), rows, runs)
     plot_runs(command, PAPER, trained)
-    if command.scale != PAPER_SCALE and is_main_process():
+    if command.scale != PAPER_SCALE and not ours.changes and is_main_process():
         write_experiment(_trained_here(table), command.results)
     return [table]
 

@@ -72,7 +72,7 @@ def table1(command: Command) -> list[Table]:
 def table2(command: Command) -> list[Table]:
     """Table 2: large-scale zero-shot classification and retrieval; and the same retrieval with all recalls."""
     table, runs = _trained(command, "table2")
-    if is_main_process() and command.folder(PAPER).name == command.scale:
+    if is_main_process() and not command.changes:
         write_experiment(_final_temperature(command, table, runs), command.results)
     return [table, _all_recalls(command, CODE.paper_tables(), runs)]
 

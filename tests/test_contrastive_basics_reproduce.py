@@ -13,10 +13,7 @@ from contrastive_basics.negatives_sweep import SWEEPS
 from contrastive_basics.reproduce import PARTS, TRAINED_HERE, main
 from scripts.parts import parts_of
 
-FAST = [
-    "optim.steps=2", "optim.warmup_steps=1", "run.evaluate_every=0", "run.save_every=0", "data.num_test=12",
-    "data.num_labelled=8",
-]  # fmt: skip
+FAST = ["run.evaluate_every=0", "run.save_every=0", "data.num_test=12", "data.num_labelled=8"]
 pytestmark = [pytest.mark.filterwarnings("ignore:scenes"), pytest.mark.filterwarnings("ignore:more than")]
 
 

@@ -50,10 +50,17 @@ class Command:
     def runs(self) -> Path:
         return self.output / "runs"
 
+    @property
+    def changes(self) -> list[str]:
+        """Overrides that make other rows of the paper's.
+
+        Where the data lie and how a run is made (its precision, workers, log) is no change; the command says it.
+        """
+        return sorted(text for text in self.overrides if not text.startswith(("data.", "public.", "coco.", "run.")))
+
     def folder(self, paper: str) -> Path:
         """Where the part's tables go; a changed row or scale does not write over the unchanged one."""
-        changed = sorted(text for text in self.overrides if not text.startswith(("data.", "public.", "coco.")))
-        name = f"{self.scale}-{hash_of(changed)}" if changed else self.scale
+        name = f"{self.scale}-{hash_of(self.changes)}" if self.changes else self.scale
         return self.results / paper / self.part / name
 
     def text(self, paper: str) -> str:
@@ -208,7 +215,7 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
 
 def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
     """Prints and writes the verdicts of the claims that the tables touch, at this scale; newer results before older."""
-    if command.folder(paper).name != command.scale:
+    if command.changes:
         print("Claims are not judged by changed rows or settings.")
         return
     just_now = {table.table_id for table in tables}
@@ -219,7 +226,8 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
     experiments = {each.name: each for each in sorted(found, key=lambda each: each.created)}
     tables = [table for table in earlier if table.table_id not in just_now] + tables
     claims = judge(ROOT / paper, tables, list(experiments.values()))
-    just_measured = [each.name for each in experiments.values() if each.command == command.text(paper)]
+    own = collect_experiments([command.results])
+    just_measured = [each.name for each in own if each.paper == paper and each.command == command.text(paper)]
     touched = None if claims is None else touching(claims, [*just_now, command.part, *just_measured])
     if touched is not None and touched.judged:
         print("\n" + claims_to_text(touched), end="")

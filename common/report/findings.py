@@ -69,7 +69,7 @@ def write_findings(command: Command, paper: str, findings: Findings) -> Table:
         protocol={"settings": {"experiment": findings.name, **findings.settings}, "versions": versions},
         **provenance,
     )
-    if command.folder(paper).name == command.scale:  # an experiment's file has no place for changed settings
+    if not command.changes:  # an experiment's file has no place for changed settings
         write_experiment(experiment, command.results)
     source = yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))["paper"]
     cells = {
