@@ -1,0 +1,127 @@
+"""Fills the result tables of the Markdown pages from the committed results, so that no number is copied by hand.
+
+    python scripts/fill_pages.py            writes README.md and <paper>/README.md
+    python scripts/fill_pages.py --check    says which page differs, and ends with status 1
+
+A page holds, above each such table, a comment that names a result and, where not all are wanted, its columns by key:
+
+    <!-- table: results/euclip/table4/demo/table4.json; columns: imagenet, retrieval -->
+
+The table below it is replaced: rows of the paper for methods that were measured, what ours is measured on, our numbers,
+and the level of a guess.
+"""
+
+import argparse
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from common.report.formats import markdown_text
+from common.report.layout import DASH, lay_out
+from common.report.schema import Column, Table
+from common.report.tables import read_table
+from common.run.provenance import ROOT
+
+PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
+PAGES = ("README.md", *(f"{paper}/README.md" for paper in PAPERS))
+_MARK = re.compile(r"<!-- table: (?P<path>\S+?)(?:; columns: (?P<columns>[^>]*?))? -->\n\n?(?:\|.*\n)*")
+
+
+class PageError(ValueError):
+    """A page asks for a result or a column that is not there."""
+
+
+def filled(text: str, page: str) -> str:
+    """A page with its tables as the results have them.
+
+    Args:
+        text: of the page.
+        page: its name, for messages.
+    Raises:
+        PageError: a result or a column that is not there; names page, file and what is there.
+    """
+
+    def table(found: re.Match) -> str:
+        path = ROOT / found["path"]
+        if not path.is_file():
+            raise PageError(f"{page}: {found['path']}: no such result")
+        table = read_table(path)
+        if found["columns"]:
+            keys = [key.strip() for key in found["columns"].split(",")]
+            by_key = {column.key: column for column in table.columns}
+            missing = [key for key in keys if key not in by_key]
+            if missing:
+                raise PageError(f"{page}: {found['path']} has no column {missing[0]!r}; accepted: {', '.join(by_key)}")
+            table = with_columns(table, [by_key[key] for key in keys])
+        mark = found[0].split("\n", 1)[0]
+        return f"{mark}\n\n{page_table(table)}"
+
+    return _MARK.sub(table, text)
+
+
+def with_columns(table: Table, columns: list[Column]) -> Table:
+    """The table with some of its columns, in the order given."""
+    keys = {column.key for column in columns}
+    rows = [
+        replace(
+            row,
+            paper={key: value for key, value in row.paper.items() if key in keys},
+            ours={key: cell for key, cell in row.ours.items() if key in keys},
+        )
+        for row in table.rows
+    ]
+    return replace(table, columns=tuple(columns), rows=tuple(rows))
+
+
+def page_table(table: Table) -> str:
+    """The measured rows of a table in Markdown, each line ended."""
+    measured = [row for row in table.rows if any(row.ours.get(column.key) for column in table.columns)]
+    lines = [line for group in lay_out(replace(table, rows=tuple(measured)), compact=True) for line in group]
+    ordered = [line for kind in ("paper", "stand_in", "ours", "chance") for line in lines if line.kind == kind]
+    printed = any(line.kind == "paper" for line in ordered)
+    rows = [["", *(markdown_text(column.label) for column in table.columns)]]
+    for line in ordered:
+        if all(cell == DASH for cell in line.cells):
+            continue
+        cells = [markdown_text(cell) for cell in line.cells]
+        method = markdown_text(line.method)
+        if line.kind == "paper":
+            rows.append([f"*paper, {method}*", *(f"*{cell}*" for cell in cells)])
+        elif line.kind == "stand_in":
+            rows.append(["*ours is measured on*", *(f"`{cell.split(' (')[0]}`" for cell in line.cells)])
+        else:
+            rows.append([f"ours, {method}" if printed and line.kind == "ours" else method, *cells])
+    rule = "|" + "---|" * len(rows[0])
+    head, *body = (f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in rows)
+    return "\n".join([head, rule, *body]) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a page differs")
+    check = parser.parse_args().check
+    differing = []
+    for page in PAGES:
+        path = ROOT / page
+        if not path.is_file():
+            continue
+        text = path.read_text(encoding="utf-8")
+        try:
+            new = filled(text, page)
+        except PageError as error:
+            sys.exit(f"error: {error}")
+        if new != text:
+            differing.append(page)
+            if not check:
+                path.write_text(new, encoding="utf-8")
+    done = "differs from the results" if check else "filled"
+    print("\n".join(f"{page}: {done}" for page in differing) or "no change")
+    sys.exit(check and bool(differing))
+
+
+if __name__ == "__main__":
+    main()

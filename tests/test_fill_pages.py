@@ -1,0 +1,103 @@
+"""scripts/fill_pages.py: tables of the pages are those of the committed results."""
+
+import sys
+
+import pytest
+
+from common.report.schema import MEASURED, Column, Measured, Row, Table
+from common.report.tables import write_table
+from scripts import fill_pages
+from scripts.fill_pages import PAGES, PageError, filled
+
+MARK = "<!-- table: results/p/table1/demo/table1.json{} -->"
+FILLED = """| | acc | mean |
+|---|---|---|
+| *paper, ours* | *76.4* | *—* |
+| *ours is measured on* | `scenes/test` | `scenes/test` |
+| ours, ours | 50.0 ± 12.4 | 0.500 ± 0.124 |
+| a guess would reach | 1.6 | — |
+"""
+
+
+def cell(unit):
+    scale = 1 if unit == "percent" else 0.01
+    return Measured(
+        values=(49.0 * scale, 51.0 * scale),
+        seeds=(0, 1),
+        interval=((50 - 12.4) * scale, (50 + 12.4) * scale),
+        interval_kind="95 % t over seeds",
+        scale="demo",
+        data="scenes/test (842741d6)",
+        protocol="num_images 10",
+        chance=1.6 if unit == "percent" else None,
+    )
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    table = Table(
+        paper="p",
+        paper_title="Paper",
+        paper_version="v1",
+        table_id="table1",
+        caption="A table.",
+        columns=(Column("acc", "acc"), Column("mean", "mean", "fraction"), Column("other", "other")),
+        rows=(
+            Row("ours", {"acc": 76.4}, {"acc": cell("percent"), "mean": cell("fraction")}, MEASURED),
+            Row("not run", {"acc": 80.0}, {}, "not run: needs a GPU"),
+        ),
+        scale="demo",
+        data="scenes",
+        seeds=(0, 1),
+        git_revision="abc",
+        command="make",
+        created="2026-01-01",
+        hardware="CPU",
+    )
+    write_table(table, tmp_path / "results" / "p" / "table1" / "demo")
+    monkeypatch.setattr(fill_pages, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_no_page_differs_from_the_committed_results():
+    for page in PAGES:
+        path = fill_pages.ROOT / page
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            assert filled(text, page) == text, f"{page} differs: python scripts/fill_pages.py"
+
+
+@pytest.mark.parametrize("old", ["", "| stale | 1.0 |\n|---|---|\n| row | 2.0 |\n"])
+def test_measured_rows_replace_the_table_and_nothing_else(root, old):
+    mark = MARK.format("; columns: acc, mean")
+    text = f"before\n\n{mark}\n\n{old}\nafter | not a table\n"
+    assert filled(text, "page") == f"before\n\n{mark}\n\n{FILLED}\nafter | not a table\n"
+    assert filled(filled(text, "page"), "page") == filled(text, "page")
+
+
+def test_without_columns_all_are_shown(root):
+    assert "| | acc | mean | other |\n" in filled(MARK.format("") + "\n", "page")
+
+
+@pytest.mark.parametrize(
+    ("mark", "words"),
+    [
+        (MARK.format("; columns: acc, top1"), "page: .*table1.json has no column 'top1'; accepted: acc, mean, other"),
+        (MARK.format("").replace("table1.json", "table9.json"), "page: results/p/table1/demo/table9.json: no such"),
+    ],
+)
+def test_what_is_not_there_is_named(root, mark, words):
+    with pytest.raises(PageError, match=words):
+        filled(mark + "\n", "page")
+
+
+def test_check_writes_nothing_and_fails_where_a_page_differs(root, monkeypatch, capsys):
+    page = root / "README.md"
+    page.write_text(MARK.format("; columns: acc, mean") + "\n", encoding="utf-8")
+    for arguments, status, told in ((["--check"], 1, "differs"), ([], 0, "filled"), (["--check"], 0, "no change")):
+        monkeypatch.setattr(sys, "argv", ["fill_pages.py", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            fill_pages.main()
+        assert bool(stopped.value.code) == bool(status)
+        assert told in capsys.readouterr().out
+    assert FILLED in page.read_text(encoding="utf-8")
