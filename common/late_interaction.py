@@ -40,9 +40,17 @@ def late_interaction(image_tokens: torch.Tensor, text_tokens: torch.Tensor) -> t
             f"{tuple(image_tokens.shape)} and {tuple(text_tokens.shape)}"
         )
     per_text = image_tokens.shape[0] * image_tokens.shape[1] * text_tokens.shape[1]
-    chunk = max(1, MAX_PRODUCTS // max(per_text, 1))
-    blocks = [_block(image_tokens, texts) for texts in text_tokens.split(chunk)]
-    return torch.cat([i2t for i2t, _ in blocks], dim=1), torch.cat([t2i for _, t2i in blocks], dim=1)
+    num_parts = -(-len(text_tokens) * per_text // MAX_PRODUCTS)
+    if text_tokens.device.type != "cpu":  # lengths are on the device: to ask for them would stall it
+        blocks = [_block(image_tokens, texts) for texts in text_tokens.chunk(max(1, num_parts))]
+        return torch.cat([i2t for i2t, _ in blocks], dim=1), torch.cat([t2i for _, t2i in blocks], dim=1)
+    places = torch.arange(1, text_tokens.shape[1] + 1)
+    lengths = ((text_tokens != 0).any(dim=2) * places).amax(dim=1).clamp(min=1)
+    order = lengths.argsort(stable=True)  # texts of like length together, without most of the padding
+    parts = order.chunk(max(8, num_parts))
+    blocks = [_block(image_tokens, text_tokens[part, : int(lengths[part].max())]) for part in parts]
+    back = order.argsort()
+    return torch.cat([i2t for i2t, _ in blocks], dim=1)[:, back], torch.cat([t2i for _, t2i in blocks], dim=1)[:, back]
 
 
 def _block(image_tokens: torch.Tensor, text_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
