@@ -28,7 +28,7 @@ from common.run.provenance import ROOT
 
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
 PAGES = ("README.md", *(f"{paper}/README.md" for paper in PAPERS))
-_MARK = re.compile(r"<!-- table: (?P<path>\S+?)(?:; columns: (?P<columns>[^>]*?))? -->\n\n?(?:\|.*\n)*")
+_MARK = re.compile(r"<!-- table: (?P<path>\S+?)(?:; columns: (?P<columns>[^>]*?))? -->\n(?:\n?(?:\|.*\n)+)?")
 
 
 class PageError(ValueError):

@@ -67,10 +67,10 @@ def test_no_page_differs_from_the_committed_results():
             assert filled(text, page) == text, f"{page} differs: python scripts/fill_pages.py"
 
 
-@pytest.mark.parametrize("old", ["", "| stale | 1.0 |\n|---|---|\n| row | 2.0 |\n"])
+@pytest.mark.parametrize("old", ["", "\n| stale | 1.0 |\n|---|---|\n| row | 2.0 |\n", "| stale | 1.0 |\n"])
 def test_measured_rows_replace_the_table_and_nothing_else(root, old):
     mark = MARK.format("; columns: acc, mean")
-    text = f"before\n\n{mark}\n\n{old}\nafter | not a table\n"
+    text = f"before\n\n{mark}\n{old}\nafter | not a table\n"
     assert filled(text, "page") == f"before\n\n{mark}\n\n{FILLED}\nafter | not a table\n"
     assert filled(filled(text, "page"), "page") == filled(text, "page")
 
