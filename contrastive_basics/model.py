@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from common.data.tokenizer import Tokenizer
+from common.encoders.caption_lengths import up_to_first
 from common.encoders.from_config import causal_text_transformer, vision_transformer
-from common.encoders.text import CausalTextTransformer, up_to_first
+from common.encoders.text import CausalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
 from common.feature_queue import FeatureQueue

@@ -27,7 +27,8 @@ from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, CLIPMode
 from common.data.pairs import open_retrieval_sets
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
-from common.evaluation.trained import as_json, print_or_write, this_device
+from common.evaluation.protocol import as_json
+from common.evaluation.trained import print_or_write, this_device
 from common.geometry import Sphere
 from common.run.config import RunConfig, load_config
 from common.run.session import provenance_of, run_or_explain

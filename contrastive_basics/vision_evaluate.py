@@ -18,8 +18,7 @@ from common.evaluation.collapse import collapse_statistics
 from common.evaluation.embed import Encoder
 from common.evaluation.knn import evaluate_knn, knn_scores, labelled_features
 from common.evaluation.linear_probe import PROBES, TowerFeatures, evaluate_linear_probe
-from common.evaluation.protocol import Evaluation
-from common.evaluation.trained import as_json
+from common.evaluation.protocol import Evaluation, as_json
 from common.run.checkpoint import Checkpoint, CheckpointError
 from common.run.config import from_dict
 from common.run.session import RunFiles, provenance_of, write_json

@@ -38,7 +38,8 @@ from common.encoders.weights import (
     read_weights,
 )
 from common.evaluation.embed import Encoder
-from common.evaluation.trained import as_json, print_or_write, this_device
+from common.evaluation.protocol import as_json
+from common.evaluation.trained import print_or_write, this_device
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 from common.run.config import load_config

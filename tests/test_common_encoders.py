@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from common.encoders.caption_lengths import encode_by_length
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.resnet import NarrowResNet, resnet50
-from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer, encode_by_length
+from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.transformer import Block, QuickGELU, Transformer, fused_attention
 from common.encoders.vision import VisionTransformer, interpolate_positions
 

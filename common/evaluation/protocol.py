@@ -135,3 +135,28 @@ def _flat(protocol: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def as_json(
+    paper: str, results: dict[str, Evaluation], step: int, training: dict[str, Any], provenance: dict[str, str]
+) -> dict[str, Any]:
+    """Metrics with their protocols, and what produced them.
+
+    Args:
+        paper: the folder.
+        results: by role.
+        step: of the weights.
+        training: the checkpoint's state: where the weights come from.
+        provenance: of the evaluation.
+    """
+    return {
+        "paper": paper,
+        "step": step,
+        "training_data": training["training_data"],
+        "training_revision": training["training_revision"],
+        **provenance,
+        "evaluations": {
+            name: {"metrics": result.metrics, "chance": result.chance, "protocol": result.protocol}
+            for name, result in results.items()
+        },
+    }

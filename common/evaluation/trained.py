@@ -17,7 +17,7 @@ from common.data.transforms import ImageTransform
 from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
-from common.evaluation.protocol import Evaluation
+from common.evaluation.protocol import Evaluation, as_json
 from common.run.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from common.run.config import ConfigError, from_dict, override
 from common.run.session import RunFiles, provenance_of, write_json
@@ -89,31 +89,6 @@ def load_encoder(
         num_workers=config.run.num_workers,
     )
     return config, encoder
-
-
-def as_json(
-    paper: str, results: dict[str, Evaluation], step: int, training: dict[str, Any], provenance: dict[str, str]
-) -> dict[str, Any]:
-    """Metrics with their protocols, and what produced them.
-
-    Args:
-        paper: the folder.
-        results: by role.
-        step: of the weights.
-        training: the checkpoint's state: where the weights come from.
-        provenance: of the evaluation.
-    """
-    return {
-        "paper": paper,
-        "step": step,
-        "training_data": training["training_data"],
-        "training_revision": training["training_revision"],
-        **provenance,
-        "evaluations": {
-            name: {"metrics": result.metrics, "chance": result.chance, "protocol": result.protocol}
-            for name, result in results.items()
-        },
-    }
 
 
 def evaluate_and_save(
