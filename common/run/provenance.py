@@ -16,10 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def git_revision() -> str:
-    """Short revision of the checkout, "+changes" behind it if tracked files differ; "unknown" without git."""
+    """Short revision of the checkout, "+changes" behind it if tracked files differ; "unknown" without git.
+
+    Committed results may differ: a command that writes them anew is not what makes the next one another revision's.
+    """
     try:
         revision = _git("rev-parse", "--short=12", "HEAD")
-        return f"{revision}+changes" if _git("status", "--porcelain", "--untracked-files=no") else revision
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")
+        return f"{revision}+changes" if changed else revision
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
