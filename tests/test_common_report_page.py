@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from test_common_report_tables import HOSTILE, cell, made_up_table
 
+from common.report import figures
 from common.report.figures import plot_table, plot_training
 from common.report.page import Picture, collect_page, main, write_page
 from common.report.schema import Column, Row
@@ -238,6 +239,21 @@ def test_plot_of_training_has_loss_logit_scale_and_recall_of_every_run(tmp_path)
     }
     assert [float(r["value"]) for r in records if r["panel"] == "i2t_recall_at_1"] == [25.0, 37.5]
     assert sum(r["panel"] == "loss" for r in records) == 400  # every record, although the plot averages windows
+
+
+def test_seeds_of_a_method_look_alike_and_share_a_line_of_the_legend(tmp_path, monkeypatch):
+    drawn, legends = [], []
+    draw, legend = figures._draw_run, figures.Figure.legend
+    monkeypatch.setattr(figures, "_draw_run", lambda axis, points, look: drawn.append(look) or draw(axis, points, look))
+    monkeypatch.setattr(
+        figures.Figure,
+        "legend",
+        lambda self, lines, texts, **how: legends.append(list(texts)) or legend(self, lines, texts, **how),
+    )
+    logs = {name: made_up_log(0.0) for name in ("a, seed 0", "a, seed 1", "b, T = 1, seed 0")}
+    plot_training(logs, tmp_path / "training.png")
+    assert drawn == [0, 0, 1] * 4
+    assert [text.split(":")[0] for text in legends[0]] == ["a (2 seeds)", "b, T = 1", "ln of the global batch"]
 
 
 def test_plot_of_training_without_records_writes_nothing(tmp_path):

@@ -67,12 +67,13 @@ def plot_table(table: Table, path: str | Path, show_paper: bool = False) -> list
 def plot_training(
     log_records_by_run: Mapping[str, Sequence[Mapping]], path: str | Path, num_candidates: int | None = None
 ) -> list[Path]:
-    """Loss, logit scale and validation R@1 against the step, one panel each, one line per run.
+    """Loss, logit scale and validation R@1 against the step, one panel each, one line per run; seeds look alike.
 
     Args:
-        log_records_by_run: for each run's label its log records, as in the run's JSON lines. Records with event "train"
-            give `step`, `loss` and `logit_scale`, those with event "evaluate" `step` and `metrics`, where names that
-            end in `i2t_recall_at_1` and `t2i_recall_at_1` (fractions) are plotted in percent.
+        log_records_by_run: for each run's label ("<method>, seed <k>" where seeds belong together) its log records, as
+            in the run's JSON lines. Records with event "train" give `step`, `loss` and `logit_scale`, those with event
+            "evaluate" `step` and `metrics`, where names that end in `i2t_recall_at_1` and `t2i_recall_at_1` (fractions)
+            are plotted in percent.
         path: of the PNG; the numbers go to `<stem>_plotted.csv`.
         num_candidates: how many candidates a query is compared with in the loss (the global batch, plus the queue where
             there is one); draws ln(num_candidates), the loss of a model that cannot tell them apart. None: the global
@@ -88,16 +89,19 @@ def plot_training(
     num_candidates = _global_batch(log_records_by_run) if num_candidates is None else num_candidates
     across = min(2, len(panels))
     down = -(-len(panels) // across)
-    legend_rows = -(-len(log_records_by_run) // 2)
+    methods = [run.rsplit(", seed ", 1)[0] for run in log_records_by_run]
+    looks = {method: index for index, method in enumerate(dict.fromkeys(methods))}
+    legend_rows = -(-(len(looks) + 1) // 2)
     figure = Figure(figsize=(4.6 * across, 2.9 * down + 0.3 + 0.22 * legend_rows), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(down, across, squeeze=False).ravel()
     drawn: dict[str, object] = {}
     for axis, (title, unit, by_run) in zip(axes, panels):
-        for index, (run, points) in enumerate(by_run.items()):
+        for method, points in zip(methods, by_run.values()):
             window, points = _averaged(points)
             if points:
-                drawn.setdefault(_literal(run), _draw_run(axis, points, index))
+                seeds = f" ({methods.count(method)} seeds)" if methods.count(method) > 1 else ""
+                drawn.setdefault(_literal(method) + seeds, _draw_run(axis, points, looks[method]))
             if window > 1:
                 axis.set_title(f"mean over windows of {window} records", fontsize=_SMALL - 1, color=_GREY, loc="right")
         if title == "loss" and num_candidates is not None:
