@@ -158,6 +158,13 @@ def test_bytes_kept_for_backward_are_those_of_distinct_memory_without_weights():
     assert bytes_kept_for_backward(lambda: (inputs @ weight).exp().sum(), []) == 4 * (100 * 5 + 100 + 5)
     assert bytes_kept_for_backward(lambda: (inputs @ weight + inputs @ weight).exp().sum(), [weight]) == 4 * 600
 
+    def with_a_dropped_part():
+        for _ in range(20):
+            (inputs @ weight).exp().sum()  # its graph is gone at once, its memory given out again
+        return (inputs @ weight).exp().sum()
+
+    assert {bytes_kept_for_backward(with_a_dropped_part, [weight]) for _ in range(20)} == {4 * 600}
+
 
 # ---- measurements ---------------------------------------------------------------------------------------------------
 

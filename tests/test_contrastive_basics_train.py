@@ -86,7 +86,8 @@ def losses_by_hand(config, steps):
     torch.manual_seed(config.run.seed)
     model = build_model(config, training.tokenizer)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    matrices, vectors = ([p for p in trained if (p.ndim >= 2) == wide] for wide in (True, False))
+    spared = {id(p) for name, p in model.named_parameters() if p.ndim < 2 or "class_embedding" in name}
+    matrices, vectors = ([p for p in trained if (id(p) in spared) == little] for little in (False, True))
     optim, method = config.optim, config.method
     adam = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}],

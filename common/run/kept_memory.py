@@ -1,5 +1,6 @@
 """How much memory a forward pass keeps for the backward pass: counted, so the same on every machine."""
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,15 +14,16 @@ def bytes_kept_for_backward(loss_of: Callable[[], torch.Tensor], weights: Sequen
         weights: tensors that are there anyhow.
     """
     own = {weight.untyped_storage()._cdata for weight in weights}  # on the meta device all addresses are 0
-    kept: dict[int, int] = {}
+    saved: list[weakref.ref] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            kept[storage._cdata] = storage.nbytes()
+        saved.append(weakref.ref(tensor))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = loss_of()
-    del loss  # held until here, so that no memory was given out twice
+    # what was saved by a part of the graph that is gone is not kept, and its address may have been given out again
+    storages = [tensor.untyped_storage() for tensor in (reference() for reference in saved) if tensor is not None]
+    kept = {storage._cdata: storage.nbytes() for storage in storages if storage._cdata not in own}
+    del loss  # the graph lives until here
     return sum(kept.values())
