@@ -17,8 +17,9 @@ def bytes_kept_for_backward(loss_of: Callable[[], torch.Tensor], weights: Sequen
     saved: list[weakref.ref] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        saved.append(weakref.ref(tensor))
-        return tensor
+        detached = tensor.detach()  # the same memory; a result that held its own graph would never be freed
+        saved.append(weakref.ref(detached))
+        return detached
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = loss_of()
