@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from common.distributed import gather_with_gradient, rank, world_size
+from common.encoders.caption_lengths import parts_of_like_length
 from common.geometry import at_least_float32, full_precision, unit
 from common.info_nce import info_nce
 
@@ -41,15 +42,14 @@ def late_interaction(image_tokens: torch.Tensor, text_tokens: torch.Tensor) -> t
         )
     per_text = image_tokens.shape[0] * image_tokens.shape[1] * text_tokens.shape[1]
     num_parts = -(-len(text_tokens) * per_text // MAX_PRODUCTS)
-    if text_tokens.device.type != "cpu":  # lengths are on the device: to ask for them would stall it
+    if text_tokens.device.type == "cpu":  # elsewhere to ask for lengths would stall the device
+        places = torch.arange(1, text_tokens.shape[1] + 1)
+        lengths = ((text_tokens != 0).any(dim=2) * places).amax(dim=1).clamp(min=1)
+        parts, back = parts_of_like_length(lengths, max(8, num_parts))
+        blocks = [_block(image_tokens, text_tokens[rows, :longest]) for rows, longest in parts]
+    else:
         blocks = [_block(image_tokens, texts) for texts in text_tokens.chunk(max(1, num_parts))]
-        return torch.cat([i2t for i2t, _ in blocks], dim=1), torch.cat([t2i for _, t2i in blocks], dim=1)
-    places = torch.arange(1, text_tokens.shape[1] + 1)
-    lengths = ((text_tokens != 0).any(dim=2) * places).amax(dim=1).clamp(min=1)
-    order = lengths.argsort(stable=True)  # texts of like length together, without most of the padding
-    parts = order.chunk(max(8, num_parts))
-    blocks = [_block(image_tokens, text_tokens[part, : int(lengths[part].max())]) for part in parts]
-    back = order.argsort()
+        back = slice(None)
     return torch.cat([i2t for i2t, _ in blocks], dim=1)[:, back], torch.cat([t2i for _, t2i in blocks], dim=1)[:, back]
 
 

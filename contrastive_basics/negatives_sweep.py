@@ -10,7 +10,7 @@ The learning rate is that of the scale and is not adapted to the batch.
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from common.distributed import is_main_process
 from common.report.cells import measured_cell
@@ -26,15 +26,12 @@ METRICS = {
     "mean_recall": "mean of the six",
 }
 DRAWN = ("i2t_recall_at_1", "t2i_recall_at_1", "mean_recall")
-SET_HERE = tuple(
-    f"{key}="
-    for key in (
-        "optim.steps",
-        "optim.global_batch_size",
-        "optim.warmup_steps",
-        "method.queue_size",
-        "method.group_size",
-    )
+SET_HERE = (
+    "optim.steps=",
+    "optim.global_batch_size=",
+    "optim.warmup_steps=",
+    "method.queue_size=",
+    "method.group_size=",
 )
 WARMUP_SHARE = 12  # one step in so many
 
@@ -85,14 +82,29 @@ class Sweep:
     overrides: tuple[str, ...] = ()
 
 
-_SIZES = (40_960, (16, 32, 64, 128, 256, 512, 1024), 64, (256, 1024, 4096, 16384), 128, (2, 4, 16, 64, 128))
 _CHEAP = ("run.evaluate_every=0", "run.save_every=0")
 _NARROW = ("model.image.width=128", "model.image.heads=4", "model.text.width=128", "model.text.heads=4")
-_TOY = ("run.evaluate_every=0", "data.num_test=8", "data.num_labelled=8")
+_SCENES = Sweep(
+    samples=40_960,
+    batches=(16, 32, 64, 128, 256, 512, 1024),
+    queue_batch=64,
+    queues=(256, 1024, 4096, 16384),
+    group_batch=128,
+    groups=(2, 4, 16, 64, 128),
+    overrides=(*_CHEAP, "data.num_labelled=64"),
+)
 SWEEPS = {
-    "smoke": Sweep(256, (32, 256), 32, (64,), 32, (2, 32), _TOY),
-    "demo": Sweep(*_SIZES, (*_CHEAP, "data.num_labelled=64")),
-    "photos": Sweep(*_SIZES, (*_CHEAP, *_NARROW)),
+    "smoke": Sweep(
+        samples=256,
+        batches=(32, 256),
+        queue_batch=32,
+        queues=(64,),
+        group_batch=32,
+        groups=(2, 32),
+        overrides=("run.evaluate_every=0", "data.num_test=8", "data.num_labelled=8"),
+    ),
+    "demo": _SCENES,
+    "photos": replace(_SCENES, overrides=(*_CHEAP, *_NARROW)),
 }
 
 

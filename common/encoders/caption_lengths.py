@@ -21,9 +21,22 @@ def encode_by_length(tower: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     if end_id is None or token_ids.device.type != "cpu" or not (token_ids == end_id).any(dim=1).all():
         return tower(token_ids)
     lengths = up_to_first(token_ids, end_id).sum(dim=1)
+    parts, back = parts_of_like_length(lengths, min(4, max(1, len(lengths) // 16)))
+    return torch.cat([tower(token_ids[rows, :longest]) for rows, longest in parts])[back]
+
+
+def parts_of_like_length(lengths: torch.Tensor, num_parts: int) -> tuple[list[tuple[torch.Tensor, int]], torch.Tensor]:
+    """Rows of like length together.
+
+    Args:
+        lengths: (num_rows,) int, on the CPU.
+        num_parts: at most so many parts of about equal size, one or more.
+    Returns:
+        Of each part, shortest first, its rows and its greatest length; and the permutation that puts the parts' rows,
+        one part after the other, back in their order.
+    """
     order = lengths.argsort(stable=True)
-    parts = order.chunk(min(4, max(1, len(order) // 16)))
-    return torch.cat([tower(token_ids[part, : int(lengths[part].max())]) for part in parts])[order.argsort()]
+    return [(rows, int(lengths[rows].max())) for rows in order.chunk(num_parts)], order.argsort()
 
 
 def up_to_first(token_ids: torch.Tensor, end_id: int) -> torch.Tensor:
