@@ -11,7 +11,7 @@ import yaml
 from common.accumulation import MicroBatches
 from common.info_nce import contrastive_loss
 from common.run.config import SCALES, ConfigError, OptimConfig, load_row
-from common.run.schedule import build_optimizer
+from common.run.schedule import build_optimizer, learning_rate_at
 from common.run.session import launched_accelerator
 from euclip.config import Config
 from euclip.geometry import Hyperbolic
@@ -212,7 +212,16 @@ def test_at_demo_scale_the_curvature_learns_at_the_logit_scales_rate():
     assert [id(each) for each in faster["params"]] == [
         id(each) for each in (model.geometry.log_curvature, model.logit_scale.log_logit_scale)
     ]
-    assert (faster["rate"], faster["weight_decay"]) == (20.0, 0.0)
+    assert (faster["rate"], faster["weight_decay"]) == (13.0, 0.0)
+
+
+@pytest.mark.parametrize("scale", ["demo", "photos"])
+def test_the_rates_of_the_trainable_scalars_add_up_to_those_of_the_papers_run(scale):
+    def total(scale):
+        optim = config_of("table4_euclip", scale).optim
+        return optim.logit_scale_rate * sum(learning_rate_at(step, optim) for step in range(optim.steps))
+
+    assert total(scale) == pytest.approx(total("paper"), rel=0.02)
 
 
 def test_a_start_below_one_survives_by_default_and_is_one_under_the_authors_bound():
