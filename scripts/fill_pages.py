@@ -8,7 +8,9 @@ A page holds, above each such table, a comment that names a result and, where no
     <!-- table: results/euclip/table4/demo/table4.json; columns: imagenet, retrieval -->
 
 The table below it is replaced: rows of the paper for methods that were measured, what ours is measured on, our numbers,
-and the level of a guess.
+and the level of a guess. Verdicts on claims, all of a file or some by id:
+
+    <!-- claims: results/euclip/table4/demo/table4_claims.md; ids: C5, C6 -->
 """
 
 import argparse
@@ -28,7 +30,9 @@ from common.run.provenance import ROOT
 
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
 PAGES = ("README.md", *(f"{paper}/README.md" for paper in PAPERS))
-_MARK = re.compile(r"<!-- table: (?P<path>\S+?)(?:; columns: (?P<columns>[^>]*?))? -->\n(?:\n?(?:\|.*\n)+)?")
+_MARK = re.compile(
+    r"<!-- (?P<kind>table|claims): (?P<path>\S+?)(?:; (?:columns|ids): (?P<wanted>[^>]*?))? -->\n(?:\n?(?:\|.*\n)+)?"
+)
 
 
 class PageError(ValueError):
@@ -42,25 +46,58 @@ def filled(text: str, page: str) -> str:
         text: of the page.
         page: its name, for messages.
     Raises:
-        PageError: a result or a column that is not there; names page, file and what is there.
+        PageError: a result, a column or a claim that is not there; names page, file and what is there.
     """
 
-    def table(found: re.Match) -> str:
+    def fill(found: re.Match) -> str:
         path = ROOT / found["path"]
         if not path.is_file():
             raise PageError(f"{page}: {found['path']}: no such result")
-        table = read_table(path)
-        if found["columns"]:
-            keys = [key.strip() for key in found["columns"].split(",")]
-            by_key = {column.key: column for column in table.columns}
-            missing = [key for key in keys if key not in by_key]
-            if missing:
-                raise PageError(f"{page}: {found['path']} has no column {missing[0]!r}; accepted: {', '.join(by_key)}")
-            table = with_columns(table, [by_key[key] for key in keys])
-        mark = found[0].split("\n", 1)[0]
-        return f"{mark}\n\n{page_table(table)}"
+        wanted = [key.strip() for key in (found["wanted"] or "").split(",") if key.strip()]
+        make = result_table if found["kind"] == "table" else verdict_table
+        try:
+            return f"{found[0].split(chr(10), 1)[0]}\n\n{make(path, wanted)}"
+        except PageError as error:
+            raise PageError(f"{page}: {found['path']} {error}") from None
 
-    return _MARK.sub(table, text)
+    return _MARK.sub(fill, text)
+
+
+def result_table(path: Path, columns: list[str]) -> str:
+    """The measured rows of a result in Markdown, each line ended.
+
+    Args:
+        path: of its JSON.
+        columns: their keys; none = all.
+    Raises:
+        PageError: a column that it does not have.
+    """
+    table = read_table(path)
+    by_key = {column.key: column for column in table.columns}
+    for key in columns:
+        if key not in by_key:
+            raise PageError(f"has no column {key!r}; accepted: {', '.join(by_key)}")
+    return page_table(with_columns(table, [by_key[key] for key in columns or by_key]))
+
+
+def verdict_table(path: Path, ids: list[str]) -> str:
+    """Claims and what we measured of them, from a file that the reports write.
+
+    Args:
+        path: of the file.
+        ids: of the claims; none = all.
+    Raises:
+        PageError: a claim that it does not have.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| C")]
+    rows = {line[2:].split(". ", 1)[0]: line.strip("| ").split(" | ") for line in lines}
+    for key in ids:
+        if key not in rows:
+            raise PageError(f"has no claim {key!r}; accepted: {', '.join(rows)}")
+    chosen = (rows[key] for key in ids or rows)
+    return (
+        "\n".join(["| claim | measured |", "|---|---|", *(f"| {claim} | {told} |" for claim, _, told in chosen)]) + "\n"
+    )
 
 
 def with_columns(table: Table, columns: list[Column]) -> Table:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from common.report.layout import lay_out
+from common.report.layout import format_measured, lay_out
 from common.report.schema import SEEDS_INTERVAL, Column, Measured, Row, Table
 from common.report.tables import (
     from_json,
@@ -272,3 +272,22 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     stop.set()
     reader.join()
     assert all(len(text) == 100_000 and len(set(text)) == 1 for text in seen)
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "unit", "text"),
+    [
+        (0.99923, 4.5e-5, "cosine", "0.9992 ± 0.0000"),
+        (0.3296, 0.04805, "cosine", "0.330 ± 0.048"),
+        (-0.001609, 0.001409, "nats", "-0.0016 ± 0.0014"),
+        (21.51, 0.151, "multiplier", "21.51 ± 0.15"),
+        (353.2, 41.7, "multiplier", "353 ± 42"),
+        (14.2857, 0.0, "multiplier", "14.29 ± 0.00"),
+        (123456.0, 20.0, "multiplier", "1.235e+05 ± 20"),
+        (51.23, 0.04, "percent", "51.2 ± 0.0"),
+        (0.4567, 0.1234, "fraction", "0.457 ± 0.123"),
+    ],
+)
+def test_a_mean_has_the_decimals_that_its_interval_allows(mean, half, unit, text):
+    measured = dataclasses.replace(cell(mean, mean), interval=(mean - half, mean + half))
+    assert format_measured(measured, unit, with_seeds=False) == text

@@ -366,30 +366,3 @@ def test_committed_statistics_pass_the_thresholds_of_the_specification(seed):
     for name in ("loss", "error", "hardest_negative", "kept_mb"):
         course = [value("batch_size", f"b{size}_{name}") for size in BATCH_SIZES]
         assert course == sorted(course)
-
-
-@pytest.mark.parametrize("name", sorted(name for names in PARTS.values() for name in names if name != "loss_floor"))
-def test_numbers_of_the_readme_are_those_of_the_committed_tables(name):
-    part = next(part for part, names in PARTS.items() if name in names)
-    table = read_table(ROOT / "results" / "contrastive_basics" / part / "demo" / f"{name}.json")
-    lines = (ROOT / "contrastive_basics" / "README.md").read_text(encoding="utf-8").splitlines()
-    heads = {column.label: column.key for column in table.columns}
-    found = []
-    for number, line in enumerate(lines):
-        labels = [text.strip() for text in line.strip("|").split("|")][1:]
-        if not (line.startswith("| | ") and set(labels) <= set(heads)):
-            continue
-        for row in lines[number + 2 :]:
-            if not row.startswith("|"):
-                break
-            method, *numbers = (text.strip() for text in row.strip("|").split("|"))
-            (ours,) = [each.ours for each in table.rows if each.method == method] or [None]
-            if ours is None:  # a table of the same columns from another part
-                break
-            found.append(method)
-            for label, text in zip(labels, numbers):
-                cell = ours[heads[label]]
-                digits = len(text.split(" ± ")[0].partition(".")[2])
-                half = (cell.interval[1] - cell.interval[0]) / 2
-                assert text == f"{cell.mean:.{digits}f} ± {half:.{digits}f}", (method, label)
-    assert sorted(found) == sorted(row.method for row in table.rows)

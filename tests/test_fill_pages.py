@@ -75,6 +75,21 @@ def test_measured_rows_replace_the_table_and_nothing_else(root, old):
     assert filled(filled(text, "page"), "page") == filled(text, "page")
 
 
+def test_verdicts_are_those_of_the_report(root):
+    claims = "| claim | audit | measured |\n| --- | --- | --- |\n"
+    claims += "| C1. One. | holds | undecided |\n| C2-b. Two. | no | holds |\n"
+    (root / "results" / "p" / "c.md").write_text(f"## Claims\n\n{claims}\nC1. Decided by x.\n", encoding="utf-8")
+    head = "| claim | measured |\n|---|---|\n"
+    assert filled("<!-- claims: results/p/c.md; ids: C2-b -->\n\nafter\n", "page") == (
+        f"<!-- claims: results/p/c.md; ids: C2-b -->\n\n{head}| C2-b. Two. | holds |\n\nafter\n"
+    )
+    assert filled("<!-- claims: results/p/c.md -->\n", "page").endswith(
+        f"{head}| C1. One. | undecided |\n| C2-b. Two. | holds |\n"
+    )
+    with pytest.raises(PageError, match=r"page: results/p/c\.md has no claim 'C3'; accepted: C1, C2-b"):
+        filled("<!-- claims: results/p/c.md; ids: C3 -->\n", "page")
+
+
 def test_without_columns_all_are_shown(root):
     assert "| | acc | mean | other |\n" in filled(MARK.format("") + "\n", "page")
 

@@ -5,6 +5,7 @@ one source, so a number of the paper cannot stand in a line of ours whatever the
 what each of our columns is measured on, below them a line gives the level of a guess.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -145,15 +146,31 @@ def format_paper(value: float | None, unit: str) -> str:
 
 
 def format_measured(cell: Measured | None, unit: str, with_seeds: bool = True) -> str:
-    """Mean +- half-width over seeds, or mean [low, high] over queries; a dash when there is no number."""
+    """Mean +- half-width over seeds, or mean [low, high] over queries; a dash when there is no number.
+
+    A mean that is neither percent nor fraction has the decimals that its half-width allows.
+    """
     if cell is None:
         return DASH
     text = format_value(cell.mean, unit)
     if cell.interval is not None and _symmetric(cell):
-        text += f" ± {format_value((cell.interval[1] - cell.interval[0]) / 2, unit)}"
+        half = (cell.interval[1] - cell.interval[0]) / 2
+        decimals = None if unit in ("percent", "fraction") else _decimals(cell.mean, half)
+        if decimals is None:
+            text += f" ± {format_value(half, unit)}"
+        else:
+            text = f"{cell.mean:.{decimals}f} ± {half:.{decimals}f}"
     elif cell.interval is not None:
         text += f" [{format_value(cell.interval[0], unit)}, {format_value(cell.interval[1], unit)}]"
     return f"{text} ({count_seeds(len(cell.seeds))})" if with_seeds and not _over_queries(cell) else text
+
+
+def _decimals(mean: float, half: float) -> int | None:
+    """Decimals of a mean and its half-width: two digits of the latter, four of the former at most; None = neither."""
+    if not 1e-4 <= abs(mean) < 1e4:
+        return None
+    of_mean, of_half = 3 - math.floor(math.log10(abs(mean))), 1 - math.floor(math.log10(max(half, 1e-12)))
+    return max(0, min(of_mean, of_half))
 
 
 def count_seeds(number: int) -> str:
