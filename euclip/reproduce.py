@@ -20,7 +20,7 @@ from common.report.trained_rows import trained_table
 from common.run.log import read_log
 from common.run.reproduce import PaperCode
 from common.run.session import run_or_explain
-from euclip import figures, stability, walk_tables
+from euclip import figures, hierarchies, stability, walk_tables
 from euclip.config import Config
 from euclip.evaluate import PAPER, reevaluate
 from euclip.suite import open_tests
@@ -103,6 +103,7 @@ PARTS = {
     "figure7": partial(figures.figure7, code=CODE),
     "figure8": partial(figures.figure8, code=CODE),
     "root_norms": partial(figures.root_norms, code=CODE),
+    "hierarchies": partial(hierarchies.hierarchies, code=CODE),
     "stability": partial(stability.stability, code=CODE),
 }
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.data.pairs import open_retrieval_sets
 from common.distributed import is_main_process
 from common.report.command import Command
 from common.report.figures import Distributions, plot_distributions
@@ -19,19 +18,15 @@ from common.report.statistics import bootstrap_interval
 from common.report.tables import measured_over_seeds
 from common.report.trained_rows import Runs, printed_cells, train_rows
 from common.run.reproduce import PaperCode
-from euclip.caption_pools import has_hierarchy
 from euclip.rows import B16, load_run
 from euclip.traversal import NUM_POINTS, mean_score, met
 from euclip.walks import (
-    NUM_WALKS,
     Embedded,
-    Task,
     Walks,
     embed_task,
     model_root,
-    pairs_task,
-    scenes_task,
     walk_all,
+    walk_task,
 )
 
 
@@ -72,14 +67,6 @@ NOTES = (
     "Levels count from 0, the most specific caption of a picture. 'Never back': share of the walks past two captions "
     "or more that come to no caption more specific than the one before; 'by chance': if they came in random order.",
 )
-
-
-def walk_task(config: Any) -> Task:
-    """Pictures and captions for a config's data: test scenes, or test photographs, those with a hierarchy first."""
-    if config.data.source == "scenes":
-        return scenes_task(config.data.image_size, min(NUM_WALKS, config.data.num_test))
-    sets = open_retrieval_sets(config.data)
-    return pairs_task(next(filter(has_hierarchy, sets.values()), sets["test"]), NUM_WALKS)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Subset
 
 from common.data.labelled import PICTURE_EXTENSIONS
-from common.data.pairs import Pairs
+from common.data.pairs import Pairs, open_retrieval_sets
 from common.data.picture_files import read_picture
 from common.data.scenes import SceneDataset
 from common.data.shards import ShardDataset
@@ -77,6 +77,20 @@ def pairs_task(pairs: Pairs, size: int, pool: Pool | None = None) -> Task:
     if pool is None:
         pool = hierarchy_pool(pairs, indices) if has_hierarchy(pairs) else read_pool(PHOTO_CAPTIONS)
     return Task(pairs.name, Subset(pairs, indices), pairs.image_id, pool, may_show=False)
+
+
+def walk_task(config: Any) -> Task:
+    """Pictures and captions for a config's data: test scenes, or test photographs, those with a hierarchy first."""
+    task = hierarchy_task(config, NUM_WALKS)
+    return pairs_task(open_retrieval_sets(config.data)["test"], NUM_WALKS) if task is None else task
+
+
+def hierarchy_task(config: Any, size: int) -> Task | None:
+    """Pictures of a config's test sets whose captions' order is known, at most so many; None where there are none."""
+    if config.data.source == "scenes":
+        return scenes_task(config.data.image_size, min(size, config.data.num_test))
+    known = next(filter(has_hierarchy, open_retrieval_sets(config.data).values()), None)
+    return None if known is None else pairs_task(known, size)
 
 
 def open_task(images: str, image_size: int, size: int, pool: Pool | None) -> Task:

@@ -56,7 +56,8 @@ class Command:
 
         Where the data lie and how a run is made (its precision, workers, log) is no change; the command says it.
         """
-        return sorted(text for text in self.overrides if not text.startswith(("data.", "public.", "coco.", "run.")))
+        no_change = ("data.", "run.", "public.", "coco.", "hierarchies.")
+        return sorted(text for text in self.overrides if not text.startswith(no_change))
 
     def folder(self, paper: str) -> Path:
         """Where the part's tables go; a changed row or scale does not write over the unchanged one."""
