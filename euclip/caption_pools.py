@@ -72,7 +72,7 @@ def read_pool(path: str | Path, noun_prompt: str = NOUN_PROMPT) -> Pool:
     return Pool(
         path.name,
         (*captions, *nouns, *adjectives),
-        (*captions, *map(noun_prompt.format, nouns), *map(ADJECTIVE_PROMPT.format, adjectives)),
+        (*captions, *(noun_prompt.replace("{}", noun) for noun in nouns), *map(ADJECTIVE_PROMPT.format, adjectives)),
     )
 
 

@@ -1,7 +1,8 @@
 """Evaluates published weights as a row is evaluated: MERU's own, EuCLIP's, and CLIP of open_clip, OpenAI, transformers.
 
 python euclip/published.py --checkpoint meru_vit_b.pth --layout meru data.source=shards data.root=/data/flickr8k
-python euclip/published.py --checkpoint euclip.pt --layout open_clip --geometry euclidean_squared data.root=/data ...
+python euclip/published.py --checkpoint euclip.pt --layout open_clip --geometry euclidean_squared \
+    data.source=shards data.root=/data/flickr8k
 python euclip/published.py --checkpoint openai/clip-vit-base-patch32
 
 What differs between the layouts (spec Sec. 3, 4, 15.19):
@@ -13,7 +14,7 @@ What differs between the layouts (spec Sec. 3, 4, 15.19):
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 if not __package__:
@@ -42,7 +43,7 @@ from common.evaluation.protocol import as_json
 from common.evaluation.trained import print_or_write, this_device
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
-from common.run.config import load_config
+from common.run.config import ConfigError, load_config
 from common.run.session import provenance_of, run_or_explain
 from euclip.config import Config, Geometry, MethodConfig
 from euclip.evaluate import PAPER
@@ -244,6 +245,24 @@ def open_published(
     )
 
 
+def published_config(overrides: Sequence[str], geometry: str) -> Config:
+    """Where the data lie and how they are read; all else stands in the weights.
+
+    Args:
+        overrides: "data.key=value" and "run.key=value".
+        geometry: of the weights.
+    Raises:
+        ConfigError: another section, or data.root for a source that has none.
+    """
+    for text in overrides:
+        if not text.startswith(("data.", "run.")):
+            raise ConfigError(f"{text}: published weights bring their own; accepted: data.* and run.*")
+    named = {text.partition("=")[0] for text in overrides}
+    if "data.root" in named and "data.source" not in named:
+        raise ConfigError("data.root without data.source; accepted: data.source=shards data.root=<folder>")
+    return load_config(Config, [], [*overrides, f"method.geometry={geometry}"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", required=True, help="file of weights; layout transformers: folder or hub name")
@@ -254,15 +273,15 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.* and run.*")
     arguments = parser.parse_intermixed_args()
 
-    overrides = [*arguments.overrides, f"method.geometry={arguments.geometry}"]
-    config = load_config(Config, [], overrides)
+    config = published_config(arguments.overrides, arguments.geometry)
     encoder = open_published(
         arguments.checkpoint, arguments.layout, arguments.geometry, arguments.activation, config, this_device()
     )
     results = evaluate_suite(config, encoder, open_evaluation_sets(config.data))
     name = Path(arguments.checkpoint).name if Path(arguments.checkpoint).exists() else arguments.checkpoint
     weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
-    content = as_json(PAPER, results, 0, weights, provenance_of(PAPER))
+    facts = {"layout": arguments.layout, "geometry": encoder.model.geometry.name}
+    content = {**facts, **as_json(PAPER, results, 0, weights, provenance_of(PAPER))}
     print_or_write(content, arguments.output)
 
 

@@ -13,6 +13,6 @@ B16 = {"EuCLIP": "b16_euclip.yaml", "CLIP": "b16_clip.yaml", "MERU": "b16_meru.y
 
 
 def load_run(run: RowRun, command: Command) -> tuple[Any, Encoder]:
-    """Config and model of a run, with the data where the command says they lie."""
-    where = [text for text in command.overrides if text.startswith("data.root=")]
-    return load_encoder(last_checkpoint(run.files.checkpoints), this_device(), where)
+    """Config and model of a run, with the command's data: a run found from earlier may have had other test sets."""
+    data = [text for text in command.overrides if text.startswith("data.")]
+    return load_encoder(last_checkpoint(run.files.checkpoints), this_device(), data)

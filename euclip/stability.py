@@ -1,13 +1,14 @@
 """Which settings train stably: what the text says of runs that have no row in a table (claims C19, C20, C24).
 
-A run counts as unstable when its loss or gradient stops being finite, or when its loss ends above that of a guess, the
-logarithm of the batch: the paper does not say how it judged. Beside it, of rows whose runs all went through, the final
-loss and the largest rise of the loss after warm-up.
+A run counts as unstable when its loss or gradient stops being finite, or when its loss ends no better than that of a
+guess, the logarithm of the batch: a mean over the last logged steps above 98 % of it. The paper does not say how it
+judged. Beside it, of rows whose runs all went through, the final loss and the largest rise of the loss after warm-up.
 """
 
 import inspect
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from common.run.log import read_log
 from common.run.reproduce import PaperCode, RowRun, run_row
 from common.run.session import NonFiniteLoss, RunFiles, run_files, write_json
 
+NO_BETTER = 0.98  # of ln B; a collapsed run sits at ln B itself, on either side of it by rounding
+LAST = 10  # logged steps at the end of a run
 LARGE_START = "method.logit_scale_init=14.285714285714286"
 
 
@@ -112,13 +115,24 @@ def _outcome(command: Command, code: PaperCode, setting: Setting, seed: int) -> 
             write_json(broke, {"error": str(error)})
         return {"unstable": 1.0}, None
     lines = [line for line in read_log(run.files.log) if line["event"] == "train"]
+    return judge(lines, optim.warmup_steps, optim.global_batch_size), run
+
+
+def judge(lines: Sequence[Mapping[str, float]], warmup_steps: int, batch_size: int) -> dict[str, float]:
+    """unstable (0 or 1), final_loss over that of a guess, and largest_rise in nats after warm-up, of a run's log.
+
+    Args:
+        lines: "step" and "contrastive_loss" of the logged steps.
+        warmup_steps, batch_size: of the run.
+    """
     rise, lowest = 0.0, math.inf
     for line in lines:
-        if line["step"] > optim.warmup_steps:
+        if line["step"] > warmup_steps:
             lowest = min(lowest, line["contrastive_loss"])
             rise = max(rise, line["contrastive_loss"] - lowest)
-    final = lines[-1]["contrastive_loss"] / math.log(optim.global_batch_size)
-    return {"unstable": float(final > 1), "final_loss": final, "largest_rise": rise}, run
+    last = [line["contrastive_loss"] for line in lines[-LAST:]]
+    final = math.fsum(last) / len(last) / math.log(batch_size)
+    return {"unstable": float(final > NO_BETTER), "final_loss": final, "largest_rise": rise}
 
 
 def _files(command: Command, code: PaperCode, setting: Setting, config: Any) -> RunFiles:

@@ -20,38 +20,37 @@ from typing import Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from common.encoders.transformer import Activation
 from common.evaluation.embed import Encoder
 from common.evaluation.trained import this_device
 from common.geometry import Geometry
 from common.run.checkpoint import open_checkpoint
-from common.run.config import load_config
 from common.run.session import provenance_of, run_or_explain
 from euclip.caption_pools import NOUN_PROMPT, read_pool
-from euclip.config import Config
 from euclip.evaluate import PAPER, load_encoder
-from euclip.published import LAYOUTS, open_published
+from euclip.published import LAYOUTS, open_published, published_config
 from euclip.traversal import NUM_POINTS, generic_nearer, has_cones
 from euclip.walk_report import report, to_markdown, write_report
 from euclip.walks import NUM_WALKS, embed_task, model_root, open_task, unknown_words, walk_all
 
 
 def open_model(
-    checkpoint: Path, layout: str | None, geometry: str, overrides: Sequence[str]
+    checkpoint: Path, layout: str | None, geometry: str, activation: Activation | None, overrides: Sequence[str]
 ) -> tuple[Any, Encoder, dict[str, Any]]:
     """Config, model and where its weights come from: a checkpoint of ours, or published weights.
 
     Args:
         checkpoint: folder of a run's step; with a layout what `open_published` takes.
         layout: of published weights, None = ours.
-        geometry: see `open_published`.
+        geometry, activation: see `open_published`.
         overrides: "section.key=value".
     """
     if layout is None:
         opened = open_checkpoint(checkpoint)
         config, encoder = load_encoder(opened, this_device(), overrides)
         return config, encoder, {name: opened.state[name] for name in ("step", "training_data")}
-    config = load_config(Config, [], [*overrides, f"method.geometry={geometry}"])
-    encoder = open_published(str(checkpoint), layout, geometry, None, config, this_device())
+    config = published_config(overrides, geometry)
+    encoder = open_published(str(checkpoint), layout, geometry, activation, config, this_device())
     return config, encoder, {"step": None, "training_data": f"published weights {checkpoint.name}"}
 
 
@@ -68,6 +67,8 @@ def _check(given: argparse.Namespace) -> None:
         raise ValueError("--noun-prompt goes with --captions; without it there are no nouns to put into a prompt")
     if given.geometry is not None and given.layout is None:
         raise ValueError("--geometry goes with --layout open_clip; a checkpoint of ours knows its own")
+    if given.activation is not None and given.layout is None:
+        raise ValueError("--activation goes with --layout; a checkpoint of ours knows its own")
 
 
 def _check_root(given: argparse.Namespace, geometry: Geometry) -> None:
@@ -93,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--layout", help="published weights, as in published.py: " + ", ".join(LAYOUTS))
     parser.add_argument("--geometry", help="layout open_clip: that it was trained with, default sphere")
+    parser.add_argument("--activation", choices=("gelu", "quick_gelu"), help="of a bare file of published weights")
     parser.add_argument("--images", default="scenes", help="scenes, a folder of pictures, or tar shards")
     parser.add_argument(
         "--captions", type=Path, help="file: a caption a line, or JSON with captions, nouns, adjectives"
@@ -112,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     noun_prompt = NOUN_PROMPT if given.noun_prompt is None else given.noun_prompt
     pool = None if given.captions is None else read_pool(given.captions, noun_prompt)
     of_weights = "sphere" if given.geometry is None else given.geometry
-    config, encoder, facts = open_model(given.checkpoint, given.layout, of_weights, given.overrides)
+    config, encoder, facts = open_model(given.checkpoint, given.layout, of_weights, given.activation, given.overrides)
     geometry = encoder.model.geometry
     _check_root(given, geometry)
     task = open_task(given.images, encoder.transform.size, given.pictures, pool)

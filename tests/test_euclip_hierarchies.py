@@ -1,16 +1,23 @@
 """Chains of nouns from a small table, cones against loops, and the part end to end."""
 
-import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from common.data.scenes import SceneDataset
+from common.geometry import unit
+from common.report.command import Command
 from common.report.experiments import read_experiment
 from common.report.schema import from_json
+from common.run.checkpoint import open_checkpoint
 from common.run.config import ConfigError
-from euclip.geometry import Euclidean, Hyperbolic
-from euclip.hierarchies import Chains, cone_scores, noun_chains, text_scores
+from euclip import hierarchies, rows
+from euclip.evaluate import load_encoder
+from euclip.geometry import Elliptic, Euclidean, Hyperbolic
+from euclip.hierarchies import cone_scores, noun_pool, text_scores
 from euclip.reproduce import main
+from euclip.traversal import Hierarchy
 
 TABLE = """synset\tlexname\tlemmas\thypernyms
 1\tx\tthing\t
@@ -42,24 +49,24 @@ def all_but(*unknown):
 
 
 def words_of(found):
-    return [[found.texts[place] for place in chain] for chain in found.chains]
+    return [[found.tags[place] for place in chain] for chain in found.hierarchy.chains]
 
 
 def test_chains_go_up_from_words_of_one_meaning(table):
-    found = noun_chains(table, all_but("unicorn"))
+    found = noun_pool(table, all_but("unicorn"))
     line = ["dog", "being", "thing"]
     assert words_of(found) == [["spaniel", *line], ["pet", "thing"], ["beagle", *line]]  # bank has two meanings
-    true = [{found.texts[place] for place in row.nonzero().squeeze(1).tolist()} for row in found.holds]
+    true = [{found.tags[place] for place in row.nonzero().squeeze(1).tolist()} for row in found.hierarchy.holds]
     assert true == [{"spaniel", "pet", *line}, {"pet", "thing"}, {"beagle", "pet", *line}]
 
 
 def test_unknown_words_are_passed_over_and_other_paths_hold(table):
     # without "being" its other word stands for it; without either the line goes on above
-    assert words_of(noun_chains(table, all_but("unicorn", "being")))[0] == ["spaniel", "dog", "living thing", "thing"]
-    found = noun_chains(table, all_but("spaniel", "beagle", "being", "living thing", "dog"))
+    assert words_of(noun_pool(table, all_but("unicorn", "being")))[0] == ["spaniel", "dog", "living thing", "thing"]
+    found = noun_pool(table, all_but("spaniel", "beagle", "being", "living thing", "dog"))
     assert words_of(found) == [["domestic dog", "thing"], ["pet", "thing"], ["unicorn", "thing"]]
-    pet = found.texts.index("pet")
-    assert [bool(row[pet]) for row in found.holds] == [True, True, False]  # by the second hypernym of dog
+    pet = found.tags.index("pet")
+    assert [bool(row[pet]) for row in found.hierarchy.holds] == [True, True, False]  # by the second hypernym of dog
 
 
 def test_size_spreads_over_the_table_and_circles_end(table):
@@ -67,10 +74,10 @@ def test_size_spreads_over_the_table_and_circles_end(table):
         "synset\tlemmas\thypernyms\n" + "".join(f"{n}\tword{n}\t{n + 1}\n" for n in range(0, 40, 2))
         + "".join(f"{n}\tword{n}\t\n" for n in range(1, 41, 2)), encoding="utf-8"
     )  # fmt: skip
-    assert len(noun_chains(table, all_but()).chains) == 20
-    assert words_of(noun_chains(table, all_but(), size=7)) == [[f"word{n}", f"word{n + 1}"] for n in range(0, 40, 6)]
+    assert len(noun_pool(table, all_but()).hierarchy.chains) == 20
+    assert words_of(noun_pool(table, all_but(), size=7)) == [[f"word{n}", f"word{n + 1}"] for n in range(0, 40, 6)]
     table.write_text("synset\tlemmas\thypernyms\na\tone\tb\nb\ttwo\tc\nc\tthree\tb\n", encoding="utf-8")
-    assert words_of(noun_chains(table, all_but())) == [["one", "two", "three"]]
+    assert words_of(noun_pool(table, all_but())) == [["one", "two", "three"]]
 
 
 @pytest.mark.parametrize(
@@ -78,75 +85,153 @@ def test_size_spreads_over_the_table_and_circles_end(table):
     [
         ("synset\tlemmas\n1\ta\n", "nouns.tsv has no column 'hypernyms'; accepted: a header with synset, lemmas"),
         ("", "nouns.tsv has no column 'synset'"),
-        ("synset\tlemmas\thypernyms\n1\ta\t\n", "nouns.tsv: the model's vocabulary has no noun together with one"),
     ],
 )
 def test_a_table_that_does_not_serve_is_named(tmp_path, text, words):
     path = tmp_path / "nouns.tsv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=words):
-        noun_chains(path, all_but())
+        noun_pool(path, all_but())
 
 
-@pytest.mark.parametrize("geometry", [Euclidean(squared=True), Hyperbolic(dim=6, squared=False)], ids=lambda g: g.name)
-@pytest.mark.parametrize("start", [0, 1])
-def test_cones_equal_loops_over_pairs(geometry, start):
-    draws = torch.Generator().manual_seed(0)
-    points, texts = (torch.randn(size, 6, generator=draws, dtype=torch.float64) for size in (4, 9))
+def test_a_vocabulary_without_nouns_has_no_pool(table):
+    assert noun_pool(table, lambda words: [False] * len(words)) is None
+    assert noun_pool(table, all_but("thing", "being", "living thing", "pet", "dog", "domestic dog")) is None
+
+
+def test_case_makes_no_other_word(table):
+    table.write_text(
+        "synset\tlemmas\thypernyms\n1\tmetal\t\n2\tMercury|quicksilver\t1\n3\tmercury\t\n", encoding="utf-8"
+    )
+    assert words_of(noun_pool(table, all_but())) == [["quicksilver", "metal"]]  # not the word of two meanings
+    assert noun_pool(table, all_but()).texts[0] == "a photo of a quicksilver."
+
+
+def few_chains(seed=0):
+    draws = torch.Generator().manual_seed(seed)
+    subjects, texts = (torch.randn(size, 6, generator=draws, dtype=torch.float64) for size in (4, 9))
     chains = [[0, 1, 2], [3, 4, 2], [5, 1], [6, 7, 8]]
     holds = torch.zeros(4, 9, dtype=torch.bool)
     for row, chain in zip(holds, chains):
         row[chain] = True
     holds[0, 7] = True
-    found = cone_scores(geometry, points, texts, Chains([""] * 9, chains, holds), 0.4, start)
-    levels = []
-    for level in range(start, 3):
-        true, other = [], []
-        for number, chain in enumerate(chains):
-            if len(chain) <= level:
-                continue
-            for place in sorted({other_chain[level] for other_chain in chains if len(other_chain) > level}):
-                missed = float(geometry.entailment_residual(texts[place], points[number], 0.4))
-                if place == chain[level]:
-                    true.append(missed)
-                elif not holds[number, place]:
-                    other.append(missed)
-        wins = [(a < b) + (a == b) / 2 for a, b in itertools.product(true, other)]
-        levels.append([
-            sum(value <= 0 for value in true) / len(true), sum(value <= 0 for value in other) / len(other),
-            sum(wins) / len(wins),
-        ])  # fmt: skip
-    expected = [sum(each) / len(levels) for each in zip(*levels)]
-    assert [found[name] for name in ("entailed", "entailed_other", "auc")] == pytest.approx(expected, abs=1e-12)
+    return subjects, texts, Hierarchy.of_chains(chains, holds)
+
+
+@pytest.mark.parametrize("geometry", [Euclidean(squared=True), Hyperbolic(dim=6, squared=False)], ids=lambda g: g.name)
+def test_cones_equal_loops_over_triples(geometry):
+    subjects, texts, known = few_chains()
+    triples = [  # of a text, a subject in whose chain it is, and one of which it is not true
+        (place, true, other)
+        for true, chain in enumerate(known.chains)
+        for place in chain
+        for other in range(4)
+        if not known.holds[other, place]
+    ]
+
+    def angle(place, subject):
+        return float(geometry.entailment_residual(texts[place], subjects[subject], 0.0))
+
+    def inside(place, subject):
+        return float(geometry.entailment_residual(texts[place], subjects[subject], 0.4)) <= 0
+
+    def mean(score):
+        """Over the others of a text and chain first, then over texts and chains."""
+        of_pair = {}
+        for place, true, other in triples:
+            of_pair.setdefault((place, true), []).append(score(place, true, other))
+        return sum(sum(each) / len(each) for each in of_pair.values()) / len(of_pair)
+
+    found = cone_scores(geometry, subjects, texts, known, 0.4)
+    assert found == {
+        "auc": pytest.approx(mean(lambda place, true, other: angle(place, true) < angle(place, other)), abs=1e-12),
+        "inside": pytest.approx(mean(lambda place, true, other: inside(place, true)), abs=1e-12),
+        "inside_other": pytest.approx(mean(lambda place, true, other: inside(place, other)), abs=1e-12),
+    }
+    assert cone_scores(geometry, subjects, texts, known, None) == {"auc": found["auc"]}
+
+
+def test_a_model_that_looks_at_the_text_alone_guesses():
+    class Blind:
+        """Every subject misses a text by the same angle, generic ones by less."""
+
+        name = "blind"
+
+        def entailment_residual(self, texts, images, min_radius):
+            return texts[:, 0].expand(len(texts)).clone()
+
+    subjects, texts, known = few_chains()
+    assert cone_scores(Blind(), subjects, texts, known, None) == {"auc": 0.5}
+    scores = cone_scores(Blind(), subjects, texts, known, 0.4)
+    assert scores["inside"] == pytest.approx(scores["inside_other"], abs=1e-12)
 
 
 def test_texts_in_a_line_from_the_origin_are_in_perfect_order():
     directions = torch.eye(4, dtype=torch.float64)[:2]
     texts = torch.cat([scale * directions for scale in (3.0, 2.0, 1.0)])  # specific ones are farther out
-    chains = Chains([""] * 6, [[0, 2, 4], [1, 3, 5]], torch.eye(2, dtype=torch.bool).repeat(1, 3))
+    known = Hierarchy.of_chains([[0, 2, 4], [1, 3, 5]], torch.eye(2, dtype=torch.bool).repeat(1, 3))
     geometry, root = Euclidean(squared=True), torch.zeros(4, dtype=torch.float64)
-    assert text_scores(geometry, texts, root, chains, 0.1) == {
-        "generic_nearer": 1.0, "text_entailed": 1.0, "text_entailed_other": 0.0, "text_auc": 1.0,
+    assert text_scores(geometry, texts, root, known, 0.1) == {
+        "generic_nearer": 1.0, "text_auc": 1.0, "text_inside": 1.0, "text_inside_other": 0.0,
     }  # fmt: skip
-    backwards = Chains(chains.texts, [chain[::-1] for chain in chains.chains], chains.holds)
+    backwards = Hierarchy(known.levels, [chain[::-1] for chain in known.chains], known.holds)
     assert text_scores(geometry, texts, root, backwards, 0.1)["generic_nearer"] == 0.0
+
+
+def test_a_pair_in_many_chains_counts_once():
+    texts = torch.tensor([[1.0], [2.0], [5.0], [6.0], [7.0]])  # 1 is nearer than 2; 5, 6, 7 are farther than both
+    known = Hierarchy.of_chains([[0, 1], [2, 0, 1], [3, 0, 1], [4, 0, 1]], torch.ones(4, 5, dtype=torch.bool))
+    found = text_scores(
+        Elliptic(), unit(torch.cat([torch.ones(5, 1), texts], dim=1)), unit(torch.tensor([1.0, 0.0])), known, None
+    )
+    assert found == {"generic_nearer": pytest.approx(6 / 7)}  # wrong: the pair 0, 1
 
 
 def test_the_part_measures_captions_and_nouns_of_every_model(tmp_path, monkeypatch, table):
     table.write_text("synset\tlemmas\thypernyms\n1\tshape\t\n2\tcircle\t1\n3\tsquare\t1\n4\tred\t5\n5\tblue\t\n")
+    seen = []
+
+    def spy(geometry, texts, root, known, min_radius):
+        seen.append((geometry.name, min_radius, bool(root.abs().sum() > 0)))
+        return text_scores(geometry, texts, root, known, min_radius)
+
+    monkeypatch.setattr(hierarchies, "text_scores", spy)
     monkeypatch.setattr("common.report.command.Command.changes", [])
     main(["hierarchies", "--scale", "smoke", "--output", str(tmp_path), f"hierarchies.nouns={table}", *TINY])
+    assert seen[::2] == [
+        ("sphere", None, True), ("euclidean_squared", None, False), ("euclidean_squared", 0.3, False),
+        ("hyperbolic", None, False), ("hyperbolic", 0.1, False),
+    ]  # fmt: skip
     folder = tmp_path / "results" / "euclip"
     measured = from_json((folder / "hierarchies" / "smoke" / "hierarchies.json").read_text(encoding="utf-8"))
     assert len(measured.rows) == 10
-    assert "8 pictures of scenes/test" in measured.data
+    assert "8 pictures of scenes/test; 3 chains of 5 nouns, nouns.tsv (" in measured.data
     values = read_experiment(folder / "experiments" / "smoke" / "hierarchies.json").values
     for model in ("clip", "euclip_lambda0", "euclip", "meru_lambda0", "meru"):
         names = {name.removeprefix(f"{model}_captions_") for name in values if name.startswith(f"{model}_captions_")}
         assert ("image_auc" in names) == ("text_auc" in names) == (model != "clip")
-        assert "generic_nearer" in names
+        assert ("image_inside" in names) == (model in ("euclip", "meru"))
         assert f"{model}_nouns_generic_nearer" in values
-    assert all(0 <= value <= 1 for seeds in values.values() for value in seeds)
+    # one model again, by hand
+    (run,) = tmp_path.glob("runs/euclip/table4_meru-smoke-*/seed0/checkpoints/step-00000002")
+    config, encoder = load_encoder(open_checkpoint(run), torch.device("cpu"))
+    scenes = SceneDataset("test", size=8, image_size=config.data.image_size)
+    captions = [scenes.captions(index) for index in range(8)]
+    pool = list(dict.fromkeys(text for chain in captions for text in chain))
+    radii = encoder.model.geometry.distance_to(encoder.texts(pool), torch.zeros(config.model.embedding_dim))
+    pairs = {(a, b) for chain in captions for number, a in enumerate(chain) for b in chain[number + 1 :]}
+    nearer = [radii[pool.index(b)] < radii[pool.index(a)] for a, b in pairs]
+    expected = sum(map(float, nearer)) / len(nearer)
+    assert values["meru_captions_generic_nearer"] == (pytest.approx(expected, abs=1e-3),)
+
+
+def test_a_run_found_from_earlier_is_loaded_with_the_data_of_the_command(monkeypatch, tmp_path):
+    monkeypatch.setattr(rows, "last_checkpoint", lambda folder: folder)
+    monkeypatch.setattr(rows, "load_encoder", lambda checkpoint, device, overrides: overrides)
+    overrides = ("data.root=/d", "data.second_test=/c/*.tar", "run.num_workers=0", "optim.steps=2")
+    command = Command("hierarchies", "photos", (0,), overrides, tmp_path, tmp_path)
+    run = SimpleNamespace(files=SimpleNamespace(checkpoints=tmp_path))
+    assert rows.load_run(run, command) == ["data.root=/d", "data.second_test=/c/*.tar"]
 
 
 def test_nothing_to_measure_on_is_said_before_training(tmp_path, data_dir):

@@ -12,9 +12,10 @@ from torch import nn
 
 from common.encoders.weights import WeightsError
 from common.geometry import unit
+from common.run.config import ConfigError
 from euclip.config import Config
 from euclip.lorentz import exp_map0
-from euclip.published import euclip_from_open_clip, main, meru_from_state, open_published
+from euclip.published import euclip_from_open_clip, main, meru_from_state, open_published, published_config
 
 WIDTH, TEXT_WIDTH, DIM, WORDS, LENGTH, PATCH, SIDE = 128, 64, 24, 60, 9, 8, 32
 
@@ -211,5 +212,22 @@ def test_the_command_line_evaluates_a_file_of_merus(tmp_path, monkeypatch):
     main()
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["training_data"] == "meru.pth, published"
+    assert (found["layout"], found["geometry"]) == ("meru", "hyperbolic")
     assert 0 <= found["evaluations"]["mean_all"]["metrics"]["score"] <= 1
     assert found["evaluations"]["imagenet"]["protocol"]["preprocessing"]["mean"][0] == pytest.approx(0.485)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "method.geometry=hyperbolic",
+            r"method\.geometry=hyperbolic: published weights bring their own; accepted: data\.\*",
+        ),
+        ("model.patch_size=8", r"model\.patch_size=8: published weights bring their own"),
+        ("data.root=/data", r"data\.root without data\.source; accepted: data\.source=shards"),
+    ],
+)
+def test_settings_that_would_do_nothing_are_refused(override, message):
+    with pytest.raises(ConfigError, match=message):
+        published_config([override], "sphere")

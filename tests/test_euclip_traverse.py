@@ -322,6 +322,7 @@ def test_a_pool_of_lines_skips_empty_ones_and_a_pool_of_json_encodes_prompts_and
     assert read_pool(whole).tags == ("a dog runs ", "dog", "bright")
     assert read_pool(whole).texts == ("a dog runs ", "a photo of a dog.", "this photo is bright.")
     assert read_pool(whole, "a photo of {}.").texts[1] == "a photo of dog."
+    assert read_pool(whole, "a {} {x} }").texts[1] == "a dog {x} }"  # no other place is looked for
     whole.write_text(json.dumps(["a dog", "a cat"]))
     assert read_pool(whole).tags == ("a dog", "a cat")
 
@@ -543,9 +544,10 @@ def test_published_weights_are_walked_like_ours(monkeypatch, tmp_path, capsys):
 def test_published_weights_on_a_sphere_have_no_root_until_somebody_names_the_training_pairs(monkeypatch, capsys):
     monkeypatch.setattr(traverse, "open_published", lambda *arguments: encoder_of(Sphere()))
     weights = ["--checkpoint", "clip.pt", "--layout", "transformers", "--pictures", "2"]
-    for further in ([], ["data.root=/data/flickr8k"]):
-        with pytest.raises(ValueError, match=r"'sphere' is the mean of training pairs, .* data\.source=shards"):
-            traverse.main([*weights, *further])
+    with pytest.raises(ValueError, match=r"'sphere' is the mean of training pairs, .* data\.source=shards"):
+        traverse.main(weights)
+    with pytest.raises(ValueError, match=r"data\.root without data\.source; accepted: data\.source=shards"):
+        traverse.main([*weights, "data.root=/data/flickr8k"])
     traverse.main([*weights, "data.source=scenes", "data.num_train=6", "data.image_size=16"])
     assert "root: normalised mean of image and text embeddings of scenes/train, all 6" in capsys.readouterr().out
 
@@ -559,6 +561,7 @@ def test_published_weights_on_a_sphere_have_no_root_until_somebody_names_the_tra
         (["--min-radius", "nan"], "--min-radius nan; accepted: at least 0"),
         (["--noun-prompt", "a {}."], "--noun-prompt goes with --captions"),
         (["--geometry", "euclidean"], "--geometry goes with --layout open_clip"),
+        (["--activation", "gelu"], "--activation goes with --layout"),
     ],
 )
 def test_arguments_that_would_fail_late_or_do_nothing_are_refused_before_anything_is_opened(arguments, message):
