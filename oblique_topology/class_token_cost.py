@@ -42,6 +42,7 @@ COLUMNS = {
     "text": ("FLOPs, text tower", "ratio to one token", "lower"),
     "both": ("FLOPs, both towers", "ratio to one token", "lower"),
     "parameters": ("parameters", "millions", "lower"),
+    "encoder_parameters": ("parameters but the projections'", "millions", "lower"),
     "kept": ("kept for backward", "ratio to one token", "lower"),
     "time": ("time of a training step", "ratio to one token", "lower"),
 }
@@ -71,8 +72,8 @@ def counted(config: Config, tokenizer: Any) -> dict[str, float]:
         config: of a row.
         tokenizer: has vocabulary_size and end_id.
     Returns:
-        "vision", "text", "both": FLOPs of a forward pass. "parameters": number, in millions. "kept": bytes kept for the
-        backward pass, with attention weights formed.
+        "vision", "text", "both": FLOPs of a forward pass. "parameters", "encoder_parameters": number in millions, with
+        and without the projections. "kept": bytes kept for the backward pass, with attention weights formed.
     """
     with torch.device("meta"):
         model = build_model(config, tokenizer)
@@ -80,6 +81,7 @@ def counted(config: Config, tokenizer: Any) -> dict[str, float]:
         token_ids = torch.zeros(1, config.data.context_length, dtype=torch.long)
     vision, text = forward_flops(model.image_tower, images), forward_flops(model.text_tower, token_ids)
     weights = list(model.parameters())
+    projections = {id(model.image_tower.projection), id(model.text_tower.projection)}
 
     def features() -> torch.Tensor:
         return model.image_tower(images).sum() + model.text_tower(token_ids).sum()
@@ -89,6 +91,7 @@ def counted(config: Config, tokenizer: Any) -> dict[str, float]:
         "text": text,
         "both": vision + text,
         "parameters": sum(weight.numel() for weight in weights) / 1e6,
+        "encoder_parameters": sum(weight.numel() for weight in weights if id(weight) not in projections) / 1e6,
         "kept": bytes_kept_for_backward(features, weights),
     }
 
@@ -140,8 +143,8 @@ def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
     Raises:
         ConfigError: for overrides; sizes are those of the rows.
     """
-    if any(not text.startswith("data.") for text in command.overrides):
-        raise ConfigError(f"{command.part} takes no settings, got {' '.join(command.overrides)}")
+    if command.changes:
+        raise ConfigError(f"{command.part} takes no settings, got {' '.join(command.changes)}")
     if not is_main_process():
         return []
     here = f"scale_{command.scale}"
@@ -158,7 +161,7 @@ def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
             name = f"{key}_m{number}"
             rows[name] = f"{label}, {number} token{'s' if number > 1 else ''}"
             ratios = {column: value / costs[0][column] for column, value in cost.items()}
-            ratios["parameters"] = cost["parameters"]
+            ratios |= {column: cost[column] for column in ("parameters", "encoder_parameters")}
             values |= {(name, column): [value] * len(command.seeds) for column, value in ratios.items()}
         if key == here:
             timed = [time_ratios(configs, words, batch, rounds, seed) for seed in command.seeds]

@@ -17,7 +17,7 @@ from common.data.pairs import EvaluationSets, open_evaluation_sets
 from common.data.scenes import classification_task
 from common.evaluation import trained
 from common.evaluation.embed import Encoder
-from common.evaluation.linear_probe import PROBES, ProbeConfig, backbone_encoder, evaluate_linear_probe
+from common.evaluation.linear_probe import PROBES, ProbeConfig, backbone_encoder, check_classes, evaluate_linear_probe
 from common.evaluation.protocol import Evaluation
 from common.evaluation.trained import TrainedModels, evaluate_main, zero_shot_and_retrieval
 from common.run.config import DataConfig
@@ -71,12 +71,17 @@ def _fingerprint_of_probe(train: Any, test: Any) -> str:
 
 
 def _probe(data: DataConfig, sets: EvaluationSets) -> tuple[Any, Any, ProbeConfig] | None:
-    """Training set, test set and recipe of the linear probe; None where labelled sets are missing."""
+    """Training set, test set and recipe of the linear probe; None where labelled sets are missing.
+
+    Raises:
+        ValueError: unlike classes; before a model is trained for them.
+    """
     if data.source == "scenes":
         size = 4 * data.num_labelled
         train = classification_task(PROBE_TEST, size=size, image_size=data.image_size, part="train")
         return train, sets.zero_shot[PROBE_TEST], CACHED_PROBE
     if {PROBE_TRAIN, PROBE_TEST} <= sets.zero_shot.keys():
+        check_classes(sets.zero_shot[PROBE_TRAIN], sets.zero_shot[PROBE_TEST], None)
         return sets.zero_shot[PROBE_TRAIN], sets.zero_shot[PROBE_TEST], PROBES["oblique"]
     return None
 

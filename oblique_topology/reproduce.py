@@ -26,9 +26,17 @@ from common.report.command import Command, plot_runs, reproduce_main
 from common.report.experiments import Experiment, write_experiment
 from common.report.schema import MEASURED, Column, Measured, PerImage, Row, Table
 from common.report.tables import measured_over_seeds
-from common.report.trained_rows import Runs, columns_of, measured_cells, printed_cells, train_rows, trained_table
+from common.report.trained_rows import (
+    Runs,
+    collapse_note,
+    columns_of,
+    measured_cells,
+    printed_cells,
+    train_rows,
+    trained_table,
+)
 from common.run.checkpoint import last_checkpoint
-from common.run.config import load_config, load_row
+from common.run.config import ConfigError, load_config, load_row
 from common.run.reproduce import PaperCode, RowRun
 from common.run.session import run_or_explain
 from oblique_topology import (
@@ -55,7 +63,13 @@ OWN_CLIP = "CLIP [our-impl.], ViT-B/16"
 
 
 def table1(command: Command) -> list[Table]:
-    """Table 1: the properties of the topologies, measured on random points; no row is trained."""
+    """Table 1: the properties of the topologies, measured on random points; no row is trained.
+
+    Raises:
+        ConfigError: for settings, of which it has none.
+    """
+    if command.changes:
+        raise ConfigError(f"{command.part} takes no settings, got {' '.join(command.changes)}")
     printed = CODE.paper_tables()
     source = printed["tables"]["table1"]
     rows = []
@@ -125,11 +139,9 @@ def table6(command: Command) -> list[Table]:
         Row(
             row["method"],
             printed_cells(source, row),
-            temperature_cells(
-                runs[row["method"]], _config(row["config"], command).method.logit_scale_trainable, command.scale
-            ),
+            temperature_cells(runs[row["method"]], _config(row["config"], command), command.scale),
             MEASURED,
-            _note(row["config"], command),
+            _note(row["config"], command) + collapse_note(runs[row["method"]]),
         )
         for row in source["rows"]
     ]
@@ -171,11 +183,11 @@ def table10(command: Command) -> list[Table]:
     source = printed["tables"]["table10"]
     (config,) = {row["config"] for row in source["rows"]}
     sixteen = replace(command, overrides=(*SIXTEEN_TOKENS, *command.overrides))
-    runs = train_rows(sixteen, CODE, {MULTI: config})
-    if not all("imagenet" in run.evaluations for run in runs[MULTI]):
+    if "imagenet" not in evaluated_sets(_config(config, sixteen).data):
         status = "not run: needs a labelled set called imagenet (data.labelled)"
         rows = [Row(row["method"], printed_cells(source, row), {}, status) for row in source["rows"]]
-        return [command.table(CODE, printed, "table10", columns_of(command, source, runs), rows, runs)]
+        return [command.table(CODE, printed, "table10", columns_of(command, source, {}), rows, {})]
+    runs = train_rows(sixteen, CODE, {MULTI: config})
     sizes = [int(row["method"].split()[0]) for row in source["rows"]]
     hits = [_subset_hits(run, sizes) for run in runs[MULTI]]
     rows = [
@@ -228,7 +240,8 @@ def _note(row: str, command: Command) -> str:
     """What was trained for a row, in one line, its structure first."""
     config = _config(row, command)
     rate = config.optim.logit_scale_rate
-    faster = f"; the temperature learns {rate:g} times as fast as the weights" if rate != 1 else ""
+    learns = config.method.logit_scale_trainable and rate != 1
+    faster = f"; the temperature learns {rate:g} times as fast as the weights" if learns else ""
     return f"ours: {config.structure}; {command.note(row, CODE).removeprefix('ours: ')}{faster}"
 
 

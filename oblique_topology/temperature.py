@@ -2,10 +2,10 @@
 
 The paper's rule: converged at the first step from which t changes by less than 2 % within one epoch, 7,200 of 108,000
 steps. It can be read in two ways, and both are given: t has hardly changed an epoch later (`converged_step`), which is
-also true where t passes through a dip or a peak, or t hardly changes all along that epoch (`settled_step`). Inferred:
-that the rule looks at t, which the paper's figure shows, and not at e^t; that t must have left the neighbourhood of 0
-first, where a relative change means nothing; and that an epoch is a fifteenth of a run, whatever passes through the
-data the run makes.
+also true where t passes through a dip or a peak, or t hardly changes within any epoch from there on (`settled_step`).
+Inferred: that the rule looks at t, which the paper's figure shows, and not at e^t; that t must have left the
+neighbourhood of 0 first, where a relative change means nothing; that warm-up, in which nothing moves yet, does not
+count; and that an epoch is a fifteenth of a run, whatever passes through the data the run makes.
 """
 
 import math
@@ -17,6 +17,7 @@ from common.report.schema import Measured
 from common.report.tables import measured_over_seeds
 from common.run.log import read_log
 from common.run.reproduce import RowRun
+from oblique_topology.config import Config
 
 EPOCHS = 15  # of the paper's runs
 RELATIVE_CHANGE = 0.02
@@ -35,25 +36,27 @@ def log_temperatures(run: RowRun) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def converged_step(steps: Sequence[float], values: Sequence[float], window: float) -> float | None:
-    """First logged step s with |t(s + window) - t(s)| < 2 % of |t(s)| and |t(s)| > 0.1.
+def converged_step(steps: Sequence[float], values: Sequence[float], window: float, start: float = 0) -> float | None:
+    """First logged step s >= start with |t(s + window) - t(s)| < 2 % of |t(s)| and |t(s)| > 0.1.
 
     Args:
         steps: ascending.
         values: t at those steps; between two of them it is interpolated.
         window: steps of one epoch.
+        start: end of the warm-up.
     Returns:
         None if there is no such step at least a window before the end.
     """
     steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
     later = np.interp(steps + window, steps, values)
     settled = (np.abs(later - values) < RELATIVE_CHANGE * np.abs(values)) & (np.abs(values) > SMALLEST)
-    settled &= steps + window <= steps[-1]
+    settled &= (steps + window <= steps[-1]) & (steps >= start)
     return float(steps[settled.argmax()]) if settled.any() else None
 
 
-def settled_step(steps: Sequence[float], values: Sequence[float], window: float) -> float | None:
-    """First logged step s with max over u in (s, s + window] of |t(u) - t(s)| < 2 % of |t(s)|, and |t(s)| > 0.1.
+def settled_step(steps: Sequence[float], values: Sequence[float], window: float, start: float = 0) -> float | None:
+    """First logged step from which t stands still: max over u in (s, s + window] of |t(u) - t(s)| < 2 % of |t(s)|, and
+    |t(s)| > 0.1, for this and every later s whose window ends within the run.
 
     The threshold is relative, the jitter of an optimiser that moves t by about its learning rate is not: of two
     temperatures that jitter alike the higher one settles first.
@@ -63,38 +66,56 @@ def settled_step(steps: Sequence[float], values: Sequence[float], window: float)
     steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
     ends = np.interp(steps + window, steps, values)
     beyond = np.searchsorted(steps, steps + window, side="right")
-    for place, (step, value) in enumerate(zip(steps, values)):
+    found = None
+    for place in reversed(range(len(steps))):
+        step, value = steps[place], values[place]
         if step + window > steps[-1]:
-            return None
+            continue
         ahead = np.append(values[place + 1 : beyond[place]], ends[place])
-        if abs(value) > SMALLEST and np.abs(ahead - value).max() < RELATIVE_CHANGE * abs(value):
-            return float(step)
-    return None
+        if abs(value) <= SMALLEST or np.abs(ahead - value).max() >= RELATIVE_CHANGE * abs(value) or step < start:
+            break
+        found = float(step)
+    return found
 
 
-def temperature_cells(runs: Sequence[RowRun], trainable: bool, scale: str) -> dict[str, Measured | None]:
+def steps_of_rest(steps: np.ndarray, values: np.ndarray, warmup_steps: int) -> dict[str, float]:
+    """ "converged" and "settled" of a run, by the two rules; the end of the run, a lower bound, where it has neither.
+
+    Args:
+        steps, values: of the whole run.
+        warmup_steps: do not count.
+    """
+    window = (steps[-1] + 1) / EPOCHS
+    rules = {"converged": converged_step, "settled": settled_step}
+    found = {name: rule(steps, values, window, warmup_steps) for name, rule in rules.items()}
+    return {name: float(steps[-1]) if step is None else step for name, step in found.items()}
+
+
+def temperature_cells(runs: Sequence[RowRun], config: Config, scale: str) -> dict[str, Measured | None]:
     """Table 6's own columns of one row: the final t, and the steps (in thousands) from which it stands still.
 
     Args:
         runs: one per seed.
-        trainable: whether the temperature was learned; else no step is given.
+        config: of the row; no step is given where the temperature was not learned.
         scale: of the runs.
     Returns:
-        "temp_final", "converge_step" (`converged_step`) and "settle_step" (`settled_step`); a step is None where a seed
-        has none.
+        "temp_final", "converge_step" (`converged_step`) and "settle_step" (`settled_step`).
     """
-    rules = {
-        "converge_step": (converged_step, f"t differs by less than {RELATIVE_CHANGE:.0%} after 1/{EPOCHS} of the run"),
-        "settle_step": (settled_step, f"t moves by less than {RELATIVE_CHANGE:.0%} all along 1/{EPOCHS} of the run"),
-    }
     logs = [log_temperatures(run) for run in runs]
-    told = {"temp_final": ("t of the last update", [values[-1] for _, values in logs])}
-    for key, (rule, text) in rules.items():
-        found = [rule(steps, values, (steps[-1] + 1) / EPOCHS) for steps, values in logs] if trainable else [None]
-        told[key] = (text, None if None in found else [step / 1000 for step in found])
+    learned = logs if config.method.logit_scale_trainable else []
+    rest = [steps_of_rest(*log, config.optim.warmup_steps) for log in learned]
+    still, never = f"by less than {RELATIVE_CHANGE:.0%}", "else the run's end"
+    told = {
+        "temp_final": ("t of the last update", [values[-1] for _, values in logs]),
+        "converge_step": (
+            f"t differs {still} after 1/{EPOCHS} of the run, {never}",
+            [x["converged"] / 1000 for x in rest],
+        ),
+        "settle_step": (f"t moves {still} within 1/{EPOCHS} of the run, {never}", [x["settled"] / 1000 for x in rest]),
+    }
     return {
         key: None
-        if values is None
+        if not values
         else measured_over_seeds(
             values,
             [run.seed for run in runs],

@@ -20,6 +20,7 @@ import torch
 
 from common.geometry import Sphere
 from common.info_nce import PairSimilarity
+from common.run.kept_memory import bytes_kept_for_backward
 from oblique_topology.geometry import Euclidean, Oblique
 
 BATCH, DIM, SPHERES = 64, 512, 8  # Ob(64, 8), as the paper's Table 3
@@ -89,20 +90,13 @@ def kept_numbers(topology: Topology, batch: int, dim: int, num_spheres: int) -> 
     geometry = topology.build(dim // num_spheres)
     images = geometry.embed_image(torch.randn(batch, dim)).detach().requires_grad_()
     texts = geometry.embed_text(torch.randn(batch, dim)).detach().requires_grad_()
-    kept: dict[int, int] = {}
+    similarity = topology.similarity(geometry)
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    def scores_kept() -> torch.Tensor:
+        scores = similarity(images, texts)
+        return scores * scores.detach()  # a product keeps its factors
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        scores = topology.similarity(geometry)(images, texts)
-        keep(scores)
-        held = dict(kept)  # while the graph is alive no storage can be used twice
-    for tensor in (images, texts):
-        held.pop(tensor.untyped_storage().data_ptr(), None)
-    return sum(held.values()) // images.element_size()
+    return bytes_kept_for_backward(scores_kept, [images, texts]) // images.element_size()
 
 
 @torch.no_grad()

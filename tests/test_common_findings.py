@@ -42,7 +42,9 @@ def test_changed_settings_give_a_table_and_no_experiment(tmp_path):
     command = Command("sweep", "smoke", (0, 1), ("optim.steps=2",), tmp_path, tmp_path / "results")
     assert write_findings(command, "oblique_topology", FINDINGS).rows
     assert not collect_experiments([tmp_path / "results"])
-    made_otherwise = ("data.num_test=2", "run.mixed_precision=bf16", "hierarchies.nouns=nouns.tsv")
+    changed_data = Command("sweep", "smoke", (0, 1), ("data.num_test=2",), tmp_path, tmp_path / "results")
+    assert changed_data.folder("oblique_topology").name.startswith("smoke-")
+    made_otherwise = ("data.second_test=/d/*.tar", "run.mixed_precision=bf16", "hierarchies.nouns=nouns.tsv")
     other_data = Command("sweep", "smoke", (0, 1), made_otherwise, tmp_path, tmp_path / "results")
     assert other_data.folder("oblique_topology").name == "smoke"
     assert "run.mixed_precision=bf16" in write_findings(other_data, "oblique_topology", FINDINGS).command

@@ -17,6 +17,7 @@ from common.geometry import Sphere
 from common.info_nce import contrastive_loss, symmetric_info_nce
 from common.logit_scale import LogitScale
 from common.run.config import load_row
+from oblique_topology import class_token_cost
 from oblique_topology.class_token_cost import BERT_WORDS, TOKENS, counted, encoder_macs, time_ratios
 from oblique_topology.config import Config
 from oblique_topology.distance_distributions import chance_to_be_closer, sample_distances, statistics_of
@@ -149,6 +150,18 @@ def test_noise_raises_the_balance_and_lowers_the_multiplier_of_the_lowest_loss()
     assert lowest == pytest.approx([60, 46, 40, 34], rel=0.1)
     by_batch = [balance(whole[:batch, :batch], "median") for batch in (32, 128, 512)]
     assert by_batch == sorted(by_batch)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_more_noise_is_the_same_noise_and_more_and_raises_the_balance_that_claims_read(seed):
+    whole = drawn_similarities(256, draws(seed))
+    found = cases_of({"drawn": whole}, Grid(small=64, middle=256, large=256, shares=(0.0, 0.05, 0.1, 0.2)), seed)
+    noisy = [found["drawn", "middle", share] for share in (0.0, 0.05, 0.1, 0.2)]
+    wrong = [{i for i in range(256) if each[i, i] != whole[i, i]} for each in noisy]
+    assert [len(each) for each in wrong] == [0, 13, 26, 51]
+    assert wrong[1] < wrong[2] < wrong[3]
+    by_share = [balance(each, "mean") for each in noisy]
+    assert by_share == sorted(by_share)
 
 
 def test_there_is_no_balance_where_positives_are_not_the_closest():
@@ -532,14 +545,22 @@ def test_more_class_tokens_keep_more_memory_and_none_of_it_is_weights():
     assert counted(shallow, BERT_WORDS)["kept"] < 0.6 * counted(config, BERT_WORDS)["kept"]
 
 
-def test_times_are_ratios_to_the_first_model():
+def test_times_are_ratios_to_the_first_model(monkeypatch):
     row = CODE.folder / "configs" / "table2_multi.yaml"
     configs = [
         load_row(Config, CODE.folder, row, "smoke", [f"method.num_spheres={tokens}"]) for tokens in (TOKENS[0], 4)
     ]
-    first, second = time_ratios(configs, BERT_WORDS, batch=2, rounds=1, seed=0)
-    assert first == 1.0
-    assert 0 < second < 1000
+    real = class_token_cost.step_seconds
+    told, measured = iter([1.0, 90.0, 2.0, 3.0, 1.0, 4.0, 4.0, 8.0]), []  # the first round warms up
+
+    def seconds(model, images, token_ids):
+        measured.append(real(model, images, token_ids))
+        return next(told)
+
+    monkeypatch.setattr(class_token_cost, "step_seconds", seconds)
+    assert time_ratios(configs, BERT_WORDS, batch=2, rounds=3, seed=0) == [1.0, 2.0]  # of 1.5, 4 and 2
+    assert len(measured) == 8
+    assert min(measured) > 0
 
 
 # ---- samples --------------------------------------------------------------------------------------------------------

@@ -23,12 +23,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "oblique_topology"
 PRINTED = load_paper_tables(PAPER / "paper_tables.yaml")
 CLAIMS = {claim.id: claim for claim in load_claims(PAPER / "claims.yaml", PRINTED)}
-NOT_BORNE_OUT = {"C2", "C3", "C13", "C16", "C20", "C22"}
+NOT_BORNE_OUT = {"C2", "C3", "C13", "C16", "C20", "C21", "C22"}
 WITHOUT_NUMBERS = {"C4", "C18", *(f"C{n}" for n in (24, 25, 26, 27, 28, 29, 30, 32, 33, 34, 36))}
 
 
 def test_all_claims_of_the_paper_are_there():
-    assert list(CLAIMS) == [f"C{number}" for number in range(1, 37)]
+    assert [name for name in CLAIMS if "-" not in name] == [f"C{number}" for number in range(1, 37)]
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -46,7 +46,7 @@ def test_the_audit_of_a_claim_says_what_the_printed_numbers_say(name):
         ("C6", 6, 6, 32.89 - 31.45),
         ("C8", 3, 3, (60.32 + 59.76 + 60.66 - 60.43 - 59.60 - 60.61) / 3),
         ("C9", 4, 4, 3 - (32.69 - 30.43)),
-        ("C10", 4, 4, 0.25 - (3.168 - 3.024)),
+        ("C10", 3, 3, 0.25 - (3.168 - 3.024)),
         ("C12", 6, 6, 20 - 18),
         ("C16", 10, 12, 30.04 - 30.33),
         ("C20", 7, 8, 76.86 - 77.43),
@@ -195,16 +195,19 @@ def test_class_tokens_cost_less_than_8_percent_in_the_vision_tower_but_not_in_bo
     assert sixteen["vision"] / one["vision"] < 1.08 < sixteen["both"] / one["both"]
 
 
-def test_sixteen_class_tokens_add_no_parameters_in_all(costs):
+def test_sixteen_class_tokens_add_few_parameters_and_none_in_all(costs):
     """Claim C18."""
     one, sixteen = (1e6 * cost["parameters"] for cost in costs)
     assert one == pytest.approx(139_952_129)  # as in the released weights
     assert sixteen - one == pytest.approx(-583_680, abs=0.5)
+    one, sixteen = (1e6 * cost["encoder_parameters"] for cost in costs)
+    assert sixteen - one == pytest.approx(15 * (768 + 768 + 512), abs=0.5)  # a vector and a position, a position
 
 
 def test_an_experiment_that_counts_decides_with_two_seeds():
     """C4 and C18 read numbers that all seeds share."""
-    values = {"b16_m16_both": (1.097, 1.097), "b16_m1_parameters": (139.95,) * 2, "b16_m16_parameters": (139.37,) * 2}
+    parameters = {"b16_m1_encoder_parameters": (139.2968,) * 2, "b16_m16_encoder_parameters": (139.3275,) * 2}
+    values = {"b16_m16_both": (1.097, 1.097), **parameters}
     cost = Experiment(
         paper="oblique_topology", name="class_token_cost", scale="demo", seeds=(0, 1), values=values, data="no data",
         git_revision="", command="", created="", hardware="", caption="",

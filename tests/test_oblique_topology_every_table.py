@@ -14,10 +14,10 @@ def everything(tmp_path_factory):
     folder = tmp_path_factory.mktemp("everything")
     short = ["optim.steps=3", "run.evaluate_every=0", "run.save_every=0", "data.num_test=8", "data.num_labelled=8"]
     for part in TABLES:
-        main([part, "--scale", "smoke", "--output", str(folder), *short])
+        main([part, "--scale", "smoke", "--output", str(folder), *(short if part != "table1" else [])])
     found = {}
     for part in TABLES:
-        (path,) = folder.glob(f"results/oblique_topology/{part}/smoke-*/{part}.json")
+        (path,) = folder.glob(f"results/oblique_topology/{part}/smoke*/{part}.json")
         found[part] = from_json(path.read_text())
     return folder, found
 
@@ -36,12 +36,12 @@ def test_every_row_is_measured_or_says_what_it_needs(everything, part):
             assert row.status == "measured"
             cells = {key for key, cell in row.ours.items() if cell is not None}
             missing = {column.key for column in found[part].columns} - cells
-            # no bound of the temperature in two rows; a temperature that is fixed, or that three steps do not move away
-            # from 0, has no step of convergence; l2 has no largest distance
+            # no bound of the temperature in two rows; a temperature that is fixed has no step of convergence; l2 has no
+            # largest distance
             allowed = {
                 "table1": {"range_high"} if row.method.startswith("Euclidean") else set(),
                 "table5": {"maximum_temperature"},
-                "table6": {"converge_step", "settle_step"},
+                "table6": {"converge_step", "settle_step"} if "fixed" in row.method else set(),
             }
             assert missing <= allowed.get(part, set()), (row.method, missing)
             if part == "table1":

@@ -18,12 +18,13 @@ from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_zero_shot
 from common.report.schema import from_json
-from common.run.config import load_row
+from common.report.trained_rows import collapse_note
+from common.run.config import OptimConfig, load_row
 from common.run.reproduce import RowRun
 from common.run.session import RunFiles
 from oblique_topology import token_subsets
 from oblique_topology.coco_table import CocoFiles, open_coco
-from oblique_topology.config import Config
+from oblique_topology.config import Config, MethodConfig
 from oblique_topology.evaluate import CACHED_PROBE, _fingerprint_of_probe, _probe, evaluate_all, evaluated_sets
 from oblique_topology.model import build_model
 from oblique_topology.reproduce import main
@@ -83,15 +84,18 @@ def test_the_rules_are_those_of_loops(rule):
     steps = np.cumsum(generator.integers(1, 9, 120))
     for scale in (0.002, 0.02, 0.05):
         values = 3 - 2 * np.exp(-steps / 80) + scale * generator.normal(size=120)
-        expected = None
-        for s, t in zip(steps, values):
-            if s + 40 > steps[-1]:
-                break
-            window = [s + 40.0] if rule is converged_step else [*(u for u in steps if s < u <= s + 40), s + 40.0]
-            if abs(t) > 0.1 and all(abs(np.interp(u, steps, values) - t) < 0.02 * abs(t) for u in window):
-                expected = s
-                break
-        assert rule(steps, values, 40) == expected
+        for start in (0, 150):
+            at_rest = {}
+            for s, t in zip(steps, values):
+                if s + 40 <= steps[-1]:
+                    window = [s + 40] if rule is converged_step else [*(u for u in steps if s < u <= s + 40), s + 40]
+                    near = all(abs(np.interp(u, steps, values) - t) < 0.02 * abs(t) for u in window)
+                    at_rest[s] = abs(t) > 0.1 and near and s >= start
+            if rule is converged_step:
+                expected = next((s for s, rests in at_rest.items() if rests), None)
+            else:
+                expected = next((s for s in at_rest if all(rests for u, rests in at_rest.items() if u >= s)), None)
+            assert rule(steps, values, 40, start) == expected
 
 
 def test_jitter_of_one_size_keeps_the_lower_temperature_moving():
@@ -127,28 +131,54 @@ def logged_run(folder, scales, seed=0):
     return RowRun(RunFiles(folder), seed, {}, {}, "scenes", "a machine", "a revision")
 
 
+def test_a_run_that_ended_at_the_loss_of_a_guess_is_named(tmp_path):
+    runs = []
+    for seed, ratios in enumerate(([1.0, 0.4], [1.0, 1.004], [0.5, 0.992])):
+        (tmp_path / str(seed)).mkdir()
+        lines = [{"event": "train", "step": step, "loss_over_chance": each} for step, each in enumerate(ratios)]
+        lines.append({"event": "evaluate", "step": 2})
+        (tmp_path / str(seed) / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        runs.append(RowRun(RunFiles(tmp_path / str(seed)), seed, {}, {}, "scenes", "a machine", "a revision"))
+    assert collapse_note(runs) == "; seed 1, 2 ended at the loss of a guess"
+    assert collapse_note(runs[:1]) == ""
+
+
+def row(trainable):
+    return Config(method=MethodConfig(logit_scale_trainable=trainable), optim=OptimConfig(warmup_steps=20))
+
+
+def test_warm_up_does_not_count_and_a_pause_is_no_rest():
+    steps = np.arange(1000)
+    values = np.interp(steps, [0, 300, 400, 500, 1000], [2.6, 2.6, 4.0, 4.0, 4.0])
+    assert converged_step(steps, values, 60) == 0  # before anything has moved
+    assert settled_step(steps, values, 60) == pytest.approx(395, abs=5)  # and not 0: it moves later
+    assert converged_step(steps, values, 60, start=50) == 50
+    assert settled_step(steps, values, 60, start=500) == 500
+
+
 def test_the_cells_come_from_the_logs_one_value_per_seed(tmp_path):
     runs = [
         logged_run(tmp_path / str(seed), [math.exp(min(0.01 * (seed + 1) * step, 3.0)) for step in range(900)], seed)
         for seed in (0, 1)
     ]
-    cells = temperature_cells(runs, True, "demo")
+    cells = temperature_cells(runs, row(trainable=True), "demo")
     assert cells["temp_final"].values == pytest.approx((3.0, 3.0))
     expected = []
     for run in runs:
         steps, values = log_temperatures(run)
         assert (steps[0], steps[-1], values[0]) == (0, 899, 0)
-        expected.append(converged_step(steps, values, 60) / 1000)
+        expected.append(converged_step(steps, values, 60, 20) / 1000)
     assert cells["converge_step"].values == pytest.approx(expected)
     assert expected[0] > expected[1] > 0.1
     assert cells["settle_step"].values == cells["converge_step"].values  # these rise to the end of the window
     assert cells["settle_step"].full_protocol != cells["converge_step"].full_protocol
     assert cells["converge_step"].full_protocol["task"] == "temperature"
     assert final_logit_scales(runs) == pytest.approx([math.e**3] * 2)
-    frozen = temperature_cells(runs, False, "demo")
+    frozen = temperature_cells(runs, row(trainable=False), "demo")
     assert frozen["converge_step"] is frozen["settle_step"] is None
     moving = [logged_run(tmp_path / "moving", [1.05**step for step in range(900)]), runs[1]]
-    assert temperature_cells(moving, True, "demo")["converge_step"] is None
+    # a run that never comes to rest counts with its end, which is a lower bound
+    assert temperature_cells(moving, row(trainable=True), "demo")["converge_step"].values == (0.899, expected[1])
 
 
 # parts of the class tokens (Table 10)
@@ -290,13 +320,16 @@ def test_the_probe_reads_all_class_tokens_before_the_projection(encoder):
 
 def test_labelled_photographs_are_probed_by_the_papers_recipe_where_there_is_a_training_set():
     config = load_row(Config, FOLDER, FOLDER / "configs" / "table2_multi.yaml", "photos")
-    task, train = SimpleNamespace(name="imagenet"), SimpleNamespace(name="imagenet_train")
+    task, train = (SimpleNamespace(name=name, class_names=["a", "b"]) for name in ("imagenet", "imagenet_train"))
     both = SimpleNamespace(zero_shot={"imagenet": task, "imagenet_train": train})
     assert _probe(config.data, SimpleNamespace(zero_shot={"imagenet": task})) is None
     found = _probe(config.data, both)
     assert found[:2] == (train, task)
     assert found[2].augments
     assert not CACHED_PROBE.augments
+    train.class_names = ["a", "c"]  # said when the sets are opened, before a model is trained
+    with pytest.raises(ValueError, match="class"):
+        _probe(config.data, both)
 
 
 def test_every_evaluated_set_has_its_role():

@@ -329,7 +329,7 @@ def evaluate_linear_probe(
     Raises:
         ValueError: unlike classes, or a search with a recipe that augments.
     """
-    _check_classes(train, test, val)
+    check_classes(train, test, val)
     if val is not None and config.augments:
         raise ValueError("the weight-decay search works on cached features; accepted: a recipe without augmentation")
     num_classes = len(test.class_names)
@@ -410,7 +410,7 @@ def evaluate_logistic_regression(encoder: Any, train: Any, val: Any, test: Any) 
     Raises:
         ValueError: unlike classes, or fewer than two classes in the training set.
     """
-    _check_classes(train, test, val)
+    check_classes(train, test, val)
     num_classes = len(test.class_names)
     with frozen(encoder.model):
         parts = [labelled_features(encoder, task) for task in (train, val, test)]
@@ -528,7 +528,7 @@ def _shuffled(size: int, seed: int, epoch: int) -> torch.Tensor:
     return torch.from_numpy(permuted(np.arange(size), size, seed_of(seed, epoch)))
 
 
-def _check_classes(train: Any, test: Any, val: Any | None) -> None:
+def check_classes(train: Any, test: Any, val: Any | None) -> None:
     for task in (train, val):
         if task is not None and list(task.class_names) != list(test.class_names):
             raise ValueError(f"{task.name} and {test.name} have unlike class names; a probe needs the same ones")

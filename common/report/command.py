@@ -26,6 +26,14 @@ from common.run.log import read_log
 from common.run.provenance import ROOT, git_revision, hash_of
 from common.run.reproduce import PaperCode, RowRun, choose_part
 
+DATA_LIE = {  # settings of where the data lie; others of `data` make other data of it
+    f"data.{name}"
+    for name in (
+        "source", "root", "train", "val", "test", "second_test", "images", "image_column", "caption_column", "labelled",
+        "vocabulary", "winogavil", "max_broken_share",
+    )
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Command:
@@ -56,8 +64,9 @@ class Command:
 
         Where the data lie and how a run is made (its precision, workers, log) is no change; the command says it.
         """
-        no_change = ("data.", "run.", "public.", "coco.", "hierarchies.")
-        return sorted(text for text in self.overrides if not text.startswith(no_change))
+        elsewhere = ("run.", "public.", "coco.", "hierarchies.")
+        keys = {text: text.partition("=")[0] for text in self.overrides}
+        return sorted(text for text, key in keys.items() if key not in DATA_LIE and not key.startswith(elsewhere))
 
     def folder(self, paper: str) -> Path:
         """Where the part's tables go; a changed row or scale does not write over the unchanged one."""

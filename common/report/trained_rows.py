@@ -6,6 +6,8 @@ from typing import Any
 from common.report.cells import measured_cell
 from common.report.command import Command, plot_runs
 from common.report.schema import MEASURED, Column, Measured, Row, Table
+from common.run.diagnosis import PLATEAU
+from common.run.log import read_log
 from common.run.reproduce import PaperCode, RowRun, run_row
 
 Runs = dict[str, list[RowRun]]  # method -> one run per seed
@@ -23,6 +25,16 @@ def train_rows(command: Command, code: PaperCode, configs: Mapping[str, str]) ->
         method: [run_row(code, config, command.scale, seed, command.overrides, command.runs) for seed in command.seeds]
         for method, config in configs.items()
     }
+
+
+def collapse_note(runs: list[RowRun]) -> str:
+    """Which seeds ended where they began, at the loss of a guess; empty where none did."""
+    found = []
+    for run in runs:
+        ratios = [line["loss_over_chance"] for line in read_log(run.files.log) if "loss_over_chance" in line]
+        if ratios and abs(ratios[-1] - 1) <= PLATEAU:
+            found.append(str(run.seed))
+    return f"; seed {', '.join(found)} ended at the loss of a guess" if found else ""
 
 
 def measured_cells(source: dict[str, Any], runs: list[RowRun], scale: str) -> dict[str, Measured | None]:
@@ -66,6 +78,7 @@ def trained_table(
         if method in runs:
             ours = measured_cells(source, runs[method], command.scale)
             said = command.note(row["config"], code) if note is None else note(row["config"])
+            said += collapse_note(runs[method])
             rows.append(Row(method, paper, ours, MEASURED, said))
         else:
             rows.append(Row(method, paper, {}, f"not run: needs {row['needs']}"))
