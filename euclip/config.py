@@ -18,6 +18,11 @@ class EvaluationData(DataConfig):
     averages: Literal["present", "datacomp"] = "present"  # over the sets that are there, or DataComp's 38 and no fewer
     winogavil: str = ""  # not scenes: folder or hub name of its rows, "" = none; scenes bring their own
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.winogavil and self.source == "scenes":
+            raise ValueError(f"data.winogavil = {self.winogavil} with data.source = scenes, which brings its own")
+
 
 @dataclass(frozen=True)
 class MethodConfig:

@@ -4,7 +4,7 @@
     ACCELERATE_USE_CPU=true accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml \
         euclip/train.py                                                           two gloo processes, same loss
     accelerate launch --config_file scripts/accelerate/multi_gpu.yaml euclip/train.py \
-        --config euclip/configs/table4_meru.yaml --scale paper data.root=/data/datacomp_medium
+        --config euclip/configs/table4_meru.yaml --scale paper data.root=/data/datacomp
 """
 
 import sys

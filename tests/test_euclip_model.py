@@ -12,7 +12,7 @@ from common.accumulation import MicroBatches
 from common.info_nce import contrastive_loss
 from common.run.config import SCALES, ConfigError, OptimConfig, load_row
 from common.run.schedule import build_optimizer, learning_rate_at
-from common.run.session import launched_accelerator
+from common.run.session import launched_accelerator, run_key
 from euclip.config import Config
 from euclip.geometry import Hyperbolic
 from euclip.model import build_model, clamp_scalars_, multiply_scalar_gradients_, trained_scalars
@@ -295,3 +295,14 @@ def test_the_authors_accumulation_multiplies_the_gradients_of_beta_and_c_alone()
 def test_settings_that_do_not_fit_are_refused_with_what_is_accepted(overrides, message):
     with pytest.raises(ConfigError, match=message):
         config_of("table4_clip", "smoke", *overrides)
+
+
+def test_what_the_averages_are_taken_over_decides_no_run_and_scenes_take_no_rows_of_winogavil():
+    photographs = ("data.source=shards", "data.root=/data")
+    keys = {
+        run_key(FOLDER / "train.py", config_of("table4_clip", "photos", *photographs, *further), "data")
+        for further in ((), ("data.averages=datacomp",), ("data.winogavil=/data/winogavil",))
+    }
+    assert len(keys) == 1
+    with pytest.raises(ConfigError, match=r"data\.winogavil = /w with data\.source = scenes, which brings its own"):
+        config_of("table4_clip", "demo", "data.winogavil=/w")

@@ -183,7 +183,17 @@ def test_datacomps_averages_without_one_of_its_sets_are_an_error_before_training
 
 
 def test_a_folder_named_after_a_set_of_datacomp_counts_in_its_group_by_its_metric(monkeypatch):
-    names = ("imagenet1k", "imagenetv2", "imagenet-o", "objectnet", "vtab-flowers", "sun397", "fgvc_aircraft", "my_own")
+    names = (
+        "imagenet1k",
+        "imagenetv2",
+        "imagenet-o",
+        "objectnet",
+        "vtab-flowers",
+        "sun397",
+        "fgvc_aircraft",
+        "my_own",
+        "imagenet100",
+    )
     sets = {name: SimpleNamespace(name=name, fingerprint=name) for name in (*names, "test")}
     means = suite_of(sets, "present", monkeypatch).means
     assert {name: dict(mean.metrics) for name, mean in means.items() if name != "mean_all"} == {
@@ -193,7 +203,7 @@ def test_a_folder_named_after_a_set_of_datacomp_counts_in_its_group_by_its_metri
         "mean_retrieval": {"test": "mean_recall_at_1"},
     }
     assert means["mean_all"].metrics["fgvc_aircraft"] == "mean_per_class_recall"
-    assert means["mean_all"].metrics["my_own"] == "acc1"
+    assert means["mean_all"].metrics["my_own"] == means["mean_all"].metrics["imagenet100"] == "acc1"
 
 
 @pytest.mark.parametrize("role", ["wilds-fmow", "fairness-geode", "fairness-dollar_street"])
@@ -288,6 +298,9 @@ def test_a_region_that_fmow_does_not_have_is_named(grouped):
     task = SimpleNamespace(name="fmow", metadata=lambda index: np.array([6 if index == 3 else 0]))
     with pytest.raises(ValueError, match="fmow, picture 3: region 6; accepted: 0 to 5"):
         further_metrics("wilds-fmow", task)(scores, labels, list(range(40)))
+    nowhere = SimpleNamespace(name="fmow", metadata=lambda index: np.array([5]))
+    with pytest.raises(ValueError, match="fmow: every picture lies in region 'Other'"):
+        further_metrics("wilds-fmow", nowhere)(scores, labels, list(range(40)))
 
 
 # prompts

@@ -40,6 +40,8 @@ MAY_CHANGE = (
     "data.second_test",
     "data.images",
     "data.labelled",
+    "data.winogavil",
+    "data.averages",
     "data.vocabulary",  # the key holds what it says, and a checkpoint brings its tokenizer
     "data.max_broken_share",
     "optim.micro_batch_size",
