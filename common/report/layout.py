@@ -169,7 +169,8 @@ def _decimals(mean: float, half: float) -> int | None:
     """Decimals of a mean and its half-width: two digits of the latter, four of the former at most; None = neither."""
     if not 1e-4 <= abs(mean) < 1e4:
         return None
-    of_mean, of_half = 3 - math.floor(math.log10(abs(mean))), 1 - math.floor(math.log10(max(half, 1e-12)))
+    of_mean = 3 - math.floor(math.log10(abs(mean)) + 1e-6)  # 0.09999999 is 0.1
+    of_half = 1 - math.floor(math.log10(max(half, 1e-12)))
     return max(0, min(of_mean, of_half))
 
 
