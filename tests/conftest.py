@@ -20,6 +20,19 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="module")
+def small_data_is_no_change():
+    """Results of runs on fewer pictures go where those of the plain command go, experiments included."""
+    from common.report.command import Command
+
+    real = Command.changes.fget
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            Command, "changes", property(lambda self: [text for text in real(self) if not text.startswith("data.")])
+        )
+        yield
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Local real data; tests that need it skip with a reason where it is not there."""

@@ -14,7 +14,11 @@ from contrastive_basics.reproduce import PARTS, TRAINED_HERE, main
 from scripts.parts import parts_of
 
 FAST = ["run.evaluate_every=0", "run.save_every=0", "data.num_test=12", "data.num_labelled=8"]
-pytestmark = [pytest.mark.filterwarnings("ignore:scenes"), pytest.mark.filterwarnings("ignore:more than")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:scenes"),
+    pytest.mark.filterwarnings("ignore:more than"),
+    pytest.mark.usefixtures("small_data_is_no_change"),
+]
 
 
 def reproduce(output, part, *arguments):

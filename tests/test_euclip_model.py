@@ -147,9 +147,10 @@ def test_the_paper_scale_is_datacomps_recipe():
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_vit_b16_has_patches_of_half_the_side_and_small_datacomp_fewer_steps_at_every_scale(scale):
+def test_vit_b16_has_smaller_patches_and_small_datacomp_fewer_steps_at_every_scale(scale):
     coarse, fine, few = (config_of(row, scale) for row in ("table4_euclip", "b16_euclip", "table8_euclip"))
-    assert 2 * fine.model.patch_size == coarse.model.patch_size
+    assert fine.model.patch_size < coarse.model.patch_size
+    assert 2 * fine.model.patch_size == coarse.model.patch_size or scale == "demo"  # there two thirds
     assert fine.optim == coarse.optim
     assert few.optim.steps < coarse.optim.steps
     assert few.model == coarse.model

@@ -22,6 +22,9 @@ TABLES = ("table1", "table4", "table5", "table8")
 MEANS = {"imagenet": "imagenet", "shifts": "shifts", "vtab": "vtab", "retrieval": "retrieval", "average": "all"}
 
 
+pytestmark = pytest.mark.usefixtures("small_data_is_no_change")
+
+
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
     """One folder for all parts, so that rows in two tables are trained once."""

@@ -42,13 +42,10 @@ FEW = ("data.num_test=16", "data.num_labelled=8")
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory):
-    """All parts once; written as if unchanged, so that experiments are written too."""
+def output(tmp_path_factory, small_data_is_no_change):
     folder = tmp_path_factory.mktemp("outputs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("common.report.command.Command.changes", [])
-        for part in ANALYSES:
-            main([part, "--scale", "smoke", "--output", str(folder), *FEW])
+    for part in ANALYSES:
+        main([part, "--scale", "smoke", "--output", str(folder), *FEW])
     return folder
 
 

@@ -529,6 +529,13 @@ def _shuffled(size: int, seed: int, epoch: int) -> torch.Tensor:
 
 
 def check_classes(train: Any, test: Any, val: Any | None) -> None:
+    """Refuses labelled sets of a probe whose class names differ.
+
+    Args:
+        train, test, val: have name and class_names; no val = None.
+    Raises:
+        ValueError: names both sets.
+    """
     for task in (train, val):
         if task is not None and list(task.class_names) != list(test.class_names):
             raise ValueError(f"{task.name} and {test.name} have unlike class names; a probe needs the same ones")
