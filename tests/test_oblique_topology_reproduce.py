@@ -58,6 +58,14 @@ def test_make_hands_every_part_to_this_paper():
         assert '--data "/a b"' in done.stdout
 
 
+@pytest.mark.parametrize(("given", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_of_make_do_not_spin_while_they_wait_unless_the_user_says_so(given, policy):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
+    show = ["make", "--no-print-directory", "--eval", "show: ; @echo $$OMP_WAIT_POLICY", "show"]
+    done = subprocess.run(show, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == f"{policy}\n"
+
+
 def test_table2_is_written_in_every_format_with_figures_and_page(output):
     folder = output / "results" / "oblique_topology" / "table2" / "smoke"
     for name in ("table2", "table2_recalls"):
