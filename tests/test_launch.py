@@ -106,9 +106,13 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_losses(tmp_path):
 
 def test_fsdp2_on_two_processes_equals_one_and_writes_whole_checkpoints(tmp_path):
     script = "tests/fsdp2_two_processes.py"
-    done = start(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script, str(tmp_path))
+    for folder in (tmp_path / "first", tmp_path / "again"):
+        done = start(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", script, str(folder))
+        # seen once in 65 runs with torch 2.15: the C library aborts in gloo's all-gather; nothing else is tried again
+        if not ("malloc()" in done.stderr and "SIGABRT" in done.stderr):
+            break
     assert done.returncode == 0, done.stdout + done.stderr
-    reports = json.loads((tmp_path / "report.json").read_text())
+    reports = json.loads((folder / "report.json").read_text())
     assert len(reports) == 4  # sphere, hyperbolic; at once, in micro-batches, in tiles and micro-batches
     for report in reports.values():
         assert report["sharded"] == pytest.approx(report["alone"], rel=1e-12)
