@@ -23,7 +23,7 @@ endif
 
 export PYTHONUNBUFFERED := 1
 export TOKENIZERS_PARALLELISM := false
-# threads that wait by spinning take ten times as long when another program has one of two cores
+# threads that wait by spinning take many times as long when another program has one of two cores
 export OMP_WAIT_POLICY ?= PASSIVE
 
 REPRODUCE = $(PY) scripts/reproduce.py $(PAPER)

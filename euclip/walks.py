@@ -81,8 +81,10 @@ def pairs_task(pairs: Pairs, size: int, pool: Pool | None = None) -> Task:
 
 def walk_task(config: Any) -> Task:
     """Pictures and captions for a config's data: test scenes, or test photographs, those with a hierarchy first."""
-    task = hierarchy_task(config, NUM_WALKS)
-    return pairs_task(open_retrieval_sets(config.data)["test"], NUM_WALKS) if task is None else task
+    if config.data.source == "scenes":
+        return hierarchy_task(config, NUM_WALKS)
+    sets = open_retrieval_sets(config.data)
+    return pairs_task(next(filter(has_hierarchy, sets.values()), sets["test"]), NUM_WALKS)
 
 
 def hierarchy_task(config: Any, size: int) -> Task | None:

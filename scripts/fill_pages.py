@@ -55,8 +55,9 @@ def filled(text: str, page: str) -> str:
             raise PageError(f"{page}: {found['path']}: no such result")
         wanted = [key.strip() for key in (found["wanted"] or "").split(",") if key.strip()]
         make = result_table if found["kind"] == "table" else verdict_table
+        mark = found[0].split("\n", 1)[0]
         try:
-            return f"{found[0].split(chr(10), 1)[0]}\n\n{make(path, wanted)}"
+            return f"{mark}\n\n{make(path, wanted)}"
         except PageError as error:
             raise PageError(f"{page}: {found['path']} {error}") from None
 

@@ -1,6 +1,7 @@
 """The oblique paper's claims: the audit of its printed numbers, and the claims that a test can prove or refute."""
 
 import ast
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -230,3 +231,13 @@ def test_a_false_negative_caps_negatives_at_three_times_the_positives_under_a_me
     image_1, text_1, image_2, text_2 = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
     assert ratio(lambda a, b: 1 - a @ b) > 5  # 1 - cosine is no metric
     assert ratio(lambda a, b: np.arccos(np.clip(a @ b, -1, 1))) == pytest.approx(3)  # the angle is one
+
+
+def test_the_lowest_losses_in_the_note_of_c5_are_those_of_the_formula():
+    """Positives at distance 0, negatives at right angles on each of 8 spheres, multiplier 1."""
+    note = " ".join(CLAIMS["C5"].note.split())
+    for batch in (2048, 256):
+        gaps = {"geodesic": math.sqrt(8) * math.pi / 2, "inner product": 8.0}
+        share = {name: math.log1p((batch - 1) * math.exp(-gap)) / math.log(batch) for name, gap in gaps.items()}
+        assert f"{share['geodesic']:.2f}" in note
+        assert f"{share['inner product']:.2f}" in note

@@ -26,7 +26,7 @@ from common.run.log import read_log
 from common.run.provenance import ROOT, git_revision, hash_of
 from common.run.reproduce import PaperCode, RowRun, choose_part
 
-DATA_LIE = {  # settings of where the data lie; others of `data` make other data of it
+WHERE_DATA_LIE = {  # settings of where the data lie; others of `data` make other data of it
     f"data.{name}"
     for name in (
         "source", "root", "train", "val", "test", "second_test", "images", "image_column", "caption_column", "labelled",
@@ -66,7 +66,7 @@ class Command:
         """
         elsewhere = ("run.", "public.", "coco.", "hierarchies.")
         keys = {text: text.partition("=")[0] for text in self.overrides}
-        return sorted(text for text, key in keys.items() if key not in DATA_LIE and not key.startswith(elsewhere))
+        return sorted(text for text, key in keys.items() if key not in WHERE_DATA_LIE and not key.startswith(elsewhere))
 
     def folder(self, paper: str) -> Path:
         """Where the part's tables go; a changed row or scale does not write over the unchanged one."""
