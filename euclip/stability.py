@@ -5,22 +5,18 @@ guess, the logarithm of the batch: a mean over the last logged steps above 98 % 
 judged. Beside it, of rows whose runs all went through, the final loss and the largest rise of the loss after warm-up.
 """
 
-import inspect
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from common.distributed import is_main_process
 from common.report.command import Command
 from common.report.findings import Findings, write_findings
 from common.report.schema import Table
-from common.run.config import load_row
+from common.run.config import load_config
 from common.run.log import read_log
 from common.run.reproduce import PaperCode, RowRun, run_row
-from common.run.session import NonFiniteLoss, RunFiles, run_files, write_json
+from common.run.session import NonFiniteLoss
 
 NO_BETTER = 0.98  # of ln B; a collapsed run sits at ln B itself, on either side of it by rounding
 LAST = 10  # logged steps at the end of a run
@@ -92,28 +88,13 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
 
 def _outcome(command: Command, code: PaperCode, setting: Setting, seed: int) -> tuple[dict[str, float], RowRun | None]:
     """What became of one run; of one that met NaN or infinity, now or in an earlier call, only that."""
-    overrides = [*command.overrides, *setting.overrides]
-    config = load_row(
-        code.config_class,
-        code.folder,
-        code.folder / "configs" / setting.row,
-        command.scale,
-        [*overrides, f"run.seed={seed}"],
-    )
-    optim = config.optim
-    broke = _files(command, code, setting, config).folder / "diverged.json"
-    name = f"{Path(setting.row).stem}, seed {seed}"
-    if broke.is_file():
-        if is_main_process():
-            print(f"{name}: found in {broke.parent}: {json.loads(broke.read_text(encoding='utf-8'))['error']}")
-        return {"unstable": 1.0}, None
     try:
-        run = run_row(code, setting.row, command.scale, seed, overrides, command.runs)
+        run = run_row(code, setting.row, command.scale, seed, [*command.overrides, *setting.overrides], command.runs)
     except NonFiniteLoss as error:
         if is_main_process():
-            print(f"{name}: {error}")
-            write_json(broke, {"error": str(error)})
+            print(error)
         return {"unstable": 1.0}, None
+    optim = load_config(code.config_class, [run.files.config]).optim
     lines = [line for line in read_log(run.files.log) if line["event"] == "train"]
     return judge(lines, optim.warmup_steps, optim.global_batch_size), run
 
@@ -133,10 +114,3 @@ def judge(lines: Sequence[Mapping[str, float]], warmup_steps: int, batch_size: i
     last = [line["contrastive_loss"] for line in lines[-LAST:]]
     final = math.fsum(last) / len(last) / math.log(batch_size)
     return {"unstable": float(final > NO_BETTER), "final_loss": final, "largest_rise": rise}
-
-
-def _files(command: Command, code: PaperCode, setting: Setting, config: Any) -> RunFiles:
-    """Where `run_row` keeps this run."""
-    pairs = code.open_training(config.data, config.run.seed)
-    script = Path(inspect.getsourcefile(code.train))
-    return run_files(script, Path(setting.row).stem, command.scale, config, pairs.fingerprint, command.runs)

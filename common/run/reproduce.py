@@ -19,7 +19,15 @@ from common.distributed import gather_objects, wait_for_everyone
 from common.run.checkpoint import last_checkpoint
 from common.run.config import ConfigError, load_row
 from common.run.provenance import ROOT
-from common.run.session import RunFiles, evaluation_code, only_run_in, run_files, start_accelerator
+from common.run.session import (
+    NonFiniteLoss,
+    RunFiles,
+    evaluation_code,
+    only_run_in,
+    run_files,
+    start_accelerator,
+    write_json,
+)
 
 
 def _open_tests(data: Any) -> dict[str, Any]:
@@ -85,6 +93,8 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
         runs: folder of all runs.
     Returns:
         The finished run.
+    Raises:
+        NonFiniteLoss: if training diverged, now or in an earlier call; what it said stands in the run's diverged.json.
     """
     config = load_row(
         paper.config_class,
@@ -101,13 +111,21 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
     label = f"{name}, seed {seed}"
     with only_run_in(files) if accelerator.is_main_process else nullcontext():
         state = gather_objects(_state_of(paper, config, files))[0]  # the main process decides for all
+        if state == "diverged":
+            error = _read(_diverged(files))["error"]
+            raise NonFiniteLoss(f"{label}, earlier: {error} Remove {_diverged(files)} to train it again.")
         if state == "current":
             accelerator.print(f"{label}: found in {files.folder}")
         elif state == "trained":
             accelerator.print(f"{label}: evaluation code or test data have changed, evaluating the checkpoint again")
             paper.evaluate(last_checkpoint(files.checkpoints), config, files, accelerator)
         else:
-            paper.train(config, pairs, files, True, accelerator, label)
+            try:
+                paper.train(config, pairs, files, True, accelerator, label)
+            except NonFiniteLoss as error:
+                if accelerator.is_main_process:
+                    write_json(_diverged(files), {"error": str(error)})
+                raise NonFiniteLoss(f"{label}: {error}") from error
     wait_for_everyone()
     return read_run(files, seed)
 
@@ -127,7 +145,11 @@ def read_run(files: RunFiles, seed: int) -> RowRun:
 
 
 def _state_of(paper: PaperCode, config: Any, files: RunFiles) -> str:
-    """One of "current" (evaluated with today's code on today's test sets), "trained" (evaluate it), "unfinished"."""
+    """One of "diverged", "current" (evaluated with today's code, on today's test sets), "trained" (evaluate it) and
+    "unfinished".
+    """
+    if _diverged(files).is_file():
+        return "diverged"
     if is_current(files, paper.name, paper.open_tests(config.data), paper.evaluation):
         return "current"
     checkpoint = last_checkpoint(files.checkpoints)
@@ -160,6 +182,10 @@ def choose_part(parts: dict[str, Callable[..., Any]], name: str, paper: str) -> 
     if name not in parts:
         raise ConfigError(f"{paper} has no {name} yet; it has: {', '.join(parts)}")
     return parts[name]
+
+
+def _diverged(files: RunFiles) -> Path:
+    return files.folder / "diverged.json"
 
 
 def _read(path: Path) -> Any:
