@@ -57,11 +57,20 @@ class LogitScale(nn.Module):
 
 
 def check_bounds(method: Any) -> None:
-    """Refuses bounds in the wrong order; for the __post_init__ of a config's section.
+    """Refuses bounds in the wrong order, and a fixed multiplier outside them; for a config section's __post_init__.
+
+    A learned one that starts outside is moved to the bound, as training would do after the first step.
 
     Raises:
-        ValueError: if logit_scale_min is above logit_scale_max.
+        ValueError: names the settings.
     """
     low, high = method.logit_scale_min, method.logit_scale_max
     if low is not None and high is not None and low > high:
         raise ValueError(f"method.logit_scale_min = {low} is above method.logit_scale_max = {high}")
+    init = method.logit_scale_init
+    outside = (low is not None and init < low) or (high is not None and init > high)
+    if outside and not method.logit_scale_trainable:
+        raise ValueError(
+            f"method.logit_scale_init = {init} with logit_scale_trainable = false is outside its bounds; accepted: "
+            f"{low} to {high}, or other logit_scale_min and logit_scale_max (null = none)"
+        )

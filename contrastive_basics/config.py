@@ -32,6 +32,8 @@ class MethodConfig:
         if self.loss == "late_interaction":
             wanted = {"targets": "diagonal", "queue_size": 0, "group_size": 0, "prompt_average": "scores"}
             self._only(wanted, "method.loss = late_interaction")
+        if not self.queue_size:
+            self._only({"ema_momentum": 0.99}, "method.queue_size = 0, which has no momentum encoder")
         if self.group_size:
             self._only({"targets": "diagonal", "queue_size": 0}, f"method.group_size = {self.group_size}")
 

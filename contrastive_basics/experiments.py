@@ -17,6 +17,7 @@ from common.report.findings import Findings, write_findings
 from common.report.schema import Table
 from common.run.config import ConfigError
 from contrastive_basics.measurements import (
+    OBJECTIVES,
     BatchSettings,
     FloorSettings,
     PairSettings,
@@ -31,14 +32,6 @@ from contrastive_basics.toys import EMBEDDING_DIM, NUM_CLASSES
 
 PAPER = "contrastive_basics"
 
-OBJECTIVES = {
-    "positives_only": "positives only",
-    "simsiam": "SimSiam",
-    "no_stop_gradient": "SimSiam, no stop-gradient",
-    "no_predictor": "SimSiam, no predictor",
-    "nt_xent": "NT-Xent",
-    "moco": "MoCo",
-}
 TEMPERATURES = {  # name -> label, temperature at the start (None: no negatives at all), learned
     "positives_only": ("positives only", None, False),
     "t1_fixed": ("T = 1, fixed (Eq. 8 as printed)", 1.0, False),
@@ -50,8 +43,6 @@ NUM_NEGATIVES = (1, 3, 15, 63, 255)
 QUEUE_SIZES = (1, 4, 16, 64, 256, 1024, 4096)
 BATCH_SIZES = (2, 4, 16, 64, 256, 1024)
 FLOOR_BATCHES = (2, 16, 256)
-
-
 _SCALES = {
     "demo": (ViewSettings(), PairSettings(), BatchSettings(), FloorSettings()),
     "smoke": (
@@ -67,18 +58,18 @@ _LABELS = {
     "mean_cosine": ("mean cosine", "cosine", "lower"),
     "effective_rank": ("effective rank", "directions", "higher"),
     "positive_cosine": ("cosine of positives", "cosine", "higher"),
-    "negative_cosine": ("cosine of negatives", "cosine", "lower"),
+    "negative_cosine": ("cosine of negatives", "cosine", None),
     "knn_accuracy": ("kNN accuracy", "percent", "higher"),
     "view_r1": ("R@1 of views", "percent", "higher"),
     "i2t_r1": ("i2t R@1", "percent", "higher"),
     "t2i_r1": ("t2i R@1", "percent", "higher"),
-    "logit_scale": ("logit scale", "multiplier", "higher"),
+    "logit_scale": ("logit scale", "multiplier", None),
 }
 
 
 def collapse(command: Command) -> list[Table]:
     """Which objectives collapse, without batch normalisation and with it (spec Sec. 5.1; claims C1, C2, C4, C5)."""
-    if _not_here(command):
+    if not _runs_here(command):
         return []
     settings = _SCALES[command.scale][0]
     rows, runs = {}, {}
@@ -122,7 +113,7 @@ def collapse(command: Command) -> list[Table]:
 
 def temperature(command: Command) -> list[Table]:
     """What the temperature does to loss and retrieval, and positives alone (spec Sec. 5.2; claims C2, C16)."""
-    if _not_here(command):
+    if not _runs_here(command):
         return []
     settings = _SCALES[command.scale][1]
     runs = {
@@ -158,7 +149,7 @@ def temperature(command: Command) -> list[Table]:
 
 def negatives(command: Command) -> list[Table]:
     """Retrieval against the number of negatives, all else equal, and MoCo's queue (spec Sec. 5.3; claim C20)."""
-    if _not_here(command):
+    if not _runs_here(command):
         return []
     view_settings, settings = _SCALES[command.scale][:2]
     runs = {
@@ -229,19 +220,19 @@ def negatives(command: Command) -> list[Table]:
 
 def loss_floor(command: Command) -> list[Table]:
     """How low the loss can get with the temperature at 1, as Eq. 6 to 8 print it (spec Sec. 4.3; claim C16)."""
-    if _not_here(command):
+    if not _runs_here(command):
         return []
     settings = _SCALES[command.scale][3]
     runs = _for_all_seeds(command, "free vectors", lambda seed: measure_loss_floor(seed, settings, FLOOR_BATCHES))
     columns = {
-        "chance": ("ln B", "nats", "lower"),
-        "t1_separated": ("positives 1, negatives 0, T = 1", "nats", "lower"),
-        "t1_optimum": ("optimum, T = 1", "nats", "lower"),
+        "chance": ("ln B", "nats", None),
+        "t1_separated": ("positives 1, negatives 0, T = 1", "nats", None),
+        "t1_optimum": ("optimum, T = 1", "nats", None),
         "t1_reached": ("reached, T = 1", "nats", "lower"),
-        "t1_negative_cosine": ("cosine of negatives, T = 1", "cosine", "lower"),
-        "t007_optimum": ("optimum, T = 0.07", "nats", "lower"),
+        "t1_negative_cosine": ("cosine of negatives, T = 1", "cosine", None),
+        "t007_optimum": ("optimum, T = 0.07", "nats", None),
         "t007_reached": ("reached, T = 0.07", "nats", "lower"),
-        "t007_negative_cosine": ("cosine of negatives, T = 0.07", "cosine", "lower"),
+        "t007_negative_cosine": ("cosine of negatives, T = 0.07", "cosine", None),
     }
     result = _findings(
         "loss_floor",
@@ -263,21 +254,22 @@ def loss_floor(command: Command) -> list[Table]:
             for name in ("chance", "t1_optimum", "t1_reached", "t007_optimum", "t007_reached")
         },
         log_x=True,
+        behind=(columns["t1_optimum"][0], columns["t007_optimum"][0]),
     )
     return _written(command, result, [panel], across=1)
 
 
 def batch_size(command: Command) -> list[Table]:
     """One model's features in batches of different sizes: loss, error, hardest negative, memory (C17, C18, C19)."""
-    if _not_here(command):
+    if not _runs_here(command):
         return []
     settings = _SCALES[command.scale][2]
     runs = _for_all_seeds(command, "sub-batches", lambda seed: measure_batch_sizes(seed, settings, BATCH_SIZES))
     columns = {
         "loss": ("loss", "nats", "lower"),
         "error": ("in-batch error", "percent", "lower"),
-        "hardest_negative": ("hardest negative's cosine", "cosine", "lower"),
-        "kept_mb": ("kept for backward", "MB", "lower"),
+        "hardest_negative": ("hardest negative's cosine", "cosine", None),
+        "kept_mb": ("kept for backward", "MB", None),
     }
     result = _findings(
         "batch_size",
@@ -303,20 +295,20 @@ def batch_size(command: Command) -> list[Table]:
     return _written(command, result, panels, across=2)
 
 
-def _not_here(command: Command) -> bool:
-    """Whether the command asks for what toy experiments do not have.
+def _runs_here(command: Command) -> bool:
+    """Whether this process measures: the main one, at a scale that has toy experiments.
 
     Raises:
         ConfigError: overrides; there is no row file that they could change.
     """
     if not command.runs_at(_SCALES, "it is an experiment on a toy world"):
-        return True
+        return False
     if command.overrides:
         raise ConfigError(
             f"{command.part} is an experiment on a toy world and has no settings to override, got "
             f"{' '.join(command.overrides)}"
         )
-    return not is_main_process()
+    return is_main_process()
 
 
 def _for_all_seeds(command: Command, label: str, measure: Callable[[int], Any]) -> list[Any]:
@@ -362,7 +354,7 @@ def _findings(
     data: str,
     settings: Any,
     rows: Mapping[str, str],
-    columns: Mapping[str, tuple[str, str, str]],
+    columns: Mapping[str, tuple[str, str, str | None]],
     values: Mapping[tuple[str, str], Sequence[float]],
     chance: Mapping[str, float],
 ) -> Findings:

@@ -37,7 +37,14 @@ from contrastive_basics.toys import (
 Statistics = dict[str, float]
 LossOfViews = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-OBJECTIVES = ("positives_only", "simsiam", "no_stop_gradient", "no_predictor", "nt_xent", "moco")
+OBJECTIVES = {  # name -> label
+    "positives_only": "positives only",
+    "simsiam": "SimSiam",
+    "no_stop_gradient": "SimSiam, no stop-gradient",
+    "no_predictor": "SimSiam, no predictor",
+    "nt_xent": "NT-Xent",
+    "moco": "MoCo",
+}
 
 
 @dataclass(frozen=True)

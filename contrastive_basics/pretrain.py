@@ -1,10 +1,11 @@
 """Trains one method of learning from pictures alone: SimCLR, MoCo v1 to v3, SimSiam, or one of two controls.
 
     python contrastive_basics/pretrain.py                                     MoCo v2, scenes, a CPU is enough
-    python contrastive_basics/pretrain.py --config contrastive_basics/configs/vision_simsiam.yaml \
+    python contrastive_basics/pretrain.py --config contrastive_basics/configs/vision_simsiam.yaml \\
         --scale photos data.root=/data/cifar10                                train/CLASS/*.jpg and test/CLASS/*.jpg
-    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml contrastive_basics/pretrain.py \
+    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml contrastive_basics/pretrain.py \\
         --config contrastive_basics/configs/vision_simclr.yaml --scale paper data.root=/data/imagenet
+                                                                              with the settings in the row's header
 """
 
 import math

@@ -1,8 +1,8 @@
 """Published CLIP and FLAVA checkpoints, from transformers, ranked by the code that ranks our own (spec Sec. 7, 8).
 
-    python contrastive_basics/public.py --checkpoint openai/clip-vit-large-patch14-336 \
+    python contrastive_basics/public.py --checkpoint openai/clip-vit-large-patch14-336 \\
         data.source=karpathy data.root=/data/coco data.test='dataset_coco.json#test' data.images=images
-    python contrastive_basics/public.py --checkpoint facebook/flava-full --prefix "a photo of " \
+    python contrastive_basics/public.py --checkpoint facebook/flava-full --prefix "a photo of " \\
         data.source=shards data.root=/data/flickr8k
 
 A checkpoint is a folder that transformers wrote, or a name on the hub (downloaded once, then from its cache). BEiT-3,
@@ -30,7 +30,7 @@ from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
 from common.evaluation.protocol import as_json
 from common.evaluation.trained import print_or_write, this_device
 from common.geometry import Sphere
-from common.run.config import RunConfig, load_config
+from common.run.config import RunConfig, load_beside_weights
 from common.run.session import provenance_of, run_or_explain
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import PAPER
@@ -183,11 +183,17 @@ def evaluate_public(encoder: Encoder, config: Config, prefix: str = "") -> dict[
     return {role: evaluate_retrieval(encoder, pairs, rule) for role, pairs in open_retrieval_sets(config.data).items()}
 
 
-def public_state(source: str) -> dict[str, str]:
-    """Where the weights come from, in the form of a checkpoint's state; of a folder its name alone."""
+def public_state(source: str, git_revision: str) -> dict[str, str]:
+    """Where the weights come from, in the form of a checkpoint's state; of a folder its name alone.
+
+    Args:
+        source: folder or hub name.
+        git_revision: of the code that evaluates.
+    """
     name = Path(source).name if Path(source).expanduser().is_dir() else source
     fingerprint = weights_fingerprint(source)
-    return {"training_data": f"{name} ({fingerprint[:12]}), published", "training_revision": "published weights"}
+    revision = f"published weights, evaluated at {git_revision}"
+    return {"training_data": f"{name} ({fingerprint[:12]}), published", "training_revision": revision}
 
 
 def _read(kind: Any, source: str, **options: Any) -> Any:
@@ -210,10 +216,12 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.* and run.*")
     arguments = parser.parse_intermixed_args()
 
-    config = load_config(Config, [], arguments.overrides)
+    config = load_beside_weights(Config, arguments.overrides)
     encoder = open_public(arguments.checkpoint, config.run, this_device())
     results = evaluate_public(encoder, config, arguments.prefix)
-    content = as_json(PAPER, results, 0, public_state(arguments.checkpoint), provenance_of(PAPER, "public.py"))
+    provenance = provenance_of(PAPER, "public.py")
+    state = public_state(arguments.checkpoint, provenance["git_revision"])
+    content = as_json(PAPER, results, 0, state, provenance)
     print_or_write(content, arguments.output)
 
 

@@ -1,7 +1,7 @@
 """Reproduces Table 1 of the chapter and the experiments that stand for its statements.
 
 make reproduce-table1 PAPER=contrastive_basics                        models trained here, on scenes, one seed
-make reproduce-table1 PAPER=contrastive_basics SCALE=paper SET="public.clip=openai/clip-vit-large-patch14-336 \
+make reproduce-table1 PAPER=contrastive_basics SCALE=paper SET="public.clip=openai/clip-vit-large-patch14-336 \\
     public.flava=facebook/flava-full data.source=karpathy ..."        the table's own models, on the table's own data
 make reproduce-negatives_sweep PAPER=contrastive_basics SEEDS=3
 """
@@ -90,7 +90,9 @@ def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
     device = start_accelerator(config.run, files.folder).device
     if not gather_objects(is_current(files, PAPER, open_retrieval_sets(config.data), "public.py"))[0]:
         results = evaluate_public(open_public(checkpoint, config.run, device), config, prefix)
-        save_evaluations(PAPER, results, files, 0, public_state(checkpoint), provenance_of(PAPER, "public.py"))
+        provenance = provenance_of(PAPER, "public.py")
+        state = public_state(checkpoint, provenance["git_revision"])
+        save_evaluations(PAPER, results, files, 0, state, provenance)
     wait_for_everyone()
     return read_run(files, seed=0)
 

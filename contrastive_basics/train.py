@@ -2,7 +2,7 @@
 
     python contrastive_basics/train.py                                            main row, scenes, a CPU is enough
     python contrastive_basics/train.py --config contrastive_basics/configs/table1_late_interaction.yaml
-    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml contrastive_basics/train.py \
+    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml contrastive_basics/train.py \\
         --config contrastive_basics/configs/table1_ours.yaml --scale paper data.root=/data/pairs
 """
 

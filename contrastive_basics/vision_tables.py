@@ -48,6 +48,8 @@ NOTES = [
     "feature std: standard deviation of the channels of unit features over test pictures, averaged; 0 where all "
     "pictures look alike. Features come after a ReLU and have one sign, so that mean cosines are far from 0 without "
     "any collapse, which shows in the curves of the projections.",
+    "effective rank: where residual branches start at zero, random weights have a low one by construction, and a rise "
+    "from it is no sign of learning.",
 ]
 
 
@@ -57,7 +59,7 @@ def self_supervised(command: Command) -> list[Table]:
         return []
     runs = train_rows(command, CODE, {name: row_file(name) for name in ROWS})
     if is_main_process():
-        plot_curves(_panels(runs), command.folder(PAPER) / "self_supervised_curves.png", across=2)
+        plot_curves(_panels(runs, command), command.folder(PAPER) / "self_supervised_curves.png", across=2)
     every_run = [run for seeds in runs.values() for run in seeds]
     printed = CODE.paper_tables()["paper"]
     return [
@@ -108,8 +110,7 @@ def _cells(runs: list[RowRun], command: Command) -> dict[str, Measured]:
 
 def _note(name: str, command: Command) -> str:
     """What was trained for a row, in one line."""
-    file = CODE.folder / "configs" / row_file(name)
-    config = load_row(VisionConfig, CODE.folder, file, command.scale, list(command.overrides), SCALE_FILES)
+    config = _config(name, command)
     model, optim = config.model, config.optim
     size = f"{config.data.image_size} px, " + (
         "ResNet-50" if model.backbone == "resnet50" else f"ResNet of width {model.width}, blocks {list(model.blocks)}"
@@ -117,11 +118,21 @@ def _note(name: str, command: Command) -> str:
     return size if name == "random_weights" else f"{size}; {optim.steps} steps of {optim.global_batch_size} pictures"
 
 
-def _panels(runs: Mapping[str, Sequence[RowRun]]) -> list[Curves]:
+def _config(name: str, command: Command) -> VisionConfig:
+    file = CODE.folder / "configs" / row_file(name)
+    return load_row(VisionConfig, CODE.folder, file, command.scale, list(command.overrides), SCALE_FILES)
+
+
+def _panels(runs: Mapping[str, Sequence[RowRun]], command: Command) -> list[Curves]:
     """Course of the training: kNN accuracy of the backbone, and signs of collapse in what the loss compares."""
+    evaluation = _config("random_weights", command).evaluation  # the same in all rows
+    protocol = next(iter(runs.values()))[0].evaluations["knn"]["protocol"]
+    queries = min(evaluation.monitor_queries, protocol["num_images"])
+    bank = min(evaluation.monitor_bank, protocol["bank_size"])
+    part = f"kNN accuracy on a part: {queries:,} pictures, a bank of {bank:,}"
     logs = {ROWS[name]: [read_log(run.files.log) for run in seeds] for name, seeds in runs.items()}
     panels = [
-        ("kNN accuracy", "percent", "evaluate", lambda record: 100 * record["metrics"]["knn_acc1"]),
+        (part, "percent", "evaluate", lambda record: 100 * record["metrics"]["knn_acc1"]),
         ("std of the projections", "fraction", "train", lambda record: record["projection_channel_std"]),
         ("mean cosine of the projections", "cosine", "train", lambda record: record["projection_mean_cosine"]),
         ("effective rank of the projections", "directions", "train", lambda r: r["projection_effective_rank"]),

@@ -41,14 +41,14 @@ LABELS = {
     "meru_lambda0": "MERU, lambda=0",
     "euclip_ln": "EuCLIP, ln",
 }
-COLUMNS = {  # of `summarise`; none of them is better for being higher or lower
-    "image_mean": ("mean distance, images", "distance", "higher"),
-    "text_mean": ("mean distance, texts", "distance", "higher"),
-    "overlap": ("overlap of the histograms", "fraction", "higher"),
-    "image_farther": ("images farther out than their text", "fraction", "higher"),
-    "generic_nearer": ("more generic caption nearer", "fraction", "higher"),
-    "within_half": ("embeddings within 0.5", "fraction", "higher"),
-    "mean_norm": ("norm of the mean embedding", "norm", "higher"),
+COLUMNS = {  # of `summarise`; none of them is a quality
+    "image_mean": ("mean distance, images", "distance", None),
+    "text_mean": ("mean distance, texts", "distance", None),
+    "overlap": ("overlap of the histograms", "fraction", None),
+    "image_farther": ("images farther out than their text", "fraction", None),
+    "generic_nearer": ("more generic caption nearer", "fraction", None),
+    "within_half": ("embeddings within 0.5", "fraction", None),
+    "mean_norm": ("norm of the mean embedding", "norm", None),
 }
 NOTES = (
     "Distances: Euclidean, not squared; geodesic for MERU; (1 - cos) / 2 in [0, 1] for CLIP. Rows of different "
@@ -159,5 +159,5 @@ def root_norms(command: Command, code: PaperCode) -> list[Table]:
             norms, command.seeds, scale=command.scale, data=sample.name, protocol="all captions, both modalities alike"
         )
         rows.append(Row(row["method"], printed_cells(source, row), {column["key"]: cell}, MEASURED))
-    columns = [Column(column["key"], column["label"], "norm", sample.name)]  # at no scale all training pairs
+    columns = [Column(column["key"], column["label"], "norm", sample.name, None)]  # at no scale all training pairs
     return [command.table(code, printed, "root_norms", columns, rows, runs)]

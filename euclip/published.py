@@ -1,7 +1,7 @@
 """Evaluates published weights as a row is evaluated: MERU's own, EuCLIP's, and CLIP of open_clip, OpenAI, transformers.
 
 python euclip/published.py --checkpoint meru_vit_b.pth --layout meru data.source=shards data.root=/data/flickr8k
-python euclip/published.py --checkpoint euclip.pt --layout open_clip --geometry euclidean_squared \
+python euclip/published.py --checkpoint euclip.pt --layout open_clip --geometry euclidean_squared \\
     data.source=shards data.root=/data/flickr8k
 python euclip/published.py --checkpoint openai/clip-vit-base-patch32
 
@@ -43,7 +43,7 @@ from common.evaluation.protocol import as_json
 from common.evaluation.trained import print_or_write, this_device
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
-from common.run.config import ConfigError, load_config
+from common.run.config import load_beside_weights
 from common.run.session import provenance_of, run_or_explain
 from euclip.config import Config, Geometry, MethodConfig
 from euclip.evaluate import PAPER
@@ -254,13 +254,7 @@ def published_config(overrides: Sequence[str], geometry: str) -> Config:
     Raises:
         ConfigError: another section, or data.root for a source that has none.
     """
-    for text in overrides:
-        if not text.startswith(("data.", "run.")):
-            raise ConfigError(f"{text}: published weights bring their own; accepted: data.* and run.*")
-    named = {text.partition("=")[0] for text in overrides}
-    if "data.root" in named and "data.source" not in named:
-        raise ConfigError("data.root without data.source; accepted: data.source=shards data.root=<folder>")
-    return load_config(Config, [], [*overrides, f"method.geometry={geometry}"])
+    return load_beside_weights(Config, overrides, [f"method.geometry={geometry}"])
 
 
 def main() -> None:

@@ -28,12 +28,12 @@ from euclip.train import train
 
 CODE = PaperCode(PAPER, Config, train, reevaluate, open_tests=open_tests)
 AT_THE_END = {  # of a run's log: label, unit, which is better
-    "logit_scale": ("beta", "multiplier", "higher"),
-    "curvature": ("c", "curvature", "higher"),
-    "image_scale": ("alpha, image", "multiplier", "higher"),
-    "text_scale": ("alpha, text", "multiplier", "higher"),
-    "image_norm": ("mean norm, image", "norm", "higher"),
-    "text_norm": ("mean norm, text", "norm", "higher"),
+    "logit_scale": ("beta", "multiplier", None),
+    "curvature": ("c", "curvature", None),
+    "image_scale": ("alpha, image", "multiplier", None),
+    "text_scale": ("alpha, text", "multiplier", None),
+    "image_norm": ("mean norm, image", "norm", None),
+    "text_norm": ("mean norm, text", "norm", None),
     "entailment_loss": ("entailment loss", "radians", "lower"),
 }
 

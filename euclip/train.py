@@ -1,9 +1,9 @@
 """Trains one row of EuCLIP's tables.
 
     python euclip/train.py                                                        EuCLIP, scenes, a CPU is enough
-    ACCELERATE_USE_CPU=true accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml \
+    ACCELERATE_USE_CPU=true accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml \\
         euclip/train.py                                                           two gloo processes, same loss
-    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml euclip/train.py \
+    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml euclip/train.py \\
         --config euclip/configs/table4_meru.yaml --scale paper data.root=/data/datacomp
 """
 

@@ -57,11 +57,11 @@ EXAMPLES = 4  # pictures of Tables 2 and 3
 SCORES = {  # of `walk_scores` -> label, unit, which is better
     "captions": ("mean number of captions", "captions", "higher"),
     "monotone": ("never back to more specific", "fraction", "higher"),
-    "monotone_by_chance": ("never back, by chance", "fraction", "higher"),
+    "monotone_by_chance": ("never back, by chance", "fraction", None),
     "kendall_tau": ("Kendall's tau, point and level", "tau", "higher"),
     "true_share": ("captions true of the picture", "fraction", "higher"),
-    "first_level": ("level of the first caption", "level", "higher"),
-    "last_level": ("level of the last caption", "level", "higher"),
+    "first_level": ("level of the first caption", "level", None),
+    "last_level": ("level of the last caption", "level", None),
 }
 NOTES = (
     "Levels count from 0, the most specific caption of a picture. 'Never back': share of the walks past two captions "

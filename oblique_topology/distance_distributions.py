@@ -42,7 +42,7 @@ TOPOLOGIES = {  # key -> row of Table 3
 DOMAINS = {"in_domain": "in domain", "out_domain": "out of domain"}
 COLUMNS = {
     **{
-        f"{kind}_{what}": (f"{label}, {name}", "distance", "higher")
+        f"{kind}_{what}": (f"{label}, {name}", "distance", None)
         for kind, label in KINDS.items()
         for what, name in (("mean", "average"), ("std", "std"))
     },

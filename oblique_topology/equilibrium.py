@@ -60,10 +60,10 @@ GRIDS = {
 SIZES = ("small", "middle", "large")
 READINGS = {"mean": "average ratio is 1", "median": "median ratio is 1", "logs": "average of A / U is 1"}
 COLUMNS = {
-    **{f"balance_{name}": (f"balance: {label}", "multiplier", "higher") for name, label in READINGS.items()},
-    "lowest_loss": ("lowest cross-entropy", "multiplier", "higher"),
+    **{f"balance_{name}": (f"balance: {label}", "multiplier", None) for name, label in READINGS.items()},
+    "lowest_loss": ("lowest cross-entropy", "multiplier", None),
     **{
-        f"{key}_{multiplier}": (f"{label}, multiplier {multiplier}", unit, "higher")
+        f"{key}_{multiplier}": (f"{label}, multiplier {multiplier}", unit, None)
         for multiplier in (1, 100)
         for key, label, unit in (
             ("ratio", "ln of the average ratio", "nats"),

@@ -17,8 +17,8 @@ from oblique_topology.temperature import EPOCHS, log_temperatures, steps_of_rest
 
 STARTS = ("e^2.64", "e^5.31", "e^0")  # in the order of the figure's colours: blue, orange, green
 COLUMNS = {
-    "final_t": ("final t", "log units", "higher"),
-    "final_multiplier": ("final multiplier e^t", "multiplier", "higher"),
+    "final_t": ("final t", "log units", None),
+    "final_multiplier": ("final multiplier e^t", "multiplier", None),
     "converged": ("t has converged at", "steps", "lower"),
     "settled": ("t stands still from", "steps", "lower"),
     "converged_multiplier": ("e^t has converged at", "steps", "lower"),

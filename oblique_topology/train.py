@@ -1,9 +1,9 @@
 """Trains one row of the oblique-topology paper's tables.
 
     python oblique_topology/train.py                                              Multi, scenes, a CPU is enough
-    ACCELERATE_USE_CPU=true accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml \
+    ACCELERATE_USE_CPU=true accelerate launch --config_file scripts/accelerate/cpu_two_processes.yaml \\
         oblique_topology/train.py                                                 two gloo processes, same loss
-    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml oblique_topology/train.py \
+    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml oblique_topology/train.py \\
         --config oblique_topology/configs/table2_multi.yaml --scale paper data.root=/data/pairs
 """
 

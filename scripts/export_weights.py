@@ -1,6 +1,6 @@
 """Writes a CLIP in the layout of transformers or open_clip, reads it again there and prints the largest difference.
 
-python scripts/export_weights.py --model outputs/runs/<paper>/<run>/seed0/checkpoints/step-00000600 --to open_clip \
+python scripts/export_weights.py --model outputs/runs/<paper>/<run>/seed0/checkpoints/step-00000600 --to open_clip \\
     --output exported
 python scripts/export_weights.py --model ViT-B-32.pt --activation quick_gelu --to transformers --output exported
 

@@ -13,7 +13,7 @@ FINDINGS = Findings(
     protocol="3 steps",
     settings={"steps": 3},
     rows={"low": "low setting", "high": "high setting", "none": "nothing measured"},
-    columns={"loss": ("loss", "nats", "lower"), "rank": ("rank", "directions", "higher")},
+    columns={"loss": ("loss", "nats", "lower"), "rank": ("rank", "directions", None)},
     values={("low", "loss"): [1.0, 2.0], ("high", "loss"): [3.0, 4.0], ("high", "rank"): [5.0, 6.0]},
     chance={"loss": 9.0},
     notes=["a note"],
@@ -35,7 +35,7 @@ def test_claims_and_readers_get_the_same_numbers(tmp_path):
     assert "rank" not in low
     assert high["rank"].mean == pytest.approx(5.5)
     assert table.notes == ("a note",)
-    assert [column.better for column in table.columns] == ["lower", "higher"]
+    assert [column.better for column in table.columns] == ["lower", None]
 
 
 def test_changed_settings_give_a_table_and_no_experiment(tmp_path):

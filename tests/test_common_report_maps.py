@@ -85,3 +85,28 @@ def test_curves_may_have_a_logarithmic_axis(tmp_path, monkeypatch):
     assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
     assert list(axis.get_xticks()) == [1, 8, 64]  # of all curves
     assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "8", "64"]
+
+
+def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("common.report.curves.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    curves = {"over": [(1.0, [1.0]), (2.0, [2.0])], "under": [(1.0, [1.0]), (2.0, [2.0])]}
+    plot_curves([Curves("t", "x", "y", curves, behind=("under",))], tmp_path / "c.png", across=1)
+    over, under = drawn[0].axes[0].get_lines()
+    assert under.get_zorder() < over.get_zorder()
+    assert under.get_linewidth() > 2 * over.get_linewidth()
+    assert under.get_alpha() < 0.5
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["over", "under"]
+
+
+def test_the_legend_does_not_repeat_titles(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("common.report.curves.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    points = [(1.0, [1.0]), (2.0, [2.0])]
+    titled = [Curves(title, "x", "y", {title: points}) for title in ("loss", "error")]
+    _, numbers = plot_curves(titled, tmp_path / "titled.png", across=2)
+    assert drawn[0].legends == []
+    assert [row["curve"] for row in rows(numbers)] == ["loss", "loss", "error", "error"]
+    assert len({axis.get_lines()[0].get_color() for axis in drawn[0].axes}) == 1
+    plot_curves([*titled, Curves("both", "x", "y", {"a": points, "b": points})], tmp_path / "both.png", across=3)
+    assert [text.get_text() for text in drawn[1].legends[0].get_texts()] == ["a", "b"]

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from test_common_report_tables import HOSTILE, cell, made_up_table
 
@@ -191,6 +192,22 @@ def test_plot_of_a_table_shows_ours_and_the_paper_only_when_asked(tmp_path):
     shown, numbers = plot_table(made_up_table(), tmp_path / "shown.png", show_paper=True)
     assert next(csv.DictReader(numbers.open()))["paper_number"] == "91.25"
     assert shown.read_bytes() != png.read_bytes()
+
+
+def test_plot_of_a_table_says_where_lower_is_better_and_shows_long_names_whole(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    columns = [Column(str(better), "x", "nats", better=better) for better in ("higher", "lower", None)]
+    ours = {column.key: cell(1.0, 2.0) for column in columns}
+    names = ["short", "CLIP-like, no temperature (Eq. 6-8 as printed)", "word " * 30]
+    table = made_up_table(columns=columns, rows=[Row(name, {}, ours, "measured") for name in names])
+    plot_table(table, tmp_path / "plot.png")
+    axes = drawn[0].axes
+    assert ["lower is better" in axis.get_xlabel() for axis in axes] == [False, True, False]
+    shown = [label.get_text() for label in axes[0].get_yticklabels()]
+    assert [" ".join(text.split("\n")) for text in shown[:2]] == names[:2]
+    assert shown[2].count("\n") == 1
+    assert shown[2].endswith("…")
 
 
 def test_plot_of_a_table_without_measurements_writes_nothing(tmp_path):

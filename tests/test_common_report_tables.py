@@ -56,6 +56,19 @@ def test_json_round_trip_gives_the_same_table():
     assert from_json(to_json(from_json(to_json(table)))) == table
 
 
+def test_a_column_that_is_no_quality_is_neither_better_for_being_higher_nor_lower():
+    columns = (Column("i2t_r1", "i2t R@1"), Column("loss", "loss", better="lower"), Column("ln", "ln B", better=None))
+    table = made_up_table(columns=columns)
+    assert "; lower is better: loss; units: " in to_markdown(table)
+    first = list(csv.DictReader(io.StringIO(to_csv(table))))[:3]
+    assert [record["better"] for record in first] == ["higher", "lower", ""]
+    assert from_json(to_json(table)) == table
+    older = json.loads(to_json(table))  # of before there was the key
+    for column in older["columns"]:
+        del column["better"]
+    assert [column.better for column in from_json(json.dumps(older)).columns] == ["higher"] * 3
+
+
 def test_markdown_is_this():
     assert to_markdown(made_up_table()) == (
         "## table0: Nothing here is real.\n\n"
@@ -173,7 +186,7 @@ def test_cells_of_another_scale_or_with_seeds_that_the_table_does_not_name_are_e
         (lambda: Measured((1.0, 2.0), (0, 0), None, "", "demo", "d", "p", None), "distinct seed"),
         (lambda: Measured((float("inf"),), (0,), None, "", "demo", "d", "p", None), "finite"),
         (lambda: Measured((1.0,), (0,), (2.0, 1.0), SEEDS_INTERVAL, "demo", "d", "p", None), "low <= high"),
-        (lambda: Column("a", "A", better="more"), "higher"),
+        (lambda: Column("a", "A", better="more"), "must be 'higher', 'lower' or None, got 'more'"),
         (lambda: made_up_table(table_id="../table"), "table_id"),
         (lambda: made_up_table(columns=()), "distinct keys"),
         (lambda: made_up_table(columns=(Column("i2t_r1", "x"),)), r"unknown columns \['loss'\]"),

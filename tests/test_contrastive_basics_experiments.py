@@ -4,7 +4,9 @@ import csv
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from common.report.statistics import interval_over_seeds
 from common.report.tables import read_table
 from common.run.config import ConfigError
 from common.run.kept_memory import bytes_kept_for_backward
-from contrastive_basics import experiments
+from contrastive_basics import experiments, reproduce
 from contrastive_basics.experiments import BATCH_SIZES, FLOOR_BATCHES, NUM_NEGATIVES, QUEUE_SIZES, TEMPERATURES
 from contrastive_basics.measurements import (
     OBJECTIVES,
@@ -28,9 +30,11 @@ from contrastive_basics.measurements import (
     loss_with_few_negatives,
     measure_batch_sizes,
     measure_loss_floor,
+    pair_statistics,
     sub_batch_statistics,
     train_on_pairs,
     train_on_views,
+    view_statistics,
 )
 from contrastive_basics.toys import ClassWorld, PairWorld, generator, seeded, toy_encoder
 
@@ -196,6 +200,31 @@ def test_training_on_pairs_is_a_function_of_the_seed():
     assert frozen == pytest.approx(1 / 0.07)
 
 
+def test_statistics_of_views_use_the_running_averages_and_leave_them_as_they_are():
+    encoder = toy_encoder(64, batch_norm=True).train()
+    before = {name: tensor.clone() for name, tensor in encoder.state_dict().items()}
+    view_statistics(encoder, ClassWorld.drawn(0), 0, FEW_STEPS)
+    assert all(module.training for module in encoder.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.state_dict().items())
+
+
+def test_statistics_of_pairs_equal_a_hand_made_case():
+    def at(*degrees):  # of no matter what length
+        radians = torch.tensor(degrees).deg2rad()
+        return torch.stack([3 * radians.cos(), 3 * radians.sin()], dim=1)
+
+    # both images find their text; of the texts the second one, at 20 degrees, is nearer to the first image
+    world = SimpleNamespace(pairs=lambda count, draws: (at(0.0, 60.0), at(0.0, 20.0)))
+    found = pair_statistics(torch.nn.Identity(), torch.nn.Identity(), world, 0, 2)
+    assert found["i2t_r1"] == 100
+    assert found["t2i_r1"] == 50
+    cosine = {degrees: math.cos(math.radians(degrees)) for degrees in (0, 20, 40, 60)}
+    assert found["positive_cosine"] == pytest.approx((cosine[0] + cosine[40]) / 2)
+    assert found["negative_cosine"] == pytest.approx((cosine[20] + cosine[60]) / 2)
+    # of the images: their channels are (1, 0.5) and (0, 0.866)
+    assert found["channel_std"] == pytest.approx((0.5 + math.sqrt(0.75)) / (2 * math.sqrt(2)))
+
+
 def test_an_unknown_objective_names_the_known_ones():
     with pytest.raises(ValueError, match="'byol' is unknown; accepted: positives_only, simsiam"):
         train_on_views(0, "byol", FEW_STEPS)
@@ -216,7 +245,9 @@ def test_positives_alone_collapse_and_negatives_prevent_it():
 
 def test_simsiam_stays_spread_and_collapses_without_its_stop_gradient_or_its_predictor():
     settings = ViewSettings(steps=150, measure_at=())
-    found = {name: train_on_views(0, name, settings).statistics for name in OBJECTIVES[1:4]}
+    found = {
+        name: train_on_views(0, name, settings).statistics for name in ("simsiam", "no_stop_gradient", "no_predictor")
+    }
     assert found["simsiam"]["channel_std"] > 0.10
     assert found["simsiam"]["mean_cosine"] < 0.5
     for without in ("no_stop_gradient", "no_predictor"):
@@ -290,6 +321,8 @@ def test_parts_refuse_overrides_and_have_nothing_at_the_scales_of_photographs(tm
         "collapse runs at scale demo, smoke, nothing at photos: it is an experiment on a toy world"
         in capsys.readouterr().out
     )
+    reproduce.main(["collapse", "--scale", "paper", "--output", str(tmp_path)])
+    assert capsys.readouterr().out.splitlines()[-1].startswith("collapse runs at scale demo, smoke, nothing at paper")
     assert not list(tmp_path.iterdir())
 
 
@@ -328,7 +361,6 @@ def test_committed_experiments_are_complete_and_say_where_they_come_from():
     assert {f"queue{size}_knn_accuracy" for size in QUEUE_SIZES} <= set(COMMITTED["negatives_queue"].values)
     assert {f"b{size}_loss" for size in BATCH_SIZES} <= set(COMMITTED["batch_size"].values)
     assert {f"b{batch}_t1_reached" for batch in FLOOR_BATCHES} <= set(COMMITTED["loss_floor"].values)
-    assert set(experiments.OBJECTIVES) == set(OBJECTIVES)
 
 
 def test_committed_tables_hold_the_values_of_their_experiments():
@@ -341,28 +373,25 @@ def test_committed_tables_hold_the_values_of_their_experiments():
             assert sorted(map(repr, cells)) == sorted(map(repr, values))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4])
-def test_committed_statistics_pass_the_thresholds_of_the_specification(seed):
-    def value(experiment, key):
-        found = COMMITTED[experiment]
-        return found.values[key][found.seeds.index(seed)]
+def test_committed_statistics_of_every_seed_pass_the_thresholds_of_the_specification():
+    def values(experiment, key):
+        return np.array(COMMITTED[experiment].values[key])  # of all seeds
 
     for objective in ("positives_only", "no_stop_gradient", "no_predictor"):
-        assert value("collapse", f"{objective}_channel_std") < 0.03
-        assert value("collapse", f"{objective}_mean_cosine") > 0.98
+        assert values("collapse", f"{objective}_channel_std").max() < 0.03
+        assert values("collapse", f"{objective}_mean_cosine").min() > 0.98
         # behind batch normalisation nothing looks collapsed
-        assert value("collapse", f"{objective}_batch_norm_channel_std") > 0.10
+        assert values("collapse", f"{objective}_batch_norm_channel_std").min() > 0.10
     for objective in ("simsiam", "nt_xent", "moco"):
-        assert value("collapse", f"{objective}_channel_std") > 0.10
-        assert value("collapse", f"{objective}_mean_cosine") < 0.5
+        assert values("collapse", f"{objective}_channel_std").min() > 0.10
+        assert values("collapse", f"{objective}_mean_cosine").max() < 0.5
     for objective in ("nt_xent", "moco"):
-        gain = value("collapse", f"{objective}_knn_accuracy") - value("collapse", "positives_only_knn_accuracy")
-        assert gain >= 20
-    assert value("temperature", "positives_only_i2t_r1") < 20
-    assert value("temperature", "t1_fixed_i2t_r1") > 70  # the specification: 80; on the world of seed 1 it is 76
-    assert value("temperature", "t007_fixed_i2t_r1") - value("temperature", "t1_fixed_i2t_r1") >= 4
-    assert value("negatives", "k63_i2t_r1") - value("negatives", "k1_i2t_r1") >= 8
-    assert value("negatives", "k15_i2t_r1") - value("negatives", "k1_i2t_r1") >= 5
+        gain = values("collapse", f"{objective}_knn_accuracy") - values("collapse", "positives_only_knn_accuracy")
+        assert gain.min() >= 20
+    assert values("temperature", "positives_only_i2t_r1").max() < 20
+    assert values("temperature", "t1_fixed_i2t_r1").min() > 70  # the specification: 80; on the world of seed 1 it is 76
+    assert (values("temperature", "t007_fixed_i2t_r1") - values("temperature", "t1_fixed_i2t_r1")).min() >= 4
+    assert (values("negatives", "k63_i2t_r1") - values("negatives", "k1_i2t_r1")).min() >= 8
+    assert (values("negatives", "k15_i2t_r1") - values("negatives", "k1_i2t_r1")).min() >= 5
     for name in ("loss", "error", "hardest_negative", "kept_mb"):
-        course = [value("batch_size", f"b{size}_{name}") for size in BATCH_SIZES]
-        assert course == sorted(course)
+        assert (np.diff([values("batch_size", f"b{size}_{name}") for size in BATCH_SIZES], axis=0) >= 0).all()

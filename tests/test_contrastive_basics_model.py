@@ -12,6 +12,7 @@ from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_retrieval
 from common.geometry import Geometry, Sphere
 from common.late_interaction import LateInteraction, late_interaction
+from common.logit_scale import LogitScale
 from common.run.config import SCALES, ConfigError, load_row
 from common.run.schedule import build_optimizer
 from contrastive_basics.config import Config
@@ -182,8 +183,24 @@ def test_queue_and_momentum_encoder_are_part_of_the_models_state():
         (["method.prompt_average=embeddings"], r"method\.prompt_average = 'embeddings' .* accepted: scores"),
         (["method.logit_scale_min=200"], r"logit_scale_min = 200.* is above method\.logit_scale_max = 100"),
         (["method.loss=siglip"], r"method\.loss = 'siglip'; accepted: .*in_batch.*late_interaction"),
+        (["method.ema_momentum=0.5"], r"ema_momentum = 0\.5 with method\.queue_size = 0, .* accepted: 0\.99"),
+        (
+            ["method.logit_scale_trainable=false", "method.logit_scale_init=0.5"],
+            r"logit_scale_init = 0\.5 with .*false is outside its bounds; accepted: 1\.0 to 100\.0, or other",
+        ),
+        (
+            ["method.logit_scale_trainable=false", "method.logit_scale_init=200", "method.logit_scale_min=null"],
+            r"logit_scale_init = 200\.0 .*accepted: None to 100\.0",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         smoke(LATE, *settings)
+
+
+def test_a_fixed_temperature_keeps_what_it_is_given_and_a_learned_one_starts_within_its_bounds():
+    fixed = ("method.logit_scale_trainable=false", "method.logit_scale_init=0.5", "method.logit_scale_min=null")
+    assert LogitScale.from_config(smoke(MAIN, *fixed).method)().item() == pytest.approx(0.5)
+    learned = smoke(MAIN, "method.logit_scale_init=200").method
+    assert LogitScale.from_config(learned)().item() == pytest.approx(100)

@@ -359,6 +359,8 @@ def test_each_method_sees_its_own_augmentation_and_pixel_scale():
             config = config_of(name, f"data.views={views}")
             transform, recipes = evaluation_transform(config), view_recipes(config)
             assert {(recipe.mean, recipe.std) for recipe in recipes} == {(transform.mean, transform.std)}
+            distorted = [recipe.jitter_probability > 0 and recipe.grey_probability > 0 for recipe in recipes]
+            assert distorted == [name in SELF_SUPERVISED] * 2  # two views of one picture must not share its colours
         assert [recipe.crop_scale for recipe in view_recipes(config_of(name, "data.smallest_crop=0.5"))] == [
             (0.5, 1.0)
         ] * 2
@@ -408,6 +410,8 @@ def test_the_table_has_every_method_with_its_seeds(reproduced):
     assert "6 steps of 16 pictures" in table.rows[1].note
     curves = folder / "results" / "contrastive_basics" / "self_supervised" / "smoke" / "self_supervised_curves.png"
     assert curves.stat().st_size > 1000
+    plotted = curves.with_name("self_supervised_curves_plotted.csv").read_text()
+    assert '"kNN accuracy on a part: 20 pictures, a bank of 40",' in plotted  # the table's is of all of them
 
 
 def test_a_second_call_trains_nothing_and_a_lost_evaluation_is_made_again(reproduced, capsys):

@@ -11,7 +11,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from common.data.scenes import SceneDataset
-from common.run.config import RunConfig, load_config
+from common.run.config import ConfigError, RunConfig, load_config
 from contrastive_basics import public
 from contrastive_basics.config import Config
 from contrastive_basics.public import open_public, pooled, transform_of, weights_fingerprint
@@ -214,6 +214,13 @@ PROCESSOR = {
     "rescale_factor": 1 / 255, "size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32},
     "image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2],
 }  # fmt: skip
+
+
+def test_settings_that_published_weights_bring_themselves_are_refused(checkpoints, monkeypatch):
+    for asked in ("model.patch_size=7", "optim.steps=3", "method.loss=late_interaction"):
+        monkeypatch.setattr("sys.argv", ["public.py", "--checkpoint", str(checkpoints["clip"]), asked])
+        with pytest.raises(ConfigError, match=rf"{asked}: published weights bring their own; accepted: data\.\*"):
+            public.main()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from processes import in_processes
 from torch import nn
 
+from common.evaluation.collapse import collapse_statistics
 from common.methods.momentum_contrast import SplitBatchNorm, shuffle_rows, unshuffle_rows
 from common.run.config import ConfigError, load_config
 from contrastive_basics.pretrain import _prepare
@@ -24,11 +25,12 @@ from contrastive_basics.vision import (
 )
 from contrastive_basics.vision_config import (
     VisionConfig,
+    VisionEvaluationConfig,
     VisionMethodConfig,
     VisionModelConfig,
     VisionOptimConfig,
 )
-from contrastive_basics.vision_evaluate import projection_statistics
+from contrastive_basics.vision_evaluate import evaluate_all, monitor, projection_statistics
 
 METHODS = {
     "simclr": VisionMethodConfig("simclr", logit_scale=2.0, head_dim=6),
@@ -39,6 +41,7 @@ METHODS = {
     "supervised": VisionMethodConfig("supervised"),
     "random_weights": VisionMethodConfig("random_weights"),
 }
+PARTS = {"training": slice(0, 40), "test": slice(40, 60)}
 MODEL = VisionModelConfig(width=2, blocks=(1, 1, 1, 1), zero_init_residual=False)
 BATCH = 8
 
@@ -343,6 +346,65 @@ def test_the_monitor_changes_nothing(name):
     assert all(module.training for module in model.modules())
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[key]), key
+
+
+# ---- what is measured on frozen features ----------------------------------------------------------------------------
+
+
+class GivenFeatures:
+    """A labelled set of three classes whose features are given instead of pictures."""
+
+    class_names = ("a", "b", "c")
+
+    def __init__(self, name, features, labels):
+        self.name = self.fingerprint = name
+        self.features, self.labels = features, labels
+
+    def __len__(self):
+        return len(self.features)
+
+    def label(self, index):
+        return int(self.labels[index])
+
+
+class ReadsFeatures:
+    """As an Encoder of GivenFeatures."""
+
+    model, device, preprocessing = nn.Identity(), torch.device("cpu"), {}
+
+    def images(self, data_set):
+        return data_set.features, torch.ones(len(data_set), dtype=torch.bool)
+
+
+def test_the_evaluation_probes_directions_and_looks_for_collapse_on_the_test_set():
+    config = VisionConfig(evaluation=VisionEvaluationConfig(neighbours=5, probe_epochs=5))
+    draws = torch.Generator().manual_seed(0)
+    labels = torch.arange(60) % 3
+    features = F.one_hot(labels, 8) + torch.randn(60, 8, generator=draws)
+    lengths = 2.0 ** torch.randint(-8, 9, (60, 1), generator=draws)  # powers of two, so that directions stay exact
+
+    def evaluated(features):
+        sets = [GivenFeatures(name, features[part], labels[part]) for name, part in PARTS.items()]
+        return evaluate_all(config, RandomWeights(nn.Identity()), ReadsFeatures(), *sets)
+
+    found, scaled = evaluated(features), evaluated(features * lengths)
+    assert found["collapse"].metrics == collapse_statistics(features[PARTS["test"]])
+    for role in ("knn", "linear_probe", "collapse"):
+        assert scaled[role].metrics == found[role].metrics, role
+        assert scaled[role].hits == found[role].hits, role
+
+
+def test_training_pictures_vote_on_test_pictures_while_a_training_is_followed():
+    config = VisionConfig(evaluation=VisionEvaluationConfig(neighbours=1))
+    features, labels = torch.eye(6), torch.arange(6) % 3
+    bank, queries = (
+        GivenFeatures("bank", features, (labels + 1) % 3),
+        GivenFeatures("queries", features[:4], labels[:4]),
+    )
+    model, encoder = RandomWeights(nn.Identity()), ReadsFeatures()
+    assert monitor(model, encoder, bank, queries, config) == {"knn_acc1": 0.0, **collapse_statistics(features[:4])}
+    bank = GivenFeatures("bank", features, torch.tensor([0, 1, 2, 1, 1, 1]))
+    assert monitor(model, encoder, bank, queries, config)["knn_acc1"] == 0.75
 
 
 # ---- several processes ----------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def reproduce_main(
         print(f"{command.part} of {printed['title']} ({paper}, version {printed['version']})")
         print(f"scale {command.scale}, seeds {', '.join(map(str, command.seeds))}", flush=True)
     tables = reproduce(command)
-    if is_main_process():
+    if tables and is_main_process():  # without tables the part has said why
         _write(command, paper, tables)
 
 

@@ -7,6 +7,7 @@ Series differ in colour (Okabe-Ito, safe for colour-blind readers), in marker an
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,8 @@ def plot_table(table: Table, path: str | Path, show_paper: bool = False) -> list
         return []
     across = min(len(columns), 4 if len(columns) != 5 else 3)
     down = -(-len(columns) // across)
-    label_width = min(3.0, 0.075 * max(len(row.method) for row in rows) + 0.3)
+    labels = [_wrapped(row.method) for row in rows]
+    label_width = 0.3 + 0.075 * max(len(line) for label in labels for line in label.split("\n"))
     figure = Figure(figsize=(label_width + 2.3 * across, 1.1 + down * (1.25 + 0.34 * len(rows))), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
@@ -53,7 +55,7 @@ def plot_table(table: Table, path: str | Path, show_paper: bool = False) -> list
     for place, (panel, column) in enumerate(zip(panels, columns)):
         drawn |= _draw_column(panel, table, column, rows, show_paper)
         if place % across == 0:
-            panel.set_yticks(range(len(rows)), [_literal(_shortened(row.method)) for row in rows], fontsize=_SMALL)
+            panel.set_yticks(range(len(rows)), [_literal(label) for label in labels], fontsize=_SMALL)
     for panel in panels[len(columns) :]:
         panel.set_axis_off()
     panels[0].set_ylim(len(rows) - 0.4, -0.6)  # first row on top
@@ -194,11 +196,11 @@ def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row], show_
             )
             comparable = table.scale == PAPER_SCALE and column.stands_in_for is None
             drawn["paper" if comparable else "paper (other data)"] = hollow
-    arrow = "" if column.better == "higher" else ", lower is better"
+    better = ", lower is better" if column.better == "lower" else ""
     panel.set_title(_literal(_shortened(column.label, 34)), fontsize=_FONT)
     source = stand_in(table, column)
     on = "" if source is None else f"\non {_shortened(source, 32)}"
-    panel.set_xlabel(_literal(f"{column.unit}{arrow}{on}"), fontsize=_SMALL)
+    panel.set_xlabel(_literal(f"{column.unit}{better}{on}"), fontsize=_SMALL)
     _dress(panel)
     panel.margins(x=0.12)
     return drawn
@@ -220,7 +222,12 @@ def _table_record(table: Table, column: Column, row: Row, show_paper: bool) -> t
     return (column.label, stand_in(table, column), column.unit, row.method, *ours, *paper)
 
 
-def _shortened(text: str, width: int = 38) -> str:
+def _wrapped(text: str) -> str:
+    """Two lines at most: more do not fit a row of `plot_table`."""
+    return textwrap.fill(text, 36, max_lines=2, placeholder="…")
+
+
+def _shortened(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 

@@ -23,7 +23,7 @@ class Findings:
     name: of experiment and table. caption: what it is. data: what it was measured on.
     protocol: how, in a few words for the readers of the table.
     settings: how, in full: plain values, which the experiment's file keeps.
-    rows: key -> label. columns: key -> (label, unit, which is better).
+    rows: key -> label. columns: key -> (label, unit, which is better: "higher", "lower" or None).
     values: (row, column) -> a finite value per seed; a pair that is not there is an empty cell.
     chance: column -> value of a guess. notes: what a reader must know.
     """
@@ -34,7 +34,7 @@ class Findings:
     protocol: str
     settings: Mapping[str, Any]
     rows: Mapping[str, str]
-    columns: Mapping[str, tuple[str, str, str]]
+    columns: Mapping[str, tuple[str, str, str | None]]
     values: Mapping[tuple[str, str], Sequence[float]]
     chance: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()

@@ -27,18 +27,19 @@ class Column:
 
     `unit` is "percent" (one decimal), "fraction" (three decimals) or any other text (four significant digits).
     `stands_in_for` names what our number really is measured on when that is not what the paper's column says,
-    for example "scenes/imagenet_a" in a column labelled ImageNet-A. `better` is "higher" or "lower".
+    for example "scenes/imagenet_a" in a column labelled ImageNet-A. `better` is "higher", "lower", or None where the
+    number is no quality (a temperature, a reference).
     """
 
     key: str
     label: str
     unit: str = "percent"
     stands_in_for: str | None = None
-    better: str = "higher"
+    better: str | None = "higher"
 
     def __post_init__(self):
-        if self.better not in ("higher", "lower"):
-            raise ValueError(f"column {self.key}: better must be 'higher' or 'lower', got {self.better!r}")
+        if self.better not in ("higher", "lower", None):
+            raise ValueError(f"column {self.key}: better must be 'higher', 'lower' or None, got {self.better!r}")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import difflib
 import math
 import types
 import typing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -225,6 +226,25 @@ def load_config(config_class: type, files: list[Path], overrides: list[str] = ()
         layer = {key: (value, str(path)) for key, value in _flatten(config_class, _read_yaml(path), str(path))}
         values = _overlaid(config_class, values, layer)
     return _build(config_class, _overlaid(config_class, values, _parsed(config_class, overrides)), prefix="")
+
+
+def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Sequence[str] = ()) -> Any:
+    """A config for published weights: where the data lie and how they are read; all else stands in the weights.
+
+    Args:
+        config_class: dataclass of the config.
+        overrides: the user's, "data.key=value" and "run.key=value".
+        fixed: what the caller sets, "section.key=value".
+    Raises:
+        ConfigError: another section, or data.root for a source that has none.
+    """
+    for text in overrides:
+        if not text.startswith(("data.", "run.")):
+            raise ConfigError(f"{text}: published weights bring their own; accepted: data.* and run.*")
+    named = {text.partition("=")[0] for text in overrides}
+    if "data.root" in named and "data.source" not in named:
+        raise ConfigError("data.root without data.source; accepted: data.source=shards data.root=<folder>")
+    return load_config(config_class, [], [*overrides, *fixed])
 
 
 def to_dict(config: Any) -> dict[str, Any]:
