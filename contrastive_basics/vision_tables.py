@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Callable, Mapping, Sequence
 
 from common.distributed import is_main_process
-from common.report.cells import data_text, measured_cell
+from common.report.cells import data_text, measured_cell, trained_on
 from common.report.command import Command
 from common.report.curves import Curves, plot_curves
 from common.report.schema import MEASURED, Column, Measured, Row, Table
@@ -75,7 +75,7 @@ def self_supervised(command: Command) -> list[Table]:
                 for name, seeds in runs.items()
             ],
             scale=command.scale,
-            data=", ".join(sorted({run.training_data for run in every_run})),
+            data=trained_on(every_run),
             seeds=command.seeds,
             git_revision=", ".join(sorted({run.git_revision for run in every_run})),
             command=command.text(PAPER),

@@ -25,6 +25,7 @@ from scipy.optimize import brentq, minimize_scalar
 from common.distributed import is_main_process
 from common.info_nce import symmetric_info_nce
 from common.random_keys import derive_key
+from common.report.cells import trained_on
 from common.report.command import Command
 from common.report.curves import Curves, plot_curves
 from common.report.findings import Findings, write_findings
@@ -260,7 +261,7 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
             "Multipliers at which alignment and uniformity balance, for similarities that are drawn (positives "
             "0.35 ± 0.06, negatives 0.12 ± 0.06) and for those of the trained sphere baseline on training pairs."
         ),
-        data=", ".join(sorted({run.training_data for run in runs})),
+        data=trained_on(runs),
         protocol="the first pairs of the training set",
         settings=asdict(grid),
         rows=rows,

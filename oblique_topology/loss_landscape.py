@@ -21,6 +21,7 @@ from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.info_nce import symmetric_info_nce
 from common.random_keys import derive_key
+from common.report.cells import trained_on
 from common.report.command import Command
 from common.report.curves import Curves, plot_curves
 from common.report.findings import Findings, write_findings
@@ -206,7 +207,7 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
     findings = Findings(
         name="loss_landscape",
         caption="Loss of one batch around the weights of the trained sphere baseline, at temperatures set by hand.",
-        data=", ".join(sorted({run.training_data for run in runs})),
+        data=trained_on(runs),
         protocol=f"{grid.batch} pairs",
         settings=asdict(grid),
         rows={f"at_{s:g}": f"multiplier {s:g}" for s in LINES},

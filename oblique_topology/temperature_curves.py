@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.distributed import is_main_process
+from common.report.cells import trained_on
 from common.report.command import Command
 from common.report.curves import Curves, plot_curves
 from common.report.findings import Findings, write_findings
@@ -74,7 +75,7 @@ def _findings(runs: Runs, optim: OptimConfig) -> Findings:
     return Findings(
         name="temperature_curves",
         caption="Where the learned temperature of the runs of Table 3 comes to rest (Figure 4).",
-        data=", ".join(sorted({run.training_data for run in every_run})),
+        data=trained_on(every_run),
         protocol=f"moves by less than 2 % in 1/{EPOCHS} of the run",
         settings={"epochs": EPOCHS, "logit_scale_rate": optim.logit_scale_rate},
         rows={_key(method): method for method in runs},

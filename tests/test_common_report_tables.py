@@ -6,9 +6,11 @@ import io
 import json
 import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 
+from common.report.cells import trained_on
 from common.report.layout import format_measured, lay_out
 from common.report.schema import SEEDS_INTERVAL, Column, Measured, Row, Table
 from common.report.tables import (
@@ -305,3 +307,13 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
 def test_a_mean_has_the_decimals_that_its_interval_allows(mean, half, unit, text):
     measured = dataclasses.replace(cell(mean, mean), interval=(mean - half, mean + half))
     assert format_measured(measured, unit, with_seeds=False) == text
+
+
+def test_what_runs_were_trained_on_names_each_set_once():
+    def of(*texts):
+        return trained_on([SimpleNamespace(training_data=text) for text in texts])
+
+    seeds = ("scenes/train, 5 pictures (aaaa1111)", "scenes/train, 5 pictures (bbbb2222)")
+    assert of(*reversed(seeds), seeds[0]) == "scenes/train, 5 pictures (aaaa1111, bbbb2222)"
+    clip = "clip (0123456789ab), published"
+    assert of(seeds[0], clip, "toy/pairs") == f"{clip}, {seeds[0]}, toy/pairs"

@@ -1,5 +1,7 @@
 """From the evaluations of finished runs to the cells of a table."""
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from common.evaluation.protocol import check_alike
@@ -55,6 +57,15 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
 def data_text(protocol: dict[str, Any]) -> str:
     """Name of a data set with a short fingerprint."""
     return f"{protocol['data']} ({protocol['fingerprint'][:8]})"
+
+
+def trained_on(runs: Iterable[RowRun]) -> str:
+    """What runs were trained on: each name once, before the short fingerprints of what seeds drew under it."""
+    fingerprints: dict[str, list[str]] = {}
+    for text in sorted({run.training_data for run in runs}):
+        name, short = re.fullmatch(r"(.*?)(?: \((\w{8})\))?", text).groups()
+        fingerprints.setdefault(name, []).extend([short] if short else [])
+    return ", ".join(f"{name} ({', '.join(of)})" if of else name for name, of in fingerprints.items())
 
 
 def protocol_text(protocol: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import yaml
 from accelerate import PartialState
 
 from common.distributed import is_main_process
-from common.report.cells import data_text
+from common.report.cells import data_text, trained_on
 from common.report.experiments import collect_experiments
 from common.report.figures import plot_table, plot_training
 from common.report.page import collect, collect_page
@@ -128,7 +128,6 @@ class Command:
         """A table with the provenance that all tables carry; one that the paper does not print needs a caption."""
         source = printed["tables"].get(table_id, printed["paper"])  # a table of ours alone has nothing printed
         every_run = [run for seeds in runs.values() for run in seeds]
-        training = sorted({run.training_data for run in every_run})
         revisions = sorted({run.git_revision for run in every_run})
         return Table(
             paper=code.name,
@@ -139,7 +138,7 @@ class Command:
             columns=columns,
             rows=rows,
             scale=self.scale,
-            data=", ".join(training),
+            data=trained_on(every_run),
             seeds=self.seeds,
             git_revision=", ".join(revisions) or git_revision(),
             command=self.text(code.name),
