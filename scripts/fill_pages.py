@@ -102,7 +102,7 @@ def verdict_table(path: Path, ids: list[str]) -> str:
 
 
 def with_columns(table: Table, columns: list[Column]) -> Table:
-    """The table with some of its columns, in the order given."""
+    """The table with some of its columns, in the order given, and the rows that were measured in them."""
     keys = {column.key for column in columns}
     rows = [
         replace(
@@ -111,14 +111,15 @@ def with_columns(table: Table, columns: list[Column]) -> Table:
             ours={key: cell for key, cell in row.ours.items() if key in keys},
         )
         for row in table.rows
+        if any(row.ours.get(key) for key in keys)
     ]
     return replace(table, columns=tuple(columns), rows=tuple(rows))
 
 
+
 def page_table(table: Table) -> str:
-    """The measured rows of a table in Markdown, each line ended."""
-    measured = [row for row in table.rows if any(row.ours.get(column.key) for column in table.columns)]
-    lines = [line for group in lay_out(replace(table, rows=tuple(measured)), compact=True) for line in group]
+    """A table in Markdown, each line ended."""
+    lines = [line for group in lay_out(table, compact=True) for line in group]
     ordered = [line for kind in ("paper", "stand_in", "ours", "chance") for line in lines if line.kind == kind]
     printed = any(line.kind == "paper" for line in ordered)
     rows = [["", *(markdown_text(column.label) for column in table.columns)]]
