@@ -6,6 +6,7 @@ PAPER   ?= oblique_topology
 SCALE   ?= demo
 SEEDS   ?= 1
 DATA    ?=
+ROWS    ?=
 SET     ?=
 OUTPUT  ?= outputs
 RESULTS ?=
@@ -28,7 +29,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 REPRODUCE = $(PY) scripts/reproduce.py $(PAPER)
 OPTIONS   = --scale $(SCALE) --seeds $(SEEDS) --output "$(OUTPUT)" \
-            $(if $(DATA),--data "$(DATA)") $(if $(RESULTS),--results "$(RESULTS)") $(SET)
+            $(if $(DATA),--data "$(DATA)") $(if $(ROWS),--rows "$(ROWS)") $(if $(RESULTS),--results "$(RESULTS)") $(SET)
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-gpu lint format benchmark report reproduce reproduce-all scenes clean
@@ -36,6 +37,7 @@ OPTIONS   = --scale $(SCALE) --seeds $(SEEDS) --output "$(OUTPUT)" \
 help: ## this list
 	@echo "make reproduce-table2        train and evaluate what the table needs, print ours beside the paper's"
 	@echo "make reproduce-tableN        PAPER=$(PAPER) SCALE=smoke|demo|photos|paper DATA=<folder> SEEDS=<how many>"
+	@echo "                             ROWS=\"<config> <config> ...\" for some rows of a table only"
 	@echo "                             SET=\"section.key=value ...\" OUTPUT=<folder> RESULTS=<folder>; also reproduce-figureN"
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */make \1|/' \
 	    | awk -F'|' '{printf "%-28s %s\n", $$1, $$2}'

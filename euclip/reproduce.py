@@ -75,7 +75,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
         data=table.data,
         protocol="training log",
         settings=configs,
-        rows={key: method for method, key in keys.items()},
+        rows={keys[method]: method for method in runs},
         columns=AT_THE_END,
         values={
             (keys[method], name): [line[name] for line in lines]

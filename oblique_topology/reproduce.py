@@ -107,6 +107,8 @@ def table5(command: Command) -> list[Table]:
     source = printed["tables"]["table5"]
     rows = []
     for row in source["rows"]:
+        if not command.trains(row["config"]):
+            continue
         config = _config(row["config"], command)
         settings = {
             "batch_size": config.optim.global_batch_size,
@@ -133,8 +135,8 @@ def table6(command: Command) -> list[Table]:
     """Table 6: where the temperature of Table 3's runs ends, and when it stands still; from their logs."""
     printed = CODE.paper_tables()
     source = printed["tables"]["table6"]
-    configs = {row["method"]: row["config"] for row in source["rows"]}
-    runs = train_rows(command, CODE, configs)
+    chosen = [row for row in source["rows"] if command.trains(row["config"])]
+    runs = train_rows(command, CODE, {row["method"]: row["config"] for row in chosen})
     rows = [
         Row(
             row["method"],
@@ -143,7 +145,7 @@ def table6(command: Command) -> list[Table]:
             MEASURED,
             _note(row["config"], command) + collapse_note(runs[row["method"]]),
         )
-        for row in source["rows"]
+        for row in chosen
     ]
     plot_runs(command, PAPER, runs)
     return [command.table(CODE, printed, "table6", _columns(source), rows, runs)]
@@ -159,7 +161,8 @@ def table7(command: Command) -> list[Table]:
     if files.test:
         test = open_coco(files)
         configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
-        found = train_rows(trained, CODE, configs)
+        wanted = {method: config for method, config in configs.items() if command.trains(config)}
+        found = train_rows(trained, CODE, wanted)
         runs = {method: [coco_run(run, test) for run in seeds] for method, seeds in found.items()}
     rows = []
     for row in source["rows"]:

@@ -11,6 +11,7 @@ import pytest
 from common.report.command import Command
 from common.report.experiments import read_experiment
 from common.report.schema import QUERIES_INTERVAL, from_json
+from common.run.config import ConfigError
 from oblique_topology.reproduce import PARTS, _note, main
 from scripts.parts import parts_of
 
@@ -48,14 +49,49 @@ def test_make_refuses_an_unknown_part_before_it_installs_anything(tmp_path):
         assert not (tmp_path / "venv").exists()
 
 
+def test_some_rows_of_a_table_are_trained_alone_and_stand_beside_the_whole_table(output, capsys):
+    whole = output / "results" / "oblique_topology" / "table2" / "smoke" / "table2.json"
+    before = whole.read_bytes()
+    main(["table2", "--scale", "smoke", "--seeds", "2", "--rows", "table2_clip", "--output", str(output)])
+    told = capsys.readouterr().out
+    assert "table2_clip, seed 0: found in" in told
+    assert "table2_multi" not in told
+    assert "Claims are not judged by changed rows" in told
+    (path,) = whole.parent.parent.glob("smoke-*/table2.json")
+    found = from_json(path.read_text())
+    assert found.command == 'make reproduce-table2 PAPER=oblique_topology SCALE=smoke SEEDS=2 ROWS="table2_clip"'
+    ours = {row.method: row for row in table(output).rows if row.ours}
+    for row in found.rows:
+        if row.method == "CLIP [our-impl.], ViT-B/16":
+            assert row == ours[row.method]
+        elif row.method in ours:
+            assert (row.ours, row.status) == ({}, "not run: not among ROWS")
+    assert whole.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("part", "row", "accepted"),
+    [
+        ("table2", "table2_mutli", "table2_clip, table2_multi"),
+        ("table4", "table2_clip", "ablation_"),
+        ("table10", "table2_multi", "none"),  # all its rows are of one model
+        ("figure4", "ablation_sphere_264", "none"),
+    ],
+)
+def test_rows_that_a_part_does_not_train_are_refused_before_anything_is_trained(part, row, accepted, tmp_path):
+    with pytest.raises(ConfigError, match=rf"ROWS={row}: {part} trains no such row; accepted: {accepted}"):
+        main([part, "--scale", "smoke", "--rows", row, "--output", str(tmp_path)])
+    assert not list(tmp_path.iterdir())
+
+
 def test_make_hands_every_part_to_this_paper():
     for part in PARTS:
         done = subprocess.run(
-            ["make", "-n", "PY=python", f"reproduce-{part}", "SCALE=smoke", "DATA=/a b"],
+            ["make", "-n", "PY=python", f"reproduce-{part}", "SCALE=smoke", "DATA=/a b", "ROWS=a b"],
             cwd=ROOT, capture_output=True, text=True,
         )  # fmt: skip
         assert f"scripts/reproduce.py oblique_topology {part} --scale smoke --seeds 1" in done.stdout
-        assert '--data "/a b"' in done.stdout
+        assert '--data "/a b" --rows "a b"' in done.stdout
 
 
 @pytest.mark.parametrize(("given", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])

@@ -45,6 +45,7 @@ class Command:
     overrides: "section.key=value" for every row.
     output: folder of runs, results and the page.
     results: folder of the tables, `output`/results unless named.
+    rows: of a printed table those to train, as the files of their configs are called; none = all.
     """
 
     part: str
@@ -53,6 +54,7 @@ class Command:
     overrides: tuple[str, ...]
     output: Path
     results: Path
+    rows: tuple[str, ...] = ()
 
     @property
     def runs(self) -> Path:
@@ -60,13 +62,18 @@ class Command:
 
     @property
     def changes(self) -> list[str]:
-        """Overrides that make other rows of the paper's.
+        """What makes another table of the paper's: overrides of its rows, and a choice of them.
 
         Where the data lie and how a run is made (its precision, workers, log) is no change; the command says it.
         """
         elsewhere = ("run.", "public.", "coco.", "hierarchies.")
         keys = {text: text.partition("=")[0] for text in self.overrides}
-        return sorted(text for text, key in keys.items() if key not in WHERE_DATA_LIE and not key.startswith(elsewhere))
+        changed = (text for text, key in keys.items() if key not in WHERE_DATA_LIE and not key.startswith(elsewhere))
+        return [*sorted(changed), *([f"rows={' '.join(sorted(self.rows))}"] if self.rows else [])]
+
+    def trains(self, config: str) -> bool:
+        """Whether the row with this file in configs/ is wanted."""
+        return not self.rows or Path(config).stem in self.rows
 
     def folder(self, paper: str) -> Path:
         """Where the part's tables go; a changed row or scale does not write over the unchanged one."""
@@ -77,8 +84,9 @@ class Command:
         """The command as it would be typed, without paths of this machine."""
         extra = [_without_path(text) for text in self.overrides if not text.startswith("data.root=")]
         data = " DATA=<folder>" if any(text.startswith("data.root=") for text in self.overrides) else ""
-        extra_text = f' SET="{" ".join(extra)}"' if extra else ""
-        return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} SEEDS={len(self.seeds)}{data}{extra_text}"
+        rows = f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
+        more = f' SET="{" ".join(extra)}"' if extra else ""
+        return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} SEEDS={len(self.seeds)}{data}{rows}{more}"
 
     def runs_at(self, scales: Iterable[str], otherwise: str) -> bool:
         """Whether the part exists at the command's scale; says so where it does not, and the other parts go on.
@@ -151,16 +159,19 @@ class Command:
 def reproduce_main(
     description: str, paper: str, parts: dict[str, Callable[[Command], list[Table]]], arguments: list[str] | None = None
 ) -> None:
-    """Command line: PART --scale --seeds --data --output [section.key=value ...]; `arguments` replaces sys.argv.
+    """Command line: PART --scale --seeds --data --rows --output [section.key=value ...]; `arguments` replaces sys.argv.
 
     Raises:
-        ConfigError: an unknown part, scale or seed, or DATA at a scale that trains on scenes.
+        ConfigError: an unknown part, scale, seed or row, or DATA at a scale that trains on scenes.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", help="one of: " + ", ".join(parts))
     parser.add_argument("--scale", default="demo", help=", ".join(SCALES))
     parser.add_argument("--seeds", default="1", help="how many seeds, counted from 0")
     parser.add_argument("--data", default="", help="folder of tar shards with captioned photographs")
+    parser.add_argument(
+        "--rows", default="", help="of a table those to train: names of their configs, 'a b'; default all"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="runs, results and page")
     parser.add_argument("--results", type=Path, default=None, help="where the tables go; default <output>/results")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
@@ -182,6 +193,12 @@ def reproduce_main(
                 "use SCALE=photos or SCALE=paper"
             )
         overrides.append(f"data.root={given.data}")
+    printed = yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))
+    rows = tuple(given.rows.split())
+    known = _trained_rows(printed, given.part)
+    for row in rows:
+        if row not in known:
+            raise ConfigError(f"ROWS={row}: {given.part} trains no such row; accepted: {', '.join(known) or 'none'}")
     results = given.results if given.results is not None else given.output / "results"
     command = Command(
         given.part,
@@ -190,11 +207,12 @@ def reproduce_main(
         tuple(overrides),
         given.output,
         results,
+        rows,
     )
     _join_processes()
     if is_main_process():
-        printed = yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))["paper"]
-        print(f"{command.part} of {printed['title']} ({paper}, version {printed['version']})")
+        source = printed["paper"]
+        print(f"{command.part} of {source['title']} ({paper}, version {source['version']})")
         print(f"scale {command.scale}, seeds {', '.join(map(str, command.seeds))}", flush=True)
     tables = reproduce(command)
     if tables and is_main_process():  # without tables the part has said why
@@ -248,6 +266,13 @@ def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> No
     logs = {f"{method}, seed {run.seed}": read_log(run.files.log) for method, seeds in runs.items() for run in seeds}
     if logs and is_main_process():
         plot_training(logs, command.folder(paper) / f"{command.part}_training.png")
+
+
+def _trained_rows(printed: dict[str, Any], part: str) -> list[str]:
+    """Names of the configs of a printed table's rows, in its order; none if they do not have one each."""
+    rows = printed["tables"].get(part, {}).get("rows", [])
+    names = [Path(row["config"]).stem for row in rows if "config" in row]
+    return names if len(set(names)) == len(names) else []
 
 
 def _without_path(override: str) -> str:

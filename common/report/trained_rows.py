@@ -71,7 +71,7 @@ def trained_table(
     printed = code.paper_tables()
     source = printed["tables"][table_id]
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
-    runs = train_rows(command, code, configs)
+    runs = train_rows(command, code, {method: row for method, row in configs.items() if command.trains(row)})
     rows = []
     for row in source["rows"]:
         method, paper = row["method"], printed_cells(source, row)
@@ -81,6 +81,13 @@ def trained_table(
             said += collapse_note(runs[method])
             rows.append(Row(method, paper, ours, MEASURED, said))
         else:
-            rows.append(Row(method, paper, {}, f"not run: needs {row['needs']}"))
+            rows.append(
+                Row(
+                    method,
+                    paper,
+                    {},
+                    "not run: not among ROWS" if method in configs else f"not run: needs {row['needs']}",
+                )
+            )
     plot_runs(command, code.name, runs)
     return command.table(code, printed, table_id, columns_of(command, source, runs), rows, runs), runs
