@@ -46,7 +46,7 @@ COLUMNS = {  # of `summarise`; none of them is a quality
     "text_mean": ("mean distance, texts", "distance", None),
     "overlap": ("overlap of the histograms", "fraction", None),
     "image_farther": ("images farther out than their text", "fraction", None),
-    "generic_nearer": ("more generic caption nearer", "fraction", None),
+    "generic_nearer": ("more generic caption nearer", "fraction", "higher"),
     "within_half": ("embeddings within 0.5", "fraction", None),
     "mean_norm": ("norm of the mean embedding", "norm", None),
 }

@@ -74,7 +74,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
         caption=f"Trainable scalars, mean norms and entailment loss at the last step of the rows of {table_id}.",
         data=table.data,
         protocol="training log",
-        settings=configs,
+        settings={method: configs[method] for method in runs},
         rows={keys[method]: method for method in runs},
         columns=AT_THE_END,
         values={

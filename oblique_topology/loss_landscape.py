@@ -35,11 +35,11 @@ ROW = "table2_clip.yaml"  # the paper takes its own CLIP
 PLANES = (1.0, 100.0)  # multipliers
 LINES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 COLUMNS = {
-    "loss": ("loss of the model", "nats", "lower"),
-    "roughness": ("roughness of the plane", "nats", "lower"),
-    "roughness_over_multiplier": ("roughness over multiplier", "nats", "lower"),
-    "gradient_norm": ("gradient norm along the line", "norm", "lower"),
-    "gradient_norm_over_multiplier": ("gradient norm over multiplier", "norm", "lower"),
+    "loss": ("loss of the model", "nats", None),
+    "roughness": ("roughness of the plane", "nats", None),
+    "roughness_over_multiplier": ("roughness over multiplier", "nats", None),
+    "gradient_norm": ("gradient norm along the line", "norm", None),
+    "gradient_norm_over_multiplier": ("gradient norm over multiplier", "norm", None),
 }
 
 Weights = dict[str, torch.Tensor]

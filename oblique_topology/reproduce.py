@@ -27,6 +27,7 @@ from common.report.experiments import Experiment, write_experiment
 from common.report.schema import MEASURED, Column, Measured, PerImage, Row, Table
 from common.report.tables import measured_over_seeds
 from common.report.trained_rows import (
+    NOT_CHOSEN,
     Runs,
     collapse_note,
     columns_of,
@@ -108,6 +109,7 @@ def table5(command: Command) -> list[Table]:
     rows = []
     for row in source["rows"]:
         if not command.trains(row["config"]):
+            rows.append(Row(row["method"], printed_cells(source, row), {}, NOT_CHOSEN))
             continue
         config = _config(row["config"], command)
         settings = {
@@ -138,14 +140,16 @@ def table6(command: Command) -> list[Table]:
     chosen = [row for row in source["rows"] if command.trains(row["config"])]
     runs = train_rows(command, CODE, {row["method"]: row["config"] for row in chosen})
     rows = [
-        Row(
+        Row(row["method"], printed_cells(source, row), {}, NOT_CHOSEN)
+        if row not in chosen
+        else Row(
             row["method"],
             printed_cells(source, row),
             temperature_cells(runs[row["method"]], _config(row["config"], command), command.scale),
             MEASURED,
             _note(row["config"], command) + collapse_note(runs[row["method"]]),
         )
-        for row in chosen
+        for row in source["rows"]
     ]
     plot_runs(command, PAPER, runs)
     return [command.table(CODE, printed, "table6", _columns(source), rows, runs)]
@@ -170,6 +174,8 @@ def table7(command: Command) -> list[Table]:
         if method in runs:
             ours = measured_cells(source, runs[method], command.scale)
             rows.append(Row(method, paper, ours, MEASURED, _note(row["config"], trained)))
+        elif not command.trains(row.get("config", "")):
+            rows.append(Row(method, paper, {}, NOT_CHOSEN))
         else:
             rows.append(Row(method, paper, {}, f"not run: needs {row.get('needs', NEEDED)}"))
     return [command.table(CODE, printed, "table7", columns_of(command, source, runs), rows, runs)]

@@ -37,7 +37,7 @@ NUM_DRAWN, MAPS_DRAWN = 4, 8  # pictures, and pairs of class tokens of each
 NUM_MEASURED = {"smoke": 12, "demo": 400}  # pictures with a box; other scales as demo
 COLUMNS = {
     "share_in_box": ("heat in the box of the object", "fraction", "higher"),
-    "likeness": ("cosine with the map of the whole score", "cosine", "higher"),
+    "likeness": ("cosine with the map of the whole score", "cosine", None),
 }
 
 

@@ -116,7 +116,6 @@ def with_columns(table: Table, columns: list[Column]) -> Table:
     return replace(table, columns=tuple(columns), rows=tuple(rows))
 
 
-
 def page_table(table: Table) -> str:
     """A table in Markdown, each line ended."""
     lines = [line for group in lay_out(table, compact=True) for line in group]

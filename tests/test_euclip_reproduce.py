@@ -120,7 +120,7 @@ def test_the_stability_part_says_which_runs_went_through_and_trains_none_twice(o
     (broke,) = (output / "runs" / "euclip").glob("unstable_meru_no_ln-smoke-*/seed0/diverged.json")
     said = " ".join(capsys.readouterr().out.split())
     assert "unstable_meru_no_ln, seed 0, earlier: the gradient norm is nan at step " in said
-    assert f"Remove {broke} to train it again." in said
+    assert f"Remove {broke.parent} to train it again." in said
     assert [row.ours for row in again.rows] == [row.ours for row in table.rows]
 
 

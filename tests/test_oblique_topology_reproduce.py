@@ -68,6 +68,11 @@ def test_some_rows_of_a_table_are_trained_alone_and_stand_beside_the_whole_table
             assert (row.ours, row.status) == ({}, "not run: not among ROWS")
     assert whole.read_bytes() == before
 
+    every = "table2_multi table2_clip table2_clip"
+    main(["table2", "--scale", "smoke", "--seeds", "2", "--rows", every, "--output", str(output)])
+    assert from_json(whole.read_text()).command == "make reproduce-table2 PAPER=oblique_topology SCALE=smoke SEEDS=2"
+    assert list(whole.parent.parent.glob("smoke-*/table2.json")) == [path]
+
 
 @pytest.mark.parametrize(
     ("part", "row", "accepted"),

@@ -194,11 +194,13 @@ def reproduce_main(
             )
         overrides.append(f"data.root={given.data}")
     printed = yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))
-    rows = tuple(given.rows.split())
+    rows = tuple(dict.fromkeys(given.rows.split()))
     known = _trained_rows(printed, given.part)
     for row in rows:
         if row not in known:
             raise ConfigError(f"ROWS={row}: {given.part} trains no such row; accepted: {', '.join(known) or 'none'}")
+    if set(rows) == set(known):
+        rows = ()  # the whole table
     results = given.results if given.results is not None else given.output / "results"
     command = Command(
         given.part,

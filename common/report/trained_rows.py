@@ -11,6 +11,7 @@ from common.run.log import read_log
 from common.run.reproduce import PaperCode, RowRun, run_row
 
 Runs = dict[str, list[RowRun]]  # method -> one run per seed
+NOT_CHOSEN = "not run: not among ROWS"  # status of a row that the command leaves out
 
 
 def train_rows(command: Command, code: PaperCode, configs: Mapping[str, str]) -> Runs:
@@ -86,7 +87,7 @@ def trained_table(
                     method,
                     paper,
                     {},
-                    "not run: not among ROWS" if method in configs else f"not run: needs {row['needs']}",
+                    NOT_CHOSEN if method in configs else f"not run: needs {row['needs']}",
                 )
             )
     plot_runs(command, code.name, runs)

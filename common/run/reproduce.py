@@ -113,7 +113,7 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
         state = gather_objects(_state_of(paper, config, files))[0]  # the main process decides for all
         if state == "diverged":
             error = _read(_diverged(files))["error"]
-            raise NonFiniteLoss(f"{label}, earlier: {error} Remove {_diverged(files)} to train it again.")
+            raise NonFiniteLoss(f"{label}, earlier: {error} Remove {files.folder} to train it again.")
         if state == "current":
             accelerator.print(f"{label}: found in {files.folder}")
         elif state == "trained":
@@ -145,15 +145,15 @@ def read_run(files: RunFiles, seed: int) -> RowRun:
 
 
 def _state_of(paper: PaperCode, config: Any, files: RunFiles) -> str:
-    """One of "diverged", "current" (evaluated with today's code, on today's test sets), "trained" (evaluate it) and
+    """One of "current" (evaluated with today's code, on today's test sets), "trained" (evaluate it), "diverged" and
     "unfinished".
     """
-    if _diverged(files).is_file():
-        return "diverged"
     if is_current(files, paper.name, paper.open_tests(config.data), paper.evaluation):
         return "current"
     checkpoint = last_checkpoint(files.checkpoints)
-    return "trained" if checkpoint is not None and checkpoint.state["step"] == config.optim.steps else "unfinished"
+    if checkpoint is not None and checkpoint.state["step"] == config.optim.steps:
+        return "trained"
+    return "diverged" if _diverged(files).is_file() else "unfinished"
 
 
 def is_current(files: RunFiles, paper: str, tests: dict[str, Any], script: str = "evaluate.py") -> bool:
