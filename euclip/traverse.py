@@ -30,7 +30,7 @@ from euclip.caption_pools import NOUN_PROMPT, read_pool
 from euclip.evaluate import PAPER, load_encoder
 from euclip.published import LAYOUTS, open_published, published_config
 from euclip.traversal import NUM_POINTS, generic_nearer, has_cones
-from euclip.walk_report import report, to_markdown, write_report
+from euclip.walk_report import report, to_markdown, without_texts, write_report
 from euclip.walks import NUM_WALKS, embed_task, model_root, open_task, unknown_words, walk_all
 
 
@@ -106,6 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--noun-prompt", help=f"of the nouns in --captions, default {NOUN_PROMPT!r}; the paper: 'a photo of {{}}.'"
     )
     parser.add_argument("--plain-mean", action="store_true", help="sphere: the mean as root is not normalised")
+    parser.add_argument(
+        "--scores-only", action="store_true", help="means alone, no captions: where these may not be shared"
+    )
     parser.add_argument("--output", type=Path, help="folder for JSON, Markdown and a page; default: print the table")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.root=/data/flickr8k")
     given = parser.parse_intermixed_args(arguments)
@@ -133,6 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         generic_nearer=known and generic_nearer(geometry.distance_to(embedded.captions, root).cpu(), known.chains),
         **provenance_of(PAPER),
     )
+    if given.scores_only:
+        content = without_texts(content)
     if given.output is None:
         print(to_markdown(content))
         return

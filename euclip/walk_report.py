@@ -89,11 +89,18 @@ def summary_rows(content: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
+def without_texts(content: dict[str, Any]) -> dict[str, Any]:
+    """The report's facts and means alone: for captions that may not be passed on."""
+    return {**content, "filters": [{key: each[key] for key in ("min_radius", "means")} for each in content["filters"]]}
+
+
 def to_markdown(content: dict[str, Any]) -> str:
     """The report as text: how it was made, the means, and the captions of every picture."""
     lines = [f"# Captions on the way to the root: {content['geometry']}", ""]
     lines += [f"- {label}: {text}" for label, text in _facts(content)]
     lines += ["", *_table(summary_rows(content)), ""]
+    if "pictures" not in content["filters"][0]:
+        return "\n".join(lines)
     heading = ["picture", *(filter_name(each["min_radius"]) for each in content["filters"])]
     rows = [
         [views[0]["image_id"], *("; ".join(view["captions"]) or "only the root" for view in views)]
@@ -168,10 +175,10 @@ def _embedded_picture(image: Image.Image | np.ndarray) -> str:
 
 
 def write_report(content: dict[str, Any], task: Task, rows: Sequence[int], folder: Path) -> list[Path]:
-    """Writes traversal.json, traversal.md and traversal.html; arguments as in `to_page`."""
+    """Writes traversal.json, traversal.md and, with captions, traversal.html; arguments as in `to_page`."""
     texts = {
         "json": json.dumps(content, indent=1, ensure_ascii=False) + "\n",
         "md": to_markdown(content),
-        "html": to_page(content, task, rows),
+        **({"html": to_page(content, task, rows)} if "pictures" in content["filters"][0] else {}),
     }
     return [write_atomically(folder / f"traversal.{ending}", text) for ending, text in texts.items()]

@@ -34,7 +34,7 @@ from euclip.traversal import (
     stays,
     walk_scores,
 )
-from euclip.walk_report import report, to_markdown, to_page, write_report
+from euclip.walk_report import report, to_markdown, to_page, without_texts, write_report
 from euclip.walks import (
     Task,
     embed_task,
@@ -437,6 +437,9 @@ def test_a_report_says_of_every_picture_and_filter_what_the_walk_met():
 def test_the_files_of_a_report_hold_all_captions_and_ask_nobody_for_anything(tmp_path):
     task = scenes_task(16, 4)
     embedded, _, content = walked(task)
+    for view in content["filters"][0]["pictures"]:  # the toy model meets none
+        view["captions"] = [f"met from {view['image_id']}"]
+        view["walk"].insert(1, [view["captions"][0], 3, 5])
     paths = write_report(content, task, embedded.rows, tmp_path / "new")
     assert [path.name for path in paths] == ["traversal.json", "traversal.md", "traversal.html"]
     assert json.loads(paths[0].read_text()) == content
@@ -447,6 +450,23 @@ def test_the_files_of_a_report_hold_all_captions_and_ask_nobody_for_anything(tmp
     assert page.count("data:image/png;base64,") == 4
     assert "http" not in page
     assert "25.0% of the pairs" in text
+
+
+def test_a_report_without_texts_keeps_every_score_and_no_caption(tmp_path):
+    task = scenes_task(16, 4)
+    embedded, _, content = walked(task)
+    content["filters"][0]["pictures"][1]["captions"] = ["a striped ring"]
+    paths = write_report(without_texts(content), task, embedded.rows, tmp_path)
+    assert [path.name for path in paths] == ["traversal.json", "traversal.md"]
+    found = json.loads(paths[0].read_text())
+    assert [each["means"] for each in found["filters"]] == [each["means"] for each in content["filters"]]
+    assert {key: value for key, value in found.items() if key != "filters"} == {
+        key: value for key, value in content.items() if key != "filters"
+    }
+    told = "".join(path.read_text() for path in paths)
+    assert "a striped ring" in to_markdown(content)
+    assert "a striped ring" not in told
+    assert to_markdown(content).startswith(paths[1].read_text())
 
 
 def test_a_page_escapes_what_it_shows_and_shows_no_picture_of_unknown_licence():
