@@ -137,11 +137,10 @@ def table6(command: Command) -> list[Table]:
     """Table 6: where the temperature of Table 3's runs ends, and when it stands still; from their logs."""
     printed = CODE.paper_tables()
     source = printed["tables"]["table6"]
-    chosen = [row for row in source["rows"] if command.trains(row["config"])]
-    runs = train_rows(command, CODE, {row["method"]: row["config"] for row in chosen})
+    runs = train_rows(command, CODE, {row["method"]: row["config"] for row in source["rows"]})
     rows = [
         Row(row["method"], printed_cells(source, row), {}, NOT_CHOSEN)
-        if row not in chosen
+        if row["method"] not in runs
         else Row(
             row["method"],
             printed_cells(source, row),
@@ -165,8 +164,7 @@ def table7(command: Command) -> list[Table]:
     if files.test:
         test = open_coco(files)
         configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
-        wanted = {method: config for method, config in configs.items() if command.trains(config)}
-        found = train_rows(trained, CODE, wanted)
+        found = train_rows(trained, CODE, configs)
         runs = {method: [coco_run(run, test) for run in seeds] for method, seeds in found.items()}
     rows = []
     for row in source["rows"]:
@@ -174,7 +172,7 @@ def table7(command: Command) -> list[Table]:
         if method in runs:
             ours = measured_cells(source, runs[method], command.scale)
             rows.append(Row(method, paper, ours, MEASURED, _note(row["config"], trained)))
-        elif not command.trains(row.get("config", "")):
+        elif "config" in row and not command.trains(row["config"]):
             rows.append(Row(method, paper, {}, NOT_CHOSEN))
         else:
             rows.append(Row(method, paper, {}, f"not run: needs {row.get('needs', NEEDED)}"))

@@ -75,6 +75,27 @@ def test_some_rows_of_a_table_are_trained_alone_and_stand_beside_the_whole_table
 
 
 @pytest.mark.parametrize(
+    ("part", "row", "statuses"),
+    [
+        ("table5", "table2_clip", ["measured", *["not run: not among ROWS"] * 3]),
+        ("table6", "ablation_oblique_264", ["measured", *["not run: not among ROWS"] * 15]),
+        ("table7", "table2_multi", ["not run: needs published weights", "not run: needs MSCOCO", "not run: not among"]),
+    ],
+)
+def test_a_row_left_out_and_one_that_needs_something_say_so_in_every_table(part, row, statuses, tmp_path):
+    main([part, "--scale", "smoke", "--rows", row, "--output", str(tmp_path)])
+    (path,) = tmp_path.glob(f"results/oblique_topology/{part}/smoke-*/{part}.json")
+    found = from_json(path.read_text())
+    assert len(found.rows) >= len(statuses)
+    for status in dict.fromkeys(statuses):
+        times = sum(each.status.startswith(status) for each in found.rows)
+        assert times == statuses.count(status) if part != "table7" else times >= 1, status
+    assert {each.status for each in found.rows if any(each.ours.values())} <= {"measured"}
+    runs = [path.name.split("-")[0] for path in tmp_path.glob("runs/oblique_topology/*")]
+    assert runs == ([row] if part == "table6" else [])
+
+
+@pytest.mark.parametrize(
     ("part", "row", "accepted"),
     [
         ("table2", "table2_mutli", "table2_clip, table2_multi"),

@@ -15,16 +15,17 @@ NOT_CHOSEN = "not run: not among ROWS"  # status of a row that the command leave
 
 
 def train_rows(command: Command, code: PaperCode, configs: Mapping[str, str]) -> Runs:
-    """Runs of all rows and seeds, found or trained.
+    """Runs of all rows that the command wants, for all seeds, found or trained.
 
     Args:
-        command: scale, seeds, overrides.
+        command: scale, seeds, overrides, rows.
         code: the paper's.
         configs: method -> file in the paper's configs/.
     """
     return {
         method: [run_row(code, config, command.scale, seed, command.overrides, command.runs) for seed in command.seeds]
         for method, config in configs.items()
+        if command.trains(config)
     }
 
 
@@ -72,7 +73,7 @@ def trained_table(
     printed = code.paper_tables()
     source = printed["tables"][table_id]
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
-    runs = train_rows(command, code, {method: row for method, row in configs.items() if command.trains(row)})
+    runs = train_rows(command, code, configs)
     rows = []
     for row in source["rows"]:
         method, paper = row["method"], printed_cells(source, row)
