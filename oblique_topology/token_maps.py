@@ -35,6 +35,14 @@ from oblique_topology.trained_samples import as_model_inputs, readable_items, tr
 ROWS = {"clip": "table2_clip.yaml", "multi": "table2_multi.yaml"}
 NUM_DRAWN, MAPS_DRAWN = 4, 8  # pictures, and pairs of class tokens of each
 NUM_MEASURED = {"smoke": 12, "demo": 400}  # pictures with a box; other scales as demo
+LABELS = {"clip": "CLIP", "multi": "Multi"}
+MAPS = {
+    "whole": "whole score",
+    "whole_others": "whole score, words of another picture",
+    "mean_pair": "average over pairs",
+    "best_pair": "best pair",
+    "best_pair_others": "best pair, words of another picture",
+}
 COLUMNS = {
     "share_in_box": ("heat in the box of the object", "fraction", "higher"),
     "likeness": ("cosine with the map of the whole score", "cosine", None),
@@ -192,25 +200,48 @@ def measured_maps(encoder: Encoder, items: Sequence[dict[str, Any]]) -> tuple[np
     return np.array(shares), np.array(likeness), np.array(areas)
 
 
-def statistics_of(shares: np.ndarray, likeness: np.ndarray, areas: np.ndarray) -> dict[tuple[str, str], float]:
+def with_words_of_others(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every picture and box with the text of the next item whose text is another one, round in a circle.
+
+    Heat that follows the words leaves the box; heat that lies there whatever the words are stays.
+
+    Raises:
+        ValueError: if all texts are the same.
+    """
+    items = list(items)
+    texts = [item["text"] for item in items]
+    if len(set(texts)) < 2:
+        raise ValueError(f"{len(items)} items with one text; words of others need two different texts")
+    return [
+        {**item, "text": next(text for text in texts[index + 1 :] + texts[:index] if text != item["text"])}
+        for index, item in enumerate(items)
+    ]
+
+
+def statistics_of(
+    shares: np.ndarray, likeness: np.ndarray, areas: np.ndarray, shares_of_others: np.ndarray
+) -> dict[tuple[str, str], float]:
     """Averages over items; the best pair is chosen on one half and measured on the other, so choosing gains nothing.
 
     Args:
         shares, likeness, areas: of `measured_maps`.
+        shares_of_others: of `measured_maps` with the words of other items.
     Returns:
-        (row, column) -> value, row one of "whole", "mean_pair", "best_pair" and "box"; no shares without boxes, no rows
-        of pairs without pairs.
+        (row, column) -> value, row one of "whole", "mean_pair", "best_pair", "box" and, with the words of others,
+        "whole_others" and "best_pair_others"; no shares without boxes, no rows of pairs without pairs.
     """
     found = {}
     boxes, pairs = not np.isnan(areas).any(), shares.shape[1] > 1
     if boxes:
         found = {("box", "share_in_box"): areas[1::2].mean(), ("whole", "share_in_box"): shares[1::2, 0].mean()}
+        found["whole_others", "share_in_box"] = shares_of_others[1::2, 0].mean()
     if pairs:
         found["mean_pair", "likeness"] = likeness[1::2, 1:].mean()
     if boxes and pairs:
         best = 1 + int(shares[0::2, 1:].mean(axis=0).argmax())
         found["mean_pair", "share_in_box"] = shares[1::2, 1:].mean()
         found["best_pair", "share_in_box"] = shares[1::2, best].mean()
+        found["best_pair_others", "share_in_box"] = shares_of_others[1::2, best].mean()
         found["best_pair", "likeness"] = likeness[1::2, best].mean()
     return {key: float(value) for key, value in found.items()}
 
@@ -231,14 +262,12 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
             if row == "multi" and number == 0:
                 _draw(encoder, config.data, _folder(command, code, config.data))
             measured_on, items = _items(config.data, count)
-            for (name, column), value in statistics_of(*measured_maps(encoder, items)).items():
+            shares_of_others = measured_maps(encoder, with_words_of_others(items))[0]
+            statistics = statistics_of(*measured_maps(encoder, items), shares_of_others)
+            for (name, column), value in statistics.items():
                 values.setdefault(("box" if name == "box" else f"{row}_{name}", column), []).append(value)
     values = {key: numbers[: len(command.seeds)] for key, numbers in values.items()}  # both rows have the same boxes
-    rows = {
-        f"{row}_{key}": f"{label}, {name}"
-        for row, label in (("clip", "CLIP"), ("multi", "Multi"))
-        for key, name in (("whole", "whole score"), ("mean_pair", "average over pairs"), ("best_pair", "best pair"))
-    }
+    rows = {f"{row}_{key}": f"{label}, {name}" for row, label in LABELS.items() for key, name in MAPS.items()}
     findings = Findings(
         name="token_pair_grad_cam",
         caption="Grad-CAM of the whole score and of pairs of class tokens: heat in the named object's box (Figure 5).",
@@ -251,6 +280,7 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
         notes=[
             "The best pair is chosen on every other picture and measured on the rest.",
             "A map without heat counts as even heat. Photographs come without boxes.",
+            "With the words of another picture heat that follows the words leaves the box.",
         ],
     )
     return [write_findings(command, code.name, findings)]

@@ -51,6 +51,7 @@ from oblique_topology.token_maps import (
     share_in_box,
     signed_heat,
     token_maps,
+    with_words_of_others,
 )
 from oblique_topology.token_maps import (
     statistics_of as statistics_of_maps,
@@ -481,23 +482,43 @@ def test_the_share_in_a_box_is_that_of_fine_pixels():
 def test_the_best_pair_gains_nothing_from_being_chosen():
     generator = np.random.default_rng(0)
     shares, areas = generator.random((4000, 17)), np.full(4000, 0.25)  # every pair alike
-    found = statistics_of_maps(shares, shares, areas)
+    others = generator.random((4000, 17)) / 2
+    found = statistics_of_maps(shares, shares, areas, others)
     assert found["best_pair", "share_in_box"] == pytest.approx(0.5, abs=0.03)
+    assert found["best_pair_others", "share_in_box"] == pytest.approx(0.25, abs=0.03)
+    assert found["whole_others", "share_in_box"] == others[1::2, 0].mean()
     assert found["box", "share_in_box"] == 0.25
     shares[:, 5] += 0.2
-    found = statistics_of_maps(shares, 1 - shares, areas)
+    others[:, 5] = 0.1
+    found = statistics_of_maps(shares, 1 - shares, areas, others)
     assert found["best_pair", "share_in_box"] == pytest.approx(0.7, abs=0.03)
+    assert found["best_pair_others", "share_in_box"] == pytest.approx(0.1)  # of the pair that own words choose
     assert found["best_pair", "likeness"] == pytest.approx(0.3, abs=0.03)
     # the best of item 0 is the worst of item 1, and not the best of both
     two = np.array([[0.0, 0.6, 0.5], [0.0, 0.0, 0.6]])
-    assert statistics_of_maps(two, two, areas[:2])["best_pair", "share_in_box"] == 0.0
+    assert statistics_of_maps(two, two, areas[:2], two)["best_pair", "share_in_box"] == 0.0
 
 
 def test_without_boxes_there_are_no_shares_and_without_pairs_no_pairs():
     values, no_boxes = np.full((4, 3), 0.5), np.full(4, math.nan)
-    assert statistics_of_maps(values * math.nan, values, no_boxes) == {("mean_pair", "likeness"): 0.5}
-    whole = statistics_of_maps(values[:, :1], values[:, :1], np.full(4, 0.1))
-    assert whole == {("box", "share_in_box"): pytest.approx(0.1), ("whole", "share_in_box"): 0.5}
+    none = values * math.nan
+    assert statistics_of_maps(none, values, no_boxes, none) == {("mean_pair", "likeness"): 0.5}
+    whole = statistics_of_maps(values[:, :1], values[:, :1], np.full(4, 0.1), values[:, :1] / 2)
+    assert {key[0]: value for key, value in whole.items()} == {
+        "box": pytest.approx(0.1),
+        "whole": 0.5,
+        "whole_others": 0.25,
+    }
+
+
+def test_words_of_others_are_other_words_beside_the_same_picture_and_box():
+    items = [{"image": k, "text": text, "box": -k} for k, text in enumerate(["a", "b", "b", "c", "a"])]
+    changed = with_words_of_others(items)
+    assert [item["text"] for item in changed] == ["b", "c", "c", "a", "b"]
+    assert [(item["image"], item["box"]) for item in changed] == [(item["image"], item["box"]) for item in items]
+    assert items[0]["text"] == "a"
+    with pytest.raises(ValueError, match="3 items with one text"):
+        with_words_of_others([{"text": "a"}] * 3)
 
 
 # ---- cost of class tokens -------------------------------------------------------------------------------------------
