@@ -12,6 +12,7 @@ from common.report.command import Command
 from common.report.experiments import read_experiment
 from common.report.schema import QUERIES_INTERVAL, from_json
 from common.run.config import ConfigError
+from common.run.session import RunFiles, only_run_in
 from oblique_topology.reproduce import PARTS, _note, main
 from scripts.parts import parts_of
 
@@ -175,8 +176,14 @@ def test_the_papers_numbers_are_those_printed(output):
 def test_a_second_call_trains_nothing_and_an_override_trains_another_run(output, capsys):
     experiment = output / "results/oblique_topology/experiments/smoke/final_temperature.json"
     before = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/evaluation.json")}
-    main(["table2", "--scale", "smoke", "--seeds", "2", "--output", str(output)])
+    held = RunFiles(next(iter(before)).parent)
+    with only_run_in(held):  # another process reads or trains there; what is finished may be read
+        main(["table2", "--scale", "smoke", "--seeds", "2", "--output", str(output)])
     assert capsys.readouterr().out.count("found in") == 4
+    held.evaluation.rename(held.folder / "kept.json")  # no longer finished
+    with only_run_in(held), pytest.raises(ConfigError, match="another process trains in"):
+        main(["table2", "--scale", "smoke", "--seeds", "2", "--output", str(output)])
+    (held.folder / "kept.json").rename(held.evaluation)
     assert {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/evaluation.json")} == before
     unchanged = experiment.read_bytes()
     main(["table2", "--scale", "smoke", "--output", str(output), "optim.steps=3"])

@@ -109,8 +109,14 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
     files = run_files(Path(inspect.getsourcefile(paper.train)), name, scale, config, pairs.fingerprint, runs)
     accelerator = start_accelerator(config.run, files.folder)
     label = f"{name}, seed {seed}"
-    with only_run_in(files) if accelerator.is_main_process else nullcontext():
-        state = gather_objects(_state_of(paper, config, files))[0]  # the main process decides for all
+
+    def state_for_all() -> str:
+        return gather_objects(_state_of(paper, config, files))[0]  # the main process decides
+
+    state = state_for_all()
+    alone = accelerator.is_main_process and state != "current"  # several may read what is finished
+    with only_run_in(files) if alone else nullcontext():
+        state = state if state == "current" else state_for_all()  # another process may have finished it meanwhile
         if state == "diverged":
             error = _read(_diverged(files))["error"]
             raise NonFiniteLoss(f"{label}, earlier: {error} Remove {files.folder} to train it again.")
