@@ -16,7 +16,7 @@ from common.report.experiments import Experiment, collect_experiments
 from common.report.expressions import Cell
 from common.report.tables import read_table
 from common.report.verdicts import judge
-from oblique_topology.class_token_cost import BERT_WORDS, _with_tokens, counted, encoder_macs
+from oblique_topology.class_token_cost import BERT_WORDS, _with_tokens, counted
 from oblique_topology.reproduce import CODE, PARTS
 from oblique_topology.topology_table import TOPOLOGIES, kept_numbers
 
@@ -184,16 +184,10 @@ def costs():
 
 
 def test_class_tokens_cost_less_than_8_percent_in_the_vision_tower_but_not_in_both(costs):
-    """Claim C4, and the paper's formula beside the count."""
+    """Claim C4; counted, where the paper's formula of the blocks alone gives 7.95 and 9.72 %."""
     one, sixteen = costs
-    vision, text = (
-        [encoder_macs(length + tokens, 12, width) for tokens in (1, 16)] for length, width in ((196, 768), (76, 512))
-    )
-    assert vision[1] / vision[0] == pytest.approx(1.0795, abs=1e-4)
-    assert (vision[1] + text[1]) / (vision[0] + text[0]) == pytest.approx(1.0972, abs=1e-4)
-    assert sixteen["vision"] / one["vision"] == pytest.approx(1.0795, abs=2e-3)
-    assert sixteen["both"] / one["both"] == pytest.approx(1.0972, abs=2e-3)
-    assert sixteen["vision"] / one["vision"] < 1.08 < sixteen["both"] / one["both"]
+    assert sixteen["vision"] / one["vision"] == pytest.approx(1.0790, abs=1e-4)
+    assert sixteen["both"] / one["both"] == pytest.approx(1.0966, abs=1e-4)
 
 
 def test_sixteen_class_tokens_add_few_parameters_and_none_in_all(costs):
