@@ -1,7 +1,10 @@
 """Fills the result tables of the Markdown pages from the committed results, so that no number is copied by hand.
 
     python scripts/fill_pages.py            writes README.md and <paper>/README.md
-    python scripts/fill_pages.py --check    says which page differs, and ends with status 1
+    python scripts/fill_pages.py --check    says which file differs, and ends with status 1
+
+First the verdicts beside the committed results are judged anew, results/<paper>/<part>/<scale>/<part>_claims.md, as
+later results and changed claims can change them.
 
 A page holds, above each such table, a comment that names a result and, where not all are wanted, its columns by key:
 
@@ -24,6 +27,7 @@ if not __package__:
 
 from common.report.formats import markdown_text
 from common.report.layout import DASH, lay_out
+from common.report.page import refreshed_claims
 from common.report.schema import Column, Table
 from common.report.tables import read_table
 from common.run.provenance import ROOT
@@ -143,19 +147,22 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a page differs")
     check = parser.parse_args().check
     differing = []
-    for page in PAGES:
-        path = ROOT / page
-        if not path.is_file():
-            continue
-        text = path.read_text(encoding="utf-8")
-        try:
-            new = filled(text, page)
-        except PageError as error:
-            sys.exit(f"error: {error}")
-        if new != text:
-            differing.append(page)
+
+    def put(path: Path, new: str) -> None:
+        if new != path.read_text(encoding="utf-8"):
+            differing.append(path.relative_to(ROOT).as_posix())
             if not check:
                 path.write_text(new, encoding="utf-8")
+
+    for path, text in refreshed_claims(ROOT / "results").items():
+        put(path, text)
+    for page in PAGES:
+        path = ROOT / page
+        if path.is_file():
+            try:
+                put(path, filled(path.read_text(encoding="utf-8"), page))
+            except PageError as error:
+                sys.exit(f"error: {error}")
     done = "differs from the results" if check else "filled"
     print("\n".join(f"{page}: {done}" for page in differing) or "no change")
     sys.exit(check and bool(differing))

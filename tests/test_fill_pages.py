@@ -67,6 +67,15 @@ def test_no_page_differs_from_the_committed_results():
             assert filled(text, page) == text, f"{page} differs: python scripts/fill_pages.py"
 
 
+def test_no_verdict_differs_from_the_committed_results_and_claims():
+    results = fill_pages.ROOT / "results"
+    found = fill_pages.refreshed_claims(results)
+    assert found.keys() == set(results.glob("*/*/*/*_claims.md"))
+    assert len(found) > 20
+    for path, text in found.items():
+        assert text == path.read_text(encoding="utf-8"), f"{path} differs: python scripts/fill_pages.py"
+
+
 @pytest.mark.parametrize("old", ["", "\n| stale | 1.0 |\n|---|---|\n| row | 2.0 |\n", "| stale | 1.0 |\n"])
 def test_measured_rows_replace_the_table_and_nothing_else(root, old):
     mark = MARK.format("; columns: acc, mean")

@@ -24,7 +24,7 @@ from common.report.experiments import collect_experiments
 from common.report.layout import glossary, lay_out, provenance, reading, remarks, warning
 from common.report.schema import Table, is_table
 from common.report.tables import read_table, write_atomically
-from common.report.verdicts import READING, PaperClaims, for_page, judge
+from common.report.verdicts import READING, PaperClaims, for_page, judge, to_markdown, touching
 
 _PAPERS = Path(__file__).resolve().parents[2]  # where the paper folders are
 _TITLE = "Published numbers and ours"
@@ -141,6 +141,32 @@ def collect_claims(
     experiments = collect_experiments(roots)
     folders = sorted(path.parent for path in Path(papers).glob("*/claims.yaml"))
     return [claims for folder in folders if (claims := judge(folder, tables, experiments)) is not None]
+
+
+def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[Path, str]:
+    """What every `<paper>/<part>/<scale>/<part>_claims.md` below a folder has to say of the results that lie there now.
+
+    A part writes its verdicts once; later results of other parts, and changed claims, can change them.
+
+    Raises:
+        ValueError: a table, a claims.yaml or an experiment that is broken; the message names it.
+    """
+    results = Path(results)
+    tables = [entry.table for entry in collect([results]) if not entry.changed]
+    experiments = collect_experiments([results])
+    found = {}
+    for path in sorted(results.glob("*/*/*/*_claims.md")):
+        paper, part, scale = path.parts[-4:-1]
+        of_scale = [
+            [each for each in kind if (each.paper, each.scale) == (paper, scale)] for kind in (tables, experiments)
+        ]
+        claims = judge(Path(papers) / paper, *of_scale)
+        if claims is not None:
+            made = f"make reproduce-{part} "
+            sources = [table.table_id for table in of_scale[0] if table.command.startswith(made)]
+            sources += [experiment.name for experiment in of_scale[1] if experiment.command.startswith(made)]
+            found[path] = to_markdown(touching(claims, [*sources, part]))
+    return found
 
 
 def collect_page(
