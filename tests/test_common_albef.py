@@ -23,20 +23,21 @@ from common.methods.albef import (
     replaceable_words,
 )
 from common.methods.tcl import Tcl, local_contrast, pooled_patches
+from oblique_topology.geometry import Oblique
 
 PAD, CLS, SEP, MASK, VOCABULARY = 0, 2, 3, 4, 40
 NO_WORDS = (PAD, CLS, SEP, MASK)
 BATCH, LENGTH, DIM, QUEUE = 4, 7, 6, 10
 
 
-def tiny_albef(queue_start="random_rows", seed=0, end_id=None):
+def tiny_albef(queue_start="random_rows", seed=0, end_id=None, geometry=None):
     torch.manual_seed(seed)
     image = VisionTransformer(16, 4, 16, 1, 2, None, patch_bias=True, input_norm=False)
     text = BidirectionalTextTransformer(VOCABULARY, LENGTH, 12, 1, 2, None, final_layer_norm=False, end_id=end_id)
     fusion, head = FusionTransformer(12, 16, 2, 2), MaskedLanguageHead(12, VOCABULARY)
     encoders = FusedEncoders(image, text, fusion, head, DIM)
     scale = LogitScale(init=1 / 0.07, minimum=2.0, maximum=1000.0)
-    model = Albef(encoders, Sphere(), scale, QUEUE, queue_start).double()
+    model = Albef(encoders, geometry or Sphere(), scale, QUEUE, queue_start).double()
     with torch.no_grad():  # momentum copies that differ from what they copy
         for parameter in model.momentum_encoders.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -73,7 +74,7 @@ def soft_cross_entropy(row, targets):
 
 
 def dot(one, other):
-    return float((one * other).sum())
+    return float(one.detach().flatten() @ other.detach().flatten())
 
 
 def columns_of(keys, queue):
@@ -342,8 +343,15 @@ def test_patches_are_averaged_in_square_blocks():
     assert torch.equal(pooled_patches(patches[:, :9], 4), patches[:, :9])
 
 
-def test_tcls_contrast_is_the_mean_of_its_six_terms():
-    model, (images, token_ids) = tiny_albef(), tiny_batch()
+@pytest.mark.parametrize("num_spheres", [1, 2])
+def test_tcls_contrast_is_the_mean_of_its_six_terms(num_spheres):
+    """On two spheres this is the model of the oblique paper's Table 9."""
+
+    def on_spheres(features):
+        return unit(features.unflatten(-1, (num_spheres, -1))).flatten(-2)
+
+    geometry = Sphere() if num_spheres == 1 else Oblique(DIM // num_spheres)
+    model, (images, token_ids) = tiny_albef(geometry=geometry), tiny_batch()
     tcl = Tcl(model, pooled_grid=2)
     other_view = tiny_batch(seed=9)[0]
     step = model.encode_step(images, other_view, token_ids, None)
@@ -362,14 +370,19 @@ def test_tcls_contrast_is_the_mean_of_its_six_terms():
             logits = [scale * dot(online[i], key) for key in pool]
             in_modal += soft_cross_entropy(logits, [float(c == i) for c in range(len(pool))]) / BATCH
     momentum = model.momentum_encoders.encoder
-    patches = unit(momentum.image_projection(step.momentum_image_tokens[:, 1:])).view(BATCH, 4, 4, DIM)
+    patches = on_spheres(momentum.image_projection(step.momentum_image_tokens[:, 1:])).view(BATCH, 4, 4, DIM)
     cells = torch.stack([patches[:, r : r + 2, c : c + 2].mean(dim=(1, 2)) for r in (0, 2) for c in (0, 2)], dim=1)
-    words = unit(momentum.text_projection(step.momentum_text_tokens[:, 1:]))
+    words = on_spheres(momentum.text_projection(step.momentum_text_tokens[:, 1:]))
     everywhere = torch.ones(BATCH, 4, dtype=torch.bool)
     local = local_contrast_by_loops(cells, step.image_embeddings, scale, everywhere)
     local += local_contrast_by_loops(words, step.text_embeddings, scale, token_ids[:, 1:] != PAD)
     losses = tcl(images, other_view, token_ids, None, None, alpha)
     assert float(losses.contrast) == pytest.approx((2 * cross + in_modal + local) / 6, rel=1e-9)
+    model.enqueue(losses.image_keys, losses.text_keys)
+    for queue in (model.image_queue, model.text_queue):  # random rows and keys alike lie where keys lie
+        parts = queue.features.unflatten(1, (num_spheres, -1)).norm(dim=2)
+        torch.testing.assert_close(parts, torch.ones_like(parts))
+        assert len(parts) == QUEUE
 
 
 def test_a_tiny_albef_learns_its_batch_by_heart():

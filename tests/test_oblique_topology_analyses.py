@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from oblique_topology.equilibrium import (
     drawn_similarities,
     log_ratios,
     loss_minimising,
+    measures_of,
     pull_and_push,
     shuffled_texts,
     similarity_gradient,
@@ -46,6 +48,8 @@ from oblique_topology.loss_landscape import (
 )
 from oblique_topology.reproduce import CODE
 from oblique_topology.token_maps import (
+    TokenMaps,
+    measured_maps,
     recorded_input,
     scores_of_pairs,
     share_in_box,
@@ -237,6 +241,21 @@ def test_exactly_the_asked_share_of_texts_is_shuffled():
     assert torch.equal(shuffled_texts(40, 0.0, draws()), torch.arange(40))
     assert torch.equal(shuffled_texts(40, 1 / 40, draws()), torch.arange(40))  # one pair has nobody to exchange with
     assert (shuffled_texts(40, 1.0, draws()) != torch.arange(40)).all()
+
+
+def test_the_measures_of_a_row_are_at_the_multiplier_that_they_are_named_after():
+    similarity = drawn_similarities(48, draws())
+    found = measures_of(similarity)
+    for multiplier in (1, 100):
+        gradients = pull_and_push(similarity, multiplier)
+        assert found[f"ratio_{multiplier}"] == log_ratios(similarity, multiplier)["mean"]
+        assert found[f"share_{multiplier}"] == alignment_share(similarity, multiplier)
+        assert (found[f"slope_{multiplier}"], found[f"felt_{multiplier}"]) == (gradients["pull"], gradients["felt"])
+    assert found["share_1"] < 0.1 < 0.4 < found["share_100"]
+    assert {name: found[f"balance_{name}"] for name in READINGS} == {
+        name: balance(similarity, name) for name in READINGS
+    }
+    assert found["lowest_loss"] == loss_minimising(similarity)
 
 
 # ---- landscape ------------------------------------------------------------------------------------------------------
@@ -477,6 +496,25 @@ def test_the_share_in_a_box_is_that_of_fine_pixels():
     fine = np.kron(heat, np.ones((100, 100)))  # 400 x 600 pixels, whose edges the box meets
     inside = fine[round(400 * box[1]) : round(400 * box[3]), round(600 * box[0]) : round(600 * box[2])]
     assert share_in_box(heat, box) == pytest.approx(inside.sum() / fine.sum())
+
+
+def test_shares_and_likeness_of_hand_made_maps(monkeypatch):
+    maps = torch.zeros(3, 3, 2, 2)
+    maps[:, 0] = torch.tensor([[1.0, 0.0], [3.0, 0.0]])
+    maps[:, 1] = torch.tensor([[-5.0, 2.0], [0.0, 2.0]])  # negative heat counts as none
+    maps[1:, 2] = torch.tensor([[6.0, -1.0], [8.0, -1.0]])  # item 0 has no heat there
+    monkeypatch.setattr(
+        "oblique_topology.token_maps.as_model_inputs", lambda _, images, texts: (torch.tensor(images), None)
+    )
+    monkeypatch.setattr(
+        "oblique_topology.token_maps.token_maps", lambda _, images, __: TokenMaps(None, maps[images], None, None)
+    )
+    items = [{"image": k, "text": "", "box": (0.0, 0.5, 1.0, 1.0)} for k in range(3)]
+    shares, likeness, areas = measured_maps(SimpleNamespace(batch_size=2, model=None), items)
+    assert areas.tolist() == [0.5] * 3
+    assert shares.tolist() == [[0.75, 0.5, 0.5]] + [[0.75, 0.5, 8 / 14]] * 2
+    expected = (6 + 24) / (math.sqrt(10) * 10)
+    np.testing.assert_allclose(likeness, [[1, 0, 0]] + [[1, 0, expected]] * 2)
 
 
 def test_the_best_pair_gains_nothing_from_being_chosen():

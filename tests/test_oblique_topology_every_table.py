@@ -1,9 +1,15 @@
 """Every table of the oblique paper but the second, at smoke scale: each row trains and is measured."""
 
-import pytest
+import math
+from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from common.report.command import Command
 from common.report.schema import from_json
-from oblique_topology.reproduce import PARTS, main
+from oblique_topology.reproduce import PARTS, _subset_cells, main
 
 TABLES = ["table1", "table3", "table4", "table5", "table6", "table7", "table8", "table10"]
 
@@ -79,6 +85,18 @@ def test_table_10_sums_parts_of_sixteen_tokens_whatever_the_scale(everything):
     assert sets["16 of 16 tokens"] == "1 sets of tokens"
     assert all(row.note.startswith("ours: Multi(32, 16)") for row in found["table10"].rows)
     assert found["table10"].rows[-1].ours["acc1_spread"].values == (0.0,)
+
+
+def test_a_cell_of_table_10_is_the_mean_and_the_spread_over_draws_of_each_seed():
+    protocol = {"data": "made up", "fingerprint": "0" * 16, "num_images": 4, "num_classes": 2}
+    runs = [SimpleNamespace(seed=seed, evaluations={"imagenet": {"protocol": protocol}}) for seed in (3, 5)]
+    first = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)  # 100, 50 and 25 %
+    hits = [first, first[:1].expand(3, 4)]
+    command = Command("table10", "smoke", (3, 5), (), Path("out"), Path("results"))
+    cells = _subset_cells(command, runs, hits)
+    assert cells["acc1_mean"].values == pytest.approx((175 / 3, 100.0))
+    spread = math.sqrt(sum((x - 175 / 3) ** 2 for x in (100, 50, 25)) / 3)
+    assert cells["acc1_spread"].values == pytest.approx((spread, 0.0))
 
 
 def test_table_5_prints_the_configs_and_at_paper_scale_they_are_the_papers(everything, tmp_path):

@@ -9,23 +9,32 @@ import pytest
 import torch
 from PIL import Image
 
+from common.data.scenes import annotation_task
 from common.evaluation.embed import CaptionRule, embed_pairs
+from common.random_keys import derive_key
 from common.report.claims import NOT_RUN, UNDECIDED, load_claims, load_paper_tables
 from common.report.command import Command
 from common.report.experiments import collect_experiments
 from common.report.expressions import EXPERIMENT, cells
 from common.report.tables import read_table
 from common.report.verdicts import judge
-from common.run.config import ConfigError, DataConfig
+from common.run.config import ConfigError, DataConfig, OptimConfig
 from common.run.reproduce import RowRun
 from common.run.session import RunFiles
 from oblique_topology.distance_distributions import TOPOLOGIES, open_domains
 from oblique_topology.equilibrium import log_ratios
+from oblique_topology.loss_landscape import (
+    gradient_norms_on_line,
+    losses_on_plane,
+    movable_weights,
+    random_directions,
+    roughness,
+)
 from oblique_topology.reproduce import CODE, PARTS, main
 from oblique_topology.temperature import log_temperatures
-from oblique_topology.temperature_curves import curve_of
-from oblique_topology.token_maps import _folder
-from oblique_topology.trained_samples import embed_batch, trained_model, training_batch
+from oblique_topology.temperature_curves import _findings, curve_of
+from oblique_topology.token_maps import _folder, share_in_box, token_maps, with_words_of_others
+from oblique_topology.trained_samples import as_model_inputs, embed_batch, trained_model, training_batch
 
 # part -> its table and experiment, and its plots
 ANALYSES = {
@@ -167,6 +176,75 @@ def test_the_equilibrium_of_the_trained_model_is_that_of_its_training_pairs(outp
     assert all(set(cells) >= {"ratio_1", "share_1", "slope_1", "felt_1"} for cells in rows.values())
     pixels, _ = training_batch(config, encoder, 1000)
     assert len(pixels) == config.data.num_train
+
+
+def cells_of(output, part, name):
+    table = read_table(folder_of(output, part) / f"{name}.json")
+    return {row.method: {key: cell.mean for key, cell in row.ours.items() if cell} for row in table.rows}
+
+
+def test_the_landscape_is_that_of_the_model_and_its_table_says_at_which_multiplier(output):
+    config, encoder = trained_model(only_run(output, "table2_clip"))
+    inputs = training_batch(config, encoder, 32)
+    draws = torch.Generator().manual_seed(derive_key("landscape", 0))
+    directions = random_directions(movable_weights(encoder.model), draws)
+    found = cells_of(output, "loss_landscape", "loss_landscape")
+    for s in (1.0, 100.0):
+        (plane,) = losses_on_plane(encoder.model, inputs, directions, [-1, -0.5, 0, 0.5, 1], [s])
+        (line,) = gradient_norms_on_line(encoder.model, inputs, directions[0], [-1, 0, 1], [s])
+        expected = {
+            "loss": plane[2, 2],
+            "roughness": roughness(plane),
+            "roughness_over_multiplier": roughness(plane) / s,
+            "gradient_norm": line.mean(),
+            "gradient_norm_over_multiplier": line.mean() / s,
+        }
+        assert found[f"multiplier {s:g}"] == pytest.approx(expected, rel=1e-4)
+        drawn = [
+            row
+            for row in plotted(output, "loss_landscape", "loss_landscape_contours")
+            if row["panel"] == f"multiplier {s:g}, seed 0"
+        ]
+        corner = [row for row in drawn if (float(row["x"]), float(row["y"])) == (1.0, -1.0)]
+        assert float(corner[0]["value"]) == pytest.approx(plane[0, 4], rel=1e-4)
+        assert len(drawn) == 25
+
+
+def test_heat_in_the_box_is_that_of_every_other_scene_and_its_own_words(output):
+    found = cells_of(output, "figure5", "token_pair_grad_cam")
+    scenes = annotation_task("grounding", 12, 32)
+    for row, label in (("table2_clip", "CLIP"), ("table2_multi", "Multi")):
+        config, encoder = trained_model(only_run(output, row))
+        assert config.data.image_size == 32
+        items = [scenes[index] for index in range(12)]
+        for words, name in (([item["text"] for item in items], ""), (None, ", words of another picture")):
+            words = words or [item["text"] for item in with_words_of_others(items)]
+            shares = []
+            for item, text in list(zip(items, words))[1::2]:
+                inputs = as_model_inputs(encoder, [item["image"]], [text])
+                heat = token_maps(encoder.model, *inputs).pixels[0, 0].clamp(min=0).double().numpy()
+                left, top, right, bottom = item["box"]
+                area = (right - left) * (bottom - top)
+                shares.append(share_in_box(heat, item["box"]) if heat.any() else area)
+            assert found[f"{label}, whole score{name}"]["share_in_box"] == pytest.approx(np.mean(shares), abs=1e-5)
+
+
+def test_where_curves_rest_is_told_of_t_and_of_the_multiplier(output, tmp_path):
+    steps = np.arange(300)
+    t = 4 - 3 * np.exp(-steps / 20)
+    log = RunFiles(tmp_path).log
+    lines = [{"event": "train", "step": int(k) + 1, "logit_scale": float(np.exp(v))} for k, v in zip(steps, t)]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    run = RowRun(RunFiles(tmp_path), 0, {}, {}, "made up", "", "")
+    values = _findings({"Sphere, e^0": [run]}, OptimConfig(warmup_steps=0)).values
+    found = {column: values["sphere_e_0", column][0] for _, column in values}
+    assert found["final_t"] == pytest.approx(t[-1])
+    assert found["final_multiplier"] == pytest.approx(np.exp(t[-1]))
+    # 300 steps have windows of 20: t moves by 3 (1 - 1/e) exp(-k / 20) within one
+    moved = 3 * (1 - np.exp(-1)) * np.exp(-steps / 20)
+    assert found["converged"] == found["settled"] == np.argmax(moved < 0.02 * t)
+    assert found["converged_multiplier"] == found["settled_multiplier"] == np.argmax(np.exp(moved) - 1 < 0.02)
+    assert found["converged_multiplier"] > found["converged"] + 20
 
 
 def test_a_trained_model_wants_no_gradient_and_is_in_evaluation_mode(output):

@@ -177,8 +177,11 @@ def test_inner_product_obeys_only_the_relaxed_triangle_inequality():
 
 
 def test_random_directions_have_the_statistics_of_the_paper():
-    """tr: 0 +- m / sqrt(d); Geo: (pi / 2) sqrt(m) +- 1 / sqrt(n); l2 of unit variance: 32.0 +- 1.0."""
+    """Sphere: 0 +- 1 / sqrt(d); tr: 0 +- m / sqrt(d); Geo: (pi / 2) sqrt(m) +- 1 / sqrt(n); l2, variance 1: 32 +- 1."""
     features, others = torch.randn(1_000, 512), torch.randn(1_000, 512)
+    cosines = Sphere().similarity(Sphere().embed_image(features), Sphere().embed_text(others))
+    assert cosines.mean().item() == pytest.approx(0, abs=0.0025)
+    assert cosines.std().item() == pytest.approx(0.044, rel=0.05)
     oblique, geodesic = build("oblique", 64), build("oblique_geodesic", 64)
     images, texts = oblique.embed_image(features), oblique.embed_text(others)
     scores = oblique.similarity(images, texts)
