@@ -19,7 +19,7 @@ from common.info_nce import contrastive_loss, symmetric_info_nce
 from common.logit_scale import LogitScale
 from common.run.config import load_row
 from oblique_topology import class_token_cost
-from oblique_topology.class_token_cost import BERT_WORDS, TOKENS, counted, encoder_macs, time_ratios
+from oblique_topology.class_token_cost import BERT_WORDS, SCENE_WORDS, TOKENS, counted, encoder_macs, time_ratios
 from oblique_topology.config import Config
 from oblique_topology.distance_distributions import chance_to_be_closer, sample_distances, statistics_of
 from oblique_topology.equilibrium import (
@@ -562,9 +562,9 @@ def test_words_of_others_are_other_words_beside_the_same_picture_and_box():
 # ---- cost of class tokens -------------------------------------------------------------------------------------------
 
 
-def config_with(row, tokens):
+def config_with(row, tokens, scale="paper"):
     settings = ["method.geometry=oblique", f"method.num_spheres={tokens}", "method.multi_token=true"]
-    return load_row(Config, CODE.folder, CODE.folder / "configs" / row, "paper", settings)
+    return load_row(Config, CODE.folder, CODE.folder / "configs" / row, scale, settings, CODE.scale_files)
 
 
 def test_the_papers_formula_gives_8_percent_for_the_image_tower_and_10_for_both():
@@ -591,6 +591,19 @@ def test_counted_flops_are_the_formula_with_patches_and_projections(row, width, 
     assert cost["text"] == 2 * text
     assert cost["both"] == 2 * (vision + text)
     assert cost["parameters"] == pytest.approx(parameters / 1e6, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("scale", "words", "ratios"),
+    [("paper", BERT_WORDS, {8: 1.06, 32: 1.27}), ("demo", SCENE_WORDS, {8: 1.32, 16: 1.69, 32: 2.44})],
+)
+def test_what_multi_costs_in_table_4_is_what_the_notes_say(scale, words, ratios):
+    """Claims C16 and C35 and the README's first deviation."""
+
+    def flops(tokens):
+        return counted(config_with("ablation_multi_64_8.yaml", tokens, scale), words)["both"]
+
+    assert {tokens: round(flops(tokens) / flops(1), 2) for tokens in ratios} == ratios
 
 
 def test_more_class_tokens_keep_more_memory_and_none_of_it_is_weights():
