@@ -7,7 +7,8 @@ the second for its columns, and retrieval ranks captions by the first and pictur
 either side both are the inner product. A block of pairs costs num_image_tokens * num_words times a cosine.
 
 Padding words are zero vectors, so that embeddings can be gathered, cached and stored like any others; they take part
-neither in a maximum nor in a mean.
+neither in a maximum nor in a mean. Where every text has the same number of tokens (padded = False) a zero vector is a
+token like others.
 """
 
 from collections.abc import Callable
@@ -23,12 +24,15 @@ from common.info_nce import info_nce
 MAX_PRODUCTS = 2**24  # token pairs that are held at once
 
 
-def late_interaction(image_tokens: torch.Tensor, text_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def late_interaction(
+    image_tokens: torch.Tensor, text_tokens: torch.Tensor, padded: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Both similarities of all pairs.
 
     Args:
         image_tokens: (num_images, num_image_tokens, dim), unit norm.
-        text_tokens: (num_texts, num_words, dim), unit norm; zero vectors are padding.
+        text_tokens: (num_texts, num_words, dim), unit norm.
+        padded: whether zero vectors are padding.
     Returns:
         s_i2t and s_t2i, each (num_images, num_texts), float32 or better, in [-1, 1]; higher is closer. For a text of
         padding alone they are -inf and 0.
@@ -42,19 +46,19 @@ def late_interaction(image_tokens: torch.Tensor, text_tokens: torch.Tensor) -> t
         )
     per_text = image_tokens.shape[0] * image_tokens.shape[1] * text_tokens.shape[1]
     num_parts = -(-len(text_tokens) * per_text // MAX_PRODUCTS)
-    if text_tokens.device.type == "cpu":  # elsewhere to ask for lengths would stall the device
+    if padded and text_tokens.device.type == "cpu":  # elsewhere to ask for lengths would stall the device
         places = torch.arange(1, text_tokens.shape[1] + 1)
         lengths = ((text_tokens != 0).any(dim=2) * places).amax(dim=1).clamp(min=1)
         parts, back = parts_of_like_length(lengths, max(8, num_parts))
-        blocks = [_block(image_tokens, text_tokens[rows, :longest]) for rows, longest in parts]
+        blocks = [_block(image_tokens, text_tokens[rows, :longest], padded) for rows, longest in parts]
     else:
-        blocks = [_block(image_tokens, texts) for texts in text_tokens.chunk(max(1, num_parts))]
+        blocks = [_block(image_tokens, texts, padded) for texts in text_tokens.chunk(max(1, num_parts))]
         back = slice(None)
     return torch.cat([i2t for i2t, _ in blocks], dim=1)[:, back], torch.cat([t2i for _, t2i in blocks], dim=1)[:, back]
 
 
-def _block(image_tokens: torch.Tensor, text_tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    real = (text_tokens != 0).any(dim=2)  # (texts, words)
+def _block(image_tokens: torch.Tensor, text_tokens: torch.Tensor, padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    real = (text_tokens != 0).any(dim=2) | (not padded)  # (texts, words)
     with full_precision(image_tokens):
         images, texts = at_least_float32(image_tokens), at_least_float32(text_tokens)
         products = torch.einsum("ind,tmd->itnm", images, texts)
@@ -69,11 +73,17 @@ class LateInteraction(nn.Module):
     Args:
         name: for messages and logs.
         embed: features of either side -> (batch, tokens, dim) of unit norm, zero where padded.
+        padded: whether zero vectors are padding.
     """
 
-    def __init__(self, name: str = "late_interaction", embed: Callable[[torch.Tensor], torch.Tensor] = unit) -> None:
+    def __init__(
+        self,
+        name: str = "late_interaction",
+        embed: Callable[[torch.Tensor], torch.Tensor] = unit,
+        padded: bool = True,
+    ) -> None:
         super().__init__()
-        self.name, self.embed = name, embed
+        self.name, self.embed, self.padded = name, embed, padded
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         return self.embed(image_features)
@@ -82,10 +92,10 @@ class LateInteraction(nn.Module):
         return self.embed(text_features)
 
     def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        return late_interaction(image_embeddings, text_embeddings)[0]
+        return late_interaction(image_embeddings, text_embeddings, self.padded)[0]
 
     def text_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        return late_interaction(image_embeddings, text_embeddings)[1]
+        return late_interaction(image_embeddings, text_embeddings, self.padded)[1]
 
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         pairs = zip(image_embeddings.split(1), text_embeddings.split(1))
@@ -101,7 +111,7 @@ class LateInteraction(nn.Module):
 
 
 def late_interaction_loss(
-    image_tokens: torch.Tensor, text_tokens: torch.Tensor, logit_scale: torch.Tensor
+    image_tokens: torch.Tensor, text_tokens: torch.Tensor, logit_scale: torch.Tensor, padded: bool = True
 ) -> torch.Tensor:
     """InfoNCE with s_i2t for the rows and s_t2i for the columns, over the batch of all processes.
 
@@ -109,12 +119,13 @@ def late_interaction_loss(
         image_tokens: (local_batch, num_image_tokens, dim); text_tokens: (local_batch, num_words, dim); the same shapes
             on every process, row k of both belong together.
         logit_scale: scalar tensor.
+        padded: whether zero vectors are padding.
     Returns:
         Scalar in nats: this process's share, as in `contrastive_loss`.
     """
     all_images, all_texts = gather_with_gradient(image_tokens), gather_with_gradient(text_tokens)
     targets = torch.arange(len(image_tokens), device=image_tokens.device) + rank() * len(image_tokens)
-    image_to_text, text_to_image = late_interaction(image_tokens, all_texts)
+    image_to_text, text_to_image = late_interaction(image_tokens, all_texts, padded)
     if world_size() > 1:  # with one process both matrices are of the same pairs
-        _, text_to_image = late_interaction(all_images, text_tokens)
+        _, text_to_image = late_interaction(all_images, text_tokens, padded)
     return (info_nce(logit_scale * image_to_text, targets) + info_nce(logit_scale * text_to_image.T, targets)) / 2

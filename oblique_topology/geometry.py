@@ -95,7 +95,7 @@ def max_average(sphere_dim: int) -> LateInteraction:
     Args:
         sphere_dim: numbers per sphere.
     """
-    return LateInteraction("max_average", partial(_cut, sphere_dim=sphere_dim))
+    return LateInteraction("max_average", partial(_cut, sphere_dim=sphere_dim), padded=False)
 
 
 def _cut(features: torch.Tensor, sphere_dim: int) -> torch.Tensor:

@@ -100,7 +100,7 @@ def train(
 
             image_embeddings, text_embeddings, logit_scale = micro_batches.embed(images, token_ids)
             if config.method.geometry == "max_average":  # its two directions have a matrix each
-                loss = late_interaction_loss(image_embeddings, text_embeddings, logit_scale)
+                loss = late_interaction_loss(image_embeddings, text_embeddings, logit_scale, padded=False)
             else:
                 loss = geometry_loss(
                     image_embeddings,

@@ -14,7 +14,8 @@ from hard_pairs import (
 
 from common.geometry import Geometry, Sphere, euclidean_distance, unit
 from common.info_nce import symmetric_info_nce
-from oblique_topology.geometry import Euclidean, Oblique
+from common.late_interaction import late_interaction_loss
+from oblique_topology.geometry import Euclidean, Oblique, max_average
 from oblique_topology.oblique import (
     oblique_geodesic_distance,
     oblique_similarity,
@@ -292,6 +293,20 @@ def test_matched_pairs_keep_their_digits_in_float32(distance):
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_right(name):
     assert_gradient_is_right(build(name), torch.randn(3, 8), torch.randn(3, 8))
+
+
+def test_the_max_average_takes_zero_and_hard_features_and_its_gradients_are_right():
+    """Its two similarities are not symmetric, so that it has no part in the tests of NAMES."""
+    assert_gradient_is_right(max_average(4), torch.randn(3, 8), torch.randn(3, 8))
+    for dtype in (torch.float32, torch.bfloat16):
+        assert assert_finite_at_hard_pairs(max_average(8), 900, dtype, rows=30) >= 1_800
+    geometry, images, texts = max_average(2), torch.randn(3, 6), torch.randn(3, 6)
+    texts[0], texts[1, 2:4] = 0, 0  # no padding: every text has three vectors
+    first, second = geometry.embed_image(images), geometry.embed_text(texts)
+    cosines = torch.einsum("iad,tbd->itab", first, second)
+    torch.testing.assert_close(geometry.similarity(first, second), cosines.amax(dim=3).mean(dim=2))
+    torch.testing.assert_close(geometry.text_similarity(first, second), cosines.amax(dim=2).mean(dim=2))
+    assert torch.isfinite(late_interaction_loss(first, second, torch.tensor(50.0), padded=False))
 
 
 @pytest.mark.parametrize("sign", [1, -1])
