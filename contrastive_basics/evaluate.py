@@ -1,6 +1,6 @@
 """Evaluates a checkpoint of the chapter's vision-language models: zero-shot classification and retrieval, as JSON.
 
-python contrastive_basics/evaluate.py --checkpoint outputs/runs/contrastive_basics/<run>/seed0/checkpoints/step-00000600
+python contrastive_basics/evaluate.py --checkpoint outputs/runs/contrastive_basics/<run>/seed0
 python contrastive_basics/evaluate.py --checkpoint <folder> data.source=shards data.root=/data/flickr8k
 """
 

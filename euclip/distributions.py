@@ -1,6 +1,6 @@
 """How far image and text embeddings lie from the origin and from their mean (papers/euclip.md, Sec. 13; Figures 2-8).
 
-python euclip/distributions.py --checkpoint outputs/runs/euclip/<run>/seed0/checkpoints/step-00000600 --output distances
+python euclip/distributions.py --checkpoint outputs/runs/euclip/<run>/seed0 --output distances
 python euclip/distributions.py --checkpoint <folder> --output distances --pictures 50000 data.root=/data/flickr8k
 
 Writes distances.json (summary), distances.png and, beside it, the histograms as CSV. The paper takes all training
@@ -30,7 +30,7 @@ from common.evaluation.embed import CaptionRule, Encoder, embed_pairs
 from common.evaluation.trained import this_device
 from common.geometry import Geometry
 from common.report.figures import Distributions, plot_distributions
-from common.run.checkpoint import open_checkpoint
+from common.run.checkpoint import named_checkpoint
 from common.run.session import provenance_of, run_or_explain, write_json
 from euclip.evaluate import load_encoder
 from euclip.traversal import generic_nearer, has_cones, mean_of_modalities, root_of
@@ -242,7 +242,7 @@ def write_distances(geometry: Geometry, sample: Sample, folder: Path, **facts: A
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` replaces sys.argv."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, type=Path, help="folder step-XXXXXXXX of a run")
+    parser.add_argument("--checkpoint", required=True, type=Path, help="folder of a run, or step-XXXXXXXX in it")
     parser.add_argument("--pictures", type=int, default=NUM_PICTURES, help="draw so many of the training set")
     parser.add_argument("--output", required=True, type=Path, help="folder of the files")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.root=/data/flickr8k")
@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.pictures < 1:
         raise ValueError(f"--pictures {given.pictures}; accepted: at least 1")
 
-    checkpoint = open_checkpoint(given.checkpoint)
+    checkpoint = named_checkpoint(given.checkpoint)
     config, encoder = load_encoder(checkpoint, this_device(), given.overrides)
     sample = training_sample(encoder, config, given.pictures)
     facts = {"step": checkpoint.state["step"], **provenance_of(checkpoint.state["paper"])}

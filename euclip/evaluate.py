@@ -1,6 +1,6 @@
 """Evaluates a checkpoint of EuCLIP: zero-shot classification and retrieval by its own geometry, as JSON.
 
-python euclip/evaluate.py --checkpoint outputs/runs/euclip/<run>/seed0/checkpoints/step-00000600
+python euclip/evaluate.py --checkpoint outputs/runs/euclip/<run>/seed0
 python euclip/evaluate.py --checkpoint <folder> data.source=shards data.root=/data/flickr8k
 """
 

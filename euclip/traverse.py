@@ -1,6 +1,6 @@
 """Walks from pictures to the root of a model's space and lists the captions on the way (EuCLIP, Tables 2, 3, 6, 7).
 
-python euclip/traverse.py --checkpoint outputs/runs/euclip/<run>/seed0/checkpoints/step-00000600 --min-radius 0.3 0.8
+python euclip/traverse.py --checkpoint outputs/runs/euclip/<run>/seed0 --min-radius 0.3 0.8
 python euclip/traverse.py --checkpoint <folder> --images my_photos --captions my_captions.txt --output outputs/walks
 python euclip/traverse.py --checkpoint <folder> --images '/data/coco-test-{000000..000003}.tar'
 python euclip/traverse.py --checkpoint meru_vit_b.pth --layout meru --images <folder> --captions pexels_text.json
@@ -24,7 +24,7 @@ from common.encoders.transformer import Activation
 from common.evaluation.embed import Encoder
 from common.evaluation.trained import this_device
 from common.geometry import Geometry
-from common.run.checkpoint import open_checkpoint
+from common.run.checkpoint import named_checkpoint
 from common.run.session import provenance_of, run_or_explain
 from euclip.caption_pools import NOUN_PROMPT, read_pool
 from euclip.evaluate import PAPER, load_encoder
@@ -46,7 +46,7 @@ def open_model(
         overrides: "section.key=value".
     """
     if layout is None:
-        opened = open_checkpoint(checkpoint)
+        opened = named_checkpoint(checkpoint)
         config, encoder = load_encoder(opened, this_device(), overrides)
         return config, encoder, {name: opened.state[name] for name in ("step", "training_data")}
     config = published_config(overrides, geometry)
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` replaces sys.argv."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--checkpoint", required=True, type=Path, help="folder step-XXXXXXXX of a run; with --layout a file"
+        "--checkpoint", required=True, type=Path, help="folder of a run, or step-XXXXXXXX in it; with --layout a file"
     )
     parser.add_argument("--layout", help="published weights, as in published.py: " + ", ".join(LAYOUTS))
     parser.add_argument("--geometry", help="layout open_clip: that it was trained with, default sphere")

@@ -1,6 +1,6 @@
 """Evaluates a checkpoint of the oblique-topology paper: zero-shot classification, retrieval, linear probe, as JSON.
 
-python oblique_topology/evaluate.py --checkpoint outputs/runs/oblique_topology/<run>/seed0/checkpoints/step-00000600
+python oblique_topology/evaluate.py --checkpoint outputs/runs/oblique_topology/<run>/seed0
 python oblique_topology/evaluate.py --checkpoint <folder> data.source=shards data.root=/data/flickr8k
 """
 

@@ -19,6 +19,7 @@ from common.run.checkpoint import (
     CheckpointError,
     has_checkpoints,
     last_checkpoint,
+    named_checkpoint,
     open_checkpoint,
     save_checkpoint,
     set_aside_later,
@@ -330,3 +331,11 @@ def test_folders_that_are_no_checkpoints_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=f"format 99; accepted: {checkpoint_module.FORMAT}"):
         open_checkpoint(path)
     assert last_checkpoint(tmp_path / "nowhere") is None
+
+
+def test_a_user_may_name_a_checkpoint_its_folder_or_the_run(tmp_path):
+    saved(tmp_path / "run/checkpoints", 1, 2)
+    for path, step in (("run", 2), ("run/checkpoints", 2), ("run/checkpoints/step-00000001", 1)):
+        assert named_checkpoint(tmp_path / path).state["step"] == step
+    with pytest.raises(CheckpointError, match=r"nowhere is no whole checkpoint: model\.safetensors"):
+        named_checkpoint(tmp_path / "nowhere")

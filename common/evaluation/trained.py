@@ -18,7 +18,7 @@ from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.evaluation.protocol import Evaluation, as_json
-from common.run.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
 from common.run.config import ConfigError, from_dict, override
 from common.run.session import RunFiles, provenance_of, write_json
 
@@ -137,12 +137,12 @@ def this_device() -> torch.device:
 def evaluate_main(description: str, models: TrainedModels) -> None:
     """The command line of an evaluate.py: --checkpoint, --output, then `data.key=value` and `run.key=value`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, type=Path, help="folder step-XXXXXXXX of a run")
+    parser.add_argument("--checkpoint", required=True, type=Path, help="folder of a run, or step-XXXXXXXX in it")
     parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.num_test=5000")
     arguments = parser.parse_intermixed_args()
 
-    checkpoint = open_checkpoint(arguments.checkpoint)
+    checkpoint = named_checkpoint(arguments.checkpoint)
     config, encoder = load_encoder(models, checkpoint, this_device(), arguments.overrides)
     results = models.evaluate_all(config, encoder, open_evaluation_sets(config.data))
     provenance = provenance_of(models.paper)

@@ -195,6 +195,19 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, state)
 
 
+def named_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint that a user names: its own folder, or that of a run, whose last whole one it is.
+
+    Raises:
+        CheckpointError: as `open_checkpoint` and `last_checkpoint`.
+    """
+    for folder in (path / "checkpoints", path):
+        found = last_checkpoint(folder)
+        if found is not None:
+            return found
+    return open_checkpoint(path)
+
+
 def last_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest whole checkpoint of a run, passing over damaged ones with a warning; None if there is none at all.
 
