@@ -74,6 +74,11 @@ class Config:
         return self.method.num_spheres if self.method.multi_token else 1
 
     @property
+    def largest_similarity(self) -> int | None:
+        """Of a pair, before the multiplier; None for distances, whose logits have no positive bound."""
+        return {"sphere": 1, "oblique": self.method.num_spheres, "max_average": 1}.get(self.method.geometry)
+
+    @property
     def structure(self) -> str:
         """As the paper writes it: "Sphere(512)", "Ob(64, 8)", "Multi(32, 16)", ..."""
         if self.method.geometry in ("sphere", "euclidean"):

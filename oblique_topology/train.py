@@ -120,6 +120,8 @@ def train(
             optimizer.zero_grad()
             bare_model.logit_scale.clamp_()  # in place, after the step: a clamp in the forward pass would freeze it
 
+            if config.largest_similarity is not None:  # one multiplier is as many times as hot as there are spheres
+                values["largest_logit"] = config.largest_similarity * values["logit_scale"]
             done = step + 1
             journal.step_done(done, batch, **values, learning_rate=learning_rate, gradient_norm=gradient_norm)
             validate_if_due(journal, done, encoder, training.validation_pairs)

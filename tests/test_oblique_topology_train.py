@@ -279,6 +279,17 @@ def test_a_bounded_temperature_leaves_its_bound(tmp_path):
     assert min(scales) < 3.8
 
 
+@pytest.mark.parametrize(("geometry", "times"), [("sphere", 1), ("oblique", 4), ("oblique_geodesic", None)])
+def test_the_log_tells_how_far_logits_can_reach(tmp_path, geometry, times):
+    spheres = 1 if geometry == "sphere" else 4
+    settings = (f"method.geometry={geometry}", f"method.num_spheres={spheres}", "optim.steps=2")
+    files = run(tmp_path, *SHORT_END, *settings)
+    for record in read_log(files.log):
+        if record["event"] == "train":
+            expected = None if times is None else pytest.approx(times * record["logit_scale"])
+            assert record.get("largest_logit") == expected
+
+
 def test_the_max_average_trains_and_ranks_by_its_two_matrices(tmp_path):
     settings = (*MULTI, "method.geometry=max_average", "method.logit_scale_max=100", "optim.steps=40")
     files = run(tmp_path, *settings, "optim.learning_rate=3.0e-3", "run.save_every=0", row="table2_multi")
