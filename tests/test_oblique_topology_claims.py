@@ -85,7 +85,7 @@ def test_numbers_that_the_paper_prints_twice_stand_in_the_file_once():
 def test_a_table_is_marked_as_not_run_yet_as_long_as_nothing_here_reproduces_it():
     tables = yaml.safe_load((PAPER / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]
     runnable = {name for name, table in tables.items() if not table.get("not_run_yet")}
-    assert runnable == {name for name in PARTS if name.startswith("table")}
+    assert runnable == PARTS.keys() & tables.keys()
     for name in set(tables) - runnable:
         assert not any("config" in row for row in tables[name]["rows"]), name
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from common.report.command import Command
 from common.report.experiments import read_experiment
@@ -248,6 +249,21 @@ def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):
         assert cells["flickr_t2i_r1"].chance == pytest.approx(0.1)
         assert "num_images 1000, num_texts 5000" in cells["flickr_t2i_r1"].protocol
     assert root not in json.dumps(result.command)
+
+    folder = tmp_path / "labelled/cifar10"
+    for number in range(10):
+        (folder / "test" / f"class{number}").mkdir(parents=True)
+        Image.new("RGB", (32, 32), (25 * number, 0, 0)).save(folder / "test" / f"class{number}" / "a.png")
+    (folder / "classnames.txt").write_text("".join(f"thing{number}\n" for number in range(10)))
+    (folder / "zeroshot_classification_templates.txt").write_text("a photo of a {}.\n")
+    more = f"data.labelled={tmp_path / 'labelled'}"
+    main(["further_sets", "--scale", "photos", "--data", root, "--output", str(tmp_path), *small, more])
+    (written,) = tmp_path.glob("results/oblique_topology/further_sets/photos-*/further_sets.json")
+    for row in from_json(written.read_text()).rows:
+        assert row.ours["cifar10"].data.startswith("cifar10 (")
+        assert row.ours["cifar10"].mean % 10 == pytest.approx(0)
+        assert row.ours["cifar10"].chance == pytest.approx(10)
+        assert row.ours["food101"] is None
 
 
 def test_the_smoke_table_runs_from_the_command_line_of_make(tmp_path):

@@ -31,6 +31,7 @@ DIGESTS = {
     "oblique_topology/table8": 1398188421,
     "oblique_topology/table9": 1152505460,
     "oblique_topology/table10": 4152085918,
+    "oblique_topology/further_sets": 4098039160,
 }
 
 

@@ -1,0 +1,77 @@
+"""Writes classnames.txt and zeroshot_classification_templates.txt of a labelled set, which `data.labelled` wants.
+
+    python scripts/label_files.py /data/labelled/imagenet                        ImageNet's, as open_clip has them
+    python scripts/label_files.py /data/labelled/imagenet_a --among /data/labelled/imagenet
+    python scripts/label_files.py /data/labelled/food101 --source prompts.json --dataset food101
+
+Names are in the order of the labels, that of the sorted class folders. A set that has only some of another's classes,
+in folders of the same names (ImageNet-A and -R have WordNet ids, as ImageNet), gets those with `--among`.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from common.data.class_names import OPEN_CLIP, read_class_names, read_templates
+from common.data.labelled import CLASS_NAMES_FILE, TEMPLATES_FILE, class_folders
+from common.run.session import run_or_explain
+
+
+def folders_of_classes(folder: Path) -> list[str]:
+    """Sorted names of a set's class folders: in test, in val, in train, or directly in its folder.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    for place in (folder / "test", folder / "val", folder / "train", folder):
+        if place.is_dir() and any(item.is_dir() for item in place.iterdir()):
+            return class_folders(place)
+    raise ValueError(f"{folder} has no class folders; accepted: in test, val or train, or directly in it")
+
+
+def names_among(names: list[str], folder: Path, whole: Path) -> list[str]:
+    """The names of the classes that a set has, out of those of the set that has them all.
+
+    Args:
+        names: of `whole`, in the order of its class folders.
+        folder: of the set with some of the classes.
+        whole: of the set with all of them.
+    Raises:
+        ValueError: a folder of the one that the other lacks, or not as many names as folders.
+    """
+    all_folders, some = folders_of_classes(whole), folders_of_classes(folder)
+    if len(names) != len(all_folders):
+        raise ValueError(f"{whole} has {len(all_folders)} class folders for {len(names)} names; accepted: one each")
+    unknown = sorted(set(some) - set(all_folders))
+    if unknown:
+        raise ValueError(f"{folder}: {whole} has no class folder {unknown[0]!r}; accepted: folders of the same names")
+    name_of = dict(zip(all_folders, names))
+    return [name_of[item] for item in some]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="of the set, with or without its pictures")
+    parser.add_argument("--source", default=OPEN_CLIP, help="open_clip (ImageNet's), or a JSON file of several sets")
+    parser.add_argument("--dataset", default="", help="which one of the JSON file")
+    parser.add_argument("--among", type=Path, help="folder of the set that has all classes of the source")
+    given = parser.parse_args(arguments)
+    names = read_class_names(given.source, given.dataset)
+    templates = read_templates(given.source, given.dataset)
+    if given.among is not None:
+        names = names_among(names, given.folder, given.among)
+    files = {given.folder / CLASS_NAMES_FILE: names, given.folder / TEMPLATES_FILE: templates}
+    there = [path for path in files if path.exists()]
+    if there:
+        raise ValueError(f"{there[0]} is there already; remove it to write it anew")
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for path, lines in files.items():
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        print(f"{path}: {len(lines)} lines")
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

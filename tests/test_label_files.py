@@ -1,0 +1,72 @@
+"""scripts/label_files.py: the two text files of a labelled set."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from common.data.labelled import CLASS_NAMES_FILE, TEMPLATES_FILE, open_labelled_sets
+from scripts.label_files import main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.json"
+    content = {"pets": {"classes": ["cat", "dog", "emu"], "templates": ["a photo of a {}.", "a drawing of a {c}."]}}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def pictures(root, folders):
+    for folder in folders:
+        (root / folder).mkdir(parents=True)
+        Image.fromarray(np.zeros((4, 4, 3), dtype=np.uint8)).save(root / folder / "a.png")
+
+
+def test_a_set_with_its_files_can_be_opened(tmp_path, prompts):
+    labelled = tmp_path / "labelled"
+    pictures(labelled / "pets" / "val", ["n1", "n2", "n3"])
+    pictures(labelled / "few_pets", ["n1", "n3"])
+    main([str(labelled / "pets"), "--source", str(prompts), "--dataset", "pets"])
+    few = [str(labelled / "few_pets"), "--source", str(prompts), "--dataset", "pets", "--among", str(labelled / "pets")]
+    main(few)
+    sets = open_labelled_sets(labelled)
+    assert sets["pets"].class_names == ["cat", "dog", "emu"]
+    assert sets["few_pets"].class_names == ["cat", "emu"]
+    assert sets["pets"].templates == sets["few_pets"].templates == ["a photo of a {}.", "a drawing of a {}."]
+    with pytest.raises(ValueError, match=f"{CLASS_NAMES_FILE} is there already"):
+        main(few)
+
+
+def test_imagenets_names_and_templates_come_from_open_clip(tmp_path):
+    pytest.importorskip("open_clip")
+    with pytest.warns(UserWarning, match="missile"):
+        main([str(tmp_path / "imagenet")])
+    lines = {
+        name: (tmp_path / "imagenet" / name).read_text(encoding="utf-8") for name in (CLASS_NAMES_FILE, TEMPLATES_FILE)
+    }
+    assert [text.count("\n") for text in lines.values()] == [1000, 80]
+    assert lines[CLASS_NAMES_FILE].startswith("tench\n")
+
+
+def test_folders_that_do_not_fit_are_named(tmp_path, prompts):
+    arguments = ["--source", str(prompts), "--dataset", "pets", "--among", str(tmp_path / "all")]
+    pictures(tmp_path / "all", ["n1", "n2"])
+    pictures(tmp_path / "some", ["n1", "n9"])
+    with pytest.raises(ValueError, match="all has 2 class folders for 3 names"):
+        main([str(tmp_path / "some"), *arguments])
+    pictures(tmp_path / "all", ["n3"])
+    with pytest.raises(ValueError, match="all has no class folder 'n9'"):
+        main([str(tmp_path / "some"), *arguments])
+    with pytest.raises(ValueError, match="none has no class folders"):
+        main([str(tmp_path / "none"), *arguments])
+    command = [sys.executable, "scripts/label_files.py", str(tmp_path / "x"), "--source", str(prompts)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {prompts} has no data set ''")
