@@ -24,7 +24,7 @@ import torch
 
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets
-from common.data.transforms import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD, ImageTransform
+from common.data.transforms import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD
 from common.encoders.text import CausalTextTransformer
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import TwoTowers
@@ -39,12 +39,12 @@ from common.encoders.weights import (
     read_weights,
 )
 from common.evaluation.embed import Encoder
-from common.evaluation.protocol import as_json
-from common.evaluation.trained import print_or_write, this_device
+from common.evaluation.published import answer_of_published, check_layout, published_encoder
+from common.evaluation.trained import this_device
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 from common.run.config import load_beside_weights
-from common.run.session import provenance_of, run_or_explain
+from common.run.session import run_or_explain
 from euclip.config import Config, Geometry, MethodConfig
 from euclip.evaluate import PAPER
 from euclip.geometry import Hyperbolic
@@ -221,12 +221,9 @@ def open_published(
     Raises:
         WeightsError, FileNotFoundError, ValueError: what cannot be read, or does not fit.
     """
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout {layout!r}; accepted: {', '.join(LAYOUTS)}")
     if geometry != "sphere" and layout != "open_clip":
         raise ValueError(f"geometry {geometry} with layout {layout}, which tells its own; accepted: layout open_clip")
-    if layout != "transformers" and not Path(checkpoint).is_file():
-        raise FileNotFoundError(f"{checkpoint} does not exist; layout {layout} takes a file of weights")
+    check_layout(checkpoint, layout, of_files=LAYOUTS[1:], of_folders=LAYOUTS[:1])
     if layout == "meru":
         model = meru_from_state(read_weights(checkpoint), source=checkpoint)
     elif layout == "open_clip":
@@ -234,14 +231,8 @@ def open_published(
     else:
         model = load_clip(checkpoint, activation)
     mean, std = (IMAGENET_MEAN, IMAGENET_STD) if layout == "meru" else (CLIP_MEAN, CLIP_STD)
-    return Encoder(
-        model=model.to(device).eval(),
-        transform=ImageTransform(model.image_tower.image_size, "crop", mean=mean, std=std),
-        tokenizer=ClipTokenizer.from_vocabulary(config.data.vocabulary),
-        context_length=model.text_tower.context_length,
-        batch_size=config.run.evaluation_batch_size,
-        device=device,
-        num_workers=config.run.num_workers,
+    return published_encoder(
+        model, ClipTokenizer.from_vocabulary(config.data.vocabulary), config.run, device, mean, std
     )
 
 
@@ -272,11 +263,7 @@ def main() -> None:
         arguments.checkpoint, arguments.layout, arguments.geometry, arguments.activation, config, this_device()
     )
     results = evaluate_suite(config, encoder, open_evaluation_sets(config.data))
-    name = Path(arguments.checkpoint).name if Path(arguments.checkpoint).exists() else arguments.checkpoint
-    weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
-    facts = {"layout": arguments.layout, "geometry": encoder.model.geometry.name}
-    content = {**facts, **as_json(PAPER, results, 0, weights, provenance_of(PAPER))}
-    print_or_write(content, arguments.output)
+    answer_of_published(PAPER, arguments.checkpoint, arguments.layout, encoder, results, arguments.output)
 
 
 if __name__ == "__main__":

@@ -20,20 +20,17 @@ import torch
 from common.data.bert_tokenizer import BertTokenizer
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets
-from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
 from common.encoders.weights import load_clip
 from common.evaluation.coco import evaluate_coco
 from common.evaluation.embed import Encoder
-from common.evaluation.protocol import as_json
-from common.evaluation.trained import print_or_write, this_device
+from common.evaluation.published import answer_of_published, check_layout, published_encoder
+from common.evaluation.trained import this_device
 from common.run.config import load_beside_weights, load_config
-from common.run.session import provenance_of, run_or_explain
+from common.run.session import run_or_explain
 from oblique_topology.coco_table import CocoConfig, open_coco
 from oblique_topology.config import Config
 from oblique_topology.evaluate import PAPER, evaluate_all
 from oblique_topology.released import load_released
-
-LAYOUTS = ("released", "clip")
 
 
 def open_published(checkpoint: str, layout: str, config: Config, device: torch.device) -> Encoder:
@@ -41,41 +38,24 @@ def open_published(checkpoint: str, layout: str, config: Config, device: torch.d
 
     Args:
         checkpoint: a released file; layout clip: whatever `load_clip` takes.
-        layout: one of LAYOUTS.
+        layout: released or clip.
         config: data.vocabulary names the tokenizer's file, run its batch size.
         device: where the model goes.
     Raises:
         WeightsError, FileNotFoundError, ValueError: what cannot be read, or does not fit.
     """
-    if layout not in LAYOUTS:
-        raise ValueError(f"--layout {layout}; accepted: {', '.join(LAYOUTS)}")
+    check_layout(checkpoint, layout, of_files=("released",), of_folders=("clip",))
     if layout == "released":
-        if not Path(checkpoint).is_file():
-            raise FileNotFoundError(f"{checkpoint} does not exist; layout released takes a file of weights")
         model, tokenizer = load_released(checkpoint), BertTokenizer.from_vocabulary(config.data.vocabulary)
     else:
         model, tokenizer = load_clip(checkpoint), ClipTokenizer.from_vocabulary(config.data.vocabulary)
-    of_words, of_model = tokenizer.vocabulary_size, model.text_tower.token_embedding.num_embeddings
-    if (of_words, tokenizer.end_id) != (of_model, model.text_tower.end_id):
-        raise ValueError(
-            f"data.vocabulary = {config.data.vocabulary} has {of_words} ids, that of the end {tokenizer.end_id}; "
-            f"{checkpoint} has {of_model} and {model.text_tower.end_id}; accepted: the vocabulary it was trained with"
-        )
-    return Encoder(
-        model=model.to(device).eval(),
-        transform=ImageTransform(model.image_tower.image_size, "crop", mean=CLIP_MEAN, std=CLIP_STD),
-        tokenizer=tokenizer,
-        context_length=model.text_tower.context_length,
-        batch_size=config.run.evaluation_batch_size,
-        device=device,
-        num_workers=config.run.num_workers,
-    )
+    return published_encoder(model, tokenizer, config.run, device)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", required=True, help="file of weights; layout clip: also a folder or hub name")
-    parser.add_argument("--layout", default="released", help=", ".join(LAYOUTS))
+    parser.add_argument("--layout", default="released", help="released, clip")
     parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.*, run.* and coco.*")
     given = parser.parse_intermixed_args()
@@ -91,10 +71,7 @@ def main() -> None:
         results = evaluate_coco(encoder, test.pairs, test.relations)
     else:
         results = evaluate_all(config, encoder, open_evaluation_sets(config.data))
-    name = Path(given.checkpoint).name if Path(given.checkpoint).exists() else given.checkpoint
-    weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
-    facts = {"layout": given.layout, "geometry": encoder.model.geometry.name}
-    print_or_write({**facts, **as_json(PAPER, results, 0, weights, provenance_of(PAPER))}, given.output)
+    answer_of_published(PAPER, given.checkpoint, given.layout, encoder, results, given.output)
 
 
 if __name__ == "__main__":

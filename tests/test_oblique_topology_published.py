@@ -77,7 +77,7 @@ def test_a_clip_of_transformers_is_evaluated_on_the_sphere(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--layout", "timm"], r"--layout timm; accepted: released, clip"),
+        (["--layout", "timm"], r"layout 'timm'; accepted: clip, released"),
         (["--checkpoint", "nowhere.pt"], r"nowhere\.pt does not exist; layout released takes a file"),
         (["coco.cxc=sits.csv"], r"coco\.cxc=sits\.csv without coco\.test, the file of the test pictures"),
         (["method.geometry=sphere"], r"method\.geometry=sphere: published weights bring their own"),
@@ -90,5 +90,5 @@ def test_what_does_not_fit_is_named(tmp_path, monkeypatch, vocabulary, released,
 
 def test_another_vocabulary_is_refused(tmp_path, monkeypatch, released):
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in WORDS), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"has 156 ids, that of the end 102; .*multi\.pt has 200 and 102; accepted"):
+    with pytest.raises(ValueError, match=r"data\.vocabulary has 156 ids, the text tower of these weights 200"):
         evaluated(tmp_path, monkeypatch, "--checkpoint", released, f"data.vocabulary={tmp_path / 'vocab.txt'}")
