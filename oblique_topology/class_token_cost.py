@@ -155,10 +155,12 @@ def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
     rounds, batch = ROUNDS.get(command.scale, ROUNDS["demo"])
     rows, values = {}, {}
     for key, (label, row, scale) in sizes.items():
-        configs = [_with_tokens(code, row, scale, number) for number in TOKENS]
+        numbers = _with_tokens(code, row, scale, 1).model.embedding_dim
+        tokens = [number for number in TOKENS if 2 * number <= numbers]  # a sphere has two numbers or more
+        configs = [_with_tokens(code, row, scale, number) for number in tokens]
         words = BERT_WORDS if key in SIZES else SCENE_WORDS
         costs = [counted(config, words) for config in configs]
-        for number, cost in zip(TOKENS, costs):
+        for number, cost in zip(tokens, costs):
             name = f"{key}_m{number}"
             rows[name] = f"{label}, {number} token{'s' if number > 1 else ''}"
             ratios = {column: value / costs[0][column] for column, value in cost.items()}
@@ -166,7 +168,7 @@ def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
             values |= {(name, column): [value] * len(command.seeds) for column, value in ratios.items()}
         if key == here:
             timed = [time_ratios(configs, words, batch, rounds, seed) for seed in command.seeds]
-            for index, number in enumerate(TOKENS):
+            for index, number in enumerate(tokens):
                 values[f"{key}_m{number}", "time"] = [ratios[index] for ratios in timed]
     findings = Findings(
         name="class_token_cost",
