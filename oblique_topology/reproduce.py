@@ -150,7 +150,6 @@ def table6(command: Command) -> list[Table]:
         )
         for row in source["rows"]
     ]
-    plot_runs(command, PAPER, runs)
     return [command.table(CODE, printed, "table6", _columns(source), rows, runs)]
 
 

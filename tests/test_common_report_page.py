@@ -255,7 +255,13 @@ def test_plot_of_training_has_loss_logit_scale_and_recall_of_every_run(tmp_path)
         (panel, run) for panel in ("loss", "logit_scale", "i2t_recall_at_1", "t2i_recall_at_1") for run in "ab"
     }
     assert [float(r["value"]) for r in records if r["panel"] == "i2t_recall_at_1"] == [25.0, 37.5]
-    assert sum(r["panel"] == "loss" for r in records) == 400  # every record, although the plot averages windows
+    # of 200 records, means over windows of 4, as they are drawn
+    losses = [float(record["loss"]) for record in made_up_log(0.125) if record["event"] == "train"]
+    written = [r for r in records if (r["panel"], r["run"]) == ("loss", "b")]
+    assert len(losses) == 200
+    means = [sum(losses[k : k + 4]) / 4 for k in range(0, 200, 4)]
+    assert [float(r["value"]) for r in written] == pytest.approx(means, nan_ok=True)
+    assert [float(r["step"]) for r in written] == [k + 2.5 for k in range(0, 200, 4)]
 
 
 def test_seeds_of_a_method_look_alike_and_share_a_line_of_the_legend(tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def plot_training(
             in the run's JSON lines. Records with event "train" give `step`, `loss` and `logit_scale`, those with event
             "evaluate" `step` and `metrics`, where names that end in `i2t_recall_at_1` and `t2i_recall_at_1` (fractions)
             are plotted in percent.
-        path: of the PNG; the numbers go to `<stem>_plotted.csv`.
+        path: of the PNG; the points as they are drawn, averages where records are many, go to `<stem>_plotted.csv`.
         num_candidates: how many candidates a query is compared with in the loss (the global batch, plus the queue where
             there is one); draws ln(num_candidates), the loss of a model that cannot tell them apart. None: the global
             batch, if the records give `samples_seen` and all runs agree on it, else no line.
@@ -98,9 +98,11 @@ def plot_training(
     FigureCanvasAgg(figure)
     axes = figure.subplots(down, across, squeeze=False).ravel()
     drawn: dict[str, object] = {}
+    records: list[tuple] = []
     for axis, (title, unit, by_run) in zip(axes, panels):
-        for method, points in zip(methods, by_run.values()):
+        for method, (run, points) in zip(methods, by_run.items()):
             window, points = _averaged(points)
+            records += [(title, run, *point) for point in points]
             if points:
                 seeds = f" ({methods.count(method)} seeds)" if methods.count(method) > 1 else ""
                 drawn.setdefault(_literal(method) + seeds, _draw_run(axis, points, looks[method]))
@@ -115,7 +117,6 @@ def plot_training(
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
     figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=2, fontsize=_SMALL)
-    records = [(title, run, *p) for title, _, by_run in panels for run, points in by_run.items() for p in points]
     return _write(figure, path, ("panel", "run", "step", "value"), records)
 
 
