@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -77,6 +78,32 @@ def test_loss_and_every_gradient_of_two_processes_equal_one(tmp_path):
             assert "logit_scale.log_logit_scale" in errors
             assert max(errors.values()) <= tolerance
     assert "geometry.log_curvature" in report["float64"]["hyperbolic, in tiles and micro-batches"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        TRAIN,
+        pytest.param("euclip/train.py", marks=pytest.mark.slow),
+        pytest.param("contrastive_basics/train.py", marks=pytest.mark.slow),
+        pytest.param("contrastive_basics/pretrain.py", marks=pytest.mark.slow),
+    ],
+)
+def test_torch_compile_through_accelerate_gives_the_same_losses_and_goes_on_from_a_run_without_it(script, tmp_path):
+    few = ["--scale", "smoke", "run.log_every=1", "run.evaluate_every=0", "run.save_every=3"]
+    plain, compiled = tmp_path / "plain", tmp_path / "compiled"
+    done = start(sys.executable, script, *few, "--output-dir", str(plain), ACCELERATE_USE_CPU="true")
+    assert done.returncode == 0, done.stderr
+    shutil.copytree(plain, compiled)
+    shutil.rmtree(compiled / "checkpoints" / "step-00000006")
+    eager = [*ACCELERATE, "--config_file", "scripts/accelerate/cpu.yaml", "--dynamo_backend", "eager"]
+    done = start(*eager, script, *few, "--output-dir", str(compiled), "--resume", TORCH_LOGS="+dynamo")
+    assert done.returncode == 0, done.stderr
+    assert "COMPILING" in done.stderr.upper(), "nothing was compiled"
+    assert len(losses(compiled)) == 6
+    assert losses(compiled) == pytest.approx(losses(plain), rel=1e-5)
+    one, other = (json.loads((folder / "evaluation.json").read_text())["evaluations"] for folder in (plain, compiled))
+    assert one == other
 
 
 def test_a_run_killed_at_any_moment_goes_on_to_the_same_losses(tmp_path):
