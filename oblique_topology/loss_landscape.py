@@ -12,10 +12,13 @@ gives neither scaling nor grid nor s.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch.func import functional_call
+from tqdm import tqdm
 
 from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
@@ -28,7 +31,7 @@ from common.report.findings import Findings, write_findings
 from common.report.maps import Contours, plot_contours
 from common.report.schema import Table
 from common.report.trained_rows import train_rows
-from common.run.reproduce import PaperCode
+from common.run.reproduce import PaperCode, RowRun, measured_once
 from oblique_topology.trained_samples import trained_model, training_batch
 
 ROW = "table2_clip.yaml"  # the paper takes its own CLIP
@@ -55,6 +58,16 @@ class Grid:
     batch: int = 1024
     plane: int = 41
     line: int = 41
+
+    @property
+    def places(self) -> list[float]:
+        """a and b of the plane."""
+        return np.linspace(-1, 1, self.plane).tolist()
+
+    @property
+    def stations(self) -> list[float]:
+        """a of the line."""
+        return np.linspace(-1, 1, self.line).tolist()
 
 
 GRIDS = {"smoke": Grid(32, 5, 3), "demo": Grid(256, 21, 11), "photos": Grid(256, 21, 11), "paper": Grid()}
@@ -135,7 +148,8 @@ def losses_on_plane(
     def at(a: float, b: float) -> list[float]:
         return [float(loss) for loss in _losses(model, _moved(weights, (a, first), (b, second)), inputs, multipliers)]
 
-    return np.array([[at(a, b) for a in places] for b in places]).transpose(2, 0, 1)
+    rows = tqdm(places, desc="plane", unit="row", leave=False)
+    return np.array([[at(a, b) for a in places] for b in rows]).transpose(2, 0, 1)
 
 
 def gradient_norms_on_line(
@@ -157,7 +171,7 @@ def gradient_norms_on_line(
     """
     weights = movable_weights(model)
     norms = []
-    for a in places:
+    for a in tqdm(places, desc="line", unit="point", leave=False):
         here = {name: weight.requires_grad_() for name, weight in _moved(weights, (a, direction)).items()}
         found = [
             torch.autograd.grad(loss, list(here.values()), retain_graph=True)
@@ -183,27 +197,22 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
     if not is_main_process():
         return []
     grid = GRIDS[command.scale]
-    places, stations = np.linspace(-1, 1, grid.plane), np.linspace(-1, 1, grid.line)
-    planes, lines = [], []
-    for run in runs:
-        config, encoder = trained_model(run)
-        inputs = training_batch(config, encoder, grid.batch)
-        draws = torch.Generator().manual_seed(derive_key("landscape", run.seed))
-        directions = random_directions(movable_weights(encoder.model), draws)
-        planes.append(losses_on_plane(encoder.model, inputs, directions, places.tolist(), PLANES))
-        lines.append(gradient_norms_on_line(encoder.model, inputs, directions[0], stations.tolist(), LINES))
-        print(f"{command.part}: seed {run.seed} measured", flush=True)
+    found = [
+        measured_once(run, Path(__file__), [asdict(grid), PLANES, LINES], partial(_landscape, run, grid))
+        for run in runs
+    ]
+    planes, lines = ([np.array(one[kind]) for one in found] for kind in ("plane", "line"))
     folder = command.folder(code.name)
     plot_contours(
         [
-            Contours(f"multiplier {s:g}, seed {runs[0].seed}", "loss (nats)", places.tolist(), places.tolist(), losses)
+            Contours(f"multiplier {s:g}, seed {runs[0].seed}", "loss (nats)", grid.places, grid.places, losses)
             for s, losses in zip(PLANES, planes[0])
         ],
         folder / "loss_landscape_contours.png",
         "a, along the first direction",
         "b, along the second direction",
     )
-    plot_curves(_panels(lines, stations), folder / "loss_landscape_gradient_norms.png", across=2)
+    plot_curves(_panels(lines, grid.stations), folder / "loss_landscape_gradient_norms.png", across=2)
     findings = Findings(
         name="loss_landscape",
         caption="Loss of one batch around the weights of the trained sphere baseline, at temperatures set by hand.",
@@ -223,6 +232,18 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
     return [write_findings(command, code.name, findings)]
 
 
+def _landscape(run: RowRun, grid: Grid) -> dict[str, list]:
+    """Losses on the plane and gradient norms on the line of one run, as nested lists."""
+    config, encoder = trained_model(run)
+    inputs = training_batch(config, encoder, grid.batch)
+    draws = torch.Generator().manual_seed(derive_key("landscape", run.seed))
+    directions = random_directions(movable_weights(encoder.model), draws)
+    plane = losses_on_plane(encoder.model, inputs, directions, grid.places, PLANES)
+    line = gradient_norms_on_line(encoder.model, inputs, directions[0], grid.stations, LINES)
+    print(f"loss_landscape: seed {run.seed} measured", flush=True)
+    return {"plane": plane.tolist(), "line": line.tolist()}
+
+
 def _values(
     planes: Sequence[np.ndarray], lines: Sequence[np.ndarray], grid: Grid
 ) -> Mapping[tuple[str, str], list[float]]:
@@ -240,9 +261,9 @@ def _values(
     return values
 
 
-def _panels(lines: Sequence[np.ndarray], stations: np.ndarray) -> list[Curves]:
+def _panels(lines: Sequence[np.ndarray], stations: Sequence[float]) -> list[Curves]:
     along = {
-        f"multiplier {s:g}": [(float(a), [float(line[index, k]) for line in lines]) for k, a in enumerate(stations)]
+        f"multiplier {s:g}": [(a, [float(line[index, k]) for line in lines]) for k, a in enumerate(stations)]
         for index, s in enumerate(LINES)
     }
     at_model = [(s, [float(line[index, len(stations) // 2]) for line in lines]) for index, s in enumerate(LINES)]

@@ -78,6 +78,16 @@ def test_the_mode_comes_back_after_an_error(encoder):
     assert all(module.training for module in encoder.model.modules())
 
 
+def test_embedding_that_takes_long_shows_a_bar(encoder, monkeypatch, capsys):
+    encoder.images(Pictures())
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("common.evaluation.embed.BAR_AFTER", 0.0)
+    encoder.images(Pictures())
+    assert "pictures:   0%" in capsys.readouterr().err
+    encoder.texts([f"word{number}" for number in range(8)])
+    assert "texts:   0%" in capsys.readouterr().err
+
+
 def test_captions_are_cleaned_before_the_prefix_is_put_on():
     rule = CaptionRule(prefix="A photo of: ", cleaning="albef")
     assert rule.apply("Two DOGS, running!") == "A photo of: two dogs running"

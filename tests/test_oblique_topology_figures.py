@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from common.report.expressions import EXPERIMENT, cells
 from common.report.tables import read_table
 from common.report.verdicts import judge
 from common.run.config import ConfigError, DataConfig, OptimConfig
-from common.run.reproduce import RowRun
+from common.run.reproduce import RowRun, measured_once
 from common.run.session import RunFiles
 from oblique_topology.distance_distributions import TOPOLOGIES, open_domains
 from oblique_topology.equilibrium import log_ratios
@@ -208,6 +209,24 @@ def test_the_landscape_is_that_of_the_model_and_its_table_says_at_which_multipli
         corner = [row for row in drawn if (float(row["x"]), float(row["y"])) == (1.0, -1.0)]
         assert float(corner[0]["value"]) == pytest.approx(plane[0, 4], rel=1e-4)
         assert len(drawn) == 25
+
+
+def test_the_landscape_is_measured_once_per_run_grid_and_code(output, tmp_path, monkeypatch):
+    whole = only_run(output, "table2_clip")
+    kept = whole.files.folder / "measured"
+    assert [path.name.partition("-")[0] for path in kept.glob("*.json")] == ["loss_landscape"]
+    run = replace(whole, files=RunFiles(tmp_path))
+    calls = []
+
+    def ask(settings, script="loss_landscape.py"):
+        return measured_once(
+            run, CODE.folder / script, settings, lambda: calls.append(settings) or {"found": len(calls)}
+        )
+
+    assert [ask([1]), ask([1]), ask([2]), ask([1])] == [{"found": 1}, {"found": 1}, {"found": 2}, {"found": 1}]
+    assert ask([1], "equilibrium.py") == {"found": 3}
+    monkeypatch.setattr("common.run.reproduce.code_fingerprint", lambda files: "changed")
+    assert ask([1]) == {"found": 4}
 
 
 def test_heat_in_the_box_is_that_of_every_other_scene_and_its_own_words(output):

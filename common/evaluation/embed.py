@@ -8,7 +8,7 @@ bit (on like hardware, with as many threads).
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from tqdm import tqdm
 
 from common.data.bert_tokenizer import clean_caption
 from common.data.broken import BrokenSample
@@ -41,6 +42,7 @@ from common.run.stop import leave_signals_to_trainer
 
 FurtherMetrics = Callable[[torch.Tensor, torch.Tensor, list[int]], dict[str, list[list[float]]]]
 TIE_WARNING = 1.0e-3  # share of text queries
+BAR_AFTER = 5.0  # seconds; what is embedded sooner needs none
 _ROWS_AT_ONCE = 256  # of the scores; the same however many processes share them
 
 
@@ -98,7 +100,7 @@ class Encoder:
             worker_init_fn=leave_signals_to_trainer,
         )
         with evaluation_mode(self.model):
-            for images, ok in loader:
+            for images, ok in _with_bar(loader, getattr(data_set, "name", "pictures")):
                 images = normalize(images.to(self.device), self.transform.mean, self.transform.std)
                 rows.append(self.model.encode_image(images))
                 readable.append(ok.to(self.device))
@@ -110,10 +112,15 @@ class Encoder:
         size = min(self.batch_size, max(len(texts), 1))
         rows = []
         with evaluation_mode(self.model):
-            for batch in _batches_here(len(texts), size):
+            for batch in _with_bar(_batches_here(len(texts), size), "texts"):
                 token_ids = self.tokenizer.encode([texts[index] for index in batch], self.context_length)
                 rows.append(self.model.encode_text(token_ids.to(self.device)))
         return _in_order(rows, size, len(texts))
+
+
+def _with_bar(batches: Iterable[Any], label: str) -> Iterable[Any]:
+    """The batches of the main process, with a progress bar where they take long."""
+    return tqdm(batches, label, unit="batch", delay=BAR_AFTER, leave=False, disable=not is_main_process())
 
 
 @dataclass(frozen=True)

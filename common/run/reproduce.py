@@ -18,7 +18,7 @@ from common.data.pairs import open_evaluation_sets, open_training_pairs
 from common.distributed import gather_objects, wait_for_everyone
 from common.run.checkpoint import last_checkpoint
 from common.run.config import ConfigError, load_row
-from common.run.provenance import ROOT
+from common.run.provenance import ROOT, code_fingerprint, hash_of, imported_files
 from common.run.session import (
     NonFiniteLoss,
     RunFiles,
@@ -148,6 +148,22 @@ def read_run(files: RunFiles, seed: int) -> RowRun:
         hardware=evaluation["hardware"],
         git_revision=evaluation["training_revision"],
     )
+
+
+def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[], Any]) -> Any:
+    """Plain values that an analysis measured on a finished run: found beside it, or measured now and kept there.
+
+    Args:
+        run: with its final weights.
+        script: that measures; what it imports counts, but for reports. A stale measurement is not found.
+        settings: plain values that the measurement depends on beside the run.
+        measure: () -> what JSON can hold.
+    """
+    code = code_fingerprint(imported_files(script, ("common/report/",)))
+    path = run.files.folder / "measured" / f"{script.stem}-{hash_of({'code': code, 'settings': settings})}.json"
+    if not path.is_file():
+        write_json(path, measure())
+    return _read(path)
 
 
 def _state_of(paper: PaperCode, config: Any, files: RunFiles) -> str:
