@@ -55,6 +55,20 @@ def test_module_and_accelerate_launch_train_as_by_path(by_path, tmp_path):
         assert losses(tmp_path / name) == pytest.approx(losses(by_path), rel=1e-5)
 
 
+def test_deterministic_algorithms_suffice_and_train_as_the_others(by_path, tmp_path):
+    script = tmp_path / "asked.py"  # what the entry script leaves behind in its process
+    script.write_text(
+        f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import torch, os\n"
+        f"runpy.run_path({str(ROOT / TRAIN)!r}, run_name='__main__')\n"
+        "print('asked', torch.are_deterministic_algorithms_enabled(), os.environ['CUBLAS_WORKSPACE_CONFIG'])\n"
+    )
+    done = start(sys.executable, str(script), *FEW, "run.deterministic=true", "--output-dir", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert "asked True :4096:8" in done.stdout
+    assert losses(tmp_path / "run") == pytest.approx(losses(by_path), rel=1e-5)
+
+
 def test_two_processes_train_as_one(by_path, tmp_path):
     done = start(*ACCELERATE, *TWO, TRAIN, *FEW, "--output-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr

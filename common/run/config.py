@@ -200,6 +200,7 @@ class RunConfig:
     seed: int = setting(0, at_least=0)
     num_workers: int = setting(0, at_least=0)  # loader processes per training process
     mixed_precision: Literal["no", "bf16"] | None = None  # null = as `accelerate launch` says
+    deterministic: bool = False  # only algorithms that give the same on the same machine every time; slower on a GPU
     log_every: int = setting(10, at_least=1)  # steps
     diagnose_every: int = setting(10, at_least=0)  # steps between log lines that look at the embeddings, 0 = never
     evaluate_every: int = setting(0, at_least=0)  # steps between rankings of the val set, 0 = never
