@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from open_clip.tokenizer import SimpleTokenizer
 from transformers import CLIPTokenizer
@@ -38,8 +38,14 @@ TEXTS = [
     "\ud83d lone surrogate \ud83d\ude00 pair",
     "e\u0301\u0301\u0301 a\u0308\u0304 \u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
 ]
-# characters of an old standard: the libraries agree on them, while the newest letters depend on their versions
-CHARACTERS = st.characters(exclude_categories=["Cs"]).filter(lambda c: unicodedata.ucd_3_2_0.category(c) != "Cn")
+
+
+def is_old(character):
+    """Of an old standard: the libraries agree on such characters, while the newest letters depend on their versions."""
+    return unicodedata.ucd_3_2_0.category(character) != "Cn"
+
+
+CHARACTERS = st.characters(exclude_categories=["Cs"]).filter(is_old)
 PIECES = st.sampled_from(
     ["'s", "'LL", "&amp;", "&lt", "\u2019", "caf\u00e9", "\ufb01", "\U0001f600", " ", "\n", "3", "!!"]
 )
@@ -70,6 +76,7 @@ def test_rows_equal_open_clip(clip, reference, context_length):
 @given(st.lists(CHARACTERS | PIECES, max_size=30).map("".join))
 @settings(max_examples=400, deadline=None)
 def test_rows_equal_open_clip_on_random_texts(clip, reference, text):
+    assume(all(is_old(c) for c in clean_text(text, use_ftfy=True) if c not in text))  # ftfy makes U+058B of "\xd6\x8b"
     assert clip.encode([text], 77).tolist() == reference([text], 77).tolist()
 
 

@@ -4,6 +4,7 @@ No law can say that a preprocessing step or a tower still computes what it did w
 this can. Where a change is meant, `python tests/test_golden.py` writes the file again, and results are measured anew.
 """
 
+import argparse
 import importlib
 import json
 import sys
@@ -77,6 +78,7 @@ def test_frozen_weights_give_the_numbers_that_they_gave(paper, row):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     everything = {f"{paper}/{row}": measured(paper, row) for paper, rows in ROWS.items() for row in rows}
     lines = (f"{json.dumps(name)}: {json.dumps(values)}" for name, values in everything.items())
     GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
