@@ -170,7 +170,7 @@ def launched_accelerator(**options: Any) -> Accelerator:
 
 
 def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
-    """Accelerate for launch, device and precision; with a tracker if the config names one."""
+    """Accelerate for launch, device and precision; deterministic algorithms and a tracker if the config says so."""
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants it before its first product
         torch.use_deterministic_algorithms(True)
