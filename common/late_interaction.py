@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from common.caption_lengths import parts_of_like_length
 from common.distributed import gather_with_gradient, rank, world_size
-from common.encoders.caption_lengths import parts_of_like_length
 from common.geometry import at_least_float32, full_precision, unit
 from common.info_nce import info_nce
 

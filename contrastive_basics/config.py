@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from common.base.settings import DataConfig, ModelConfig, OptimConfig, RunConfig, check_patches, setting
 from common.evaluation.zero_shot import PromptAverage
 from common.logit_scale import check_bounds
-from common.run.config import DataConfig, ModelConfig, OptimConfig, RunConfig, check_patches, setting
 
 
 @dataclass(frozen=True)

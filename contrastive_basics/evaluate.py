@@ -11,9 +11,9 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common.evaluation import trained
-from common.evaluation.trained import TrainedModels, evaluate_main, zero_shot_and_retrieval
-from common.run.session import run_or_explain
+from common.run import evaluation as trained
+from common.run.evaluation import TrainedModels, evaluate_main, zero_shot_and_retrieval
+from common.run.launch import run_or_explain
 from contrastive_basics.config import Config
 from contrastive_basics.model import build_model
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from common.base.config import ConfigError
 from common.distributed import is_main_process
-from common.report.command import Command
-from common.report.curves import Curves, plot_curves
-from common.report.findings import Findings, write_findings
-from common.report.schema import Table
-from common.run.config import ConfigError
+from common.report.figures import Curves, plot_curves
+from common.report.table import Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
 from contrastive_basics.measurements import (
     OBJECTIVES,
     BatchSettings,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from common.evaluation.collapse import collapse_statistics
+from common.diagnosis import collapse_statistics
 from common.evaluation.knn import knn_scores
 from common.evaluation.retrieval import recall_at_k, retrieval_ranks
 from common.feature_queue import FeatureQueue
@@ -21,7 +21,6 @@ from common.info_nce import contrastive_loss, info_nce, mask_absent, nt_xent, sy
 from common.logit_scale import LogitScale
 from common.methods.momentum_contrast import MomentumContrast, moco_loss
 from common.run.kept_memory import bytes_kept_for_backward
-from contrastive_basics.simsiam import SimSiam, simsiam_loss, simsiam_predictor
 from contrastive_basics.toys import (
     EMBEDDING_DIM,
     NUM_CLASSES,
@@ -33,6 +32,7 @@ from contrastive_basics.toys import (
     seeded,
     toy_encoder,
 )
+from contrastive_basics.vision.simsiam import SimSiam, simsiam_loss, simsiam_predictor
 
 Statistics = dict[str, float]
 LossOfViews = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

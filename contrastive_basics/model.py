@@ -9,8 +9,8 @@ What differs from the chapter's text (spec Sec. 1.1):
 import torch
 from torch import nn
 
+from common.caption_lengths import up_to_first
 from common.data.tokenizer import Tokenizer
-from common.encoders.caption_lengths import up_to_first
 from common.encoders.from_config import causal_text_transformer, vision_transformer
 from common.encoders.text import CausalTextTransformer
 from common.encoders.two_towers import TwoTowers

@@ -12,14 +12,14 @@ import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from common.base.config import ConfigError
 from common.distributed import is_main_process
-from common.report.cells import measured_cell
-from common.report.command import Command
-from common.report.curves import Curves, plot_curves
 from common.report.experiments import Experiment, write_experiment
-from common.report.schema import MEASURED, Column, Row, Table
-from common.run.config import ConfigError
-from common.run.reproduce import PaperCode, RowRun, run_row
+from common.report.figures import Curves, plot_curves
+from common.report.table import MEASURED, Column, Row, Table
+from common.reproduce.cells import measured_cell
+from common.reproduce.command import Command
+from common.reproduce.rows import PaperCode, RowRun, run_row
 
 METRICS = {
     **{f"{direction}_recall_at_{k}": f"{direction} R@{k}" for direction in ("i2t", "t2i") for k in (1, 5, 10)},

@@ -22,34 +22,22 @@ from accelerate import Accelerator
 from torch import nn
 from tqdm import tqdm
 
-from common.data.pairs import lost_at_open, training_batches
+from common.base.config import ConfigError, entry_arguments, to_dict
+from common.base.signals import Stopped, stop_signals
+from common.data.batches import training_batches
+from common.data.order import BatchPositions, SampleOrder, seed_of
+from common.data.pairs import lost_at_open
 from common.data.transforms import normalize
 from common.distributed import mean_over_processes
 from common.momentum import ema_momentum_at
 from common.run.checkpoint import save_checkpoint
-from common.run.config import ConfigError, entry_arguments, to_dict
+from common.run.folder import RunFiles, checkpoint_to_resume, chosen_files, only_run_in, provenance_of, save_config
+from common.run.guards import check_finite, check_finite_gradient
+from common.run.journal import BrokenLog, StepClock
+from common.run.launch import end_run, run_or_explain, seed_step, start_accelerator
 from common.run.log import RunLog
-from common.run.order import BatchPositions, SampleOrder, seed_of
-from common.run.session import (
-    BrokenLog,
-    RunFiles,
-    StepClock,
-    check_finite,
-    check_finite_gradient,
-    checkpoint_to_resume,
-    chosen_files,
-    end_run,
-    only_run_in,
-    provenance_of,
-    run_or_explain,
-    save_config,
-    seed_step,
-    start_accelerator,
-)
-from common.run.stop import Stopped, stop_signals
-from contrastive_basics.vision import Method, build_method, build_sgd, set_learning_rates
-from contrastive_basics.vision_config import VisionConfig
-from contrastive_basics.vision_data import (
+from contrastive_basics.vision.config import VisionConfig
+from contrastive_basics.vision.data import (
     SomePictures,
     TwoViews,
     evaluation_transform,
@@ -57,13 +45,14 @@ from contrastive_basics.vision_data import (
     open_training_set,
     view_recipes,
 )
-from contrastive_basics.vision_evaluate import (
+from contrastive_basics.vision.evaluate import (
     PAPER,
     backbone_features,
     evaluate_and_save,
     monitor,
     projection_statistics,
 )
+from contrastive_basics.vision.methods import Method, build_method, build_sgd, set_learning_rates
 
 DEFAULT_ROW = "vision_moco_v2.yaml"
 SCALE_FILES = "scale_vision"
@@ -86,7 +75,7 @@ def pretrain(
     device = accelerator.device
     steps = 0 if method.name == "random_weights" else optim.steps
 
-    provenance = provenance_of(PAPER, "vision_evaluate.py")  # of the code as it is now, whatever is edited meanwhile
+    provenance = provenance_of(PAPER, "vision/evaluate.py")  # of the code as it is now, whatever is edited meanwhile
     checkpoint = checkpoint_to_resume(files, resume, config, training_set.fingerprint)
 
     # data: the order of pictures, and their views, are functions of (seed, position) alone

@@ -24,14 +24,16 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, CLIPModel, FlavaModel
 
+from common.base.config import load_beside_weights
+from common.base.settings import RunConfig
 from common.data.pairs import open_retrieval_sets
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
 from common.evaluation.protocol import as_json
-from common.evaluation.trained import print_or_write, this_device
 from common.geometry import Sphere
-from common.run.config import RunConfig, load_beside_weights
-from common.run.session import provenance_of, run_or_explain
+from common.run.evaluation import print_or_write, this_device
+from common.run.folder import provenance_of
+from common.run.launch import run_or_explain
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import PAPER
 

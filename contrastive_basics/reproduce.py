@@ -13,22 +13,24 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from common.base.config import load_config, load_row, to_dict
+from common.base.provenance import hash_of
 from common.data.pairs import open_retrieval_sets
 from common.distributed import gather_objects, is_main_process, wait_for_everyone
-from common.evaluation.trained import save_evaluations
-from common.report.command import Command, plot_runs, reproduce_main
 from common.report.experiments import Experiment, write_experiment
-from common.report.schema import MEASURED, PAPER_SCALE, Row, Table
-from common.report.trained_rows import Runs, columns_of, measured_cells, printed_cells, train_rows
-from common.run.config import load_config, load_row, to_dict
-from common.run.provenance import hash_of
-from common.run.reproduce import PaperCode, RowRun, is_current, read_run
-from common.run.session import RunFiles, provenance_of, run_or_explain, start_accelerator
-from contrastive_basics import experiments, negatives_sweep, vision_tables
+from common.report.table import MEASURED, PAPER_SCALE, Row, Table
+from common.reproduce.command import Command, plot_runs, reproduce_main
+from common.reproduce.rows import PaperCode, RowRun, is_current, read_run
+from common.reproduce.trained_table import Runs, columns_of, measured_cells, printed_cells, train_rows
+from common.run.evaluation import save_evaluations
+from common.run.folder import RunFiles, provenance_of
+from common.run.launch import run_or_explain, start_accelerator
+from contrastive_basics import experiments, negatives_sweep
 from contrastive_basics.config import Config, PublicConfig
 from contrastive_basics.evaluate import PAPER, reevaluate
 from contrastive_basics.public import evaluate_public, open_public, public_state, weights_fingerprint
 from contrastive_basics.train import train
+from contrastive_basics.vision import tables as vision_tables
 
 CODE = PaperCode(PAPER, Config, train, reevaluate)
 TRAINED_HERE = {  # row of ours beside the printed ones -> its config

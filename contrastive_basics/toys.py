@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from common.random_keys import derive_key
+from common.base.random_keys import derive_key
 
 NUM_CLASSES, NUM_PIXELS, NUM_WORDS, EMBEDDING_DIM = 40, 64, 48, 32
 _CLASS_LATENTS, _PAIR_LATENTS, _WIDTH = 24, 16, 128

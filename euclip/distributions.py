@@ -24,14 +24,16 @@ if not __package__:
 import numpy as np
 import torch
 
+from common.base.files import write_json
 from common.data.pairs import Pairs, open_training_pairs
 from common.data.scenes import SceneDataset
 from common.evaluation.embed import CaptionRule, Encoder, embed_pairs
-from common.evaluation.trained import this_device
 from common.geometry import Geometry
 from common.report.figures import Distributions, plot_distributions
 from common.run.checkpoint import named_checkpoint
-from common.run.session import provenance_of, run_or_explain, write_json
+from common.run.evaluation import this_device
+from common.run.folder import provenance_of
+from common.run.launch import run_or_explain
 from euclip.evaluate import load_encoder
 from euclip.traversal import generic_nearer, has_cones, mean_of_modalities, root_of
 

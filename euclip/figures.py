@@ -9,13 +9,13 @@ experiment["<part>"]["<model>_<point>_<number>"].
 from collections.abc import Mapping
 
 from common.distributed import is_main_process
-from common.report.command import Command
 from common.report.figures import Distributions, plot_distributions
-from common.report.findings import Findings, write_findings
-from common.report.schema import MEASURED, Column, Row, Table
-from common.report.tables import measured_over_seeds
-from common.report.trained_rows import printed_cells, train_rows
-from common.run.reproduce import PaperCode
+from common.report.formats import measured_over_seeds
+from common.report.table import MEASURED, Column, Row, Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode
+from common.reproduce.trained_table import printed_cells, train_rows
 from euclip.distributions import (
     NUM_PICTURES,
     distances_from,
@@ -25,7 +25,7 @@ from euclip.distributions import (
     summarise,
     training_sample,
 )
-from euclip.rows import B16, load_run
+from euclip.evaluate import B16, load_run
 
 ROOT_NORMS = {  # row of the printed norms -> its config
     "EuCLIP ViT-B/32, lambda=0": "table4_euclidean_squared.yaml",

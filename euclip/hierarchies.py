@@ -26,21 +26,20 @@ import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
 
+from common.base.config import ConfigError, load_config, load_row
+from common.base.provenance import hash_of
 from common.data.text_files import read_text
 from common.distributed import is_main_process
 from common.evaluation.embed import Encoder
 from common.geometry import Geometry
-from common.report.command import Command
-from common.report.findings import Findings, write_findings
-from common.report.schema import Table
-from common.report.trained_rows import train_rows
-from common.run.config import ConfigError, load_config, load_row
-from common.run.provenance import hash_of
-from common.run.reproduce import PaperCode
-from euclip.caption_pools import NOUN_PROMPT, Pool
-from euclip.rows import load_run
+from common.report.table import Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode
+from common.reproduce.trained_table import train_rows
+from euclip.evaluate import load_run
 from euclip.traversal import Hierarchy, entailed, generic_nearer, has_cones
-from euclip.walks import embed_task, hierarchy_task, model_root
+from euclip.traversal_data import NOUN_PROMPT, Pool, embed_task, hierarchy_task, model_root
 
 NUM_PICTURES = 1000  # of the test set, the first ones
 NUM_CHAINS = 1000  # of nouns

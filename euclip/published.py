@@ -22,6 +22,7 @@ if not __package__:
 
 import torch
 
+from common.base.config import load_beside_weights
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets
 from common.data.transforms import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD
@@ -39,12 +40,10 @@ from common.encoders.weights import (
     read_weights,
 )
 from common.evaluation.embed import Encoder
-from common.evaluation.published import answer_of_published, check_layout, published_encoder
-from common.evaluation.trained import this_device
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
-from common.run.config import load_beside_weights
-from common.run.session import run_or_explain
+from common.run.evaluation import answer_of_published, check_layout, published_encoder, this_device
+from common.run.launch import run_or_explain
 from euclip.config import Config, Geometry, MethodConfig
 from euclip.evaluate import PAPER
 from euclip.geometry import Hyperbolic

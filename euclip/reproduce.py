@@ -13,14 +13,15 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from common.distributed import is_main_process
-from common.report.command import Command, reproduce_main
-from common.report.findings import Findings, write_findings
-from common.report.schema import Table
-from common.report.trained_rows import trained_table
+from common.report.table import Table
+from common.reproduce.command import Command, reproduce_main
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode
+from common.reproduce.trained_table import trained_table
+from common.run.launch import run_or_explain
 from common.run.log import read_log
-from common.run.reproduce import PaperCode
-from common.run.session import run_or_explain
-from euclip import figures, hierarchies, stability, walk_tables
+from euclip import figures, hierarchies, stability
+from euclip import traversal_tables as walk_tables
 from euclip.config import Config
 from euclip.evaluate import PAPER, reevaluate
 from euclip.suite import open_tests

@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from common.base.config import load_config
 from common.distributed import is_main_process
-from common.report.command import Command
-from common.report.findings import Findings, write_findings
-from common.report.schema import Table
-from common.run.config import load_config
+from common.report.table import Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode, RowRun, run_row
+from common.run.guards import NonFiniteLoss
 from common.run.log import read_log
-from common.run.reproduce import PaperCode, RowRun, run_row
-from common.run.session import NonFiniteLoss
 
 NO_BETTER = 0.98  # of ln B; a collapsed run sits at ln B itself, on either side of it by rounding
 LAST = 10  # logged steps at the end of a run

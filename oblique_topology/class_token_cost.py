@@ -14,18 +14,18 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from common.base.config import ConfigError, load_row
 from common.data.scenes import scene_words
 from common.data.tokenizer import WordTokenizer
 from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
-from common.evaluation.trained import this_device
 from common.info_nce import symmetric_info_nce
-from common.report.command import Command
-from common.report.findings import Findings, write_findings
-from common.report.schema import Table
-from common.run.config import ConfigError, load_row
+from common.report.table import Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode
+from common.run.evaluation import this_device
 from common.run.kept_memory import bytes_kept_for_backward
-from common.run.reproduce import PaperCode
 from oblique_topology.config import Config
 from oblique_topology.model import build_model
 

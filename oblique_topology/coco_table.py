@@ -9,15 +9,16 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from common.base.provenance import hash_of
+from common.base.settings import DataConfig
 from common.data.pairs import Pairs, open_retrieval_sets
 from common.distributed import gather_objects, wait_for_everyone
 from common.evaluation.coco import Relation, evaluate_coco, read_cxc, read_eccv
-from common.evaluation.trained import save_evaluations
+from common.reproduce.rows import RowRun, is_current, read_run
 from common.run.checkpoint import last_checkpoint
-from common.run.config import DataConfig
-from common.run.provenance import hash_of
-from common.run.reproduce import RowRun, is_current, read_run
-from common.run.session import RunFiles, provenance_of, start_accelerator
+from common.run.evaluation import save_evaluations
+from common.run.folder import RunFiles, provenance_of
+from common.run.launch import start_accelerator
 from oblique_topology.evaluate import PAPER, load_encoder
 
 NEEDED = (

@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
 
+from common.base.random_keys import derive_key
+from common.base.settings import DataConfig
 from common.data.pairs import Pairs, open_retrieval_sets
 from common.data.scenes import SceneDataset
 from common.distributed import is_main_process
 from common.evaluation.embed import CaptionRule, EmbeddedPairs, embed_pairs
 from common.geometry import Geometry
-from common.random_keys import derive_key
-from common.report.command import Command
 from common.report.figures import Distributions, plot_distributions
-from common.report.findings import Findings, write_findings
-from common.report.schema import Table
-from common.report.trained_rows import train_rows
-from common.run.config import DataConfig
-from common.run.reproduce import PaperCode
-from oblique_topology.trained_samples import trained_model
+from common.report.table import Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode
+from common.reproduce.trained_table import train_rows
+from oblique_topology.loaded_rows import trained_model
 
 NUM_PAIRS = 10_000  # of each kind; the paper's number is not known
 KINDS = {

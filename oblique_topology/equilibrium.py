@@ -22,17 +22,17 @@ from dataclasses import asdict, dataclass
 import torch
 from scipy.optimize import brentq, minimize_scalar
 
+from common.base.random_keys import derive_key
 from common.distributed import is_main_process
 from common.info_nce import symmetric_info_nce
-from common.random_keys import derive_key
-from common.report.cells import trained_on
-from common.report.command import Command
-from common.report.curves import Curves, plot_curves
-from common.report.findings import Findings, write_findings
-from common.report.schema import Table
-from common.report.trained_rows import train_rows
-from common.run.reproduce import PaperCode
-from oblique_topology.trained_samples import embed_batch, trained_model, training_batch
+from common.report.figures import Curves, plot_curves
+from common.report.table import Table
+from common.reproduce.cells import trained_on
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode
+from common.reproduce.trained_table import train_rows
+from oblique_topology.loaded_rows import embed_batch, trained_model, training_batch
 
 ROW = "table2_clip.yaml"  # the paper takes its own CLIP
 HIGHEST = 2000.0  # multiplier up to which an equilibrium is looked for

@@ -13,16 +13,16 @@ from typing import Any
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from common.base.provenance import hash_of
+from common.base.settings import DataConfig
 from common.data.pairs import EvaluationSets, open_evaluation_sets
 from common.data.scenes import classification_task
-from common.evaluation import trained
 from common.evaluation.embed import Encoder
 from common.evaluation.linear_probe import PROBES, ProbeConfig, backbone_encoder, check_classes, evaluate_linear_probe
 from common.evaluation.protocol import Evaluation
-from common.evaluation.trained import TrainedModels, evaluate_main, zero_shot_and_retrieval
-from common.run.config import DataConfig
-from common.run.provenance import hash_of
-from common.run.session import run_or_explain
+from common.run import evaluation as trained
+from common.run.evaluation import TrainedModels, evaluate_main, zero_shot_and_retrieval
+from common.run.launch import run_or_explain
 from oblique_topology.config import Config
 from oblique_topology.model import build_model
 

@@ -20,19 +20,18 @@ import torch
 from torch.func import functional_call
 from tqdm import tqdm
 
+from common.base.random_keys import derive_key
 from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.info_nce import symmetric_info_nce
-from common.random_keys import derive_key
-from common.report.cells import trained_on
-from common.report.command import Command
-from common.report.curves import Curves, plot_curves
-from common.report.findings import Findings, write_findings
-from common.report.maps import Contours, plot_contours
-from common.report.schema import Table
-from common.report.trained_rows import train_rows
-from common.run.reproduce import PaperCode, RowRun, measured_once
-from oblique_topology.trained_samples import trained_model, training_batch
+from common.report.figures import Contours, Curves, plot_contours, plot_curves
+from common.report.table import Table
+from common.reproduce.cells import trained_on
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode, RowRun, measured_once
+from common.reproduce.trained_table import train_rows
+from oblique_topology.loaded_rows import trained_model, training_batch
 
 ROW = "table2_clip.yaml"  # the paper takes its own CLIP
 PLANES = (1.0, 100.0)  # multipliers

@@ -17,16 +17,15 @@ if not __package__:
 
 import torch
 
+from common.base.config import load_beside_weights, load_config
 from common.data.bert_tokenizer import BertTokenizer
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets
 from common.encoders.weights import load_clip
 from common.evaluation.coco import evaluate_coco
 from common.evaluation.embed import Encoder
-from common.evaluation.published import answer_of_published, check_layout, published_encoder
-from common.evaluation.trained import this_device
-from common.run.config import load_beside_weights, load_config
-from common.run.session import run_or_explain
+from common.run.evaluation import answer_of_published, check_layout, published_encoder, this_device
+from common.run.launch import run_or_explain
 from oblique_topology.coco_table import CocoConfig, open_coco
 from oblique_topology.config import Config
 from oblique_topology.evaluate import PAPER, evaluate_all

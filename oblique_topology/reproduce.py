@@ -18,15 +18,16 @@ if not __package__:
 
 import torch
 
+from common.base.config import ConfigError, load_config, load_row
 from common.distributed import is_main_process
 from common.evaluation.retrieval import RECALL_AT
-from common.evaluation.trained import this_device
-from common.report.cells import data_text, measured_cell
-from common.report.command import Command, plot_runs, reproduce_main
 from common.report.experiments import Experiment, write_experiment
-from common.report.schema import MEASURED, Column, Measured, PerImage, Row, Table
-from common.report.tables import measured_over_seeds
-from common.report.trained_rows import (
+from common.report.formats import measured_over_seeds
+from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table
+from common.reproduce.cells import data_text, measured_cell
+from common.reproduce.command import Command, plot_runs, reproduce_main
+from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.trained_table import (
     NOT_CHOSEN,
     Runs,
     collapse_note,
@@ -37,9 +38,8 @@ from common.report.trained_rows import (
     trained_table,
 )
 from common.run.checkpoint import last_checkpoint
-from common.run.config import ConfigError, load_config, load_row
-from common.run.reproduce import PaperCode, RowRun
-from common.run.session import run_or_explain
+from common.run.evaluation import this_device
+from common.run.launch import run_or_explain
 from oblique_topology import (
     class_token_cost,
     distance_distributions,

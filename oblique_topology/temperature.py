@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.report.schema import Measured
-from common.report.tables import measured_over_seeds
+from common.report.formats import measured_over_seeds
+from common.report.table import Measured
+from common.reproduce.rows import RowRun
 from common.run.log import read_log
-from common.run.reproduce import RowRun
 from oblique_topology.config import Config
 
 EPOCHS = 15  # of the paper's runs

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from common.base.config import load_row
+from common.base.settings import OptimConfig
 from common.distributed import is_main_process
-from common.report.cells import trained_on
-from common.report.command import Command
-from common.report.curves import Curves, plot_curves
-from common.report.findings import Findings, write_findings
-from common.report.schema import Table
-from common.report.trained_rows import Runs, train_rows
-from common.run.config import OptimConfig, load_row
-from common.run.reproduce import PaperCode
+from common.report.figures import Curves, plot_curves
+from common.report.table import Table
+from common.reproduce.cells import trained_on
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode
+from common.reproduce.trained_table import Runs, train_rows
 from oblique_topology.temperature import EPOCHS, log_temperatures, steps_of_rest
 
 STARTS = ("e^2.64", "e^5.31", "e^0")  # in the order of the figure's colours: blue, orange, green

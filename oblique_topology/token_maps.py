@@ -17,20 +17,20 @@ import numpy as np
 import torch
 from torch import nn
 
+from common.base.settings import DataConfig
 from common.data.pairs import open_retrieval_sets
 from common.data.scenes import annotation_task
 from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import Encoder
-from common.report.cells import data_text
-from common.report.command import Command
-from common.report.findings import Findings, write_findings
-from common.report.maps import HeatOnPicture, HeatOnWords, plot_heat_on_pictures, plot_heat_on_words
-from common.report.schema import Table
-from common.report.trained_rows import train_rows
-from common.run.config import DataConfig
-from common.run.reproduce import PaperCode
-from oblique_topology.trained_samples import as_model_inputs, readable_items, trained_model
+from common.report.figures import HeatOnPicture, HeatOnWords, plot_heat_on_pictures, plot_heat_on_words
+from common.report.table import Table
+from common.reproduce.cells import data_text
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode
+from common.reproduce.trained_table import train_rows
+from oblique_topology.loaded_rows import as_model_inputs, readable_items, trained_model
 
 ROWS = {"clip": "table2_clip.yaml", "multi": "table2_multi.yaml"}
 NUM_DRAWN, MAPS_DRAWN = 4, 8  # pictures, and pairs of class tokens of each

@@ -17,35 +17,18 @@ import torch
 from accelerate import Accelerator
 
 from common.accumulation import MicroBatches
+from common.base.signals import stop_signals
 from common.data.pairs import Pairs
 from common.distributed import mean_over_processes
-from common.evaluation.trained import evaluate_and_save
 from common.late_interaction import late_interaction_loss
+from common.run.evaluation import evaluate_and_save
+from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
+from common.run.guards import check_finite, clip_gradient
+from common.run.inputs import as_inputs, batches_from, open_training_data
+from common.run.journal import Journal
+from common.run.launch import end_run, prepare_or_resume, run_or_explain, seed_step, train_main
 from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
-from common.run.session import (
-    RunFiles,
-    check_finite,
-    checkpoint_to_resume,
-    end_run,
-    provenance_of,
-    run_or_explain,
-    seed_step,
-)
-from common.run.stop import stop_signals
-from common.run.training import (
-    Journal,
-    as_inputs,
-    batches_from,
-    checkpoint_state,
-    clip_gradient,
-    encoder_of,
-    open_training_data,
-    prepare_or_resume,
-    save_if_due,
-    train_main,
-    utilisation_of,
-    validate_if_due,
-)
+from common.run.training import checkpoint_state, encoder_of, save_if_due, utilisation_of, validate_if_due
 from common.tiled import geometry_loss
 from oblique_topology.config import Config
 from oblique_topology.evaluate import MODELS, PAPER

@@ -25,9 +25,9 @@ if not __package__:
 
 import torch
 
-from common.run.config import ConfigError
-from common.run.provenance import ROOT, git_revision, hardware
-from common.run.session import run_or_explain
+from common.base.config import ConfigError
+from common.base.provenance import ROOT, git_revision, hardware
+from common.run.launch import run_or_explain
 from scripts.benchmarks.comparison import Row, Skipped, measure
 from scripts.benchmarks.data import shard_bytes, shards, shards_2_workers
 from scripts.benchmarks.demo import scenes, step_bf16

@@ -29,7 +29,7 @@ from common.encoders.vision import VisionTransformer
 from common.geometry import Geometry, Sphere
 from common.info_nce import symmetric_info_nce
 from common.logit_scale import LogitScale
-from common.run.session import launched_accelerator, run_or_explain
+from common.run.launch import launched_accelerator, run_or_explain
 from common.tiled import geometry_loss
 from euclip.geometry import Hyperbolic
 

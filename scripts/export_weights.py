@@ -25,10 +25,10 @@ import contrastive_basics.evaluate
 import oblique_topology.evaluate
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import clip_to_open_clip, clip_to_transformers, load_clip
-from common.evaluation.trained import load_encoder
 from common.geometry import unit
 from common.run.checkpoint import open_checkpoint
-from common.run.session import run_or_explain
+from common.run.evaluation import load_encoder
+from common.run.launch import run_or_explain
 
 MODELS = {models.paper: models for models in (contrastive_basics.evaluate.MODELS, oblique_topology.evaluate.MODELS)}
 

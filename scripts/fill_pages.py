@@ -25,12 +25,10 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common.report.formats import markdown_text
-from common.report.layout import DASH, lay_out
+from common.base.provenance import ROOT
+from common.report.formats import DASH, lay_out, markdown_text, read_table
 from common.report.page import refreshed_claims
-from common.report.schema import Column, Table
-from common.report.tables import read_table
-from common.run.provenance import ROOT
+from common.report.table import Column, Table
 
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
 PAGES = ("README.md", *(f"{paper}/README.md" for paper in PAPERS))

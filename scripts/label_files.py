@@ -17,7 +17,7 @@ if not __package__:
 
 from common.data.class_names import OPEN_CLIP, read_class_names, read_templates
 from common.data.labelled import CLASS_NAMES_FILE, TEMPLATES_FILE, class_folders
-from common.run.session import run_or_explain
+from common.run.launch import run_or_explain
 
 
 def folders_of_classes(folder: Path) -> list[str]:

@@ -19,9 +19,9 @@ import mpmath
 import numpy as np
 import torch
 
+from common.base.provenance import ROOT
 from common.geometry import unit
-from common.run.provenance import ROOT
-from common.run.session import run_or_explain
+from common.run.launch import run_or_explain
 from euclip.lorentz import (
     MAX_RADIUS,
     exp_map0,

@@ -13,8 +13,8 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common.run.config import ConfigError
-from common.run.session import run_or_explain
+from common.base.config import ConfigError
+from common.run.launch import run_or_explain
 from scripts.parts import wanted
 
 

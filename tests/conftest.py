@@ -23,7 +23,7 @@ def seeded():
 @pytest.fixture(scope="module")
 def small_data_is_no_change():
     """Results of runs on fewer pictures go where those of the plain command go, experiments included."""
-    from common.report.command import Command
+    from common.reproduce.command import Command
 
     real = Command.changes.fget
     with pytest.MonkeyPatch.context() as patch:

@@ -14,13 +14,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from common.accumulation import MicroBatches
+from common.base.settings import OptimConfig
 from common.distributed import leave_process_group, mean_over_processes, rank, wait_for_everyone, whole
 from common.geometry import Geometry, Sphere
 from common.info_nce import symmetric_info_nce
 from common.run.checkpoint import last_checkpoint, save_checkpoint
-from common.run.config import OptimConfig
+from common.run.launch import with_encode_methods
 from common.run.schedule import build_optimizer
-from common.run.session import with_encode_methods
 from common.tiled import geometry_loss
 from euclip.geometry import Hyperbolic
 from scripts.check_distributed import DIM, batch, build

@@ -24,8 +24,14 @@ from torch import nn
 
 import common.run.checkpoint as checkpoints
 from common.accumulation import MicroBatches
-from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs, training_batches
+from common.base.config import load_config, to_dict
+from common.base.settings import DataConfig, OptimConfig, RunConfig, setting
+from common.base.signals import Stopped, stop_signals
+from common.data.batches import TrainingView, training_batches
+from common.data.order import BatchPositions, SampleOrder
+from common.data.pairs import image_transform, open_training_pairs
 from common.data.scenes import SceneDataset
+from common.data.text import build_tokenizer
 from common.data.transforms import normalize
 from common.distributed import gather_objects, mean_over_processes
 from common.encoders.text import BidirectionalTextTransformer
@@ -36,21 +42,11 @@ from common.geometry import Sphere
 from common.info_nce import contrastive_loss
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder, ema_momentum_at
-from common.run.config import DataConfig, OptimConfig, RunConfig, load_config, setting, to_dict
+from common.run.folder import RunFiles, checkpoint_to_resume, only_run_in
+from common.run.guards import check_finite
+from common.run.launch import launched_accelerator, prepare, run_or_explain, seed_step
 from common.run.log import RunLog
-from common.run.order import BatchPositions, SampleOrder
 from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
-from common.run.session import (
-    RunFiles,
-    check_finite,
-    checkpoint_to_resume,
-    launched_accelerator,
-    only_run_in,
-    prepare,
-    run_or_explain,
-    seed_step,
-)
-from common.run.stop import Stopped, stop_signals
 
 DIM = 8
 IN_A_STEP = ("embedded", "second pass", "gradients", "updated", "enqueued")

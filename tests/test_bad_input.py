@@ -13,15 +13,17 @@ from accelerate import Accelerator
 from PIL import Image
 from tars import write_tar
 
+from common.base.config import load_row
 from common.data import pairs as pairs_module
+from common.data.batches import TrainingView
 from common.data.broken import TooManyBroken
-from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs
+from common.data.order import SampleOrder
+from common.data.pairs import image_transform, open_training_pairs
 from common.data.scenes import SceneDataset
 from common.data.tar_index import index_shard
-from common.run.config import load_row
+from common.data.text import build_tokenizer
+from common.run.folder import RunFiles
 from common.run.log import read_log
-from common.run.order import SampleOrder
-from common.run.session import RunFiles
 from oblique_topology.config import Config
 from oblique_topology.train import train
 

@@ -9,7 +9,7 @@ import open_clip
 import pytest
 import torch
 
-from common.run.config import ConfigError
+from common.base.config import ConfigError
 from common.run.utilisation import training_flops
 from scripts import benchmark
 from scripts.benchmarks import comparison

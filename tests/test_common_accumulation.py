@@ -20,7 +20,7 @@ from torch import nn
 from common.accumulation import MicroBatches
 from common.distributed import leave_process_group, mean_over_processes, rank, world_size
 from common.info_nce import contrastive_loss
-from common.run.session import launched_accelerator
+from common.run.launch import launched_accelerator
 
 BATCH = 10
 

@@ -14,22 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from common.report.claims import (
-    FAILS,
-    HOLDS,
-    NEEDS,
-    NOT_RUN,
-    UNCHECKED,
-    UNDECIDED,
-    UNLIKE,
-    ClaimError,
-    audit,
-    load_claims,
-    load_paper_tables,
-)
-from common.report.command import Command, _write_claims
-from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
-from common.report.expressions import (
+from common.report.claims.decide import measured, measured_at_every_scale, our_cells
+from common.report.claims.expressions import (
     Cell,
     ExpressionError,
     Linear,
@@ -44,11 +30,25 @@ from common.report.expressions import (
     or_of,
     parse,
 )
-from common.report.measured import measured, measured_at_every_scale, our_cells
+from common.report.claims.read import (
+    FAILS,
+    HOLDS,
+    NEEDS,
+    NOT_RUN,
+    UNCHECKED,
+    UNDECIDED,
+    UNLIKE,
+    ClaimError,
+    audit,
+    load_claims,
+    load_paper_tables,
+)
+from common.report.claims.show import counts, effect, evidence, headline, judge, to_markdown, to_text, touching
+from common.report.experiments import Experiment, collect_experiments, read_experiment, write_experiment
+from common.report.formats import measured_over_seeds, read_table, write_table
 from common.report.page import write_page
-from common.report.schema import Column, PerImage, Row, Table
-from common.report.tables import measured_over_seeds, read_table, write_table
-from common.report.verdicts import counts, effect, evidence, headline, judge, to_markdown, to_text, touching
+from common.report.table import Column, PerImage, Row, Table
+from common.reproduce.command import Command, _write_claims
 
 TABLES = """
 paper: {title: "Made up", version: "0"}
@@ -702,7 +702,7 @@ def test_an_experiment_just_run_counts_before_a_committed_one_with_more_seeds(tm
         None, kind="experiment", no_numbers="a figure", measured='experiment["memory"]["v"] < experiment["memory"]["w"]'
     )
     folder_with(tmp_path, json.dumps({"claims": [bound]}))
-    monkeypatch.setattr("common.report.command.ROOT", tmp_path)
+    monkeypatch.setattr("common.reproduce.command.ROOT", tmp_path)
     command = Command("memory", "demo", (0, 1), (), tmp_path / "outputs", tmp_path / "outputs" / "results")
 
     def verdict(command, **now):
@@ -725,7 +725,7 @@ def test_an_experiment_just_run_counts_before_a_committed_one_with_more_seeds(tm
 def test_a_command_tells_the_claims_of_the_experiments_that_it_measured(tmp_path, monkeypatch, capsys):
     bound = entry(None, kind="experiment", no_numbers="a figure", measured='experiment["memory"]["v"] > 0')
     folder_with(tmp_path, json.dumps({"claims": [bound]}))
-    monkeypatch.setattr("common.report.command.ROOT", tmp_path)
+    monkeypatch.setattr("common.reproduce.command.ROOT", tmp_path)
     command = Command("table9", "demo", (0, 1), (), tmp_path, tmp_path / "results")  # a part of another name
     for made_by, told in (("make something-else", False), (command.text("no_paper"), True)):
         values = {"v": (9.0, 9.2), "w": (3.0, 3.1)}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.evaluation.collapse import collapse_statistics
+from common.diagnosis import collapse_statistics
 from common.geometry import unit
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.run.config import TAKEN_BY, ConfigError, DataConfig, from_dict, load_config, load_row, override, to_dict
-from contrastive_basics.vision_config import VisionConfig
+from common.base.config import ConfigError, from_dict, load_config, load_row, override, to_dict
+from common.base.settings import TAKEN_BY, DataConfig
+from contrastive_basics.vision.config import VisionConfig
 from oblique_topology.config import Config
 
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"

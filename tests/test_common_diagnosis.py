@@ -12,16 +12,9 @@ from accelerate import Accelerator
 from processes import in_processes
 from torch import nn
 
+from common.base.config import load_row, override
 from common.data.pairs import open_training_pairs
-from common.distributed import rank, world_size
-from common.encoders.two_towers import TwoTowers
-from common.geometry import Sphere, unit
-from common.info_nce import QueuedPairs, contrastive_loss
-from common.late_interaction import LateInteraction
-from common.logit_scale import LogitScale
-from common.run.checkpoint import last_checkpoint
-from common.run.config import load_row, override
-from common.run.diagnosis import (
+from common.diagnosis import (
     COLLAPSED,
     PLATEAU_STEPS,
     SAMPLE,
@@ -31,9 +24,16 @@ from common.run.diagnosis import (
     gradient_norms,
     loss_over_chance,
 )
+from common.distributed import rank, world_size
+from common.encoders.two_towers import TwoTowers
+from common.geometry import Sphere, unit
+from common.info_nce import QueuedPairs, contrastive_loss
+from common.late_interaction import LateInteraction
+from common.logit_scale import LogitScale
+from common.run.checkpoint import last_checkpoint
+from common.run.folder import RunFiles
+from common.run.journal import Journal
 from common.run.log import read_log
-from common.run.session import RunFiles
-from common.run.training import Journal
 from contrastive_basics.config import Config
 from contrastive_basics.train import train
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
@@ -385,7 +385,7 @@ def test_token_by_token_and_with_a_queue_the_log_has_every_value(tmp_path):
 def test_a_run_whose_temperature_is_fixed_too_high_is_told_so_once_and_not_again_after_a_resume(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("common.run.diagnosis.PLATEAU_STEPS", 10)
+    monkeypatch.setattr("common.diagnosis.PLATEAU_STEPS", 10)
     fixed = ("method.logit_scale_trainable=false", "method.logit_scale_init=0.001", "method.logit_scale_min=null")
     settings = ("optim.steps=20", "optim.warmup_steps=2", "run.log_every=7", "run.save_every=15", *fixed)
     files = run(tmp_path, *settings)

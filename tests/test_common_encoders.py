@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.encoders.caption_lengths import encode_by_length
+from common.caption_lengths import encode_by_length
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.resnet import NarrowResNet, resnet50
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer

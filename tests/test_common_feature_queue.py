@@ -16,10 +16,10 @@ from torch import nn
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from common.base.settings import OptimConfig
 from common.distributed import leave_process_group
 from common.feature_queue import FeatureQueue
 from common.run.checkpoint import last_checkpoint, save_checkpoint
-from common.run.config import OptimConfig
 from common.run.schedule import build_optimizer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.report.command import Command
 from common.report.experiments import collect_experiments
-from common.report.findings import Findings, write_findings
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
 
 FINDINGS = Findings(
     name="sweep",

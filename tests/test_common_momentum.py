@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from common.base.settings import OptimConfig
 from common.momentum import MomentumEncoder, ema_momentum_at, update_momentum_
 from common.run.checkpoint import last_checkpoint, save_checkpoint
-from common.run.config import OptimConfig
 from common.run.schedule import build_optimizer
 
 

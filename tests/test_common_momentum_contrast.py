@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from common.base.settings import OptimConfig
 from common.distributed import leave_process_group, mean_over_processes
 from common.encoders.resnet import NarrowResNet
 from common.feature_queue import FeatureQueue
@@ -39,7 +40,6 @@ from common.methods.momentum_contrast import (
 )
 from common.momentum import MomentumEncoder
 from common.run.checkpoint import last_checkpoint, save_checkpoint
-from common.run.config import OptimConfig
 from common.run.schedule import build_optimizer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.random_keys import mix64, mix64_array
-from common.run.order import BatchPositions, SampleOrder, permuted, seed_of
+from common.base.random_keys import mix64, mix64_array
+from common.data.order import BatchPositions, SampleOrder, permuted, seed_of
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,11 +11,14 @@ import pytest
 import torch
 from tars import jpeg, pair, write_tar
 
+from common.base.config import load_config, load_row
+from common.base.settings import DataConfig
 from common.data import pairs as pairs_module
+from common.data.batches import TrainingView, training_batches
 from common.data.broken import BrokenSample, TooManyBroken
+from common.data.order import BatchPositions, SampleOrder
 from common.data.pairs import (
     ZERO_SHOT_SETS,
-    TrainingView,
     image_transform,
     lost_at_open,
     open_evaluation_sets,
@@ -23,12 +26,9 @@ from common.data.pairs import (
     open_training_pairs,
     open_validation_pairs,
     open_zero_shot_sets,
-    training_batches,
 )
 from common.data.samples import number_of
 from common.data.tokenizer import WordTokenizer
-from common.run.config import DataConfig, load_config, load_row
-from common.run.order import BatchPositions, SampleOrder
 from contrastive_basics.config import Config as BasicsConfig
 from euclip.config import Config as EuclipConfig
 from oblique_topology.config import Config as ObliqueConfig

@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from common.run import provenance
-from common.run.provenance import git_revision
+from common.base import provenance
+from common.base.provenance import git_revision
 
 
 @pytest.fixture

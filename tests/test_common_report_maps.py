@@ -7,13 +7,14 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from common.report.curves import Curves, plot_curves
-from common.report.maps import (
+from common.report.figures import (
     Contours,
+    Curves,
     HeatOnPicture,
     HeatOnWords,
     _faded,
     plot_contours,
+    plot_curves,
     plot_heat_on_pictures,
     plot_heat_on_words,
 )
@@ -78,7 +79,7 @@ def test_curves_may_have_a_logarithmic_axis(tmp_path, monkeypatch):
     logarithmic = Curves("t", "x", "y", curves, log_x=True, log_y=True)
     _, numbers = plot_curves([plain], tmp_path / "one.png", across=1)
     drawn = []
-    monkeypatch.setattr("common.report.curves.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
     _, same_numbers = plot_curves([logarithmic], tmp_path / "two.png", across=1)
     assert rows(numbers) == rows(same_numbers)
     axis = drawn[0].axes[0]
@@ -89,7 +90,7 @@ def test_curves_may_have_a_logarithmic_axis(tmp_path, monkeypatch):
 
 def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("common.report.curves.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
     curves = {"over": [(1.0, [1.0]), (2.0, [2.0])], "under": [(1.0, [1.0]), (2.0, [2.0])]}
     plot_curves([Curves("t", "x", "y", curves, behind=("under",))], tmp_path / "c.png", across=1)
     over, under = drawn[0].axes[0].get_lines()
@@ -101,7 +102,7 @@ def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_pat
 
 def test_the_legend_does_not_repeat_titles(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("common.report.curves.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
     points = [(1.0, [1.0]), (2.0, [2.0])]
     titled = [Curves(title, "x", "y", {title: points}) for title in ("loss", "error")]
     _, numbers = plot_curves(titled, tmp_path / "titled.png", across=2)

@@ -12,9 +12,9 @@ from test_common_report_tables import HOSTILE, cell, made_up_table
 
 from common.report import figures
 from common.report.figures import plot_table, plot_training
+from common.report.formats import to_json, write_table
 from common.report.page import Picture, collect_page, main, write_page
-from common.report.schema import Column, Row
-from common.report.tables import to_json, write_table
+from common.report.table import Column, Row
 
 VOID = {"meta", "img", "wbr", "br", "link", "hr", "input"}
 

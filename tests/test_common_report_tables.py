@@ -10,20 +10,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.report.cells import trained_on
-from common.report.layout import format_measured, lay_out
-from common.report.schema import SEEDS_INTERVAL, Column, Measured, Row, Table
-from common.report.tables import (
+from common.base.files import write_atomically
+from common.report.formats import (
+    format_measured,
     from_json,
+    lay_out,
     measured_over_seeds,
     to_csv,
     to_json,
     to_latex,
     to_markdown,
     to_text,
-    write_atomically,
     write_table,
 )
+from common.report.table import SEEDS_INTERVAL, Column, Measured, Row, Table
+from common.reproduce.cells import trained_on
 
 HOSTILE = r"<script>alert('x')</script> a|b & 100 % of_it #1 $x$ \end{table} [a](http://x.invalid) `code`"
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import common.compiled as compiled_module
-from common import random_keys
+import common.base.compiled as compiled_module
+from common.base import random_keys
+from common.base import random_keys as hashing
 from common.data.scenes import (
     CLASSIFICATION_TASKS,
     NUM_CAPTIONS,
@@ -26,7 +27,6 @@ from common.data.scenes import (
     entails,
     hard_negative_pairs,
     hard_negatives,
-    hashing,
     scene_words,
     statements,
 )
@@ -212,7 +212,7 @@ def test_crowded_captions_are_longer_and_crowded_pictures_fuller():
 
 def test_wording_varies_while_the_meaning_stays():
     """Many sentences for one statement, none of which changes what it says."""
-    from common.data.scenes.hashing import Draws
+    from common.base.random_keys import Draws
     from common.data.scenes.wording import say
 
     statement = Statement((Mention(0, 0, 0, 1), Mention(1, 5)), ((0, LEFT, 1),))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from common.base.random_keys import Draws
 from common.data.scenes import (
     SceneDataset,
     caption_positives,
@@ -12,7 +13,6 @@ from common.data.scenes import (
     text_to_image_ceiling,
     text_to_image_ceilings,
 )
-from common.data.scenes.hashing import Draws
 from common.data.scenes.negatives import replaced_statements, swapped_statements
 from common.data.scenes.positives import encode_scenes, encode_statements
 from common.data.scenes.statements import Mention, Statement

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from common.base.random_keys import Draws
 from common.data.scenes import (
     ANNOTATION_TASKS,
     CLASSIFICATION_TASKS,
@@ -16,12 +17,11 @@ from common.data.scenes import (
     describes,
     scene_words,
 )
-from common.data.scenes.hashing import Draws
-from common.data.scenes.imagenet import class_name
+from common.data.scenes.classification import class_name
 from common.data.scenes.phrases import ANSWERS
 from common.data.scenes.statements import Mention, Statement, fits
 from common.data.scenes.tasks import associations, entailment, grounding, image_pairs, questions
-from common.data.scenes.words import ORIENTATION_PHRASES, PLACE_PHRASES
+from common.data.scenes.wording import ORIENTATION_PHRASES, PLACE_PHRASES
 from common.data.scenes.world import BACKGROUNDS, COLOURS, SHAPES, SIZES, TEXTURES, Scene, SceneObject
 
 

@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 
+from common.base.settings import OptimConfig
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
-from common.run.config import OptimConfig
 from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
 from euclip.geometry import Hyperbolic
 

@@ -19,35 +19,34 @@ import pytest
 import torch
 from processes import in_processes
 
-import common.run.provenance as provenance
+import common.base.provenance as provenance
+from common.base.config import ConfigError, load_config, override, to_dict
+from common.base.files import write_json
+from common.base.settings import DataConfig, OptimConfig
+from common.base.signals import Stopped, StopRequest, leave_signals_to_trainer, stop_signals
+from common.data.batches import TrainingView, training_batches
 from common.data.broken import BrokenSample, TooManyBroken
-from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs, training_batches
+from common.data.order import BatchPositions, SampleOrder
+from common.data.pairs import image_transform, open_training_pairs
+from common.data.text import build_tokenizer
 from common.distributed import rank
+from common.reproduce.rows import is_current
 from common.run.checkpoint import save_checkpoint
-from common.run.config import ConfigError, DataConfig, OptimConfig, load_config, override, to_dict
-from common.run.log import RunLog, read_log
-from common.run.order import BatchPositions, SampleOrder
-from common.run.reproduce import is_current
-from common.run.session import (
+from common.run.folder import (
     MAY_CHANGE,
-    BrokenLog,
-    NonFiniteLoss,
     RunFiles,
-    StepClock,
-    check_finite,
-    check_finite_gradient,
     checkpoint_to_resume,
     chosen_files,
     evaluation_code,
     only_run_in,
     run_files,
     run_key,
-    run_or_explain,
-    seed_step,
-    write_json,
 )
-from common.run.stop import Stopped, StopRequest, leave_signals_to_trainer, stop_signals
-from contrastive_basics.vision_config import VisionConfig
+from common.run.guards import NonFiniteLoss, check_finite, check_finite_gradient
+from common.run.journal import BrokenLog, StepClock
+from common.run.launch import run_or_explain, seed_step
+from common.run.log import RunLog, read_log
+from contrastive_basics.vision.config import VisionConfig
 from oblique_topology.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,7 +68,7 @@ class FakeTime:
 
 @pytest.fixture
 def fake_time(monkeypatch):
-    import common.run.session as session
+    import common.run.folder as session
 
     fake = FakeTime()
     monkeypatch.setattr(session, "time", fake)
@@ -175,7 +174,7 @@ def test_what_a_step_draws_depends_on_seed_step_and_process_alone(monkeypatch):
     first = draws(0, 5)
     torch.rand(17)
     assert draws(0, 5) == first
-    monkeypatch.setattr("common.run.session.rank", lambda: 1)
+    monkeypatch.setattr("common.run.folder.rank", lambda: 1)
     assert draws(0, 5) != first
     monkeypatch.undo()
     assert len({draws(seed, step) for seed in range(3) for step in range(100)}) == 300
@@ -382,7 +381,7 @@ def test_log_of_other_processes_writes_nothing(tmp_path):
 
 
 def test_cache_key_depends_on_config_data_and_code(monkeypatch):
-    import common.run.session as session
+    import common.run.folder as session
 
     config = Config()
     key = run_key(TRAIN, config, "data")
@@ -490,7 +489,7 @@ def copied(tmp_path, monkeypatch):
     for folder in ("common", "oblique_topology", "euclip", "contrastive_basics"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "configs"))
     monkeypatch.setattr(provenance, "ROOT", tmp_path.resolve())
-    monkeypatch.setattr("common.run.session.ROOT", tmp_path.resolve())
+    monkeypatch.setattr("common.run.folder.ROOT", tmp_path.resolve())
     return tmp_path.resolve()
 
 
@@ -501,7 +500,7 @@ def test_an_edit_changes_the_keys_of_the_runs_that_it_can_change_and_no_others(c
 
     def keys():
         trained = [run_key(script, config, "data") for script, config in scripts.items()]
-        return *trained, evaluation_code("oblique_topology"), evaluation_code(papers[2], "vision_evaluate.py")
+        return *trained, evaluation_code("oblique_topology"), evaluation_code(papers[2], "vision/evaluate.py")
 
     expected = {  # oblique topology, EuCLIP, basics with captions and with pictures alone; evaluation of first and last
         "common/info_nce.py": (1, 1, 1, 1, 1, 1),
@@ -517,7 +516,7 @@ def test_an_edit_changes_the_keys_of_the_runs_that_it_can_change_and_no_others(c
         "common/evaluation/coco.py": (0, 0, 0, 0, 0, 0),
         "common/report/page.py": (0, 0, 0, 0, 0, 0),
         "common/run/training.py": (1, 1, 1, 0, 0, 0),
-        "common/run/diagnosis.py": (0, 0, 0, 0, 0, 0),
+        "common/diagnosis.py": (0, 0, 0, 0, 0, 0),
         "common/run/utilisation.py": (0, 0, 0, 0, 0, 0),
         "common/run/log.py": (0, 0, 0, 0, 1, 1),
         "oblique_topology/train.py": (1, 0, 0, 0, 0, 0),
@@ -531,8 +530,8 @@ def test_an_edit_changes_the_keys_of_the_runs_that_it_can_change_and_no_others(c
         "euclip/evaluate.py": (0, 0, 0, 0, 0, 0),
         "euclip/suite.py": (0, 0, 0, 0, 0, 0),
         "contrastive_basics/model.py": (0, 0, 1, 0, 0, 0),
-        "contrastive_basics/vision.py": (0, 0, 0, 1, 0, 1),
-        "contrastive_basics/vision_evaluate.py": (0, 0, 0, 0, 0, 1),
+        "contrastive_basics/vision/methods.py": (0, 0, 0, 1, 0, 1),
+        "contrastive_basics/vision/evaluate.py": (0, 0, 0, 0, 0, 1),
         "contrastive_basics/experiments.py": (0, 0, 0, 0, 0, 0),
         "contrastive_basics/reproduce.py": (0, 0, 0, 0, 0, 0),
     }

@@ -14,7 +14,8 @@ from PIL import Image
 from tars import as_plain, good_tar, jpeg, pair, write_tar
 from torch.utils.data import DataLoader
 
-from common.data import open_files, samples, shards
+from common.data import samples, shards
+from common.data import shards as open_files
 from common.data.broken import BrokenSample
 from common.data.shards import ShardDataset
 from common.data.tar_index import index_shard

@@ -7,14 +7,14 @@ import threading
 import huggingface_hub.constants
 import pytest
 
+from common.base.config import ConfigError, load_config
+from common.base.settings import DataConfig
 from common.data.bert_tokenizer import SPECIAL_TOKENS, BertTokenizer
 from common.data.clip_tokenizer import ClipTokenizer
-from common.data.pairs import build_tokenizer
 from common.data.scenes import scene_words
-from common.data.text import tokenizer_from_json, words_of
+from common.data.text import build_tokenizer, tokenizer_from_json, words_of
 from common.data.text_files import find_file, pack, read_lines, unpack
 from common.data.tokenizer import WordTokenizer
-from common.run.config import ConfigError, DataConfig, load_config
 
 CAPTIONS = ["A dog runs.", "a dog, a cat", "the cat's dog", "A bird"]
 

@@ -9,10 +9,10 @@ from PIL import Image
 from torchvision.transforms import ColorJitter, InterpolationMode, RandomResizedCrop
 from torchvision.transforms import functional as F
 
+from common.base.random_keys import derive_key
 from common.data import views
 from common.data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize, random_crop_box
 from common.data.views import RECIPES, ViewRecipe, colour_jitter, random_view, stacked_views
-from common.random_keys import derive_key
 
 WHOLE = ViewRecipe((1.0, 1.0))  # a square picture passes whole, mirrored or not
 DRAWS = 2000

@@ -19,14 +19,14 @@ from common.evaluation.retrieval import Positives, recall_at_k, retrieval_metric
 from common.geometry import inner_product_similarity, unit
 from common.info_nce import contrastive_loss, info_nce, symmetric_info_nce
 from common.late_interaction import late_interaction
-from common.report.claims import HOLDS, NEEDS, NOT_RUN, UNCHECKED, audit, load_claims, load_paper_tables
+from common.report.claims.decide import measured_at_every_scale
+from common.report.claims.expressions import EXPERIMENT, cells
+from common.report.claims.read import HOLDS, NEEDS, NOT_RUN, UNCHECKED, audit, load_claims, load_paper_tables
 from common.report.experiments import collect_experiments
-from common.report.expressions import EXPERIMENT, cells
-from common.report.measured import measured_at_every_scale
 from common.run.kept_memory import bytes_kept_for_backward
 from contrastive_basics.measurements import sub_batch_statistics
-from contrastive_basics.simsiam import simsiam_loss
 from contrastive_basics.toys import NUM_PIXELS, NUM_WORDS, PairWorld, generator, seeded, toy_encoder
+from contrastive_basics.vision.simsiam import simsiam_loss
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "contrastive_basics"

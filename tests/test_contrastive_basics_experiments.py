@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from common.base.config import ConfigError
 from common.info_nce import symmetric_info_nce
-from common.report.command import Command
-from common.report.curves import Curves, plot_curves
 from common.report.experiments import collect_experiments, read_experiment
+from common.report.figures import Curves, plot_curves
+from common.report.formats import read_table
 from common.report.statistics import interval_over_seeds
-from common.report.tables import read_table
-from common.run.config import ConfigError
+from common.reproduce.command import Command
 from common.run.kept_memory import bytes_kept_for_backward
 from contrastive_basics import experiments, reproduce
 from contrastive_basics.experiments import BATCH_SIZES, FLOOR_BATCHES, NUM_NEGATIVES, QUEUE_SIZES, TEMPERATURES

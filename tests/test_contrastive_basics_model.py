@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from common.base.config import SCALES, ConfigError, load_row
 from common.data.scenes import SceneDataset, scene_words
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
@@ -13,7 +14,6 @@ from common.evaluation.embed import Encoder, evaluate_retrieval
 from common.geometry import Geometry, Sphere
 from common.late_interaction import LateInteraction, late_interaction
 from common.logit_scale import LogitScale
-from common.run.config import SCALES, ConfigError, load_row
 from common.run.schedule import build_optimizer
 from contrastive_basics.config import Config
 from contrastive_basics.model import build_model

@@ -13,20 +13,19 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 
+from common.base.config import SCALES, ConfigError, load_row
+from common.base.provenance import ROOT
+from common.data.order import SampleOrder, seed_of
 from common.data.transforms import normalize
-from common.report.command import Command
-from common.report.schema import MEASURED
+from common.report.table import MEASURED
+from common.reproduce.command import Command
 from common.run.checkpoint import CheckpointError, last_checkpoint
-from common.run.config import SCALES, ConfigError, load_row
+from common.run.folder import RunFiles
 from common.run.log import read_log
-from common.run.order import SampleOrder, seed_of
-from common.run.provenance import ROOT
-from common.run.session import RunFiles
 from contrastive_basics import pretrain as script
 from contrastive_basics.pretrain import SCALE_FILES, pretrain
-from contrastive_basics.vision import build_method, build_sgd, set_learning_rates
-from contrastive_basics.vision_config import VisionConfig
-from contrastive_basics.vision_data import (
+from contrastive_basics.vision.config import VisionConfig
+from contrastive_basics.vision.data import (
     CIFAR10_CLASSES,
     ROLES,
     SomePictures,
@@ -36,8 +35,9 @@ from contrastive_basics.vision_data import (
     open_training_set,
     view_recipes,
 )
-from contrastive_basics.vision_evaluate import reevaluate
-from contrastive_basics.vision_tables import CODE, ROWS, row_file, self_supervised
+from contrastive_basics.vision.evaluate import reevaluate
+from contrastive_basics.vision.methods import build_method, build_sgd, set_learning_rates
+from contrastive_basics.vision.tables import CODE, ROWS, row_file, self_supervised
 
 FOLDER = ROOT / "contrastive_basics"
 SELF_SUPERVISED = [name for name in ROWS if name not in ("random_weights", "supervised")]

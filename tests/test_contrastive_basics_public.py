@@ -10,8 +10,9 @@ import transformers
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from common.base.config import ConfigError, load_config
+from common.base.settings import RunConfig
 from common.data.scenes import SceneDataset
-from common.run.config import ConfigError, RunConfig, load_config
 from contrastive_basics import public
 from contrastive_basics.config import Config
 from contrastive_basics.public import open_public, pooled, transform_of, weights_fingerprint

@@ -6,9 +6,9 @@ import pytest
 import torch
 from test_contrastive_basics_public import write_clip, write_flava
 
+from common.base.config import ConfigError
 from common.report.experiments import read_experiment
-from common.report.schema import from_json
-from common.run.config import ConfigError
+from common.report.table import from_json
 from contrastive_basics.negatives_sweep import SWEEPS
 from contrastive_basics.reproduce import PARTS, TRAINED_HERE, main
 from scripts.parts import parts_of

@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from contrastive_basics.simsiam import (
-    SimSiam,
-    simsiam_loss,
-    simsiam_predictor,
-    simsiam_projector,
-)
+from contrastive_basics.vision.simsiam import SimSiam, simsiam_loss, simsiam_predictor, simsiam_projector
 
 BATCH, DIM = 6, 5
 

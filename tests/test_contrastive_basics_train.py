@@ -10,14 +10,14 @@ import torch
 from accelerate import Accelerator
 from processes import in_processes
 
+from common.base.config import SCALES, ConfigError, load_row
 from common.data.pairs import open_training_pairs
 from common.distributed import mean_over_processes, rank, world_size
 from common.info_nce import contrastive_loss
 from common.run.checkpoint import last_checkpoint
-from common.run.config import SCALES, ConfigError, load_row
+from common.run.folder import RunFiles
+from common.run.inputs import as_inputs, batches_from, open_training_data
 from common.run.log import read_log
-from common.run.session import RunFiles
-from common.run.training import as_inputs, batches_from, open_training_data
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import load_encoder
 from contrastive_basics.model import build_model

@@ -11,11 +11,19 @@ import torch.nn.functional as F
 from processes import in_processes
 from torch import nn
 
-from common.evaluation.collapse import collapse_statistics
+from common.base.config import ConfigError, load_config
+from common.diagnosis import collapse_statistics
 from common.methods.momentum_contrast import SplitBatchNorm, shuffle_rows, unshuffle_rows
-from common.run.config import ConfigError, load_config
 from contrastive_basics.pretrain import _prepare
-from contrastive_basics.vision import (
+from contrastive_basics.vision.config import (
+    VisionConfig,
+    VisionEvaluationConfig,
+    VisionMethodConfig,
+    VisionModelConfig,
+    VisionOptimConfig,
+)
+from contrastive_basics.vision.evaluate import evaluate_all, monitor, projection_statistics
+from contrastive_basics.vision.methods import (
     RandomWeights,
     build_method,
     build_sgd,
@@ -23,14 +31,6 @@ from contrastive_basics.vision import (
     share_buffers,
     simclr_head,
 )
-from contrastive_basics.vision_config import (
-    VisionConfig,
-    VisionEvaluationConfig,
-    VisionMethodConfig,
-    VisionModelConfig,
-    VisionOptimConfig,
-)
-from contrastive_basics.vision_evaluate import evaluate_all, monitor, projection_statistics
 
 METHODS = {
     "simclr": VisionMethodConfig("simclr", logit_scale=2.0, head_dim=6),

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from common.info_nce import contrastive_loss
-from common.report.claims import FAILS, HOLDS, UNCHECKED, audit, load_claims, load_paper_tables
-from common.report.expressions import EXPERIMENT, cells
-from common.report.verdicts import judge
+from common.report.claims.expressions import EXPERIMENT, cells
+from common.report.claims.read import FAILS, HOLDS, UNCHECKED, audit, load_claims, load_paper_tables
+from common.report.claims.show import judge
 from euclip.geometry import Euclidean, Hyperbolic
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,8 +10,9 @@ import pytest
 from test_euclip_claims import columns_of_claims
 
 from common.report.experiments import read_experiment
-from common.report.schema import from_json
-from euclip import distributions, figures, traverse, walk_tables
+from common.report.table import from_json
+from euclip import distributions, figures, traverse
+from euclip import traversal_tables as walk_tables
 from euclip.config import Config, EvaluationData
 from euclip.reproduce import CODE, PARTS, main
 
@@ -29,7 +30,7 @@ def output(tmp_path_factory):
     """All parts once, on shared runs; written as if unchanged, so that experiments are written too."""
     folder = tmp_path_factory.mktemp("outputs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("common.report.command.Command.changes", [])
+        patch.setattr("common.reproduce.command.Command.changes", [])
         for part in (*WALK_PARTS, *DISTANCE_PARTS):
             main([part, "--scale", "smoke", "--output", str(folder), *TINY])
     return folder

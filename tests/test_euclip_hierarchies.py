@@ -5,14 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from common.base.config import ConfigError
 from common.data.scenes import SceneDataset
 from common.geometry import unit
-from common.report.command import Command
 from common.report.experiments import read_experiment
-from common.report.schema import from_json
+from common.report.table import from_json
+from common.reproduce.command import Command
 from common.run.checkpoint import open_checkpoint
-from common.run.config import ConfigError
-from euclip import hierarchies, rows
+from euclip import evaluate as rows
+from euclip import hierarchies
 from euclip.evaluate import load_encoder
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 from euclip.hierarchies import cone_scores, noun_pool, text_scores
@@ -196,7 +197,7 @@ def test_the_part_measures_captions_and_nouns_of_every_model(tmp_path, monkeypat
         return text_scores(geometry, texts, root, known, min_radius)
 
     monkeypatch.setattr(hierarchies, "text_scores", spy)
-    monkeypatch.setattr("common.report.command.Command.changes", [])
+    monkeypatch.setattr("common.reproduce.command.Command.changes", [])
     main(["hierarchies", "--scale", "smoke", "--output", str(tmp_path), f"hierarchies.nouns={table}", *TINY])
     assert seen[::2] == [
         ("sphere", None, True), ("euclidean_squared", None, False), ("euclidean_squared", 0.3, False),

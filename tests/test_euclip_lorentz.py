@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from common.base.provenance import ROOT
 from common.geometry import unit
-from common.run.provenance import ROOT
 from euclip.lorentz import (
     MAX_RADIUS,
     exp_map0,

@@ -9,10 +9,12 @@ import torch
 import yaml
 
 from common.accumulation import MicroBatches
+from common.base.config import SCALES, ConfigError, load_row
+from common.base.settings import OptimConfig
 from common.info_nce import contrastive_loss
-from common.run.config import SCALES, ConfigError, OptimConfig, load_row
+from common.run.folder import run_key
+from common.run.launch import launched_accelerator
 from common.run.schedule import build_optimizer, learning_rate_at
-from common.run.session import launched_accelerator, run_key
 from euclip.config import Config
 from euclip.geometry import Hyperbolic
 from euclip.model import build_model, clamp_scalars_, multiply_scalar_gradients_, trained_scalars

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from common.base.config import ConfigError
 from common.encoders.weights import WeightsError
 from common.geometry import unit
-from common.run.config import ConfigError
 from euclip.config import Config
 from euclip.lorentz import exp_map0
 from euclip.published import euclip_from_open_clip, main, meru_from_state, open_published, published_config

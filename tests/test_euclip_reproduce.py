@@ -10,7 +10,7 @@ from test_euclip_claims import columns_of_claims
 
 import euclip.stability as stability_part
 from common.report.experiments import read_experiment
-from common.report.schema import from_json
+from common.report.table import from_json
 from euclip import train
 from euclip.reproduce import PARTS, main
 from scripts.parts import parts_of

@@ -16,8 +16,9 @@ from test_euclip_model import config_of
 
 from common.data.broken import BrokenSample
 from common.data.labelled import open_webdataset
-from common.data.pairs import EvaluationSets, build_tokenizer, image_transform, open_evaluation_sets
+from common.data.pairs import EvaluationSets, image_transform, open_evaluation_sets
 from common.data.scenes import annotation_task
+from common.data.text import build_tokenizer
 from common.evaluation.accuracy import (
     DATACOMP_TASKS,
     f1_macro_present,

@@ -15,7 +15,6 @@ from common.data.scenes import SceneDataset, describes
 from common.data.shards import ShardDataset
 from common.geometry import Sphere
 from euclip import traverse
-from euclip.caption_pools import PHOTO_CAPTIONS, Pool, hierarchy_pool, read_pool, scenes_pool
 from euclip.geometry import Elliptic, Euclidean
 from euclip.traversal import (
     ROOT,
@@ -34,17 +33,22 @@ from euclip.traversal import (
     stays,
     walk_scores,
 )
-from euclip.walk_report import report, to_markdown, to_page, without_texts, write_report
-from euclip.walks import (
+from euclip.traversal_data import (
+    PHOTO_CAPTIONS,
+    Pool,
     Task,
     embed_task,
+    hierarchy_pool,
     model_root,
     open_task,
     pairs_task,
+    read_pool,
+    scenes_pool,
     scenes_task,
     unknown_words,
     walk_all,
 )
+from euclip.traverse import report, to_markdown, to_page, without_texts, write_report
 
 WITH_CONES = [name for name in GEOMETRIES if name not in ("sphere", "elliptic")]
 

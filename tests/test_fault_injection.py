@@ -27,14 +27,14 @@ import pytest
 from PIL import Image
 from tars import as_plain, good_tar, jpeg, pair, write_tar
 
+from common.data.batches import TrainingView
 from common.data.broken import BrokenSample
 from common.data.karpathy import open_karpathy
-from common.data.pairs import TrainingView
+from common.data.order import SampleOrder
 from common.data.shards import ShardDataset
 from common.data.tar_index import index_shard
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
-from common.run.order import SampleOrder
 
 BLOCK = 512
 SECONDS = 20.0  # a case takes milliseconds; a busy machine may stop for a while

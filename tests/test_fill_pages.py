@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from common.report.schema import MEASURED, Column, Measured, Row, Table
-from common.report.tables import write_table
+from common.report.formats import write_table
+from common.report.table import MEASURED, Column, Measured, Row, Table
 from scripts import fill_pages
 from scripts.fill_pages import PAGES, PageError, filled
 

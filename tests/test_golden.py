@@ -19,11 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
+from common.base.config import load_row
 from common.data.pairs import open_training_pairs
 from common.evaluation.embed import CaptionRule, embed_pairs
-from common.evaluation.trained import zero_shot_and_retrieval
-from common.run.config import load_row
-from common.run.training import encoder_of, open_training_data
+from common.run.evaluation import zero_shot_and_retrieval
+from common.run.inputs import open_training_data
+from common.run.training import encoder_of
 
 GOLDEN = Path(__file__).with_name("golden.json")
 ROWS = {

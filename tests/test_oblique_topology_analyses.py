@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from common.base.config import load_row
 from common.data.broken import BrokenSample
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.two_towers import TwoTowers
@@ -17,7 +18,6 @@ from common.evaluation.grad_cam import feature_map_heat, tokens_to_map
 from common.geometry import Sphere
 from common.info_nce import contrastive_loss, symmetric_info_nce
 from common.logit_scale import LogitScale
-from common.run.config import load_row
 from oblique_topology import class_token_cost
 from oblique_topology.class_token_cost import BERT_WORDS, SCENE_WORDS, TOKENS, counted, encoder_macs, time_ratios
 from oblique_topology.config import Config
@@ -39,6 +39,7 @@ from oblique_topology.equilibrium import (
     similarity_gradient,
 )
 from oblique_topology.geometry import Euclidean, Oblique
+from oblique_topology.loaded_rows import readable_items
 from oblique_topology.loss_landscape import (
     gradient_norms_on_line,
     losses_on_plane,
@@ -60,7 +61,6 @@ from oblique_topology.token_maps import (
 from oblique_topology.token_maps import (
     statistics_of as statistics_of_maps,
 )
-from oblique_topology.trained_samples import readable_items
 
 SPHERES, SPHERE_DIM, END, LENGTH = 3, 4, 3, 9
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import yaml
 
-from common.report.claims import FAILS, HOLDS, UNCHECKED, audit, load_claims, load_paper_tables
-from common.report.command import Command, _write
+from common.report.claims.expressions import Cell
+from common.report.claims.read import FAILS, HOLDS, UNCHECKED, audit, load_claims, load_paper_tables
+from common.report.claims.show import judge
 from common.report.experiments import Experiment, collect_experiments
-from common.report.expressions import Cell
-from common.report.tables import read_table
-from common.report.verdicts import judge
+from common.report.formats import read_table
+from common.reproduce.command import Command, _write
 from oblique_topology.class_token_cost import BERT_WORDS, _with_tokens, counted
 from oblique_topology.reproduce import CODE, PARTS
 from oblique_topology.topology_table import TOPOLOGIES, kept_numbers

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.report.command import Command
-from common.report.schema import from_json
+from common.report.table import from_json
+from common.reproduce.command import Command
 from oblique_topology.reproduce import CODE, PARTS, _subset_cells, main
 
 TABLES = ["table1", "table3", "table4", "table5", "table6", "table7", "table8", "table10", "further_sets"]

@@ -10,20 +10,22 @@ import pytest
 import torch
 from PIL import Image
 
+from common.base.config import ConfigError
+from common.base.random_keys import derive_key
+from common.base.settings import DataConfig, OptimConfig
 from common.data.scenes import annotation_task
 from common.evaluation.embed import CaptionRule, embed_pairs
-from common.random_keys import derive_key
-from common.report.claims import NOT_RUN, UNDECIDED, load_claims, load_paper_tables
-from common.report.command import Command
+from common.report.claims.expressions import EXPERIMENT, cells
+from common.report.claims.read import NOT_RUN, UNDECIDED, load_claims, load_paper_tables
+from common.report.claims.show import judge
 from common.report.experiments import collect_experiments
-from common.report.expressions import EXPERIMENT, cells
-from common.report.tables import read_table
-from common.report.verdicts import judge
-from common.run.config import ConfigError, DataConfig, OptimConfig
-from common.run.reproduce import RowRun, measured_once
-from common.run.session import RunFiles
+from common.report.formats import read_table
+from common.reproduce.command import Command
+from common.reproduce.rows import RowRun, measured_once
+from common.run.folder import RunFiles
 from oblique_topology.distance_distributions import TOPOLOGIES, open_domains
 from oblique_topology.equilibrium import log_ratios
+from oblique_topology.loaded_rows import as_model_inputs, embed_batch, trained_model, training_batch
 from oblique_topology.loss_landscape import (
     gradient_norms_on_line,
     losses_on_plane,
@@ -35,7 +37,6 @@ from oblique_topology.reproduce import CODE, PARTS, main
 from oblique_topology.temperature import log_temperatures
 from oblique_topology.temperature_curves import _findings, curve_of
 from oblique_topology.token_maps import _folder, share_in_box, token_maps, with_words_of_others
-from oblique_topology.trained_samples import as_model_inputs, embed_batch, trained_model, training_batch
 
 # part -> its table and experiment, and its plots
 ANALYSES = {
@@ -225,7 +226,7 @@ def test_the_landscape_is_measured_once_per_run_grid_and_code(output, tmp_path, 
 
     assert [ask([1]), ask([1]), ask([2]), ask([1])] == [{"found": 1}, {"found": 1}, {"found": 2}, {"found": 1}]
     assert ask([1], "equilibrium.py") == {"found": 3}
-    monkeypatch.setattr("common.run.reproduce.code_fingerprint", lambda files: "changed")
+    monkeypatch.setattr("common.reproduce.rows.code_fingerprint", lambda files: "changed")
     assert ask([1]) == {"found": 4}
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import yaml
 
+from common.base.config import SCALES, ConfigError, load_row, override
 from common.geometry import Geometry, Sphere
 from common.info_nce import symmetric_info_nce
 from common.late_interaction import late_interaction_loss
-from common.run.config import SCALES, ConfigError, load_row, override
 from oblique_topology.config import Config, MethodConfig
 from oblique_topology.geometry import max_average
 from oblique_topology.model import build_geometry, build_model

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from common.report.command import Command
+from common.base.config import ConfigError
 from common.report.experiments import read_experiment
-from common.report.schema import QUERIES_INTERVAL, from_json
-from common.run.config import ConfigError
-from common.run.session import RunFiles, only_run_in
+from common.report.table import QUERIES_INTERVAL, from_json
+from common.reproduce.command import Command
+from common.run.folder import RunFiles, only_run_in
 from oblique_topology.reproduce import PARTS, _note, main
 from scripts.parts import parts_of
 

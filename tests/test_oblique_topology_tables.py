@@ -12,16 +12,17 @@ import pytest
 import torch
 from PIL import Image
 
+from common.base.config import load_row
+from common.base.settings import OptimConfig
 from common.data.pairs import EvaluationSets
 from common.data.scenes import classification_task, scene_words
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_zero_shot
-from common.report.schema import from_json
-from common.report.trained_rows import collapse_note
-from common.run.config import OptimConfig, load_row
-from common.run.reproduce import RowRun
-from common.run.session import RunFiles
+from common.report.table import from_json
+from common.reproduce.rows import RowRun
+from common.reproduce.trained_table import collapse_note
+from common.run.folder import RunFiles
 from oblique_topology import token_subsets
 from oblique_topology.coco_table import CocoFiles, open_coco
 from oblique_topology.config import Config, MethodConfig

@@ -11,16 +11,17 @@ import torch
 from accelerate import Accelerator
 from processes import in_processes
 
+from common.base.config import ConfigError, load_row, override
 from common.data.pairs import open_training_pairs
 from common.distributed import rank
 from common.geometry import Sphere
 from common.info_nce import contrastive_loss
 from common.late_interaction import late_interaction_loss
 from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint
-from common.run.config import ConfigError, load_row, override
+from common.run.folder import RunFiles
+from common.run.guards import NonFiniteLoss
+from common.run.inputs import as_inputs, batches_from, open_training_data
 from common.run.log import read_log
-from common.run.session import NonFiniteLoss, RunFiles
-from common.run.training import as_inputs, batches_from, open_training_data
 from oblique_topology.config import Config
 from oblique_topology.evaluate import load_encoder
 from oblique_topology.model import build_geometry, build_model

@@ -19,9 +19,9 @@ import pytest
 import torch
 from resume_run import IN_A_SAVE, IN_A_STEP, Trigger, in_child
 
+from common.base.signals import STOPPED_EXIT_STATUS
 from common.run.checkpoint import last_checkpoint
 from common.run.log import read_log
-from common.run.stop import STOPPED_EXIT_STATUS
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, EPOCH, SAVE_EVERY = 18, 8, 3  # as in resume_run.py

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from common.data.broken import BrokenSample, BrokenSamples
 from common.data.samples import check_reading_options
-from common.data.shard_paths import expand_shards
+from common.data.shards import expand_shards
 from common.data.streamed import StreamedPairs
 from common.data.table_rows import RowReader, captions_of, rows_of_batch
 

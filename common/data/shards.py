@@ -8,26 +8,182 @@ Nothing that a file contains is executed.
 Which files a pattern names: shard_paths.py. Where the samples of one file lie: tar_index.py.
 """
 
+import glob
 import hashlib
 import io
 import json
 import operator
 import os
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from PIL import Image
 
 from common.data.broken import BrokenSample, BrokenSamples
-from common.data.open_files import OpenFiles
 from common.data.samples import Unusable, check_captions, check_reading_options, decode_picture
-from common.data.shard_paths import expand_shards
 from common.data.tar_index import COLUMNS, MAX_MEMBER_BYTES, cached_index, given_image_id
+
+# Ranges of bytes from many large files, safe with threads, forked workers and pickling.
+
+
+MAX_OPEN = 32  # files per process
+
+
+class OpenFiles:
+    """Reads ranges of files; handles are opened on first use in each process and only the latest stay open.
+
+    Sharing a handle between processes would share its position, so a fork starts with none, and a pickle carries none.
+
+    Args:
+        sizes: bytes that each file had when it was indexed; `read` names a file by its place in this list.
+    """
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self._forget()
+
+    def _forget(self) -> None:
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._files: OrderedDict[int, BinaryIO] = OrderedDict()
+
+    def __getstate__(self) -> list[int]:
+        return self.sizes
+
+    def __setstate__(self, sizes: list[int]) -> None:
+        self.__init__(sizes)
+
+    def read(self, number: int, path: Path, offset: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer where the file ends.
+
+        Raises:
+            RuntimeError: if the file no longer has the size that was indexed.
+        """
+        if self._process != os.getpid():
+            self._forget()
+        with self._lock:
+            file = self._files.get(number)
+            if file is None:
+                file = path.open("rb", buffering=0)
+                now = os.fstat(file.fileno()).st_size
+                if now != self.sizes[number]:
+                    file.close()
+                    raise RuntimeError(
+                        f"{path} changed: it had {self.sizes[number]} bytes when it was opened, now {now}"
+                    )
+                self._files[number] = file
+                if len(self._files) > MAX_OPEN:
+                    self._files.popitem(last=False)[1].close()
+            self._files.move_to_end(number)
+            file.seek(offset)
+            chunks, left = [], size
+            while left:  # an unbuffered read may stop early
+                chunk = file.read(left)
+                if not chunk:
+                    break
+                chunks.append(chunk)
+                left -= len(chunk)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+# From a pattern with braces and globs to the shard files that it names.
+
+
+_BRACES = re.compile(r"\{([^{}]*)\}")  # innermost pair
+_RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
+
+
+def expand_shards(pattern: str | Path | list[str] | list[Path], root: str | Path | None = None) -> list[Path]:
+    """The shard files that a pattern names.
+
+    Braces as in bash (`{00000..01287}`, `{0..9..3}`, `{train,val}`, nested), globs (`*`, `?`, `[...]`, `**`), `~` for
+    the home folder. A folder means all `*.tar` directly in it. A name without a glob must exist: a shard that is
+    missing from a brace range is an error, not a smaller data set.
+
+    Args:
+        pattern: one or several patterns.
+        root: folder that relative patterns start from; None for the working folder.
+    Returns:
+        Absolute paths, sorted, each once.
+    Raises:
+        FileNotFoundError: if a name is missing or a pattern finds nothing; names pattern, root and what was looked for.
+        ValueError: if the pattern is empty.
+    """
+    patterns = [os.fspath(item) for item in (pattern if isinstance(pattern, list | tuple) else [pattern])]
+    if not patterns or not all(patterns):
+        raise ValueError(f"the shard pattern is {pattern!r}; a path, a pattern with braces or globs, or a list of them")
+    folder = Path.cwd() if root is None else Path.cwd() / Path(root).expanduser()
+    found: set[str] = set()
+    for item in patterns:
+        item = str(Path(item).expanduser())
+        # a name that exists as it stands may have braces or brackets of its own
+        names = [item] if (folder / item).exists() else list(dict.fromkeys(_expand_braces(item)))
+        missing = []
+        for name in names:
+            files = _files_of(folder, name)
+            # not resolve(): a link keeps its own name (download caches link to files named by their hash)
+            found.update(os.path.abspath(file) for file in files)  # noqa: PTH100
+            if not files:
+                missing.append(str(folder / name))
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise FileNotFoundError(
+                f"no shards for pattern {item!r} with root {str(folder)!r}: {len(missing)} of {len(names)} names "
+                f"found nothing, looked for {', '.join(missing[:3])}{more}"
+                + ("" if folder.is_dir() else "; the root folder does not exist")
+            )
+    return [Path(file) for file in sorted(found)]
+
+
+def _files_of(folder: Path, name: str) -> list[Path]:
+    path = folder / name
+    if path.is_dir():
+        return sorted(path.glob("*.tar"))
+    if path.exists():
+        return [path]
+    # root_dir: a bracket in the root folder's own name is no pattern; Path.glob refuses absolute patterns
+    matches = glob.glob(name, root_dir=folder, recursive=True)  # noqa: PTH207
+    return [folder / match for match in matches if (folder / match).is_file()]
+
+
+def _expand_braces(pattern: str) -> list[str]:
+    """Bash's brace expansion; braces without comma or range stay as they are."""
+    for match in _BRACES.finditer(pattern):
+        span = _RANGE.fullmatch(match[1])
+        if span:
+            options = _range(*span.groups())
+        elif "," in match[1]:
+            options = match[1].split(",")
+        else:
+            continue
+        if options is not None:
+            head, tail = pattern[: match.start()], pattern[match.end() :]
+            return [text for option in options for text in _expand_braces(head + option + tail)]
+    return [pattern]
+
+
+def _range(first: str, last: str, step: str | None) -> list[str] | None:
+    numeric = [text.lstrip("-").isdigit() for text in (first, last)]
+    if not any(numeric):
+        low, high = ord(first), ord(last)
+    elif all(numeric):
+        low, high = int(first), int(last)
+    else:
+        return None  # {a..3} is no range
+    stride = abs(int(step)) if step else 1
+    stride = (stride or 1) if low <= high else -(stride or 1)
+    values = range(low, high + (1 if stride > 0 else -1), stride)
+    if not any(numeric):
+        return [chr(value) for value in values]
+    padded = any(text.lstrip("-").startswith("0") and len(text.lstrip("-")) > 1 for text in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    return [f"{value:0{width}d}" for value in values]
 
 
 class ShardDataset:

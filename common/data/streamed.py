@@ -11,8 +11,8 @@ import datasets
 import numpy as np
 
 from common.data.broken import BrokenSample
+from common.data.order import permuted, seed_of
 from common.data.table_rows import RowReader, captions_of, picture_bytes, rows_of_batch
-from common.run.order import permuted, seed_of
 
 KEPT_ROWS = 64  # a stream can step back by this many rows, for the substitutes of broken samples
 

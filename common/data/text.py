@@ -11,10 +11,13 @@ from typing import Any, Protocol
 
 from filelock import FileLock
 
+from common.base.provenance import ROOT, code_fingerprint, hash_of
+from common.base.settings import DataConfig
 from common.data.bert_tokenizer import BertTokenizer
 from common.data.clip_tokenizer import ClipTokenizer
+from common.data.pairs import Pairs
+from common.data.scenes import scene_words
 from common.data.tokenizer import Tokenizer, WordTokenizer
-from common.run.provenance import code_fingerprint, hash_of
 
 _KINDS = {kind.__name__: kind for kind in (WordTokenizer, ClipTokenizer, BertTokenizer)}
 
@@ -83,3 +86,23 @@ def _read_kept(path: Path) -> WordTokenizer | None:
     except (OSError, ValueError, TypeError):
         return None
     return tokenizer if tokenizer.fingerprint == fingerprint else None
+
+
+def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
+    """The tokenizer that data.tokenizer names; "words": the scenes' closed vocabulary, or the training captions' words.
+
+    Raises:
+        ValueError: if data.vocabulary cannot be read, or is given and not used.
+    """
+    if data.tokenizer == "clip_bpe":
+        return ClipTokenizer.from_vocabulary(data.vocabulary)
+    if data.tokenizer == "bert_wordpiece":
+        return BertTokenizer.from_vocabulary(data.vocabulary)
+    if data.vocabulary:
+        raise ValueError(
+            f"data.vocabulary = {data.vocabulary!r} is not used with data.tokenizer = words, whose vocabulary comes "
+            "from the training captions; accepted: clip_bpe, bert_wordpiece"
+        )
+    if data.source == "scenes":
+        return WordTokenizer.from_words(scene_words())
+    return words_of(training_pairs, data.min_word_count, data.max_words, ROOT / "outputs" / "tokenizers")

@@ -16,8 +16,8 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
+from common.base.random_keys import derive_key
 from common.data.transforms import IMAGENET_MEAN, IMAGENET_STD, random_crop_box
-from common.random_keys import derive_key
 
 BLUR_SIGMA = (0.1, 2.0)  # pixels
 CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)  # RGB, of pixels in [0, 1], as the MoCo notebook has them

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from common.base.settings import DataConfig, ModelConfig, TowerConfig
 from common.data.tokenizer import Tokenizer
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.vision import VisionTransformer
-from common.run.config import DataConfig, ModelConfig, TowerConfig
 
 
 def vision_transformer(data: DataConfig, model: ModelConfig, num_class_tokens: int = 1) -> VisionTransformer:

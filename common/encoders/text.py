@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.encoders.caption_lengths import up_to_first
+from common.caption_lengths import up_to_first
 from common.encoders.transformer import Activation, Transformer
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from common.encoders.caption_lengths import encode_by_length
+from common.caption_lengths import encode_by_length
 from common.geometry import Geometry
 from common.logit_scale import LogitScale
 

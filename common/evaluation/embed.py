@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from common.base.signals import leave_signals_to_trainer
 from common.data.bert_tokenizer import clean_caption
 from common.data.broken import BrokenSample
 from common.data.pairs import Pairs, lost_at_open
@@ -38,7 +39,6 @@ from common.evaluation.retrieval import (
 )
 from common.evaluation.zero_shot import PromptAverage, prompt_scores
 from common.info_nce import PairSimilarity
-from common.run.stop import leave_signals_to_trainer
 
 FurtherMetrics = Callable[[torch.Tensor, torch.Tensor, list[int]], dict[str, list[list[float]]]]
 TIE_WARNING = 1.0e-3  # share of text queries

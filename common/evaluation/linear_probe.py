@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.functional import pil_to_tensor
 
 from common.data.broken import BrokenSample
+from common.data.order import permuted, seed_of
 from common.data.pairs import lost_at_open
 from common.data.transforms import ImageTransform, normalize
 from common.evaluation.accuracy import classification_evaluation
@@ -32,7 +33,6 @@ from common.evaluation.knn import labelled_features
 from common.evaluation.protocol import Evaluation
 from common.evaluation.rand_augment import rand_augment
 from common.geometry import unit
-from common.run.order import permuted, seed_of
 
 Batches = Callable[[int], Iterable[tuple[torch.Tensor, torch.Tensor]]]
 

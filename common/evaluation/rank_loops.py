@@ -9,7 +9,7 @@ scores, so what several processes find adds up exactly.
 import numba
 import numpy as np
 
-from common.compiled import compiled
+from common.base.compiled import compiled
 
 
 @compiled(parallel=True)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from common.report.tables import write_atomically
+from common.base.files import write_atomically
 
 _FORMAT, _FORMAT_VERSION = "experiment", 1
 

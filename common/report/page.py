@@ -20,11 +20,11 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
+from common.base.files import write_atomically
+from common.report.claims.show import READING, PaperClaims, for_page, judge, to_markdown, touching
 from common.report.experiments import collect_experiments
-from common.report.layout import glossary, lay_out, provenance, reading, remarks, warning
-from common.report.schema import Table, is_table
-from common.report.tables import read_table, write_atomically
-from common.report.verdicts import READING, PaperClaims, for_page, judge, to_markdown, touching
+from common.report.formats import glossary, lay_out, provenance, read_table, reading, remarks, warning
+from common.report.table import Table, is_table
 
 _PAPERS = Path(__file__).resolve().parents[2]  # where the paper folders are
 _TITLE = "Published numbers and ours"

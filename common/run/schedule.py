@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from common.run.config import OptimConfig
+from common.base.settings import OptimConfig
 
 
 def learning_rate_at(step: int, optim: OptimConfig) -> float:

@@ -11,13 +11,12 @@ import webdataset
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from common.data.open_files import OpenFiles
-from common.data.pairs import TrainingView, training_batches
-from common.data.shards import ShardDataset
+from common.data.batches import TrainingView, training_batches
+from common.data.order import BatchPositions, SampleOrder
+from common.data.shards import OpenFiles, ShardDataset
 from common.data.tar_index import index_shard
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
-from common.run.order import BatchPositions, SampleOrder
 from scripts.benchmarks.comparison import Comparison
 
 

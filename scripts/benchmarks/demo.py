@@ -5,11 +5,13 @@ from pathlib import Path
 
 import torch
 
-from common.data.pairs import TrainingView, build_tokenizer, image_transform, open_training_pairs
+from common.base.config import load_row
+from common.base.provenance import ROOT
+from common.data.batches import TrainingView
+from common.data.order import SampleOrder
+from common.data.pairs import image_transform, open_training_pairs
+from common.data.text import build_tokenizer
 from common.data.transforms import normalize
-from common.run.config import load_row
-from common.run.order import SampleOrder
-from common.run.provenance import ROOT
 from oblique_topology.config import Config
 from oblique_topology.model import build_model
 from scripts.benchmarks.comparison import Comparison, Skipped

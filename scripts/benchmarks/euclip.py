@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from common.base.config import load_row
+from common.base.provenance import ROOT
 from common.data.scenes import scene_words
 from common.data.tokenizer import WordTokenizer
 from common.geometry import norm
-from common.run.config import load_row
-from common.run.provenance import ROOT
 from common.run.schedule import build_optimizer
 from common.tiled import geometry_loss
 from euclip.config import Config

@@ -17,9 +17,9 @@ import torch
 from accelerate import Accelerator
 
 from common.accumulation import MicroBatches
+from common.base.settings import OptimConfig
 from common.geometry import Geometry, Sphere
 from common.info_nce import contrastive_loss
-from common.run.config import OptimConfig
 from common.run.schedule import build_optimizer
 from common.tiled import TILE, geometry_loss, tiled_contrastive_loss
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic

@@ -8,13 +8,13 @@ import numpy as np
 import open_clip
 import torch
 
+from common.base.settings import OptimConfig
 from common.encoders.text import CausalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
 from common.geometry import Sphere
 from common.info_nce import contrastive_loss
 from common.logit_scale import LogitScale
-from common.run.config import OptimConfig
 from common.run.schedule import build_optimizer
 from scripts.benchmarks.comparison import Comparison, Skipped
 

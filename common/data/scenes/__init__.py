@@ -1,22 +1,22 @@
 """Scenes: the embedded data set of drawn pictures with captions, made from a seed. See `docs/scenes.md`."""
 
-from .captions import NUM_CAPTIONS, caption_statements, caption_texts
-from .classification import CLASSIFICATION_TASKS, ClassificationTask, classification_task
-from .dataset import SceneDataset
-from .draw import render
-from .negatives import hard_negative_pairs, hard_negatives
-from .positives import (
+from common.data.scenes.captions import NUM_CAPTIONS, caption_statements, caption_texts
+from common.data.scenes.classification import CLASSIFICATION_TASKS, ClassificationTask, classification_task
+from common.data.scenes.dataset import SceneDataset
+from common.data.scenes.draw import render
+from common.data.scenes.negatives import hard_negative_pairs, hard_negatives
+from common.data.scenes.positives import (
     caption_positives,
     image_to_text_ceiling,
     matches,
     text_to_image_ceiling,
     text_to_image_ceilings,
 )
-from .splits import SPLITS
-from .statements import Mention, Statement, describes, entails
-from .tasks.dataset import ANNOTATION_TASKS, AnnotationTask, annotation_task
-from .vocabulary import scene_words
-from .world import Scene, SceneObject
+from common.data.scenes.sampling import SPLITS
+from common.data.scenes.statements import Mention, Statement, describes, entails
+from common.data.scenes.tasks.dataset import ANNOTATION_TASKS, AnnotationTask, annotation_task
+from common.data.scenes.vocabulary import scene_words
+from common.data.scenes.world import Scene, SceneObject
 
 __all__ = [
     "ANNOTATION_TASKS",

@@ -4,12 +4,11 @@ Level 0 names every object with every attribute; 1 drops an attribute here and t
 less of one object; 4 says no more than how many things there are, or that there are some.
 """
 
-from common.random_keys import derive_key
-
-from .hashing import Draws
-from .statements import NOTHING, Mention, Statement
-from .wording import say
-from .world import ARROW, Scene, SceneObject, main_relation
+from common.base.random_keys import Draws, derive_key
+from common.data.scenes.masks import ARROW
+from common.data.scenes.statements import NOTHING, Mention, Statement
+from common.data.scenes.wording import say
+from common.data.scenes.world import Scene, SceneObject, main_relation
 
 NUM_CAPTIONS = 5
 COUNTED_PERCENT = 50  # share of scenes whose captions name the exact number of things, at every level

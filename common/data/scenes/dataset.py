@@ -6,16 +6,13 @@ import operator
 
 import numpy as np
 
-from common.random_keys import derive_key
-
-from .captions import caption_statements, caption_texts, say_plainly, vague_statements
-from .draw import render
-from .hashing import Draws
-from .negatives import hard_negative_pairs
-from .sampling import draw_scene
-from .splits import find_split
-from .statements import Statement
-from .world import WORLD_VERSION, Scene
+from common.base.random_keys import Draws, derive_key
+from common.data.scenes.captions import caption_statements, caption_texts, say_plainly, vague_statements
+from common.data.scenes.draw import render
+from common.data.scenes.negatives import hard_negative_pairs
+from common.data.scenes.sampling import draw_scene, find_split
+from common.data.scenes.statements import Statement
+from common.data.scenes.world import WORLD_VERSION, Scene
 
 MIN_IMAGE_SIZE = 16
 _SAMPLES_IN_FINGERPRINT = 4

@@ -8,10 +8,13 @@ from functools import cache
 
 import numpy as np
 
-from common.compiled import compiled
+from common.base.compiled import compiled
 
-from .shapes import ARROW, CIRCLE, CROSS, DIAMOND, HEART, MOON, RING, SHAPES, SQUARE, STAR, TRIANGLE
+# Names of the shapes and their indices; apart from the other attributes because the masks need nothing else.
 
+
+SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "ring", "heart", "moon", "arrow")
+CIRCLE, SQUARE, TRIANGLE, DIAMOND, STAR, CROSS, RING, HEART, MOON, ARROW = range(10)
 HALF = 128
 SIDE = 2 * HALF + 1
 _STAR = ((0, -126), (33, -39), (120, -33), (54, 20), (75, 108), (0, 62), (-75, 108), (-54, 20), (-120, -33), (-33, -39))

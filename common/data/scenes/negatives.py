@@ -5,13 +5,11 @@ red circle" (shapes and colours swapped), and "a red circle below a blue square"
 to be false of the scene before it is handed out.
 """
 
-from common.random_keys import derive_key
-
-from .captions import caption_statements, wording_draws
-from .hashing import Draws
-from .statements import ATTRIBUTE_NAMES, Mention, Statement, describes
-from .wording import say
-from .world import INVERSE_RELATION, Scene
+from common.base.random_keys import Draws, derive_key
+from common.data.scenes.captions import caption_statements, wording_draws
+from common.data.scenes.statements import ATTRIBUTE_NAMES, Mention, Statement, describes
+from common.data.scenes.wording import say
+from common.data.scenes.world import INVERSE_RELATION, Scene
 
 _SWAPS = ((1,), (0,), (2,), (3,), (0, 1))  # fields of Mention to exchange: colours, shapes, sizes, textures, both
 

@@ -1,6 +1,6 @@
 """Fixed phrases outside captions: glue words of sentences, questions and answers, statements on pairs, cues."""
 
-from .world import COLOURS, PLACES, SHAPES, SIZES, TEXTURES
+from common.data.scenes.world import COLOURS, PLACES, SHAPES, SIZES, TEXTURES
 
 SENTENCE_GLUE = (
     "a an and with together is there are the only nothing else one namely including exactly single some something",

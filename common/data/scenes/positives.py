@@ -6,11 +6,10 @@ Statements and scenes become rows of small integers, and a compiled kernel evalu
 
 import numpy as np
 
-from common.compiled import compiled
-
-from .captions import NUM_CAPTIONS
-from .statements import MAX_MENTIONS, Statement
-from .world import Scene
+from common.base.compiled import compiled
+from common.data.scenes.captions import NUM_CAPTIONS
+from common.data.scenes.statements import MAX_MENTIONS, Statement
+from common.data.scenes.world import Scene
 
 MAX_OBJECTS = 8
 _ITEM = 9  # shape, colour, size, texture, orientation, place, x, y, radius

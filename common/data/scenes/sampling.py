@@ -2,8 +2,19 @@
 
 from dataclasses import dataclass
 
-from .hashing import Draws
-from .world import ARROW, CANVAS, COLOURS, DOMAIN_BACKGROUNDS, LARGE, SHAPES, SIZE_RADII, SMALL, Scene, SceneObject
+from common.base.random_keys import Draws
+from common.data.scenes.masks import ARROW
+from common.data.scenes.world import (
+    CANVAS,
+    COLOURS,
+    DOMAIN_BACKGROUNDS,
+    LARGE,
+    SHAPES,
+    SIZE_RADII,
+    SMALL,
+    Scene,
+    SceneObject,
+)
 
 _MARGIN = 12  # units kept free at the picture's rim
 _LATTICE = 40  # centres lie at odd multiples of half of this, so never on the border between two places
@@ -79,3 +90,38 @@ def draw_scene(key: int, statistics: Statistics) -> Scene:
         for (shape, colour, size, texture, orientation, radius, tint), (x, y) in zip(looks, centres)
     )
     return Scene(objects, statistics.domain, 0, background, key)
+
+
+# The picture-caption splits: what each stands for, how its scenes are drawn, its usual size.
+#
+# The split's name and the seed enter every picture's key, so no picture of one split is one of another.
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split; `stands_in_for` names the real data set whose part it takes."""
+
+    statistics: Statistics
+    default_size: int
+    stands_in_for: str
+
+
+_CROWDED = Statistics(count_weights=(0, 16, 42, 42), large_percent=45, detail=1)
+SPLITS: dict[str, Split] = {
+    "train": Split(Statistics(), 50_000, "the training pairs"),
+    "val": Split(Statistics(), 1_000, "the validation pairs"),
+    "test": Split(Statistics(), 1_000, "Flickr30k (1K test)"),
+    "test_crowded": Split(_CROWDED, 1_000, "COCO (1K or 5K test)"),
+    "test_other_domain": Split(Statistics(domain=1), 1_000, "an out-of-domain set of pairs"),
+}
+
+
+def find_split(name: str) -> Split:
+    """The split of that name.
+
+    Raises:
+        ValueError: if there is none; the message lists the known ones.
+    """
+    if name not in SPLITS:
+        raise ValueError(f"unknown split {name!r}; known splits: {', '.join(SPLITS)}")
+    return SPLITS[name]

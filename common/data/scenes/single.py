@@ -1,8 +1,9 @@
 """Scenes made around one main object, for class labels: the object, distractors where they fit, picture settings."""
 
-from .hashing import Draws
-from .sampling import TEXTURE_WEIGHTS
-from .world import ARROW, CANVAS, COLOURS, LARGE, SHAPES, SMALL, SceneObject
+from common.base.random_keys import Draws
+from common.data.scenes.masks import ARROW
+from common.data.scenes.sampling import TEXTURE_WEIGHTS
+from common.data.scenes.world import CANVAS, COLOURS, LARGE, SHAPES, SMALL, SceneObject
 
 _TRIES = 20
 _MARGIN = 10

@@ -8,7 +8,18 @@ longer one describes, the shorter one describes.
 
 from typing import NamedTuple
 
-from .world import BACKGROUNDS, COLOURS, ORIENTATIONS, PLACES, RELATIONS, SHAPES, SIZES, TEXTURES, Scene, holds
+from common.data.scenes.world import (
+    BACKGROUNDS,
+    COLOURS,
+    ORIENTATIONS,
+    PLACES,
+    RELATIONS,
+    SHAPES,
+    SIZES,
+    TEXTURES,
+    Scene,
+    holds,
+)
 
 MAX_MENTIONS = 4
 

@@ -2,8 +2,8 @@
 
 import re
 
-from . import imagenet, phrases, vtab, words
-from .world import BACKGROUNDS, COLOURS, ORIENTATIONS, PLACES, RELATIONS, SHAPES, SIZES, TEXTURES
+from common.data.scenes import classification, phrases, wording
+from common.data.scenes.world import BACKGROUNDS, COLOURS, ORIENTATIONS, PLACES, RELATIONS, SHAPES, SIZES, TEXTURES
 
 
 def _collect(value, found: set[str]) -> None:
@@ -23,8 +23,8 @@ def scene_words() -> list[str]:
     found: set[str] = set()
     for names in (SHAPES, COLOURS, SIZES, TEXTURES, ORIENTATIONS, PLACES, RELATIONS, BACKGROUNDS):
         _collect(names, found)
-    for module in (words, phrases, imagenet, vtab):
+    for module in (wording, phrases, classification):
         for name, value in vars(module).items():
-            if name.isupper() and not name.endswith("_TASKS"):
+            if name.isupper() and not name.endswith(("_TASKS", "PARTS")):  # these are no words of a caption
                 _collect(value, found)
     return sorted(found)

@@ -6,10 +6,7 @@ is an index into the tuple of names below; -1 means "not said" in statements and
 
 from dataclasses import dataclass
 
-from .masks import shape_extent
-from .shapes import ARROW as ARROW  # named with the other attributes
-from .shapes import SHAPES as SHAPES
-from .shapes import SQUARE as SQUARE
+from common.data.scenes.masks import SHAPES, shape_extent
 
 WORLD_VERSION = 1  # raise when the meaning of a seed changes
 CANVAS = 960  # side of the square world, in units

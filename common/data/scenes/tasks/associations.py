@@ -2,14 +2,12 @@
 
 import numpy as np
 
-from common.random_keys import derive_key
-
-from ..draw import render
-from ..hashing import Draws
-from ..phrases import CUES
-from ..sampling import Statistics, draw_scene
-from ..statements import Mention, Statement, describes
-from ..words import COLOUR_ADJECTIVES, SHAPE_NOUNS, TEXTURE_ADJECTIVES
+from common.base.random_keys import Draws, derive_key
+from common.data.scenes.draw import render
+from common.data.scenes.phrases import CUES
+from common.data.scenes.sampling import Statistics, draw_scene
+from common.data.scenes.statements import Mention, Statement, describes
+from common.data.scenes.wording import COLOUR_ADJECTIVES, SHAPE_NOUNS, TEXTURE_ADJECTIVES
 
 CANDIDATES = (5, 6, 10, 12)
 _STATISTICS = Statistics()

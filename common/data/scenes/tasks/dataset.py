@@ -3,16 +3,14 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from common.random_keys import derive_key
-
-from ..classification import PARTS
-from ..dataset import check_index, check_sizes, fingerprint_of
-from ..hashing import Draws
-from .associations import association_item
-from .entailment import ENTAILMENT_LABELS, entailment_item
-from .grounding import grounding_item
-from .image_pairs import pair_item
-from .questions import QUESTION_TURNS, question_item
+from common.base.random_keys import Draws, derive_key
+from common.data.scenes.classification import PARTS
+from common.data.scenes.dataset import check_index, check_sizes, fingerprint_of
+from common.data.scenes.tasks.associations import association_item
+from common.data.scenes.tasks.entailment import ENTAILMENT_LABELS, entailment_item
+from common.data.scenes.tasks.grounding import grounding_item
+from common.data.scenes.tasks.image_pairs import pair_item
+from common.data.scenes.tasks.questions import QUESTION_TURNS, question_item
 
 
 class AnnotationSpec(NamedTuple):

@@ -8,14 +8,12 @@ without looking at a picture, so the words alone tell nothing about the label.
 
 from dataclasses import replace
 
-from common.random_keys import derive_key
-
-from ..draw import render
-from ..hashing import Draws
-from ..sampling import Statistics, draw_scene
-from ..statements import Mention, Statement, fits
-from ..wording import say
-from ..world import COLOURS, SHAPES, Scene, holds
+from common.base.random_keys import Draws, derive_key
+from common.data.scenes.draw import render
+from common.data.scenes.sampling import Statistics, draw_scene
+from common.data.scenes.statements import Mention, Statement, fits
+from common.data.scenes.wording import say
+from common.data.scenes.world import COLOURS, SHAPES, Scene, holds
 
 ENTAILMENT_LABELS = ("contradiction", "neutral", "entailment")
 CONTRADICTION, NEUTRAL, ENTAILMENT = range(3)

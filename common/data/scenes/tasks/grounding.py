@@ -2,14 +2,13 @@
 
 import numpy as np
 
-from common.random_keys import derive_key
-
-from ..draw import render
-from ..hashing import Draws
-from ..sampling import Statistics, draw_scene
-from ..statements import Mention, Statement, attributes, fits
-from ..wording import say_reference
-from ..world import ARROW, Scene, holds, main_relation
+from common.base.random_keys import Draws, derive_key
+from common.data.scenes.draw import render
+from common.data.scenes.masks import ARROW
+from common.data.scenes.sampling import Statistics, draw_scene
+from common.data.scenes.statements import Mention, Statement, attributes, fits
+from common.data.scenes.wording import say_reference
+from common.data.scenes.world import Scene, holds, main_relation
 
 NUM_PROPOSALS = 8
 _STATISTICS = Statistics(count_weights=(0, 20, 40, 40), copy_percent=45)

@@ -8,16 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.random_keys import derive_key
-
-from ..draw import render
-from ..hashing import Draws
-from ..phrases import PAIR_STATEMENTS
-from ..sampling import Statistics, draw_scene
-from ..statements import Mention, fits
-from ..wording import noun_phrase
-from ..words import COLOUR_ADJECTIVES, NUMBERS, SHAPE_PLURALS, with_article
-from ..world import COLOURS, SHAPES, TEXTURES, Scene
+from common.base.random_keys import Draws, derive_key
+from common.data.scenes.draw import render
+from common.data.scenes.phrases import PAIR_STATEMENTS
+from common.data.scenes.sampling import Statistics, draw_scene
+from common.data.scenes.statements import Mention, fits
+from common.data.scenes.wording import COLOUR_ADJECTIVES, NUMBERS, SHAPE_PLURALS, noun_phrase, with_article
+from common.data.scenes.world import COLOURS, SHAPES, TEXTURES, Scene
 
 PAIR_KINDS = tuple(PAIR_STATEMENTS)
 _STATISTICS = Statistics(count_weights=(10, 30, 30, 30), copy_percent=30)

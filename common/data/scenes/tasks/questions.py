@@ -6,16 +6,20 @@ of question, because the question is drawn first and pictures are drawn until th
 
 from typing import NamedTuple
 
-from common.random_keys import derive_key
-
-from ..draw import render
-from ..hashing import Draws
-from ..phrases import ANSWERS, DIGIT_WORDS, QUESTIONS
-from ..sampling import Statistics, draw_scene
-from ..statements import Mention, Statement, describes, fits
-from ..wording import noun_phrase
-from ..words import COLOUR_ADJECTIVES, RELATION_PHRASES, SHAPE_NOUNS, SHAPE_PLURALS, with_article
-from ..world import COLOURS, PLACES, RELATIONS, SHAPES, SIZES, TEXTURES, Scene
+from common.base.random_keys import Draws, derive_key
+from common.data.scenes.draw import render
+from common.data.scenes.phrases import ANSWERS, DIGIT_WORDS, QUESTIONS
+from common.data.scenes.sampling import Statistics, draw_scene
+from common.data.scenes.statements import Mention, Statement, describes, fits
+from common.data.scenes.wording import (
+    COLOUR_ADJECTIVES,
+    RELATION_PHRASES,
+    SHAPE_NOUNS,
+    SHAPE_PLURALS,
+    noun_phrase,
+    with_article,
+)
+from common.data.scenes.world import COLOURS, PLACES, RELATIONS, SHAPES, SIZES, TEXTURES, Scene
 
 KINDS = ("exists", "related", "count", "colour", "shape", "texture", "size", "place")
 QUESTION_TURNS = 8  # yes or no in half of them: 4 yes/no, 2 number, 2 other

@@ -1,0 +1,294 @@
+"""Configuration: nested frozen dataclasses filled from plain YAML files and `section.key=value` overrides.
+
+A row file holds the method of one row of a table, a scale file holds data, sizes, steps and hardware:
+    defaults of the dataclass  <  scale file  <  row file  <  overrides on the command line
+Every value is checked against the field's type and bounds; an error names the file, the key, the value and what is
+accepted. No interpolation, no class paths, no environment variables.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from common.base.settings import NAMES_IN_A_SOURCE, TAKEN_BY, TAKEN_BY_TOKENIZER, DataConfig
+
+SCALES = ("smoke", "demo", "photos", "paper")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message is meant for the user as it stands."""
+
+
+def load_config(config_class: type, files: list[Path], overrides: list[str] = ()) -> Any:
+    """Fills a config dataclass from its defaults, then YAML files in order, then `section.key=value` overrides.
+
+    Args:
+        config_class: frozen dataclass whose fields are scalars or such dataclasses.
+        files: YAML files; a later one wins.
+        overrides: "section.key=value" strings; the value is read as YAML.
+    Returns:
+        An instance of config_class.
+    Raises:
+        ConfigError: missing file, broken YAML, unknown key, wrong type, value out of bounds.
+    """
+    values: dict[str, tuple[Any, str]] = {}  # dotted key -> (value, where it was set)
+    for path in files:
+        layer = {key: (value, str(path)) for key, value in _flatten(config_class, _read_yaml(path), str(path))}
+        values = _overlaid(config_class, values, layer)
+    return _build(config_class, _overlaid(config_class, values, _parsed(config_class, overrides)), prefix="")
+
+
+def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Sequence[str] = ()) -> Any:
+    """A config for published weights: where the data lie and how they are read; all else stands in the weights.
+
+    Args:
+        config_class: dataclass of the config.
+        overrides: the user's, "data.key=value" and "run.key=value".
+        fixed: what the caller sets, "section.key=value".
+    Raises:
+        ConfigError: another section, or data.root for a source that has none.
+    """
+    for text in overrides:
+        if not text.startswith(("data.", "run.")):
+            raise ConfigError(f"{text}: published weights bring their own; accepted: data.* and run.*")
+    named = {text.partition("=")[0] for text in overrides}
+    if "data.root" in named and "data.source" not in named:
+        raise ConfigError("data.root without data.source; accepted: data.source=shards data.root=<folder>")
+    return load_config(config_class, [], [*overrides, *fixed])
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Config as nested plain values, ready for YAML or JSON (tuples become lists)."""
+    plain = dataclasses.asdict(config)
+
+    def listed(value):
+        if isinstance(value, dict):
+            return {key: listed(item) for key, item in value.items()}
+        return list(value) if isinstance(value, tuple) else value
+
+    return listed(plain)
+
+
+def from_dict(config_class: type, plain: dict[str, Any], where: str) -> Any:
+    """Inverse of to_dict, with all checks; `where` names the source in errors."""
+    values = {key: (value, where) for key, value in _flatten(config_class, plain, where)}
+    return _build(config_class, values, prefix="")
+
+
+def override(config: Any, overrides: list[str]) -> Any:
+    """A copy of a config with `section.key=value` overrides."""
+    config_class = type(config)
+    values = {key: (value, "config") for key, value in _flatten(config_class, to_dict(config), "config")}
+    return _build(config_class, _overlaid(config_class, values, _parsed(config_class, overrides)), prefix="")
+
+
+def entry_arguments(
+    description: str, folder: Path, config_class: type, default_row: str, scale_files: str = "scale"
+) -> tuple[Any, argparse.Namespace]:
+    """Command line of a train.py: --config, --scale, --output-dir, --resume, then overrides.
+
+    Args:
+        description: first help line.
+        folder: the paper folder; rows and scales are looked up in its `configs/`.
+        config_class: the paper's dataclass.
+        default_row: file name of the row that is trained without --config.
+        scale_files: a scale's file is `<scale_files>_<scale>.yaml`; for a folder with two kinds of config.
+    Returns:
+        (config, arguments); arguments.row is the row's name.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default=str(folder / "configs" / default_row), help="row file, default %(default)s")
+    parser.add_argument("--scale", default="demo", choices=SCALES, help=f"file configs/{scale_files}_<scale>.yaml")
+    parser.add_argument("--output-dir", default=None, help="default outputs/runs/<paper>/<row>-<scale>-<hash>/seed<n>")
+    parser.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint in the output dir")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
+    arguments = parser.parse_intermixed_args()
+    arguments.row = Path(arguments.config).stem
+    config = load_row(config_class, folder, arguments.config, arguments.scale, arguments.overrides, scale_files)
+    return config, arguments
+
+
+def load_row(
+    config_class: type,
+    folder: Path,
+    row: str | Path,
+    scale: str,
+    overrides: list[str] = (),
+    scale_files: str = "scale",
+) -> Any:
+    """Config of one row of a table at one scale, whose file is `configs/<scale_files>_<scale>.yaml`.
+
+    What a row, or all rows that begin alike, have of their own at a scale wins over the row: for ablation_ob_64_8.yaml
+    at paper scale the files scale_paper_ablation.yaml, ..., scale_paper_ablation_ob_64_8.yaml, those that exist.
+    """
+    if scale not in SCALES:
+        raise ConfigError(f"scale {scale!r} is unknown; accepted: {', '.join(SCALES)}")
+    words = Path(row).stem.split("_")
+    beginnings = ["_".join(words[: count + 1]) for count in range(len(words))]
+    general = folder / "configs" / f"{scale_files}_{scale}.yaml"
+    own = [general.with_stem(f"{general.stem}_{beginning}") for beginning in beginnings]
+    return load_config(config_class, [general, Path(row), *(file for file in own if file.is_file())], overrides)
+
+
+def _overlaid(
+    config_class: type, values: dict[str, tuple[Any, str]], layer: dict[str, tuple[Any, str]]
+) -> dict[str, tuple[Any, str]]:
+    """A later layer over earlier ones.
+
+    What its source or tokenizer does not take, and what another source named, is not carried over.
+    """
+    if not issubclass(typing.get_type_hints(config_class).get("data", object), DataConfig):
+        return values | layer
+    others = set()
+    for choice, taken_by in (("data.source", TAKEN_BY), ("data.tokenizer", TAKEN_BY_TOKENIZER)):
+        if choice in layer:
+            others |= {f"data.{name}" for name, takers in taken_by.items() if layer[choice][0] not in takers}
+    if {"data.source"} <= layer.keys() & values.keys() and values["data.source"][0] != layer["data.source"][0]:
+        others |= {f"data.{name}" for name in NAMES_IN_A_SOURCE}
+    return {key: value for key, value in values.items() if key not in others} | layer
+
+
+def _parsed(config_class: type, overrides: list[str]) -> dict[str, tuple[Any, str]]:
+    """`section.key=value` strings as dotted key -> (value, where)."""
+    values = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"command line: {text!r} is not of the form section.key=value")
+        field_type = _field_type(config_class, key, "command line")
+        if field_type is str:  # as typed: a folder may be called 2024
+            values[key] = (value, "command line")
+            continue
+        if dataclasses.is_dataclass(field_type):
+            raise ConfigError(f"command line: {key} is a section; set one of its keys, as in {key}.key=value")
+        try:
+            values[key] = (yaml.safe_load(value), "command line")
+        except yaml.YAMLError as error:
+            raise ConfigError(f"command line: {text!r}: the value is no YAML ({error})") from error
+    return values
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        folder = path.parent
+        there = ", ".join(sorted(item.name for item in folder.glob("*.yaml"))) if folder.is_dir() else "no such folder"
+        raise ConfigError(f"{path}: no such config file; in {folder}: {there or 'no YAML file'}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: a config is a mapping of sections, got {type(content).__name__}")
+    return content
+
+
+def _flatten(config_class: type, content: Any, where: str, prefix: str = ""):
+    """Yields (dotted key, value) of the leaves, checking that every key exists."""
+    for key, value in content.items():
+        dotted = f"{prefix}{key}"
+        field_type = _field_type(config_class, dotted, where)
+        if dataclasses.is_dataclass(field_type):
+            if not isinstance(value, dict):
+                raise ConfigError(f"{where}: {dotted} is a section, got {value!r}")
+            yield from _flatten(config_class, value, where, f"{dotted}.")
+        else:
+            yield dotted, value
+
+
+def _field_type(config_class: type, dotted: str, where: str) -> Any:
+    """Type of a dotted key, or ConfigError naming the nearest keys."""
+    current: Any = config_class
+    walked = ""
+    for part in dotted.split("."):
+        hints = typing.get_type_hints(current) if dataclasses.is_dataclass(current) else {}
+        if part not in hints:
+            known = sorted(f"{walked}{name}" for name in hints)
+            close = difflib.get_close_matches(dotted, known or sorted(_all_keys(config_class)), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"{where}: unknown key {dotted!r}{hint} (known here: {', '.join(known) or 'none'})")
+        current, walked = hints[part], f"{walked}{part}."
+    return current
+
+
+def _all_keys(config_class: type, prefix: str = "") -> list[str]:
+    keys = []
+    for name, hint in typing.get_type_hints(config_class).items():
+        keys += _all_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [f"{prefix}{name}"]
+    return keys
+
+
+def _build(config_class: type, values: dict[str, tuple[Any, str]], prefix: str) -> Any:
+    hints = typing.get_type_hints(config_class)
+    arguments = {}
+    for item in dataclasses.fields(config_class):
+        dotted = f"{prefix}{item.name}"
+        if dataclasses.is_dataclass(hints[item.name]):
+            arguments[item.name] = _build(hints[item.name], values, f"{dotted}.")
+        elif dotted in values:
+            value, where = values[dotted]
+            arguments[item.name] = _checked(value, hints[item.name], item.metadata, f"{where}: {dotted}")
+        elif item.default is dataclasses.MISSING:
+            raise ConfigError(f"missing key {dotted!r}: no file sets it and it has no default")
+    try:
+        return config_class(**arguments)
+    except ValueError as error:  # a check across fields in __post_init__
+        sources = sorted({where for key, (_, where) in values.items() if key.startswith(prefix)})
+        raise ConfigError(f"{', '.join(sources) or 'defaults'}: {error}") from error
+
+
+def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
+    """The value converted to the field's type, or ConfigError."""
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        if value is None:
+            return None
+        hint = options[0]
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        if value not in typing.get_args(hint) or isinstance(value, bool):
+            accepted = ", ".join(str(choice) for choice in typing.get_args(hint))
+            raise ConfigError(f"{where} = {value!r}; accepted: {accepted}")
+        return value
+    if origin is tuple:
+        parts = typing.get_args(hint)
+        if not isinstance(value, list | tuple) or len(value) != len(parts):
+            raise ConfigError(f"{where} = {value!r}; accepted: a list of {len(parts)} numbers")
+        return tuple(_checked(item, part, bounds, where) for item, part in zip(value, parts))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        tip = ""
+        if hint is float and isinstance(value, str) and _reads_as_number(value):
+            tip = f" (YAML reads {value} as text: write it with a point and a sign, as in 5.0e-4 or 1.0e+3)"
+        raise ConfigError(f"{where} = {value!r} ({type(value).__name__}); accepted: {names[hint]}{tip}")
+    if hint is float and not math.isfinite(value):
+        raise ConfigError(f"{where} = {value}; accepted: a finite number")
+    if hint in (int, float):
+        for name, sign, wrong in (
+            ("at_least", ">=", lambda bound: value < bound),
+            ("at_most", "<=", lambda bound: value > bound),
+            ("above", ">", lambda bound: value <= bound),
+            ("below", "<", lambda bound: value >= bound),
+        ):
+            if bounds.get(name) is not None and wrong(bounds[name]):
+                raise ConfigError(f"{where} = {value}; accepted: {sign} {bounds[name]}")
+    return value
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,195 @@
+"""The sections that every paper's config shares: data, model, optimiser, run."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def setting(
+    default: Any,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+):
+    """A dataclass field with a default and bounds (`above` and `below` are exclusive)."""
+    return field(default=default, metadata={"at_least": at_least, "at_most": at_most, "above": above, "below": below})
+
+
+_PHOTOGRAPHS = ("shards", "karpathy", "tsv", "hugging_face")
+
+
+# fields of DataConfig that not every source takes -> the sources that do
+TAKEN_BY = {
+    **dict.fromkeys(("train", "val", "test", "second_test", "min_word_count", "max_words"), _PHOTOGRAPHS),
+    "images": ("karpathy", "tsv", "hugging_face"),
+    "image_column": ("tsv", "hugging_face"),
+    "caption_column": ("tsv", "hugging_face"),
+    "stream_buffer": ("hugging_face",),
+    **dict.fromkeys(("num_train", "num_val", "num_test", "num_labelled", "caption_noise", "ambiguity"), ("scenes",)),
+}
+
+
+# likewise for the tokenizer
+TAKEN_BY_TOKENIZER = dict.fromkeys(("min_word_count", "max_words"), ("words",))
+
+
+# fields of DataConfig that name something inside one source and nothing inside another
+NAMES_IN_A_SOURCE = ("train", "val", "test", "second_test", "images", "image_column", "caption_column")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which pairs to train on and to rank, and how pixels and words become tensors.
+
+    What a source or tokenizer does not take (`TAKEN_BY`) stays at its default. A file or command line that chooses
+    another one sets it back, and with a source the names of files, folders and columns too, so that data.source=shards
+    can follow a scale of scenes, and data.source=karpathy one of shards.
+    """
+
+    # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
+    source: Literal["scenes", "shards", "karpathy", "tsv", "hugging_face"] = "scenes"
+    root: str = ""  # folder that the names below start from
+    # shards: braces and globs, e.g. "{00000..01287}.tar", "" = "*train*.tar"; karpathy, tsv: a file; hugging_face: a
+    # folder, files, or a name on the hub. karpathy and hugging_face: "#split" may follow, else the role's own split
+    train: str = ""
+    val: str = ""  # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
+    test: str = ""  # likewise; ranked at the end
+    second_test: str = ""  # a second test set, "" = none
+    images: str = ""  # folder of the pictures, "" = looked for beside the file
+    image_column: str = ""  # of the picture or its path, "" = by the usual names
+    caption_column: str = ""  # likewise
+    stream_buffer: int = setting(0, at_least=0)  # rows in which a training stream is shuffled, 0 = none
+    labelled: str = ""  # folder of labelled sets for zero-shot classification, one folder each, "" = none
+    num_train: int = setting(50_000, at_least=1)  # pictures in one epoch
+    num_val: int = setting(500, at_least=1)
+    num_test: int = setting(1_000, at_least=1)  # pictures of each retrieval test set
+    num_labelled: int = setting(1_000, at_least=1)  # pictures of each zero-shot classification set
+    caption_noise: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of shuffled training pairs
+    ambiguity: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of training captions made ambiguous
+    image_size: int = setting(48, at_least=8)  # pixels
+    resize: Literal["squeeze", "crop"] = "crop"  # evaluation: squeeze to a square, or shortest side + centre crop
+    crop_scale: tuple[float, float] | None = None  # training: share of the area of a random crop, null = as evaluation
+    tokenizer: Literal["words", "clip_bpe", "bert_wordpiece"] = "words"  # words: the training captions' own
+    vocabulary: str = ""  # clip_bpe, bert_wordpiece: file, folder or hub name; "" = open_clip's file, bert-base-uncased
+    context_length: int = setting(32, at_least=3)  # tokens, class and end token included
+    min_word_count: int = setting(2, at_least=1)  # words: rarer ones of the training captions are unknown
+    max_words: int | None = setting(None, at_least=4)  # words: size of the vocabulary, null = no bound
+    max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0)  # stop above this share of broken samples
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            for choice, taken_by in (("source", TAKEN_BY), ("tokenizer", TAKEN_BY_TOKENIZER)):
+                chosen, takers = getattr(self, choice), taken_by.get(item.name)
+                if takers is not None and chosen not in takers and value != item.default:
+                    raise ValueError(
+                        f"data.{item.name} = {value!r} has no effect with data.{choice} = {chosen}; accepted: "
+                        f"data.{choice} = {' or '.join(takers)}, or the default, {item.default!r}"
+                    )
+        if self.crop_scale is not None and not 0.0 < self.crop_scale[0] <= self.crop_scale[1] <= 1.0:
+            raise ValueError(
+                f"data.crop_scale = {list(self.crop_scale)}; accepted: smallest and largest share, in this order, both "
+                "above 0 and at most 1"
+            )
+
+
+@dataclass(frozen=True)
+class TowerConfig:
+    """Size of one transformer."""
+
+    width: int = setting(128, at_least=1)
+    layers: int = setting(2, at_least=1)
+    heads: int = setting(4, at_least=1)
+    mlp_ratio: float = setting(4.0, above=0.0)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes of both towers and of the embedding."""
+
+    image: TowerConfig = field(default_factory=lambda: TowerConfig(layers=4))
+    text: TowerConfig = field(default_factory=TowerConfig)
+    patch_size: int = setting(8, at_least=1)  # pixels
+    embedding_dim: int = setting(128, at_least=1)  # numbers per picture or caption
+    final_layer_norm: bool = True  # False: the last LayerNorm of both towers becomes the identity
+    patch_dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of patches a training picture loses
+    gradient_checkpointing: bool = False  # saves activation memory, costs about a third more time
+
+    def __post_init__(self) -> None:
+        for name, tower in (("image", self.image), ("text", self.text)):
+            if tower.width % tower.heads:
+                raise ValueError(
+                    f"model.{name}.heads = {tower.heads} does not divide model.{name}.width = {tower.width}; accepted: "
+                    f"{', '.join(str(heads) for heads in range(1, tower.width + 1) if tower.width % heads == 0)}"
+                )
+            if round(tower.width * tower.mlp_ratio) < 1:
+                raise ValueError(
+                    f"model.{name}.mlp_ratio = {tower.mlp_ratio} of model.{name}.width = {tower.width} is no neuron; "
+                    f"accepted: at least {1 / tower.width:.2g}"
+                )
+
+
+def check_patches(data: DataConfig, model: ModelConfig) -> None:
+    """For the __post_init__ of a config that holds both.
+
+    Raises:
+        ValueError: pictures are not cut into whole patches, or patch dropout leaves none of them.
+    """
+    if data.image_size % model.patch_size:
+        raise ValueError(
+            f"data.image_size = {data.image_size} is not a multiple of model.patch_size = {model.patch_size}; "
+            f"accepted: {data.image_size // model.patch_size * model.patch_size or model.patch_size}, or another one"
+        )
+    patches = (data.image_size // model.patch_size) ** 2
+    if round(patches * (1 - model.patch_dropout)) < 1:
+        raise ValueError(
+            f"model.patch_dropout = {model.patch_dropout} leaves none of the {patches} patches of a picture; accepted: "
+            f"at most {1 - 1 / patches:.3g}"
+        )
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with linear warm-up and cosine decay to final_learning_rate."""
+
+    steps: int = setting(250, at_least=1)  # optimiser updates
+    global_batch_size: int = setting(256, at_least=2)  # pairs per update over all processes; all are negatives
+    micro_batch_size: int | None = setting(None, at_least=1)  # pairs per pass and process, same loss; null = the share
+    loss_tile: int = setting(0, at_least=0)  # the same loss in tiles of so many rows and columns; 0 = B x B at once
+    loss_bf16_product: bool = False  # with loss_tile, on CUDA: tiles of an inner product by factors in bfloat16
+    learning_rate: float = setting(1.0e-3, above=0.0)  # peak
+    final_learning_rate: float = setting(0.0, at_least=0.0)
+    warmup_steps: int = setting(25, at_least=0)
+    weight_decay: float = setting(0.2, at_least=0.0)  # matrices only: no class tokens, norms, biases, scalars
+    beta1: float = setting(0.9, at_least=0.0, below=1.0)
+    beta2: float = setting(0.98, at_least=0.0, below=1.0)
+    epsilon: float = setting(1.0e-8, above=0.0)
+    max_gradient_norm: float | None = setting(1.0, above=0.0)  # null = no clipping
+    logit_scale_rate: float = setting(1.0, above=0.0)  # of logit scale and curvature alone, over the weights' rate
+
+    def __post_init__(self) -> None:
+        if self.warmup_steps > self.steps:
+            raise ValueError(
+                f"optim.warmup_steps = {self.warmup_steps} is more than optim.steps = {self.steps}: the learning rate "
+                f"would never reach its peak; accepted: at most {self.steps}"
+            )
+        if self.loss_bf16_product and not self.loss_tile:
+            raise ValueError("optim.loss_bf16_product = true with optim.loss_tile = 0; accepted: tiles, as in 4096")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Seed, hardware and how often something is written. All but the seed may change when a run is resumed."""
+
+    seed: int = setting(0, at_least=0)
+    num_workers: int = setting(0, at_least=0)  # loader processes per training process
+    mixed_precision: Literal["no", "bf16"] | None = None  # null = as `accelerate launch` says
+    deterministic: bool = False  # only algorithms that give the same on the same machine every time; slower on a GPU
+    log_every: int = setting(10, at_least=1)  # steps
+    diagnose_every: int = setting(10, at_least=0)  # steps between log lines that look at the embeddings, 0 = never
+    evaluate_every: int = setting(0, at_least=0)  # steps between rankings of the val set, 0 = never
+    save_every: int = setting(0, at_least=0)  # steps between checkpoints, 0 = only at the end or when asked to stop
+    keep_checkpoints: int = setting(2, at_least=1)  # newest ones; with 1 there is none to go back to if it is damaged
+    evaluation_batch_size: int = setting(256, at_least=1)  # per process
+    tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # beside the JSON lines, through Accelerate

@@ -1,0 +1,104 @@
+"""Training batches addressed by position."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from common.base.signals import leave_signals_to_trainer
+from common.data.broken import BrokenSample, TooManyBroken
+from common.data.order import BatchPositions, SampleOrder, seed_of
+from common.data.pairs import Pairs
+from common.data.samples import number_of
+from common.data.tokenizer import Tokenizer
+from common.data.transforms import ImageTransform
+
+
+@dataclass
+class Batch:
+    """One process's share of a global batch."""
+
+    images: torch.Tensor  # (batch, 3, size, size) uint8
+    token_ids: torch.Tensor  # (batch, context_length)
+    image_ids: list[str]
+    image_index: torch.Tensor  # (batch,) int64 >= 0, equal for equal image_ids: a picture listed twice has one
+    broken: list[BrokenSample]  # samples that could not be read and were replaced
+
+    def pin_memory(self) -> "Batch":
+        self.images, self.token_ids = self.images.pin_memory(), self.token_ids.pin_memory()
+        self.image_index = self.image_index.pin_memory()
+        return self
+
+
+class TrainingView(Dataset):
+    """Training pairs addressed by position; a sample is a pure function of (seed, position).
+
+    A broken sample is replaced by another one drawn from (seed, position), so the order of all others stays; in a
+    stream by the next one.
+
+    Args:
+        pairs: the training set.
+        order: which sample stands at which position.
+        transform: picture -> uint8 tensor; gets a seed of its own for each position.
+        tokenizer: words -> ids.
+        context_length: tokens of a caption.
+    """
+
+    max_attempts = 20
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        order: SampleOrder,
+        transform: ImageTransform,
+        tokenizer: Tokenizer,
+        context_length: int,
+    ) -> None:
+        self.pairs, self.order, self.transform = pairs, order, transform
+        self.tokenizer, self.context_length = tokenizer, context_length
+        self.forward_only = getattr(pairs, "forward_only", False)
+
+    def __len__(self) -> int:
+        return self.order.samples_per_epoch
+
+    def __getitems__(self, positions: list[int]) -> Batch:
+        indices = positions if self.forward_only else self.order.epochs_and_indices(np.asarray(positions))[1]
+        images, captions, image_ids, image_index, broken = [], [], [], [], []
+        for position, index in zip(positions, indices):
+            sample_seed = seed_of(self.order.seed, position)
+            sample = self._read(int(index), sample_seed, broken)
+            images.append(self.transform.train(sample["image"], sample_seed))
+            captions.append(sample["captions"][seed_of(sample_seed, 1) % len(sample["captions"])])
+            image_ids.append(sample["image_id"])
+            image_index.append(number_of(sample["image_id"]))
+        token_ids = self.tokenizer.encode(captions, self.context_length)
+        return Batch(torch.stack(images), token_ids, image_ids, torch.tensor(image_index), broken)
+
+    def _read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
+        for attempt in range(self.max_attempts):
+            try:
+                return self.pairs[index]
+            except BrokenSample as error:
+                broken.append(error)
+                other = seed_of(sample_seed, 2 + attempt) % self.order.num_samples
+                index = index + 1 if self.forward_only else other
+        raise TooManyBroken(f"{self.max_attempts} samples in a row are broken; the last: {broken[-1]}")
+
+
+def training_batches(view: TrainingView, positions: BatchPositions, num_workers: int, pin_memory: bool) -> DataLoader:
+    """Loader of Batch objects for the given steps, in order."""
+    return DataLoader(
+        view,
+        batch_sampler=positions,
+        collate_fn=_as_is,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        prefetch_factor=4 if num_workers else None,
+        worker_init_fn=leave_signals_to_trainer,
+    )
+
+
+def _as_is(batch: Batch) -> Batch:
+    return batch

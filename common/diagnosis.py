@@ -1,0 +1,231 @@
+"""What the log says beside the loss, so that a run that learns nothing shows why.
+
+In every line:
+loss_over_chance                     loss / ln(candidates): 1 is the plateau of a model that tells nothing apart
+logit_scale_bound_share              share of the steps since the last line at which it sat at a bound
+In a line every run.diagnose_every steps, since it costs time:
+{image,text}_effective_rank          directions that the embeddings use, see common/diagnosis.py
+{image,text}_mean_cosine             between different samples; near 1 = collapsed, or all share an offset
+{image,text}_logit_std               spread of the logits over the images of one caption (over the captions of one
+                                     image), on average; near 0 = collapsed, whatever the geometry
+matched_similarity, unmatched_...    means over the pairs that belong together, and over those that do not
+duplicate_ids, duplicate_captions    share of the batch that occurs more than once: false negatives
+gradient_norm_<scalar>               of the logit scale (its logarithm) and of the geometry's trainable scalars
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from common.distributed import gather_without_gradient, whole, world_size
+from common.encoders.two_towers import TwoTowers
+from common.geometry import unit
+from common.info_nce import QueuedPairs
+from common.logit_scale import LogitScale
+
+# Whether a representation has collapsed: whether features of different samples are still different.
+
+
+@torch.no_grad()
+def collapse_statistics(features: torch.Tensor) -> dict[str, float]:
+    """What tells a collapsed representation, to be logged together (contrastive-basics spec Sec. 2.4).
+
+    Computed on the CPU in float64. The spread alone is no proof of health behind a batch normalisation, which forces it
+    (spec Sec. 5.1).
+
+    Args:
+        features: (batch, dim), any norm; batch at least 2.
+    Returns:
+        channel_std: standard deviation over the batch of the unit features' channels, averaged; 0 when all are equal,
+            about 1 / sqrt(dim) when they are spread over the sphere.
+        mean_cosine: of different samples; 1 when all are equal, about 0 when spread.
+        effective_rank: exp of the entropy of the shares that the principal directions have in the variance of the unit
+            features, in [1, dim]: how many directions are used, however small the spread is. 1 for a constant.
+        All NaN where a feature is not finite: a figure for the log is no reason to stop a run.
+    Raises:
+        ValueError: for fewer than two features.
+    """
+    if features.ndim != 2 or len(features) < 2:
+        raise ValueError(f"features of shape {tuple(features.shape)}; accepted: (batch, dim) with at least 2 rows")
+    directions = unit(features).cpu().double()
+    if not directions.isfinite().all():
+        return dict.fromkeys(("channel_std", "mean_cosine", "effective_rank"), math.nan)
+    batch, dim = directions.shape
+    own = directions.square().sum()
+    cosine = (directions.sum(dim=0).square().sum() - own) / (batch * (batch - 1))
+    centred = directions - directions.mean(dim=0)
+    gram = centred @ centred.T if batch < dim else centred.T @ centred  # both have the same eigenvalues but for zeros
+    variances = torch.linalg.eigvalsh(gram).clamp(min=0)
+    tiny = torch.finfo(variances.dtype).tiny
+    shares = variances / variances.sum().clamp(min=tiny)
+    entropy = -(shares * shares.clamp(min=tiny).log()).sum()
+    return {
+        "channel_std": float(directions.std(dim=0).mean()),
+        "mean_cosine": float(cosine),
+        "effective_rank": float(entropy.exp()),
+    }
+
+
+SAMPLE = 512  # pairs of a batch whose embeddings are looked at, over all processes
+PLATEAU = 0.01  # of the loss over chance, either way
+PLATEAU_STEPS = 100  # in a row
+COLLAPSED = 0.005  # nats: a softmax over logits of so small a spread is a guess
+
+
+def loss_over_chance(loss: float, local_batch: int, queue: QueuedPairs | None = None) -> float:
+    """The loss as a multiple of that of a guess.
+
+    Args:
+        loss: of the global batch, in nats.
+        local_batch: pairs of this process, as many as of each other one.
+        queue: further candidates of the loss.
+    """
+    return loss / math.log(world_size() * local_batch + (0 if queue is None else len(queue.ids)))
+
+
+@torch.no_grad()
+def diagnose(
+    model: TwoTowers,
+    image_embeddings: torch.Tensor,
+    text_embeddings: torch.Tensor,
+    logit_scale: float,
+    token_ids: torch.Tensor | None = None,
+    ids: torch.Tensor | None = None,
+) -> dict[str, float]:
+    """What takes time to see of one step. Call between backward and the optimiser's step.
+
+    Nothing is drawn and nothing changed. Call on every process; the values are those of the global batch, of its
+    embeddings those of the first SAMPLE / processes pairs of each process.
+
+    Args:
+        model: unwrapped; its geometry compares.
+        image_embeddings, text_embeddings: (local_batch, ...) of this process; tokens are taken as one long vector.
+        logit_scale: the multiplier of this step.
+        token_ids: (local_batch, context_length) of the captions; None = duplicates are not counted.
+        ids: (local_batch,) int64 of the pictures, negative = not known; None likewise. Pairs of one id do not count as
+            unmatched.
+    """
+    device, per_process = image_embeddings.device, math.ceil(SAMPLE / world_size())
+    images, texts = (gather_without_gradient(rows[:per_process]) for rows in (image_embeddings, text_embeddings))
+    similarity = model.geometry.similarity(images, texts)
+    values = {}
+    for side, embeddings, own_axis in (("image", images, 0), ("text", texts, 1)):
+        statistics = collapse_statistics(embeddings.flatten(1))
+        values |= {f"{side}_{name}": statistics[name] for name in ("effective_rank", "mean_cosine")}
+        values[f"{side}_logit_std"] = logit_scale * float(similarity.std(dim=own_axis).mean())
+
+    unmatched = ~torch.eye(len(images), dtype=torch.bool, device=device)
+    if ids is not None:
+        every_id = gather_without_gradient(ids.to(device))
+        sampled = every_id.view(world_size(), -1)[:, :per_process].flatten()
+        unmatched &= (sampled[:, None] != sampled) | (sampled < 0)
+        values["duplicate_ids"] = float((_repeated(every_id) & (every_id >= 0)).float().mean())
+    values["matched_similarity"] = float(similarity.diagonal().mean())
+    if unmatched.any():
+        values["unmatched_similarity"] = float(similarity[unmatched].mean())
+    if token_ids is not None:
+        values["duplicate_captions"] = float(_repeated(gather_without_gradient(token_ids.to(device))).float().mean())
+    return values | gradient_norms(model)
+
+
+def at_bound(logit_scale: LogitScale, value: float) -> bool:
+    """Whether a trainable logit scale sits at one of its bounds, up to rounding (the bound is on its logarithm)."""
+    bounds = (logit_scale.minimum, logit_scale.maximum)
+    trainable = logit_scale.log_logit_scale.requires_grad
+    return trainable and any(bound is not None and math.isclose(value, bound, rel_tol=1e-5) for bound in bounds)
+
+
+def gradient_norms(model: TwoTowers) -> dict[str, float]:
+    """Of the logarithm of the logit scale and of the geometry's trainable scalars; call on every process.
+
+    Returns:
+        "gradient_norm_<scalar>" -> absolute value of what backward left; scalars without a gradient are left out.
+    """
+    scalars = {"logit_scale": model.logit_scale.log_logit_scale}
+    if isinstance(model.geometry, nn.Module):
+        scalars |= dict(model.geometry.named_parameters())
+    gradients = {name: whole(scalar.grad) for name, scalar in scalars.items() if scalar.grad is not None}
+    return {f"gradient_norm_{name}": float(gradient.norm()) for name, gradient in gradients.items()}
+
+
+class Watch:
+    """What takes more than one step to see: the share of steps at a bound, and what to warn of, each once.
+
+    Args:
+        warmup_steps: of the learning rate; before their end nothing is warned of.
+        state: `state()` as a checkpoint holds it, for a run that goes on; None = a fresh run.
+    """
+
+    def __init__(self, warmup_steps: int, state: dict[str, Any] | None = None) -> None:
+        self.warmup_steps = warmup_steps
+        self.steps = self.steps_at_bound = self.steps_at_plateau = 0
+        self.warned: set[str] = set()
+        if state is not None:
+            self.steps, self.steps_at_bound = state["steps"], state["steps_at_bound"]
+            self.steps_at_plateau, self.warned = state["steps_at_plateau"], set(state["warned"])
+
+    def state(self) -> dict[str, Any]:
+        """For the checkpoint: steps since the last reading, how many of them at a bound, those at the plateau."""
+        return {
+            "steps": self.steps,
+            "steps_at_bound": self.steps_at_bound,
+            "steps_at_plateau": self.steps_at_plateau,
+            "warned": sorted(self.warned),
+        }
+
+    def count(self, done: int, ratio: float, is_at_bound: bool) -> None:
+        """Takes in one step.
+
+        Args:
+            done: updates made, this step's among them.
+            ratio: of `loss_over_chance`.
+            is_at_bound: of `at_bound`.
+        """
+        self.steps += 1
+        self.steps_at_bound += is_at_bound
+        at_plateau = done > self.warmup_steps and abs(ratio - 1) <= PLATEAU
+        self.steps_at_plateau = self.steps_at_plateau + 1 if at_plateau else 0
+
+    def read(self) -> dict[str, float]:
+        """The share since the last reading."""
+        share = self.steps_at_bound / self.steps
+        self.steps = self.steps_at_bound = 0
+        return {"logit_scale_bound_share": share}
+
+    def warnings(self, done: int, loss: float, values: dict[str, float]) -> list[str]:
+        """Lines for the user, after each step; none before the warm-up's end.
+
+        Args:
+            done: updates made.
+            loss: in nats.
+            values: of `diagnose`, where the step was looked at.
+        """
+        if done <= self.warmup_steps:
+            return []
+        found = {}
+        if self.steps_at_plateau >= PLATEAU_STEPS:
+            found["plateau"] = (
+                f"the loss has stayed at {loss:.3f}, that of a guess, for {PLATEAU_STEPS} steps. Usual causes: "
+                "captions that do not belong to their pictures, a learning rate that is too high or far too low, a "
+                "logit scale that is fixed too low"
+            )
+        for side in ("image", "text"):
+            spread = values.get(f"{side}_logit_std", math.inf)
+            if spread < COLLAPSED:
+                found[side] = (
+                    f"the logits of different {side}s are all alike, with a standard deviation of {spread:.1e}. Usual "
+                    f"causes: {side} embeddings that have collapsed (a learning rate that is too high, a warm-up that "
+                    "is too short, the same sample over and over: duplicate_ids and duplicate_captions in the log), a "
+                    "logit scale that is fixed too low"
+                )
+        new = [f"warning at step {done}: {text}" for kind, text in found.items() if kind not in self.warned]
+        self.warned |= found.keys()
+        return new
+
+
+def _repeated(rows: torch.Tensor) -> torch.Tensor:
+    """(num_rows,) bool: whether an equal row is there a second time."""
+    _, which, counts = rows.unique(dim=0, return_inverse=True, return_counts=True)
+    return counts[which] > 1

@@ -1,0 +1,244 @@
+"""The claims of a paper with both verdicts, for the terminal, as Markdown, and for the page."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from common.report.claims.decide import measured_at_every_scale
+from common.report.claims.read import (
+    FAILS,
+    HOLDS,
+    NEEDS,
+    NOT_RUN,
+    UNCHECKED,
+    UNDECIDED,
+    UNLIKE,
+    Claim,
+    Finding,
+    Verdict,
+    audit,
+    load_claims,
+    load_paper_tables,
+)
+from common.report.experiments import Experiment
+from common.report.formats import markdown_text
+from common.report.table import Table
+
+_ORDER = (HOLDS, FAILS, UNDECIDED, UNLIKE, UNCHECKED, NOT_RUN, NEEDS)
+READING = (
+    "Audit: do the numbers that the paper itself prints bear its sentence out? Measured: do ours, at the scale that is "
+    "named? A margin is positive where the claim holds; its 95 % interval is over seeds, or over test images where "
+    "there is one seed. Of several comparisons that a claim makes the smallest margin is shown, of several runs of a "
+    "table the one with the most seeds."
+)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdicts; `measured` has one for each scale, the most telling first."""
+
+    claim: Claim
+    audit: Verdict
+    measured: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class PaperClaims:
+    """All claims of a paper: its folder, its title, and the claims in the order of their file."""
+
+    paper: str
+    title: str
+    judged: tuple[Judged, ...]
+
+
+def judge(folder: str | Path, tables: Sequence[Table], experiments: Sequence[Experiment]) -> PaperClaims | None:
+    """Both verdicts of all claims of a paper folder; None if it has no claims.yaml.
+
+    Args:
+        folder: with claims.yaml and paper_tables.yaml.
+        tables: of ours, of any papers; with changed rows or settings left out.
+        experiments: likewise.
+    Raises:
+        ClaimError: if one of the two files is broken.
+    """
+    folder = Path(folder)
+    if not (folder / "claims.yaml").is_file():
+        return None
+    printed = load_paper_tables(folder / "paper_tables.yaml")
+    title = yaml.safe_load((folder / "paper_tables.yaml").read_text(encoding="utf-8"))["paper"]["title"]
+    own_tables = [table for table in tables if table.paper == folder.name]
+    own_experiments = [experiment for experiment in experiments if experiment.paper == folder.name]
+    return PaperClaims(
+        folder.name,
+        title,
+        tuple(
+            Judged(claim, audit(claim, printed), measured_at_every_scale(claim, printed, own_tables, own_experiments))
+            for claim in load_claims(folder / "claims.yaml", printed)
+        ),
+    )
+
+
+def touching(claims: PaperClaims, sources: Sequence[str]) -> PaperClaims:
+    """Only the claims that refer to one of these tables or experiments."""
+    kept = tuple(judged for judged in claims.judged if set(judged.claim.sources) & set(sources))
+    return PaperClaims(claims.paper, claims.title, kept)
+
+
+def counts(claims: PaperClaims) -> tuple[str, str]:
+    """How many claims got which verdict, in words: audit, and measured at the most telling scale of each claim."""
+    audits = Counter(judged.audit.verdict for judged in claims.judged)
+    measured = Counter(
+        f"{judged.measured[0].verdict} by a test" if judged.measured[0].by_tests else judged.measured[0].verdict
+        for judged in claims.judged
+    )
+    order = [kind for verdict in _ORDER for kind in (verdict, f"{verdict} by a test")]
+    texts = [
+        ", ".join(f"{found[kind]} {_plural(kind)}" for kind in order if found[kind]) for found in (audits, measured)
+    ]
+    return texts[0], texts[1]
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in a few words: "holds at demo scale", "not run yet: table3, 4 rows", "holds, by a test"."""
+    if verdict.by_tests:
+        return f"{verdict.verdict}, by a test"
+    if verdict.verdict in (NOT_RUN, NEEDS, UNLIKE, UNCHECKED):
+        reason = f"{' ' if verdict.verdict == NEEDS else ': '}{verdict.reason}" if verdict.reason else ""
+        return f"{verdict.verdict}{reason}"
+    at = f" at {verdict.scale} scale" if verdict.scale else ""
+    return f"{verdict.verdict}{at}"
+
+
+def evidence(verdict: Verdict) -> str:
+    """What a verdict rests on, in short: the decisive margin, its interval, seeds, how many comparisons hold."""
+    parts = []
+    if verdict.decisive is not None:
+        parts.append(f"{'smallest margin ' if verdict.of > 1 else 'margin '}{effect(verdict.decisive)}")
+        if verdict.decisive.basis:
+            parts.append(verdict.decisive.basis)
+    if verdict.of > 1 and verdict.findings and verdict.verdict not in (NOT_RUN, NEEDS):
+        parts.append(f"{verdict.holding} of {verdict.of} comparisons hold")
+    if verdict.verdict == UNDECIDED and verdict.reason:
+        parts.append(verdict.reason)
+    return "; ".join(parts)
+
+
+def effect(finding: Finding) -> str:
+    """The margin with its interval: "+3.2 ± 1.1 points", or "+3.2 [1.0, 5.2] points" where it is not symmetric."""
+    if finding.margin is None:
+        return ""
+    if finding.interval is None and abs(finding.margin) < 1.0e-9:  # a tie, up to rounding
+        return f"0 {finding.unit}".strip()
+    digits = _digits(finding)
+    text = _signed(finding.margin, digits)
+    if finding.interval is not None:
+        low, high = finding.interval
+        if "bootstrap" in finding.basis:
+            text += f" [{_number(low, digits)}, {_number(high, digits)}]"
+        else:
+            text += f" ± {(high - low) / 2:.{digits}f}"
+    return f"{text} {finding.unit}".strip()
+
+
+def to_text(claims: PaperClaims, width: int = 100) -> str:
+    """For the terminal: a line or two per claim, the verdicts first."""
+    if not claims.judged:
+        return ""
+    lines = ["Claims that these tables touch (audit: the paper's own numbers; measured: ours)"]
+    for judged in claims.judged:
+        first = judged.measured[0]
+        told = evidence(first)
+        measured = headline(first) + (f" ({told})" if told else "")
+        lines += textwrap.wrap(f"{judged.claim.id:<4} {judged.claim.claim}", width, subsequent_indent="     ")
+        audited = headline(judged.audit)
+        lines += textwrap.wrap(f"     audit: {audited}; measured: {measured}", width, subsequent_indent="     ")
+    return "\n".join(lines) + "\n"
+
+
+def to_markdown(claims: PaperClaims) -> str:
+    """GitHub Markdown: a line per claim, and below it where the claim stands and what decides it."""
+    audits, measured = counts(claims)
+    parts = [f"## Claims: {claims.title} ({claims.paper})", READING, f"Audit: {audits}. Measured: {measured}."]
+    lines = ["| claim | audit | measured |", "| --- | --- | --- |"]
+    for judged in claims.judged:
+        told = "; ".join(_told(verdict) for verdict in judged.measured)
+        cells = [f"{judged.claim.id}. {judged.claim.claim}", _told(judged.audit), told]
+        lines.append("| " + " | ".join(map(markdown_text, cells)) + " |")
+    parts.append("\n".join(lines))
+    for judged in claims.judged:
+        claim = judged.claim
+        decided = [f"`{text}`" for text in (*claim.measured_text, *claim.tests)] or [claim.needs or claim.not_run_yet]
+        stands = f"{claim.id} ({markdown_text(claim.where)}). Decided by {'; '.join(decided)}."
+        parts.append(f"{stands} {markdown_text(claim.note)}".rstrip())
+    return "\n\n".join(parts) + "\n"
+
+
+def for_page(claims: PaperClaims) -> dict:
+    """What the page prints of a paper's claims, every text made here."""
+    audits, measured = counts(claims)
+    return {
+        "anchor": f"claims-{claims.paper}",
+        "heading": f"{claims.paper}, claims",
+        "title": claims.title,
+        "number": len(claims.judged),
+        "audits": audits,
+        "measured": measured,
+        "claims": [
+            {
+                "claim": judged.claim,
+                "anchor": f"claim-{claims.paper}-{judged.claim.id}",
+                "audit": _for_page(judged.audit),
+                "measured": [_for_page(verdict) for verdict in judged.measured],
+            }
+            for judged in claims.judged
+        ],
+    }
+
+
+def _for_page(verdict: Verdict) -> dict:
+    style = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided"}.get(verdict.verdict, "open")
+    return {
+        "style": style,
+        "scale": verdict.scale,
+        "headline": headline(verdict),
+        "evidence": evidence(verdict),
+        "reason": verdict.reason if verdict.by_tests else "",
+        "findings": [
+            {"text": finding.text, "verdict": finding.verdict, "effect": effect(finding), "finding": finding}
+            for finding in verdict.findings
+        ],
+    }
+
+
+def _told(verdict: Verdict) -> str:
+    told = evidence(verdict)
+    return headline(verdict) + (f" ({told})" if told else "")
+
+
+def _plural(kind: str) -> str:
+    words = {HOLDS: "hold", FAILS: "do not hold", NEEDS: "need what is not here", UNLIKE: "of unlike protocols"}
+    for word, plural in words.items():
+        if kind.startswith(word):
+            return plural + kind.removeprefix(word)
+    return kind
+
+
+def _digits(finding: Finding) -> int:
+    """Decimals that show the margin, and its interval, with two digits."""
+    low, high = finding.interval or (finding.margin, finding.margin)
+    size = (high - low) / 2 or abs(finding.margin or 0.0)
+    return next((digits for digits in (1, 2, 3, 4) if size >= 10.0 ** (1 - digits) * 0.1), 1 if size == 0 else 4)
+
+
+def _number(value: float, digits: int) -> str:
+    text = f"{value:.{digits}f}"
+    return text.replace("-", "−") if float(text) else text.removeprefix("-")
+
+
+def _signed(value: float, digits: int) -> str:
+    text = _number(value, digits)
+    return text if text.startswith("−") else f"+{text}"

@@ -1,0 +1,290 @@
+"""The command line of every paper's reproduce.py, and what it writes: table, figure, page."""
+
+import argparse
+import datetime
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import PartialState
+
+from common.base.config import SCALES, ConfigError, load_row
+from common.base.files import write_atomically
+from common.base.provenance import ROOT, git_revision, hash_of
+from common.distributed import is_main_process
+from common.report.claims.show import judge, to_markdown, touching
+from common.report.claims.show import to_text as claims_to_text
+from common.report.experiments import collect_experiments
+from common.report.figures import plot_table, plot_training
+from common.report.formats import to_text, write_table
+from common.report.page import collect, collect_page
+from common.report.table import Column, Row, Table
+from common.reproduce.cells import data_text, trained_on
+from common.reproduce.rows import PaperCode, RowRun, choose_part
+from common.run.log import read_log
+
+WHERE_DATA_LIE = {  # settings of where the data lie; others of `data` make other data of it
+    f"data.{name}"
+    for name in (
+        "source", "root", "train", "val", "test", "second_test", "images", "image_column", "caption_column", "labelled",
+        "vocabulary", "winogavil", "max_broken_share",
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the user asked for.
+
+    part: "table2", "figure4", ...
+    scale: smoke, demo, photos or paper.
+    seeds: of the runs.
+    overrides: "section.key=value" for every row.
+    output: folder of runs, results and the page.
+    results: folder of the tables, `output`/results unless named.
+    rows: of a printed table those to train, as the files of their configs are called; none = all.
+    """
+
+    part: str
+    scale: str
+    seeds: tuple[int, ...]
+    overrides: tuple[str, ...]
+    output: Path
+    results: Path
+    rows: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> Path:
+        return self.output / "runs"
+
+    @property
+    def changes(self) -> list[str]:
+        """What makes another table of the paper's: overrides of its rows, and a choice of them.
+
+        Where the data lie and how a run is made (its precision, workers, log) is no change; the command says it.
+        """
+        elsewhere = ("run.", "public.", "coco.", "hierarchies.")
+        keys = {text: text.partition("=")[0] for text in self.overrides}
+        changed = (text for text, key in keys.items() if key not in WHERE_DATA_LIE and not key.startswith(elsewhere))
+        return [*sorted(changed), *([f"rows={' '.join(sorted(self.rows))}"] if self.rows else [])]
+
+    def trains(self, config: str) -> bool:
+        """Whether the row with this file in configs/ is wanted."""
+        return not self.rows or Path(config).stem in self.rows
+
+    def folder(self, paper: str) -> Path:
+        """Where the part's tables go; a changed row or scale does not write over the unchanged one."""
+        name = f"{self.scale}-{hash_of(self.changes)}" if self.changes else self.scale
+        return self.results / paper / self.part / name
+
+    def text(self, paper: str) -> str:
+        """The command as it would be typed, without paths of this machine."""
+        extra = [_without_path(text) for text in self.overrides if not text.startswith("data.root=")]
+        data = " DATA=<folder>" if any(text.startswith("data.root=") for text in self.overrides) else ""
+        rows = f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
+        more = f' SET="{" ".join(extra)}"' if extra else ""
+        return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} SEEDS={len(self.seeds)}{data}{rows}{more}"
+
+    def runs_at(self, scales: Iterable[str], otherwise: str) -> bool:
+        """Whether the part exists at the command's scale; says so where it does not, and the other parts go on.
+
+        Args:
+            scales: at which it exists.
+            otherwise: why it does not at the others.
+        """
+        if self.scale in scales:
+            return True
+        if is_main_process():
+            print(f"{self.part} runs at scale {', '.join(scales)}, nothing at {self.scale}: {otherwise}", flush=True)
+        return False
+
+    def note(self, row: str, code: PaperCode) -> str:
+        """What was trained for a row, in one line."""
+        config = load_row(
+            code.config_class, code.folder, code.folder / "configs" / row, self.scale, list(self.overrides)
+        )
+        data, model, optim = config.data, config.model, config.optim
+        return (
+            f"ours: ViT width {model.image.width}, {model.image.layers} layers, {data.image_size} px in patches of "
+            f"{model.patch_size}; text width {model.text.width}, {model.text.layers} layers; embedding "
+            f"{model.embedding_dim}; {optim.steps} steps of {optim.global_batch_size} pairs"
+        )
+
+    def stand_in(self, runs: dict[str, list[RowRun]], role: str) -> str | None:
+        """What our numbers of a role were really measured on; at paper scale the data are the paper's own."""
+        if self.scale == "paper":
+            return None
+        for seeds in runs.values():
+            if role in seeds[0].evaluations:
+                return data_text(seeds[0].evaluations[role]["protocol"])
+        return None
+
+    def table(
+        self,
+        code: PaperCode,
+        printed: dict[str, Any],
+        table_id: str,
+        columns: list[Column],
+        rows: list[Row],
+        runs: dict[str, list[RowRun]],
+        suffix: str = "",
+        caption: str = "",
+    ) -> Table:
+        """A table with the provenance that all tables carry; one that the paper does not print needs a caption."""
+        source = printed["tables"].get(table_id, printed["paper"])  # a table of ours alone has nothing printed
+        every_run = [run for seeds in runs.values() for run in seeds]
+        revisions = sorted({run.git_revision for run in every_run})
+        return Table(
+            paper=code.name,
+            paper_title=printed["paper"]["title"],
+            paper_version=str(source["version"]),
+            table_id=table_id + suffix,
+            caption=caption or source["caption"],
+            columns=columns,
+            rows=rows,
+            scale=self.scale,
+            data=trained_on(every_run),
+            seeds=self.seeds,
+            git_revision=", ".join(revisions) or git_revision(),
+            command=self.text(code.name),
+            created=datetime.date.today().isoformat(),
+            hardware=", ".join(sorted({run.hardware for run in every_run})),
+            errata=source.get("errata", []) if not suffix else [],
+        )
+
+
+def reproduce_main(
+    description: str, paper: str, parts: dict[str, Callable[[Command], list[Table]]], arguments: list[str] | None = None
+) -> None:
+    """Command line: PART --scale --seeds --data --rows --output [section.key=value ...]; `arguments` replaces sys.argv.
+
+    Raises:
+        ConfigError: an unknown part, scale, seed or row, or DATA at a scale that trains on scenes.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", help="one of: " + ", ".join(parts))
+    parser.add_argument("--scale", default="demo", help=", ".join(SCALES))
+    parser.add_argument("--seeds", default="1", help="how many seeds, counted from 0")
+    parser.add_argument("--data", default="", help="folder of tar shards with captioned photographs")
+    parser.add_argument(
+        "--rows", default="", help="of a table those to train: names of their configs, 'a b'; default all"
+    )
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="runs, results and page")
+    parser.add_argument("--results", type=Path, default=None, help="where the tables go; default <output>/results")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    given = parser.parse_intermixed_args(arguments)
+
+    reproduce = choose_part(parts, given.part, paper)
+    if given.scale not in SCALES:
+        raise ConfigError(f"SCALE={given.scale} is unknown; accepted: {', '.join(SCALES)}")
+    if not given.seeds.isdigit() or int(given.seeds) < 1:
+        raise ConfigError(f"SEEDS={given.seeds} must be a whole number of seeds, at least 1")
+    overrides = list(given.overrides)
+    for key, instead in (("run.seed=", "SEEDS"), ("data.root=", "DATA")):
+        if any(text.startswith(key) for text in overrides):
+            raise ConfigError(f"{key.rstrip('=')} cannot be overridden here; use {instead}")
+    if given.data:
+        if given.scale in ("smoke", "demo"):
+            raise ConfigError(
+                f"DATA={given.data} has no effect at scale {given.scale}, which trains on the embedded scenes; "
+                "use SCALE=photos or SCALE=paper"
+            )
+        overrides.append(f"data.root={given.data}")
+    printed = yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))
+    rows = tuple(dict.fromkeys(given.rows.split()))
+    known = _trained_rows(printed, given.part)
+    for row in rows:
+        if row not in known:
+            raise ConfigError(f"ROWS={row}: {given.part} trains no such row; accepted: {', '.join(known) or 'none'}")
+    if set(rows) == set(known):
+        rows = ()  # the whole table
+    results = given.results if given.results is not None else given.output / "results"
+    command = Command(
+        given.part,
+        given.scale,
+        tuple(range(int(given.seeds))),
+        tuple(overrides),
+        given.output,
+        results,
+        rows,
+    )
+    _join_processes()
+    if is_main_process():
+        source = printed["paper"]
+        print(f"{command.part} of {source['title']} ({paper}, version {source['version']})")
+        print(f"scale {command.scale}, seeds {', '.join(map(str, command.seeds))}", flush=True)
+    tables = reproduce(command)
+    if tables and is_main_process():  # without tables the part has said why
+        _write(command, paper, tables)
+
+
+def _join_processes() -> None:
+    """The process group of a launch, also for parts that train nothing: one process writes. Precision stays open."""
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    PartialState(cpu=several and not torch.accelerator.is_available())
+
+
+def _write(command: Command, paper: str, tables: list[Table]) -> None:
+    """Prints the tables; writes them, a figure of each, and the page of everything reproduced so far."""
+    folder = command.folder(paper)
+    for table in tables:
+        print("\n" + to_text(table))
+        write_table(table, folder)
+        if any(table.measured(column.key) for column in table.columns):
+            plot_table(table, folder / f"{table.table_id}.png")
+    roots = [ROOT / "results", command.output / "results", command.results]
+    _write_claims(command, paper, tables, roots)
+    page = command.output / "report.html"
+    collect_page(roots, page)
+    print(f"\ntables and figures: {_shown(folder)}\npage:               {_shown(page)}")
+
+
+def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
+    """Prints and writes the verdicts of the claims that the tables touch, at this scale; newer results before older."""
+    if command.changes:
+        print("Claims are not judged by changed rows or settings.")
+        return
+    just_now = {table.table_id for table in tables}
+    earlier = [entry.table for entry in collect(roots) if not entry.changed and entry.table.scale == command.scale]
+    # of one name the newest; of one day that in the last root, this command's folder of results
+    found = [experiment for root in roots for experiment in collect_experiments([root])]
+    found = [each for each in found if (each.paper, each.scale) == (paper, command.scale)]
+    experiments = {each.name: each for each in sorted(found, key=lambda each: each.created)}
+    tables = [table for table in earlier if table.table_id not in just_now] + tables
+    claims = judge(ROOT / paper, tables, list(experiments.values()))
+    own = collect_experiments([command.results])
+    just_measured = [each.name for each in own if each.paper == paper and each.command == command.text(paper)]
+    touched = None if claims is None else touching(claims, [*just_now, command.part, *just_measured])
+    if touched is not None and touched.judged:
+        print("\n" + claims_to_text(touched), end="")
+        write_atomically(command.folder(paper) / f"{command.part}_claims.md", to_markdown(touched))
+
+
+def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> None:
+    """Training curves of a part's runs, beside its tables."""
+    logs = {f"{method}, seed {run.seed}": read_log(run.files.log) for method, seeds in runs.items() for run in seeds}
+    if logs and is_main_process():
+        plot_training(logs, command.folder(paper) / f"{command.part}_training.png")
+
+
+def _trained_rows(printed: dict[str, Any], part: str) -> list[str]:
+    """Names of the configs of a printed table's rows, in its order; none if they do not have one each."""
+    rows = printed["tables"].get(part, {}).get("rows", [])
+    names = [Path(row["config"]).stem for row in rows if "config" in row]
+    return names if len(set(names)) == len(names) else []
+
+
+def _without_path(override: str) -> str:
+    """The override with a value that is a path replaced; results are committed and shared."""
+    key, _, value = override.partition("=")
+    return f"{key}=<path>" if "/" in value or "\\" in value else override
+
+
+def _shown(path: Path) -> str:
+    """A path relative to the working directory where it lies below it."""
+    path = path.resolve()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,101 @@
+"""Measurements that are no table of a paper: written as an experiment, which claims refer to, and shown as a table."""
+
+import datetime
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import yaml
+
+from common.base.provenance import ROOT, git_revision, hardware
+from common.report.experiments import Experiment, write_experiment
+from common.report.formats import measured_over_seeds
+from common.report.table import MEASURED, Column, Row, Table
+from common.reproduce.command import Command
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Everything that one experiment measured.
+
+    name: of experiment and table. caption: what it is. data: what it was measured on.
+    protocol: how, in a few words for the readers of the table.
+    settings: how, in full: plain values, which the experiment's file keeps.
+    rows: key -> label. columns: key -> (label, unit, which is better: "higher", "lower" or None).
+    values: (row, column) -> a finite value per seed; a pair that is not there is an empty cell.
+    chance: column -> value of a guess. notes: what a reader must know.
+    """
+
+    name: str
+    caption: str
+    data: str
+    protocol: str
+    settings: Mapping[str, Any]
+    rows: Mapping[str, str]
+    columns: Mapping[str, tuple[str, str, str | None]]
+    values: Mapping[tuple[str, str], Sequence[float]]
+    chance: Mapping[str, float] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def write_findings(command: Command, paper: str, findings: Findings) -> Table:
+    """Writes the experiment; claims name a value experiment["<name>"]["<row>_<column>"]. Call on the main process.
+
+    Args:
+        command: scale, seeds, where results go.
+        paper: the folder.
+        findings: what was measured.
+    Returns:
+        The table, for whoever runs the part to write. Rows without a value are left out.
+    """
+    provenance = {
+        "data": findings.data,
+        "git_revision": git_revision(),
+        "command": command.text(paper),
+        "created": datetime.date.today().isoformat(),
+        "hardware": hardware(),
+        "caption": findings.caption,
+    }
+    versions = {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
+    experiment = Experiment(
+        paper=paper,
+        name=findings.name,
+        scale=command.scale,
+        seeds=command.seeds,
+        values={f"{row}_{column}": values for (row, column), values in findings.values.items()},
+        units={f"{row}_{column}": findings.columns[column][1] for row, column in findings.values},
+        protocol={"settings": {"experiment": findings.name, **findings.settings}, "versions": versions},
+        **provenance,
+    )
+    if not command.changes:  # an experiment's file has no place for changed settings
+        write_experiment(experiment, command.results)
+    source = yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))["paper"]
+    cells = {
+        row: {
+            column: measured_over_seeds(
+                findings.values[row, column],
+                command.seeds,
+                scale=command.scale,
+                data=findings.data,
+                protocol=findings.protocol,
+                chance=findings.chance.get(column),
+            )
+            for column in findings.columns
+            if (row, column) in findings.values
+        }
+        for row in findings.rows
+    }
+    return Table(
+        paper=paper,
+        paper_title=source["title"],
+        paper_version=source["version"],
+        table_id=findings.name,
+        columns=[Column(key, label, unit, None, better) for key, (label, unit, better) in findings.columns.items()],
+        rows=[Row(label, {}, cells[row], MEASURED) for row, label in findings.rows.items() if cells[row]],
+        scale=command.scale,
+        seeds=command.seeds,
+        notes=list(findings.notes),
+        **provenance,
+    )

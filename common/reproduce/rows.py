@@ -1,0 +1,209 @@
+"""From a row of a paper's table to a trained run: found in the cache, resumed, or trained now.
+
+A run is known by its resolved config, its data and the code that trains it; one with another key is not looked at, so a
+stale result is never shown as current. If only the evaluation code has changed, the checkpoint is evaluated again.
+"""
+
+import inspect
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.base.config import ConfigError, load_row
+from common.base.files import write_json
+from common.base.provenance import ROOT, code_fingerprint, hash_of, imported_files
+from common.data.pairs import open_evaluation_sets, open_training_pairs
+from common.distributed import gather_objects, wait_for_everyone
+from common.run.checkpoint import last_checkpoint
+from common.run.folder import RunFiles, evaluation_code, only_run_in, run_files
+from common.run.guards import NonFiniteLoss
+from common.run.launch import start_accelerator
+
+
+def _open_tests(data: Any) -> dict[str, Any]:
+    sets = open_evaluation_sets(data)
+    return {**sets.zero_shot, **sets.retrieval}
+
+
+@dataclass(frozen=True)
+class PaperCode:
+    """What a paper folder brings to reproduce its rows.
+
+    name: of the folder.
+    config_class: its dataclass.
+    train: (config, pairs, files, resume, accelerator, label) -> None; trains and evaluates. The script that defines it
+        is the code that a trained run is known by.
+    evaluate: (checkpoint, config, files, accelerator) -> None; evaluates a checkpoint anew and writes the run's files.
+    open_training: (config.data, seed) -> training set with a fingerprint.
+    open_tests: config.data -> evaluated sets with a fingerprint, by role.
+    scale_files: stem of the scale files, see `load_row`.
+    evaluation: file of the folder that evaluates; what it imports is the code that evaluations are known by.
+    """
+
+    name: str
+    config_class: type
+    train: Callable[..., None]
+    evaluate: Callable[..., None]
+    open_training: Callable[[Any, int], Any] = open_training_pairs
+    open_tests: Callable[[Any], dict[str, Any]] = _open_tests
+    scale_files: str = "scale"
+    evaluation: str = "evaluate.py"
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / self.name
+
+    def paper_tables(self) -> dict[str, Any]:
+        """The paper's numbers, from its paper_tables.yaml."""
+        return yaml.safe_load((self.folder / "paper_tables.yaml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """One finished run: its files, seed, and the evaluations by role."""
+
+    files: RunFiles
+    seed: int
+    evaluations: dict[str, Any]
+    hits: dict[str, Any]
+    training_data: str
+    hardware: str
+    git_revision: str
+
+
+def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[str], runs: Path) -> RowRun:
+    """Trains a row at a scale unless the same run is there already.
+
+    Args:
+        paper: the folder's code.
+        row: file name in its configs/.
+        scale: smoke, demo, photos or paper.
+        seed: replaces run.seed.
+        overrides: "section.key=value".
+        runs: folder of all runs.
+    Returns:
+        The finished run.
+    Raises:
+        NonFiniteLoss: if training diverged, now or in an earlier call; what it said stands in the run's diverged.json.
+    """
+    config = load_row(
+        paper.config_class,
+        paper.folder,
+        paper.folder / "configs" / row,
+        scale,
+        [*overrides, f"run.seed={seed}"],
+        paper.scale_files,
+    )
+    pairs = paper.open_training(config.data, seed)
+    name = Path(row).stem
+    files = run_files(Path(inspect.getsourcefile(paper.train)), name, scale, config, pairs.fingerprint, runs)
+    accelerator = start_accelerator(config.run, files.folder)
+    label = f"{name}, seed {seed}"
+
+    def state_for_all() -> str:
+        return gather_objects(_state_of(paper, config, files))[0]  # the main process decides
+
+    state = state_for_all()
+    alone = accelerator.is_main_process and state != "current"  # several may read what is finished
+    with only_run_in(files) if alone else nullcontext():
+        state = state if state == "current" else state_for_all()  # another process may have finished it meanwhile
+        if state == "diverged":
+            error = _read(_diverged(files))["error"]
+            raise NonFiniteLoss(f"{label}, earlier: {error} Remove {files.folder} to train it again.")
+        if state == "current":
+            accelerator.print(f"{label}: found in {files.folder}")
+        elif state == "trained":
+            accelerator.print(f"{label}: evaluation code or test data have changed, evaluating the checkpoint again")
+            paper.evaluate(last_checkpoint(files.checkpoints), config, files, accelerator)
+        else:
+            try:
+                paper.train(config, pairs, files, True, accelerator, label)
+            except NonFiniteLoss as error:
+                if accelerator.is_main_process:
+                    write_json(_diverged(files), {"error": str(error)})
+                raise NonFiniteLoss(f"{label}: {error}") from error
+    wait_for_everyone()
+    return read_run(files, seed)
+
+
+def read_run(files: RunFiles, seed: int) -> RowRun:
+    """A finished run, from its files."""
+    evaluation = _read(files.evaluation)
+    return RowRun(
+        files=files,
+        seed=seed,
+        evaluations=evaluation["evaluations"],
+        hits=_read(files.hits),
+        training_data=evaluation["training_data"],
+        hardware=evaluation["hardware"],
+        git_revision=evaluation["training_revision"],
+    )
+
+
+def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[], Any]) -> Any:
+    """Plain values that an analysis measured on a finished run: found beside it, or measured now and kept there.
+
+    Args:
+        run: with its final weights.
+        script: that measures; what it imports counts, but for reports. A stale measurement is not found.
+        settings: plain values that the measurement depends on beside the run.
+        measure: () -> what JSON can hold.
+    """
+    code = code_fingerprint(imported_files(script, ("common/report/",)))
+    path = run.files.folder / "measured" / f"{script.stem}-{hash_of({'code': code, 'settings': settings})}.json"
+    if not path.is_file():
+        write_json(path, measure())
+    return _read(path)
+
+
+def _state_of(paper: PaperCode, config: Any, files: RunFiles) -> str:
+    """One of "current" (evaluated with today's code, on today's test sets), "trained" (evaluate it), "diverged" and
+    "unfinished".
+    """
+    if is_current(files, paper.name, paper.open_tests(config.data), paper.evaluation):
+        return "current"
+    checkpoint = last_checkpoint(files.checkpoints)
+    if checkpoint is not None and checkpoint.state["step"] == config.optim.steps:
+        return "trained"
+    return "diverged" if _diverged(files).is_file() else "unfinished"
+
+
+def is_current(files: RunFiles, paper: str, tests: dict[str, Any], script: str = "evaluate.py") -> bool:
+    """Whether the evaluations in a run's folder are those of today's code on today's test sets.
+
+    Args:
+        files: of the run.
+        paper: the folder.
+        tests: today's sets by role, each with a fingerprint.
+        script: of the folder, that evaluates.
+    """
+    if not (files.evaluation.is_file() and files.hits.is_file()):
+        return False
+    found = _read(files.evaluation)
+    today = {role: data_set.fingerprint for role, data_set in tests.items()}
+    then = {role: result["protocol"]["fingerprint"] for role, result in found["evaluations"].items()}
+    return found["evaluation_code"] == evaluation_code(paper, script) and then == today
+
+
+def choose_part(parts: dict[str, Callable[..., Any]], name: str, paper: str) -> Callable[..., Any]:
+    """The function that reproduces a table, figure or other named part.
+
+    Raises:
+        ConfigError: in one line, with the parts that exist.
+    """
+    if name not in parts:
+        raise ConfigError(f"{paper} has no {name} yet; it has: {', '.join(parts)}")
+    return parts[name]
+
+
+def _diverged(files: RunFiles) -> Path:
+    return files.folder / "diverged.json"
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,232 @@
+"""From a checkpoint of any paper to its model, its evaluations and their files; what an evaluate.py is made of."""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from common.base.config import ConfigError, from_dict, override
+from common.base.files import write_json
+from common.base.settings import RunConfig
+from common.data.pairs import EvaluationSets, open_evaluation_sets
+from common.data.text import tokenizer_from_json
+from common.data.tokenizer import Tokenizer
+from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
+from common.distributed import is_main_process
+from common.encoders.two_towers import TwoTowers
+from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
+from common.evaluation.protocol import Evaluation, as_json
+from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
+from common.run.folder import RunFiles, provenance_of
+
+
+@dataclass(frozen=True)
+class TrainedModels:
+    """What a paper folder brings so that its checkpoints can be evaluated.
+
+    paper: the folder.
+    config_class: its dataclass.
+    build_model: (config, tokenizer) -> the model of a row with random weights.
+    evaluate_all: (config, encoder, sets) -> evaluations by role.
+    """
+
+    paper: str
+    config_class: type
+    build_model: Callable[[Any, Tokenizer], TwoTowers]
+    evaluate_all: Callable[[Any, Encoder, EvaluationSets], dict[str, Evaluation]]
+
+
+def zero_shot_and_retrieval(config: Any, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
+    """What most tables want: every set of `sets` by role; prompts are combined as config.method.prompt_average says."""
+    average = config.method.prompt_average
+    results = {name: evaluate_zero_shot(encoder, task, average) for name, task in sets.zero_shot.items()}
+    return results | {role: evaluate_retrieval(encoder, pairs) for role, pairs in sets.retrieval.items()}
+
+
+def load_encoder(
+    models: TrainedModels, checkpoint: Checkpoint, device: torch.device, overrides: Sequence[str] = ()
+) -> tuple[Any, Encoder]:
+    """Rebuilds config, model and preprocessing from a checkpoint alone.
+
+    Args:
+        models: of the paper.
+        checkpoint: of this paper.
+        device: where the model goes.
+        overrides: "data.key=value" and "run.key=value": other test sets, other batch sizes.
+    Raises:
+        CheckpointError: if it belongs to another paper or another model.
+        ConfigError: if an override would change the model.
+    """
+    if checkpoint.state["paper"] != models.paper:
+        raise CheckpointError(f"{checkpoint.path} belongs to {checkpoint.state['paper']}; accepted: {models.paper}")
+    if checkpoint.state.get("kind") == "vision":
+        raise CheckpointError(
+            f"{checkpoint.path} was written by pretrain.py, which evaluates when training ends and again with --resume"
+        )
+    fixed = [text for text in overrides if not text.startswith(("data.", "run."))]
+    if fixed:
+        raise ConfigError(f"command line: {fixed[0]} would change a trained model; accepted: data.* and run.*")
+    trained = from_dict(models.config_class, checkpoint.state["config"], str(checkpoint.path / "state.json"))
+    config = override(trained, list(overrides))
+    tokenizer = tokenizer_from_json(checkpoint.state["tokenizer"])
+    model = models.build_model(trained, tokenizer)
+    if checkpoint.state["geometry"] != model.geometry.name:
+        raise CheckpointError(
+            f"{checkpoint.path} was trained with geometry {checkpoint.state['geometry']!r}, "
+            f"its config builds {model.geometry.name!r}"
+        )
+    checkpoint.load_model(model)
+    encoder = Encoder(
+        model=model.to(device).eval(),
+        transform=ImageTransform.from_json(checkpoint.state["transform"]),
+        tokenizer=tokenizer,
+        context_length=trained.data.context_length,
+        batch_size=config.run.evaluation_batch_size,
+        device=device,
+        num_workers=config.run.num_workers,
+    )
+    return config, encoder
+
+
+def evaluate_and_save(
+    models: TrainedModels,
+    config: Any,
+    encoder: Encoder,
+    sets: EvaluationSets,
+    files: RunFiles,
+    step: int,
+    training: dict[str, Any],
+    provenance: dict[str, str],
+) -> None:
+    """Evaluates on all processes; the main one writes metrics, and the hits that intervals are computed from."""
+    save_evaluations(models.paper, models.evaluate_all(config, encoder, sets), files, step, training, provenance)
+
+
+def save_evaluations(
+    paper: str,
+    results: dict[str, Evaluation],
+    files: RunFiles,
+    step: int,
+    training: dict[str, Any],
+    provenance: dict[str, str],
+) -> None:
+    """The files of evaluations that are there already; arguments as in `as_json`. The main process writes."""
+    if is_main_process():
+        write_json(files.hits, {name: result.hits for name, result in results.items()})
+        write_json(files.evaluation, as_json(paper, results, step, training, provenance))
+
+
+def reevaluate(
+    models: TrainedModels, checkpoint: Checkpoint, config: Any, files: RunFiles, accelerator: Accelerator
+) -> None:
+    """Evaluates a trained run again, after a change of the evaluation code or of the test data."""
+    _, encoder = load_encoder(models, checkpoint, accelerator.device)
+    sets = open_evaluation_sets(config.data)
+    provenance = provenance_of(models.paper)
+    evaluate_and_save(models, config, encoder, sets, files, checkpoint.state["step"], checkpoint.state, provenance)
+
+
+def this_device() -> torch.device:
+    """The accelerator where there is one, else the CPU."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
+def evaluate_main(description: str, models: TrainedModels) -> None:
+    """The command line of an evaluate.py: --checkpoint, --output, then `data.key=value` and `run.key=value`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, type=Path, help="folder of a run, or step-XXXXXXXX in it")
+    parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.num_test=5000")
+    arguments = parser.parse_intermixed_args()
+
+    checkpoint = named_checkpoint(arguments.checkpoint)
+    config, encoder = load_encoder(models, checkpoint, this_device(), arguments.overrides)
+    results = models.evaluate_all(config, encoder, open_evaluation_sets(config.data))
+    provenance = provenance_of(models.paper)
+    content = as_json(models.paper, results, checkpoint.state["step"], checkpoint.state, provenance)
+    print_or_write(content, arguments.output)
+
+
+def print_or_write(content: dict[str, Any], output: Path | None) -> None:
+    """JSON into a file, or on the screen where none is named."""
+    if output is None:
+        print(json.dumps(content, indent=1))
+    else:
+        write_json(output, content)
+
+
+# What the commands that evaluate published weights share: the preprocessing of CLIP around a model, and the answer.
+
+
+def check_layout(checkpoint: str, layout: str, of_files: tuple[str, ...], of_folders: tuple[str, ...]) -> None:
+    """Whether a layout is known and, where it takes a file, the file is there.
+
+    Args:
+        checkpoint: file, folder or hub name.
+        layout: the user's.
+        of_files: layouts that take a file.
+        of_folders: layouts that also take a folder or a hub name.
+    Raises:
+        ValueError, FileNotFoundError.
+    """
+    accepted = (*of_folders, *of_files)
+    if layout not in accepted:
+        raise ValueError(f"layout {layout!r}; accepted: {', '.join(accepted)}")
+    if layout in of_files and not Path(checkpoint).is_file():
+        raise FileNotFoundError(f"{checkpoint} does not exist; layout {layout} takes a file of weights")
+
+
+def published_encoder(
+    model: TwoTowers,
+    tokenizer: Tokenizer,
+    run: RunConfig,
+    device: torch.device,
+    mean: tuple[float, ...] = CLIP_MEAN,
+    std: tuple[float, ...] = CLIP_STD,
+) -> Encoder:
+    """The model in evaluation mode; pictures are scaled by their shorter side and cropped, as CLIP's.
+
+    Args:
+        model: of both towers.
+        tokenizer: with the ids that it was trained with.
+        run: batch size and loader processes.
+        device: where the model goes.
+        mean, std: of the colours.
+    Raises:
+        ValueError: a vocabulary of another size.
+    """
+    ids, rows = tokenizer.vocabulary_size, model.text_tower.token_embedding.num_embeddings
+    if ids != rows:
+        raise ValueError(f"data.vocabulary has {ids} ids, the text tower of these weights {rows}; accepted: as many")
+    return Encoder(
+        model=model.to(device).eval(),
+        transform=ImageTransform(model.image_tower.image_size, "crop", mean=mean, std=std),
+        tokenizer=tokenizer,
+        context_length=model.text_tower.context_length,
+        batch_size=run.evaluation_batch_size,
+        device=device,
+        num_workers=run.num_workers,
+    )
+
+
+def answer_of_published(
+    paper: str, checkpoint: str, layout: str, encoder: Encoder, results: dict[str, Evaluation], output: Path | None
+) -> None:
+    """Prints or writes evaluations of published weights; of a path its name alone.
+
+    Args:
+        paper: the folder.
+        checkpoint, layout: where the weights come from.
+        encoder: that was evaluated.
+        results: by role.
+        output: JSON file; None = print.
+    """
+    name = Path(checkpoint).name if Path(checkpoint).exists() else checkpoint
+    weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
+    facts = {"layout": layout, "geometry": encoder.model.geometry.name}
+    print_or_write({**facts, **as_json(paper, results, 0, weights, provenance_of(paper))}, output)

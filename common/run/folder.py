@@ -1,0 +1,216 @@
+"""What every train.py does before and around its loop: Accelerate, the run's folder, guards against lost runs."""
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import yaml
+
+from common.base.config import ConfigError, to_dict
+from common.base.provenance import ROOT, code_fingerprint, git_revision, hardware, hash_of, imported_files
+from common.base.settings import DataConfig
+from common.data.text import build_tokenizer
+from common.distributed import gather_objects, is_main_process
+from common.run.checkpoint import Checkpoint, has_checkpoints, last_checkpoint, set_aside_later
+
+# What decides no weight: a run may go on with other values, and its key leaves them out. Data are known by fingerprints
+# instead (of names and captions, not of pixels), and evaluated again where those of the tests have changed.
+MAY_CHANGE = (
+    "data.root",
+    "data.train",
+    "data.val",
+    "data.test",
+    "data.second_test",
+    "data.images",
+    "data.labelled",
+    "data.winogavil",
+    "data.averages",
+    "data.vocabulary",  # the key holds what it says, and a checkpoint brings its tokenizer
+    "data.max_broken_share",
+    "optim.micro_batch_size",
+    "optim.loss_tile",
+)  # and all of `run` but the seed
+
+# Code that decides no weight either: it evaluates, measures or writes. What a log holds was measured by the code of its
+# day; the evaluation of the end is made again after a change (`evaluation_code`).
+NOT_IN_KEY = (
+    "common/evaluation/",
+    "common/diagnosis.py",
+    "common/run/evaluation.py",
+    "common/run/log.py",
+    "common/run/utilisation.py",
+    "common/data/scenes/tasks/",
+)
+NOT_IN_KEY_OF_PAIRS = ("common/data/labelled.py", "common/data/class_names.py")  # pretrain.py trains on labelled sets
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where one run (a row, a scale, a seed) keeps its files."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.folder / "evaluation.json"
+
+    @property
+    def hits(self) -> Path:
+        return self.folder / "hits.json"
+
+
+def run_key(script: Path, config: Any, data_fingerprint: str) -> str:
+    """Cache key of a training run: resolved config, data and the code that trains. A stale run has another key.
+
+    Args:
+        script: that trains, e.g. oblique_topology/train.py; what it imports counts, but for NOT_IN_KEY and the paper's
+            evaluate.py and vision/evaluate.py.
+        config: of the run.
+        data_fingerprint: of the training set.
+    Raises:
+        ValueError: if data.vocabulary cannot be read.
+    """
+    paper, data = script.resolve().parent.name, config.data
+    leave_out = (*NOT_IN_KEY, f"{paper}/evaluate.py", f"{paper}/vision/evaluate.py")
+    content = _what_decides(to_dict(config))
+    # in the key though a run may go on with another one: a launch may say it, and the results are two
+    content["precision"] = config.run.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if isinstance(data, DataConfig):
+        leave_out += NOT_IN_KEY_OF_PAIRS
+        if data.tokenizer != "words":  # those are counted in the training set
+            content["tokenizer"] = build_tokenizer(data, training_pairs=None).fingerprint
+    code = code_fingerprint(imported_files(script, leave_out))
+    return hash_of({"config": content, "data": data_fingerprint, "code": code})
+
+
+def evaluation_code(paper: str, script: str = "evaluate.py") -> str:
+    """Hash of the code that an evaluation depends on: what a script of the paper's folder imports, but for reports."""
+    return code_fingerprint(imported_files(ROOT / paper / script, ("common/report/",)))[:12]
+
+
+def provenance_of(paper: str, script: str = "evaluate.py") -> dict[str, str]:
+    """Revision, evaluation code (arguments as above) and machine of a run; taken once at its start."""
+    return {"git_revision": git_revision(), "evaluation_code": evaluation_code(paper, script), "hardware": hardware()}
+
+
+def run_files(
+    script: Path, row: str, scale: str, config: Any, data_fingerprint: str, runs: Path = ROOT / "outputs" / "runs"
+) -> RunFiles:
+    """Folder of a run, named by its cache key, below the folder of all runs; arguments as in `run_key`."""
+    name = f"{row}-{scale}-{run_key(script, config, data_fingerprint)}"
+    return RunFiles(runs / script.resolve().parent.name / name / f"seed{config.run.seed}")
+
+
+def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_fingerprint: str) -> RunFiles:
+    """Where a train.py writes, as its command line says.
+
+    Args:
+        script, config, data_fingerprint: as in `run_key`.
+        arguments: of `entry_arguments`.
+    Raises:
+        ConfigError: --resume where no checkpoint is: a fresh run would be no resume.
+    """
+    if arguments.output_dir is not None:
+        files = RunFiles(Path(arguments.output_dir))
+    else:
+        files = run_files(script, arguments.row, arguments.scale, config, data_fingerprint)
+    if arguments.resume and not has_checkpoints(files.checkpoints):
+        raise ConfigError(
+            f"--resume: {files.folder} holds no checkpoint. Another config, data or code has another folder; accepted: "
+            "--output-dir with the folder of the run, or no --resume for a fresh run"
+        )
+    return files
+
+
+def save_config(files: RunFiles, config: Any, **provenance: Any) -> None:
+    """Writes the resolved config, and where the run comes from as comments above it."""
+    files.folder.mkdir(parents=True, exist_ok=True)
+    header = {"git_revision": git_revision(), "hardware": hardware(), **provenance}
+    lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
+    files.config.write_text(lines + yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
+
+
+def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_fingerprint: str) -> Checkpoint | None:
+    """The last whole checkpoint if the run is to go on, None for a fresh run. Call on every process.
+
+    Damaged checkpoints of later steps are set aside, with a warning. The number of processes, of loader workers and of
+    micro-batches may be another than before.
+
+    Args:
+        files: of the run.
+        resume: whether the user wants to go on.
+        config: as it is now.
+        data_fingerprint: of the training set; a checkpoint's state holds it under this name.
+    Raises:
+        CheckpointError: if there are checkpoints and none is whole.
+        ConfigError: if a fresh run would write over one that is there, if the run there has another config or other
+            training data, or if the processes do not see the same checkpoint.
+    """
+    found = last_checkpoint(files.checkpoints)
+    steps = gather_objects(None if found is None else found.state["step"])
+    if len(set(steps)) > 1:
+        raise ConfigError(f"{files.checkpoints} is not the same for all processes (steps {steps}): use a shared disk")
+    if found is None:
+        return None
+    if not resume:
+        raise ConfigError(
+            f"{files.folder} holds a run up to step {found.state['step']}: add --resume to go on from there, "
+            "or choose another --output-dir"
+        )
+    now = _what_decides(to_dict(config))
+    # what the code has learnt since is taken to have had its default
+    before = _what_decides(to_dict(type(config)())) | _what_decides(found.state["config"])
+    changed = [
+        f"{key} {before.get(key)} -> {now.get(key)}" for key in {**before, **now} if before.get(key) != now.get(key)
+    ]
+    if changed:
+        raise ConfigError(f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}")
+    if found.state["data_fingerprint"] != data_fingerprint:
+        raise ConfigError(f"{files.folder} holds a run on other training data than data.train and data.root name now")
+    if is_main_process():
+        set_aside_later(files.checkpoints, found.state["step"])
+    return found
+
+
+def _what_decides(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of the settings that decide a run's weights: all but MAY_CHANGE and how often one writes."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            flat |= _what_decides(value, f"{name}.")
+        elif name == "run.seed" or not (name in MAY_CHANGE or name.startswith("run.")):
+            flat[name] = value
+    return flat
+
+
+@contextlib.contextmanager
+def only_run_in(files: RunFiles) -> Iterator[None]:
+    """Holds the run's folder for this process alone; enter on the main process.
+
+    Raises:
+        ConfigError: if another process trains in it.
+    """
+    files.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(files.folder / ".lock", timeout=0):
+            yield
+    except filelock.Timeout:
+        raise ConfigError(f"another process trains in {files.folder}; wait for it or choose another folder") from None

@@ -1,0 +1,62 @@
+"""Guards around a step: what is not finite stops the run before it can spoil the weights."""
+
+import math
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from common.base.settings import OptimConfig
+
+
+class NonFiniteLoss(ArithmeticError):
+    """Training met NaN or infinity and stopped before the step could spoil the weights."""
+
+
+def check_finite_gradient(gradient_norm: float, step: int) -> None:
+    """Stops the run before a step with a gradient that is not finite.
+
+    Raises:
+        NonFiniteLoss.
+    """
+    if not math.isfinite(gradient_norm):
+        raise NonFiniteLoss(
+            f"the gradient norm is {gradient_norm} at step {step}, while the loss is finite; the weights are those "
+            "before this step. Try a lower optim.learning_rate."
+        )
+
+
+def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) -> None:
+    """Stops the run, naming step, scalars and the norms of the weights, if the loss is NaN or infinite.
+
+    Raises:
+        NonFiniteLoss.
+    """
+    if loss == loss and abs(loss) != float("inf"):
+        return
+    norms = {name: float(parameter.detach().float().norm()) for name, parameter in model.named_parameters()}
+    bad = [name for name, norm in norms.items() if not norm < float("inf")]
+    largest = sorted(((norm, name) for name, norm in norms.items() if name not in bad), reverse=True)[:3]
+    scalars = ", ".join(f"{name} {value}" for name, value in values.items())
+    raise NonFiniteLoss(
+        f"loss is {loss} at step {step} ({scalars}). Parameters that are not finite: {', '.join(bad[:4]) or 'none'}"
+        f"{f' and {len(bad) - 4} more' if len(bad) > 4 else ''}. "
+        f"Largest norms: {', '.join(f'{name} {norm:.3g}' for norm, name in largest)}. "
+        "Checkpoints are from before this step. Try a lower optim.learning_rate or more optim.warmup_steps."
+    )
+
+
+def clip_gradient(accelerator: Accelerator, model: nn.Module, optim: OptimConfig, step: int) -> float:
+    """Scales the gradient down to optim.max_gradient_norm where it is longer.
+
+    Returns:
+        Its norm before that.
+    Raises:
+        NonFiniteLoss: if the norm is not finite.
+    """
+    # an infinite bound measures the norm and changes nothing
+    max_norm = math.inf if optim.max_gradient_norm is None else optim.max_gradient_norm
+    gradient_norm = float(accelerator.clip_grad_norm_(model.parameters(), max_norm))
+    check_finite_gradient(gradient_norm, step)
+    return gradient_norm

@@ -1,0 +1,254 @@
+"""What a run writes down while it trains: log, progress bar, tracker, broken samples, speed."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from tqdm import tqdm
+
+from common.data.batches import Batch
+from common.data.broken import BrokenSample, BrokenSamples
+from common.diagnosis import Watch, at_bound, diagnose, loss_over_chance
+from common.distributed import gather_objects
+from common.encoders.two_towers import TwoTowers
+from common.info_nce import QueuedPairs
+from common.run.checkpoint import Checkpoint
+from common.run.folder import RunFiles, save_config
+from common.run.inputs import TrainingData
+from common.run.log import RunLog, read_log
+from common.run.utilisation import Utilisation
+
+
+class BrokenLog:
+    """Counts the broken samples of all processes, names them in the log, and stops above a share.
+
+    Args:
+        log: of the run.
+        max_share: of the samples seen; see BrokenSamples.
+        at_open: what the training set could not even index; named in the log at once.
+        counted: `counts()` as a checkpoint holds them, so that a resumed run judges the whole run; None = a fresh run.
+    """
+
+    def __init__(
+        self,
+        log: RunLog,
+        max_share: float,
+        at_open: list[BrokenSample],
+        counted: dict[str, int] | None = None,
+    ) -> None:
+        self.log = log
+        self.new: list[BrokenSample] = []  # of this process, since the last line in the log
+        self.good = 0  # likewise
+        self.samples = BrokenSamples(max_share=max_share)  # of all processes, up to the last line
+        if counted is not None:
+            self.samples.seen, self.samples.count = counted["seen"], counted["broken"]
+        if at_open and log.enabled:
+            record = {
+                "event": "broken", "step": 0, "count": len(at_open), "samples": [str(sample) for sample in at_open]
+            }  # fmt: skip
+            if record not in read_log(log.path):  # a resumed run has it already
+                log.write(**record)
+
+    def collect(self, broken: list[BrokenSample], seen: int) -> None:
+        """Takes in one batch of this process."""
+        self.new += broken
+        self.good += seen
+
+    def write_new(self, step: int) -> None:
+        """Logs what came up since the last call; call on every process, before a checkpoint too.
+
+        Raises:
+            TooManyBroken: on every process, if more than the allowed share of all samples is broken.
+        """
+        new = []
+        for good, broken in gather_objects((self.good, self.new)):
+            self.samples.saw(good)
+            for sample in broken:
+                self.samples.record(sample)
+                new.append(str(sample))
+        self.new, self.good = [], 0
+        if new:
+            self.log.write("broken", step=step, count=len(new), samples=new)
+        self.samples.check()
+
+    def counts(self) -> dict[str, int]:
+        """For the checkpoint: samples seen and broken, over all processes, up to the last `write_new`."""
+        return {"seen": self.samples.seen, "broken": self.samples.count}
+
+
+class StepClock:
+    """Samples per second, and the share of the time that the loop waited for data.
+
+    Args:
+        global_batch_size: samples of one step over all processes.
+    """
+
+    def __init__(self, global_batch_size: int) -> None:
+        self.global_batch_size = global_batch_size
+        self._restart()
+
+    def timed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches, with the time spent on getting each one taken down."""
+        batches = iter(batches)
+        self._restart()
+        while True:
+            asked = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            if self._paused:
+                self._restart()
+            else:
+                self._waited += time.perf_counter() - asked
+            yield batch
+            self._steps += 1
+
+    def read(self) -> dict[str, float]:
+        """Figures since the last reading; call once in a step, after its update."""
+        elapsed = time.perf_counter() - self._start
+        figures = {
+            "samples_per_second": (self._steps + 1) * self.global_batch_size / elapsed,
+            "data_wait_share": self._waited / elapsed,
+        }
+        self._restart()
+        self._steps = -1  # the step that reads is counted when the next batch is asked for
+        return figures
+
+    def pause(self) -> None:
+        """What comes between this step and the next (an evaluation, a checkpoint) does not count."""
+        self._paused = True
+
+    def _restart(self) -> None:
+        self._start, self._waited, self._steps, self._paused = time.perf_counter(), 0.0, 0, False
+
+
+class Journal:
+    """What a run writes down while it trains: log, progress bar, tracker, broken samples, speed.
+
+    Args:
+        files: of the run.
+        config, training: of the run.
+        accelerator: the main process writes.
+        utilisation: turns speed into a share of the device's arithmetic.
+        checkpoint: that the run goes on from, or None.
+        label: name on the progress bar.
+    """
+
+    def __init__(
+        self,
+        files: RunFiles,
+        config: Any,
+        training: TrainingData,
+        accelerator: Accelerator,
+        utilisation: Utilisation,
+        checkpoint: Checkpoint | None,
+        label: str,
+    ) -> None:
+        self.files, self.config, self.accelerator, self.utilisation = files, config, accelerator, utilisation
+        if accelerator.is_main_process:
+            save_config(files, config, training_data=training.description, processes=accelerator.num_processes)
+        first_step = 0 if checkpoint is None else checkpoint.state["step"]
+        self.log = RunLog(files.log, None if checkpoint is None else first_step, accelerator.is_main_process)
+        self.broken = BrokenLog(
+            self.log,
+            config.data.max_broken_share,
+            training.lost_at_open(),
+            None if checkpoint is None else checkpoint.state["broken"],
+        )
+        self.log.write("utilisation", step=first_step, **utilisation.describe())
+        self.first_step = first_step
+        self.clock = StepClock(config.optim.global_batch_size)
+        self.watch = Watch(config.optim.warmup_steps, None if checkpoint is None else checkpoint.state.get("watch"))
+        self.progress = tqdm(
+            total=config.optim.steps,
+            initial=first_step,
+            desc=label,
+            unit="step",
+            disable=not accelerator.is_main_process,
+        )
+
+    def steps(self, batches) -> Iterator[tuple[int, Batch]]:
+        """(updates made before, batch) of every step that is left."""
+        return enumerate(self.clock.timed(batches), start=self.first_step)
+
+    def logs_at(self, done: int) -> bool:
+        """Whether the log has a line after so many updates."""
+        return done % self.config.run.log_every == 0 or done == self.config.optim.steps
+
+    def diagnoses_at(self, done: int) -> bool:
+        """Whether that line is diagnosed: the first one in every run.diagnose_every steps, and the last of the run."""
+        run = self.config.run
+        if not run.diagnose_every or not self.logs_at(done):
+            return False
+        line_before = (done - 1) // run.log_every * run.log_every
+        return done // run.diagnose_every > line_before // run.diagnose_every or done == self.config.optim.steps
+
+    def diagnosis(
+        self,
+        step: int,
+        batch: Batch,
+        model: TwoTowers,
+        image_embeddings: torch.Tensor,
+        text_embeddings: torch.Tensor,
+        loss: float,
+        logit_scale: float,
+        queue: QueuedPairs | None = None,
+    ) -> dict[str, float]:
+        """Further values for `step_done`, see common/diagnosis.py, with a warning where they call for one.
+
+        Call in every step on every process, after backward and before the gradient is clipped; most steps look at loss
+        and logit scale alone.
+
+        Args:
+            step: updates made before.
+            batch, image_embeddings, text_embeddings: of this process.
+            model: unwrapped.
+            loss: over all processes.
+            logit_scale: of this step.
+            queue: further candidates of the loss.
+        """
+        done, ratio = step + 1, loss_over_chance(loss, len(image_embeddings), queue)
+        self.watch.count(done, ratio, at_bound(model.logit_scale, logit_scale))
+        values = {"loss_over_chance": ratio, **self.watch.read()} if self.logs_at(done) else {}
+        if self.diagnoses_at(done):
+            embeddings = (image_embeddings, text_embeddings)
+            values |= diagnose(model, *embeddings, logit_scale, batch.token_ids, batch.image_index)
+        for text in self.watch.warnings(done, loss, values):
+            self.log.write("warning", step=done, text=text)
+            if self.accelerator.is_main_process:
+                self.progress.write(text, file=sys.stderr)
+        return values
+
+    def step_done(self, done: int, batch: Batch, **values: float) -> None:
+        """Takes in one step, and writes its values every run.log_every steps. Call on every process.
+
+        Args:
+            done: updates made.
+            batch: of this process.
+            values: of this step over all processes, the loss among them.
+        Raises:
+            TooManyBroken: see BrokenLog.
+        """
+        self.broken.collect(batch.broken, seen=len(batch.image_ids))
+        self.progress.update()
+        if not self.logs_at(done):
+            return
+        speed = self.clock.read()
+        record = {
+            "step": done,
+            "samples_seen": done * self.config.optim.global_batch_size,
+            **values,
+            **speed,
+            "model_flops_utilisation": self.utilisation.share(speed["samples_per_second"]),
+        }
+        self.log.write("train", **record)
+        self.broken.write_new(done)
+        self.accelerator.log(record, step=done)
+        shown = {"loss": f"{values['loss']:.3f}"}
+        if "logit_scale" in values:
+            shown["scale"] = f"{values['logit_scale']:.1f}"
+        self.progress.set_postfix(shown)

@@ -1,0 +1,172 @@
+"""From the command line to a prepared model: Accelerate, seeds, and errors that a user can read."""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+from common.base.config import ConfigError, entry_arguments
+from common.base.provenance import ROOT
+from common.base.random_keys import derive_key
+from common.base.settings import RunConfig
+from common.base.signals import STOPPED_EXIT_STATUS, Stopped
+from common.data.broken import TooManyBroken
+from common.data.pairs import Pairs, open_training_pairs
+from common.distributed import is_main_process, leave_process_group, rank, wait_for_everyone
+from common.encoders.two_towers import TwoTowers
+from common.run.checkpoint import Checkpoint
+from common.run.folder import RunFiles, chosen_files, only_run_in
+from common.run.guards import NonFiniteLoss
+
+
+def launched_accelerator(**options: Any) -> Accelerator:
+    """Accelerator that sees every process that was launched, on a machine without a GPU too.
+
+    Without cpu=True Accelerate takes several launched processes on such a machine for so many single runs. Buffers are
+    not broadcast in each forward pass, as DDP does by default: queues are equal on all processes by construction, and
+    a momentum encoder's running statistics are its own.
+    """
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return Accelerator(
+        cpu=True if several and not torch.accelerator.is_available() else None,
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+        **options,
+    )
+
+
+def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
+    """Accelerate for launch, device and precision; deterministic algorithms and a tracker if the config says so."""
+    if run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants it before its first product
+        torch.use_deterministic_algorithms(True)
+    tracked = run.tracker != "none"
+    accelerator = launched_accelerator(
+        mixed_precision=run.mixed_precision,
+        log_with=run.tracker if tracked else None,
+        project_dir=str(folder) if tracked else None,
+    )
+    if tracked:
+        accelerator.init_trackers("contrastive-geometry")
+    return accelerator
+
+
+def prepare(accelerator: Accelerator, model: TwoTowers, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+    """Accelerate's prepare, for a model whose encode methods are called by evaluations."""
+    model, optimizer = accelerator.prepare(model, optimizer)
+    return with_encode_methods(model), optimizer
+
+
+def with_encode_methods(model: Any) -> Any:
+    """The model; under FSDP2 its two encode methods gather the weights as its forward pass does."""
+    if isinstance(model, FSDPModule):
+        for method in ("encode_image", "encode_text"):
+            register_fsdp_forward_method(model, method)
+    return model
+
+
+def end_run(accelerator: Accelerator) -> None:
+    """Closes the trackers. The process group stays: the next row of a table trains in the same processes."""
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    wait_for_everyone()
+
+
+def seed_step(seed: int, step: int) -> None:
+    """Seeds what one step draws on this process (dropout, patch dropout) from (seed, step, process).
+
+    Call it at the start of every step. A resumed run then draws what the unbroken one would have drawn, without a
+    saved generator, and whatever an evaluation or a loader drew in between. What is drawn depends on the number of
+    processes and on optim.micro_batch_size, since each draws for its own part of the batch. Only torch's generators are
+    used in a step (CPU and accelerators alike); Python's and NumPy's are not.
+    """
+    torch.manual_seed(derive_key("draws of a step", seed, step, rank()))
+
+
+def run_or_explain(main) -> None:
+    """Runs an entry script's main; errors that are the user's to mend are printed as one message, exit status 1.
+
+    A run that a signal has stopped, and that has saved, ends with exit status 143 (see common/base/signals.py).
+    """
+    try:
+        main()
+        leave_process_group()
+    except Stopped as stopped:
+        if is_main_process():
+            print(stopped, file=sys.stderr)
+        leave_process_group()
+        sys.exit(STOPPED_EXIT_STATUS)
+    except (ConfigError, NonFiniteLoss) as error:
+        sys.exit(f"error: {error}")
+    except OSError as error:  # names the file that is missing, not writable, ...
+        sys.exit(f"error: {error}")
+    except ValueError as error:
+        if not _meant_for_user(error):
+            raise
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("\nstopped; the same command goes on from the last checkpoint (train.py: add --resume)", file=sys.stderr)
+        sys.exit(130)
+
+
+def _meant_for_user(error: ValueError) -> bool:
+    """ValueErrors raised in our own files are messages; one from the depths of a library keeps its traceback."""
+    if isinstance(error, TooManyBroken):  # a loader worker's is raised again by torch
+        return True
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    file = Path(trace.tb_frame.f_code.co_filename)
+    return file.is_relative_to(ROOT) and "site-packages" not in file.parts
+
+
+def train_main(
+    description: str,
+    script: Path,
+    config_class: type,
+    default_row: str,
+    train: Callable[[Any, Pairs, RunFiles, bool, Accelerator, str], None],
+) -> None:
+    """The command line of a train.py: config, data, folder of the run, Accelerate; then `train`.
+
+    Args:
+        description: its docstring, for --help.
+        script: the train.py itself; its folder's name is the paper's.
+        config_class: the paper's dataclass.
+        default_row: file in the folder's configs/ that is trained without --config.
+        train: (config, pairs, files, resume, accelerator, label).
+    """
+    paper = script.resolve().parent
+    config, arguments = entry_arguments(description, paper, config_class, default_row)
+    pairs = open_training_pairs(config.data, config.run.seed)
+    files = chosen_files(script, arguments, config, pairs.fingerprint)
+    accelerator = start_accelerator(config.run, files.folder)
+    accelerator.print(
+        f"{paper.name}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}"
+    )
+    with only_run_in(files) if accelerator.is_main_process else nullcontext():
+        train(config, pairs, files, arguments.resume, accelerator, arguments.row)
+
+
+def prepare_or_resume(
+    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint | None
+) -> tuple[Any, Any, int]:
+    """Accelerate's prepare, with weights and optimiser of the checkpoint if there is one.
+
+    Returns:
+        Model and optimiser as Accelerate wraps them, and the number of updates made so far.
+    """
+    if checkpoint is not None:
+        checkpoint.load_model(model)
+    model, optimizer = prepare(accelerator, model, optimizer)
+    if checkpoint is None:
+        return model, optimizer, 0
+    checkpoint.load_optimizer(model, optimizer.optimizer)
+    return model, optimizer, checkpoint.state["step"]

@@ -1,0 +1,129 @@
+"""Configuration of learning from pictures alone: a row file holds the method, a scale file everything else."""
+
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from common.base.settings import RunConfig, setting
+
+# what a method cannot do without, and what it may be given besides
+_NEEDED = {
+    "simclr": ("logit_scale", "head_dim"),
+    "moco_v1": ("logit_scale", "head_dim", "queue_size", "ema_momentum"),
+    "moco_v2": ("logit_scale", "head_dim", "queue_size", "ema_momentum"),
+    "moco_v3": ("logit_scale", "head_dim", "ema_momentum"),
+    "simsiam": (),
+    "supervised": (),
+    "random_weights": (),
+}
+_ALLOWED = {
+    "moco_v1": ("ema_schedule", "symmetric", "batch_norm_parts", "shuffle_keys"),
+    "moco_v2": ("ema_schedule", "symmetric", "batch_norm_parts", "shuffle_keys"),
+    "moco_v3": ("ema_schedule",),
+}
+
+
+@dataclass(frozen=True)
+class VisionDataConfig:
+    """Labelled pictures; labels are used by the evaluation and the supervised reference alone."""
+
+    # the embedded world; folders of pictures, one per class; torchvision's CIFAR-10
+    source: Literal["scenes", "folders", "cifar10"] = "scenes"
+    root: str = ""  # folders: holds the two folders below; cifar10: holds cifar-10-batches-py
+    train: str = "train"  # folders: CLASS/*.jpg below it
+    test: str = "test"  # folders: the same classes
+    task: str = "vtab/shape"  # scenes: which classes
+    num_train: int = setting(20_000, at_least=2)  # scenes
+    num_test: int = setting(2_000, at_least=2)  # scenes
+    image_size: int = setting(32, at_least=8)  # pixels
+    views: Literal["imagenet", "cifar10"] = "cifar10"  # which of a method's two published augmentations
+    smallest_crop: float | None = setting(None, above=0.0, at_most=1.0)  # share of the area, null = as published
+    max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0)  # stop above this share of broken samples
+
+
+@dataclass(frozen=True)
+class VisionModelConfig:
+    """The backbone; heads are as wide as it is, in the proportions of the published ones."""
+
+    backbone: Literal["narrow_resnet", "resnet50"] = "narrow_resnet"
+    width: int = setting(16, at_least=1)  # narrow_resnet: channels of the first stage; each further one doubles them
+    blocks: tuple[int, int, int, int] = setting((1, 1, 1, 1), at_least=1)  # narrow_resnet: of each stage
+    zero_init_residual: bool = True  # residual blocks start as the identity (SimCLR, SimSiam)
+
+
+@dataclass(frozen=True)
+class VisionMethodConfig:
+    """What is learnt. null = not a setting of this method; any other value of such a setting is an error."""
+
+    name: Literal["simclr", "moco_v1", "moco_v2", "moco_v3", "simsiam", "supervised", "random_weights"] = "simsiam"
+    logit_scale: float | None = setting(None, above=0.0)  # 1/T, fixed
+    head_dim: int | None = setting(None, at_least=1)  # of what is compared
+    queue_size: int | None = setting(None, at_least=1)  # MoCo v1, v2: keys of past steps
+    ema_momentum: float | None = setting(None, at_least=0.0, at_most=1.0)  # MoCo: at the start
+    ema_schedule: Literal["constant", "half_cosine"] = "constant"  # MoCo: half_cosine rises to 1 (v3)
+    symmetric: bool = False  # MoCo v1, v2: each view is query once and key once
+    batch_norm_parts: int = setting(1, at_least=1)  # MoCo v1, v2: statistics of parts of a batch, as on so many GPUs
+    shuffle_keys: bool = True  # MoCo v1, v2: keys meet other statistics than their queries
+
+    def __post_init__(self) -> None:
+        missing = [key for key in _NEEDED[self.name] if getattr(self, key) is None]
+        if missing:
+            raise ValueError(f"{self.name} needs method.{missing[0]}, which is null")
+        known = ("name", *_NEEDED[self.name], *_ALLOWED.get(self.name, ()))
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name not in known and value != item.default:
+                has = ", ".join(known[1:]) or "none"
+                raise ValueError(f"method.{item.name} = {value} is no setting of {self.name}; it has: {has}")
+
+
+@dataclass(frozen=True)
+class VisionOptimConfig:
+    """SGD with linear warm-up and cosine decay, both per step."""
+
+    steps: int = setting(1_000, at_least=1)  # optimiser updates; random_weights makes none
+    global_batch_size: int = setting(256, at_least=2)  # pictures per update over all processes, two views of each
+    learning_rate: float = setting(0.06, above=0.0)  # for 256 pictures; the peak is this times global_batch_size / 256
+    final_learning_rate: float = setting(0.0, at_least=0.0)  # likewise
+    warmup_share: float = setting(0.0, at_least=0.0, at_most=1.0)  # of the steps
+    sgd_momentum: float = setting(0.9, at_least=0.0, below=1.0)
+    weight_decay: float = setting(5.0e-4, at_least=0.0)
+    decay_vectors: bool = True  # norms and biases decay too; SimCLR: no
+    constant_predictor_rate: bool = False  # SimSiam: the predictor keeps the peak rate throughout
+    max_gradient_norm: float | None = setting(None, above=0.0)  # null = no clipping
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps until the peak."""
+        return round(self.warmup_share * self.steps)
+
+
+@dataclass(frozen=True)
+class VisionEvaluationConfig:
+    """What is measured on frozen features of the backbone."""
+
+    neighbours: int = setting(200, at_least=1)  # k of the weighted vote
+    knn_temperature: float = setting(0.1, above=0.0)
+    probe_epochs: int = setting(100, at_least=5)  # of the linear probe
+    monitor_bank: int = setting(2_000, at_least=1)  # training pictures that vote during training
+    monitor_queries: int = setting(1_000, at_least=2)  # test pictures that are asked then
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """A method at a scale."""
+
+    data: VisionDataConfig = field(default_factory=VisionDataConfig)
+    model: VisionModelConfig = field(default_factory=VisionModelConfig)
+    method: VisionMethodConfig = field(default_factory=VisionMethodConfig)
+    optim: VisionOptimConfig = field(default_factory=VisionOptimConfig)
+    evaluation: VisionEvaluationConfig = field(default_factory=VisionEvaluationConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        batch, parts = self.optim.global_batch_size, self.method.batch_norm_parts
+        if batch % parts:
+            raise ValueError(
+                f"optim.global_batch_size = {batch} does not split into method.batch_norm_parts = {parts} equal parts"
+            )
+        if self.data.source != "scenes" and not self.data.root:
+            raise ValueError(f"data.source = {self.data.source} needs data.root, the folder of the pictures (DATA=...)")

@@ -1,0 +1,168 @@
+"""Labelled pictures to learn from and to be judged on, and batches of two views of each."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from common.base.random_keys import derive_key
+from common.data.broken import BrokenSample, TooManyBroken
+from common.data.labelled import class_folders, open_image_folder, open_torchvision
+from common.data.order import SampleOrder, permuted, seed_of
+from common.data.scenes.classification import classification_task
+from common.data.transforms import ImageTransform
+from common.data.views import RECIPES, ViewRecipe, stacked_views
+from contrastive_basics.vision.config import VisionConfig, VisionDataConfig
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+ROLES = ("knn", "linear_probe", "collapse")  # what is measured on the test set
+
+# method -> recipes of its two views on photographs of ImageNet's size, and on pictures of 32 pixels
+_VIEWS = {
+    "simclr": (("simclr", "simclr"), ("simclr_cifar10", "simclr_cifar10")),
+    "moco_v1": (("moco_v1", "moco_v1"), ("moco_cifar10", "moco_cifar10")),
+    "moco_v2": (("moco_v2", "moco_v2"), ("moco_cifar10", "moco_cifar10")),
+    "moco_v3": (("moco_v3_resnet_1", "moco_v3_resnet_2"), ("moco_cifar10", "moco_cifar10")),  # second: inferred
+    "simsiam": (("moco_v2", "moco_v2"), ("moco_cifar10", "moco_cifar10")),  # second: inferred
+    "supervised": (("crop_and_flip", "crop_and_flip"), ("crop_and_flip_cifar10", "crop_and_flip_cifar10")),
+    "random_weights": (("crop_and_flip", "crop_and_flip"), ("crop_and_flip_cifar10", "crop_and_flip_cifar10")),
+}
+
+
+def open_training_set(data: VisionDataConfig, seed: int = 0) -> Any:
+    """The labelled set to train on; the seed is that of the run, and the set does not depend on it.
+
+    Raises:
+        FileNotFoundError: a folder is missing.
+        ValueError: what is there cannot be used; names it.
+    """
+    return _open(data, "train")
+
+
+def open_test_set(data: VisionDataConfig) -> Any:
+    """The labelled set that everything is measured on; the classes are those of the training set."""
+    return _open(data, "test")
+
+
+def open_test_sets(data: VisionDataConfig) -> dict[str, Any]:
+    """The test set by the role of each evaluation."""
+    return dict.fromkeys(ROLES, open_test_set(data))
+
+
+def _open(data: VisionDataConfig, part: str) -> Any:
+    if data.source == "scenes":
+        size = data.num_train if part == "train" else data.num_test
+        return classification_task(data.task, size, data.image_size, part=part)
+    if data.source == "cifar10":
+        return open_torchvision("cifar10", data.root, CIFAR10_CLASSES, ["{}"], part=part)
+    root, folders = Path(data.root).expanduser(), {"train": data.train, "test": data.test}
+    names = class_folders(root / folders["train"])
+    return open_image_folder(
+        root / folders[part],
+        names,
+        ["{}"],
+        folders=names,
+        name=f"{root.name}-{part}",
+        max_broken_share=data.max_broken_share,
+    )
+
+
+def view_recipes(config: VisionConfig) -> list[ViewRecipe]:
+    """The recipes of the two views of a config's method."""
+    names = _VIEWS[config.method.name][("imagenet", "cifar10").index(config.data.views)]
+    smallest = config.data.smallest_crop
+    recipes = [RECIPES[name] for name in names]
+    return recipes if smallest is None else [replace(recipe, crop_scale=(smallest, 1.0)) for recipe in recipes]
+
+
+def evaluation_transform(config: VisionConfig) -> ImageTransform:
+    """Shortest side and centre crop, with the pixel scale that the method was trained with."""
+    recipe = view_recipes(config)[0]
+    return ImageTransform(config.data.image_size, mean=recipe.mean, std=recipe.std)
+
+
+@dataclass
+class ViewBatch:
+    """One process's share of a global batch."""
+
+    first_views: torch.Tensor  # (batch, 3, size, size) uint8
+    second_views: torch.Tensor  # likewise; row k of both shows one picture
+    labels: torch.Tensor  # (batch,) int64
+    broken: list[BrokenSample]  # pictures that could not be read and were replaced
+
+    def pin_memory(self) -> "ViewBatch":
+        """For a copy to the accelerator that does not wait."""
+        self.first_views, self.second_views = self.first_views.pin_memory(), self.second_views.pin_memory()
+        self.labels = self.labels.pin_memory()
+        return self
+
+
+class TwoViews(Dataset):
+    """Training pictures addressed by position; both views are pure functions of (picture, seed, position).
+
+    A broken picture is replaced by another one drawn from (seed, position), so the order of all others stays.
+
+    Args:
+        pictures: the training set.
+        order: which picture stands at which position.
+        recipes: of the two views.
+        size: pixels.
+    """
+
+    max_attempts = 20
+
+    def __init__(self, pictures: Any, order: SampleOrder, recipes: list[ViewRecipe], size: int) -> None:
+        self.pictures, self.order, self.recipes, self.size = pictures, order, recipes, size
+
+    def __len__(self) -> int:
+        return self.order.samples_per_epoch
+
+    def __getitems__(self, positions: list[int]) -> ViewBatch:
+        indices = self.order.epochs_and_indices(np.asarray(positions))[1]
+        seeds = [seed_of(self.order.seed, position) for position in positions]
+        broken: list[BrokenSample] = []
+        samples = [self._read(int(index), seed, broken) for index, seed in zip(indices, seeds)]
+        first, second = stacked_views([sample["image"] for sample in samples], self.recipes, self.size, seeds)
+        return ViewBatch(first, second, torch.tensor([sample["label"] for sample in samples]), broken)
+
+    def _read(self, index: int, seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
+        for attempt in range(self.max_attempts):
+            try:
+                return self.pictures[index]
+            except BrokenSample as error:
+                broken.append(error)
+                index = derive_key("instead of a broken picture", seed, attempt) % self.order.num_samples
+        raise TooManyBroken(f"{self.max_attempts} pictures in a row are broken; the last: {broken[-1]}")
+
+
+class SomePictures:
+    """A part of a labelled set, the same in every run: enough to follow a training without evaluating everything.
+
+    Args:
+        pictures: labelled set.
+        count: of the part; all pictures where there are no more.
+    """
+
+    def __init__(self, pictures: Any, count: int) -> None:
+        self.pictures = pictures
+        self.name, self.class_names = f"{pictures.name}, {min(count, len(pictures))} of them", pictures.class_names
+        self.indices = permuted(np.arange(min(count, len(pictures))), len(pictures), seed_of(len(pictures)))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def label(self, index: int) -> int:
+        """Class of a picture."""
+        return self.pictures.label(int(self.indices[index]))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.pictures[int(self.indices[index])]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the whole set."""
+        return self.pictures.fingerprint

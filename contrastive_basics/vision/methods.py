@@ -1,0 +1,328 @@
+"""Learning from pictures alone: SimCLR, MoCo v1 to v3 and SimSiam, between two controls (spec Sec. 2.1 to 2.4).
+
+One step of training, as the loop writes it, the same for all of them:
+
+    model.update_momentum_encoder(ema_momentum)                              MoCo; nothing elsewhere
+    loss, keys = model(first_views, second_views, labels, shuffle_seed)
+    loss.backward(); optimizer.step()
+    model.enqueue(keys)                                                      MoCo v1, v2; nothing elsewhere
+
+Each method has an `encoder` of two parts, backbone and head; what is learnt is the backbone, the head is dropped.
+
+Several processes. SimCLR, MoCo v3 and SimSiam want the statistics of batch normalisation over the global batch
+(`synchronised`): torch's SyncBatchNorm, which runs on GPUs only. MoCo v1 and v2 want them per process, and shuffle the
+keys so that a query cannot tell its key by the statistics that both would share. DDP must not broadcast buffers in its
+forward pass: the queue is equal on all processes by construction and the momentum encoder's statistics are its own;
+`common.run.launch.launched_accelerator` sees to that. Running statistics then differ between processes and are put
+right by `share_buffers` before an evaluation.
+"""
+
+from collections import OrderedDict
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from common.distributed import world_size
+from common.encoders.resnet import NarrowResNet, resnet50
+from common.feature_queue import FeatureQueue
+from common.geometry import Sphere, inner_product_similarity, unit
+from common.info_nce import nt_xent
+from common.logit_scale import LogitScale
+from common.methods.momentum_contrast import (
+    MomentumContrast,
+    MomentumContrastV3,
+    SplitBatchNorm,
+    batch_norm_mlp,
+    linear_head,
+    mlp_head,
+    moco_loss,
+    moco_v3_loss,
+)
+from common.run.schedule import learning_rate_at
+from contrastive_basics.vision.config import VisionConfig, VisionModelConfig, VisionOptimConfig
+from contrastive_basics.vision.simsiam import SimSiam, simsiam_loss, simsiam_predictor, simsiam_projector
+
+
+class StepLoss(NamedTuple):
+    """What a batch gives.
+
+    loss: scalar, whose mean over processes is that of the global batch. keys: for `enqueue`; None without a queue.
+    """
+
+    loss: Tensor
+    keys: Tensor | None = None
+
+
+class Method(nn.Module):
+    """What the training loop knows of a method; calling it gives the StepLoss of a batch.
+
+    encoder: backbone and head, by these names.
+    synchronised: whether batch normalisation takes its statistics over all processes.
+    """
+
+    synchronised = True
+
+    def update_momentum_encoder(self, ema_momentum: float | None) -> None:
+        """Before the keys of a step; a method without a momentum encoder has nothing to do."""
+
+    def enqueue(self, keys: Tensor | None) -> None:
+        """After a step, on every process; a method without a queue has nothing to do."""
+
+
+class SimCLR(Method):
+    """Each of the 2N views of a batch against the other 2N - 1.
+
+    Args:
+        encoder: backbone and `simclr_head`. It sees the views of both sides as one batch, as the published one does.
+        logit_scale: 1/T. 10 on ImageNet, 2 on CIFAR-10.
+    """
+
+    def __init__(self, encoder: nn.Module, logit_scale: LogitScale) -> None:
+        super().__init__()
+        self.encoder, self.logit_scale = encoder, logit_scale
+
+    def forward(
+        self, first_views: Tensor, second_views: Tensor, labels: Tensor | None = None, shuffle_seed: int | None = None
+    ) -> StepLoss:
+        """(batch, 3, height, width) twice; the mean of NT-Xent, half of what the published code returns."""
+        first, second = unit(self.encoder(torch.cat([first_views, second_views]))).chunk(2)
+        return StepLoss(nt_xent(first, second, inner_product_similarity, self.logit_scale()))
+
+
+class MoCo(Method):
+    """Queries against their keys and a queue of past ones (v1, v2).
+
+    Args:
+        contrast: encoder, momentum encoder and queue.
+        shuffle_keys: whether a step's shuffle_seed is used.
+    """
+
+    synchronised = False
+
+    def __init__(self, contrast: MomentumContrast, shuffle_keys: bool = True) -> None:
+        super().__init__()
+        self.contrast, self.shuffle_keys = contrast, shuffle_keys
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The query encoder."""
+        return self.contrast.encoder
+
+    def forward(
+        self, first_views: Tensor, second_views: Tensor, labels: Tensor | None = None, shuffle_seed: int | None = None
+    ) -> StepLoss:
+        """(batch, 3, height, width) twice: queries and keys; shuffle_seed as in `MomentumContrast.forward`."""
+        logits, keys = self.contrast(first_views, second_views, shuffle_seed if self.shuffle_keys else None)
+        return StepLoss(moco_loss(logits), keys)
+
+    def update_momentum_encoder(self, ema_momentum: float | None) -> None:
+        """theta_k <- m theta_k + (1 - m) theta_q, parameters only."""
+        self.contrast.update_momentum_encoder(ema_momentum)
+
+    def enqueue(self, keys: Tensor | None) -> None:
+        """The keys of all processes into the queue, in rank order."""
+        self.contrast.enqueue(keys)
+
+
+class MoCoV3(Method):
+    """Both directions against the keys of the whole batch, with a predictor on the query side.
+
+    Args:
+        contrast: encoder, momentum encoder and predictor.
+    """
+
+    def __init__(self, contrast: MomentumContrastV3) -> None:
+        super().__init__()
+        self.contrast = contrast
+
+    @property
+    def encoder(self) -> nn.Module:
+        """Backbone and projector."""
+        return self.contrast.encoder
+
+    def forward(
+        self, first_views: Tensor, second_views: Tensor, labels: Tensor | None = None, shuffle_seed: int | None = None
+    ) -> StepLoss:
+        """(batch, 3, height, width) twice; ctr(q1, k2) + ctr(q2, k1)."""
+        logits = self.contrast(first_views, second_views)
+        return StepLoss(moco_v3_loss(*logits, self.contrast.logit_scale()))
+
+    def update_momentum_encoder(self, ema_momentum: float | None) -> None:
+        """theta_k <- m theta_k + (1 - m) theta, parameters only."""
+        self.contrast.update_momentum_encoder(ema_momentum)
+
+
+class SimSiamMethod(Method):
+    """A predictor and a stopped gradient instead of negatives.
+
+    Args:
+        siamese: encoder and predictor.
+    """
+
+    def __init__(self, siamese: SimSiam) -> None:
+        super().__init__()
+        self.siamese = siamese
+
+    @property
+    def encoder(self) -> nn.Module:
+        """Backbone and projector."""
+        return self.siamese.encoder
+
+    def forward(
+        self, first_views: Tensor, second_views: Tensor, labels: Tensor | None = None, shuffle_seed: int | None = None
+    ) -> StepLoss:
+        """(batch, 3, height, width) twice; minus the mean cosine of predictions and targets."""
+        return StepLoss(simsiam_loss(*self.siamese(first_views, second_views)))
+
+
+class Supervised(Method):
+    """Control from above: the same backbone, trained with the labels on one view of each picture.
+
+    Args:
+        encoder: backbone, and a head that does nothing.
+        classifier: features -> classes.
+    """
+
+    synchronised = False
+
+    def __init__(self, encoder: nn.Module, classifier: nn.Linear) -> None:
+        super().__init__()
+        self.encoder, self.classifier = encoder, classifier
+
+    def forward(
+        self, first_views: Tensor, second_views: Tensor, labels: Tensor, shuffle_seed: int | None = None
+    ) -> StepLoss:
+        """(batch, 3, height, width), the second views unused, and (batch,) int64; cross-entropy."""
+        return StepLoss(F.cross_entropy(self.classifier(self.encoder(first_views)), labels))
+
+
+class RandomWeights(Method):
+    """Control from below: the same backbone as it was drawn. It is not trained.
+
+    Args:
+        encoder: backbone, and a head that does nothing.
+    """
+
+    synchronised = False
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+
+def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
+    """The method of a config, with fresh weights from the global random state.
+
+    Weights of convolutions lie in memory with channels last: the same numbers, a third faster on a CPU.
+
+    Heads keep the published proportions to the backbone, which is 2048 wide in a ResNet-50: SimSiam's are 2048 and 512,
+    MoCo v3's 4096, the others' hidden layers 2048.
+
+    Args:
+        config: `method` says which.
+        num_classes: of the supervised reference.
+        seed: of the queue's random rows.
+    """
+    return _built(config, num_classes, seed).to(memory_format=torch.channels_last)
+
+
+def _built(config: VisionConfig, num_classes: int, seed: int) -> Method:
+    method = config.method
+    backbone = build_backbone(config.model, method.batch_norm_parts)
+    width, dim = backbone.output_dim, method.head_dim
+    logit_scale = None if method.logit_scale is None else LogitScale(method.logit_scale, trainable=False)
+    if method.name == "simclr":
+        return SimCLR(_encoder(backbone, simclr_head(width, dim)), logit_scale)
+    if method.name in ("moco_v1", "moco_v2"):
+        head = linear_head(width, dim) if method.name == "moco_v1" else mlp_head(width, dim)
+        queue = FeatureQueue(method.queue_size, dim, seed=seed)
+        contrast = MomentumContrast(_encoder(backbone, head), Sphere(), logit_scale, queue, method.symmetric)
+        return MoCo(contrast, method.shuffle_keys)
+    if method.name == "moco_v3":
+        projector = batch_norm_mlp(width, dim, hidden_dim=2 * width)
+        predictor = batch_norm_mlp(dim, dim, hidden_dim=2 * width, final_batch_norm=False)
+        return MoCoV3(MomentumContrastV3(_encoder(backbone, projector), predictor, Sphere(), logit_scale))
+    if method.name == "simsiam":
+        projector, predictor = simsiam_projector(width, width), simsiam_predictor(width, max(1, width // 4))
+        return SimSiamMethod(SimSiam(_encoder(backbone, projector), predictor))
+    if method.name == "supervised":
+        return Supervised(_encoder(backbone, nn.Identity()), nn.Linear(width, num_classes))
+    return RandomWeights(_encoder(backbone, nn.Identity()))
+
+
+def build_backbone(model: VisionModelConfig, batch_norm_parts: int = 1) -> nn.Module:
+    """(batch, 3, height, width) -> (batch, output_dim).
+
+    Args:
+        model: which one.
+        batch_norm_parts: above 1, batch normalisation as on so many GPUs.
+    """
+    norm_layer = None if batch_norm_parts == 1 else partial(SplitBatchNorm, num_parts=batch_norm_parts)
+    if model.backbone == "resnet50":
+        return resnet50(model.zero_init_residual, norm_layer)
+    return NarrowResNet(model.width, model.blocks, norm_layer, model.zero_init_residual)
+
+
+def simclr_head(width: int, dim: int = 128, num_layers: int = 3) -> nn.Sequential:
+    """Linear layers without bias, batch normalisation after each, ReLU after all but the last (Sec. 2.1).
+
+    Args:
+        width: of the features and the hidden layers.
+        dim: of the output, whose normalisation has a scale and no shift.
+        num_layers: 3 in SimCLR v2, 2 in v1.
+    """
+    layers: list[nn.Module] = []
+    for _ in range(num_layers - 1):
+        layers += [nn.Linear(width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU(inplace=True)]
+    last = nn.BatchNorm1d(dim)
+    last.bias.requires_grad_(False)  # stays 0
+    return nn.Sequential(*layers, nn.Linear(width, dim, bias=False), last)
+
+
+def build_sgd(model: Method, optim: VisionOptimConfig) -> torch.optim.SGD:
+    """SGD; groups by whether they decay and whether their rate stays as it is.
+
+    Args:
+        model: parameters that take no gradient (momentum encoder, a fixed temperature) are left out.
+        optim: decay_vectors leaves norms and biases undecayed where False; constant_predictor_rate marks the group of
+            SimSiam's predictor for `set_learning_rates`.
+    """
+    predictor = model.siamese.predictor if isinstance(model, SimSiamMethod) else nn.Identity()
+    constant = set(predictor.parameters()) if optim.constant_predictor_rate else set()
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            decays = optim.decay_vectors or parameter.ndim >= 2
+            groups.setdefault((decays, parameter in constant), []).append(parameter)
+    return torch.optim.SGD(
+        [
+            {"params": members, "weight_decay": optim.weight_decay if decays else 0.0, "constant_rate": keeps_rate}
+            for (decays, keeps_rate), members in groups.items()
+        ],
+        lr=optim.learning_rate * optim.global_batch_size / 256,
+        momentum=optim.sgd_momentum,
+    )
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, optim: VisionOptimConfig) -> float:
+    """Sets the rates of update number `step`; returns that of the groups whose rate changes."""
+    scale = optim.global_batch_size / 256
+    rate = scale * learning_rate_at(step, optim)
+    for group in optimizer.param_groups:
+        group["lr"] = scale * optim.learning_rate if group["constant_rate"] else rate
+    return rate
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Gives every process the first one's buffers, so that all evaluate the same model; call on every process."""
+    if world_size() > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+def _encoder(backbone: nn.Module, head: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(backbone=backbone, head=head))

@@ -1,0 +1,155 @@
+"""The part `self_supervised`: every method of learning from pictures alone, between random weights and supervision.
+
+The chapter prints no numbers for this. Methods share backbone, data, number of pictures seen and evaluation; they
+differ in the cost of a step (MoCo trains one of its two encoders, supervision sees one view), which the log records.
+"""
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+
+from common.base.config import load_row
+from common.distributed import is_main_process
+from common.report.figures import Curves, plot_curves
+from common.report.formats import measured_over_seeds
+from common.report.table import MEASURED, Column, Measured, Row, Table
+from common.reproduce.cells import data_text, measured_cell, trained_on
+from common.reproduce.command import Command
+from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.trained_table import train_rows
+from common.run.log import read_log
+from contrastive_basics.pretrain import SCALE_FILES, pretrain
+from contrastive_basics.vision.config import VisionConfig
+from contrastive_basics.vision.data import open_test_sets, open_training_set
+from contrastive_basics.vision.evaluate import PAPER, reevaluate
+
+CODE = PaperCode(
+    PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES, "vision/evaluate.py"
+)
+ROWS = {  # from below to above; a row's config is configs/vision_<name>.yaml
+    "random_weights": "random weights",
+    "simclr": "SimCLR",
+    "moco_v1": "MoCo v1",
+    "moco_v2": "MoCo v2",
+    "moco_v3": "MoCo v3",
+    "simsiam": "SimSiam",
+    "supervised": "supervised",
+}
+SCALES = ("smoke", "demo", "photos")
+COLUMNS = (
+    Column("knn_acc1", "kNN acc", better="higher"),
+    Column("linear_probe_acc1", "linear probe acc", better="higher"),
+    Column("channel_std", "feature std", "fraction", better="higher"),
+    Column("mean_cosine", "mean cosine", "fraction", better="lower"),
+    Column("effective_rank", "effective rank", "directions", better="higher"),
+)
+NOTES = [
+    "The chapter prints no numbers for this; small networks and few epochs rank no method in general.",
+    "Optimised by SGD throughout; SimCLR and MoCo v3 are published with LARS. Learning rates were not searched.",
+    "feature std: standard deviation of the channels of unit features over test pictures, averaged; 0 where all "
+    "pictures look alike. Features come after a ReLU and have one sign, so that mean cosines are far from 0 without "
+    "any collapse, which shows in the curves of the projections.",
+    "effective rank: where residual branches start at zero, random weights have a low one by construction, and a rise "
+    "from it is no sign of learning.",
+]
+
+
+def self_supervised(command: Command) -> list[Table]:
+    """kNN accuracy, linear probe and signs of collapse of every method, over the seeds of a command."""
+    if not command.runs_at(SCALES, "there each row wants the settings in its header, by pretrain.py"):
+        return []
+    runs = train_rows(command, CODE, {name: row_file(name) for name in ROWS})
+    if is_main_process():
+        plot_curves(_panels(runs, command), command.folder(PAPER) / "self_supervised_curves.png", across=2)
+    every_run = [run for seeds in runs.values() for run in seeds]
+    printed = CODE.paper_tables()["paper"]
+    return [
+        Table(
+            paper=PAPER,
+            paper_title=printed["title"],
+            paper_version=printed["version"],
+            table_id="self_supervised",
+            caption="Learning from pictures alone: what the backbone's features are worth, and whether they collapsed.",
+            columns=COLUMNS,
+            rows=[
+                Row(ROWS[name], {}, _cells(seeds, command), MEASURED, _note(name, command))
+                for name, seeds in runs.items()
+            ],
+            scale=command.scale,
+            data=trained_on(every_run),
+            seeds=command.seeds,
+            git_revision=", ".join(sorted({run.git_revision for run in every_run})),
+            command=command.text(PAPER),
+            created=datetime.date.today().isoformat(),
+            hardware=", ".join(sorted({run.hardware for run in every_run})),
+            notes=NOTES,
+        )
+    ]
+
+
+def row_file(name: str) -> str:
+    """File of a row of `ROWS` in configs/."""
+    return f"vision_{name}.yaml"
+
+
+def _cells(runs: list[RowRun], command: Command) -> dict[str, Measured]:
+    accuracies = {f"{role}_acc1": measured_cell(runs, role, "acc1", command.scale) for role in ("knn", "linear_probe")}
+    protocol = runs[0].evaluations["collapse"]["protocol"]
+    signs = {
+        name: measured_over_seeds(
+            [run.evaluations["collapse"]["metrics"][name] for run in runs],
+            command.seeds,
+            scale=command.scale,
+            data=data_text(protocol),
+            protocol=f"num_images {protocol['num_images']}, feature_dim {protocol['feature_dim']}",
+            full_protocol=protocol,
+        )
+        for name in ("channel_std", "mean_cosine", "effective_rank")
+    }
+    return accuracies | signs
+
+
+def _note(name: str, command: Command) -> str:
+    """What was trained for a row, in one line."""
+    config = _config(name, command)
+    model, optim = config.model, config.optim
+    size = f"{config.data.image_size} px, " + (
+        "ResNet-50" if model.backbone == "resnet50" else f"ResNet of width {model.width}, blocks {list(model.blocks)}"
+    )
+    return size if name == "random_weights" else f"{size}; {optim.steps} steps of {optim.global_batch_size} pictures"
+
+
+def _config(name: str, command: Command) -> VisionConfig:
+    file = CODE.folder / "configs" / row_file(name)
+    return load_row(VisionConfig, CODE.folder, file, command.scale, list(command.overrides), SCALE_FILES)
+
+
+def _panels(runs: Mapping[str, Sequence[RowRun]], command: Command) -> list[Curves]:
+    """Course of the training: kNN accuracy of the backbone, and signs of collapse in what the loss compares."""
+    evaluation = _config("random_weights", command).evaluation  # the same in all rows
+    protocol = next(iter(runs.values()))[0].evaluations["knn"]["protocol"]
+    queries = min(evaluation.monitor_queries, protocol["num_images"])
+    bank = min(evaluation.monitor_bank, protocol["bank_size"])
+    part = f"kNN accuracy on a part: {queries:,} pictures, a bank of {bank:,}"
+    logs = {ROWS[name]: [read_log(run.files.log) for run in seeds] for name, seeds in runs.items()}
+    panels = [
+        (part, "percent", "evaluate", lambda record: 100 * record["metrics"]["knn_acc1"]),
+        ("std of the projections", "fraction", "train", lambda record: record["projection_channel_std"]),
+        ("mean cosine of the projections", "cosine", "train", lambda record: record["projection_mean_cosine"]),
+        ("effective rank of the projections", "directions", "train", lambda r: r["projection_effective_rank"]),
+    ]
+    drawn = [
+        Curves(title, "step", unit, {label: _course(of_seeds, event, value) for label, of_seeds in logs.items()})
+        for title, unit, event, value in panels
+    ]
+    # random weights have no course, and without run.evaluate_every nobody has the first panel
+    kept = [Curves(p.title, p.x_label, p.y_label, {k: v for k, v in p.curves.items() if v}) for p in drawn]
+    return [panel for panel in kept if panel.curves]
+
+
+def _course(
+    logs: Sequence[Sequence[dict]], event: str, value: Callable[[dict], float]
+) -> list[tuple[float, Sequence[float]]]:
+    """(step, a value per seed) at the steps that all seeds have."""
+    by_seed = [{record["step"]: value(record) for record in log if record["event"] == event} for log in logs]
+    steps = sorted(set.intersection(*map(set, by_seed)))
+    return [(step, [course[step] for course in by_seed]) for step in steps]

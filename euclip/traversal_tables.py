@@ -1,0 +1,245 @@
+"""Walks of trained rows to their root: Tables 2, 3, 6 and 7 and Figure 5.
+
+Each part takes what the user asked for and the paper's code, finds or trains the rows, and returns its tables. On
+scenes it is known which captions are true and how specific each is, so Table 6 brings a second table that says what no
+photograph can: how often a walk runs from specific to generic, and how many of the captions that it meets are true.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from common.distributed import is_main_process
+from common.report.figures import Distributions, plot_distributions
+from common.report.formats import measured_over_seeds
+from common.report.statistics import bootstrap_interval
+from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode
+from common.reproduce.trained_table import Runs, printed_cells, train_rows
+from euclip.evaluate import B16, load_run
+from euclip.traversal import NUM_POINTS, mean_score, met
+from euclip.traversal_data import Embedded, Walks, embed_task, model_root, walk_all, walk_task
+
+
+@dataclass(frozen=True)
+class Walk:
+    """One row: key in claims, model, and K of the filter."""
+
+    key: str
+    model: str
+    min_radius: float | None
+
+
+ROWS = {
+    "CLIP, no filter": Walk("clip", "CLIP", None),
+    "EuCLIP, no filter": Walk("euclip", "EuCLIP", None),
+    "EuCLIP, filter K=0.8": Walk("euclip_08", "EuCLIP", 0.8),
+    "MERU, no filter": Walk("meru", "MERU", None),
+    "MERU, filter K=0.1": Walk("meru_01", "MERU", 0.1),
+    "EuCLIP, filter K=0.3": Walk("euclip_03", "EuCLIP", 0.3),
+    "EuCLIP, filter K=0.7": Walk("euclip_07", "EuCLIP", 0.7),
+    "MERU, filter K=0.8": Walk("meru_08", "MERU", 0.8),
+}
+MERU_ROWS = {
+    "MERU trained here, no filter": ROWS["MERU, no filter"],
+    "MERU trained here, filter K=0.1": ROWS["MERU, filter K=0.1"],
+}
+EXAMPLES = 4  # pictures of Tables 2 and 3
+SCORES = {  # of `walk_scores` -> label, unit, which is better
+    "captions": ("mean number of captions", "captions", "higher"),
+    "monotone": ("never back to more specific", "fraction", "higher"),
+    "monotone_by_chance": ("never back, by chance", "fraction", None),
+    "kendall_tau": ("Kendall's tau, point and level", "tau", "higher"),
+    "true_share": ("captions true of the picture", "fraction", "higher"),
+    "first_level": ("level of the first caption", "level", None),
+    "last_level": ("level of the last caption", "level", None),
+}
+NOTES = (
+    "Levels count from 0, the most specific caption of a picture. 'Never back': share of the walks past two captions "
+    "or more that come to no caption more specific than the one before; 'by chance': if they came in random order.",
+)
+
+
+@dataclass(frozen=True)
+class Walked:
+    """The walks of all rows.
+
+    by_row: label of a row -> its walks, one entry per seed. roots: of the models, in words.
+    embedded: what the last model made of the task.
+    """
+
+    by_row: Mapping[str, Sequence[Walks]]
+    roots: Mapping[str, str]
+    embedded: Embedded
+
+    @property
+    def data(self) -> str:
+        task = self.embedded.task
+        return f"{len(self.embedded.rows)} pictures of {task.name}, {task.pool.name}"
+
+    @property
+    def note(self) -> str:
+        return f"Roots: {'; '.join(f'{model} {what}' for model, what in self.roots.items())}."
+
+    @property
+    def protocol(self) -> str:
+        return f"{len(self.embedded.task.pool.tags)} captions, walks of {NUM_POINTS} points"
+
+
+def walk_rows(command: Command, runs: Runs, rows: Mapping[str, Walk]) -> Walked:
+    """Loads every run once and walks with all filters that the rows ask of it."""
+    by_row: dict[str, list[Walks]] = {label: [] for label in rows}
+    roots: dict[str, str] = {}
+    for model, seeds in runs.items():
+        for run in seeds:
+            config, encoder = load_run(run, command)
+            embedded = embed_task(encoder, walk_task(config))
+            root, roots[model] = model_root(encoder, config, embedded.captions)
+            for label, row in rows.items():
+                if row.model == model:
+                    by_row[label].append(walk_all(encoder, embedded, root, row.min_radius))
+    return Walked(by_row, roots, embedded)
+
+
+def table6(command: Command, code: PaperCode) -> list[Table]:
+    """Table 6: how many captions the models of Table 1 meet; where a hierarchy is known, how good the walks are."""
+    runs = train_rows(command, code, B16)
+    walked = walk_rows(command, runs, ROWS)
+    table = _mean_captions(command, code, "table6", runs, walked)
+    return [table] + ([_traversal(command, code, walked)] if is_main_process() else [])
+
+
+def table7(command: Command, code: PaperCode) -> list[Table]:
+    """Table 7: the same for the MERU authors' checkpoint, which is not here; beside it the MERU trained here."""
+    runs = train_rows(command, code, {"MERU": B16["MERU"]})
+    return [_mean_captions(command, code, "table7", runs, walk_rows(command, runs, MERU_ROWS))]
+
+
+def _mean_captions(command: Command, code: PaperCode, table_id: str, runs: Runs, walked: Walked) -> Table:
+    """The number of captions met, mean over pictures, beside the printed one."""
+    printed = code.paper_tables()
+    source = printed["tables"][table_id]
+    papers = {row["method"]: printed_cells(source, row) for row in source["rows"]}
+    rows = [
+        Row(row["method"], papers[row["method"]], {}, f"not run: needs {row['needs']}")
+        for row in source["rows"]
+        if row["method"] not in walked.by_row
+    ]
+    key = source["columns"][0]["key"]
+    for label, seeds in walked.by_row.items():
+        cell = _cell(command, walked, [walks.scores["captions"] for walks in seeds])
+        rows.append(Row(label, papers.get(label, {}), {key: cell}, MEASURED))
+    table = command.table(code, printed, table_id, _columns(source, walked, "captions"), rows, runs)
+    return replace(table, notes=(walked.note,))
+
+
+def _traversal(command: Command, code: PaperCode, walked: Walked) -> Table:
+    """experiment["traversal"]["<key>_<score>"], and its table; what a seed has no value for is left out."""
+    values = {}
+    for label, seeds in walked.by_row.items():
+        for score in seeds[0].scores:
+            means = [mean_score(walks.scores[score]) for walks in seeds]
+            if None not in means:
+                values[ROWS[label].key, score] = means
+    known = {score for _, score in values}
+    findings = Findings(
+        name="traversal",
+        caption="Walks from pictures to the root: the order and the truth of the captions met.",
+        data=walked.data,
+        protocol=walked.protocol,
+        settings={"num_points": NUM_POINTS, "pool": walked.embedded.task.pool.name},
+        rows={row.key: label for label, row in ROWS.items()},
+        columns={score: label for score, label in SCORES.items() if score in known},
+        values=values,
+        notes=(*NOTES, walked.note),
+    )
+    return write_findings(command, code.name, findings)
+
+
+def table2(command: Command, code: PaperCode) -> list[Table]:
+    """Table 2: the captions of four pictures, no filter; the paper's four photographs are not ours to show."""
+    return [_examples(command, code, "table2", {model: Walk("", model, None) for model in B16})]
+
+
+def table3(command: Command, code: PaperCode) -> list[Table]:
+    """Table 3: the captions of the same pictures, EuCLIP with the filter at K = 0.8."""
+    return [_examples(command, code, "table3", {"EuCLIP": ROWS["EuCLIP, filter K=0.8"]})]
+
+
+def _examples(command: Command, code: PaperCode, table_id: str, columns: Mapping[str, Walk]) -> Table:
+    """How many captions the first pictures meet; the note of a row says which, for the first seed."""
+    printed = code.paper_tables()
+    source = printed["tables"][table_id]
+    runs = train_rows(command, code, {walk.model: B16[walk.model] for walk in columns.values()})
+    walked = walk_rows(command, runs, columns)
+    task, tags = walked.embedded.task, walked.embedded.task.pool.tags
+    rows = [
+        Row(row["method"], printed_cells(source, row), {}, f"not run: needs {row['needs']}") for row in source["rows"]
+    ]
+    for number, place_in_task in enumerate(walked.embedded.rows[:EXAMPLES]):
+        cells, notes = {}, []
+        for column, seeds in walked.by_row.items():
+            cells[column] = _cell(command, walked, [[walks.scores["captions"][number]] for walks in seeds])
+            captions = [tags[place] for place in met(seeds[0].places[number], tags)]
+            notes.append(f"{column}: {'; '.join(captions) or 'only the root'}")
+        rows.append(Row(f"ours: {task.image_id(place_in_task)}", {}, cells, MEASURED, note=" | ".join(notes)))
+    table = command.table(code, printed, table_id, _columns(source, walked, "captions"), rows, runs)
+    note = f"The captions of our pictures are those of seed {command.seeds[0]}, nearest to the picture first."
+    return replace(table, notes=(note, walked.note))
+
+
+def figure5(command: Command, code: PaperCode) -> list[Table]:
+    """Figure 5: how many pictures meet how many captions."""
+    printed = code.paper_tables()
+    source = printed["tables"]["figure5"]
+    papers = {row["method"]: printed_cells(source, row) for row in source["rows"]}
+    runs = train_rows(command, code, B16)
+    walked = walk_rows(command, runs, ROWS)
+    keys = [column["key"] for column in source["columns"]]  # 0, 1, ... captions, the last one "or more"
+    rows = []
+    for label, seeds in walked.by_row.items():
+        counts = [[min(int(count), len(keys) - 1) for count in walks.scores["captions"]] for walks in seeds]
+        cells = {
+            key: _cell(command, walked, [[100.0 * (count == number) for count in each] for each in counts])
+            for number, key in enumerate(keys)
+        }
+        rows.append(Row(label, papers.get(label, {}), cells, MEASURED))
+    if is_main_process():
+        panels = [
+            Distributions(
+                model,
+                "captions met on a walk",
+                {
+                    label.removeprefix(f"{model}, "): walked.by_row[label][0].scores["captions"]
+                    for label, row in ROWS.items()
+                    if row.model == model
+                },
+                whole_numbers=True,
+            )
+            for model in B16
+        ]
+        plot_distributions(panels, command.folder(code.name) / "figure5_distributions.png", across=len(panels))
+    table = command.table(code, printed, "figure5", _columns(source, walked, "percent"), rows, runs)
+    return [replace(table, notes=(walked.note,))]
+
+
+def _columns(source: Mapping[str, Any], walked: Walked, unit: str) -> list[Column]:
+    """The printed columns; at every scale with our pictures and captions, which the paper's are never."""
+    return [Column(column["key"], column["label"], unit, walked.data) for column in source["columns"]]
+
+
+def _cell(command: Command, walked: Walked, per_picture: Sequence[Sequence[float]]) -> Measured:
+    """Mean over pictures, from one value per seed and picture; a single seed carries the interval over its pictures."""
+    hits = [[value] for value in per_picture[0]] if len(per_picture) == 1 and len(per_picture[0]) > 1 else []
+    return measured_over_seeds(
+        [mean_score(values) for values in per_picture],
+        command.seeds,
+        scale=command.scale,
+        data=walked.data,
+        protocol=walked.protocol,
+        query_interval=bootstrap_interval(hits) if hits else None,
+        full_protocol={"data": walked.data, "walks": walked.protocol},
+        per_image=PerImage.of(hits) if hits else None,
+    )

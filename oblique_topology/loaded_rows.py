@@ -1,0 +1,64 @@
+"""A trained row's model and some of its training pairs: what the analyses of single models start from."""
+
+from typing import Any
+
+import torch
+
+from common.data.broken import BrokenSample
+from common.data.pairs import Pairs, open_training_pairs
+from common.data.transforms import normalize
+from common.evaluation.embed import Encoder
+from common.reproduce.rows import RowRun
+from common.run.checkpoint import last_checkpoint
+from common.run.evaluation import this_device
+from oblique_topology.config import Config
+from oblique_topology.evaluate import load_encoder
+
+
+def trained_model(run: RowRun) -> tuple[Config, Encoder]:
+    """The config and the model of a finished run, in evaluation mode; parameters want no gradient."""
+    config, encoder = load_encoder(last_checkpoint(run.files.checkpoints), this_device())
+    encoder.model.requires_grad_(False)
+    return config, encoder
+
+
+def readable_items(pairs: Pairs, count: int) -> list[dict[str, Any]]:
+    """The first so many pairs that can be read; fewer where there are not so many."""
+    items: list[dict[str, Any]] = []
+    for index in range(len(pairs)):
+        if len(items) == count:
+            break
+        try:
+            items.append(pairs[index])
+        except BrokenSample:
+            continue
+    return items
+
+
+def as_model_inputs(encoder: Encoder, pictures: list[Any], captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(count, 3, size, size) normalised pixels and (count, context_length) ids on the model's device."""
+    transform = encoder.transform
+    pixels = torch.stack([transform.eval(picture) for picture in pictures]).to(encoder.device)
+    token_ids = encoder.tokenizer.encode(captions, encoder.context_length).to(encoder.device)
+    return normalize(pixels, transform.mean, transform.std), token_ids
+
+
+def training_batch(config: Config, encoder: Encoder, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first pairs of the training set of a run as inputs of its model; captions take turns, as in training.
+
+    Args:
+        config: of the run.
+        encoder: its model and preprocessing.
+        count: of pairs; fewer where the set is smaller.
+    """
+    items = readable_items(open_training_pairs(config.data, config.run.seed), count)
+    captions = [item["captions"][number % len(item["captions"])] for number, item in enumerate(items)]
+    return as_model_inputs(encoder, [item["image"] for item in items], captions)
+
+
+@torch.no_grad()
+def embed_batch(encoder: Encoder, images: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Embeddings of both sides, a part of the rows at a time."""
+    size = encoder.batch_size
+    image_embeddings = torch.cat([encoder.model.encode_image(part) for part in images.split(size)])
+    return image_embeddings, torch.cat([encoder.model.encode_text(part) for part in token_ids.split(size)])
