@@ -7,8 +7,7 @@ inferred; the paper names neither. Class tokens, end token and padding are left 
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from common.data.scenes import annotation_task
 from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import Encoder
+from common.evaluation.grad_cam import gradients_of, recorded_input, signed_heat
 from common.report.figures import HeatOnPicture, HeatOnWords, plot_heat_on_pictures, plot_heat_on_words
 from common.report.table import Table
 from common.reproduce.cells import data_text
@@ -80,37 +80,6 @@ def scores_of_pairs(
     return whole, whole.new_zeros(len(whole), 0)
 
 
-@contextmanager
-def recorded_input(block: nn.Module) -> Iterator[list[torch.Tensor]]:
-    """Records the tokens that go into a block and lets gradients stop there: the graph is that of what follows."""
-    recorded: list[torch.Tensor] = []
-
-    def record(_: nn.Module, arguments: tuple) -> tuple:
-        tokens = arguments[0].detach().requires_grad_()
-        recorded.append(tokens)
-        return (tokens, *arguments[1:])
-
-    handle = block.register_forward_pre_hook(record)
-    try:
-        yield recorded
-    finally:
-        handle.remove()
-
-
-def signed_heat(activations: torch.Tensor, gradient: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Activations times the mean gradient of the kept tokens: linear in the gradient, so heat of parts of a score adds.
-
-    Args:
-        activations, gradient: (batch, tokens, width).
-        kept: (batch, tokens) bool.
-    Returns:
-        (batch, tokens), 0 where not kept, also all along a row of which nothing is; Grad-CAM shows what is positive.
-    """
-    kept = kept[..., None]
-    weights = (gradient * kept).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp(min=1)
-    return ((activations * weights).sum(dim=-1) * kept[..., 0]).detach()
-
-
 @torch.enable_grad()
 def token_maps(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor) -> TokenMaps:
     """Grad-CAM of every score and every side.
@@ -138,7 +107,7 @@ def token_maps(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor) 
     scores = torch.cat([whole[:, None], pairs], dim=1)
     pixel_heat, word_heat = [], []
     for score in scores.unbind(dim=1):
-        of_patches, of_words = torch.autograd.grad(score.sum(), recorded, retain_graph=True)
+        of_patches, of_words = gradients_of(score, recorded, keep_graph=True)
         heat = signed_heat(recorded[0], of_patches, is_patch)[:, image_tower.num_class_tokens :]
         pixel_heat.append(heat.unflatten(1, (image_tower.image_size // image_tower.patch_size, -1)))
         word_heat.append(signed_heat(recorded[1], of_words, kept_words)[:, in_front:])

@@ -13,15 +13,15 @@ from common.evaluation.grad_cam import (
     Grounding,
     attention_heat,
     box_scores,
-    feature_map_heat,
     gradients_of,
     ground,
     grounding_metrics,
     inclusive_iou,
     pixel_boxes,
     points_inside,
+    recorded_input,
     resize_heat,
-    tokens_to_map,
+    signed_heat,
 )
 
 
@@ -133,31 +133,28 @@ def test_a_pass_without_gradient_is_refused():
         gradients_of(model(text, mask, image), [stranger])
 
 
-def test_feature_map_heat_weights_channels_by_their_mean_gradient():
-    activations, gradient = torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5)
-    heat = feature_map_heat(activations, gradient)
-    for b, row, column in [(0, 0, 0), (0, 3, 4), (1, 2, 1)]:
-        total = sum(float(gradient[b, c].mean()) * float(activations[b, c, row, column]) for c in range(3))
-        assert float(heat[b, row, column]) == pytest.approx(max(0.0, total), abs=1e-6)
-    with pytest.raises(ValueError, match="one shape"):
-        feature_map_heat(activations, gradient[:1])
+def test_signed_heat_equals_loops():
+    activations, gradient = torch.randn(2, 2, 5, 3, dtype=torch.float64)
+    kept = torch.tensor([[False, True, True, True, True], [False, True, True, False, False]])
+    found = signed_heat(activations, gradient, kept)
+    for row in range(2):
+        inside = [place for place in range(5) if kept[row, place]]
+        weights = sum(gradient[row, place] for place in inside) / len(inside)
+        for place in range(5):
+            expected = float(activations[row, place] @ weights) if place in inside else 0.0
+            assert float(found[row, place]) == pytest.approx(expected)
 
 
-def test_feature_map_heat_finds_the_patch_that_the_score_looks_at():
-    activations = torch.zeros(1, 2, 4, 4)
-    activations[0, 1, 2, 3] = 5.0  # channel 1 fires at one place, channel 0 nowhere
-    activations.requires_grad_()
-    score = 3 * activations[0, 1].mean() - activations[0, 0].mean()
-    heat = feature_map_heat(activations, gradients_of(score, [activations])[0])
-    assert heat.argmax() == 2 * 4 + 3
-    assert (heat > 0).sum() == 1
-
-
-def test_tokens_become_a_map_row_by_row():
-    tokens = torch.arange(7 * 2).view(1, 7, 2).float()
-    maps = tokens_to_map(tokens, num_prefix_tokens=1, grid=(2, 3))
-    assert maps.shape == (1, 2, 2, 3)
-    assert maps[0, 0].tolist() == [[2, 4, 6], [8, 10, 12]]
+def test_heat_of_recorded_tokens_finds_the_place_that_the_score_looks_at():
+    tokens, block = torch.zeros(1, 16, 2), nn.Identity()
+    tokens[0, 11, 1] = 5.0  # channel 1 fires at one place, channel 0 nowhere
+    with recorded_input(block) as recorded:
+        entering = block(tokens)
+    score = 3 * entering[0, :, 1].mean() - entering[0, :, 0].mean()
+    heat = signed_heat(recorded[0], *gradients_of(score, recorded), torch.ones(1, 16, dtype=torch.bool))
+    assert heat.nonzero().tolist() == [[0, 11]]
+    assert heat.max() > 0
+    assert not block._forward_pre_hooks  # nothing stays behind
 
 
 def test_resized_heat_keeps_a_constant_and_can_overshoot():

@@ -10,7 +10,6 @@ from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_zero_shot
 from common.evaluation.zero_shot import (
-    ClassSubset,
     class_scores,
     classification_hits,
     fill,
@@ -318,18 +317,3 @@ def test_wrong_names_lower_the_accuracy(encoder):
     task = Patches()
     task.class_names = ["green", "red", "blue"]
     assert evaluate_zero_shot(encoder, task, "scores").metrics["acc1"] == pytest.approx(1 / 3)
-
-
-def test_subset_of_classes_keeps_their_pictures_only(encoder):
-    subset = ClassSubset(Patches(), ["blue", "red"])
-    assert len(subset) == 8
-    assert {subset.label(index) for index in range(8)} == {0, 1}
-    assert all(subset[index]["label"] == subset.label(index) for index in range(8))
-    assert subset[0]["image"][0, 0].tolist() == [255, 0, 0]
-    assert subset.label(0) == 1
-    evaluation = evaluate_zero_shot(encoder, subset, "scores")
-    assert evaluation.metrics["acc1"] == 1
-    assert evaluation.protocol["num_classes"] == 2
-    assert evaluation.protocol["fingerprint"] != ClassSubset(Patches(), ["blue", "green"]).fingerprint
-    with pytest.raises(ValueError, match="patches has no class 'pink'; known classes: red, green, blue"):
-        ClassSubset(Patches(), ["pink"])

@@ -14,7 +14,7 @@ from common.data.broken import BrokenSample
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
-from common.evaluation.grad_cam import feature_map_heat, tokens_to_map
+from common.evaluation.grad_cam import recorded_input
 from common.geometry import Sphere
 from common.info_nce import contrastive_loss, symmetric_info_nce
 from common.logit_scale import LogitScale
@@ -51,10 +51,8 @@ from oblique_topology.reproduce import CODE
 from oblique_topology.token_maps import (
     TokenMaps,
     measured_maps,
-    recorded_input,
     scores_of_pairs,
     share_in_box,
-    signed_heat,
     token_maps,
     with_words_of_others,
 )
@@ -423,8 +421,9 @@ def test_the_map_of_the_whole_score_is_grad_cam_on_the_patches_that_enter_the_la
     handle.remove()
     score = model.geometry.paired_similarity(images_in, texts_in).sum()
     entering, leaving = torch.autograd.grad(score, [kept["entering"], kept["leaving"]])
-    heat = feature_map_heat(tokens_to_map(kept["entering"].detach(), SPHERES), tokens_to_map(entering, SPHERES))
-    torch.testing.assert_close(maps.pixels[:, 0].clamp(min=0).float(), heat.float())
+    patches, slopes = kept["entering"].detach()[:, SPHERES:], entering[:, SPHERES:]
+    heat = torch.einsum("bpc,bc->bp", patches, slopes.mean(dim=1)).unflatten(1, (4, 4))
+    torch.testing.assert_close(maps.pixels[:, 0], heat)
     assert not leaving[:, SPHERES:].any()  # behind the last attention no patch counts
 
 
@@ -473,18 +472,6 @@ def test_a_caption_without_words_has_no_heat_and_no_nan():
     assert not maps.is_word[1].any()
     assert not maps.words[1].any()
     assert torch.isfinite(maps.words).all()
-
-
-def test_signed_heat_equals_loops():
-    activations, gradient = (torch.randn(2, 5, 3, generator=draws(seed)) for seed in (0, 1))
-    kept = torch.tensor([[False, True, True, True, True], [False, True, True, False, False]])
-    found = signed_heat(activations, gradient, kept)
-    for row in range(2):
-        inside = [place for place in range(5) if kept[row, place]]
-        weights = sum(gradient[row, place] for place in inside) / len(inside)
-        for place in range(5):
-            expected = float(activations[row, place] @ weights) if place in inside else 0.0
-            assert float(found[row, place]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_share_in_a_box_is_that_of_fine_pixels():

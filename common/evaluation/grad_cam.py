@@ -1,29 +1,49 @@
 """Grad-CAM: where in a picture a score comes from, and grounding by boxes or by pointing.
 
-On cross-attention (ALBEF, GeoMM; papers/evaluation.md, Sec. 12, and geomm.md, 14.5): attention times the positive part
-of its gradient, averaged over heads and text tokens. On a feature map (the original method): channels weighted by their
-mean gradient. Boxes of this file are (x, y, width, height) in pixels, the form of the annotation files.
+On cross-attention (ALBEF, Sec. 6; GeoMM's visual grounding): attention times the positive part of its gradient,
+averaged over heads and text tokens. On tokens (Grad-CAM, Eq. 1 and 2, as the oblique paper's Figures 5 and 7): channels
+weighted by their mean gradient. Boxes of this file are (x, y, width, height) in pixels, the form of annotation files.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 MIN_IOU = 0.5
 AREA_EXPONENT = 0.5  # alpha of the box score
 
 
-def gradients_of(score: torch.Tensor, recorded: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+@contextmanager
+def recorded_input(block: nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Records the tokens that go into a block and lets gradients stop there: the graph is that of what follows."""
+    recorded: list[torch.Tensor] = []
+
+    def record(_: nn.Module, arguments: tuple) -> tuple:
+        tokens = arguments[0].detach().requires_grad_()
+        recorded.append(tokens)
+        return (tokens, *arguments[1:])
+
+    handle = block.register_forward_pre_hook(record)
+    try:
+        yield recorded
+    finally:
+        handle.remove()
+
+
+def gradients_of(score: torch.Tensor, recorded: Sequence[torch.Tensor], keep_graph: bool = False) -> list[torch.Tensor]:
     """Gradients of a score with respect to tensors recorded on the way to it; no parameter's .grad is touched.
 
     Args:
         score: a scalar, or (batch,) where each entry depends on its own item only (no batch statistics).
         recorded: attention weights or activations of the same forward pass, part of its graph.
+        keep_graph: further scores of the same pass follow.
     Returns:
         One tensor per recorded one, same shapes.
     Raises:
@@ -31,7 +51,7 @@ def gradients_of(score: torch.Tensor, recorded: Sequence[torch.Tensor]) -> list[
     """
     if not score.requires_grad or not all(tensor.requires_grad for tensor in recorded):
         raise ValueError("score or recorded tensors carry no gradient; run the forward pass without no_grad")
-    gradients = torch.autograd.grad(score.sum(), list(recorded), allow_unused=True)
+    gradients = torch.autograd.grad(score.sum(), list(recorded), retain_graph=keep_graph, allow_unused=True)
     unused = [index for index, gradient in enumerate(gradients) if gradient is None]
     if unused:
         raise ValueError(f"recorded tensors {unused} do not lead to the score; accepted: those of the same pass")
@@ -73,32 +93,18 @@ def attention_heat(
     return heat.mean(dim=(1, 2))[:, num_prefix_tokens:].reshape(batch, *grid).detach()
 
 
-def feature_map_heat(activations: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Grad-CAM on a convolutional feature map: relu of the channels weighted by their mean gradient.
+def signed_heat(activations: torch.Tensor, gradient: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Activations times the mean gradient of the kept tokens: linear in the gradient, so heat of parts of a score adds.
 
     Args:
-        activations, gradient: (batch, channels, rows, columns); for ViT tokens see `tokens_to_map`.
+        activations, gradient: (batch, tokens, channels); a feature map's tokens are its places.
+        kept: (batch, tokens) bool; class tokens and padding are not.
     Returns:
-        (batch, rows, columns), not negative.
-    Raises:
-        ValueError: unlike shapes.
+        (batch, tokens), 0 where not kept, also all along a row of which nothing is; Grad-CAM shows what is positive.
     """
-    if activations.ndim != 4 or activations.shape != gradient.shape:
-        raise ValueError(
-            f"activations {tuple(activations.shape)} and gradient {tuple(gradient.shape)}; accepted: one shape "
-            "(batch, channels, rows, columns)"
-        )
-    weights = gradient.float().mean(dim=(2, 3), keepdim=True)
-    return (weights * activations.float()).sum(dim=1).clamp(min=0).detach()
-
-
-def tokens_to_map(
-    tokens: torch.Tensor, num_prefix_tokens: int = 1, grid: tuple[int, int] | None = None
-) -> torch.Tensor:
-    """Patch tokens (batch, tokens, channels) as a map (batch, channels, rows, columns), class tokens left out."""
-    batch, count, channels = tokens.shape
-    grid = _grid(count - num_prefix_tokens, grid)
-    return tokens[:, num_prefix_tokens:].transpose(1, 2).reshape(batch, channels, *grid)
+    kept = kept[..., None]
+    weights = (gradient * kept).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp(min=1)
+    return ((activations * weights).sum(dim=-1) * kept[..., 0]).detach()
 
 
 def resize_heat(heat: torch.Tensor, height: int, width: int) -> torch.Tensor:

@@ -259,35 +259,14 @@ class TowerFeatures(nn.Module):
         return self.tower(images)
 
 
-class RandomFeatures(nn.Module):
-    """Baseline that has learned nothing: the ReLU of a fixed Gaussian projection of the pixels.
-
-    Args:
-        image_size: side of the pictures, pixels.
-        dim: of the features.
-        seed: of the projection.
-    """
-
-    def __init__(self, image_size: int, dim: int, seed: int = 0) -> None:
-        super().__init__()
-        rows = 3 * image_size**2
-        projection = torch.randn(rows, dim, generator=torch.Generator().manual_seed(seed)) * rows**-0.5
-        self.register_buffer("projection", projection)
-
-    def encode_image(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, 3, size, size) -> (batch, dim), not negative."""
-        return (images.flatten(1) @ self.projection).relu()
-
-
 def backbone_encoder(encoder: Any, tower: nn.Module) -> Any:
     """The encoder with the same preprocessing that yields the features of a tower instead of embeddings.
 
     Args:
         encoder: an Encoder.
-        tower: e.g. `encoder.model.image_tower`, an untrained copy of it for a baseline, or `RandomFeatures`.
+        tower: e.g. `encoder.model.image_tower`, or an untrained copy of it for a baseline.
     """
-    model = tower if hasattr(tower, "encode_image") else TowerFeatures(tower)
-    return replace(encoder, model=model.to(encoder.device))
+    return replace(encoder, model=TowerFeatures(tower).to(encoder.device))
 
 
 @contextmanager

@@ -14,13 +14,11 @@ Hyperbolic embeddings are tangent vectors here (their geometry lifts them inside
 sum; they keep two names because a protocol says which paper's recipe it is.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 
-from common.data.broken import BrokenSample
 from common.geometry import unit
 
 PromptAverage = Literal["scores", "embeddings", "normalized_mean", "plain_mean", "tangent_mean"]
@@ -131,51 +129,6 @@ def fill(template: str, name: str) -> str:
         if place in template:
             return template.replace(place, name)
     raise ValueError(f"prompt template {template!r} has no place for the class name; accepted: one {{}} or {{c}}")
-
-
-class ClassSubset:
-    """A labelled set reduced to some of its classes: only their pictures, and only they can be chosen.
-
-    Args:
-        task: has class_names, templates, name, fingerprint, label(index), items by index.
-        class_names: the classes kept, in the order of the new labels.
-    Raises:
-        ValueError: if a name is not one of the task's, or no picture is left.
-    """
-
-    def __init__(self, task: Any, class_names: Sequence[str]) -> None:
-        unknown = [name for name in class_names if name not in task.class_names]
-        if unknown:
-            raise ValueError(f"{task.name} has no class {unknown[0]!r}; known classes: {', '.join(task.class_names)}")
-        self.task, self.class_names, self.templates = task, list(class_names), task.templates
-        self.name = f"{task.name} ({len(self.class_names)} of {len(task.class_names)} classes)"
-        self.fingerprint = hashlib.sha256("\n".join([task.fingerprint, *class_names]).encode()).hexdigest()
-        # of a name that occurs twice the first class is meant, as everywhere
-        self.broken_at_open = list(getattr(task, "broken_at_open", []))
-        new_label = {task.class_names.index(name): place for place, name in reversed(list(enumerate(class_names)))}
-        self._kept = []
-        for index in range(len(task)):
-            try:
-                label = new_label.get(task.label(index))
-            except BrokenSample as error:
-                self.broken_at_open.append(error)
-                continue
-            if label is not None:
-                self._kept.append((index, label))
-        if not self._kept:
-            raise ValueError(f"{task.name} has no picture of the {len(self.class_names)} classes asked for")
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def label(self, index: int) -> int:
-        """Class of a picture, in [0, len(class_names))."""
-        return self._kept[index][1]
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """The task's item with the new label."""
-        position, label = self._kept[index]
-        return {**self.task[position], "label": label}
 
 
 def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) -> torch.Tensor:
