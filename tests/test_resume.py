@@ -4,7 +4,6 @@ Every run is a process of its own (tests/resume_run.py), forked from one that ha
 """
 
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import FORKS
 from resume_run import IN_A_SAVE, IN_A_STEP, Trigger, in_child
 
 from common.base.signals import STOPPED_EXIT_STATUS
@@ -26,8 +26,6 @@ from common.run.log import read_log
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, EPOCH, SAVE_EVERY = 18, 8, 3  # as in resume_run.py
 KILLED = -signal.SIGKILL
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["resume_run", "oblique_topology.train"])
 
 
 def started(folder, *overrides, trigger=None, processes=1, script="resume_run"):
