@@ -2,11 +2,15 @@
 
 import functools
 import os
+import sys
 
 import torch
 
-# numba's parallel loops take as many threads as torch has; read when numba is first imported
-os.environ.setdefault("NUMBA_NUM_THREADS", str(torch.get_num_threads()))
+# Numba's parallel loops take as many threads as torch has. Numba reads the variable at its first import and again at
+# every compilation, and refuses a value that differs from the threads it runs: one that the caller has imported already
+# keeps the number it has.
+if "numba" not in sys.modules:
+    os.environ.setdefault("NUMBA_NUM_THREADS", str(torch.get_num_threads()))
 
 import numba
 

@@ -1,23 +1,21 @@
-"""BERT's WordPiece tokenizer, lower-cased and without accents (oblique spec Sec. 9, GeoMM spec Sec. 13).
+"""BERT's WordPiece tokenizer, lower-cased and without accents: of the oblique paper, ALBEF, TCL and GeoMM.
 
 With the vocabulary of bert-base-uncased (the oblique paper's is byte-identical to it): PAD 0, UNK 100, CLS 101,
 SEP 102, MASK 103; of a caption the first context_length - 2 pieces are kept. Normalising and splitting are the
 `tokenizers` library's. Names of special tokens in a caption are ordinary text.
 """
 
-import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
-from torch import Tensor
 
 from common.data.text_files import find_file, pack, read_lines, read_text, unpack
-from common.data.tokenizer import encode_rows, stored_fields, tokens_of, without_lone_surrogates
+from common.data.tokenizer import Tokenizer, ids_of, without_lone_surrogates
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FILE_NAMES = ("vocab.txt", "vocab.txt.gz", "tokenizer.json")
@@ -27,7 +25,7 @@ _ALBEF_REMOVED = str.maketrans(dict.fromkeys(",.'!?\"()*#:;~", "") | {"-": " ", 
 
 
 def clean_caption(text: str, max_words: int = 30) -> str:
-    """A caption as ALBEF, TCL and GeoMM clean it before WordPiece (GeoMM spec Sec. 13).
+    """A caption as ALBEF, TCL and GeoMM clean it before WordPiece.
 
     Lower case; , . ' ! ? " ( ) * # : ; ~ removed; - and / to spaces; <person> to person; at most max_words words.
     ALBEF collapses only runs of two and more blanks and counts "a<tab>b" as one word; here every blank separates.
@@ -46,7 +44,7 @@ def clean_caption(text: str, max_words: int = 30) -> str:
     return " ".join(text.split()[:max_words])
 
 
-class BertTokenizer:
+class BertTokenizer(Tokenizer):
     """Word pieces to ids, by a vocabulary in the order of its ids.
 
     Args:
@@ -55,22 +53,22 @@ class BertTokenizer:
         ValueError: if a special token is missing, a token occurs twice, or one has capital letters.
     """
 
+    stored = ("vocabulary",)
+
     def __init__(self, vocabulary: Iterable[str]) -> None:
-        self.vocabulary: tuple[str, ...] = tuple(vocabulary)
-        ids = {token: position for position, token in enumerate(self.vocabulary)}
-        missing = [token for token in SPECIAL_TOKENS if token not in ids]
+        vocabulary = tuple(vocabulary)
+        missing = sorted(set(SPECIAL_TOKENS) - set(vocabulary), key=SPECIAL_TOKENS.index)
         if missing:
-            raise ValueError(f"the vocabulary of {len(ids)} tokens lacks {', '.join(missing)}: is it a BERT's?")
-        if len(ids) != len(self.vocabulary):
-            twice = [token for token, times in Counter(self.vocabulary).items() if times > 1]
-            raise ValueError(f"the vocabulary has {twice[:5]} more than once")
-        capital = [token for token in self.vocabulary if token != token.lower() and not re.fullmatch(r"\[.*\]", token)]
+            raise ValueError(f"the vocabulary of {len(vocabulary)} tokens lacks {', '.join(missing)}: is it a BERT's?")
+        ids = ids_of(vocabulary)
+        capital = [token for token in vocabulary if token != token.lower() and not re.fullmatch(r"\[.*\]", token)]
         if capital:
             raise ValueError(f"the vocabulary has capital letters ({capital[:3]}); only uncased models are supported")
-        self.pad_id, self.unknown_id, self.cls_id, self.end_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
-        self._pieces = tokenizers.Tokenizer(models.WordPiece(vocab=ids, unk_token="[UNK]"))
-        self._pieces.normalizer = normalizers.BertNormalizer(strip_accents=True, lowercase=True)
-        self._pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        pad_id, self.unknown_id, cls_id, end_id, self.mask_id = (ids[token] for token in SPECIAL_TOKENS)
+        pieces = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+        pieces.normalizer = normalizers.BertNormalizer(strip_accents=True, lowercase=True)
+        pieces.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        super().__init__(pieces, without_lone_surrogates, vocabulary, (pad_id, cls_id, end_id), (vocabulary,))
 
     @classmethod
     def from_vocabulary(cls, source: str = "") -> "BertTokenizer":
@@ -90,62 +88,16 @@ class BertTokenizer:
             raise ValueError(f"{path}: {error}") from error
 
     @property
-    def vocabulary_size(self) -> int:
-        """Number of ids, special tokens included; BERT's is 30,522."""
-        return len(self.vocabulary)
-
-    @property
     def special_ids(self) -> tuple[int, ...]:
         """Ids that masked language modelling neither hides nor predicts: PAD, UNK, CLS, SEP, MASK."""
         return (self.pad_id, self.unknown_id, self.cls_id, self.end_id, self.mask_id)
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the vocabulary in order, 64 hex digits."""
-        content = json.dumps(["BertTokenizer", 1, self.vocabulary])
-        return hashlib.sha256(content.encode("utf-8")).hexdigest()
-
-    def encode(self, texts: list[str], context_length: int) -> Tensor:
-        """Ids of several texts, [CLS] pieces [SEP] [PAD]...: see `encode_rows`."""
-        return encode_rows(self, self._piece_ids, texts, context_length)
-
-    def _piece_ids(self, text: str) -> list[int]:
-        # one text at a time: the batched call starts threads, after which loader workers cannot fork in peace
-        return self._pieces.encode(without_lone_surrogates(text), add_special_tokens=False).ids
-
-    def decode(self, ids: Iterable[int]) -> list[str]:
-        """The tokens of one row; those that go on within a word start with ##.
-
-        Raises:
-            ValueError: if an id lies outside [0, vocabulary_size).
-        """
-        return tokens_of(self.vocabulary, ids)
-
-    def to_json(self) -> str:
-        """The tokenizer as a JSON text, about 150 kB with BERT's vocabulary."""
-        return json.dumps({"type": "BertTokenizer", "version": 1, "vocabulary": pack("\n".join(self.vocabulary))})
+    def _fields(self) -> tuple[Any, ...]:
+        return (pack("\n".join(self.vocabulary)),)  # 150 kB with BERT's vocabulary
 
     @classmethod
-    def from_json(cls, text: str | dict) -> "BertTokenizer":
-        """Read what `to_json` wrote, as text or already parsed.
-
-        Raises:
-            ValueError: if it is not such a text; nothing is guessed.
-        """
-        content = stored_fields(text, "BertTokenizer", 1, ("vocabulary",))
-        return cls(unpack(content["vocabulary"]).split("\n"))
-
-    def __reduce__(self) -> tuple:
-        return BertTokenizer, (self.vocabulary,)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BertTokenizer) and self.vocabulary == other.vocabulary
-
-    def __hash__(self) -> int:
-        return hash(self.vocabulary)
-
-    def __repr__(self) -> str:
-        return f"BertTokenizer(vocabulary_size={self.vocabulary_size})"
+    def _from_fields(cls, vocabulary: Any) -> "BertTokenizer":
+        return cls(unpack(vocabulary).split("\n"))
 
 
 def _read_vocabulary(path: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """Class names and prompt templates of zero-shot classification, read from files or from the open_clip package.
 
-None of the long lists is copied here (evaluation spec Sec. 7). Accepted sources:
+None of the long lists is copied here. Accepted sources:
     names.txt[.gz]              one per line; templates have one {} or {c} where the class name goes
     prompts.json[.gz]           {data set: {"classes": [...], "templates": [...]}} or {data set: [...]}
     "open_clip"                 ImageNet's 1,000 names and 80 templates, as the optional package brings them
@@ -33,7 +33,7 @@ def read_class_names(source: str | Path, dataset: str = "", num_classes: int | N
     """Class names in label order.
 
     Names that occur twice are kept, with a warning: ImageNet's `missile` and `sunglasses` do, and with equal scores the
-    first of each pair wins (evaluation spec Sec. 7, trap 1). Where a class has several names the first is used, with a
+    first of each pair wins. Where a class has several names the first is used, with a
     warning.
 
     Args:

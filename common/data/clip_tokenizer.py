@@ -1,4 +1,4 @@
-"""CLIP's byte-pair tokenizer: 49,408 ids, start 49406, end 49407, padded with 0 (EuCLIP spec Sec. 3).
+"""CLIP's byte-pair tokenizer: 49,408 ids, start 49406, end 49407, padded with 0.
 
 Equal to the tokenizer of the OpenAI release and of open_clip, with one intended difference: the names of the special
 tokens in a caption are ordinary text, so that no caption can end early. The byte-pair algorithm is the `tokenizers`
@@ -9,22 +9,21 @@ letters. Without it only the composition of accents (NFC) is done, as transforme
 out the same. A tokenizer keeps the choice, and one that was made with ftfy cannot be rebuilt without it.
 """
 
-import hashlib
+import functools
 import html
 import importlib.util
-import json
 import re
 import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
-from torch import Tensor
 
 from common.data.text_files import find_file, pack, read_json_object, read_lines, unpack
-from common.data.tokenizer import encode_rows, stored_fields, tokens_of, without_lone_surrogates
+from common.data.tokenizer import Tokenizer, ids_of, without_lone_surrogates
 
 NUM_MERGES = 48_894  # CLIP uses the first 49,152 - 256 - 2 of the 262k lines of its file
 START_TOKEN, END_TOKEN = "<start_of_text>", "<end_of_text>"  # open_clip's names
@@ -55,8 +54,10 @@ def clean_text(text: str, use_ftfy: bool) -> str:
     return " ".join(text.split()).lower()
 
 
-class ClipTokenizer:
+class ClipTokenizer(Tokenizer):
     """Byte pairs to ids: 256 bytes, the same as word ends, one id per merge, start, end. 0 pads (it is also "!").
+
+    CLIP's context length is 77. `decode` gives byte characters, "</w>" at the end of a word.
 
     Args:
         merges: pairs "left right", the first to be merged first; see `from_vocabulary`.
@@ -65,24 +66,25 @@ class ClipTokenizer:
         ValueError: if a line is no pair of known parts, a pair occurs twice, or ftfy is asked for and missing.
     """
 
-    pad_id = 0
+    stored = ("ftfy", "merges")
 
     def __init__(self, merges: Iterable[str], use_ftfy: bool | None = None) -> None:
         self.merges: tuple[str, ...] = tuple(merges)
         self.use_ftfy = has_ftfy() if use_ftfy is None else use_ftfy
         if self.use_ftfy and not has_ftfy():
             raise ValueError("this CLIP tokenizer cleans its texts with ftfy, which is missing: pip install ftfy")
-        self.vocabulary = _vocabulary(self.merges)
-        self.cls_id, self.end_id = len(self.vocabulary) - 2, len(self.vocabulary) - 1
-        ids = {token: position for position, token in enumerate(self.vocabulary[:-2])}
+        vocabulary = _vocabulary(self.merges)
         pairs = [tuple(merge.split(" ")) for merge in self.merges]
-        self._byte_pairs = tokenizers.Tokenizer(models.BPE(vocab=ids, merges=pairs, end_of_word_suffix=_WORD_END))
-        self._byte_pairs.pre_tokenizer = pre_tokenizers.Sequence(
+        pieces = tokenizers.Tokenizer(models.BPE(ids_of(vocabulary[:-2]), pairs, end_of_word_suffix=_WORD_END))
+        pieces.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Split(tokenizers.Regex(_PIECES), behavior="removed", invert=True),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
+        special = (0, len(vocabulary) - 2, len(vocabulary) - 1)
+        clean = functools.partial(clean_text, use_ftfy=self.use_ftfy)
+        super().__init__(pieces, clean, vocabulary, special, (self.merges, self.use_ftfy))
 
     @classmethod
     def from_vocabulary(cls, source: str = "", use_ftfy: bool | None = None) -> "ClipTokenizer":
@@ -114,59 +116,15 @@ class ClipTokenizer:
             )
         return tokenizer
 
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of ids, start and end included; CLIP's is 49,408."""
-        return len(self.vocabulary)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the merges in order and of the cleaning, 64 hex digits."""
-        content = json.dumps(["ClipTokenizer", 1, self.use_ftfy, self.merges])
-        return hashlib.sha256(content.encode("utf-8")).hexdigest()
-
-    def encode(self, texts: list[str], context_length: int) -> Tensor:
-        """Ids of several texts, start pieces end 0...: see `encode_rows`. CLIP's context length is 77."""
-        return encode_rows(self, self._piece_ids, texts, context_length)
-
-    def _piece_ids(self, text: str) -> list[int]:
-        # one text at a time: the batched call starts threads, after which loader workers cannot fork in peace
-        return self._byte_pairs.encode(clean_text(text, self.use_ftfy), add_special_tokens=False).ids
-
-    def decode(self, ids: Iterable[int]) -> list[str]:
-        """The tokens of one row as in the vocabulary: byte characters, "</w>" at the end of a word.
-
-        Raises:
-            ValueError: if an id lies outside [0, vocabulary_size).
-        """
-        return tokens_of(self.vocabulary, ids)
-
-    def to_json(self) -> str:
-        """The tokenizer as a JSON text, about 280 kB with CLIP's vocabulary."""
-        merges = pack("\n".join(self.merges))
-        return json.dumps({"type": "ClipTokenizer", "version": 1, "ftfy": self.use_ftfy, "merges": merges})
+    def _fields(self) -> tuple[Any, ...]:
+        return self.use_ftfy, pack("\n".join(self.merges))  # 280 kB with CLIP's vocabulary
 
     @classmethod
-    def from_json(cls, text: str | dict) -> "ClipTokenizer":
-        """Read what `to_json` wrote, as text or already parsed.
-
-        Raises:
-            ValueError: if it is not such a text, or was made with ftfy and ftfy is missing.
-        """
-        content = stored_fields(text, "ClipTokenizer", 1, ("ftfy", "merges"))
-        if not isinstance(content["ftfy"], bool):
-            raise ValueError(f"ftfy is {content['ftfy']!r}; accepted: true, false")
-        merges = unpack(content["merges"])
-        return cls(merges.split("\n") if merges else [], content["ftfy"])
-
-    def __reduce__(self) -> tuple:
-        return ClipTokenizer, (self.merges, self.use_ftfy)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ClipTokenizer) and (self.merges, self.use_ftfy) == (other.merges, other.use_ftfy)
-
-    def __hash__(self) -> int:
-        return hash((self.merges, self.use_ftfy))
+    def _from_fields(cls, ftfy: Any, merges: Any) -> "ClipTokenizer":
+        if not isinstance(ftfy, bool):
+            raise ValueError(f"ftfy is {ftfy!r}; accepted: true, false")
+        merges = unpack(merges)
+        return cls(merges.split("\n") if merges else [], ftfy)
 
     def __repr__(self) -> str:
         return f"ClipTokenizer(vocabulary_size={self.vocabulary_size}, use_ftfy={self.use_ftfy})"

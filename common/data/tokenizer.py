@@ -1,4 +1,4 @@
-"""What a tokenizer offers, and the word tokenizer: the words of the training captions, nothing downloaded.
+"""What all tokenizers share, and the word tokenizer: the words of the training captions, nothing downloaded.
 
 The other two are in `clip_tokenizer.py` and `bert_tokenizer.py`; `text.py` chooses one and rebuilds it.
 """
@@ -8,10 +8,12 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self
 
+import tokenizers
 import torch
+from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
 PAD_ID, UNKNOWN_ID, CLS_ID, END_ID = 0, 1, 2, 3
@@ -21,75 +23,138 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # no word has brackets, s
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
-class Tokenizer(Protocol):
-    """Texts to rows of ids: start, pieces, end, padding. No text can produce the ids of the special tokens.
+class Tokenizer:
+    """Texts to rows of ids: start, pieces, end, padding. What the three kinds share; they differ in their constructors.
 
-    What follows the first `end_id` of a row is padding; `pad_id` alone does not tell, CLIP pads with an ordinary id.
-    Equal tokenizers have equal fingerprints. `tokenizer_from_json` in `text.py` reads what `to_json` wrote, offline.
+    No text can produce the ids of start, end and padding, apart from CLIP, which pads with an ordinary id: what follows
+    the first `end_id` of a row is padding.
+
+    Args:
+        pieces: from a text, once cleaned, to the ids of its pieces; of the `tokenizers` library, which has the
+            algorithms (word level, byte pairs, word pieces).
+        clean: what is done to a text before.
+        vocabulary: tokens in the order of their ids.
+        special: ids of padding, of start and of end.
+        parts: arguments from which the class makes an equal tokenizer: of `==`, `hash` and pickle.
     """
 
-    pad_id: int
-    cls_id: int  # opens a row: [CLS] or start of text
-    end_id: int  # [SEP] or end of text
+    stored: tuple[str, ...] = ()  # keys of `to_json` beside type and version
+
+    def __init__(
+        self,
+        pieces: tokenizers.Tokenizer,
+        clean: Callable[[str], str],
+        vocabulary: Iterable[str],
+        special: tuple[int, int, int],
+        parts: tuple[Any, ...],
+    ) -> None:
+        self.vocabulary: tuple[str, ...] = tuple(vocabulary)
+        self.pad_id, self.cls_id, self.end_id = special  # cls_id opens a row: [CLS] or start of text
+        self._pieces, self._clean, self._parts = pieces, clean, parts
 
     @property
     def vocabulary_size(self) -> int:
-        """Ids lie in [0, vocabulary_size)."""
+        """Number of ids, special ones included: ids lie in [0, vocabulary_size)."""
+        return len(self.vocabulary)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all that decides the ids, 64 hex digits."""
+        """SHA-256 of all that decides the ids, 64 hex digits; equal tokenizers have equal ones."""
+        return hashlib.sha256(self._identity().encode("utf-8")).hexdigest()
 
     def encode(self, texts: list[str], context_length: int) -> Tensor:
-        """(num_texts, context_length), int64; what does not fit is cut, the end token stays."""
+        """Ids of several texts.
+
+        Args:
+            texts: one string each; an empty one gives start, end.
+            context_length: ids per row, at least 3. Pieces that do not fit are cut, the end token stays.
+        Returns:
+            (num_texts, context_length), int64.
+        Raises:
+            ValueError: if `context_length` is too small or `texts` is not a list of strings.
+        """
+        if context_length < 3:
+            raise ValueError(f"context_length is {context_length!r}; start, one piece and end need at least 3")
+        rows = []
+        for text in _checked(texts, "texts"):
+            # one text at a time: the batched call starts threads, after which loader workers cannot fork in peace
+            ids = self._pieces.encode(self._clean(text), add_special_tokens=False).ids
+            row = [self.cls_id, *ids[: context_length - 2], self.end_id]
+            rows.append(row + [self.pad_id] * (context_length - len(row)))
+        return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), context_length)
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """The tokens of one row."""
+        """The tokens of one row, as the vocabulary has them.
+
+        Raises:
+            ValueError: if an id lies outside [0, vocabulary_size).
+        """
+        ids = [int(token_id) for token_id in ids]
+        outside = [token_id for token_id in ids if not 0 <= token_id < len(self.vocabulary)]
+        if outside:
+            raise ValueError(f"id {outside[0]} is outside [0, {len(self.vocabulary)})")
+        return [self.vocabulary[token_id] for token_id in ids]
 
     def to_json(self) -> str:
-        """All that is needed to rebuild it, vocabulary included."""
+        """All that is needed to rebuild it, vocabulary included, as a JSON text; equal tokenizers give equal texts."""
+        return json.dumps({"type": type(self).__name__, "version": 1} | dict(zip(self.stored, self._fields())))
+
+    @classmethod
+    def from_json(cls, text: str | dict[str, Any]) -> Self:
+        """Read what `to_json` wrote, as text or already parsed, offline.
+
+        Raises:
+            ValueError: if it is not such a text; nothing is guessed.
+        """
+        try:
+            content = json.loads(text) if isinstance(text, str) else text
+        except json.JSONDecodeError as error:
+            raise ValueError(f"the tokenizer is not valid JSON: {error}") from error
+        keys = ("type", "version", *cls.stored)
+        if isinstance(content, dict) and {"type", "version"} <= set(content):
+            kind, version = content["type"], content["version"]
+            if (kind, version) != (cls.__name__, 1):
+                raise ValueError(f"type, version are {kind!r}, {version!r}; accepted: {cls.__name__!r}, 1")
+        if not isinstance(content, dict) or set(content) != set(keys):
+            found = sorted(content) if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"a tokenizer has the keys {', '.join(keys)}; found {found}")
+        return cls._from_fields(*(content[key] for key in cls.stored))
+
+    def _identity(self) -> str:
+        return json.dumps([type(self).__name__, 1, *self._parts[::-1]])
+
+    def _fields(self) -> tuple[Any, ...]:
+        """Values of the keys `stored`; `_from_fields` takes them."""
+        raise NotImplementedError
+
+    @classmethod
+    def _from_fields(cls, *fields: Any) -> Self:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple:
+        return type(self), self._parts
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._parts == other._parts
+
+    def __hash__(self) -> int:
+        return hash(self._parts)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(vocabulary_size={self.vocabulary_size})"
 
 
-def encode_rows(
-    tokenizer: Tokenizer, piece_ids: Callable[[str], list[int]], texts: list[str], context_length: int
-) -> Tensor:
-    """Rows start, pieces, end, padding: what the tokenizers' `encode` have in common.
+def ids_of(vocabulary: Sequence[str]) -> dict[str, int]:
+    """Token -> id.
 
-    Args:
-        tokenizer: gives the special ids.
-        piece_ids: ids of the pieces of one text, without special ones.
-        texts: one string each; an empty one gives start, end.
-        context_length: ids per row, at least 3. Pieces that do not fit are cut, the end token stays.
-    Returns:
-        (num_texts, context_length), int64.
     Raises:
-        ValueError: if `context_length` is too small or `texts` is not a list of strings.
+        ValueError: if a token is there twice.
     """
-    if context_length < 3:
-        raise ValueError(f"context_length is {context_length!r}; start, one piece and end need at least 3")
-    if isinstance(texts, str):
-        raise ValueError(f"texts is the string {texts!r}; a list of strings is needed")
-    rows = []
-    for text in texts:
-        if not isinstance(text, str):
-            raise ValueError(f"texts holds {text!r} of type {type(text).__name__}; each must be a string")
-        row = [tokenizer.cls_id, *piece_ids(text)[: context_length - 2], tokenizer.end_id]
-        rows.append(row + [tokenizer.pad_id] * (context_length - len(row)))
-    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), context_length)
-
-
-def tokens_of(vocabulary: Sequence[str], ids: Iterable[int]) -> list[str]:
-    """The entries of a vocabulary with the given ids.
-
-    Raises:
-        ValueError: if an id lies outside [0, len(vocabulary)).
-    """
-    tokens = []
-    for token_id in map(int, ids):
-        if not 0 <= token_id < len(vocabulary):
-            raise ValueError(f"id {token_id} is outside [0, {len(vocabulary)})")
-        tokens.append(vocabulary[token_id])
-    return tokens
+    ids = {token: position for position, token in enumerate(vocabulary)}
+    if len(ids) != len(vocabulary):
+        twice = [token for token, times in Counter(vocabulary).items() if times > 1]
+        raise ValueError(f"the vocabulary has {twice[:5]} more than once")
+    return ids
 
 
 def without_lone_surrogates(text: str) -> str:
@@ -97,30 +162,6 @@ def without_lone_surrogates(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def stored_fields(content: str | dict[str, Any], kind: str, version: int, keys: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of a stored tokenizer of one kind.
-
-    Args:
-        content: JSON text, or the same already parsed.
-        kind, version: what its "type" and "version" must be.
-        keys: its other fields, no more and no less.
-    Raises:
-        ValueError: if it is not such a text; nothing is guessed.
-    """
-    try:
-        fields = json.loads(content) if isinstance(content, str) else content
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the tokenizer is not valid JSON: {error}") from error
-    if not isinstance(fields, dict) or not {"type", "version"} <= set(fields):
-        found = sorted(fields) if isinstance(fields, dict) else type(fields).__name__
-        raise ValueError(f"a tokenizer has the keys type, version, {', '.join(keys)}; found {found}")
-    if (fields["type"], fields["version"]) != (kind, version):
-        raise ValueError(f"type, version are {fields['type']!r}, {fields['version']!r}; accepted: {kind!r}, {version}")
-    if set(fields) != {"type", "version", *keys}:
-        raise ValueError(f"a tokenizer has the keys type, version, {', '.join(keys)}; found {sorted(fields)}")
-    return fields
 
 
 def split_words(text: str) -> list[str]:
@@ -132,7 +173,11 @@ def split_words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFC", text.lower()).replace("\u2019", "'"))
 
 
-class WordTokenizer:
+def _words_apart(text: str) -> str:
+    return " ".join(split_words(text))
+
+
+class WordTokenizer(Tokenizer):
     """Words to ids: 0 pads, 1 stands for unknown words, 2 (CLS) opens, 3 (SEP) ends, words follow from 4.
 
     Args:
@@ -141,7 +186,8 @@ class WordTokenizer:
         ValueError: if there is no word, one occurs twice, or one is not what `split_words` would give.
     """
 
-    pad_id, unknown_id, cls_id, end_id = PAD_ID, UNKNOWN_ID, CLS_ID, END_ID
+    stored = ("words",)
+    unknown_id = UNKNOWN_ID
 
     def __init__(self, words: Iterable[str]) -> None:
         if isinstance(words, str):
@@ -152,11 +198,10 @@ class WordTokenizer:
         for word in self.words:
             if not isinstance(word, str) or split_words(word) != [word]:
                 raise ValueError(f"{word!r} is not a lower-case word of letters and digits, no text would contain it")
-        self.vocabulary = SPECIAL_TOKENS + self.words
-        self._ids = {word: position for position, word in enumerate(self.words, start=len(SPECIAL_TOKENS))}
-        if len(self._ids) != len(self.words):
-            twice = [word for word, times in Counter(self.words).items() if times > 1]
-            raise ValueError(f"the vocabulary has {twice[:5]} more than once")
+        vocabulary = SPECIAL_TOKENS + self.words
+        pieces = tokenizers.Tokenizer(models.WordLevel(ids_of(vocabulary), unk_token=SPECIAL_TOKENS[UNKNOWN_ID]))
+        pieces.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
+        super().__init__(pieces, _words_apart, vocabulary, (PAD_ID, CLS_ID, END_ID), (self.words,))
 
     @classmethod
     def from_words(cls, words: Iterable[str]) -> "WordTokenizer":
@@ -178,70 +223,37 @@ class WordTokenizer:
             raise ValueError(f"min_count is {min_count!r}; it is at least 1")
         if max_size is not None and max_size <= len(SPECIAL_TOKENS):
             raise ValueError(f"max_size is {max_size!r}; {len(SPECIAL_TOKENS)} ids are special, so it is at least 5")
-        counts = _count_words(captions)
+        counts: Counter[str] = Counter()
+        for caption in _checked(captions, "captions"):
+            counts.update(split_words(caption))
         frequent = [word for word, times in counts.items() if times >= min_count]
         if not frequent:
             raise ValueError(f"none of the {len(counts)} words of the captions occurs {min_count} times (min_count)")
         frequent.sort(key=lambda word: (-counts[word], word))
         return cls(frequent if max_size is None else frequent[: max_size - len(SPECIAL_TOKENS)])
 
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of ids, special tokens included: ids lie in [0, vocabulary_size)."""
-        return len(self.vocabulary)
+    def _identity(self) -> str:
+        return self.to_json()
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the vocabulary in order, 64 hex digits."""
-        return hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
-
-    def encode(self, texts: list[str], context_length: int) -> Tensor:
-        """Ids of several texts, [CLS] words [SEP] [PAD]...: see `encode_rows`."""
-        return encode_rows(self, self._word_ids, texts, context_length)
-
-    def _word_ids(self, text: str) -> list[int]:
-        return [self._ids.get(word, UNKNOWN_ID) for word in split_words(text)]
-
-    def decode(self, ids: Iterable[int]) -> list[str]:
-        """The tokens of one row, special ones by their names in brackets.
-
-        Raises:
-            ValueError: if an id lies outside [0, vocabulary_size).
-        """
-        return tokens_of(self.vocabulary, ids)
-
-    def to_json(self) -> str:
-        """The tokenizer as a JSON text; equal vocabularies give equal texts."""
-        return json.dumps({"type": "WordTokenizer", "version": 1, "words": self.words})
+    def _fields(self) -> tuple[Any, ...]:
+        return (self.words,)
 
     @classmethod
-    def from_json(cls, text: str | dict) -> "WordTokenizer":
-        """Read what `to_json` wrote, as text or already parsed.
-
-        Raises:
-            ValueError: if it is not such a text; nothing is guessed.
-        """
-        content = stored_fields(text, "WordTokenizer", 1, ("words",))
-        if not isinstance(content["words"], list | tuple):
-            raise ValueError(f"words is of type {type(content['words']).__name__}; accepted: a list of strings")
-        return cls(content["words"])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, WordTokenizer) and self.words == other.words
-
-    def __hash__(self) -> int:
-        return hash(self.words)
-
-    def __repr__(self) -> str:
-        return f"WordTokenizer(vocabulary_size={self.vocabulary_size})"
+    def _from_fields(cls, words: Any) -> "WordTokenizer":
+        if not isinstance(words, list | tuple):
+            raise ValueError(f"words is of type {type(words).__name__}; accepted: a list of strings")
+        return cls(words)
 
 
-def _count_words(captions: Iterable[str]) -> Counter[str]:
-    if isinstance(captions, str):
-        raise ValueError(f"captions is the string {captions!r}; several captions are needed")
-    counts: Counter[str] = Counter()
-    for caption in captions:
-        if not isinstance(caption, str):
-            raise ValueError(f"captions holds {caption!r} of type {type(caption).__name__}; each must be a string")
-        counts.update(split_words(caption))
-    return counts
+def _checked(texts: Iterable[str], name: str) -> Iterator[str]:
+    """The texts, one by one.
+
+    Raises:
+        ValueError: if they are a single string, which is a sequence of strings too, or one is no string.
+    """
+    if isinstance(texts, str):
+        raise ValueError(f"{name} is the string {texts!r}; a list of strings is needed")
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f"{name} holds {text!r} of type {type(text).__name__}; each must be a string")
+        yield text

@@ -1,4 +1,4 @@
-"""Random views of a picture for self-supervised learning (contrastive-basics spec Sec. 2.5).
+"""Random views of a picture for self-supervised learning (SimCLR, MoCo v1 to v3, SimSiam).
 
 A view is a pure function of (picture, seed): the two views of a pair, and the samples of a batch, never share a draw.
 

@@ -1,0 +1,29 @@
+"""common/base/compiled.py: compiled loops beside the caller's own use of numba."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = """
+import numba, numpy
+@numba.njit(parallel=True)
+def total(values):
+    found = 0.0
+    for place in numba.prange(len(values)):
+        found += values[place]
+    return found
+assert total(numpy.ones(9)) == 9  # the caller's threads run from here on
+import torch
+torch.set_num_threads(5)
+from common.evaluation import retrieval
+found = retrieval.retrieval_ranks(torch.eye(3), torch.arange(3))
+assert retrieval.recall_at_k(found.image_to_text, 1) == 1.0
+assert torch.get_num_threads() == 5
+"""
+
+
+def test_retrieval_works_after_the_caller_has_used_numba_with_another_number_of_threads():
+    environment = {key: value for key, value in os.environ.items() if key != "NUMBA_NUM_THREADS"}
+    subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment, check=True)
