@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from common.info_nce import contrastive_loss
+from common.report.claims.decide import FAILS, HOLDS, UNCHECKED, audit
 from common.report.claims.expressions import EXPERIMENT, cells
-from common.report.claims.read import FAILS, HOLDS, UNCHECKED, audit, load_claims, load_paper_tables
+from common.report.claims.read import load_claims, load_paper_tables
 from common.report.claims.show import judge
 from euclip.geometry import Euclidean, Hyperbolic
 
@@ -82,16 +83,16 @@ def test_each_test_that_decides_a_claim_exists():
 # C21: the formulas of Section 3.2 as they stand, with no guard but the clamp
 
 
-def bare_residual(texts, images, radius, clamped=True):
+def bare_residual(texts, images, min_radius, clamped=True):
     """Euclidean."""
-    ratio = radius / texts.norm(dim=1)
+    ratio = min_radius / texts.norm(dim=1)
     aperture = torch.arcsin(torch.minimum(ratio, torch.ones_like(ratio)) if clamped else ratio)
     away = images - texts
     exterior = torch.arccos((away * texts).sum(dim=1) / (away.norm(dim=1) * texts.norm(dim=1)))
     return torch.relu(exterior - aperture)
 
 
-def bare_hyperbolic_residual(texts, images, radius, clamped=True, c=1.0):
+def bare_hyperbolic_residual(texts, images, min_radius, clamped=True, c=1.0):
     """Hyperbolic, of tangent vectors: exponential map, Lorentz product, angles."""
 
     def lifted(u):
@@ -101,7 +102,7 @@ def bare_hyperbolic_residual(texts, images, radius, clamped=True, c=1.0):
 
     (x, x_time), (y, y_time) = lifted(texts), lifted(images)
     inner = c * ((x * y).sum(dim=1) - x_time * y_time)
-    ratio = 2 * radius / (c**0.5 * x.norm(dim=1))
+    ratio = 2 * min_radius / (c**0.5 * x.norm(dim=1))
     aperture = torch.arcsin(torch.minimum(ratio, torch.ones_like(ratio)) if clamped else ratio)
     cosine = (y_time + x_time * inner) / (x.norm(dim=1) * (inner.square() - 1).sqrt())
     return torch.relu(torch.arccos(cosine) - aperture)
@@ -126,14 +127,15 @@ def pairs_of(num, dtype):
 def test_the_formulas_with_no_guard_but_the_clamp_are_right_away_from_their_edges(name, dtype):
     formula, geometry, radius = BARE[name]
     texts, images = pairs_of(2000, dtype)
-    bare, ours = formula(texts, images, radius), geometry.to(dtype).entailment_residual(texts, images, radius)
+    given = {"texts": texts, "images": images, "min_radius": radius}
+    bare, ours = formula(**given), geometry.to(dtype).entailment_residual(**given)
     of_value, of_gradient = TOLERANCE[dtype]
     torch.testing.assert_close(bare, ours, rtol=0, atol=of_value)
     (of_bare,) = torch.autograd.grad(bare.mean(), texts)
     (of_ours,) = torch.autograd.grad(ours.mean(), texts)
     assert (of_bare - of_ours).norm() < of_gradient * of_ours.norm()
     # the clamp is needed: without it every text inside the ball is lost
-    lost = formula(texts, images, radius, clamped=False).isnan()
+    lost = formula(**given, clamped=False).isnan()
     assert 0.05 < lost.double().mean() < 0.95
     if name == "Euclidean":
         assert torch.equal(lost, texts.norm(dim=1) < radius)
@@ -151,12 +153,12 @@ def test_some_steps_with_no_guard_but_the_clamp_go_where_ours_go(name):
         optimizer = torch.optim.Adam([texts, images], lr=1e-2)
         for _ in range(200):
             loss = contrastive_loss(images, texts, geometry.similarity, torch.tensor(5.0))
-            loss = loss + 0.2 * residual(texts, images, radius).mean()
+            loss = loss + 0.2 * residual(texts=texts, images=images, min_radius=radius).mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             assert loss.isfinite()
-        missed = geometry.entailment_residual(texts, images, radius).mean()
+        missed = geometry.entailment_residual(texts=texts, images=images, min_radius=radius).mean()
         ends.append((loss.item(), missed.item()))
     assert ends[0] == pytest.approx(ends[1], abs=0.01)
     assert max(ends[0]) < 0.1  # from 4 nats and 0.6 radians or more
@@ -168,9 +170,10 @@ def test_some_steps_with_no_guard_but_the_clamp_go_where_ours_go(name):
     ids=["text at radius K, image outside its cone", "image on its text", "image on the ray of its text"],
 )
 def test_at_its_edges_the_formula_without_guards_has_no_finite_gradient_and_ours_has(text, image):
-    radius, image = 0.5, torch.tensor([image], dtype=torch.float64)
+    image = torch.tensor([image], dtype=torch.float64)
     text = torch.tensor([text], dtype=torch.float64, requires_grad=True)
-    (bare,) = torch.autograd.grad(bare_residual(text, image, radius).sum(), text)
-    (ours,) = torch.autograd.grad(Euclidean(squared=True).entailment_residual(text, image, radius).sum(), text)
+    given = {"texts": text, "images": image, "min_radius": 0.5}
+    (bare,) = torch.autograd.grad(bare_residual(**given).sum(), text)
+    (ours,) = torch.autograd.grad(Euclidean(squared=True).entailment_residual(**given).sum(), text)
     assert not bare.isfinite().all()
     assert ours.isfinite().all()

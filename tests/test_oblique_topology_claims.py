@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
+from common.report.claims.decide import FAILS, HOLDS, UNCHECKED, audit
 from common.report.claims.expressions import Cell
-from common.report.claims.read import FAILS, HOLDS, UNCHECKED, audit, load_claims, load_paper_tables
+from common.report.claims.read import load_claims, load_paper_tables
 from common.report.claims.show import judge
 from common.report.experiments import Experiment, collect_experiments
 from common.report.formats import read_table

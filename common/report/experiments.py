@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.files import write_atomically
+from common.report.table import Measured
 
 _FORMAT, _FORMAT_VERSION = "experiment", 1
 
@@ -60,6 +61,11 @@ class Experiment:
         if not values or unknown:
             raise ValueError(f"experiment {self.name}: values {sorted(values)}, units of unknown values {unknown}")
         object.__setattr__(self, "values", values)
+
+    def measured(self, key: str) -> Measured:
+        """One value as a cell of a table has it."""
+        protocol = {"data": self.data, **self.protocol}
+        return Measured(self.values[key], self.seeds, None, "", self.scale, self.data, "", full_protocol=protocol)
 
 
 def write_experiment(experiment: Experiment, root: str | Path) -> Path:

@@ -1,4 +1,4 @@
-"""Claims of a paper as data: read from its claims.yaml, checked against its tables, and given two verdicts.
+"""Claims of a paper as data: read from its claims.yaml and checked against its tables.
 
     claims:
       - id: C6
@@ -8,11 +8,10 @@
         for: {init: [e^2.64, e^0], column: [zs_i2t_r1, zs_t2i_r1]}
         holds_if: table3["Ob(64, 8), {init}"]["{column}"] > table3["Sphere, {init}"]["{column}"]
 
-The *audit* puts the paper's own printed numbers into the expression, *measured* puts ours
-(`common/report/claims/decide.py`). `holds_if` serves both, `audit` and `measured` one each where the two must differ,
-for example because the sentence names a number that holds at the paper's scale alone; each is an expression or a list
-of which all must hold. An expression with names of `for` in braces stands for all their combinations. `kind` says what
-decides the measured side:
+The *audit* puts the paper's own printed numbers into the expression, *measured* puts ours (`decide.py`). `holds_if`
+serves both, `audit` and `measured` one each where the two must differ, for example because the sentence names a number
+that holds at the paper's scale alone; each is an expression or a list of which all must hold. An expression with names
+of `for` in braces stands for all their combinations. `kind` says what decides the measured side:
 
     cells         cells of the paper's tables
     experiment    values of a named experiment, experiment["name"]["value"] (`common/report/experiments.py`)
@@ -24,38 +23,22 @@ only a figure. `needs` is what keeps the measured side from being run at all, `n
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from common.report.claims.expressions import (
-    EXPERIMENT,
-    Cell,
-    Condition,
-    ExpressionError,
-    Margin,
-    all_of,
-    cells,
-    decide,
-    decisive,
-    evaluate,
-    margins,
-    parse,
-)
+from common.report.claims.expressions import EXPERIMENT, Cell, Condition, ExpressionError, cells, margins, parse
 
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-UNCHECKED = "cannot be checked"
-NOT_RUN, NEEDS, UNLIKE = "not run yet", "needs", "unlike protocols"
+HOLDS, FAILS = "holds", "does not hold"
 KINDS = ("cells", "experiment", "test")
 _KEYS = {
     "id", "claim", "where", "kind", "for", "holds_if", "audit", "measured", "test", "shows", "no_numbers", "needs",
     "not_run_yet", "note",
 }  # fmt: skip
 _MAX_COMBINATIONS = 200
-_ROUNDING = 1.0e-9  # of sums of printed decimals
 
 
 class ClaimError(ValueError):
@@ -103,61 +86,8 @@ class Claim:
     @property
     def sources(self) -> tuple[str, ...]:
         """Tables and experiments, by name, that either side of the claim refers to."""
-        used = [cell for condition in (*self.audit, *self.measured) for cell in cells(condition)]
+        used = cells(*self.audit, *self.measured)
         return tuple(dict.fromkeys(cell.row if cell.table == EXPERIMENT else cell.table for cell in used))
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What became of one comparison of a claim.
-
-    text: of the comparison. verdict: one of the constants of this module. margin: how far the comparison is from its
-    threshold, positive where it holds; None without numbers. interval: 95 % of the margin. unit: of both.
-    basis: what the interval spans, with the number of seeds. reason: of a verdict that is neither holds nor does not
-    hold; data: what ours was measured on.
-    """
-
-    text: str
-    verdict: str
-    margin: float | None = None
-    interval: tuple[float, float] | None = None
-    unit: str = ""
-    basis: str = ""
-    reason: str = ""
-    data: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a claim on one side: the answer, why there is none, and its comparisons.
-
-    holding, of: how many of the claim's conditions hold when each is looked at alone. decisive: the comparison that is
-    nearest to turning the verdict over, and `margin`, how far it is from that, positive where the claim holds.
-    `by_tests` marks an answer that the named tests give where they pass.
-    """
-
-    verdict: str
-    reason: str = ""
-    findings: tuple[Finding, ...] = field(default=())
-    scale: str = ""
-    holding: int = 0
-    of: int = 0
-    decisive: Finding | None = None
-    margin: float | None = None
-    by_tests: bool = False
-
-    @classmethod
-    def on(
-        cls, conditions: Sequence[Condition], findings: Mapping[Margin, Finding], verdict: str, reason: str, scale: str
-    ) -> "Verdict":
-        """From the findings on all comparisons of the conditions."""
-        alone = {HOLDS: True, FAILS: False}
-        holding = [decide(each, lambda margin, *_: alone.get(findings[margin].verdict)) for each in conditions]
-        found = decisive(all_of(conditions), lambda margin: findings[margin].margin)
-        which, margin = (None, None) if found is None else (findings[found[0]], found[1])
-        return cls(
-            verdict, reason, tuple(findings.values()), scale, holding.count(True), len(conditions), which, margin
-        )
 
 
 def load_paper_tables(path: str | Path) -> PaperTables:
@@ -214,41 +144,6 @@ def load_claims(path: str | Path, printed: PaperTables) -> tuple[Claim, ...]:
     return tuple(claims.values())
 
 
-def audit(claim: Claim, printed: PaperTables) -> Verdict:
-    """Whether the paper's own printed numbers bear its sentence out, to the printed digits."""
-    if not claim.audit:
-        return Verdict(UNCHECKED, claim.no_numbers)
-    findings: dict[Margin, Finding] = {}
-
-    def settle(margin: Margin, *_: float) -> bool | None:
-        used = cells(margin.value)
-        missing = [cell for cell in used if printed.numbers[cell] is None]
-        unit = unit_of(printed.units[cell.table, cell.column] for cell in used)
-        if missing:
-            findings[margin] = Finding(margin.text, UNCHECKED, reason=f"the paper prints no {missing[0]}")
-            return None
-        try:
-            value = evaluate(margin.value, printed.numbers)
-        except ZeroDivisionError:
-            findings[margin] = Finding(margin.text, UNCHECKED, reason="division by zero")
-            return None
-        answer = value > _ROUNDING if margin.strict else value >= -_ROUNDING
-        findings[margin] = Finding(margin.text, HOLDS if answer else FAILS, value, unit=unit)
-        return answer
-
-    answer = decide(all_of(claim.audit), settle)
-    verdict = UNCHECKED if answer is None else HOLDS if answer else FAILS
-    reason = "" if answer is not None else next(finding.reason for finding in findings.values() if finding.reason)
-    return Verdict.on(claim.audit, findings, verdict, reason, "")
-
-
-def unit_of(units: Iterable[str]) -> str:
-    """The unit of a difference of numbers: points for percent, nothing where units are mixed."""
-    found = set(units)
-    unit = found.pop() if len(found) == 1 else ""
-    return "points" if unit == "percent" else unit
-
-
 def _claim(entry: Mapping[str, Any], printed: PaperTables, where: str) -> Claim:
     unknown = sorted(set(entry) - _KEYS)
     if unknown:
@@ -267,7 +162,7 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables, where: str) -> Claim:
         texts_of_side = _expanded(entry.get(key, []), entry.get("for", {}), f"{where}, {key}")
         conditions[side] = _parsed(texts_of_side, printed, f"{where}, {key}")
     _check_use_of_for(entry, where)
-    if any(cell.table == EXPERIMENT for condition in conditions["audit"] for cell in cells(condition)):
+    if any(cell.table == EXPERIMENT for cell in cells(*conditions["audit"])):
         raise ClaimError(f"{where}: an audit uses the paper's tables alone; give experiments under 'measured'")
     if (not conditions["audit"]) == (not optional["no_numbers"]):
         raise ClaimError(f"{where}: give either an expression for the audit or 'no_numbers', why there is none")
@@ -306,7 +201,7 @@ def _check_measured_side(claim: Claim, where: str) -> None:
     if not claim.measured and not excused:
         raise ClaimError(f"{where}: give an expression for the measured side, 'needs' or 'not_run_yet'")
     if claim.measured:
-        used = any(cell.table == EXPERIMENT for condition in claim.measured for cell in cells(condition))
+        used = any(cell.table == EXPERIMENT for cell in cells(*claim.measured))
         if used != (claim.kind == "experiment"):
             which = "refers to an experiment" if used else "refers to no experiment"
             raise ClaimError(f"{where}: kind is {claim.kind} but the measured side {which}")
@@ -354,7 +249,7 @@ def _parsed(texts: list[str], printed: PaperTables, where: str) -> tuple[Conditi
         for cell in cells(condition):
             _check_reference(cell, printed, where)
         conditions.append(condition)
-    if not all(cells(margin) for condition in conditions for margin in margins(condition)):
+    if not all(margin.cells for condition in conditions for margin in margins(condition)):
         raise ClaimError(f"{where}: a comparison refers to no cell, so no number could change it")
     return tuple(dict.fromkeys(conditions))
 

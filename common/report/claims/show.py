@@ -8,22 +8,18 @@ from pathlib import Path
 
 import yaml
 
-from common.report.claims.decide import measured_at_every_scale
-from common.report.claims.read import (
-    FAILS,
-    HOLDS,
+from common.report.claims.decide import (
     NEEDS,
     NOT_RUN,
     UNCHECKED,
     UNDECIDED,
     UNLIKE,
-    Claim,
     Finding,
     Verdict,
     audit,
-    load_claims,
-    load_paper_tables,
+    measured_at_every_scale,
 )
+from common.report.claims.read import FAILS, HOLDS, Claim, load_claims, load_paper_tables
 from common.report.experiments import Experiment
 from common.report.formats import markdown_text
 from common.report.table import Table
