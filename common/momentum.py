@@ -3,7 +3,7 @@
     theta_m <- m theta_m + (1 - m) theta          over parameters, m = ema_momentum in [0, 1]
 
 Buffers (running statistics of batch normalisation, position indices) stay the copy's own: it runs in train mode and
-sees its own inputs (contrastive-basics spec Sec. 2.2 item 1). Copying them is a separate call.
+sees its own inputs (as in MoCo's code).
 
 Kinds of model: plain, wrapped in DDP (pass the unwrapped module), compiled in place. FSDP2: make the MomentumEncoder
 before sharding and give `fully_shard` the copy in the same way as the online module; both then hold DTensors with the
@@ -43,17 +43,6 @@ class MomentumEncoder(nn.Module):
         """One averaging step over the parameters, see `update_momentum_`."""
         update_momentum_(self.encoder, online, ema_momentum)
 
-    def copy_buffers_(self, online: nn.Module) -> None:
-        """Overwrites the copy's buffers with those of the online module, for methods that share running statistics.
-
-        Raises:
-            ValueError: names the buffer that one of them lacks, or whose shape differs.
-        """
-        ours, theirs = dict(self.encoder.named_buffers()), dict(online.named_buffers())
-        _check_alike(ours, theirs, "buffer")
-        for name, buffer in ours.items():
-            buffer.copy_(theirs[name].detach())
-
 
 @torch.no_grad()
 def update_momentum_(momentum_module: nn.Module, online: nn.Module, ema_momentum: float) -> None:
@@ -74,7 +63,7 @@ def update_momentum_(momentum_module: nn.Module, online: nn.Module, ema_momentum
     if not 0 <= ema_momentum <= 1:
         raise ValueError(f"ema_momentum must lie in [0, 1], got {ema_momentum}")
     ours, theirs = dict(momentum_module.named_parameters()), dict(online.named_parameters())
-    _check_alike(ours, theirs, "parameter")
+    _check_alike(ours, theirs)
     for name, parameter in ours.items():
         if parameter.dtype in (torch.float16, torch.bfloat16):
             raise ValueError(
@@ -85,19 +74,19 @@ def update_momentum_(momentum_module: nn.Module, online: nn.Module, ema_momentum
         torch._foreach_lerp_(list(ours.values()), list(theirs.values()), 1 - ema_momentum)
 
 
-def _check_alike(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], kind: str) -> None:
-    """ValueError that names the first tensor which one side lacks or holds in another form."""
+def _check_alike(ours: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> None:
+    """ValueError that names the first parameter which one side lacks or holds in another form."""
     different = "momentum encoder and online module differ"
     if ours.keys() != theirs.keys():
         only = [f"{name} only in the momentum encoder" for name in sorted(ours.keys() - theirs.keys())[:1]]
         only += [f"{name} only online" for name in sorted(theirs.keys() - ours.keys())[:1]]
         raise ValueError(
-            f"{different}: {kind} {' and '.join(only)}; pass the module that the copy was made from, unwrapped"
+            f"{different}: parameter {' and '.join(only)}; pass the module that the copy was made from, unwrapped"
         )
-    for name, tensor in ours.items():
-        here, there = _layout(tensor), _layout(theirs[name])
+    for name, parameter in ours.items():
+        here, there = _layout(parameter), _layout(theirs[name])
         if here != there:
-            raise ValueError(f"{different}: {kind} {name} is {here} in the momentum encoder and {there} online")
+            raise ValueError(f"{different}: parameter {name} is {here} in the momentum encoder and {there} online")
 
 
 def _layout(tensor: torch.Tensor) -> tuple:

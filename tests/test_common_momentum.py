@@ -101,7 +101,7 @@ def test_tied_parameters_stay_tied_and_are_averaged_once():
     assert momentum.encoder.output.weight is momentum.encoder.table.weight
 
 
-def test_running_statistics_stay_the_copys_own_unless_they_are_copied():
+def test_running_statistics_stay_the_copys_own():
     learner = Learner()
     with torch.no_grad():
         learner.encoder(3 + torch.randn(16, 3))
@@ -110,9 +110,6 @@ def test_running_statistics_stay_the_copys_own_unless_they_are_copied():
     learner.momentum_encoder.update_(learner.encoder, 0.0)
     assert torch.equal(learner.momentum_encoder.encoder[1].running_mean, own)
     assert not torch.equal(own, learner.encoder[1].running_mean)
-    learner.momentum_encoder.copy_buffers_(learner.encoder)
-    assert torch.equal(learner.momentum_encoder.encoder[1].running_mean, learner.encoder[1].running_mean)
-    assert learner.momentum_encoder.encoder[1].num_batches_tracked == 1
 
 
 def test_no_gradient_reaches_the_copy_and_no_optimiser_holds_it():
@@ -178,14 +175,6 @@ def test_tying_only_one_side_is_refused():
     online.output = nn.Linear(4, 5, bias=False)
     with pytest.raises(ValueError, match=r"output\.weight only online"):
         momentum.update_(online, 0.9)
-
-
-def test_other_buffers_are_refused_by_name():
-    momentum = MomentumEncoder(nn.BatchNorm1d(3))
-    with pytest.raises(ValueError, match=r"buffer running_mean is \(\(3,\).*\(\(4,\)"):
-        momentum.copy_buffers_(nn.BatchNorm1d(4))
-    with pytest.raises(ValueError, match="buffer num_batches_tracked only in the momentum encoder"):
-        momentum.copy_buffers_(nn.BatchNorm1d(3, track_running_stats=False))
 
 
 def test_half_precision_weights_are_refused_because_the_copy_would_never_move():
