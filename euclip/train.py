@@ -13,28 +13,33 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import torch
 from accelerate import Accelerator
 
-from common.accumulation import MicroBatches
 from common.base.signals import stop_signals
 from common.data.pairs import Pairs
 from common.distributed import mean_over_processes
-from common.geometry import norm
+from common.geometry import clamp_scalars_, norm, scalar_values
+from common.run.checkpoint import Checkpoint
 from common.run.evaluation import evaluate_and_save
-from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
+from common.run.folder import RunFiles
 from common.run.guards import check_finite, clip_gradient
-from common.run.inputs import as_inputs, batches_from, open_training_data
-from common.run.journal import Journal
-from common.run.launch import end_run, prepare_or_resume, run_or_explain, seed_step, train_main
-from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
-from common.run.training import checkpoint_state, encoder_of, save_if_due, utilisation_of, validate_if_due
+from common.run.inputs import TrainingData, as_inputs, open_training_data
+from common.run.launch import end_run, run_or_explain, seed_step, train_main
+from common.run.schedule import learning_rate_at, set_learning_rate
+from common.run.training import encoder_of, open_run, save_if_due, validate_if_due
 from common.tiled import geometry_loss
 from euclip.config import Config
 from euclip.evaluate import MODELS, PAPER, check_tests
-from euclip.model import build_model, clamp_scalars_, multiply_scalar_gradients_, trained_scalars
+from euclip.model import build_model, multiply_scalar_gradients_
 
 DEFAULT_ROW = "table4_euclip.yaml"
+
+
+def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> TrainingData:
+    """The run's data; sets that an average of the paper wants and that are not there are missed before training."""
+    training = open_training_data(config, pairs, checkpoint)
+    check_tests(config, training.evaluation_sets)
+    return training
 
 
 def train(
@@ -50,40 +55,33 @@ def train(
         accelerator: places the model; one process or many.
         label: name on the progress bar.
     """
-    method, optim, run = config.method, config.optim, config.run
-    provenance = provenance_of(PAPER)  # of the code as it is now, whatever is edited during the run
-    checkpoint = checkpoint_to_resume(files, resume, config, pairs.fingerprint)
+    method, optim = config.method, config.optim
 
-    # data
-    training = open_training_data(config, pairs, checkpoint)
-    check_tests(config, training.evaluation_sets)
+    # data, model, optimiser, all as the last checkpoint left them where the run goes on
+    run = open_run(
+        PAPER,
+        config,
+        pairs,
+        files,
+        resume,
+        accelerator,
+        label,
+        build_model=lambda config, training: build_model(config, training.tokenizer),
+        open_training=open_data,
+        micro_batch_size=optim.micro_batch_size,
+    )
+    model, geometry = run.bare_model, run.bare_model.geometry
+    journal, transform = run.journal, run.training.transform
+    encoder = encoder_of(model, config, run.training, accelerator.device)
 
-    # model and optimiser
-    torch.manual_seed(run.seed)
-    model = build_model(config, training.tokenizer)
-    optimizer = build_optimizer(model, optim)
-    utilisation = utilisation_of(model, config, accelerator)
-
-    # prepare, resume
-    model, optimizer, first_step = prepare_or_resume(accelerator, model, optimizer, checkpoint)
-    bare_model = accelerator.unwrap_model(model)
-    geometry = bare_model.geometry
-    encoder = encoder_of(bare_model, config, training, accelerator.device)
-    state = checkpoint_state(PAPER, geometry.name, config, training, provenance, checkpoint)
-    journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label)
-
-    # loop
-    batches = batches_from(first_step, config, training, accelerator)
-    micro_batches = MicroBatches(accelerator, model, optim.micro_batch_size)
-    model.train()
     with stop_signals() as stop:
-        for step, batch in journal.steps(batches):
-            seed_step(run.seed, step)
+        for step, batch in journal.steps(run.batches):
+            seed_step(config.run.seed, step)
             learning_rate = learning_rate_at(step, optim)
-            set_learning_rate(optimizer, learning_rate)
-            images, token_ids = as_inputs(batch, training.transform, accelerator.device)
+            set_learning_rate(run.optimizer, learning_rate)
+            images, token_ids = as_inputs(batch, transform, accelerator.device)
 
-            image_embeddings, text_embeddings, logit_scale = micro_batches.embed(images, token_ids)
+            image_embeddings, text_embeddings, logit_scale = run.micro_batches.embed(images, token_ids)
             loss = geometry_loss(
                 image_embeddings,
                 text_embeddings,
@@ -95,31 +93,34 @@ def train(
             parts = {"contrastive_loss": loss}
             if method.entailment_weight:
                 # matched pairs alone, so the mean over processes is that of the global batch; the text is the apex
-                residuals = geometry.entailment_residual(text_embeddings, image_embeddings, method.min_radius)
+                pairs = {"images": image_embeddings, "texts": text_embeddings}
+                residuals = geometry.entailment_residual(**pairs, min_radius=method.min_radius)
                 parts["entailment_loss"] = residuals.mean()
                 loss = loss + method.entailment_weight * parts["entailment_loss"]
             parts |= {"image_norm": norm(image_embeddings).mean(), "text_norm": norm(text_embeddings).mean()}
             values = {name: float(mean_over_processes(part)) for name, part in {"loss": loss, **parts}.items()}
-            values |= trained_scalars(bare_model)
-            check_finite(step=step, model=bare_model, **values)
+            values |= scalar_values(model.scalars())
+            check_finite(step=step, model=model, **values)
 
-            micro_batches.backward(loss)
-            multiply_scalar_gradients_(bare_model, method.scalar_gradient_factor)
+            run.micro_batches.backward(loss)
+            multiply_scalar_gradients_(model, method.scalar_gradient_factor)
             told = {"loss": values["contrastive_loss"], "logit_scale": values["logit_scale"]}
-            values |= journal.diagnosis(step, batch, bare_model, image_embeddings, text_embeddings, **told)
-            gradient_norm = clip_gradient(accelerator, model, optim, step)
-            optimizer.step()
-            optimizer.zero_grad()
-            bound_hits = clamp_scalars_(bare_model, method.embedding_scale_max)
+            repeated = {"token_ids": batch.token_ids, "ids": batch.image_index}
+            values |= journal.diagnosis(step, model, image_embeddings, text_embeddings, **told, **repeated)
+            gradient_norm = clip_gradient(accelerator, run.model, optim, step)
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            bound_hits = clamp_scalars_(model.scalars())
 
             done = step + 1
             values |= {"bound_hits": bound_hits, "learning_rate": learning_rate, "gradient_norm": gradient_norm}
             journal.step_done(done, batch, **values)
-            validate_if_due(journal, done, encoder, training.validation_pairs)
-            save_if_due(journal, done, model, optimizer.optimizer, state, stop)
+            validate_if_due(run, done, encoder)
+            save_if_due(run, done, stop)
 
     # final evaluation
-    evaluate_and_save(MODELS, config, encoder, training.evaluation_sets, files, optim.steps, state, provenance)
+    sets = run.training.evaluation_sets
+    evaluate_and_save(MODELS, config, encoder, sets, files, optim.steps, run.state, run.provenance)
     end_run(accelerator)
 
 

@@ -26,6 +26,9 @@ class Batch:
     image_index: torch.Tensor  # (batch,) int64 >= 0, equal for equal image_ids: a picture listed twice has one
     broken: list[BrokenSample]  # samples that could not be read and were replaced
 
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
     def pin_memory(self) -> "Batch":
         self.images, self.token_ids = self.images.pin_memory(), self.token_ids.pin_memory()
         self.image_index = self.image_index.pin_memory()

@@ -48,6 +48,22 @@ NOT_IN_KEY = (
 )
 NOT_IN_KEY_OF_PAIRS = ("common/data/labelled.py", "common/data/class_names.py")  # pretrain.py trains on labelled sets
 
+# Readers by setting and choice. A run uses what it chose, so that a change of another reader trains nothing again; what
+# only the left-out files import is left out with them.
+CHOSEN_CODE = {
+    "source": {
+        "scenes": "common/data/scenes/",
+        "shards": "common/data/shards.py",
+        "karpathy": "common/data/karpathy.py",
+        "tsv": "common/data/tsv.py",
+        "hugging_face": "common/data/hugging_face.py",
+    },
+    "tokenizer": {
+        "clip_bpe": "common/data/clip_tokenizer.py",
+        "bert_wordpiece": "common/data/bert_tokenizer.py",
+    },
+}
+
 
 @dataclass(frozen=True)
 class RunFiles:
@@ -94,6 +110,8 @@ def run_key(script: Path, config: Any, data_fingerprint: str) -> str:
     content["precision"] = config.run.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if isinstance(data, DataConfig):
         leave_out += NOT_IN_KEY_OF_PAIRS
+        for setting, files in CHOSEN_CODE.items():
+            leave_out += tuple(file for choice, file in files.items() if choice != getattr(data, setting))
         if data.tokenizer != "words":  # those are counted in the training set
             content["tokenizer"] = build_tokenizer(data, training_pairs=None).fingerprint
     code = code_fingerprint(imported_files(script, leave_out))

@@ -1,12 +1,15 @@
 """What a run trains on: samples in order, as tensors on the device."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from common.data.batches import Batch, TrainingView, training_batches
+from common.data.broken import BrokenSample
 from common.data.order import BatchPositions, SampleOrder
 from common.data.pairs import (
     EvaluationSets,
@@ -22,11 +25,33 @@ from common.data.transforms import ImageTransform, normalize
 from common.run.checkpoint import Checkpoint
 
 
+class Training(Protocol):
+    """What a run needs to know of its data, whatever a sample is.
+
+    order: which sample stands at which position.
+    view: positions -> one process's batch, which has a length, `broken` samples and `pin_memory()`.
+    description: the training set in one line, for every result.
+    """
+
+    order: SampleOrder
+    view: Dataset
+    description: str
+
+    def lost_at_open(self) -> list[BrokenSample]:
+        """Samples that opening alone showed to be broken."""
+
+    def one_sample(self) -> tuple[torch.Tensor, ...] | None:
+        """The model's inputs for one sample, on the meta device, to count what it costs; None = not counted."""
+
+    def state(self, model: nn.Module) -> dict[str, Any]:
+        """JSON values with which a checkpoint rebuilds the model and its preprocessing, beside the config."""
+
+
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run trains and is evaluated on, and how pixels and words become tensors.
+    """Captioned pictures: what a run trains and is evaluated on, and how pixels and words become tensors.
 
-    pairs: the training set. order: which sample stands at which position.
+    pairs: the training set. order, view, description: see `Training`.
     tokenizer, transform: the same for training and evaluation; a checkpoint carries both.
     validation_pairs: ranked during training; None where run.evaluate_every is 0.
     evaluation_sets: of the end, opened now so that a missing one is known at once.
@@ -34,6 +59,7 @@ class TrainingData:
 
     pairs: Pairs
     order: SampleOrder
+    view: Dataset
     tokenizer: Tokenizer
     transform: ImageTransform
     validation_pairs: Pairs | None
@@ -41,12 +67,24 @@ class TrainingData:
 
     @property
     def description(self) -> str:
-        """The training set in one line, for every result."""
-        return f"{self.pairs.name}, {len(self.pairs)} pictures ({self.pairs.fingerprint[:8]})"
+        return described(self.pairs)
 
-    def lost_at_open(self) -> list:
-        """Samples that opening alone showed to be broken."""
+    def lost_at_open(self) -> list[BrokenSample]:
         return lost_at_open(self.pairs, *self.evaluation_sets.retrieval.values())
+
+    def one_sample(self) -> tuple[torch.Tensor, ...]:
+        size, length = self.transform.size, self.view.context_length
+        return torch.empty(1, 3, size, size, device="meta"), torch.zeros(1, length, dtype=torch.long, device="meta")
+
+    def state(self, model: nn.Module) -> dict[str, Any]:
+        """The model is two towers with a geometry."""
+        geometry, tokenizer = model.geometry.name, self.tokenizer.to_json()
+        return {"geometry": geometry, "tokenizer": tokenizer, "transform": self.transform.to_json()}
+
+
+def described(data_set: Any) -> str:
+    """A data set in one line: name, size, short fingerprint."""
+    return f"{data_set.name}, {len(data_set)} pictures ({data_set.fingerprint[:8]})"
 
 
 def open_training_data(config: Any, pairs: Pairs, checkpoint: Checkpoint | None) -> TrainingData:
@@ -62,25 +100,34 @@ def open_training_data(config: Any, pairs: Pairs, checkpoint: Checkpoint | None)
         tokenizer = build_tokenizer(data, pairs)
     else:
         tokenizer = tokenizer_from_json(checkpoint.state["tokenizer"])
+    order, transform = SampleOrder(len(pairs), config.optim.global_batch_size, run.seed), image_transform(data)
     return TrainingData(
         pairs=pairs,
-        order=SampleOrder(len(pairs), config.optim.global_batch_size, run.seed),
+        order=order,
+        view=TrainingView(pairs, order, transform, tokenizer, data.context_length),
         tokenizer=tokenizer,
-        transform=image_transform(data),
+        transform=transform,
         validation_pairs=open_validation_pairs(data) if run.evaluate_every else None,
         evaluation_sets=open_evaluation_sets(data),
     )
 
 
-def batches_from(first_step: int, config: Any, training: TrainingData, accelerator: Accelerator):
-    """Loader of this process's share of every global batch from a step on; the order depends on the seed alone."""
-    view = TrainingView(
-        training.pairs, training.order, training.transform, training.tokenizer, config.data.context_length
-    )
-    positions = BatchPositions(
-        training.order, first_step, config.optim.steps, accelerator.process_index, accelerator.num_processes
-    )
-    return training_batches(view, positions, config.run.num_workers, pin_memory=accelerator.device.type == "cuda")
+def batches_from(
+    first_step: int, config: Any, training: Training, accelerator: Accelerator, steps: int | None = None
+) -> DataLoader:
+    """Loader of this process's share of every global batch from a step on; the order depends on the seed alone.
+
+    Args:
+        first_step: updates made.
+        config: of the run.
+        training: gives order and samples.
+        accelerator: gives this process's place among all.
+        steps: of the run, None = config.optim.steps.
+    """
+    last = config.optim.steps if steps is None else steps
+    positions = BatchPositions(training.order, first_step, last, accelerator.process_index, accelerator.num_processes)
+    pin_memory = accelerator.device.type == "cuda"
+    return training_batches(training.view, positions, config.run.num_workers, pin_memory)
 
 
 def as_inputs(batch: Batch, transform: ImageTransform, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

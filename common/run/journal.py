@@ -2,24 +2,25 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
-from common.data.batches import Batch
 from common.data.broken import BrokenSample, BrokenSamples
 from common.diagnosis import Watch, at_bound, diagnose, loss_over_chance
 from common.distributed import gather_objects
-from common.encoders.two_towers import TwoTowers
 from common.info_nce import QueuedPairs
 from common.run.checkpoint import Checkpoint
 from common.run.folder import RunFiles, save_config
-from common.run.inputs import TrainingData
+from common.run.inputs import Training
 from common.run.log import RunLog, read_log
 from common.run.utilisation import Utilisation
+
+# of a step's values, what the progress bar shows: name, short name, format
+_SHOWN = (("loss", "loss", ".3f"), ("logit_scale", "scale", ".1f"), ("projection_channel_std", "std", ".3f"))
 
 
 class BrokenLog:
@@ -131,53 +132,47 @@ class Journal:
 
     Args:
         files: of the run.
-        config, training: of the run.
+        config: of the run.
+        training: the data.
         accelerator: the main process writes.
-        utilisation: turns speed into a share of the device's arithmetic.
+        utilisation: turns speed into a share of the device's arithmetic; None = not told.
         checkpoint: that the run goes on from, or None.
         label: name on the progress bar.
+        steps: of the run.
     """
 
     def __init__(
         self,
         files: RunFiles,
         config: Any,
-        training: TrainingData,
+        training: Training,
         accelerator: Accelerator,
-        utilisation: Utilisation,
+        utilisation: Utilisation | None,
         checkpoint: Checkpoint | None,
         label: str,
+        steps: int,
     ) -> None:
-        self.files, self.config, self.accelerator, self.utilisation = files, config, accelerator, utilisation
+        self.config, self.accelerator, self.utilisation, self.num_steps = config, accelerator, utilisation, steps
         if accelerator.is_main_process:
             save_config(files, config, training_data=training.description, processes=accelerator.num_processes)
-        first_step = 0 if checkpoint is None else checkpoint.state["step"]
-        self.log = RunLog(files.log, None if checkpoint is None else first_step, accelerator.is_main_process)
-        self.broken = BrokenLog(
-            self.log,
-            config.data.max_broken_share,
-            training.lost_at_open(),
-            None if checkpoint is None else checkpoint.state["broken"],
-        )
-        self.log.write("utilisation", step=first_step, **utilisation.describe())
-        self.first_step = first_step
+        before = {} if checkpoint is None else checkpoint.state
+        self.first_step = before.get("step", 0)
+        self.log = RunLog(files.log, before.get("step"), accelerator.is_main_process)
+        self.broken = BrokenLog(self.log, config.data.max_broken_share, training.lost_at_open(), before.get("broken"))
+        if utilisation is not None:
+            self.log.write("utilisation", step=self.first_step, **utilisation.describe())
         self.clock = StepClock(config.optim.global_batch_size)
-        self.watch = Watch(config.optim.warmup_steps, None if checkpoint is None else checkpoint.state.get("watch"))
-        self.progress = tqdm(
-            total=config.optim.steps,
-            initial=first_step,
-            desc=label,
-            unit="step",
-            disable=not accelerator.is_main_process,
-        )
+        self.watch = Watch(config.optim.warmup_steps, before.get("watch"))
+        hidden = not accelerator.is_main_process
+        self.progress = tqdm(total=steps, initial=self.first_step, desc=label, unit="step", disable=hidden)
 
-    def steps(self, batches) -> Iterator[tuple[int, Batch]]:
+    def steps(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """(updates made before, batch) of every step that is left."""
         return enumerate(self.clock.timed(batches), start=self.first_step)
 
     def logs_at(self, done: int) -> bool:
         """Whether the log has a line after so many updates."""
-        return done % self.config.run.log_every == 0 or done == self.config.optim.steps
+        return done % self.config.run.log_every == 0 or done == self.num_steps
 
     def diagnoses_at(self, done: int) -> bool:
         """Whether that line is diagnosed: the first one in every run.diagnose_every steps, and the last of the run."""
@@ -185,18 +180,20 @@ class Journal:
         if not run.diagnose_every or not self.logs_at(done):
             return False
         line_before = (done - 1) // run.log_every * run.log_every
-        return done // run.diagnose_every > line_before // run.diagnose_every or done == self.config.optim.steps
+        return done // run.diagnose_every > line_before // run.diagnose_every or done == self.num_steps
 
     def diagnosis(
         self,
         step: int,
-        batch: Batch,
-        model: TwoTowers,
+        model: Any,
         image_embeddings: torch.Tensor,
         text_embeddings: torch.Tensor,
+        *,
         loss: float,
         logit_scale: float,
         queue: QueuedPairs | None = None,
+        token_ids: torch.Tensor | None = None,
+        ids: torch.Tensor | None = None,
     ) -> dict[str, float]:
         """Further values for `step_done`, see common/diagnosis.py, with a warning where they call for one.
 
@@ -205,25 +202,25 @@ class Journal:
 
         Args:
             step: updates made before.
-            batch, image_embeddings, text_embeddings: of this process.
-            model: unwrapped.
+            model: unwrapped, with a geometry and a logit scale.
+            image_embeddings, text_embeddings: of this process.
             loss: over all processes.
             logit_scale: of this step.
             queue: further candidates of the loss.
+            token_ids, ids: of the captions and of the pictures, to count what occurs more than once; None = not told.
         """
         done, ratio = step + 1, loss_over_chance(loss, len(image_embeddings), queue)
         self.watch.count(done, ratio, at_bound(model.logit_scale, logit_scale))
         values = {"loss_over_chance": ratio, **self.watch.read()} if self.logs_at(done) else {}
         if self.diagnoses_at(done):
             embeddings = (image_embeddings, text_embeddings)
-            values |= diagnose(model, *embeddings, logit_scale, batch.token_ids, batch.image_index)
+            values |= diagnose(model.geometry, model.scalars(), *embeddings, logit_scale, token_ids, ids)
         for text in self.watch.warnings(done, loss, values):
             self.log.write("warning", step=done, text=text)
-            if self.accelerator.is_main_process:
-                self.progress.write(text, file=sys.stderr)
+            self._tell(text)
         return values
 
-    def step_done(self, done: int, batch: Batch, **values: float) -> None:
+    def step_done(self, done: int, batch: Any, **values: float) -> None:
         """Takes in one step, and writes its values every run.log_every steps. Call on every process.
 
         Args:
@@ -233,22 +230,45 @@ class Journal:
         Raises:
             TooManyBroken: see BrokenLog.
         """
-        self.broken.collect(batch.broken, seen=len(batch.image_ids))
+        self.broken.collect(batch.broken, seen=len(batch))
         self.progress.update()
         if not self.logs_at(done):
             return
         speed = self.clock.read()
-        record = {
-            "step": done,
-            "samples_seen": done * self.config.optim.global_batch_size,
-            **values,
-            **speed,
-            "model_flops_utilisation": self.utilisation.share(speed["samples_per_second"]),
-        }
+        samples = done * self.config.optim.global_batch_size
+        record = {"step": done, "samples_seen": samples, **values, **speed}
+        if self.utilisation is not None:
+            record["model_flops_utilisation"] = self.utilisation.share(speed["samples_per_second"])
         self.log.write("train", **record)
         self.broken.write_new(done)
         self.accelerator.log(record, step=done)
-        shown = {"loss": f"{values['loss']:.3f}"}
-        if "logit_scale" in values:
-            shown["scale"] = f"{values['logit_scale']:.1f}"
-        self.progress.set_postfix(shown)
+        self.progress.set_postfix({short: format(values[name], how) for name, short, how in _SHOWN if name in values})
+
+    def evaluates_at(self, done: int) -> bool:
+        """Whether something is evaluated after so many updates."""
+        every = self.config.run.evaluate_every
+        return bool(every) and done % every == 0
+
+    def evaluated(self, done: int, data: str, metrics: dict[str, float], shown: Mapping[str, str]) -> None:
+        """Takes in an evaluation during training, whose time is not the steps'.
+
+        Args:
+            done: updates made.
+            data: name of what was evaluated on.
+            metrics: shares in [0, 1] among them.
+            shown: metric -> its name on the screen, in percent.
+        """
+        self.clock.pause()
+        self.log.write("evaluate", step=done, data=data, metrics=metrics)
+        told = ", ".join(f"{name} {100 * metrics[metric]:.1f} %" for metric, name in shown.items())
+        self._tell(f"step {done}: {data} {told}")
+
+    def state(self, done: int) -> dict[str, Any]:
+        """For the checkpoint, which is written next, and whose time is not the steps'. Call on every process."""
+        self.clock.pause()
+        self.broken.write_new(done)
+        return {"broken": self.broken.counts(), "watch": self.watch.state()}
+
+    def _tell(self, text: str) -> None:
+        if self.accelerator.is_main_process:
+            self.progress.write(text, file=sys.stderr)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
-from torch import nn
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from common.base.config import ConfigError, entry_arguments
@@ -19,10 +18,8 @@ from common.base.random_keys import derive_key
 from common.base.settings import RunConfig
 from common.base.signals import STOPPED_EXIT_STATUS, Stopped
 from common.data.broken import TooManyBroken
-from common.data.pairs import Pairs, open_training_pairs
+from common.data.pairs import open_training_pairs
 from common.distributed import is_main_process, leave_process_group, rank, wait_for_everyone
-from common.encoders.two_towers import TwoTowers
-from common.run.checkpoint import Checkpoint
 from common.run.folder import RunFiles, chosen_files, only_run_in
 from common.run.guards import NonFiniteLoss
 
@@ -58,7 +55,7 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     return accelerator
 
 
-def prepare(accelerator: Accelerator, model: TwoTowers, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
+def prepare(accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
     """Accelerate's prepare, for a model whose encode methods are called by evaluations."""
     model, optimizer = accelerator.prepare(model, optimizer)
     return with_encode_methods(model), optimizer
@@ -132,7 +129,9 @@ def train_main(
     script: Path,
     config_class: type,
     default_row: str,
-    train: Callable[[Any, Pairs, RunFiles, bool, Accelerator, str], None],
+    train: Callable[[Any, Any, RunFiles, bool, Accelerator, str], None],
+    open_training_set: Callable[[Any, int], Any] = open_training_pairs,
+    scale_files: str = "scale",
 ) -> None:
     """The command line of a train.py: config, data, folder of the run, Accelerate; then `train`.
 
@@ -141,32 +140,17 @@ def train_main(
         script: the train.py itself; its folder's name is the paper's.
         config_class: the paper's dataclass.
         default_row: file in the folder's configs/ that is trained without --config.
-        train: (config, pairs, files, resume, accelerator, label).
+        train: (config, training set, files, resume, accelerator, label).
+        open_training_set: (config.data, seed) -> set with a fingerprint.
+        scale_files: stem of the scale files, see `load_row`.
     """
     paper = script.resolve().parent
-    config, arguments = entry_arguments(description, paper, config_class, default_row)
-    pairs = open_training_pairs(config.data, config.run.seed)
-    files = chosen_files(script, arguments, config, pairs.fingerprint)
+    config, arguments = entry_arguments(description, paper, config_class, default_row, scale_files)
+    data_set = open_training_set(config.data, config.run.seed)
+    files = chosen_files(script, arguments, config, data_set.fingerprint)
     accelerator = start_accelerator(config.run, files.folder)
     accelerator.print(
         f"{paper.name}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}"
     )
     with only_run_in(files) if accelerator.is_main_process else nullcontext():
-        train(config, pairs, files, arguments.resume, accelerator, arguments.row)
-
-
-def prepare_or_resume(
-    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, checkpoint: Checkpoint | None
-) -> tuple[Any, Any, int]:
-    """Accelerate's prepare, with weights and optimiser of the checkpoint if there is one.
-
-    Returns:
-        Model and optimiser as Accelerate wraps them, and the number of updates made so far.
-    """
-    if checkpoint is not None:
-        checkpoint.load_model(model)
-    model, optimizer = prepare(accelerator, model, optimizer)
-    if checkpoint is None:
-        return model, optimizer, 0
-    checkpoint.load_optimizer(model, optimizer.optimizer)
-    return model, optimizer, checkpoint.state["step"]
+        train(config, data_set, files, arguments.resume, accelerator, arguments.row)

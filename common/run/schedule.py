@@ -32,15 +32,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     """AdamW in two groups: matrices and tables decay; class tokens, vectors and scalars (norms, biases) do not.
 
-    Weight decay on the logit scale would hold it near 1: AdamW shrinks it by learning_rate * weight_decay per step
-    (oblique_topology spec, Sec. 6). With a logit_scale_rate other than 1 it is a third group, of its own rate, with a
-    geometry's curvature, which moves as slowly in a short run. Embedding scales stay with the other scalars.
+    Weight decay on the logit scale would hold it near 1: AdamW shrinks it by learning_rate * weight_decay per step.
+    With a logit_scale_rate other than 1 the scalars that act in the loss (`Scalar.in_loss`: logit scale and curvature,
+    which moves as slowly in a short run) are a third group, of their own rate; the model then offers `scalars()`.
     """
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with_own_rate = []
     if optim.logit_scale_rate != 1:
-        names = [name for name in trainable if name.endswith(("log_logit_scale", "log_curvature"))]
-        with_own_rate = [trainable.pop(name) for name in names]
+        in_loss = {id(scalar.logarithm) for scalar in model.scalars() if scalar.in_loss}
+        with_own_rate = [trainable.pop(name) for name in list(trainable) if id(trainable[name]) in in_loss]
     decayed = {name for name, each in trainable.items() if each.ndim >= 2 and not name.endswith("class_embedding")}
     groups = [
         {"params": [trainable[name] for name in trainable if name in decayed], "weight_decay": optim.weight_decay},

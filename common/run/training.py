@@ -1,61 +1,147 @@
-"""What every train.py opens before its loop and keeps beside it; loss, steps and their order stay in train.py."""
+"""Opening a run: from a config to all that a training loop holds; losses, steps and their order stay in train.py.
 
-import sys
+A train.py opens its run here, loops over `run.journal.steps(run.batches)`, and ends with `evaluate_and_save`. Nothing
+in this file knows how many views or captions a sample has, or what the model is made of.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
+from torch.utils.data import DataLoader
 
+from common.accumulation import MicroBatches
 from common.base.config import to_dict
 from common.base.signals import Stopped, StopRequest
-from common.data.pairs import (
-    Pairs,
-)
 from common.evaluation.embed import Encoder, evaluate_retrieval
-from common.run.checkpoint import Checkpoint, save_checkpoint
-from common.run.inputs import TrainingData
+from common.run.checkpoint import save_checkpoint
+from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
+from common.run.inputs import Training, TrainingData, batches_from, open_training_data
 from common.run.journal import Journal
+from common.run.launch import prepare
+from common.run.schedule import build_optimizer
 from common.run.utilisation import Utilisation
 
 
-def utilisation_of(model: nn.Module, config: Any, accelerator: Accelerator) -> Utilisation:
-    """Counts what one pair costs; call before Accelerate prepares the model."""
-    one_pair = (
-        torch.empty(1, 3, config.data.image_size, config.data.image_size, device="meta"),
-        torch.zeros(1, config.data.context_length, dtype=torch.long, device="meta"),
-    )
-    return Utilisation(model, one_pair, accelerator.device, accelerator.mixed_precision, accelerator.num_processes)
+@dataclass(frozen=True)
+class Run:
+    """What a loop holds while it trains.
+
+    config, files: of the run. steps: at which it is finished.
+    training: the data, as `open_training` gave them.
+    model, optimizer: as Accelerate wraps them. bare_model: the same model, unwrapped.
+    micro_batches: embeds a batch in parts, see `MicroBatches`. batches: of the steps that are left.
+    journal: log, progress bar, speed. state: what a checkpoint holds beside tensors.
+    provenance: of the code as it was when the run was opened, whatever is edited meanwhile.
+    """
+
+    config: Any
+    files: RunFiles
+    steps: int
+    accelerator: Accelerator
+    training: Any
+    model: nn.Module
+    bare_model: nn.Module
+    optimizer: AcceleratedOptimizer
+    micro_batches: MicroBatches
+    batches: DataLoader
+    journal: Journal
+    state: dict[str, Any]
+    provenance: dict[str, str]
 
 
-def checkpoint_state(
+def open_run(
     paper: str,
-    geometry: str,
     config: Any,
-    training: TrainingData,
-    provenance: dict[str, str],
-    checkpoint: Checkpoint | None,
-) -> dict[str, Any]:
-    """What a checkpoint needs beside tensors to rebuild the model and its preprocessing, and where it comes from.
+    data_set: Any,
+    files: RunFiles,
+    resume: bool,
+    accelerator: Accelerator,
+    label: str,
+    build_model: Callable[[Any, Any], nn.Module],
+    *,
+    open_training: Callable[..., Training] = open_training_data,
+    build_optimizer: Callable[[nn.Module, Any], torch.optim.Optimizer] = build_optimizer,
+    prepare: Callable[..., tuple[Any, Any]] = prepare,
+    micro_batch_size: int | None = None,
+    steps: int | None = None,
+    evaluation_script: str = "evaluate.py",
+) -> Run:
+    """Opens a run, or the one that its folder holds. Call on every process.
 
     Args:
         paper: the folder.
-        geometry: name of the model's.
-        config, training: of the run.
-        provenance: of this process's code; a run that goes on keeps the revision that it was started with.
-        checkpoint: that it goes on from, or None.
+        config: with the sections data, optim and run.
+        data_set: to train on, with a fingerprint.
+        files: where to write.
+        resume: go on from the last whole checkpoint, if there is one.
+        accelerator: places the model; one process or many.
+        label: name on the progress bar.
+        build_model: (config, training) -> model with weights drawn from the run's seed.
+        open_training: (config, data_set, checkpoint or None) -> see `Training`.
+        build_optimizer: (model, config.optim) -> optimiser.
+        prepare: (accelerator, model, optimizer) -> both as Accelerate wraps them.
+        micro_batch_size: rows of a forward pass and process; None = the whole share.
+        steps: updates of the run, None = config.optim.steps.
+        evaluation_script: of the paper's folder; what it imports is the code that the evaluation is known by.
+    Raises:
+        ConfigError, CheckpointError: see `checkpoint_to_resume`.
     """
-    revision = provenance["git_revision"] if checkpoint is None else checkpoint.state["training_revision"]
-    return {
+    provenance = provenance_of(paper, evaluation_script)
+    checkpoint = checkpoint_to_resume(files, resume, config, data_set.fingerprint)
+    training = open_training(config, data_set, checkpoint)
+    steps = config.optim.steps if steps is None else steps
+
+    # the seed draws the weights, whatever opening the data has drawn
+    torch.manual_seed(config.run.seed)
+    model = build_model(config, training)
+    optimizer = build_optimizer(model, config.optim)
+    one_sample = training.one_sample()
+    utilisation = None
+    if one_sample is not None:  # counted before Accelerate wraps the model
+        processes = accelerator.num_processes
+        utilisation = Utilisation(model, one_sample, accelerator.device, accelerator.mixed_precision, processes)
+
+    # weights go in before the model is wrapped or sharded, the optimiser's state after
+    if checkpoint is not None:
+        checkpoint.load_model(model)
+    model, optimizer = prepare(accelerator, model, optimizer)
+    if checkpoint is not None:
+        checkpoint.load_optimizer(model, optimizer.optimizer)
+    bare_model = accelerator.unwrap_model(model)
+
+    state = {
         "paper": paper,
-        "geometry": geometry,
         "config": to_dict(config),
-        "tokenizer": training.tokenizer.to_json(),
-        "transform": training.transform.to_json(),
-        "training_revision": revision,
-        "data_fingerprint": training.pairs.fingerprint,
+        # a run that goes on keeps the revision that it was started with
+        "training_revision": (
+            provenance["git_revision"] if checkpoint is None else checkpoint.state["training_revision"]
+        ),
+        "data_fingerprint": data_set.fingerprint,
         "training_data": training.description,
+        **training.state(bare_model),
     }
+    journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label, steps)
+    model.train()
+    return Run(
+        config=config,
+        files=files,
+        steps=steps,
+        accelerator=accelerator,
+        training=training,
+        model=model,
+        bare_model=bare_model,
+        optimizer=optimizer,
+        micro_batches=MicroBatches(accelerator, model, micro_batch_size),
+        batches=batches_from(journal.first_step, config, training, accelerator, steps),
+        journal=journal,
+        state=state,
+        provenance=provenance,
+    )
 
 
 def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: torch.device) -> Encoder:
@@ -72,55 +158,38 @@ def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: to
     )
 
 
-def validate_if_due(journal: Journal, done: int, encoder: Encoder, pairs: Pairs | None) -> None:
-    """Ranks the validation set every run.evaluate_every steps. Call on every process.
+def validate_if_due(run: Run, done: int, encoder: Encoder) -> None:
+    """Ranks the validation pairs every run.evaluate_every steps. Call on every process.
 
     Args:
-        journal: of the run.
+        run: on pairs.
         done: updates made.
         encoder: with the unwrapped model.
-        pairs: None where nothing is ever due.
     """
-    every = journal.config.run.evaluate_every
-    if not every or done % every:
-        return
-    journal.clock.pause()
-    metrics = evaluate_retrieval(encoder, pairs).metrics
-    journal.log.write("evaluate", step=done, data=pairs.name, metrics=metrics)
-    if journal.accelerator.is_main_process:
-        i2t, t2i = 100 * metrics["i2t_recall_at_1"], 100 * metrics["t2i_recall_at_1"]
-        journal.progress.write(f"step {done}: {pairs.name} R@1 {i2t:.1f} % i2t, {t2i:.1f} % t2i", file=sys.stderr)
+    if run.journal.evaluates_at(done):
+        pairs = run.training.validation_pairs
+        metrics = evaluate_retrieval(encoder, pairs).metrics
+        shown = {"i2t_recall_at_1": "R@1 i2t", "t2i_recall_at_1": "t2i"}
+        run.journal.evaluated(done, pairs.name, metrics, shown)
 
 
-def save_if_due(
-    journal: Journal,
-    done: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    state: dict[str, Any],
-    stop: StopRequest,
-) -> None:
+def save_if_due(run: Run, done: int, stop: StopRequest) -> None:
     """Writes a checkpoint every run.save_every steps, at the end, and when asked to stop. Call on every process.
 
     Args:
-        journal: of the run.
+        run: whose weights to save.
         done: updates made.
-        model: as Accelerate wraps it.
-        optimizer: the one inside Accelerate's.
-        state: see `checkpoint_state`.
         stop: whether a signal has asked the run to end.
     Raises:
         Stopped: after the checkpoint, if it has.
         CheckpointError: see save_checkpoint.
     """
-    run, steps = journal.config.run, journal.config.optim.steps
-    asked_to_stop = stop.agreed(journal.accelerator.device)
-    if done == steps or asked_to_stop or (run.save_every and done % run.save_every == 0):
-        journal.clock.pause()
-        journal.broken.write_new(done)
-        state = {**state, "broken": journal.broken.counts(), "watch": journal.watch.state()}
-        save_checkpoint(journal.files.checkpoints, done, model, optimizer, state, run.keep_checkpoints)
-    if done == steps or asked_to_stop:
+    journal, every, keep = run.journal, run.config.run.save_every, run.config.run.keep_checkpoints
+    asked_to_stop = stop.agreed(run.accelerator.device)
+    if done == run.steps or asked_to_stop or (every and done % every == 0):
+        state = {**run.state, **journal.state(done)}
+        save_checkpoint(run.files.checkpoints, done, run.model, run.optimizer.optimizer, state, keep)
+    if done == run.steps or asked_to_stop:
         journal.progress.close()
     if asked_to_stop:
-        raise Stopped(done, steps, journal.files.folder)
+        raise Stopped(done, run.steps, run.files.folder)

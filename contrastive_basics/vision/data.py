@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import Dataset
 
 from common.base.random_keys import derive_key
 from common.data.broken import BrokenSample, TooManyBroken
 from common.data.labelled import class_folders, open_image_folder, open_torchvision
 from common.data.order import SampleOrder, permuted, seed_of
+from common.data.pairs import lost_at_open
 from common.data.scenes.classification import classification_task
 from common.data.transforms import ImageTransform
 from common.data.views import RECIPES, ViewRecipe, stacked_views
+from common.run.checkpoint import Checkpoint
+from common.run.inputs import described
 from contrastive_basics.vision.config import VisionConfig, VisionDataConfig
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -94,6 +98,9 @@ class ViewBatch:
     labels: torch.Tensor  # (batch,) int64
     broken: list[BrokenSample]  # pictures that could not be read and were replaced
 
+    def __len__(self) -> int:
+        return len(self.labels)
+
     def pin_memory(self) -> "ViewBatch":
         """For a copy to the accelerator that does not wait."""
         self.first_views, self.second_views = self.first_views.pin_memory(), self.second_views.pin_memory()
@@ -137,6 +144,53 @@ class TwoViews(Dataset):
                 broken.append(error)
                 index = derive_key("instead of a broken picture", seed, attempt) % self.order.num_samples
         raise TooManyBroken(f"{self.max_attempts} pictures in a row are broken; the last: {broken[-1]}")
+
+
+@dataclass(frozen=True)
+class VisionTraining:
+    """What pretrain.py trains and is watched on; order, view and description as in common/run/inputs.py, `Training`.
+
+    pictures, test_set: labelled. recipes: of the two views. transform: of an evaluation.
+    bank, queries: the parts that vote and are asked during training.
+    """
+
+    pictures: Any
+    test_set: Any
+    order: SampleOrder
+    view: TwoViews
+    recipes: list[ViewRecipe]
+    transform: ImageTransform
+    bank: "SomePictures"
+    queries: "SomePictures"
+
+    @property
+    def description(self) -> str:
+        return described(self.pictures)
+
+    def lost_at_open(self) -> list[BrokenSample]:
+        return lost_at_open(self.pictures, self.test_set)
+
+    def one_sample(self) -> None:
+        return None  # batch normalisation wants more than one
+
+    def state(self, model: nn.Module) -> dict[str, Any]:
+        return {"kind": "vision", "transform": self.transform.to_json()}
+
+
+def open_vision_training(config: VisionConfig, pictures: Any, checkpoint: Checkpoint | None) -> VisionTraining:
+    """Everything but the training set itself; the order of pictures, and their views, depend on (seed, position)."""
+    order, recipes = SampleOrder(len(pictures), config.optim.global_batch_size, config.run.seed), view_recipes(config)
+    test_set = open_test_set(config.data)
+    return VisionTraining(
+        pictures=pictures,
+        test_set=test_set,
+        order=order,
+        view=TwoViews(pictures, order, recipes, config.data.image_size),
+        recipes=recipes,
+        transform=evaluation_transform(config),
+        bank=SomePictures(pictures, config.evaluation.monitor_bank),
+        queries=SomePictures(test_set, config.evaluation.monitor_queries),
+    )
 
 
 class SomePictures:
