@@ -2,7 +2,7 @@
 
 Every process holds the same queue: keys are gathered in rank order before they are written, and a random start comes
 from a seed. Under DDP pass broadcast_buffers=False: by default all buffers, this one included, are sent from rank 0 in
-each forward pass (GeoMM spec Sec. 18.7).
+each forward pass.
 """
 
 import torch
@@ -29,7 +29,7 @@ class FeatureQueue(nn.Module):
             "fill_level": it starts empty and only rows that were written take part.
         seed: of the random rows; the global random state is neither used nor moved.
     Attributes:
-        features: (capacity, dim) float32. Never form logits from it, take `rows()`.
+        features: (capacity, dim) float32; logits are formed from `rows()`.
         ids: (capacity,) int64; NO_ID = -1 = none.
         pointer: () int64, the slot of the next row.
         fill_level: () int64, slots that hold keys (not random rows), at most capacity.
@@ -106,16 +106,16 @@ class FeatureQueue(nn.Module):
         return torch.arange(self.capacity, device=self.ids.device) < self.fill_level
 
     def rows(self) -> torch.Tensor:
-        """The features that take part, as a constant copy for logits: row j is slot j.
+        """The features that take part, for logits: row j is slot j. Not a copy, whose cost would be that of a product.
 
-        A copy, because `enqueue` writes in place: with logits of `features` itself, autograd refuses the backward pass
-        after it, or worse a saved tensor changes unseen.
+        The next `enqueue` writes into them, so it comes after the backward pass of logits formed from them. If it comes
+        before, autograd refuses that backward pass (RuntimeError: "modified by an inplace operation").
 
         Returns:
             (num_rows, dim); num_rows is the capacity with random rows, else the fill level (which waits for the device;
-            `features.clone()` with `present()` and `mask_absent` does not, and keeps one shape).
+            `features` with `present()` and `mask_absent` does not, and keeps one shape).
         """
-        return self.features[: self._num_rows()].clone()
+        return self.features[: self._num_rows()]
 
     def row_ids(self) -> torch.Tensor:
         """(num_rows,) int64 ids of `rows()`, a copy; NO_ID where unknown."""

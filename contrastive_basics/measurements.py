@@ -20,6 +20,7 @@ from common.geometry import Sphere, inner_product_similarity, paired_inner_produ
 from common.info_nce import contrastive_loss, info_nce, mask_absent, nt_xent, symmetric_info_nce
 from common.logit_scale import LogitScale
 from common.methods.momentum_contrast import MomentumContrast, moco_loss
+from common.pool import QueuePool
 from common.run.kept_memory import bytes_kept_for_backward
 from contrastive_basics.toys import (
     EMBEDDING_DIM,
@@ -137,13 +138,17 @@ def _view_objective(
     """The loss of two views, and the parameters that it trains."""
     logit_scale = LogitScale(1 / settings.temperature, trainable=False)
     if objective == "moco":
-        moco = MomentumContrast(encoder, Sphere(), logit_scale, FeatureQueue(settings.queue, EMBEDDING_DIM, seed=seed))
+        queue = FeatureQueue(settings.queue, EMBEDDING_DIM, seed=seed)
+        pool = QueuePool(queue, inner_product_similarity, own_key_only=True)
+        moco, past_keys = MomentumContrast(encoder, Sphere(), logit_scale, pool), []
 
         def loss_of_moco(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+            if past_keys:  # of the step before, whose backward pass is over
+                moco.insert(past_keys.pop())
             moco.update_momentum_encoder(settings.ema_momentum)
-            logits, keys = moco(first, second)
-            moco.enqueue(keys)  # the logits come from a copy of the queue
-            return moco_loss(logits)
+            logits, columns, keys = moco(first, second)
+            past_keys.append(keys)
+            return moco_loss(logits, columns)
 
         return loss_of_moco, list(encoder.parameters())
     if objective == "nt_xent":

@@ -15,12 +15,12 @@ from common.encoders.from_config import causal_text_transformer, vision_transfor
 from common.encoders.text import CausalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
-from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, unit
 from common.info_nce import QueuedPairs
 from common.late_interaction import LateInteraction
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder
+from common.pool import image_and_text_pools
 from contrastive_basics.config import Config
 
 
@@ -46,10 +46,10 @@ def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
 
 
 class MomentumQueue(nn.Module):
-    """Pairs of past steps as further negatives: momentum copies of both towers, and a queue of keys for each side.
+    """Pairs of past steps as further negatives: momentum copies of both towers, and a pool of keys for each side.
 
-    In the batch the negatives are online embeddings with gradient; the queue adds keys without (spec Sec. 5.4, 6). It
-    starts empty and only keys that were written take part. A part of the model, hence of its checkpoints.
+    In the batch the negatives are online embeddings with gradient; the pools add keys without. They are queues that
+    start empty, and only keys that were written take part. A part of the model, hence of its checkpoints.
 
     Args:
         towers: that the copies follow; one vector a side.
@@ -61,12 +61,12 @@ class MomentumQueue(nn.Module):
         super().__init__()
         self.image_encoder = MomentumEncoder(towers.image_tower)
         self.text_encoder = MomentumEncoder(towers.text_tower)
-        self.image_queue = FeatureQueue(capacity, dim, start="fill_level")
-        self.text_queue = FeatureQueue(capacity, dim, start="fill_level")
+        self.image_pool, self.text_pool = image_and_text_pools(towers.geometry, capacity, dim, start="fill_level")
 
     def pairs(self) -> QueuedPairs:
-        """What the loss takes: the newest keys, as constants."""
-        return QueuedPairs(self.image_queue.rows(), self.text_queue.rows(), self.image_queue.row_ids())
+        """What the loss takes, which compares the batch's online embeddings itself: the newest keys, read in place."""
+        images, texts = self.image_pool.queue, self.text_pool.queue
+        return QueuedPairs(images.rows(), texts.rows(), images.row_ids())
 
     def update_(self, towers: TwoTowers, ema_momentum: float) -> None:
         """theta_k <- m theta_k + (1 - m) theta over the parameters of both towers."""
@@ -74,15 +74,21 @@ class MomentumQueue(nn.Module):
         self.text_encoder.update_(towers.text_tower, ema_momentum)
 
     @torch.no_grad()
-    def enqueue(self, images: torch.Tensor, token_ids: torch.Tensor, ids: torch.Tensor) -> None:
-        """Writes the keys of all processes' batches; call on every process.
+    def insert(
+        self, images: torch.Tensor, token_ids: torch.Tensor, ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes the keys of all processes' batches, after the backward pass; call on every process.
 
         Args:
             images: (local_batch, 3, size, size), normalised. token_ids: (local_batch, context_length).
             ids: (local_batch,) int64 of the pictures.
+        Returns:
+            Slots of the keys of all processes, in the image pool and in the text pool.
         """
-        self.image_queue.enqueue_from_all_processes(unit(self.image_encoder(images)), ids)
-        self.text_queue.enqueue_from_all_processes(unit(self.text_encoder(token_ids)), ids)
+        return (
+            self.image_pool.insert(unit(self.image_encoder(images)), ids),
+            self.text_pool.insert(unit(self.text_encoder(token_ids)), ids),
+        )
 
 
 class PatchTokens(nn.Module):

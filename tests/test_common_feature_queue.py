@@ -1,28 +1,20 @@
 """The feature queue against a Python deque, across processes, casts and checkpoints."""
 
-import subprocess
-import sys
 from collections import deque
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from processes import in_processes
 from torch import nn
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from common.base.settings import OptimConfig
-from common.distributed import leave_process_group
+from common.distributed import rank
 from common.feature_queue import FeatureQueue
 from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.schedule import build_optimizer
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def numbered(first, count, dim=2):
@@ -119,27 +111,22 @@ def test_an_empty_queue_has_no_rows_and_a_random_one_is_all_present():
     assert FeatureQueue(4, 3).present().all()
 
 
-def test_rows_are_a_constant_copy_that_later_writes_do_not_change():
+def test_rows_are_the_queues_own_and_a_write_before_the_backward_pass_is_an_error():
     queue = FeatureQueue(4, 2)
-    rows, ids = queue.rows(), queue.row_ids()
-    before = rows.clone()
+    assert queue.rows().data_ptr() == queue.features.data_ptr()
+    assert not queue.rows().requires_grad
     query = torch.randn(3, 2, requires_grad=True)
-    loss = (query @ rows.T).logsumexp(dim=1).sum()
+    for early in (False, True):
+        loss = (query @ queue.rows().T).logsumexp(dim=1).sum()
+        if early:
+            queue.enqueue(numbered(0, 1))
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        else:
+            loss.backward()
+    ids = queue.row_ids()
     queue.enqueue(numbered(0, 4), torch.arange(4))
-    loss.backward()
-    assert query.grad.isfinite().all()
-    assert torch.equal(rows, before)
-    assert (ids == -1).all()
-    assert not rows.requires_grad
-
-
-def test_logits_of_the_buffer_itself_fail_after_a_write_which_is_why_rows_copies():
-    queue = FeatureQueue(4, 2)
-    query = torch.randn(3, 2, requires_grad=True)
-    loss = (query @ queue.features.T).logsumexp(dim=1).sum()
-    queue.enqueue(numbered(0, 1))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+    assert (ids == -1).all()  # a copy
 
 
 def test_keys_are_stored_without_their_graph():
@@ -161,12 +148,12 @@ def test_keys_in_half_precision_are_cast_up_and_finer_ones_are_refused():
     assert queue.features.dtype == torch.float64
 
 
-@pytest.mark.parametrize("cast", [lambda model: model.bfloat16(), lambda model: model.to("cpu", torch.float16)])
-def test_a_model_cast_to_half_precision_keeps_its_keys_unrounded(cast):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_cast_to_half_precision_keeps_its_keys_unrounded(dtype):
     model = nn.ModuleDict({"layer": nn.Linear(2, 2), "queue": FeatureQueue(64, 2)})
     before = model["queue"].features.clone()
-    cast(model)
-    assert model["layer"].weight.dtype in (torch.bfloat16, torch.float16)
+    model.to("cpu", dtype)
+    assert model["layer"].weight.dtype == dtype
     assert torch.equal(model["queue"].features, before)
     assert "features" in model["queue"].state_dict()
 
@@ -218,38 +205,25 @@ def test_the_queue_survives_a_checkpoint_bit_by_bit_and_goes_on_where_it_was(tmp
     assert torch.equal(model["queue"].rows(), loaded["queue"].rows())
 
 
-def test_two_processes_hold_the_same_queue_as_one(tmp_path):
-    command = [sys.executable, __file__, str(tmp_path)]
-    processes = [subprocess.Popen([*command, str(number)], cwd=ROOT, stderr=subprocess.PIPE) for number in range(2)]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors.decode()
-    alone = FeatureQueue(11, 3)
-    slots = [alone.enqueue(*keys_of_step(step)) for step in range(5)]
-    for number in range(2):
-        report = torch.load(tmp_path / f"{number}.pt", weights_only=True)
-        for name, tensor in alone.state_dict().items():
-            assert torch.equal(report["state"][name], tensor), name
-        assert torch.equal(report["slots"], torch.stack(slots))
-
-
 def keys_of_step(step):
     """Keys and ids of the global batch of six."""
     generator = torch.Generator().manual_seed(step)
     return torch.randn(6, 3, generator=generator), 6 * step + torch.arange(6)
 
 
-def main(folder: Path, number: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
-    torch.manual_seed(number)  # processes differ in their global random state
-    queue, slots = FeatureQueue(11, 3), []
+def queue_of_a_process():
+    torch.manual_seed(rank())  # processes differ in their global random state
+    queue, slots, share = FeatureQueue(11, 3), [], slice(3 * rank(), 3 * rank() + 3)
     for step in range(5):
         keys, ids = keys_of_step(step)
-        share = slice(3 * number, 3 * number + 3)
         slots.append(queue.enqueue_from_all_processes(keys[share].requires_grad_(), ids[share]))
-    torch.save({"state": queue.state_dict(), "slots": torch.stack(slots)}, folder / f"{number}.pt")
-    leave_process_group()
+    return queue.state_dict(), torch.stack(slots)
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+def test_two_processes_hold_the_same_queue_as_one():
+    alone = FeatureQueue(11, 3)
+    slots = torch.stack([alone.enqueue(*keys_of_step(step)) for step in range(5)])
+    for state, found in in_processes(2, queue_of_a_process):
+        assert torch.equal(found, slots)
+        for name, tensor in alone.state_dict().items():
+            assert torch.equal(state[name], tensor), name

@@ -2,28 +2,20 @@
 
 import copy
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from processes import in_processes
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from common.base.settings import OptimConfig
-from common.distributed import leave_process_group, mean_over_processes
+from common.distributed import mean_over_processes, rank, world_size
 from common.encoders.resnet import NarrowResNet
 from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, inner_product_similarity, unit
-from common.info_nce import info_nce
 from common.logit_scale import LogitScale
 from common.methods.momentum_contrast import (
     MomentumContrast,
@@ -39,18 +31,20 @@ from common.methods.momentum_contrast import (
     unshuffle_rows,
 )
 from common.momentum import MomentumEncoder
-from common.run.checkpoint import last_checkpoint, save_checkpoint
-from common.run.schedule import build_optimizer
+from common.pool import QueuePool
 
-ROOT = Path(__file__).resolve().parents[1]
 BATCH, WIDTH, DIM, QUEUE = 6, 5, 4, 10
+
+
+def pool_of(capacity, dim, start="random_rows"):
+    return QueuePool(FeatureQueue(capacity, dim, start), inner_product_similarity, own_key_only=True)
 
 
 def moco(symmetric=False, start="random_rows", temperature=0.2, trainable=False):
     torch.manual_seed(5)
     encoder = nn.Sequential(nn.Linear(WIDTH, 7), nn.Tanh(), mlp_head(7, DIM))
     scale = LogitScale(1 / temperature, trainable=trainable)
-    model = MomentumContrast(encoder, Sphere(), scale, FeatureQueue(QUEUE, DIM, start), symmetric).double()
+    model = MomentumContrast(encoder, Sphere(), scale, pool_of(QUEUE, DIM, start), symmetric).double()
     apart(model)
     return model
 
@@ -88,30 +82,36 @@ def loops_moco(model, query_views, key_views, scale):
     total = 0.0
     for query_view, key_view in zip(query_views, key_views):
         query, key = unit(model.encoder(query_view[None]))[0], unit(model.momentum_encoder.encoder(key_view[None]))[0]
-        logits = [scale * float(query @ row) for row in (key, *model.queue.rows())]
+        logits = [scale * float(query @ row) for row in (key, *model.pool.queue.rows())]
         total += row_loss(logits, 0)
     return total / len(query_views)
 
 
 @pytest.mark.parametrize("start", ["random_rows", "fill_level"])
-def test_moco_equals_loops_written_from_the_formula(start):
-    model, (first, second) = moco(start=start), views()
-    model.enqueue(unit(torch.randn(3, DIM, dtype=torch.float64)))
-    logits, keys = model(first, second)
-    assert logits.shape == (BATCH, 1 + (QUEUE if start == "random_rows" else 3))
-    expected = loops_moco(model, first, second, float(model.logit_scale()))
-    assert float(moco_loss(logits).detach()) == pytest.approx(expected, rel=1e-12)
-    torch.testing.assert_close(keys, unit(model.momentum_encoder(second)), rtol=1e-14, atol=0)
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_moco_equals_loops_written_from_the_formula(start, symmetric):
+    model, (first, second) = moco(symmetric, start), views()
+    model.insert(unit(torch.randn(3, DIM, dtype=torch.float64)))
+    queries = 2 * BATCH if symmetric else BATCH
+    logits, columns, keys = model(first, second)
+    assert logits.shape == (queries, 1 + (QUEUE if start == "random_rows" else 3))
+    assert columns.tolist() == [0] * queries
+    directions = [(first, second), (second, first)][: 2 if symmetric else 1]
+    expected = sum(loops_moco(model, *pair, float(model.logit_scale())) for pair in directions) / len(directions)
+    for loss in (moco_loss(logits), moco_loss(logits, columns)):
+        assert float(loss.detach()) == pytest.approx(expected, rel=1e-12)
+    torch.testing.assert_close(
+        keys, unit(torch.cat([model.momentum_encoder(views) for _, views in directions])), rtol=1e-14, atol=0
+    )
+    slots = model.insert(keys).tolist()  # 9 rows are in 10 places, or 15
+    assert slots == ([-1, -1, *range(5, QUEUE), 0, 1, 2, 3, 4] if symmetric else [3, 4, 5, 6, 7, 8])
 
 
-def test_the_symmetric_loss_is_the_mean_of_both_directions_and_yields_both_key_sets():
-    model, (first, second) = moco(symmetric=True), views()
-    logits, keys = model(first, second)
-    expected = sum(loops_moco(model, *pair, float(model.logit_scale())) for pair in ((first, second), (second, first)))
-    assert float(moco_loss(logits).detach()) == pytest.approx(expected / 2, rel=1e-12)
-    both = torch.cat([model.momentum_encoder(second), model.momentum_encoder(first)])
-    torch.testing.assert_close(keys, unit(both), rtol=1e-14, atol=0)
-    assert model.enqueue(keys).tolist() == [-1, -1, *range(2, QUEUE), 0, 1]  # 12 keys into 10 slots
+def test_the_loss_of_positives_at_other_columns_is_that_of_the_same_logits_turned_round():
+    logits = torch.randn(5, 8, dtype=torch.float64)
+    columns = torch.tensor([3, 7, 0, 3, 1])
+    turned = torch.stack([row.roll(-int(column)) for row, column in zip(logits, columns)])
+    assert float(moco_loss(logits, columns)) == pytest.approx(float(moco_loss(turned)), rel=1e-12)
 
 
 @torch.no_grad()
@@ -176,16 +176,13 @@ def test_no_gradient_reaches_the_keys_and_every_online_parameter_gets_one():
                 assert parameter.grad is None, name
 
 
-def train_step(model, optimizer, enqueue_first=False):
+def train_step(model, optimizer):
     model.update_momentum_encoder(0.9)
-    logits, keys = model(*views())
-    if enqueue_first:
-        model.enqueue(keys)
+    logits, columns, keys = model(*views())
     optimizer.zero_grad()
-    moco_loss(logits).backward()
+    moco_loss(logits, columns).backward()
     optimizer.step()
-    if not enqueue_first:
-        model.enqueue(keys)
+    model.insert(keys)
 
 
 def test_one_step_averages_with_the_query_encoder_of_before_the_optimiser_step():
@@ -199,20 +196,17 @@ def test_one_step_averages_with_the_query_encoder_of_before_the_optimiser_step()
     assert all(moved)
 
 
-def test_enqueueing_before_the_backward_pass_as_the_published_code_does_changes_nothing():
-    models = []
-    for enqueue_first in (False, True):
-        model = moco()
-        optimizer = torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.5)
-        for _ in range(4):  # more keys than slots
-            train_step(model, optimizer, enqueue_first)
-        models.append(model.state_dict())
-    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+def test_keys_that_are_inserted_before_the_backward_pass_are_an_error_and_no_other_loss():
+    model = moco()
+    logits, columns, keys = model(*views())
+    model.insert(keys)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        moco_loss(logits, columns).backward()
 
 
 def test_running_statistics_of_the_key_encoder_are_its_own():
     encoder = nn.Sequential(nn.Linear(WIDTH, 7), nn.BatchNorm1d(7), nn.Linear(7, DIM))
-    model = MomentumContrast(encoder, Sphere(), LogitScale(5.0, trainable=False), FeatureQueue(QUEUE, DIM))
+    model = MomentumContrast(encoder, Sphere(), LogitScale(5.0, trainable=False), pool_of(QUEUE, DIM))
     first, second = (view.float() for view in views())
     model.update_momentum_encoder(0.0)
     model(first, second + 4)
@@ -223,104 +217,6 @@ def test_running_statistics_of_the_key_encoder_are_its_own():
     torch.testing.assert_close(
         theirs.running_mean, 0.1 * first.matmul(encoder[0].weight.T).add(encoder[0].bias).mean(0)
     )
-
-
-def test_training_goes_on_from_a_checkpoint_as_if_unbroken(tmp_path):
-    def trained(model, steps, optimizer):
-        for _ in range(steps):
-            train_step(model, optimizer)
-        return model
-
-    config = OptimConfig(learning_rate=0.01)
-    unbroken = moco()
-    trained(unbroken, 5, build_optimizer(unbroken, config))
-    first, second = moco(), moco()
-    optimizer = build_optimizer(first, config)
-    save_checkpoint(tmp_path, 2, trained(first, 2, optimizer), optimizer, {})
-    checkpoint, optimizer = last_checkpoint(tmp_path), build_optimizer(second, config)
-    checkpoint.load_model(second)
-    checkpoint.load_optimizer(second, optimizer)
-    trained(second, 3, optimizer)
-    for name, tensor in unbroken.state_dict().items():
-        assert torch.equal(tensor, second.state_dict()[name]), name
-
-
-def test_other_logits_may_take_the_place_of_those_of_the_queue():
-    # as GeoMM: insert first, positives at the columns where the keys were written
-    model, (first, second) = moco(), views()
-    slots = []
-
-    def logits_after_insertion(queries, keys):
-        slots.append(model.enqueue(keys))
-        return model.logit_scale() * queries @ model.queue.rows().T
-
-    model.queue.enqueue(unit(torch.randn(7, DIM, dtype=torch.float64)))
-    logits, keys = model(first, second, logits_of=logits_after_insertion)
-    assert slots[0].tolist() == [7, 8, 9, 0, 1, 2]
-    torch.testing.assert_close(model.queue.rows()[slots[0]], keys)
-    info_nce(logits, slots[0]).backward()
-    assert model.encoder[0].weight.grad.isfinite().all()
-
-
-def toy_pictures():
-    """The spec's toy (Sec. 5.1): 40 Gaussian classes seen through a random matrix and tanh; views lose coordinates."""
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=generator)
-
-    means, mixing = 0.9 * normal(40, 24), normal(24, 64) / math.sqrt(24)
-
-    def draw(count):
-        labels = torch.randint(40, (count,), generator=generator)
-        return (means[labels] + 0.9 * normal(count, 24)) @ mixing, labels
-
-    def two_views(count):
-        pictures = draw(count)[0].tanh()
-        return (
-            pictures * (torch.rand(count, 64, generator=generator) > 0.2) + 0.4 * normal(count, 64) for _ in range(2)
-        )
-
-    return draw, two_views
-
-
-def spread_and_neighbours(encoder, draw):
-    """Mean standard deviation per channel, mean off-diagonal cosine, share of 500 whose 20 neighbours vote right."""
-    with torch.no_grad():
-        (bank, labels), (pictures, wanted) = draw(1000), draw(500)
-        bank, found = unit(encoder(bank.tanh())), unit(encoder(pictures.tanh()))
-    cosines = found @ found.T
-    near = (found @ bank.T).topk(20, dim=1)
-    votes = torch.zeros(500, 40).scatter_add_(1, labels[near.indices], (near.values / 0.1).exp())
-    off_diagonal = (cosines.sum() - cosines.trace()) / (500 * 499)
-    return float(found.std(dim=0).mean()), float(off_diagonal), float((votes.argmax(dim=1) == wanted).float().mean())
-
-
-def trained_on_toy(with_negatives, steps):
-    torch.manual_seed(0)
-    draw, two_views = toy_pictures()
-    layers = [nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), linear_head(128, 32)]
-    model = MomentumContrast(nn.Sequential(*layers), Sphere(), LogitScale(5.0, trainable=False), FeatureQueue(2048, 32))
-    optimizer = torch.optim.SGD(model.encoder.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    for _ in range(steps):
-        model.update_momentum_encoder(0.99)
-        logits, keys = model(*two_views(256))
-        loss = moco_loss(logits) if with_negatives else -logits[:, 0].mean() / 5
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        model.enqueue(keys)
-    return spread_and_neighbours(model.encoder, draw)
-
-
-def test_the_queues_negatives_prevent_the_collapse_that_positives_alone_end_in():
-    spread, cosine, right = trained_on_toy(True, 200)
-    collapsed_spread, collapsed_cosine, collapsed_right = trained_on_toy(False, 500)
-    assert spread > 0.10
-    assert cosine < 0.5
-    assert collapsed_spread < 0.03
-    assert collapsed_cosine > 0.97
-    assert right > collapsed_right + 0.15
 
 
 # shuffling and split statistics
@@ -339,15 +235,15 @@ def test_unshuffle_undoes_shuffle_and_uses_no_global_randomness():
 
 def test_shuffled_keys_are_those_of_the_views_in_their_order():
     model, (first, second) = moco(), views()
-    plain_logits, plain = model(first, second)
-    logits, keys = model(first, second, shuffle_seed=3)
+    plain_logits, _, plain = model(first, second)
+    logits, _, keys = model(first, second, shuffle_seed=3)
     torch.testing.assert_close(keys, plain, rtol=1e-13, atol=1e-15)
     torch.testing.assert_close(logits, plain_logits, rtol=1e-13, atol=1e-15)
 
 
 def test_with_split_statistics_a_key_shares_them_with_its_query_unless_shuffled():
     norm = SplitBatchNorm(WIDTH, 2, affine=False, momentum=0.0)
-    model = MomentumContrast(norm, Sphere(), LogitScale(5.0), FeatureQueue(QUEUE, WIDTH))
+    model = MomentumContrast(norm, Sphere(), LogitScale(5.0), pool_of(QUEUE, WIDTH))
     rows = views(8)[0].float()
     order = torch.randperm(8, generator=torch.Generator().manual_seed(1))
     expected = torch.empty(8, WIDTH)
@@ -358,9 +254,9 @@ def test_with_split_statistics_a_key_shares_them_with_its_query_unless_shuffled(
     assert (keys - model.encode_keys(rows)).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("shape", [(12, 5), (12, 5, 3, 2)])
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize(
+    ("shape", "affine", "momentum"), [((12, 5), True, None), ((12, 5, 3, 2), False, 0.1), ((12, 5, 3, 2), True, 0.1)]
+)
 def test_split_batch_norm_is_batch_norm_of_each_part(shape, affine, momentum):
     plain = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
     split = SplitBatchNorm(5, 3, affine=affine, momentum=momentum).double()
@@ -414,40 +310,54 @@ def test_heads_are_those_of_the_papers():
 
 # two processes
 
+KINDS = ("v2", "shuffled", "symmetric", "v3")
 
-def loss_and_gradients(name, share, prepare):
+
+def loss_and_gradients(name):
     """Two steps' worth: keys of the first are in the queue of the second. The logit scale is trained here."""
     model = moco_v3(trainable=True) if name == "v3" else moco(name == "symmetric", trainable=True)
-    wrapped, (first, second) = prepare(model), views()
+    share = slice(rank() * BATCH // world_size(), (rank() + 1) * BATCH // world_size())
+    wrapped = model if world_size() == 1 else DistributedDataParallel(model, broadcast_buffers=False)
+    first, second = (each[share] for each in views())
     if name == "v3":
-        loss = moco_v3_loss(*wrapped(first[share], second[share]), model.logit_scale())
+        loss = moco_v3_loss(*wrapped(first, second), model.logit_scale())
     else:
         seed = 9 if name == "shuffled" else None
-        ids = torch.arange(BATCH)[share]
-        with torch.no_grad():
-            _, keys = model(second[share], first[share], seed)
-        model.enqueue(keys, ids.repeat(len(keys) // len(ids)))
-        loss = moco_loss(wrapped(first[share], second[share], seed)[0])
+        keys = model(second, first, seed).keys
+        model.insert(keys, torch.arange(BATCH)[share].repeat(len(keys) // len(first)))
+        loss = moco_loss(wrapped(first, second, seed).logits)
     loss.backward()
     gradients = {key: value.grad for key, value in model.named_parameters() if value.grad is not None}
     return mean_over_processes(loss), gradients, model.state_dict()
 
 
+def what_a_process_finds():
+    rows = torch.arange(2.0 * BATCH)[:, None].chunk(world_size())[rank()]
+    shuffled = shuffle_rows(rows, 4)
+    report = {name: loss_and_gradients(name) for name in KINDS}
+    report |= {"shuffled rows": shuffled, "unshuffled rows": unshuffle_rows(shuffled, 4)}
+    online, momentum = sharding_pair()
+    whole = copy.deepcopy(online)
+    for module in (online, momentum.encoder):
+        fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
+    momentum.update_(online, 0.75)
+    report["sharded"] = {name: tensor.full_tensor() for name, tensor in momentum.encoder.state_dict().items()}
+    try:
+        momentum.update_(whole, 0.75)
+    except ValueError as error:
+        report["refused"] = str(error)
+    return report
+
+
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
+def reports():
     """What each of two gloo processes found."""
-    folder = tmp_path_factory.mktemp("two_processes")
-    command = [sys.executable, __file__, str(folder)]
-    processes = [subprocess.Popen([*command, str(number)], cwd=ROOT, stderr=subprocess.PIPE) for number in range(2)]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors.decode()
-    return [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(2)]
+    return in_processes(2, what_a_process_finds)
 
 
-@pytest.mark.parametrize("name", ["v2", "shuffled", "symmetric", "v3"])
+@pytest.mark.parametrize("name", KINDS)
 def test_loss_and_every_gradient_of_two_processes_equal_one(reports, name):
-    expected_loss, expected, state = loss_and_gradients(name, slice(None), lambda model: model)
+    expected_loss, expected, state = loss_and_gradients(name)
     assert "logit_scale.log_logit_scale" in expected
     for report in reports:
         loss, found, found_state = report[name]
@@ -456,16 +366,15 @@ def test_loss_and_every_gradient_of_two_processes_equal_one(reports, name):
         for key, gradient in expected.items():
             torch.testing.assert_close(found[key], gradient, rtol=1e-12, atol=1e-12 * float(gradient.abs().max()))
         if name in ("v2", "shuffled"):
-            torch.testing.assert_close(found_state["queue.features"], state["queue.features"], rtol=1e-13, atol=1e-15)
-            assert torch.equal(found_state["queue.ids"], state["queue.ids"])
+            for key in ("pool.queue.features", "pool.queue.ids"):
+                torch.testing.assert_close(found_state[key], state[key], rtol=1e-13, atol=1e-15)
     for key in reports[0][name][2]:
         assert torch.equal(reports[0][name][2][key], reports[1][name][2][key]), key
 
 
 def test_shuffling_over_two_processes_is_one_permutation_of_the_global_batch(reports):
     rows = torch.arange(2.0 * BATCH)[:, None]
-    expected = shuffle_rows(rows, 4)
-    assert torch.equal(torch.cat([report["shuffled rows"] for report in reports]), expected)
+    assert torch.equal(torch.cat([report["shuffled rows"] for report in reports]), shuffle_rows(rows, 4))
     assert torch.equal(torch.cat([report["unshuffled rows"] for report in reports]), rows)
 
 
@@ -486,32 +395,3 @@ def sharding_pair():
         for parameter in online.parameters():
             parameter.add_(torch.randn_like(parameter))
     return online, momentum
-
-
-def main(folder: Path, number: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
-    share = slice(number * BATCH // 2, (number + 1) * BATCH // 2)
-    report = {
-        name: loss_and_gradients(name, share, lambda model: DistributedDataParallel(model, broadcast_buffers=False))
-        for name in ("v2", "shuffled", "symmetric", "v3")
-    }
-    rows = torch.arange(2.0 * BATCH)[number * BATCH : (number + 1) * BATCH, None]
-    report["shuffled rows"] = shuffle_rows(rows, 4)
-    report["unshuffled rows"] = unshuffle_rows(report["shuffled rows"], 4)
-
-    online, momentum = sharding_pair()
-    whole = copy.deepcopy(online)
-    for module in (online, momentum.encoder):
-        fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
-    momentum.update_(online, 0.75)
-    report["sharded"] = {name: tensor.full_tensor() for name, tensor in momentum.encoder.state_dict().items()}
-    try:
-        momentum.update_(whole, 0.75)
-    except ValueError as error:
-        report["refused"] = str(error)
-    torch.save(report, folder / f"{number}.pt")
-    leave_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -104,7 +104,7 @@ def test_the_start_token_says_nothing_under_a_causal_mask_and_is_left_out():
 def test_late_interaction_compares_pictures_and_captions_by_two_matrices():
     geometry, model = LateInteraction(), built(LATE)
     images, texts = model.encode_image(torch.randn(3, 3, 32, 32)), model.encode_text(ids([*CAPTIONS, "a square"]))
-    i2t, t2i = geometry.similarity(images, texts), geometry.text_similarity(images, texts)
+    i2t, t2i = geometry.similarity(images, texts), geometry.directions(images, texts)[1].T
     assert i2t.shape == t2i.shape == (3, 3)
     assert not torch.allclose(i2t, t2i, atol=1e-3)
     torch.testing.assert_close(geometry.paired_similarity(images, texts), i2t.diagonal())
@@ -144,8 +144,9 @@ def test_the_queue_holds_the_newest_keys_of_the_momentum_encoder_and_no_gradient
         for parameter in model.image_tower.parameters():
             parameter.add_(0.1)  # the copy stays where it was
     for batch in batches:
-        memory.enqueue(*batch)
+        slots = memory.insert(*batch)
     pairs = memory.pairs()
+    assert [each.tolist() for each in slots] == [[4, 5, 0, 1]] * 2
     assert pairs.ids.tolist() == [12, 13, 2, 3, 10, 11]  # slots 0 and 1 overwritten
     assert not pairs.image_embeddings.requires_grad
     torch.testing.assert_close(
@@ -170,7 +171,7 @@ def test_the_momentum_encoder_moves_by_the_average_alone():
 
 def test_queue_and_momentum_encoder_are_part_of_the_models_state():
     names = set(built(MAIN, "method.queue_size=6").state_dict())
-    assert {"memory.image_queue.features", "memory.text_queue.ids", "memory.image_queue.pointer"} <= names
+    assert {"memory.image_pool.queue.features", "memory.text_pool.queue.ids"} <= names
     assert "memory.text_encoder.encoder.token_embedding.weight" in names
     assert not any(name.startswith("memory") for name in built().state_dict())
 

@@ -152,7 +152,7 @@ def test_the_loop_is_its_parts_one_after_the_other(name, tmp_path):
         set_learning_rates(optimizer, step, config.optim)
         optimizer.step()
         optimizer.zero_grad()
-        model.enqueue(keys)
+        model.insert(keys)
         expected.append(loss.item())
     assert losses(files) == pytest.approx(expected, rel=1e-5)
     trained = model.state_dict()
@@ -194,7 +194,7 @@ class Killed(BaseException):
 
 
 def killed_run(folder, name, *overrides, at_step, between, monkeypatch):
-    """A run that ends without warning: before a step's draws, or between its optimiser step and its enqueue."""
+    """A run that ends without warning: before a step's draws, or between its optimiser step and its insertion."""
     calls = []
 
     def killing(original, first):
@@ -213,7 +213,7 @@ def killed_run(folder, name, *overrides, at_step, between, monkeypatch):
             patch.setattr(script, "seed_step", killing(script.seed_step, first))
         else:
             kind = type(build_method(config_of(name), 10, 0))
-            patch.setattr(kind, "enqueue", killing(kind.enqueue, first))
+            patch.setattr(kind, "insert", killing(kind.insert, first))
         with pytest.raises(Killed):
             run(folder, name, *overrides, resume=True)
 
@@ -243,8 +243,8 @@ def test_killed_between_steps_and_resumed_a_run_is_the_unbroken_one_bit_for_bit(
 
 def test_a_checkpoint_carries_queue_pointer_momentum_encoder_and_running_statistics(tmp_path):
     tensors = weights(run(tmp_path, "moco_v2", *SHORT_END, "method.queue_size=50", "optim.learning_rate=1.0"))
-    assert int(tensors["contrast.queue.pointer"]) == 6 * 16 % 50
-    assert int(tensors["contrast.queue.fill_level"]) == 50
+    assert int(tensors["contrast.pool.queue.pointer"]) == 6 * 16 % 50
+    assert int(tensors["contrast.pool.queue.fill_level"]) == 50
     for name in ("backbone.stem.0.weight", "backbone.stem.1.running_mean", "head.0.weight"):
         assert not torch.equal(
             tensors[f"contrast.encoder.{name}"], tensors[f"contrast.momentum_encoder.encoder.{name}"]

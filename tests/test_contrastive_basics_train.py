@@ -185,7 +185,7 @@ def test_a_fixed_temperature_stays_to_the_last_bit_and_a_learned_one_within_its_
 
 def test_a_run_with_queue_and_momentum_encoder_resumes_to_the_last_bit(tmp_path, not_evaluated):
     whole = run(tmp_path / "whole", *QUEUE)
-    assert weights(whole)["memory.image_queue.fill_level"] == 40  # 96 pairs have passed through
+    assert weights(whole)["memory.image_pool.queue.fill_level"] == 40  # 96 pairs have passed through
     half = tmp_path / "half"
     shutil.copytree(whole.folder, half)
     shutil.rmtree(half / "checkpoints" / "step-00000006")
@@ -251,7 +251,7 @@ def queue_steps(folder):
         loss.backward()
         losses.append(float(mean_over_processes(loss)))
         model.memory.update_(model, 0.9)
-        model.memory.enqueue(images, token_ids, ids)
+        model.memory.insert(images, token_ids, ids)
     gradient = mean_over_processes(model.image_tower.projection.grad)
     return losses, gradient, model.memory.pairs()
 

@@ -90,7 +90,7 @@ def test_simclrs_loss_is_the_formula_over_both_halves_of_one_batch():
 def test_mocos_loss_is_the_formula_with_its_queue(name, symmetric):
     model, (first, second) = built(name, symmetric=symmetric, shuffle_keys=False), two_views()
     query, key = copy.deepcopy(model.encoder), copy.deepcopy(model.contrast.momentum_encoder.encoder)
-    queue, scale = model.contrast.queue.features.double().tolist(), METHODS[name].logit_scale
+    queue, scale = model.contrast.pool.queue.features.double().tolist(), METHODS[name].logit_scale
     directions = [(first, second), (second, first)][: 2 if symmetric else 1]
     terms, found_keys = [], []
     for for_query, for_key in directions:
@@ -102,7 +102,9 @@ def test_mocos_loss_is_the_formula_with_its_queue(name, symmetric):
     assert loss.item() == pytest.approx(sum(terms) / len(terms), abs=1e-5)
     assert torch.allclose(keys, F.normalize(torch.cat(found_keys), dim=1), atol=1e-6)
     assert not keys.requires_grad
-    assert torch.equal(model.contrast.queue.features, torch.tensor(queue).float())  # enqueued by the loop, not here
+    assert torch.equal(
+        model.contrast.pool.queue.features, torch.tensor(queue).float()
+    )  # inserted by the loop, not here
 
 
 def test_moco_v3s_loss_is_the_formula_over_the_batch():
@@ -143,11 +145,11 @@ def test_supervision_is_cross_entropy_on_the_first_views_alone():
 
 
 def test_moco_steps_are_those_of_the_published_order():
-    """Query, then momentum update, then key, logits from a clone, enqueue, backward, step (spec Sec. 2.2)."""
+    """Query, then momentum update, then key, logits from a clone, enqueue, backward, step: against theirs with ours."""
     model = built("moco_v2", shuffle_keys=False)
     optimizer = build_sgd(model, VisionOptimConfig(learning_rate=3.0, global_batch_size=BATCH, weight_decay=0.01))
     query, key = copy.deepcopy(model.encoder), copy.deepcopy(model.encoder).requires_grad_(False)
-    queue, pointer, velocity = model.contrast.queue.features.clone(), 0, {}
+    queue, pointer, velocity = model.contrast.pool.queue.features.clone(), 0, {}
     for step in range(4):  # 32 keys into 20 places
         first, second = two_views(seed=step)
         # ours, as the loop has it
@@ -156,7 +158,7 @@ def test_moco_steps_are_those_of_the_published_order():
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        model.enqueue(keys)
+        model.insert(keys)
         # the published order, with nothing of ours but the network
         q = F.normalize(query(first), dim=1)
         with torch.no_grad():
@@ -176,8 +178,8 @@ def test_moco_steps_are_those_of_the_published_order():
                 parameter -= 3.0 * BATCH / 256 * velocity[name]
                 parameter.grad = None
         assert float(loss) == pytest.approx(float(expected), rel=1e-4)
-        assert torch.allclose(model.contrast.queue.features, queue, atol=1e-4)
-        assert int(model.contrast.queue.pointer) == pointer
+        assert torch.allclose(model.contrast.pool.queue.features, queue, atol=1e-4)
+        assert int(model.contrast.pool.queue.pointer) == pointer
     momentum = model.contrast.momentum_encoder.encoder
     for ours, theirs in ((model.encoder, query), (momentum, key)):
         for (name, one), other in zip(ours.state_dict().items(), theirs.state_dict().values()):
@@ -418,10 +420,10 @@ def a_step_in_two_processes():
     first, second = (views[rank() * 4 : rank() * 4 + 4] for views in two_views())
     model.update_momentum_encoder(0.9)
     _, keys = model(first, second, None, 5)
-    model.enqueue(keys)
+    model.insert(keys)
     before = model.encoder.backbone.stem[1].running_mean.clone()
     share_buffers(model)
-    return model.contrast.queue.features.clone(), before, model.encoder.backbone.stem[1].running_mean.clone()
+    return model.contrast.pool.queue.features.clone(), before, model.encoder.backbone.stem[1].running_mean.clone()
 
 
 def test_processes_keep_one_queue_and_share_their_statistics_when_asked():

@@ -1,31 +1,30 @@
-"""ALBEF: align by contrast against momentum queues, then fuse (GeoMM spec Sec. 10 and 14.1, after ALBEF's code).
+"""ALBEF: align by contrast against pools of momentum keys, then fuse (Li et al. 2021, after their code).
 
 One step of training, as the loop writes it:
     model.update_momentum_encoders(ema_momentum)
     masked_ids, word_targets = mask_words(token_ids, words, ...)        # words = replaceable_words(...), once
     losses = model(images, token_ids, masked_ids, word_targets, alpha)
     (losses.contrast + losses.matching + losses.words).backward(); optimizer.step(); model.logit_scale.clamp_()
-    model.enqueue(losses.image_keys, losses.text_keys, ids)
+    model.insert(losses.image_keys, losses.text_keys, ids)
 What differs from ALBEF's code: the keys of all processes are candidates (there: those of one process and the queue), so
 that the contrastive loss does not depend on the number of processes; the rest of it is the same. Negatives for matching
 come from the process's own batch, as there.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.distributed import gather_without_gradient, rank
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.vision import VisionTransformer
-from common.feature_queue import FeatureQueue
 from common.geometry import Geometry, at_least_float32
 from common.info_nce import distilled_targets, info_nce, positives_from_ids
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder
+from common.pool import Candidates, Pool
 
 NOT_MASKED = -100  # word target of a position that is not to be filled in: what F.cross_entropy ignores
 
@@ -69,56 +68,8 @@ class FusedEncoders(nn.Module):
         return self.word_head(self.fusion(tokens, text_mask, image_tokens), self.text_tower.token_embedding.weight)
 
 
-class Candidates(Protocol):
-    """What the queries of a step are compared with: a pool of keys of each modality.
-
-    batch_columns: (batch,) columns of both pools that hold this process's own keys, in the batch's order.
-    ids: (columns,) sample ids, or None.
-    """
-
-    batch_columns: torch.Tensor
-    ids: torch.Tensor | None
-
-    def similarity(self, queries: torch.Tensor, query: str, pool: str) -> torch.Tensor:
-        """(batch, columns): embeddings of modality `query` against the pool of modality `pool`; higher is closer."""
-
-
-class QueueCandidates:
-    """The keys of all processes, then the filled rows of the queues, compared by the geometry.
-
-    Args:
-        geometry: of the embeddings.
-        image_keys, text_keys: (batch, ...) momentum embeddings of this process.
-        image_queue, text_queue: older keys.
-        ids: (batch,) of the samples, or None.
-    """
-
-    def __init__(
-        self,
-        geometry: Geometry,
-        image_keys: torch.Tensor,
-        text_keys: torch.Tensor,
-        image_queue: FeatureQueue,
-        text_queue: FeatureQueue,
-        ids: torch.Tensor | None = None,
-    ) -> None:
-        batch = len(image_keys)
-        self.geometry = geometry
-        self.batch_columns = torch.arange(batch, device=image_keys.device) + rank() * batch
-        self.pools = {
-            name: torch.cat([gather_without_gradient(keys), queue.rows().view(-1, *keys.shape[1:])])
-            for name, keys, queue in (("image", image_keys, image_queue), ("text", text_keys, text_queue))
-        }
-        self.ids = None if ids is None else torch.cat([gather_without_gradient(ids), image_queue.row_ids()])
-
-    def similarity(self, queries: torch.Tensor, query: str, pool: str) -> torch.Tensor:
-        if query == "text":  # the geometry takes images first
-            return self.geometry.similarity(self.pools[pool], queries).T
-        return self.geometry.similarity(queries, self.pools[pool])
-
-
 class AlbefLosses(NamedTuple):
-    """Losses of one step in nats, and the keys to put into the queues after it."""
+    """Losses of one step in nats, and the keys to put into the pools after it."""
 
     contrast: torch.Tensor
     matching: torch.Tensor
@@ -131,7 +82,7 @@ class Albef(nn.Module):
     """ALBEF's pre-training model; with ids and without masked words, its fine-tuning model for retrieval.
 
     What differs from plain CLIP:
-        1. keys come from momentum copies of the encoders and stay in queues;
+        1. keys come from momentum copies of the encoders and stay in pools;
         2. part of the target mass follows the momentum model's own similarities (distillation weight alpha);
         3. a fusion transformer judges whether picture and caption belong together, on hard negatives of the batch;
         4. and fills in masked words.
@@ -140,8 +91,8 @@ class Albef(nn.Module):
         encoders: trained; a momentum copy is made of them.
         geometry: of the embeddings; ALBEF: sphere.
         logit_scale: ALBEF's 1/tau: start 1/0.07, bounds [2, 1000].
-        queue_size: keys of each modality that are kept.
-        queue_start: "random_rows" as ALBEF, or "fill_level": only real keys are candidates.
+        image_pool, text_pool: the keys of each modality; ALBEF: queues of 65,536, see `image_and_text_pools`. They
+            say how queries of the other modality are compared with them.
     """
 
     def __init__(
@@ -149,19 +100,14 @@ class Albef(nn.Module):
         encoders: FusedEncoders,
         geometry: Geometry,
         logit_scale: LogitScale,
-        queue_size: int,
-        queue_start: str = "random_rows",
+        image_pool: Pool,
+        text_pool: Pool,
     ) -> None:
         super().__init__()
         self.encoders, self.geometry, self.logit_scale = encoders, geometry, logit_scale
         self.matching_head = nn.Linear(encoders.text_tower.width, 2)
         self.momentum_encoders = MomentumEncoder(encoders)
-        dim = encoders.image_projection.out_features
-        self.image_queue = FeatureQueue(queue_size, dim, start=queue_start, seed=0)
-        self.text_queue = FeatureQueue(queue_size, dim, start=queue_start, seed=1)
-        with torch.no_grad():  # random rows must lie where keys lie (oblique Table 9: norm sqrt(num_spheres))
-            self.image_queue.features.copy_(geometry.embed_image(self.image_queue.features).flatten(1))
-            self.text_queue.features.copy_(geometry.embed_text(self.text_queue.features).flatten(1))
+        self.image_pool, self.text_pool = image_pool, text_pool
 
     def encode_image(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, 3, size, size) normalised pixels -> image embeddings."""
@@ -196,7 +142,7 @@ class Albef(nn.Module):
         word_targets: torch.Tensor | None,
         alpha: float,
         ids: torch.Tensor | None = None,
-        open_candidates=None,
+        generator: torch.Generator | None = None,
     ) -> AlbefLosses:
         """
         Args:
@@ -205,43 +151,20 @@ class Albef(nn.Module):
             masked_ids, word_targets: of mask_words; None = no loss on words (fine-tuning for retrieval).
             alpha: distillation weight in [0, 1], see distillation_weight.
             ids: (batch,) int64; all candidates with the same id are positives. None = the own key alone.
-            open_candidates: (image_keys, text_keys, ids) -> Candidates; None = keys of this step and the queues.
-                GeoMM passes its graph distance here.
+            generator: that hard negatives are drawn with, on the images' device; None = the global one.
         Returns:
             AlbefLosses; `words` is 0 without masked words.
         """
-        step = self.encode_step(images, images, token_ids, ids, open_candidates)
-        image_to_text, text_to_image, contrast = self.cross_modal_contrast(step, alpha)
-        return self.losses(step, contrast, image_to_text, text_to_image, masked_ids, word_targets, alpha)
-
-    def losses(
-        self,
-        step: "EncodedStep",
-        contrast: torch.Tensor,
-        image_to_text: torch.Tensor,
-        text_to_image: torch.Tensor,
-        masked_ids: torch.Tensor | None,
-        word_targets: torch.Tensor | None,
-        alpha: float,
-    ) -> AlbefLosses:
-        """A contrastive loss with those of matching and of masked words: the end of ALBEF's step and of TCL's."""
-        return AlbefLosses(
-            contrast,
-            self.matching_loss(step, image_to_text, text_to_image),
-            self.word_loss(step, masked_ids, word_targets, alpha),
-            step.image_keys,
-            step.text_keys,
-        )
+        step = self.encode_step(images, images, token_ids, ids)
+        *logits, contrast = self.cross_modal_contrast(step, alpha)
+        matching = self.matching_loss(step, *logits, generator)
+        words = self.word_loss(step, masked_ids, word_targets, alpha)
+        return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
 
     def encode_step(
-        self,
-        images: torch.Tensor,
-        momentum_images: torch.Tensor,
-        token_ids: torch.Tensor,
-        ids: torch.Tensor | None,
-        open_candidates=None,
+        self, images: torch.Tensor, momentum_images: torch.Tensor, token_ids: torch.Tensor, ids: torch.Tensor | None
     ) -> "EncodedStep":
-        """Both encoders on one batch."""
+        """Both encoders on one batch, and the candidates that its queries will meet."""
         encoders, momentum = self.encoders, self.momentum_encoders.encoder
         image_tokens = encoders.image_tower.forward_tokens(images)
         text_tokens = encoders.text_tower.forward_tokens(token_ids)
@@ -250,12 +173,6 @@ class Albef(nn.Module):
             momentum_text_tokens = momentum.text_tower.forward_tokens(token_ids)
             image_keys = self._image_embeddings(momentum, momentum_image_tokens)
             text_keys = self._text_embeddings(momentum, momentum_text_tokens)
-            if open_candidates is None:
-                candidates = QueueCandidates(
-                    self.geometry, image_keys, text_keys, self.image_queue, self.text_queue, ids
-                )
-            else:
-                candidates = open_candidates(image_keys, text_keys, ids)
         return EncodedStep(
             image_tokens,
             text_tokens,
@@ -266,36 +183,41 @@ class Albef(nn.Module):
             momentum_text_tokens,
             image_keys,
             text_keys,
-            candidates,
+            self.image_pool.open(image_keys, ids),
+            self.text_pool.open(text_keys, ids),
             ids,
         )
 
     def cross_modal_contrast(
         self, step: "EncodedStep", alpha: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Image-to-text and text-to-image logits (batch, columns), and the mean of the two losses (Sec. 9.4)."""
-        logits, losses = {}, []
-        for query, pool in (("image", "text"), ("text", "image")):
-            targets = step.hard_targets()
+        """Image-to-text and text-to-image logits (batch, columns), and the mean of the two losses (GeoMM, Alg. 1)."""
+        found, losses = [], []
+        for embeddings, keys, candidates in (
+            (step.image_embeddings, step.image_keys, step.text_candidates),
+            (step.text_embeddings, step.text_keys, step.image_candidates),
+        ):
+            targets = step.hard_targets(candidates)
             if alpha > 0:
-                with torch.no_grad():
-                    pseudo = self.logit_scale() * step.candidates.similarity(step.keys_of(query), query, pool)
-                targets = distilled_targets(pseudo, targets, alpha)
-            logits[query] = self.logit_scale() * step.candidates.similarity(step.embeddings_of(query), query, pool)
-            losses.append(info_nce(logits[query], targets))
-        return logits["image"], logits["text"], sum(losses) / 2
+                with torch.no_grad():  # what the momentum model makes of the same candidates
+                    pseudo_logits = self.logit_scale() * candidates.similarity(keys)
+                targets = distilled_targets(pseudo_logits, targets, alpha)
+            found.append(self.logit_scale() * candidates.similarity(embeddings))
+            losses.append(info_nce(found[-1], targets))
+        return found[0], found[1], sum(losses) / 2
 
     def matching_loss(
         self,
         step: "EncodedStep",
         image_to_text: torch.Tensor,
         text_to_image: torch.Tensor,
+        generator: torch.Generator | None = None,
     ) -> torch.Tensor:
         """Cross-entropy over the true pairs, each text with a hard image and each image with a hard text (3 batch)."""
-        columns = step.candidates.batch_columns
-        image_of_text = hard_negatives(text_to_image[:, columns], step.ids)
-        text_of_image = hard_negatives(image_to_text[:, columns], step.ids)
-        own = torch.arange(len(columns), device=columns.device)
+        # negatives come from this process's own batch: the columns that hold its keys
+        image_of_text = hard_negatives(text_to_image[:, step.image_candidates.columns], step.ids, generator)
+        text_of_image = hard_negatives(image_to_text[:, step.text_candidates.columns], step.ids, generator)
+        own = torch.arange(len(image_of_text), device=image_of_text.device)
         texts, images = torch.cat([own, own, text_of_image]), torch.cat([own, image_of_text, own])
         logits = self.match(step.text_tokens[texts], step.text_mask[texts], step.image_tokens[images])
         labels = torch.cat([torch.ones_like(own), torch.zeros_like(own), torch.zeros_like(own)])
@@ -329,10 +251,15 @@ class Albef(nn.Module):
         """theta_m <- m theta_m + (1 - m) theta over parameters; ALBEF: 0.995, at the start of each step."""
         self.momentum_encoders.update_(self.encoders, ema_momentum)
 
-    def enqueue(self, image_keys: torch.Tensor, text_keys: torch.Tensor, ids: torch.Tensor | None = None) -> None:
-        """Puts the keys of all processes into the queues, after the step that used them as positives."""
-        self.image_queue.enqueue_from_all_processes(image_keys.flatten(1), ids)
-        self.text_queue.enqueue_from_all_processes(text_keys.flatten(1), ids)
+    def insert(
+        self, image_keys: torch.Tensor, text_keys: torch.Tensor, ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Puts the keys of all processes into both pools, after the step that had them as positives.
+
+        Returns:
+            (world_size * batch,) slots in the image pool, and in the text pool.
+        """
+        return self.image_pool.insert(image_keys, ids), self.text_pool.insert(text_keys, ids)
 
     def _image_embeddings(self, encoders: FusedEncoders, tokens: torch.Tensor) -> torch.Tensor:
         return self.geometry.embed_image(encoders.image_projection(tokens[:, 0]))
@@ -353,29 +280,26 @@ class EncodedStep(NamedTuple):
     momentum_text_tokens: torch.Tensor
     image_keys: torch.Tensor
     text_keys: torch.Tensor
-    candidates: Candidates
+    image_candidates: Candidates
+    text_candidates: Candidates
     ids: torch.Tensor | None
 
-    def embeddings_of(self, modality: str) -> torch.Tensor:
-        return {"image": self.image_embeddings, "text": self.text_embeddings}[modality]
-
-    def keys_of(self, modality: str) -> torch.Tensor:
-        return {"image": self.image_keys, "text": self.text_keys}[modality]
-
-    def hard_targets(self) -> torch.Tensor:
-        """Column of the own key; with ids, equal mass on all columns of the same id (Sec. 14.1)."""
+    def hard_targets(self, candidates: Candidates) -> torch.Tensor:
+        """Column of the own key; with ids, equal mass on all columns of the same id (ALBEF's fine-tuning)."""
         if self.ids is None:
-            return self.candidates.batch_columns
+            return candidates.columns
         dtype = at_least_float32(self.image_embeddings).dtype
-        return positives_from_ids(self.ids, self.candidates.ids, self.candidates.batch_columns, dtype)
+        return positives_from_ids(self.ids, candidates.ids, candidates.columns, dtype)
 
 
 def distillation_weight(step: int, steps_per_epoch: int, alpha: float = 0.4) -> float:
-    """alpha, in the first epoch multiplied by the share of it that is done (Sec. 10)."""
+    """alpha, in the first epoch multiplied by the share of it that is done (ALBEF's code)."""
     return alpha * min(1.0, step / steps_per_epoch)
 
 
-def hard_negatives(logits: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+def hard_negatives(
+    logits: torch.Tensor, ids: torch.Tensor | None = None, generator: torch.Generator | None = None
+) -> torch.Tensor:
     """For each query one candidate of the batch that is not its own, the likelier the closer (ALBEF's ITM).
 
     Drawn from softmax(logits) + 1e-4 with the own candidate, and those of the same id, set to 0: the 1e-4 comes after
@@ -385,6 +309,7 @@ def hard_negatives(logits: torch.Tensor, ids: torch.Tensor | None = None) -> tor
     Args:
         logits: (batch, batch), the own candidate on the diagonal; no gradient is taken.
         ids: (batch,), or None; a negative id is not known and equals no other.
+        generator: on the logits' device; None = the global one.
     Returns:
         (batch,) int64.
     Raises:
@@ -397,7 +322,8 @@ def hard_negatives(logits: torch.Tensor, ids: torch.Tensor | None = None) -> tor
     own = torch.eye(batch, dtype=torch.bool, device=logits.device)
     same = own if ids is None else own | ((ids[:, None] == ids[None, :]) & (ids[:, None] >= 0))
     alone = same.all(dim=1, keepdim=True)
-    return torch.multinomial(weights.masked_fill(torch.where(alone, own, same), 0.0), 1).squeeze(1)
+    weights = weights.masked_fill(torch.where(alone, own, same), 0.0)
+    return torch.multinomial(weights, 1, generator=generator).squeeze(1)
 
 
 def replaceable_words(vocabulary_size: int, no_words: tuple[int, ...], device: torch.device | str) -> torch.Tensor:
@@ -423,7 +349,7 @@ def mask_words(
     probability: float = 0.15,
     generator: torch.Generator | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """BERT's masking: of the drawn positions 80 % become the mask, 10 % a random word, 10 % stay (Sec. 10).
+    """BERT's masking: of the drawn positions 80 % become the mask, 10 % a random word, 10 % stay (BERT; ALBEF).
 
     Args:
         token_ids: (batch, length).

@@ -1,37 +1,46 @@
-"""MoCo v1, v2 and v3: contrast against the keys of a momentum encoder (contrastive-basics spec Sec. 2.2, 2.3).
+"""MoCo v1, v2 and v3: contrast against the keys of a momentum encoder (He et al. 2020; Chen et al. 2020, 2021).
 
-One step of training with a queue (v1, v2), as the loop writes it:
+One step of training with a pool (v1, v2), as the loop writes it:
     model.update_momentum_encoder(ema_momentum)                  # before the keys; theta_q of before the optimiser step
-    logits, keys = model(query_views, key_views, shuffle_seed)
-    moco_loss(logits).backward(); optimizer.step()
-    model.enqueue(keys)                                          # after the logits that had them as positives
+    logits, columns, keys = model(query_views, key_views, shuffle_seed)
+    moco_loss(logits, columns).backward(); optimizer.step()
+    model.insert(keys)                                           # after the backward pass, which reads the pool
 and without one (v3):
     model.update_momentum_encoder(ema_momentum_at(step, steps, 0.99, "half_cosine"))
     loss = moco_v3_loss(*model(first_views, second_views), model.logit_scale())
     loss.backward(); optimizer.step()
 The published code updates the momentum encoder between the two forward passes. As only parameters are averaged, and a
-forward pass of the query encoder changes buffers alone, this is the same. It enqueues before the backward pass, which
-is the same too, because logits come from a copy of the queue.
+forward pass of the query encoder changes buffers alone, this is the same. It also enqueues before the backward pass,
+from a copy of the whole queue; here the queue is read in place, and such an order is a RuntimeError.
 
 The temperature is 1 / logit_scale, fixed in all three: LogitScale(1 / T, trainable=False).
 """
 
 import itertools
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from common.distributed import gather_without_gradient, rank, world_size
-from common.feature_queue import FeatureQueue
 from common.geometry import Geometry
 from common.info_nce import PairSimilarity, info_nce
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder
+from common.pool import Pool, QueueCandidates
 
-# queries, keys -> (num_queries, num_candidates) logits
-LogitsOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+class MomentumContrastStep(NamedTuple):
+    """What MoCo makes of a batch of (num_queries) queries.
+
+    logits: (num_queries, num_columns). columns: (num_queries,) int64, where the positives are; 0 with a queue.
+    keys: (num_queries, dim) without gradient, for `insert` after the step.
+    """
+
+    logits: torch.Tensor
+    columns: torch.Tensor
+    keys: torch.Tensor
 
 
 class MomentumContrast(nn.Module):
@@ -40,14 +49,14 @@ class MomentumContrast(nn.Module):
     What differs from plain CLIP:
         1. one image encoder; the second "modality" is another view of the same picture;
         2. the positive's key comes from a momentum encoder and gets no gradient;
-        3. negatives are the keys of past steps in a queue, not the rest of the batch;
+        3. negatives are the keys of past steps in a pool, not the rest of the batch;
         4. one direction: queries against keys.
 
     Args:
         encoder: backbone and head, (batch, ...) views -> features (batch, dim); see `linear_head` and `mlp_head`.
         geometry: how features are embedded and compared; MoCo: sphere. Its image side serves both views.
         logit_scale: 1/T. MoCo v1: T = 0.07, v2: 0.2.
-        queue: of the embeddings' size, flattened; MoCo: 65536 random rows of 128.
+        pool: of past keys; MoCo: QueuePool(FeatureQueue(65_536, 128), geometry.similarity, own_key_only=True).
         symmetric: each view is query once and key once (the CIFAR demo).
     """
 
@@ -56,40 +65,36 @@ class MomentumContrast(nn.Module):
         encoder: nn.Module,
         geometry: Geometry,
         logit_scale: LogitScale,
-        queue: FeatureQueue,
+        pool: Pool,
         symmetric: bool = False,
     ) -> None:
         super().__init__()
         self.encoder, self.geometry, self.logit_scale = encoder, geometry, logit_scale
         self.momentum_encoder = MomentumEncoder(encoder)
-        self.queue, self.symmetric = queue, symmetric
+        self.pool, self.symmetric = pool, symmetric
 
     def forward(
-        self,
-        query_views: torch.Tensor,
-        key_views: torch.Tensor,
-        shuffle_seed: int | None = None,
-        logits_of: LogitsOf | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of a batch and the keys to put into the queue after the step.
+        self, query_views: torch.Tensor, key_views: torch.Tensor, shuffle_seed: int | None = None
+    ) -> MomentumContrastStep:
+        """Logits of a batch, and the keys to put into the pool after the step.
 
         Args:
             query_views, key_views: (batch, ...), row k of both shows one image.
             shuffle_seed: of this step, the same on every process: keys are computed in an order that is shuffled over
                 the global batch, so that batch normalisation cannot tell a query which key shares its statistics.
                 None = not shuffled (encoders without batch normalisation).
-            logits_of: queries, keys -> logits in place of `queue_logits`; GeoMM passes its graph distance here, whose
-                positives sit elsewhere than in column 0.
         Returns:
-            (batch, 1 + num_rows) logits with the positive in column 0, and (batch, dim) keys without gradient.
-            Symmetric: (2 batch, 1 + num_rows) and (2 batch, dim); the second half has the views exchanged.
+            MomentumContrastStep of batch queries; symmetric: of 2 batch, the second half with the views exchanged.
         """
         pairs = [(query_views, key_views)]
         if self.symmetric:
             pairs.append((key_views, query_views))
         queries = torch.cat([self.geometry.embed_image(self.encoder(views)) for views, _ in pairs])
         keys = torch.cat([self.encode_keys(views, shuffle_seed) for _, views in pairs])
-        return (self.queue_logits if logits_of is None else logits_of)(queries, keys), keys.flatten(1)
+        candidates = self.pool.open(keys)
+        return MomentumContrastStep(
+            self.logit_scale() * candidates.similarity(queries), candidates.columns, keys.flatten(1)
+        )
 
     @torch.no_grad()
     def encode_keys(self, views: torch.Tensor, shuffle_seed: int | None = None) -> torch.Tensor:
@@ -99,24 +104,19 @@ class MomentumContrast(nn.Module):
         features = self.momentum_encoder(shuffle_rows(views, shuffle_seed))
         return self.geometry.embed_image(unshuffle_rows(features, shuffle_seed))
 
-    def queue_logits(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """(num_queries, 1 + num_rows): the own key, then the queue; see `moco_logits`."""
-        rows = self.queue.rows().view(-1, *keys.shape[1:])
-        return moco_logits(queries, keys, rows, self.geometry.similarity, self.logit_scale())
-
     def update_momentum_encoder(self, ema_momentum: float) -> None:
         """theta_k <- m theta_k + (1 - m) theta_q over parameters; MoCo: 0.999. Once per step, before `forward`."""
         self.momentum_encoder.update_(self.encoder, ema_momentum)
 
-    def enqueue(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Puts the keys of all processes into the queue. Once per step, on every process.
+    def insert(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Puts the keys of all processes into the pool. Once per step, on every process.
 
         Args:
             keys: as `forward` returned them. ids: one int64 for each, or None.
         Returns:
-            Slots of all processes' keys in rank order, see `FeatureQueue.enqueue`.
+            Slots of all processes' keys in rank order.
         """
-        return self.queue.enqueue_from_all_processes(keys.flatten(1), ids)
+        return self.pool.insert(keys, ids)
 
 
 class MomentumContrastV3(nn.Module):
@@ -171,7 +171,7 @@ def moco_logits(
     similarity: PairSimilarity,
     logit_scale: torch.Tensor,
 ) -> torch.Tensor:
-    """[ <q_i, k_i>, <q_i, queue_1> ... <q_i, queue_K> ] / T: the positive is column 0 (Sec. 2.2).
+    """[ <q_i, k_i>, <q_i, queue_1> ... <q_i, queue_K> ] / T: the positive is column 0 (MoCo, Eq. 1).
 
     Args:
         queries: (num_queries, ...) embeddings.
@@ -182,26 +182,28 @@ def moco_logits(
     Returns:
         (num_queries, 1 + K). Keys and queue get no gradient.
     """
-    # a general similarity compares all pairs; num_queries**2 of them are few beside num_queries * K
-    positives = similarity(queries, keys.detach()).diagonal()[:, None]
-    return logit_scale * torch.cat([positives, similarity(queries, queue_rows.detach())], dim=1)
+    candidates = QueueCandidates(similarity, keys.detach(), queue_rows.detach(), own_key_only=True)
+    return logit_scale * candidates.similarity(queries)
 
 
-def moco_loss(logits: torch.Tensor) -> torch.Tensor:
-    """InfoNCE with the positive in column 0: mean_i [ log sum_j exp l_ij - l_i0 ].
+def moco_loss(logits: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
+    """InfoNCE of queries against their own keys: mean_i [ log sum_j exp l_ij - l_i,c(i) ].
 
     Of a symmetric model it is the mean over both directions, half of the published sum.
 
     Args:
-        logits: (num_queries, 1 + K).
+        logits: (num_queries, num_columns).
+        columns: (num_queries,) int64, where the positives are; None = column 0, as `moco_logits` has them.
     Returns:
-        Scalar in nats; equal logits give ln(1 + K). Its mean over processes is the loss of the global batch.
+        Scalar in nats; equal logits give ln(num_columns). Its mean over processes is the loss of the global batch.
     """
-    return info_nce(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device))
+    if columns is None:
+        columns = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    return info_nce(logits, columns)
 
 
 def moco_v3_loss(first_logits: torch.Tensor, second_logits: torch.Tensor, logit_scale: torch.Tensor) -> torch.Tensor:
-    """ctr(q1, k2) + ctr(q2, k1), with ctr = 2T * mean_i [ log sum_j exp l_ij - l_i,i' ] (Sec. 2.3).
+    """ctr(q1, k2) + ctr(q2, k1), with ctr = 2T * mean_i [ log sum_j exp l_ij - l_i,i' ] (MoCo v3, Alg. 1).
 
     Args:
         first_logits, second_logits: (batch, world_size * batch) of `MomentumContrastV3.forward`; row i's positive is
@@ -245,7 +247,7 @@ def _own_share(local_batch: int) -> slice:
 class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch normalisation with statistics of each part of the batch, as if each part were on a device of its own.
 
-    Emulates the per-device statistics, against which MoCo shuffles its keys, in one process (Sec. 2.2). Running
+    Emulates the per-device statistics, against which MoCo shuffles its keys, in one process (MoCo, Sec. 3.3). Running
     statistics take the mean over the parts. In eval mode it is ordinary batch normalisation.
 
     Args:
@@ -304,7 +306,7 @@ def mlp_head(width: int, dim: int = 128, hidden_dim: int | None = None) -> nn.Mo
 def batch_norm_mlp(
     width: int, dim: int = 256, hidden_dim: int = 4096, num_layers: int = 2, final_batch_norm: bool = True
 ) -> nn.Module:
-    """MoCo v3's projectors and predictors: linear layers without bias, batch normalisation and ReLU between (Sec. 2.3).
+    """MoCo v3's projectors and predictors: linear layers without bias, batch normalisation and ReLU between.
 
         ResNet   projector: 2 layers; predictor: 2 layers, final_batch_norm False
         ViT      projector: 3 layers; predictor: 2 layers

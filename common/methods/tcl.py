@@ -1,6 +1,6 @@
 """TCL: ALBEF with contrast inside each modality, between whole samples and between a sample and its parts.
 
-Source: GeoMM spec Sec. 11, after TCL's code. Two views of each picture: the trained encoders see the first, the
+Source: Yang et al. 2022, after their code. Two views of each picture: the trained encoders see the first, the
 momentum encoders the second. The losses are the six contrastive terms' mean, and ALBEF's matching and masked words.
 """
 
@@ -19,17 +19,25 @@ class Tcl(nn.Module):
 
     What differs from ALBEF:
         1. the momentum encoders see another view of the picture;
-        2. image-to-image and text-to-text contrast against the queues, hard targets alone;
+        2. image-to-image and text-to-text contrast against the pools, hard targets alone;
         3. the whole picture (caption) against its own patches (words) among those of the batch;
         4. the contrastive loss is the mean of the six terms.
 
     Args:
-        albef: encoders, queues, heads.
+        albef: encoders, pools, heads.
         pooled_grid: side of the grid that the patches' embeddings are averaged to.
+    Raises:
+        ValueError: a geometry that is no inner product. Averages of patches have a meaning in no other, and a pool
+            compares its keys with queries of the other modality, which is the same for their own in no other.
     """
 
     def __init__(self, albef: Albef, pooled_grid: int = 4) -> None:
         super().__init__()
+        if not albef.geometry.is_inner_product:
+            raise ValueError(
+                f"TCL compares wholes with averages of their parts by the inner product, got the geometry "
+                f"{albef.geometry.name}; accepted: one that is an inner product, as sphere and oblique are"
+            )
         self.albef, self.pooled_grid = albef, pooled_grid
 
     def forward(
@@ -41,28 +49,33 @@ class Tcl(nn.Module):
         word_targets: torch.Tensor | None,
         alpha: float,
         ids: torch.Tensor | None = None,
-        open_candidates=None,
+        generator: torch.Generator | None = None,
     ) -> AlbefLosses:
         """
         Args:
             images, momentum_images: (batch, 3, size, size), two views of the same pictures.
-            token_ids, masked_ids, word_targets, alpha, ids, open_candidates: as in Albef.forward.
+            token_ids, masked_ids, word_targets, alpha, ids, generator: as in Albef.forward.
         Returns:
             AlbefLosses; `contrast` is the mean of the six terms.
         """
         albef = self.albef
-        step = albef.encode_step(images, momentum_images, token_ids, ids, open_candidates)
-        image_to_text, text_to_image, cross_modal = albef.cross_modal_contrast(step, alpha)
+        step = albef.encode_step(images, momentum_images, token_ids, ids)
+        *logits, cross_modal = albef.cross_modal_contrast(step, alpha)
         contrast = (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6
-        return albef.losses(step, contrast, image_to_text, text_to_image, masked_ids, word_targets, alpha)
+        matching = albef.matching_loss(step, *logits, generator)
+        words = albef.word_loss(step, masked_ids, word_targets, alpha)
+        return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
 
     def in_modal_contrast(self, step: EncodedStep) -> list[torch.Tensor]:
         """image-image, text-text, picture-patches, caption-words; the targets know nothing of the momentum model."""
         albef, momentum = self.albef, self.albef.momentum_encoders.encoder
-        scale, targets = albef.logit_scale(), step.hard_targets()
+        scale = albef.logit_scale()
         losses = [
-            info_nce(scale * step.candidates.similarity(step.embeddings_of(name), name, name), targets)
-            for name in ("image", "text")
+            info_nce(scale * candidates.similarity(embeddings), step.hard_targets(candidates))
+            for embeddings, candidates in (
+                (step.image_embeddings, step.image_candidates),
+                (step.text_embeddings, step.text_candidates),
+            )
         ]
         with torch.no_grad():
             patches = momentum.image_projection(step.momentum_image_tokens[:, momentum.image_tower.num_class_tokens :])
@@ -80,7 +93,7 @@ def local_contrast(
     logit_scale: torch.Tensor,
     local_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """InfoNCE of each sample against each of its own parts, among the parts of all other samples (Sec. 11).
+    """InfoNCE of each sample against each of its own parts, among the parts of all other samples (TCL's code).
 
     For sample i and its part k, with s = logit_scale * inner product:
         -s(g_i, l_ik) + log( exp s(g_i, l_ik) + sum over j != i and all parts k' of exp s(g_i, l_jk') ),

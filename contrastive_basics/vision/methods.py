@@ -5,7 +5,7 @@ One step of training, as the loop writes it, the same for all of them:
     model.update_momentum_encoder(ema_momentum)                              MoCo; nothing elsewhere
     loss, keys = model(first_views, second_views, labels, shuffle_seed)
     loss.backward(); optimizer.step()
-    model.enqueue(keys)                                                      MoCo v1, v2; nothing elsewhere
+    model.insert(keys)                                                       MoCo v1, v2; nothing elsewhere
 
 Each method has an `encoder` of two parts, backbone and head; what is learnt is the backbone, the head is dropped.
 
@@ -42,6 +42,7 @@ from common.methods.momentum_contrast import (
     moco_loss,
     moco_v3_loss,
 )
+from common.pool import QueuePool
 from common.run.schedule import learning_rate_at
 from contrastive_basics.vision.config import VisionConfig, VisionModelConfig, VisionOptimConfig
 from contrastive_basics.vision.simsiam import SimSiam, simsiam_loss, simsiam_predictor, simsiam_projector
@@ -50,7 +51,7 @@ from contrastive_basics.vision.simsiam import SimSiam, simsiam_loss, simsiam_pre
 class StepLoss(NamedTuple):
     """What a batch gives.
 
-    loss: scalar, whose mean over processes is that of the global batch. keys: for `enqueue`; None without a queue.
+    loss: scalar, whose mean over processes is that of the global batch. keys: for `insert`; None without a pool.
     """
 
     loss: Tensor
@@ -69,8 +70,8 @@ class Method(nn.Module):
     def update_momentum_encoder(self, ema_momentum: float | None) -> None:
         """Before the keys of a step; a method without a momentum encoder has nothing to do."""
 
-    def enqueue(self, keys: Tensor | None) -> None:
-        """After a step, on every process; a method without a queue has nothing to do."""
+    def insert(self, keys: Tensor | None) -> None:
+        """After a step, on every process; a method without a pool has nothing to do."""
 
 
 class SimCLR(Method):
@@ -97,7 +98,7 @@ class MoCo(Method):
     """Queries against their keys and a queue of past ones (v1, v2).
 
     Args:
-        contrast: encoder, momentum encoder and queue.
+        contrast: encoder, momentum encoder and pool.
         shuffle_keys: whether a step's shuffle_seed is used.
     """
 
@@ -116,16 +117,16 @@ class MoCo(Method):
         self, first_views: Tensor, second_views: Tensor, labels: Tensor | None = None, shuffle_seed: int | None = None
     ) -> StepLoss:
         """(batch, 3, height, width) twice: queries and keys; shuffle_seed as in `MomentumContrast.forward`."""
-        logits, keys = self.contrast(first_views, second_views, shuffle_seed if self.shuffle_keys else None)
-        return StepLoss(moco_loss(logits), keys)
+        step = self.contrast(first_views, second_views, shuffle_seed if self.shuffle_keys else None)
+        return StepLoss(moco_loss(step.logits, step.columns), step.keys)
 
     def update_momentum_encoder(self, ema_momentum: float | None) -> None:
         """theta_k <- m theta_k + (1 - m) theta_q, parameters only."""
         self.contrast.update_momentum_encoder(ema_momentum)
 
-    def enqueue(self, keys: Tensor | None) -> None:
-        """The keys of all processes into the queue, in rank order."""
-        self.contrast.enqueue(keys)
+    def insert(self, keys: Tensor | None) -> None:
+        """The keys of all processes into the pool, in rank order."""
+        self.contrast.insert(keys)
 
 
 class MoCoV3(Method):
@@ -239,8 +240,8 @@ def _built(config: VisionConfig, num_classes: int, seed: int) -> Method:
         return SimCLR(_encoder(backbone, simclr_head(width, dim)), logit_scale)
     if method.name in ("moco_v1", "moco_v2"):
         head = linear_head(width, dim) if method.name == "moco_v1" else mlp_head(width, dim)
-        queue = FeatureQueue(method.queue_size, dim, seed=seed)
-        contrast = MomentumContrast(_encoder(backbone, head), Sphere(), logit_scale, queue, method.symmetric)
+        pool = QueuePool(FeatureQueue(method.queue_size, dim, seed=seed), inner_product_similarity, own_key_only=True)
+        contrast = MomentumContrast(_encoder(backbone, head), Sphere(), logit_scale, pool, method.symmetric)
         return MoCo(contrast, method.shuffle_keys)
     if method.name == "moco_v3":
         projector = batch_norm_mlp(width, dim, hidden_dim=2 * width)

@@ -1,0 +1,135 @@
+"""Pools: keys of past steps, as candidates that the queries of a step are compared with (MoCo, ALBEF; GeoMM, Alg. 2).
+
+    candidates = pool.open(keys, ids)                                # writes nothing
+    logits = logit_scale * candidates.similarity(queries)            # (batch, columns)
+    info_nce(logits, candidates.columns).backward(); optimizer.step()
+    pool.insert(keys, ids)                                           # once, after the step, on every process
+
+Where this step's keys stand among the columns is the pool's own business: a queue puts them in front of its rows,
+GeoMM's graph where they will be written. So nothing assumes column 0 or a diagonal; `columns` says it.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from common.distributed import gather_without_gradient, rank, world_size
+from common.feature_queue import NO_ID, FeatureQueue
+from common.geometry import Geometry
+from common.info_nce import PairSimilarity
+
+
+class Candidates(Protocol):
+    """What the queries of one step are compared with; constants.
+
+    columns: (batch,) int64, where the own key of each query stands: its positive.
+    ids: (num_columns,) int64 sample ids, NO_ID = not known; None if the keys came without.
+    """
+
+    columns: torch.Tensor
+    ids: torch.Tensor | None
+
+    def similarity(self, queries: torch.Tensor) -> torch.Tensor:
+        """(batch, ...) embeddings -> (batch, num_columns), larger is closer; the gradient reaches the queries alone."""
+
+
+class Pool(Protocol):
+    """Keys of past steps, the same on every process; an nn.Module, so that it is saved with its model."""
+
+    def open(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> Candidates:
+        """The candidates of a step whose own keys are (batch, ...), with (batch,) int64 ids; writes nothing."""
+
+    def insert(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Writes the keys of all processes, after the backward pass; returns their (world_size * batch,) slots."""
+
+
+@dataclass(frozen=True)
+class QueueCandidates:
+    """Keys of a step, then rows of a queue; compared separately, so that no step copies the queue.
+
+    compare: (queries, keys) -> similarity, queries first.
+    keys: (num_keys, ...) of the step, without gradient.
+    rows: (num_rows, ...), a view of the queue: its next write must wait for the backward pass.
+    ids: as in Candidates.
+    own_key_only: key k is a candidate of query k alone, in column 0; otherwise all keys are candidates of all queries,
+        and this process's begin at column rank * batch.
+    """
+
+    compare: PairSimilarity
+    keys: torch.Tensor
+    rows: torch.Tensor
+    ids: torch.Tensor | None = None
+    own_key_only: bool = False
+
+    @property
+    def columns(self) -> torch.Tensor:
+        device = self.keys.device
+        if self.own_key_only:
+            return torch.zeros(len(self.keys), dtype=torch.int64, device=device)
+        batch = len(self.keys) // world_size()
+        return torch.arange(batch, device=device) + rank() * batch
+
+    def similarity(self, queries: torch.Tensor) -> torch.Tensor:
+        of_keys = self.compare(queries, self.keys)
+        if self.own_key_only:  # a general similarity compares all pairs; they are few beside the rows
+            of_keys = of_keys.diagonal()[:, None]
+        return torch.cat([of_keys, self.compare(queries, self.rows)], dim=1)
+
+
+class QueuePool(nn.Module):
+    """A feature queue as a pool.
+
+    Args:
+        queue: of keys that are flattened.
+        similarity: (queries, keys) -> (num_queries, num_keys), as a function or a geometry's method.
+        own_key_only: the keys of other queries of the step are no candidates (MoCo); otherwise those of all processes
+            are. ALBEF's code takes those of one process, which lets the loss depend on the number of processes.
+    """
+
+    def __init__(self, queue: FeatureQueue, similarity: PairSimilarity, own_key_only: bool = False) -> None:
+        super().__init__()
+        self.queue, self.similarity, self.own_key_only = queue, similarity, own_key_only
+
+    def open(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> QueueCandidates:
+        """The keys of this step and the rows of the queue that take part.
+
+        The backward pass reads the rows in place: if `insert` comes before it, autograd raises a RuntimeError
+        ("modified by an inplace operation").
+        """
+        rows, row_ids = self.queue.rows().view(-1, *keys.shape[1:]), self.queue.row_ids()
+        if self.own_key_only:  # column 0 belongs to another sample in each row
+            ids = None if ids is None else torch.cat([row_ids.new_full((1,), NO_ID), row_ids])
+            return QueueCandidates(self.similarity, keys.detach(), rows, ids, own_key_only=True)
+        ids = None if ids is None else torch.cat([gather_without_gradient(ids), row_ids])
+        return QueueCandidates(self.similarity, gather_without_gradient(keys), rows, ids)
+
+    def insert(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
+        """As in Pool; slots as `FeatureQueue.enqueue` gives them."""
+        return self.queue.enqueue_from_all_processes(keys.flatten(1), ids)
+
+
+def image_and_text_pools(
+    geometry: Geometry, capacity: int, dim: int, start: str = "random_rows"
+) -> tuple[QueuePool, QueuePool]:
+    """A queue of image keys, asked by texts, and a queue of text keys, asked by images.
+
+    Args:
+        geometry: of the embeddings.
+        capacity: keys kept of each modality.
+        dim: of the features; random rows are mapped to where embeddings lie (oblique: norm sqrt(num_spheres)).
+        start: as in FeatureQueue.
+    """
+    queues = [FeatureQueue(capacity, dim, start, seed) for seed in (0, 1)]
+    with torch.no_grad():
+        for queue, embed in zip(queues, (geometry.embed_image, geometry.embed_text)):
+            queue.features.copy_(embed(queue.features).flatten(1))
+    images, texts = queues
+    return QueuePool(images, partial(_texts_first, geometry.similarity)), QueuePool(texts, geometry.similarity)
+
+
+def _texts_first(similarity: PairSimilarity, texts: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """(num_texts, num_images) of a similarity that takes images first."""
+    return similarity(images, texts).T
