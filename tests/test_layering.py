@@ -40,6 +40,45 @@ def test_the_wall_check_sees_imports():
     assert {"common", "oblique_topology"} <= set(imported(ROOT / "oblique_topology" / "train.py"))
 
 
+# from the ground up; the science is every file directly in common/
+FLOORS = ("science", "base", "data", "encoders", "methods", "evaluation", "run", "report", "reproduce")
+
+
+def floor_of(module):
+    """Number of the floor on which a module of common/ stands."""
+    parts = module.split(".")
+    return FLOORS.index(parts[1]) if len(parts) > 1 and parts[1] in FLOORS else 0
+
+
+def imports_upwards(path):
+    """Modules of common/ that a file of it imports from a higher floor, in functions and branches too."""
+    own = floor_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.startswith("common.") and floor_of(name) > own)
+
+
+def test_no_import_of_common_runs_upwards():
+    found = {str(path.relative_to(ROOT)): list(imports_upwards(path)) for path in python_files("common")}
+    assert {floor_of(".".join(Path(name).parts)) for name in found} == set(range(len(FLOORS)))
+    assert not {name: modules for name, modules in found.items() if modules}
+
+
+def test_the_floors_check_sees_imports(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    file = tmp_path / "common" / "data" / "reader.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "import common.base.files\ndef f():\n    from common.run import folder\n    import common.encoders.text\n"
+    )
+    assert list(imports_upwards(file)) == ["common.run.folder", "common.encoders.text"]
+
+
 def test_only_entry_scripts_touch_sys_path():
     for folder in ALLOWED:
         for path in python_files(folder):
