@@ -10,8 +10,7 @@ from collections.abc import Mapping
 
 from common.distributed import is_main_process
 from common.report.figures import Distributions, plot_distributions
-from common.report.formats import measured_over_seeds
-from common.report.table import MEASURED, Column, Row, Table
+from common.report.table import MEASURED, Column, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
@@ -25,7 +24,7 @@ from euclip.distributions import (
     summarise,
     training_sample,
 )
-from euclip.evaluate import B16, load_run
+from euclip.loaded_rows import B16, load_run
 
 ROOT_NORMS = {  # row of the printed norms -> its config
     "EuCLIP ViT-B/32, lambda=0": "table4_euclidean_squared.yaml",

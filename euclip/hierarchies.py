@@ -24,21 +24,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.metrics import roc_auc_score
 
 from common.base.config import ConfigError, load_config, load_row
 from common.base.provenance import hash_of
 from common.data.text_files import read_text
 from common.distributed import is_main_process
 from common.evaluation.embed import Encoder
-from common.geometry import Geometry
+from common.geometry import RootedGeometry
 from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
 from common.reproduce.trained_table import train_rows
-from euclip.evaluate import load_run
-from euclip.traversal import Hierarchy, entailed, generic_nearer, has_cones
+from euclip.loaded_rows import load_run
+from euclip.traversal import Hierarchy, entailed, generic_nearer
 from euclip.traversal_data import NOUN_PROMPT, Pool, embed_task, hierarchy_task, model_root
 
 NUM_PICTURES = 1000  # of the test set, the first ones
@@ -159,7 +158,7 @@ def _ancestors(synset: str, parents: Mapping[str, Sequence[str]]) -> set[str]:
 
 @torch.no_grad()
 def cone_scores(
-    geometry: Geometry, subjects: torch.Tensor, texts: torch.Tensor, known: Hierarchy, min_radius: float | None
+    geometry: RootedGeometry, subjects: torch.Tensor, texts: torch.Tensor, known: Hierarchy, min_radius: float | None
 ) -> dict[str, float]:
     """Whether a text's cone tells what the text is true of from what it is not.
 
@@ -172,7 +171,10 @@ def cone_scores(
     Returns:
         auc, and with K inside and inside_other, see NOTES; empty where no text has subjects of both kinds.
     """
-    angles = torch.stack([geometry.entailment_residual(texts, subject[None], 0.0) for subject in subjects]).cpu()
+    from sklearn.metrics import roc_auc_score  # half a second, which tables that only import this file need not spend
+
+    seen = ({"images": subject[None], "texts": texts} for subject in subjects)
+    angles = torch.stack([geometry.entailment_residual(**each, min_radius=0.0) for each in seen]).cpu()
     inside = None if min_radius is None else entailed(geometry, subjects, texts, min_radius).cpu()
     of_text: dict[int, list[int]] = {}
     for number, chain in enumerate(known.chains):
@@ -194,7 +196,7 @@ def cone_scores(
 
 
 def text_scores(
-    geometry: Geometry, texts: torch.Tensor, root: torch.Tensor, known: Hierarchy, min_radius: float | None
+    geometry: RootedGeometry, texts: torch.Tensor, root: torch.Tensor, known: Hierarchy, min_radius: float | None
 ) -> dict[str, float]:
     """`generic_nearer`, and where there are cones `cone_scores` of the most specific texts of the chains, as text_*.
 
@@ -208,7 +210,7 @@ def text_scores(
     pairs = sorted({pair for chain in known.chains for pair in itertools.combinations(chain, 2)})
     with torch.no_grad():
         found = {"generic_nearer": generic_nearer(geometry.distance_to(texts, root).cpu(), pairs)}
-    if has_cones(geometry):
+    if geometry.has_cones:
         above = replace(known, chains=[chain[1:] for chain in known.chains])
         cones = cone_scores(geometry, texts[[chain[0] for chain in known.chains]], texts, above, min_radius)
         found |= {f"text_{name}": value for name, value in cones.items()}
@@ -277,7 +279,7 @@ def measure(encoder: Encoder, config: Any, nouns: str) -> dict[str, tuple[str, d
         embedded = embed_task(encoder, task)
         texts, known = embedded.captions, embedded.hierarchy
         scores = text_scores(geometry, texts, model_root(encoder, config, texts)[0], known, min_radius)
-        if has_cones(geometry):
+        if geometry.has_cones:
             cones = cone_scores(geometry, embedded.images, texts, known, min_radius)
             scores |= {f"image_{name}": value for name, value in cones.items()}
         found["captions"] = f"{len(embedded.rows)} pictures of {task.name}", scores

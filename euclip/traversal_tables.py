@@ -11,14 +11,13 @@ from typing import Any
 
 from common.distributed import is_main_process
 from common.report.figures import Distributions, plot_distributions
-from common.report.formats import measured_over_seeds
 from common.report.statistics import bootstrap_interval
-from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table
+from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
 from common.reproduce.trained_table import Runs, printed_cells, train_rows
-from euclip.evaluate import B16, load_run
+from euclip.loaded_rows import B16, load_run
 from euclip.traversal import NUM_POINTS, mean_score, met
 from euclip.traversal_data import Embedded, Walks, embed_task, model_root, walk_all, walk_task
 

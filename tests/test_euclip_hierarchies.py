@@ -12,7 +12,7 @@ from common.report.experiments import read_experiment
 from common.report.table import from_json
 from common.reproduce.command import Command
 from common.run.checkpoint import open_checkpoint
-from euclip import evaluate as rows
+from euclip import loaded_rows as rows
 from euclip import hierarchies
 from euclip.evaluate import load_encoder
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
@@ -131,10 +131,10 @@ def test_cones_equal_loops_over_triples(geometry):
     ]
 
     def angle(place, subject):
-        return float(geometry.entailment_residual(texts[place], subjects[subject], 0.0))
+        return float(geometry.entailment_residual(images=subjects[subject], texts=texts[place], min_radius=0.0))
 
     def inside(place, subject):
-        return float(geometry.entailment_residual(texts[place], subjects[subject], 0.4)) <= 0
+        return float(geometry.entailment_residual(images=subjects[subject], texts=texts[place], min_radius=0.4)) <= 0
 
     def mean(score):
         """Over the others of a text and chain first, then over texts and chains."""
