@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import Subset
 
+from common.data.decoding import read_picture
 from common.data.labelled import PICTURE_EXTENSIONS
 from common.data.pairs import Pairs, open_retrieval_sets
-from common.data.picture_files import read_picture
 from common.data.scenes import SceneDataset, matches
 from common.data.shards import ShardDataset
 from common.data.text_files import read_text

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import datasets
 import torch
 
-from common.data.broken import BrokenSample
-from common.data.samples import FILE_FORMATS, Unusable, decode_picture
+from common.data.broken import BrokenSample, Unusable
+from common.data.decoding import FILE_FORMATS, decode_picture
+from common.data.rows import picture_bytes
 from common.data.scenes import AnnotationTask
-from common.data.table_rows import picture_bytes
 from common.evaluation.accuracy import WINOGAVIL_GROUPS, winogavil_jaccard, winogavil_metrics, winogavil_prompt
 from common.evaluation.embed import Encoder
 from common.evaluation.protocol import Evaluation

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from common.data.broken import BrokenSample
 from common.data.karpathy import EXPECTED, open_karpathy
-from common.data.samples import FILE_FORMATS, Unusable, decode_picture
+from common.data.decoding import FILE_FORMATS, Unusable, decode_picture
 from common.data.shards import ShardDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")

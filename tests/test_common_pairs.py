@@ -27,7 +27,7 @@ from common.data.pairs import (
     open_validation_pairs,
     open_zero_shot_sets,
 )
-from common.data.samples import number_of
+from common.data.decoding import number_of
 from common.data.tokenizer import WordTokenizer
 from contrastive_basics.config import Config as BasicsConfig
 from euclip.config import Config as EuclipConfig

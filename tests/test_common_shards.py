@@ -14,7 +14,7 @@ from PIL import Image
 from tars import as_plain, good_tar, jpeg, pair, write_tar
 from torch.utils.data import DataLoader
 
-from common.data import samples, shards
+from common.data import decoding, shards
 from common.data import shards as open_files
 from common.data.broken import BrokenSample
 from common.data.shards import ShardDataset
@@ -208,9 +208,9 @@ def test_a_pixel_bomb_is_refused_by_its_header(tmp_path, monkeypatch):
     with pytest.raises(BrokenSample, match=r"picture is too large: 12000 x 10000 pixels, at most 100000000"):
         one_sample(tmp_path, jpg=None, png=buffer.getvalue())[0]
     pairs = ShardDataset(str(good_tar(tmp_path / "y.tar", 1)))
-    monkeypatch.setattr(samples, "MAX_PIXELS", 24 * 20)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 24 * 20)
     assert pairs[0]["image"].size == (24, 20)
-    monkeypatch.setattr(samples, "MAX_PIXELS", 24 * 20 - 1)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 24 * 20 - 1)
     with pytest.raises(BrokenSample, match="24 x 20"):
         pairs[0]
 

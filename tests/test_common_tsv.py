@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import as_plain, jpeg
 
-from common.data.samples import Unusable, check_captions
+from common.data.decoding import Unusable, checked_captions
 from common.data.tsv import _lines, _records, open_tsv
 
 
@@ -228,8 +228,8 @@ def test_every_line_of_a_table_of_tabs_is_one_row(rows):
         assert [field for field, raw in zip(fields, row) if '"' not in raw] == [raw for raw in row if '"' not in raw]
 
 
-def test_check_captions_takes_strings_only():
-    check_captions(["a", ""], allow_empty=True)
+def test_checked_captions_takes_strings_only():
+    checked_captions(["a", ""], allow_empty=True)
     for wrong in (3, None, ["a"], b"a"):
         with pytest.raises(Unusable, match="caption is not a string"):
-            check_captions(["a", wrong], allow_empty=True)
+            checked_captions(["a", wrong], allow_empty=True)

@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from common.base.signals import leave_signals_to_trainer
 from common.data.broken import BrokenSample, TooManyBroken
+from common.data.decoding import number_of
 from common.data.order import BatchPositions, SampleOrder, seed_of
 from common.data.pairs import Pairs
-from common.data.samples import number_of
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
 

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -29,6 +30,19 @@ class BrokenSample(Exception):
 
     def __hash__(self) -> int:
         return hash(self.args)
+
+
+class Unusable(ValueError):
+    """A sample cannot be used; the message is the reason of a BrokenSample, which adds the place (`named`)."""
+
+
+@contextmanager
+def named(path: str | Path, key: str = "") -> Iterator[None]:
+    """What is unusable inside becomes a `BrokenSample` with its place."""
+    try:
+        yield
+    except Unusable as error:
+        raise BrokenSample(path, key, str(error)) from None
 
 
 class TooManyBroken(ValueError):
@@ -116,3 +130,23 @@ class BrokenSamples:
 
     def __repr__(self) -> str:
         return f"BrokenSamples(count={self.count}, seen={self.seen}, max_share={self.max_share})"
+
+
+def check_opened(empty: str, num_good: int, broken: Sequence[BrokenSample], max_share: float) -> None:
+    """Refuses a data set that is not worth opening.
+
+    Args:
+        empty: the message if there is no good sample.
+        num_good: samples.
+        broken: the others; they count as tried once each.
+        max_share: see `BrokenSamples`.
+    Raises:
+        ValueError: if no sample is good, with the first fault; TooManyBroken if too many are broken.
+    """
+    if not num_good:
+        raise ValueError(f"{empty}; first fault: {broken[0]}" if broken else empty)
+    opened = BrokenSamples(max_share)
+    opened.saw(num_good)
+    for sample in broken:
+        opened.record(sample)
+    opened.check()

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from common.data.broken import BrokenSample, BrokenSamples
-from common.data.samples import check_reading_options
+from common.data.broken import BrokenSample, check_opened
+from common.data.decoding import check_reading_options, refuse_split, row_of
+from common.data.rows import RowReader, captions_of, pictures_of, rows_of_batch
 from common.data.shards import expand_shards
 from common.data.streamed import StreamedPairs
-from common.data.table_rows import RowReader, captions_of, rows_of_batch
 
 # usual names of columns, the preferred one first
 IMAGE_COLUMNS = ("image", "jpg", "png", "webp", "img", "picture", "file_name", "path")
@@ -63,24 +63,15 @@ class HuggingFacePairs:
             self._group_by_picture(max_broken_share)
 
     def _group_by_picture(self, max_broken_share: float) -> None:
-        groups: dict[str, list[int]] = {}
-        for number, row in enumerate(_rows_without_bytes(self._rows, self.reader)):
-            try:
-                self.reader.captions(row, number)
-                groups.setdefault(self._image_id(row, number), []).append(number)
-            except BrokenSample as error:
-                self.broken_at_open.append(error)
-        if not groups:
-            raise ValueError(
-                f"{self.reader.source}: no captioned picture in {self.name}; first fault: {self.broken_at_open[0]}"
-            )
-        opened = BrokenSamples(max_broken_share)
-        opened.saw(len(self._rows) - len(self.broken_at_open))
-        for broken in self.broken_at_open:
-            opened.record(broken)
-        opened.check()
-        if len(groups) < len(self._rows):
-            self._groups = list(groups.values())
+        rows = (
+            self.reader.as_row(row, number) for number, row in enumerate(_rows_without_bytes(self._rows, self.reader))
+        )
+        entries, self.broken_at_open = pictures_of(rows, self.reader.source, self.reader.role, together="image_id")
+        empty = f"{self.reader.source}: no captioned picture in {self.name}"
+        num_good = len(self._rows) - len(self.broken_at_open)
+        check_opened(empty, num_good, self.broken_at_open, max_broken_share)
+        if len(entries) < len(self._rows):
+            self._groups = [entry.rows for entry in entries]
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -151,10 +142,8 @@ class HuggingFacePairs:
         return f"row {number}" if image_id is None else image_id
 
     def _rows_of(self, index: int) -> list[int]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"sample {index} of {self.name!r}, which has {len(self)}")
-        index = int(index) % len(self)
-        return [index] if self._groups is None else self._groups[index]
+        row = row_of(index, self)
+        return [row] if self._groups is None else self._groups[row]
 
 
 def open_hugging_face(
@@ -320,10 +309,10 @@ def _table(source: str, place: list[Path], split: str | None, role: str) -> tupl
     if _is_saved(place):
         content = _load(source, place, datasets.load_from_disk)
         if isinstance(content, datasets.Dataset):
-            _refuse_split(place, split)
+            refuse_split(place[0], split)
             return content, ""
     elif place and place[0].is_file():
-        _refuse_split(place, split)
+        refuse_split(place[0], split)
         if _kind_of(place) == "arrow":  # mapped where it lies, not copied into the library's cache
             return _load(source, place, _from_arrow_files), ""
         return next(iter(_load(source, place, datasets.load_dataset).values())), ""
@@ -347,7 +336,7 @@ def _stream(
     builder = _load(source, place, datasets.load_dataset_builder)
     files = builder.config.data_files or {}
     if place and place[0].is_file():
-        _refuse_split(place, split)
+        refuse_split(place[0], split)
         split, shown = next(iter(files)), ""
     else:
         split = shown = _chosen_split(where, [str(item) for item in files], split, role)
@@ -373,11 +362,6 @@ def _chosen_split(where: str, there: list[str], split: str | None, role: str) ->
             "(written as source#split)"
         )
     return found
-
-
-def _refuse_split(place: list[Path], split: str | None) -> None:
-    if split is not None:
-        raise ValueError(f"{place[0]} has no splits; split is {split!r}, accepted: none")
 
 
 def _column_names(rows: Any) -> list[str]:

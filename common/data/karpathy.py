@@ -1,6 +1,6 @@
 """Captioned pictures from one JSON file and a folder of pictures.
 
-Four layouts are recognised by their content (papers/evaluation.md, 13.1 to 13.3):
+Four layouts are recognised by their content:
   Karpathy splits   {"images": [{"filename", "split", "sentences": [{"raw", "sentid"}], ...}], "dataset"}; COCO adds
                     "filepath" and "cocoid". Flickr8k, Flickr30k and COCO come so.
   COCO captions     {"images": [{"id", "file_name"}], "annotations": [{"id", "image_id", "caption"}]}
@@ -8,20 +8,22 @@ Four layouts are recognised by their content (papers/evaluation.md, 13.1 to 13.3
 Files may be packed with gzip. The raw captions are used, not the joined tokens, as the file gives them.
 """
 
+import itertools
 import json
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from common.data.broken import BrokenSample
-from common.data.picture_files import Entry, PictureFiles, picture_path
-from common.data.samples import Unusable, caption_list, check_captions, id_text
+from common.data.broken import Unusable
+from common.data.decoding import refuse_split
+from common.data.picture_files import PictureFiles
+from common.data.rows import Row, picture_path, pictures_of
 from common.data.text_files import read_text
 
-# data set and split -> pictures, captions (0 = not checked); evaluation.md, 2.1 and 2.2
+# data set and split -> pictures, captions (0 = not checked)
 EXPECTED = {
     ("coco", "train"): (82_783, 0),
     ("coco", "restval"): (30_504, 0),
@@ -44,9 +46,7 @@ def open_karpathy(
     *,
     split: str | None = None,
     role: str = "train",
-    root: Path | None = None,
-    max_broken_share: float = 0.01,
-    decode_size: int | None = None,
+    **options: Any,
 ) -> PictureFiles:
     """The pictures of one split, each once, with all their captions.
 
@@ -60,7 +60,7 @@ def open_karpathy(
             has a restval split (COCO: 82,783 + 30,504 pictures are the usual training set). The other layouts have no
             splits.
         role: "train" refuses empty captions; the others accept them, as there an empty caption is one more text.
-        root, max_broken_share, decode_size: see `PictureFiles`.
+        options: root, max_broken_share, decode_size, see `PictureFiles`.
     Raises:
         ValueError: names the file and what is wrong with it: no JSON, another layout, a split that it does not have.
         FileNotFoundError: if there is no folder with the pictures.
@@ -69,16 +69,19 @@ def open_karpathy(
     """
     annotations = Path(annotations).expanduser()
     content = _read_json(annotations)
+    set_name, together = annotations.name, None
     if isinstance(content, dict) and isinstance(content.get("images"), list):
         if isinstance(content.get("annotations"), list):
-            _refuse_split(annotations, split)
-            set_name, records = annotations.name, _coco_records(content)
+            refuse_split(annotations, split)
+            rows = _coco_rows(content)
         else:
-            split = _chosen_split(annotations, content["images"], split, role)
-            set_name, records = _karpathy_records(annotations, content, split)
+            wanted = _chosen_split(annotations, content["images"], split, role).split("+")
+            set_name, rows = _set_name(annotations, content, wanted), _karpathy_rows(content["images"], wanted)
     elif isinstance(content, list):
-        _refuse_split(annotations, split)
-        set_name, records = annotations.name, _grouped(annotations, content)
+        refuse_split(annotations, split)
+        if not content:
+            raise ValueError(f"{annotations}: the list is empty")
+        rows, together = map(_list_row, itertools.count(), content), "path"
     else:
         keys = ", ".join(content)[:200] if isinstance(content, dict) else ""
         found = f"an object with the keys {keys}" if keys else f"of type {type(content).__name__}"
@@ -86,87 +89,55 @@ def open_karpathy(
             f"{annotations}: the top level is {found}; accepted: an object with a list 'images' (Karpathy splits, "
             "COCO captions), or a list of objects with 'image' and 'caption'"
         )
-    entries, broken = _checked(annotations, records, role != "train")
-    return PictureFiles(
-        entries,
-        broken,
-        annotations,
-        images,
-        set_name.partition(".")[0],
-        role=role,
-        root=root,
-        max_broken_share=max_broken_share,
-        decode_size=decode_size,
-    )
+    entries, broken = pictures_of(rows, annotations, role, together)
+    return PictureFiles(entries, broken, annotations, images, set_name.partition(".")[0], role=role, **options)
 
 
-# A record is (key for messages, path, captions, image id, caption ids) as the file has them, or (key, reason).
-_Record = tuple[Any, ...]
-
-
-def _checked(annotations: Path, records: Iterable[_Record], is_ranked: bool) -> tuple[list[Entry], list[BrokenSample]]:
-    """The entries that can be used, and the others with the reason."""
-    entries, broken, seen = [], [], {}
-    for key, *record in records:
-        try:
-            if len(record) == 1:
-                raise Unusable(record[0])
-            path, captions, image_id, caption_ids = record
-            captions = caption_list(captions)
-            caption_ids = _id_list(caption_ids, len(captions))
-            check_captions(captions, allow_empty=is_ranked)
-            path, image_id = picture_path(path), id_text(image_id)
-            for name in (("image_id", image_id), ("path", path)) if is_ranked else ():
-                if name in seen:
-                    raise Unusable(f"duplicate {name[0]}: {name[1]!r}, first at {seen[name]}")
-            seen |= {("image_id", image_id): key, ("path", path): key}
-            entries.append(Entry(path, captions, image_id, caption_ids))
-        except Unusable as error:
-            broken.append(BrokenSample(annotations, key, str(error)))
-    return entries, broken
-
-
-def _karpathy_records(annotations: Path, content: dict[str, Any], split: str) -> tuple[str, list[_Record]]:
-    """Name of the set and its records; says so where a known split has another size than usual."""
-    wanted = split.split("+")
-    records, pictures, captions = [], Counter(), Counter()
-    for number, image in enumerate(content["images"]):
-        key = f"images[{number}]"
+def _karpathy_rows(images: list[Any], wanted: list[str]) -> Iterator[Row]:
+    for number, image in enumerate(images):
+        place = f"images[{number}]"
         if not isinstance(image, dict):
-            records.append((key, f"entry has the wrong type: {type(image).__name__} instead of an object"))
-            continue
-        if not isinstance(image.get("split"), str):
+            yield Row(place, fault=f"entry has the wrong type: {type(image).__name__} instead of an object")
+        elif not isinstance(image.get("split"), str):
             kind = type(image.get("split")).__name__
-            records.append((key, f"split has the wrong type: {kind} instead of a string"))
-            continue
-        if image["split"] not in wanted:
-            continue
-        sentences = image.get("sentences")
-        pictures[image["split"]] += 1
-        captions[image["split"]] += len(sentences) if isinstance(sentences, list) else 0
-        if not isinstance(sentences, list) or not all(isinstance(sentence, dict) for sentence in sentences):
-            records.append((key, "sentences has the wrong type: it is no list of objects"))
-            continue
-        raw = [sentence.get("raw") for sentence in sentences]
-        ids = _given([sentence.get("sentid") for sentence in sentences]) or image.get("sentids")
-        folder, file = image.get("filepath", ""), image.get("filename")
-        if isinstance(folder, str) and folder and isinstance(file, str):
-            file = f"{folder}/{file}"
-        with suppress(Unusable):  # the check says what is wrong
-            file = picture_path(file)
-        image_id = image["cocoid"] if "cocoid" in image else _without_extension(file)
-        records.append((key, file, raw, image_id, ids))
-    known = str(content.get("dataset", "coco" if any("cocoid" in image for image in _objects(content)) else "")).lower()
+            yield Row(place, fault=f"split has the wrong type: {kind} instead of a string")
+        elif image["split"] in wanted:
+            yield _karpathy_row(place, image)
+
+
+def _karpathy_row(place: str, image: dict[str, Any]) -> Row:
+    sentences = image.get("sentences")
+    if not isinstance(sentences, list) or not all(isinstance(sentence, dict) for sentence in sentences):
+        return Row(place, fault="sentences has the wrong type: it is no list of objects")
+    captions = [sentence.get("raw") for sentence in sentences]
+    ids = _given([sentence.get("sentid") for sentence in sentences]) or image.get("sentids")
+    folder, path = image.get("filepath", ""), image.get("filename")
+    if isinstance(folder, str) and folder and isinstance(path, str):
+        path = f"{folder}/{path}"
+    image_id = image.get("cocoid")
+    if "cocoid" not in image:
+        with suppress(Unusable):  # the engine says what is wrong with the path
+            path = picture_path(path)
+            image_id = path.removesuffix(PurePosixPath(path).suffix)
+    return Row(place, path, captions, image_id, ids)
+
+
+def _set_name(annotations: Path, content: dict[str, Any], wanted: list[str]) -> str:
+    """Name of the set; says so where a known split has another size than usual."""
+    images = [image for image in content["images"] if isinstance(image, dict)]
+    known = str(content.get("dataset", "coco" if any("cocoid" in image for image in images) else "")).lower()
     for part in wanted:
-        expected_pictures, expected_captions = EXPECTED.get((known, part), (pictures[part], 0))
-        if pictures[part] != expected_pictures or (expected_captions and captions[part] != expected_captions):
-            text = f" and {expected_captions:,} captions" if expected_captions else ""
+        sentences = [image.get("sentences") for image in images if image.get("split") == part]
+        captions = sum(len(group) for group in sentences if isinstance(group, list))
+        usual_pictures, usual_captions = EXPECTED.get((known, part), (len(sentences), 0))
+        if len(sentences) != usual_pictures or (usual_captions and captions != usual_captions):
+            text = f" and {usual_captions:,} captions" if usual_captions else ""
             warnings.warn(
-                f"{annotations}: split {part} of {known} has {pictures[part]:,} pictures and {captions[part]:,} "
-                f"captions; usual are {expected_pictures:,} pictures{text}",
+                f"{annotations}: split {part} of {known} has {len(sentences):,} pictures and {captions:,} captions; "
+                f"usual are {usual_pictures:,} pictures{text}",
                 stacklevel=3,
             )
-    return f"{known or annotations.name.partition('.')[0]}-{wanted[0]}", records
+    return f"{known or annotations.name.partition('.')[0]}-{wanted[0]}"
 
 
 def _chosen_split(annotations: Path, images: list[Any], split: str | None, role: str) -> str:
@@ -183,58 +154,33 @@ def _chosen_split(annotations: Path, images: list[Any], split: str | None, role:
     return split
 
 
-def _coco_records(content: dict[str, Any]) -> list[_Record]:
+def _coco_rows(content: dict[str, Any]) -> Iterator[Row]:
     captions: dict[Any, list[tuple[Any, Any]]] = {}
-    records: list[_Record] = []
     for number, item in enumerate(content["annotations"]):
         image_id = item.get("image_id") if isinstance(item, dict) else None
         if _is_id(image_id):
             captions.setdefault(image_id, []).append((item.get("caption"), item.get("id")))
         else:
-            records.append((f"annotations[{number}]", "image_id has the wrong type: no string or whole number"))
+            yield Row(f"annotations[{number}]", fault="image_id has the wrong type: no string or whole number")
     for number, image in enumerate(content["images"]):
-        key = f"images[{number}]"
+        place = f"images[{number}]"
         if not isinstance(image, dict) or not _is_id(image.get("id")):
-            records.append((key, "entry has the wrong type: no object with an 'id'"))
+            yield Row(place, fault="entry has the wrong type: no object with an 'id'")
             continue
         texts = captions.pop(image["id"], [])
-        ids = _given([number for _, number in texts])
-        records.append((key, image.get("file_name"), [text for text, _ in texts], image["id"], ids))
-    lost = [(f"annotations of image {image_id}", "missing picture: no such image") for image_id in captions]
-    return records + lost
+        ids = _given([caption_id for _, caption_id in texts])
+        yield Row(place, image.get("file_name"), [text for text, _ in texts], image["id"], ids)
+    for image_id in captions:
+        yield Row(f"annotations of image {image_id}", fault="missing picture: no such image")
 
 
-def _grouped(annotations: Path, content: list[Any]) -> list[_Record]:
-    """Records of a retrieval list; rows of one picture become one record, at the place of the first."""
-    if not content:
-        raise ValueError(f"{annotations}: the list is empty")
-    records: dict[str | int, _Record] = {}  # by path, and what cannot be put together by its number
-    for number, row in enumerate(content):
-        key = f"[{number}]"
-        if not isinstance(row, dict):
-            records[number] = (key, f"entry has the wrong type: {type(row).__name__} instead of an object")
-            continue
-        path, ids = row.get("image"), row.get("caption_ids")
-        with suppress(Unusable):  # the check says what is wrong
-            path = picture_path(path)
-        image_id = row.get("image_id")
-        image_id = path if image_id in (None, "") else image_id
-        captions = row.get("captions", row.get("caption"))
-        captions = [captions] if isinstance(captions, str) else captions
-        if not isinstance(path, str) or not isinstance(captions, list):
-            records[number] = (key, path, captions, image_id, ids)  # the check says what is wrong
-        elif path not in records:
-            records[path] = (key, path, list(captions), image_id, ids)
-        elif records[path][3] != image_id:
-            first = records[path]
-            reason = f"image_id differs: {image_id!r}, the same picture has {first[3]!r} at {first[0]}"
-            records[number] = (key, reason)
-        else:
-            first, _, before, _, before_ids = records[path]
-            before += captions
-            both = isinstance(before_ids, list) and isinstance(ids, list)
-            records[path] = (first, path, before, image_id, before_ids + ids if both else None)
-    return list(records.values())
+def _list_row(number: int, row: Any) -> Row:
+    """One row of a retrieval list."""
+    place = f"[{number}]"
+    if not isinstance(row, dict):
+        return Row(place, fault=f"entry has the wrong type: {type(row).__name__} instead of an object")
+    captions = row.get("captions", row.get("caption"))
+    return Row(place, row.get("image"), captions, row.get("image_id"), row.get("caption_ids"))
 
 
 def _read_json(path: Path) -> Any:
@@ -248,36 +194,10 @@ def _read_json(path: Path) -> Any:
         raise ValueError(f"{path}: not valid JSON: nested too deeply") from None
 
 
-def _refuse_split(annotations: Path, split: str | None) -> None:
-    if split is not None:
-        raise ValueError(f"{annotations} has no splits; split is {split!r}, accepted: none")
-
-
-def _objects(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    return (image for image in content["images"] if isinstance(image, dict))
-
-
 def _is_id(value: Any) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)  # True would be the key 1
-
-
-def _id_list(ids: Any, count: int) -> list[int | None] | None:
-    if ids is None:
-        return None
-    if not isinstance(ids, list) or len(ids) != count:
-        raise Unusable(f"caption ids do not fit: {str(ids)[:60]} for {count} captions")
-    for number in ids:
-        if number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
-            raise Unusable(f"caption id has the wrong type: {number!r} instead of a whole number from 0")
-    return _given(ids)
 
 
 def _given(ids: list[Any]) -> list[Any] | None:
     """The ids, or None where no caption has one."""
     return None if all(number is None for number in ids) else ids
-
-
-def _without_extension(file: Any) -> Any:
-    return file.removesuffix(PurePosixPath(file).suffix) if isinstance(file, str) else file

@@ -27,8 +27,7 @@ from torchvision import datasets as torchvision_sets
 
 from common.data.broken import BrokenSample, BrokenSamples
 from common.data.class_names import read_class_names, read_templates
-from common.data.picture_files import read_picture
-from common.data.samples import PackedTexts
+from common.data.decoding import PackedTexts, read_picture
 from common.data.shards import ShardDataset
 
 _PARTS = {"test", "val", "train"}  # folders of a set that are no classes

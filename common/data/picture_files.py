@@ -1,39 +1,19 @@
 """Captioned picture files by position: what the readers of annotation files (karpathy.py, tsv.py) have in common."""
 
 import hashlib
-import operator
 import os
-import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from common.data.broken import BrokenSample, BrokenSamples
-from common.data.samples import FILE_FORMATS, PackedTexts, Unusable, check_reading_options, decode_picture, id_text
+from common.data.broken import BrokenSample, check_opened
+from common.data.decoding import PackedTexts, check_reading_options, read_picture, row_of
+from common.data.rows import Entry
 
 _PROBED = 20  # pictures by which the folder of all is recognised
-_MAX_NAME, _MAX_PATH = 255, 1000  # bytes of one name, characters of a whole path; file systems refuse longer ones
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One picture of an annotation file, already checked.
-
-    path: of the picture, see `picture_path`.
-    captions: at least one.
-    image_id: unique in a set that is ranked.
-    caption_ids: one per caption, >= 0, or None for a caption whose id is not known; None where the file gives none.
-    """
-
-    path: str
-    captions: list[str]
-    image_id: str
-    caption_ids: list[int | None] | None = None
 
 
 class PictureFiles:
@@ -67,10 +47,10 @@ class PictureFiles:
         images: str | Path | None,
         name: str,
         *,
-        role: str,
-        root: Path | None,
-        max_broken_share: float,
-        decode_size: int | None,
+        role: str = "train",
+        root: Path | None = None,
+        max_broken_share: float = 0.01,
+        decode_size: int | None = None,
     ) -> None:
         check_reading_options(role, decode_size)
         self.name, self.decode_size = name, decode_size
@@ -78,15 +58,7 @@ class PictureFiles:
         self.images = find_images(paths, annotations, images, root) if paths else annotations.parent
         self.broken_at_open = list(broken)
         kept, sizes = self._existing(entries)
-        if not kept:
-            first = f"; first fault: {self.broken_at_open[0]}" if self.broken_at_open else ""
-            raise ValueError(f"{annotations}: no captioned picture in {name}{first}")
-        opened = BrokenSamples(max_broken_share)
-        opened.saw(len(kept))
-        for sample in self.broken_at_open:
-            opened.record(sample)
-        opened.check()
-
+        check_opened(f"{annotations}: no captioned picture in {name}", len(kept), self.broken_at_open, max_broken_share)
         self._paths = PackedTexts(entry.path for entry in kept)
         self._ids = PackedTexts(entry.image_id for entry in kept)
         self._captions = PackedTexts(caption for entry in kept for caption in entry.captions)
@@ -131,12 +103,13 @@ class PictureFiles:
             BrokenSample: if the picture cannot be read; names its file and the reason.
             IndexError: if there is no such sample.
         """
-        row = self._row(index)
-        return {"image": self._image(row), "captions": self.captions(row), "image_id": self._ids[row]}
+        row = row_of(index, self)
+        image = read_picture(self.images / self._paths[row], self.decode_size)
+        return {"image": image, "captions": self.captions(row), "image_id": self._ids[row]}
 
     def captions(self, index: int) -> list[str]:
         """The captions of one sample, without touching its picture."""
-        row = self._row(index)
+        row = row_of(index, self)
         return [self._captions[number] for number in range(*self._first_caption[row : row + 2].tolist())]
 
     def all_captions(self) -> Iterator[str]:
@@ -145,14 +118,14 @@ class PictureFiles:
 
     def image_id(self, index: int) -> str:
         """Id of a picture; for COCO the id of the image there."""
-        return self._ids[self._row(index)]
+        return self._ids[row_of(index, self)]
 
     def caption_ids(self, index: int) -> list[int | None] | None:
         """Ids of the captions, in their order, None for one that is not known; None where the file gives none.
 
-        For COCO they are the annotation ids, by which CxC and ECCV Caption name captions (evaluation.md, 13.1).
+        For COCO they are the annotation ids, by which CxC and ECCV Caption name captions.
         """
-        row = self._row(index)
+        row = row_of(index, self)
         if self._caption_ids is None:
             return None
         ids = self._caption_ids[slice(*self._first_caption[row : row + 2])].tolist()
@@ -160,7 +133,7 @@ class PictureFiles:
 
     def path(self, index: int) -> Path:
         """The picture file of one sample."""
-        return self.images / self._paths[self._row(index)]
+        return self.images / self._paths[row_of(index, self)]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -177,46 +150,6 @@ class PictureFiles:
 
     def __repr__(self) -> str:
         return f"PictureFiles({self.name!r}, {len(self)} pictures, {len(self._captions)} captions)"
-
-    def _row(self, index: int) -> int:
-        index = operator.index(index)
-        row = index + len(self) if index < 0 else index
-        if not 0 <= row < len(self):
-            raise IndexError(f"sample {index} of {self.name!r}, which has {len(self)}")
-        return row
-
-    def _image(self, row: int) -> Image.Image:
-        return read_picture(self.images / self._paths[row], self.decode_size)
-
-
-def picture_path(text: Any) -> str:
-    """The path of a picture as an annotation file has it, in its shortest form: "./a.jpg" is "a.jpg".
-
-    Returns:
-        Absolute, or relative to the folder of the pictures. It may leave that folder, as "../images/a.jpg" does.
-    Raises:
-        Unusable: if it is no path of a file.
-    """
-    if not isinstance(text, str) or not text:
-        raise Unusable(f"missing picture: its path is {text!r}")
-    path = posixpath.normpath(id_text(text, "path of the picture"))
-    if "\0" in path or max(len(part.encode()) for part in path.split("/")) > _MAX_NAME or len(path) > _MAX_PATH:
-        raise Unusable(f"missing picture: no file has the path {text[:60]!r}")
-    return path
-
-
-def read_picture(path: Path, decode_size: int | None = None) -> Image.Image:
-    """A picture file, decoded.
-
-    Raises:
-        BrokenSample: names the file and the reason.
-    """
-    try:
-        return decode_picture(path.read_bytes(), decode_size, FILE_FORMATS)
-    except Unusable as error:
-        raise BrokenSample(path, "", str(error)) from None
-    except OSError as error:
-        raise BrokenSample(path, "", f"picture cannot be read: {error.strerror}") from None
 
 
 def find_images(paths: list[str], annotations: Path, images: str | Path | None, root: Path | None = None) -> Path:

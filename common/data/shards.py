@@ -12,22 +12,20 @@ import glob
 import hashlib
 import io
 import json
-import operator
 import os
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import Image
 
-from common.data.broken import BrokenSample, BrokenSamples
-from common.data.samples import Unusable, check_captions, check_reading_options, decode_picture
+from common.data.broken import BrokenSample, Unusable, check_opened, named
+from common.data.decoding import check_reading_options, checked_captions, decode_picture, row_of
 from common.data.tar_index import COLUMNS, MAX_MEMBER_BYTES, cached_index, given_image_id
 
 # Ranges of bytes from many large files, safe with threads, forked workers and pickling.
@@ -227,19 +225,13 @@ class ShardDataset:
         check_reading_options(role, decode_size)
         self.role, self.decode_size, self.allow_missing_captions = role, decode_size, allow_missing_captions
 
-        opened = BrokenSamples(max_broken_share)
         self.shards = expand_shards(pattern, root)
         folder = Path(index_dir).expanduser() if index_dir is not None else None
         self._indices = [cached_index(shard, folder, allow_missing_captions) for shard in self.shards]
         self._starts = np.cumsum([0] + [len(index.members) for index in self._indices])
         self.broken_at_open = [broken for index in self._indices for broken in index.broken]
-        if len(self) == 0:
-            first = f"; first fault: {self.broken_at_open[0]}" if self.broken_at_open else ""
-            raise ValueError(f"no captioned picture in {len(self.shards)} shards, {self.shards[0]} ...{first}")
-        opened.saw(len(self))
-        for broken in self.broken_at_open:
-            opened.record(broken)
-        opened.check()
+        empty = f"no captioned picture in {len(self.shards)} shards, {self.shards[0]} ..."
+        check_opened(empty, len(self), self.broken_at_open, max_broken_share)
         self.name = _name_of(self.shards[0])
         folder_of_all = os.path.commonpath([shard.parent for shard in self.shards])
         self._shard_names = [shard.relative_to(folder_of_all).as_posix().removesuffix(".tar") for shard in self.shards]
@@ -263,17 +255,13 @@ class ShardDataset:
             BrokenSample: if picture or captions cannot be used; names shard, key and reason.
             IndexError: if there is no such sample.
         """
-        shard, row = self._locate(index)
-        captions, metadata = self._captions(shard, row)
-        sample = {
-            "image": self._image(shard, row),
-            "captions": captions,
-            "image_id": self._image_id(shard, row, metadata),
-        }
-        label = self._label(shard, row)
-        if label is not None:
-            sample["label"] = label
-        return sample
+        with self._sample(index) as (shard, row):
+            metadata = self._metadata(shard, row)
+            captions = self._captions(shard, row, metadata)
+            image = decode_picture(self._read(shard, row, "image"), self.decode_size)
+            sample = {"image": image, "captions": captions, "image_id": self._image_id(shard, row, metadata)}
+            label = self._label(shard, row)
+            return sample if label is None else {**sample, "label": label}
 
     def captions(self, index: int) -> list[str]:
         """The captions of one sample, without touching its picture.
@@ -281,7 +269,8 @@ class ShardDataset:
         Raises:
             BrokenSample: as `__getitem__`, for the captions.
         """
-        return self._captions(*self._locate(index))[0]
+        with self._sample(index) as (shard, row):
+            return self._captions(shard, row, self._metadata(shard, row))
 
     def all_captions(self) -> Iterator[str]:
         """All captions in order, broken samples left out (building a tokenizer should not fail on one of them)."""
@@ -291,16 +280,18 @@ class ShardDataset:
 
     def image_id(self, index: int) -> str:
         """`image_id` of the json as text, else shard and key, "test-00003/000017": a shard may begin its keys anew."""
-        shard, row = self._locate(index)
-        return self._image_id(shard, row, self._metadata(shard, row))
+        with self._sample(index) as (shard, row):
+            return self._image_id(shard, row, self._metadata(shard, row))
 
     def label(self, index: int) -> int | str | None:
         """Content of the `.cls` member, None where there is none."""
-        return self._label(*self._locate(index))
+        with self._sample(index) as (shard, row):
+            return self._label(shard, row)
 
     def metadata(self, index: int) -> dict[str, Any]:
         """The whole json member of one sample (boxes, hierarchies, licences); {} where there is none."""
-        return self._metadata(*self._locate(index))
+        with self._sample(index) as (shard, row):
+            return self._metadata(shard, row)
 
     def array(self, index: int) -> np.ndarray | None:
         """The `.npy` member of one sample (metadata of DataComp's WILDS and fairness tasks); None where there is none.
@@ -308,18 +299,19 @@ class ShardDataset:
         Raises:
             BrokenSample: if it cannot be read; pickled objects are refused.
         """
-        shard, row = self._locate(index)
-        content = self._read(shard, row, "npy")
-        if content is None:
-            return None
-        try:
-            return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)  # np.load takes zip files, too
-        except Exception as error:  # ValueError, EOFError, tokenize's own, MemoryError where the header claims too much
-            raise self._broken(shard, row, f"npy cannot be decoded: {type(error).__name__}, {error}") from None
+        with self._sample(index) as (shard, row):
+            content = self._read(shard, row, "npy")
+            if content is None:
+                return None
+            try:
+                return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)  # np.load takes zip files, too
+            except Exception as error:  # ValueError, EOFError, tokenize's own, MemoryError where the header claims much
+                raise Unusable(f"npy cannot be decoded: {type(error).__name__}, {error}") from None
 
     def broken(self, index: int, reason: str) -> BrokenSample:
         """The fault that a caller finds in a sample, with its place."""
-        return self._broken(*self._locate(index), reason)
+        shard, row = self._locate(index)
+        return BrokenSample(self.shards[shard], self._key(shard, row), reason)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -354,88 +346,73 @@ class ShardDataset:
             )
 
     def _locate(self, index: int) -> tuple[int, int]:
-        index = operator.index(index)
-        position = index + len(self) if index < 0 else index
-        if not 0 <= position < len(self):
-            raise IndexError(f"sample {index} of {self.name!r}, which has {len(self)}")
+        position = row_of(index, self)
         shard = int(np.searchsorted(self._starts, position, side="right")) - 1
         return shard, position - int(self._starts[shard])
 
-    def _broken(self, shard: int, row: int, reason: str) -> BrokenSample:
-        return BrokenSample(self.shards[shard], self._key(shard, row), reason)
+    @contextmanager
+    def _sample(self, index: int) -> Iterator[tuple[int, int]]:
+        """Shard and row of a sample; what is unusable inside gets its place."""
+        shard, row = self._locate(index)
+        with named(self.shards[shard], self._key(shard, row)):
+            yield shard, row
 
     def _key(self, shard: int, row: int) -> str:
         return bytes(self._indices[shard].keys[row]).decode("utf-8", "surrogateescape")
 
     def _read(self, shard: int, row: int, column: str) -> bytes | None:
+        """A member of a sample; None where there is none. This and what follows raise `Unusable`."""
         offset, size = self._indices[shard].members[row, COLUMNS.index(column)].tolist()
         if offset < 0:
             return None
         if size > MAX_MEMBER_BYTES:
-            raise self._broken(shard, row, f"{column} is too large: {size} bytes, at most {MAX_MEMBER_BYTES} are read")
+            raise Unusable(f"{column} is too large: {size} bytes, at most {MAX_MEMBER_BYTES} are read")
         content = self._files.read(shard, self.shards[shard], offset, size)
         if len(content) != size:
-            raise self._broken(shard, row, f"{column} cannot be read in full: {len(content)} of {size} bytes")
+            raise Unusable(f"{column} cannot be read in full: {len(content)} of {size} bytes")
         return content
+
+    def _text(self, shard: int, row: int, column: str) -> str | None:
+        content = self._read(shard, row, column)
+        try:
+            return None if content is None else content.decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise Unusable(f"{column} cannot be decoded: {error}") from None
 
     def _metadata(self, shard: int, row: int) -> dict[str, Any]:
         content = self._read(shard, row, "json")
-        if content is None:
-            return {}
         try:
-            metadata = json.loads(content)
+            metadata = {} if content is None else json.loads(content)
         except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError too
-            raise self._broken(shard, row, f"json cannot be decoded: {error}") from None
+            raise Unusable(f"json cannot be decoded: {error}") from None
         if not isinstance(metadata, dict):
-            raise self._broken(shard, row, f"json has the wrong type: {type(metadata).__name__} instead of an object")
+            raise Unusable(f"json has the wrong type: {type(metadata).__name__} instead of an object")
         return metadata
 
-    def _captions(self, shard: int, row: int) -> tuple[list[str], dict[str, Any]]:
-        metadata = self._metadata(shard, row)
+    def _captions(self, shard: int, row: int, metadata: dict[str, Any]) -> list[str]:
         if "captions" in metadata:
             captions = metadata["captions"]
             if not isinstance(captions, list):
                 kind = type(captions).__name__
-                raise self._broken(shard, row, f"captions has the wrong type: {kind} instead of a list of strings")
+                raise Unusable(f"captions has the wrong type: {kind} instead of a list of strings")
         elif "caption" in metadata:
             captions = [metadata["caption"]]
         else:
-            text = self._read(shard, row, "txt")
-            try:
-                captions = [] if text is None else [text.decode("utf-8").strip()]
-            except UnicodeDecodeError as error:
-                raise self._broken(shard, row, f"txt cannot be decoded: {error}") from None
-        if not captions and not self.allow_missing_captions:
-            raise self._broken(shard, row, "missing caption: neither captions nor caption in json, nor a txt member")
-        try:
-            check_captions(captions, allow_empty=self.role != "train")
-        except Unusable as error:
-            raise self._broken(shard, row, str(error)) from None
-        return captions, metadata
+            text = self._text(shard, row, "txt")
+            captions = [] if text is None else [text]
+        if captions:
+            return checked_captions(captions, allow_empty=self.role != "train")
+        if not self.allow_missing_captions:
+            raise Unusable("missing caption: neither captions nor caption in json, nor a txt member")
+        return []
 
     def _image_id(self, shard: int, row: int, metadata: dict[str, Any]) -> str:
-        try:
-            image_id = given_image_id(metadata)
-        except Unusable as error:
-            raise self._broken(shard, row, str(error)) from None
+        image_id = given_image_id(metadata)
         return f"{self._shard_names[shard]}/{self._key(shard, row)}" if image_id is None else image_id
 
     def _label(self, shard: int, row: int) -> int | str | None:
-        content = self._read(shard, row, "cls")
-        if content is None:
-            return None
-        try:
-            text = content.decode("utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise self._broken(shard, row, f"cls cannot be decoded: {error}") from None
-        return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
-
-    def _image(self, shard: int, row: int) -> Image.Image:
-        content = self._read(shard, row, "image")
-        try:
-            return decode_picture(content, self.decode_size)
-        except Unusable as error:
-            raise self._broken(shard, row, str(error)) from None
+        text = self._text(shard, row, "cls")
+        return int(text) if text is not None and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
 
 def _name_of(shard: Path) -> str:

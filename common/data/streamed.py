@@ -5,14 +5,16 @@ import json
 from collections import deque
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import numpy as np
 
 from common.data.broken import BrokenSample
 from common.data.order import permuted, seed_of
-from common.data.table_rows import RowReader, captions_of, picture_bytes, rows_of_batch
+from common.data.rows import RowReader, captions_of, picture_bytes, rows_of_batch
+
+if TYPE_CHECKING:
+    import datasets
 
 KEPT_ROWS = 64  # a stream can step back by this many rows, for the substitutes of broken samples
 
@@ -43,7 +45,7 @@ class StreamedPairs:
 
     def __init__(
         self,
-        rows: datasets.IterableDataset,
+        rows: "datasets.IterableDataset",
         num_rows: int,
         reader: RowReader,
         name: str,

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from common.data.broken import BrokenSample
-from common.data.samples import id_text, number_of
+from common.data.decoding import id_text, number_of
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")  # the first that a sample has is its picture
 COLUMNS = ("image", "json", "txt", "cls", "npy")  # members of a sample; the index holds (offset, size) of each

@@ -12,10 +12,10 @@ import itertools
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from common.data.broken import BrokenSample
-from common.data.picture_files import Entry, PictureFiles, picture_path
-from common.data.samples import Unusable, check_captions
+from common.data.picture_files import PictureFiles
+from common.data.rows import Row, pictures_of
 
 # names by which a header is recognised
 IMAGE_COLUMNS = ("filepath", "file_path", "path", "file_name", "filename", "image_path", "image", "file", "img")
@@ -29,9 +29,7 @@ def open_tsv(
     image_column: str | None = None,
     caption_column: str | None = None,
     role: str = "train",
-    root: Path | None = None,
-    max_broken_share: float = 0.01,
-    decode_size: int | None = None,
+    **options: Any,
 ) -> PictureFiles:
     """The pictures of a table, in the order in which their paths first appear, each with the captions of its rows.
 
@@ -46,7 +44,7 @@ def open_tsv(
             `IMAGE_COLUMNS` and one of `CAPTION_COLUMNS` (upper or lower case); without a header there are two
             columns, path and caption.
         role: "train" refuses empty captions; the others accept them.
-        root, max_broken_share, decode_size: see `PictureFiles`; a row that cannot be used counts as a sample.
+        options: root, max_broken_share, decode_size, see `PictureFiles`; a row that cannot be used counts as a sample.
     Raises:
         ValueError: names file and line: a column that is missing, quotes that do not close, no readable row.
         FileNotFoundError: if the file or the folder with the pictures is missing.
@@ -62,37 +60,21 @@ def open_tsv(
     if not has_header:
         rows = itertools.chain([(first_line, header)], rows)
 
-    captions: dict[str, list[str]] = {}
-    broken = []
-    for line, row in rows:
-        if not any(row):
-            continue  # an empty line
-        try:
-            if separator == "," and len(row) > len(header) == 2 and caption_at == 1:
-                # Flickr's text files do not quote captions that hold commas (evaluation.md, 13.7)
-                row = [row[0], ",".join(row[1:])]
-            if len(row) != len(header):
-                raise Unusable(f"row has another number of columns: {len(row)} instead of {len(header)}")
-            path, caption = row[path_at].strip(), row[caption_at]
-            if any("\udc80" <= sign <= "\udcff" for sign in path + caption):
-                raise Unusable("row cannot be decoded: it is no UTF-8")
-            path = picture_path(path)
-            check_captions([caption], allow_empty=role != "train")
-            captions.setdefault(path, []).append(caption)
-        except Unusable as error:
-            broken.append(BrokenSample(table, f"line {line}", str(error)))
-    entries = [Entry(path, texts, path) for path, texts in captions.items()]
-    return PictureFiles(
-        entries,
-        broken,
-        table,
-        images,
-        table.name.partition(".")[0],
-        role=role,
-        root=root,
-        max_broken_share=max_broken_share,
-        decode_size=decode_size,
-    )
+    found = (_row(line, row, len(header), path_at, caption_at, separator) for line, row in rows if any(row))
+    entries, broken = pictures_of(found, table, role, together="path")
+    return PictureFiles(entries, broken, table, images, table.name.partition(".")[0], role=role, **options)
+
+
+def _row(line: int, fields: list[str], count: int, path_at: int, caption_at: int, separator: str) -> Row:
+    place = f"line {line}"
+    if separator == "," and len(fields) > count == 2 and caption_at == 1:
+        fields = [fields[0], ",".join(fields[1:])]  # Flickr's text files do not quote captions that hold commas
+    if len(fields) != count:
+        return Row(place, fault=f"row has another number of columns: {len(fields)} instead of {count}")
+    path, caption = fields[path_at].strip(), fields[caption_at]
+    if any("\udc80" <= sign <= "\udcff" for sign in path + caption):
+        return Row(place, fault="row cannot be decoded: it is no UTF-8")
+    return Row(place, path, caption)
 
 
 def _read(table: Path) -> str:

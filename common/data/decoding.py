@@ -1,16 +1,17 @@
-"""What every reader of captioned pictures does with one sample: decode the picture, check the captions and the id.
-
-The readers differ in where the bytes come from; what they accept and how they say what is wrong is the same.
-"""
+"""From bytes to a picture, and the checks of captions and ids: what all readers accept, how they say what is wrong."""
 
 import hashlib
 import io
+import operator
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+
+from common.data.broken import Unusable, named
 
 MAX_PIXELS = 100_000_000  # larger pictures are refused by their header, before they are decoded
 SHARD_FORMATS = ("JPEG", "PNG", "WebP")
@@ -19,10 +20,6 @@ ROLES = ("train", "val", "test", "second_test")
 
 _BITS_PER_SAMPLE = 258  # TIFF's number for it
 _HALF_SIGN = re.compile("[\ud800-\udfff]")  # JSON can spell it, UTF-8 cannot: no hash, no file would take it
-
-
-class Unusable(ValueError):
-    """A sample cannot be used; the message is the reason of a BrokenSample, which adds the place."""
 
 
 def check_reading_options(role: str, decode_size: int | None) -> None:
@@ -35,6 +32,12 @@ def check_reading_options(role: str, decode_size: int | None) -> None:
         raise ValueError(f"role is {role!r}; accepted: {', '.join(ROLES)}")
     if decode_size is not None and decode_size < 1:
         raise ValueError(f"decode_size is {decode_size!r}; accepted: at least 1 pixel, or None")
+
+
+def refuse_split(where: str | Path, split: str | None) -> None:
+    """Raises: ValueError if a split is asked for; gives the place and the value."""
+    if split is not None:
+        raise ValueError(f"{where} has no splits; split is {split!r}, accepted: none")
 
 
 def decode_picture(
@@ -87,12 +90,33 @@ def _upper_eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
 
 
-def check_captions(captions: list[Any], allow_empty: bool) -> None:
-    """Every caption is a string that can be written as UTF-8, and has a visible sign unless `allow_empty`.
+def read_picture(path: Path, decode_size: int | None = None) -> Image.Image:
+    """A picture file, decoded.
 
     Raises:
-        Unusable: names the caption.
+        BrokenSample: names the file and the reason.
     """
+    with named(path):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise Unusable(f"picture cannot be read: {error.strerror}") from None
+        return decode_picture(content, decode_size, FILE_FORMATS)
+
+
+def checked_captions(value: Any, allow_empty: bool) -> list[str]:
+    """Captions that a file gives as one string or as a list of them.
+
+    Each can be written as UTF-8, and has a visible sign unless `allow_empty`.
+
+    Raises:
+        Unusable: if it is neither, there is none, or one cannot be used.
+    """
+    captions = [value] if isinstance(value, str) else value
+    if not isinstance(captions, list | tuple):
+        raise Unusable(f"captions has the wrong type: {type(value).__name__} instead of a string or a list of strings")
+    if not captions:
+        raise Unusable("missing caption: the list is empty")
     for caption in captions:
         if not isinstance(caption, str):
             raise Unusable(f"caption is not a string: {type(caption).__name__}")
@@ -100,19 +124,6 @@ def check_captions(captions: list[Any], allow_empty: bool) -> None:
             raise Unusable(f"empty caption: {caption!r}")
         if _HALF_SIGN.search(caption):
             raise Unusable(f"caption has half a surrogate pair: {caption!r}")
-
-
-def caption_list(value: Any) -> list[Any]:
-    """Captions that a file gives as one string or as a list of them.
-
-    Raises:
-        Unusable: if it is neither, or there is none.
-    """
-    captions = [value] if isinstance(value, str) else value
-    if not isinstance(captions, list | tuple):
-        raise Unusable(f"captions has the wrong type: {type(value).__name__} instead of a string or a list of strings")
-    if not captions:
-        raise Unusable("missing caption: the list is empty")
     return list(captions)
 
 
@@ -133,6 +144,18 @@ def id_text(value: Any, what: str = "image_id") -> str:
 def number_of(image_id: str) -> int:
     """63 bits of an id's hash: a number >= 0, the same in every process and every set."""
     return int.from_bytes(hashlib.blake2b(image_id.encode("utf-8", "surrogateescape"), digest_size=8).digest()) >> 1
+
+
+def row_of(index: int, data_set: Any) -> int:
+    """The place of a sample in [0, len(data_set)); a negative index counts from the end.
+
+    Raises:
+        IndexError: if there is no such sample; gives the set's name and length.
+    """
+    index = operator.index(index)
+    if not -len(data_set) <= index < len(data_set):
+        raise IndexError(f"sample {index} of {data_set.name!r}, which has {len(data_set)}")
+    return index % len(data_set)
 
 
 class PackedTexts:

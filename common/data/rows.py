@@ -1,0 +1,215 @@
+"""From rows to captioned pictures: the engine behind the readers of annotation files and tables.
+
+A reader says how its rows are read (`Row`). Here they are checked, those of one picture are put together, and what
+cannot be used is listed with its place and its reason (`pictures_of`). Tables that are too large to be gone through at
+opening are checked row by row when they are read (`RowReader`).
+"""
+
+import posixpath
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from PIL import Image
+
+from common.data.broken import BrokenSample, Unusable, named
+from common.data.decoding import FILE_FORMATS, checked_captions, decode_picture, id_text, read_picture
+
+_MAX_NAME, _MAX_PATH = 255, 1000  # bytes of one name, characters of a whole path; file systems refuse longer ones
+
+
+class Row(NamedTuple):
+    """One row as its file has it; nothing is checked yet.
+
+    place: where it stands, for messages.
+    path: of the picture. inside: the picture lies in the row itself, no path is asked for.
+    captions: a string or a list of them. caption_ids: one each, or None.
+    image_id: None or "" is the path, or the place where there is none.
+    fault: why it is no row at all.
+    """
+
+    place: str
+    path: Any = None
+    captions: Any = None
+    image_id: Any = None
+    caption_ids: Any = None
+    inside: bool = False
+    fault: str = ""
+
+
+@dataclass
+class Entry:
+    """One picture, checked.
+
+    path: see `picture_path`; "" where the picture lies in a row.
+    captions: at least one.
+    image_id: unique in a set that is ranked.
+    caption_ids: one per caption, >= 0, or None for a caption whose id is not known; None where the file gives none.
+    rows: numbers of the rows that it was made from.
+    """
+
+    path: str
+    captions: list[str]
+    image_id: str
+    caption_ids: list[int | None] | None = None
+    rows: list[int] = field(default_factory=list)
+
+
+def pictures_of(
+    rows: Iterable[Row], source: str | Path, role: str, together: Literal["path", "image_id"] | None = None
+) -> tuple[list[Entry], list[BrokenSample]]:
+    """The pictures of a file, and the rows that cannot be used.
+
+    Args:
+        rows: in the order of the file.
+        source: the file, for messages.
+        role: "train" refuses empty captions. In the others a row whose picture or id was there before is broken, as of
+            two samples of one picture each would count the other's captions as wrong; training may repeat.
+        together: what makes rows one picture, which then stands at the place of the first with the captions of all.
+    """
+    entries, broken = [], []
+    seen: dict[tuple[str, str], tuple[str, Entry]] = {}  # ("path" or "image_id", its value) -> place and picture
+    for number, row in enumerate(rows):
+        try:
+            entry = _checked(row, number, allow_empty=role != "train")
+            keys = [("image_id", entry.image_id)] + ([("path", entry.path)] if entry.path else [])
+            before = next((seen[key] for key in keys if key[0] == together and key in seen), None)
+            if before is not None:
+                _add(*before, entry)
+                continue
+            for key in keys if role != "train" else ():
+                if key in seen:
+                    raise Unusable(f"duplicate {key[0]}: {key[1]!r}, first at {seen[key][0]}")
+            seen |= dict.fromkeys(keys, (row.place, entry))
+            entries.append(entry)
+        except Unusable as error:
+            broken.append(BrokenSample(source, row.place, str(error)))
+    return entries, broken
+
+
+def _checked(row: Row, number: int, allow_empty: bool) -> Entry:
+    if row.fault:
+        raise Unusable(row.fault)
+    captions = checked_captions(row.captions, allow_empty)
+    caption_ids = _id_list(row.caption_ids, len(captions))
+    path = "" if row.inside else picture_path(row.path)
+    image_id = (path or row.place) if row.image_id in (None, "") else id_text(row.image_id)
+    return Entry(path, captions, image_id, caption_ids, [number])
+
+
+def _add(place: str, entry: Entry, more: Entry) -> None:
+    """Puts the captions of another row of the same picture behind those that it has."""
+    if more.image_id != entry.image_id:
+        raise Unusable(f"image_id differs: {more.image_id!r}, the same picture has {entry.image_id!r} at {place}")
+    both = entry.caption_ids is not None and more.caption_ids is not None
+    entry.caption_ids = entry.caption_ids + more.caption_ids if both else None
+    entry.captions += more.captions
+    entry.rows += more.rows
+
+
+def _id_list(ids: Any, count: int) -> list[int | None] | None:
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or len(ids) != count:
+        raise Unusable(f"caption ids do not fit: {str(ids)[:60]} for {count} captions")
+    for number in ids:
+        if number is None:
+            continue
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
+            raise Unusable(f"caption id has the wrong type: {number!r} instead of a whole number from 0")
+    return ids if any(number is not None for number in ids) else None
+
+
+def picture_path(text: Any) -> str:
+    """The path of a picture as an annotation file has it, in its shortest form: "./a.jpg" is "a.jpg".
+
+    Returns:
+        Absolute, or relative to the folder of the pictures. It may leave that folder, as "../images/a.jpg" does.
+    Raises:
+        Unusable: if it is no path of a file.
+    """
+    if not isinstance(text, str) or not text:
+        raise Unusable(f"missing picture: its path is {text!r}")
+    path = posixpath.normpath(id_text(text, "path of the picture"))
+    if "\0" in path or max(len(part.encode()) for part in path.split("/")) > _MAX_NAME or len(path) > _MAX_PATH:
+        raise Unusable(f"missing picture: no file has the path {text[:60]!r}")
+    return path
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """How one row of a table (arrow, parquet, JSON) becomes a sample.
+
+    source: for messages.
+    image, caption, image_id, caption_ids: names of columns; the last two are None where there is none.
+    folder: where relative picture paths start.
+    """
+
+    source: str
+    image: str
+    caption: str
+    image_id: str | None
+    caption_ids: str | None
+    folder: Path
+    role: str
+    decode_size: int | None
+
+    @property
+    def text_columns(self) -> list[str]:
+        """Columns that hold no picture."""
+        return [name for name in (self.caption, self.image_id, self.caption_ids) if name is not None]
+
+    def captions(self, row: dict[str, Any], index: int) -> list[str]:
+        """Raises: BrokenSample. Of a stream, the index is the position in the run."""
+        with named(self.source, f"row {index}"):
+            return checked_captions(row[self.caption], allow_empty=self.role != "train")
+
+    def picture(self, row: dict[str, Any], index: int) -> Image.Image:
+        """Pillow image in RGB. Raises: BrokenSample."""
+        content = picture_bytes(row[self.image])
+        with named(self.source, f"row {index}"):
+            if isinstance(content, bytes):
+                return decode_picture(content, self.decode_size, FILE_FORMATS)
+            if not isinstance(content, str) or not content:
+                raise Unusable(f"missing picture: {self.image} is {str(content)[:40]!r}")
+            return read_picture(self.folder / picture_path(content), self.decode_size)
+
+    def identity(self, row: dict[str, Any], index: int) -> str | None:
+        """The id that the row gives, else the path of its picture; None for bytes without id. Raises: BrokenSample."""
+        with named(self.source, f"row {index}"):
+            image_id = None if self.image_id is None else row[self.image_id]
+            if image_id is not None and image_id != "":
+                return id_text(image_id)
+            path = picture_bytes(row[self.image])
+            # the library makes the paths of an image folder absolute; an id should not change with the machine
+            folder = self.folder.as_posix().rstrip("/") + "/"
+            return picture_path(path).removeprefix(folder) if isinstance(path, str) and path else None
+
+    def as_row(self, row: dict[str, Any], index: int) -> Row:
+        """For `pictures_of`: captions and id; what is wrong with the picture shows when it is read."""
+        try:
+            return Row(f"row {index}", captions=row[self.caption], image_id=self.identity(row, index), inside=True)
+        except BrokenSample as error:
+            return Row(error.key, fault=error.reason)
+
+
+def picture_bytes(value: Any) -> Any:
+    """Bytes or path of a picture, as a row has them: {"bytes", "path"}, bytes, or a path."""
+    if isinstance(value, dict):
+        return value.get("path") if value.get("bytes") is None else value["bytes"]
+    return value
+
+
+def rows_of_batch(batch: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of a batch of columns."""
+    return (dict(zip(batch, values)) for values in zip(*batch.values()))
+
+
+def captions_of(batches: Iterable[dict[str, list[Any]]], reader: RowReader) -> Iterator[str]:
+    """All captions, in order; rows whose captions cannot be used are left out."""
+    for batch in batches:
+        for row in rows_of_batch(batch):
+            with suppress(BrokenSample):
+                yield from reader.captions(row, -1)
