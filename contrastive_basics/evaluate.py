@@ -5,13 +5,11 @@ python contrastive_basics/evaluate.py --checkpoint <folder> data.source=shards d
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common.run import evaluation as trained
 from common.run.evaluation import TrainedModels, evaluate_main, zero_shot_and_retrieval
 from common.run.launch import run_or_explain
 from contrastive_basics.config import Config
@@ -19,8 +17,8 @@ from contrastive_basics.model import build_model
 
 PAPER = "contrastive_basics"
 MODELS = TrainedModels(PAPER, Config, build_model, zero_shot_and_retrieval)
-load_encoder = partial(trained.load_encoder, MODELS)  # (checkpoint, device, overrides) -> (config, encoder)
-reevaluate = partial(trained.reevaluate, MODELS)  # (checkpoint, config, files, accelerator)
+load_encoder = MODELS.load_encoder  # (checkpoint, device, overrides) -> (config, encoder)
+reevaluate = MODELS.reevaluate  # (checkpoint, config, files, accelerator)
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ the third row of Table 1, is cited: transformers has no BEiT-3, and the printed 
 public.
 """
 
-import argparse
 import hashlib
 import sys
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from common.data.transforms import ImageTransform
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
 from common.evaluation.protocol import as_json
 from common.geometry import Sphere
-from common.run.evaluation import print_or_write, this_device
+from common.run.evaluation import command_line, print_or_write, this_device
 from common.run.folder import provenance_of
 from common.run.launch import run_or_explain
 from contrastive_basics.config import Config
@@ -211,11 +210,8 @@ def _read(kind: Any, source: str, **options: Any) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="folder written by transformers, or hub name")
+    parser = command_line(__doc__, "folder written by transformers, or hub name")
     parser.add_argument("--prefix", default="", help='before every caption, e.g. "a photo of "')
-    parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.* and run.*")
     arguments = parser.parse_intermixed_args()
 
     config = load_beside_weights(Config, arguments.overrides)

@@ -29,8 +29,9 @@ from common.evaluation.accuracy import (
     DATACOMP_TASKS,
     OTHER_REGION,
     datacomp_averages,
-    f1_macro_present,
-    group_accuracies,
+    f1_macro_hits,
+    worst_group_hits,
+    worst_region_hits,
 )
 from common.evaluation.embed import Encoder, FurtherMetrics, evaluate_retrieval, evaluate_zero_shot
 from common.evaluation.protocol import Evaluation
@@ -183,43 +184,25 @@ def further_metrics(role: str, task: Any) -> FurtherMetrics | None:
 
 
 def _f1_macro(scores: torch.Tensor, labels: torch.Tensor, indices: list[int]) -> dict[str, list[list[float]]]:
-    """Macro F1 as one number per picture: F1 of a class, 2 right / (predicted + occurring), is a sum over its hits."""
-    predictions, labels = scores.argmax(dim=1).numpy(), labels.numpy()
-    predicted, occurring = (np.bincount(found, minlength=scores.shape[1]) for found in (predictions, labels))
-    weights = 2 / (predicted + occurring)[labels] * len(labels) / np.count_nonzero(occurring)
-    values = weights * (predictions == labels)
-    assert math.isclose(values.mean(), f1_macro_present(predictions, labels), abs_tol=1e-9)
+    values = f1_macro_hits(scores.argmax(dim=1).numpy(), labels.numpy())
     return {"F1-macro_all": [[float(value)] for value in values]}
 
 
 def _worst_group(
     task: Any, metric: str, k: int, scores: torch.Tensor, labels: torch.Tensor, indices: list[int]
 ) -> dict[str, list[list[float]]]:
-    """Hits of the group with the lowest top-k accuracy; the pictures of other groups have none."""
     hits = classification_hits(scores, labels, k).tolist()
-    return {metric: _of_the_worst(hits, [_group(task, index) for index in indices])}
+    return {metric: worst_group_hits(hits, [_group(task, index) for index in indices])}
 
 
 def _worst_region(
     task: Any, scores: torch.Tensor, labels: torch.Tensor, indices: list[int]
 ) -> dict[str, list[list[float]]]:
-    """FMoW in both readings, see `common.evaluation.accuracy.worst_region_accuracy`."""
     hits = classification_hits(scores, labels).tolist()
-    regions = [_region(task, index) for index in indices]
-    named = [None if region == OTHER_REGION else region for region in regions]
-    if not any(named):
-        raise ValueError(f"{task.name}: every picture lies in region {OTHER_REGION!r}; accepted: some in another")
-    return {
-        "acc_worst_region": _of_the_worst(hits, regions),
-        "acc_worst_region_without_other": _of_the_worst(hits, named),
-    }
-
-
-def _of_the_worst(hits: Sequence[bool], groups: Sequence[Any]) -> list[list[float]]:
-    kept = [place for place, group in enumerate(groups) if group is not None]
-    by_group = group_accuracies([hits[place] for place in kept], [groups[place] for place in kept])
-    worst = min(by_group, key=by_group.get)
-    return [[float(hit)] if group == worst else [] for hit, group in zip(hits, groups)]
+    try:
+        return worst_region_hits(hits, [_region(task, index) for index in indices])
+    except ValueError as error:
+        raise ValueError(f"{task.name}: {error}") from None
 
 
 def _group(task: Any, index: int) -> int:

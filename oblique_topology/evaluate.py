@@ -6,7 +6,6 @@ python oblique_topology/evaluate.py --checkpoint <folder> data.source=shards dat
 
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from common.data.scenes import classification_task
 from common.evaluation.embed import Encoder
 from common.evaluation.linear_probe import PROBES, ProbeConfig, backbone_encoder, check_classes, evaluate_linear_probe
 from common.evaluation.protocol import Evaluation
-from common.run import evaluation as trained
 from common.run.evaluation import TrainedModels, evaluate_main, zero_shot_and_retrieval
 from common.run.launch import run_or_explain
 from oblique_topology.config import Config
@@ -92,8 +90,8 @@ def _without_probe_train(sets: EvaluationSets) -> EvaluationSets:
 
 
 MODELS = TrainedModels(PAPER, Config, build_model, evaluate_all)
-load_encoder = partial(trained.load_encoder, MODELS)  # (checkpoint, device, overrides) -> (config, encoder)
-reevaluate = partial(trained.reevaluate, MODELS)  # (checkpoint, config, files, accelerator)
+load_encoder = MODELS.load_encoder  # (checkpoint, device, overrides) -> (config, encoder)
+reevaluate = MODELS.reevaluate  # (checkpoint, config, files, accelerator)
 
 
 def main() -> None:

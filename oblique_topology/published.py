@@ -8,7 +8,6 @@ python oblique_topology/published.py --checkpoint openai/clip-vit-base-patch16 -
 Without coco.* what Tables 2 and 3 measure: labelled sets, retrieval, linear probe; with it Table 7.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from common.data.pairs import open_evaluation_sets
 from common.encoders.weights import load_clip
 from common.evaluation.coco import evaluate_coco
 from common.evaluation.embed import Encoder
-from common.run.evaluation import answer_of_published, check_layout, published_encoder, this_device
+from common.run.evaluation import answer_of_published, check_layout, command_line, published_encoder, this_device
 from common.run.launch import run_or_explain
 from oblique_topology.coco_table import CocoConfig, open_coco
 from oblique_topology.config import Config
@@ -52,11 +51,8 @@ def open_published(checkpoint: str, layout: str, config: Config, device: torch.d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="file of weights; layout clip: also a folder or hub name")
+    parser = command_line(__doc__, "file of weights; layout clip: also a folder or hub name")
     parser.add_argument("--layout", default="released", help="released, clip")
-    parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.*, run.* and coco.*")
     given = parser.parse_intermixed_args()
 
     of_coco = [text for text in given.overrides if text.startswith("coco.")]

@@ -19,7 +19,6 @@ if not __package__:
 
 import torch
 from safetensors.torch import save_file
-from transformers import CLIPModel
 
 import contrastive_basics.evaluate
 import oblique_topology.evaluate
@@ -27,7 +26,6 @@ from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import clip_to_open_clip, clip_to_transformers, load_clip
 from common.geometry import unit
 from common.run.checkpoint import open_checkpoint
-from common.run.evaluation import load_encoder
 from common.run.launch import run_or_explain
 
 MODELS = {models.paper: models for models in (contrastive_basics.evaluate.MODELS, oblique_topology.evaluate.MODELS)}
@@ -38,14 +36,15 @@ def load(path: str, activation: str | None) -> TwoTowers:
     if not (Path(path) / "state.json").is_file():
         return load_clip(path, activation)
     checkpoint = open_checkpoint(Path(path))
-    _, encoder = load_encoder(MODELS[checkpoint.state["paper"]], checkpoint, torch.device("cpu"))
+    _, encoder = MODELS[checkpoint.state["paper"]].load_encoder(checkpoint, torch.device("cpu"))
     return encoder.model
 
 
 def export_to_transformers(model: TwoTowers, folder: Path):
     """Writes the folder; returns functions that encode with what was written."""
-    clip_to_transformers(model).save_pretrained(folder)
-    theirs = CLIPModel.from_pretrained(folder).eval()
+    exported = clip_to_transformers(model)
+    exported.save_pretrained(folder)
+    theirs = type(exported).from_pretrained(folder).eval()
 
     def encode(images: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         output = theirs(input_ids=token_ids, pixel_values=images)

@@ -1,7 +1,7 @@
 """Accuracy-type metrics as pure functions of arrays, and the averages over the DataComp evaluation.
 
 Labels and predictions are class indices, hits are 0 or 1 per item; arrays may be numpy or CPU tensors. All results are
-fractions in [0, 1] (papers/evaluation.md, Sec. 7 to 9).
+fractions in [0, 1].
 """
 
 import operator
@@ -61,11 +61,16 @@ def f1_macro_present(predictions: Any, labels: Any) -> float:
 
     F1 of a class is 2 * right / (predicted + occurring).
     """
+    return float(f1_macro_hits(predictions, labels).mean())
+
+
+def f1_macro_hits(predictions: Any, labels: Any) -> np.ndarray:
+    """(num_items,) weighted hits whose mean is `f1_macro_present`: F1 of a class is a sum over its right items."""
     predictions, labels = _pair(predictions, labels)
-    classes, occurring = np.unique(labels, return_counts=True)
-    right = np.array([(predictions[labels == c] == c).sum() for c in classes])
+    classes, place, occurring = np.unique(labels, return_inverse=True, return_counts=True)
     predicted = np.array([(predictions == c).sum() for c in classes])
-    return float((2 * right / (predicted + occurring)).mean())
+    weights = 2 / (predicted + occurring)[place] * len(labels) / len(classes)
+    return weights * (predictions == labels)
 
 
 def group_accuracies(hits: Any, groups: Sequence[Any]) -> dict[Any, float]:
@@ -90,6 +95,13 @@ def worst_group_accuracy(hits: Any, groups: Sequence[Any]) -> float:
     return min(group_accuracies(hits, groups).values())
 
 
+def worst_group_hits(hits: Any, groups: Sequence[Any]) -> list[list[float]]:
+    """One list per item, empty outside the group with the least accuracy: the mean of all entries is that accuracy."""
+    by_group = group_accuracies(hits, groups)
+    worst = min(by_group, key=by_group.get)
+    return [[float(hit)] if group == worst else [] for hit, group in zip(hits, groups)]
+
+
 def worst_region_accuracy(hits: Any, regions: Sequence[str]) -> dict[str, float]:
     """FMoW in both readings: the published evaluator means to leave "Other" out but keeps it.
 
@@ -98,11 +110,22 @@ def worst_region_accuracy(hits: Any, regions: Sequence[str]) -> dict[str, float]
     Raises:
         ValueError: if all items lie in "Other".
     """
-    by_region = group_accuracies(hits, regions)
-    named = [value for region, value in by_region.items() if region != OTHER_REGION]
+    both = worst_region_hits(hits, regions)
+    return {name: float(np.mean([hit for own in found for hit in own])) for name, found in both.items()}
+
+
+def worst_region_hits(hits: Any, regions: Sequence[str]) -> dict[str, list[list[float]]]:
+    """The lists of `worst_group_hits` for both readings of `worst_region_accuracy`."""
+    named = [place for place, region in enumerate(regions) if region != OTHER_REGION]
     if not named:
         raise ValueError(f"all {len(regions)} items lie in region {OTHER_REGION}; accepted: at least one named region")
-    return {"acc_worst_region": min(by_region.values()), "acc_worst_region_without_other": min(named)}
+    without_other: list[list[float]] = [[] for _ in regions]
+    for place, own in zip(named, worst_group_hits([hits[i] for i in named], [regions[i] for i in named])):
+        without_other[place] = own
+    return {
+        "acc_worst_region": worst_group_hits(hits, regions),
+        "acc_worst_region_without_other": without_other,
+    }
 
 
 def winogavil_prompt(cue: str) -> str:

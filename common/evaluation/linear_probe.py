@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from torchvision.transforms.functional import pil_to_tensor
 
 from common.data.broken import BrokenSample
 from common.data.order import permuted, seed_of
@@ -476,7 +475,7 @@ class _Views(Dataset):
             if self.use_rand_augment:
                 fill = tuple(min(255, round(255 * value)) for value in self.transform.mean)
                 picture = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-                pixels = pil_to_tensor(rand_augment(picture, rng, fill))
+                pixels = torch.from_numpy(np.array(rand_augment(picture, rng, fill))).permute(2, 0, 1)
             return pixels, self.task.label(place)
         raise ValueError(f"{self.task.name}: {_ATTEMPTS} pictures in a row cannot be read; the last: {broken}")
 

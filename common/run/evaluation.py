@@ -1,4 +1,5 @@
-"""From a checkpoint of any paper to its model, its evaluations and their files; what an evaluate.py is made of."""
+"""From weights to metrics, in this order: a checkpoint, its model, its evaluations, their files; what an evaluate.py,
+a published.py and a public.py are made of."""
 
 import argparse
 import json
@@ -24,6 +25,8 @@ from common.evaluation.protocol import Evaluation, as_json
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
 from common.run.folder import RunFiles, provenance_of
 
+# ---------------------------------------------------------------- from a checkpoint to its model
+
 
 @dataclass(frozen=True)
 class TrainedModels:
@@ -40,57 +43,76 @@ class TrainedModels:
     build_model: Callable[[Any, Tokenizer], TwoTowers]
     evaluate_all: Callable[[Any, Encoder, EvaluationSets], dict[str, Evaluation]]
 
+    def load_encoder(
+        self, checkpoint: Checkpoint, device: torch.device, overrides: Sequence[str] = ()
+    ) -> tuple[Any, Encoder]:
+        """Rebuilds config, model and preprocessing from a checkpoint alone.
+
+        Args:
+            checkpoint: of this paper.
+            device: where the model goes.
+            overrides: "data.key=value" and "run.key=value": other test sets, other batch sizes.
+        Raises:
+            CheckpointError: if it belongs to another paper or another model.
+            ConfigError: if an override would change the model.
+        """
+        state = checkpoint.state
+        if state["paper"] != self.paper:
+            raise CheckpointError(f"{checkpoint.path} belongs to {state['paper']}; accepted: {self.paper}")
+        if state.get("kind") == "vision":
+            raise CheckpointError(
+                f"{checkpoint.path} was written by pretrain.py, which evaluates when training ends and again with "
+                "--resume"
+            )
+        fixed = [text for text in overrides if not text.startswith(("data.", "run."))]
+        if fixed:
+            raise ConfigError(f"command line: {fixed[0]} would change a trained model; accepted: data.* and run.*")
+        # the model is the trained one's; only where the data lie and how they are read may be another's
+        trained = from_dict(self.config_class, state["config"], str(checkpoint.path / "state.json"))
+        config = override(trained, list(overrides))
+        tokenizer = tokenizer_from_json(state["tokenizer"])
+        model = self.build_model(trained, tokenizer)
+        if state["geometry"] != model.geometry.name:
+            raise CheckpointError(
+                f"{checkpoint.path} was trained with geometry {state['geometry']!r}, its config builds "
+                f"{model.geometry.name!r}"
+            )
+        checkpoint.load_model(model)
+        transform = ImageTransform.from_json(state["transform"])
+        return config, _encoder(model, transform, tokenizer, trained.data.context_length, config.run, device)
+
+    def reevaluate(self, checkpoint: Checkpoint, config: Any, files: RunFiles, accelerator: Accelerator) -> None:
+        """Evaluates a trained run again, after a change of the evaluation code or of the test data."""
+        _, encoder = self.load_encoder(checkpoint, accelerator.device)
+        sets, state = open_evaluation_sets(config.data), checkpoint.state
+        evaluate_and_save(self, config, encoder, sets, files, state["step"], state, provenance_of(self.paper))
+
+
+def _encoder(
+    model: TwoTowers,
+    transform: ImageTransform,
+    tokenizer: Tokenizer,
+    context_length: int,
+    run: RunConfig,
+    device: torch.device,
+) -> Encoder:
+    model = model.to(device).eval()
+    return Encoder(model, transform, tokenizer, context_length, run.evaluation_batch_size, device, run.num_workers)
+
+
+def this_device() -> torch.device:
+    """The accelerator where there is one, else the CPU."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
+# ---------------------------------------------------------------- from the model to its evaluations
+
 
 def zero_shot_and_retrieval(config: Any, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
     """What most tables want: every set of `sets` by role; prompts are combined as config.method.prompt_average says."""
     average = config.method.prompt_average
     results = {name: evaluate_zero_shot(encoder, task, average) for name, task in sets.zero_shot.items()}
     return results | {role: evaluate_retrieval(encoder, pairs) for role, pairs in sets.retrieval.items()}
-
-
-def load_encoder(
-    models: TrainedModels, checkpoint: Checkpoint, device: torch.device, overrides: Sequence[str] = ()
-) -> tuple[Any, Encoder]:
-    """Rebuilds config, model and preprocessing from a checkpoint alone.
-
-    Args:
-        models: of the paper.
-        checkpoint: of this paper.
-        device: where the model goes.
-        overrides: "data.key=value" and "run.key=value": other test sets, other batch sizes.
-    Raises:
-        CheckpointError: if it belongs to another paper or another model.
-        ConfigError: if an override would change the model.
-    """
-    if checkpoint.state["paper"] != models.paper:
-        raise CheckpointError(f"{checkpoint.path} belongs to {checkpoint.state['paper']}; accepted: {models.paper}")
-    if checkpoint.state.get("kind") == "vision":
-        raise CheckpointError(
-            f"{checkpoint.path} was written by pretrain.py, which evaluates when training ends and again with --resume"
-        )
-    fixed = [text for text in overrides if not text.startswith(("data.", "run."))]
-    if fixed:
-        raise ConfigError(f"command line: {fixed[0]} would change a trained model; accepted: data.* and run.*")
-    trained = from_dict(models.config_class, checkpoint.state["config"], str(checkpoint.path / "state.json"))
-    config = override(trained, list(overrides))
-    tokenizer = tokenizer_from_json(checkpoint.state["tokenizer"])
-    model = models.build_model(trained, tokenizer)
-    if checkpoint.state["geometry"] != model.geometry.name:
-        raise CheckpointError(
-            f"{checkpoint.path} was trained with geometry {checkpoint.state['geometry']!r}, "
-            f"its config builds {model.geometry.name!r}"
-        )
-    checkpoint.load_model(model)
-    encoder = Encoder(
-        model=model.to(device).eval(),
-        transform=ImageTransform.from_json(checkpoint.state["transform"]),
-        tokenizer=tokenizer,
-        context_length=trained.data.context_length,
-        batch_size=config.run.evaluation_batch_size,
-        device=device,
-        num_workers=config.run.num_workers,
-    )
-    return config, encoder
 
 
 def evaluate_and_save(
@@ -121,35 +143,33 @@ def save_evaluations(
         write_json(files.evaluation, as_json(paper, results, step, training, provenance))
 
 
-def reevaluate(
-    models: TrainedModels, checkpoint: Checkpoint, config: Any, files: RunFiles, accelerator: Accelerator
-) -> None:
-    """Evaluates a trained run again, after a change of the evaluation code or of the test data."""
-    _, encoder = load_encoder(models, checkpoint, accelerator.device)
-    sets = open_evaluation_sets(config.data)
-    provenance = provenance_of(models.paper)
-    evaluate_and_save(models, config, encoder, sets, files, checkpoint.state["step"], checkpoint.state, provenance)
+# ---------------------------------------------------------------- commands
 
 
-def this_device() -> torch.device:
-    """The accelerator where there is one, else the CPU."""
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+def command_line(description: str, checkpoint: str) -> argparse.ArgumentParser:
+    """What every command that evaluates takes: --checkpoint, --output and overrides.
+
+    Args:
+        description: the docstring of the command.
+        checkpoint: what is accepted there.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, help=checkpoint)
+    parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="data.* and run.*, data.num_test=5000"
+    )
+    return parser
 
 
 def evaluate_main(description: str, models: TrainedModels) -> None:
     """The command line of an evaluate.py: --checkpoint, --output, then `data.key=value` and `run.key=value`."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, type=Path, help="folder of a run, or step-XXXXXXXX in it")
-    parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.num_test=5000")
-    arguments = parser.parse_intermixed_args()
-
-    checkpoint = named_checkpoint(arguments.checkpoint)
-    config, encoder = load_encoder(models, checkpoint, this_device(), arguments.overrides)
+    given = command_line(description, "folder of a run, or step-XXXXXXXX in it").parse_intermixed_args()
+    checkpoint = named_checkpoint(Path(given.checkpoint))
+    config, encoder = models.load_encoder(checkpoint, this_device(), given.overrides)
     results = models.evaluate_all(config, encoder, open_evaluation_sets(config.data))
-    provenance = provenance_of(models.paper)
-    content = as_json(models.paper, results, checkpoint.state["step"], checkpoint.state, provenance)
-    print_or_write(content, arguments.output)
+    state = checkpoint.state
+    print_or_write(as_json(models.paper, results, state["step"], state, provenance_of(models.paper)), given.output)
 
 
 def print_or_write(content: dict[str, Any], output: Path | None) -> None:
@@ -160,7 +180,7 @@ def print_or_write(content: dict[str, Any], output: Path | None) -> None:
         write_json(output, content)
 
 
-# What the commands that evaluate published weights share: the preprocessing of CLIP around a model, and the answer.
+# ---------------------------------------------------------------- published weights
 
 
 def check_layout(checkpoint: str, layout: str, of_files: tuple[str, ...], of_folders: tuple[str, ...]) -> None:
@@ -203,15 +223,8 @@ def published_encoder(
     ids, rows = tokenizer.vocabulary_size, model.text_tower.token_embedding.num_embeddings
     if ids != rows:
         raise ValueError(f"data.vocabulary has {ids} ids, the text tower of these weights {rows}; accepted: as many")
-    return Encoder(
-        model=model.to(device).eval(),
-        transform=ImageTransform(model.image_tower.image_size, "crop", mean=mean, std=std),
-        tokenizer=tokenizer,
-        context_length=model.text_tower.context_length,
-        batch_size=run.evaluation_batch_size,
-        device=device,
-        num_workers=run.num_workers,
-    )
+    transform = ImageTransform(model.image_tower.image_size, "crop", mean=mean, std=std)
+    return _encoder(model, transform, tokenizer, model.text_tower.context_length, run, device)
 
 
 def answer_of_published(
