@@ -1,4 +1,4 @@
-"""WinoGAViL: a cue word, some pictures, and the k of them that go with the cue (spec Sec. 11.4)."""
+"""WinoGAViL: a cue word, some pictures, and the k of them that go with the cue; one of DataComp's retrieval sets."""
 
 import hashlib
 import itertools
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from math import comb
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import datasets
 import torch
 
 from common.data.broken import BrokenSample, Unusable
@@ -19,6 +18,9 @@ from common.data.scenes import AnnotationTask
 from common.evaluation.accuracy import WINOGAVIL_GROUPS, winogavil_jaccard, winogavil_metrics, winogavil_prompt
 from common.evaluation.embed import Encoder
 from common.evaluation.protocol import Evaluation
+
+if TYPE_CHECKING:
+    import datasets
 
 
 class Associations(Protocol):
@@ -96,7 +98,7 @@ class RowAssociations:
             instance of 5, 6, 10 or 12 candidates, which the metrics are means over.
     """
 
-    def __init__(self, rows: datasets.Dataset, name: str) -> None:
+    def __init__(self, rows: "datasets.Dataset", name: str) -> None:
         needed = ("candidate_images", "candidates", "cue", "associations")
         missing = [column for column in needed if column not in rows.column_names]
         if missing:
@@ -153,6 +155,8 @@ def open_winogavil(source: str, root: Path) -> RowAssociations:
     Raises:
         ValueError: if it cannot be read, or is another data set.
     """
+    import datasets  # two seconds, which rows without WinoGAViL need not spend
+
     folder = root / source
     try:
         if folder.is_dir():
@@ -167,13 +171,13 @@ def open_winogavil(source: str, root: Path) -> RowAssociations:
             raise ValueError(f"data.winogavil = {source!r} has no split test; it has: {', '.join(rows)}")
         rows = rows["test"]
     if "candidate_images" in rows.column_names:  # else the error comes with the columns that are needed
-        rows = rows.cast_column("candidate_images", _undecoded(rows.features["candidate_images"]))
+        undecoded = _with_picture(rows.features["candidate_images"], datasets.Image(decode=False))
+        rows = rows.cast_column("candidate_images", undecoded)
     return RowAssociations(rows, folder.name if folder.is_dir() else source)
 
 
-def _undecoded(feature: Any) -> Any:
+def _with_picture(feature: Any, picture: Any) -> Any:
     """A list of pictures whose bytes are left as they are; damaged ones are then one broken sample, not an end."""
-    picture = datasets.Image(decode=False)
     if isinstance(feature, list):
         return [picture]
     return type(feature)(picture) if hasattr(feature, "feature") else feature
