@@ -22,8 +22,7 @@ from common.base.config import ConfigError, load_config, load_row
 from common.distributed import is_main_process
 from common.evaluation.retrieval import RECALL_AT
 from common.report.experiments import Experiment, write_experiment
-from common.report.formats import measured_over_seeds
-from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table
+from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table, measured_over_seeds
 from common.reproduce.cells import data_text, measured_cell
 from common.reproduce.command import Command, plot_runs, reproduce_main
 from common.reproduce.rows import PaperCode, RowRun

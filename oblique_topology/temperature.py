@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.report.formats import measured_over_seeds
-from common.report.table import Measured
+from common.report.table import Measured, measured_over_seeds
 from common.reproduce.rows import RowRun
 from common.run.log import read_log
 from oblique_topology.config import Config

@@ -26,9 +26,9 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from common.base.provenance import ROOT
-from common.report.formats import DASH, lay_out, markdown_text, read_table
+from common.report.formats import DASH, lay_out, markdown_text
 from common.report.page import refreshed_claims
-from common.report.table import Column, Table
+from common.report.table import Column, Table, read_table
 
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
 PAGES = ("README.md", *(f"{paper}/README.md" for paper in PAPERS))

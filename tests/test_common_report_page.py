@@ -12,9 +12,9 @@ from test_common_report_tables import HOSTILE, cell, made_up_table
 
 from common.report import figures
 from common.report.figures import plot_table, plot_training
-from common.report.formats import to_json, write_table
+from common.report.formats import write_table
 from common.report.page import Picture, collect_page, main, write_page
-from common.report.table import Column, Row
+from common.report.table import Column, Row, to_json
 
 VOID = {"meta", "img", "wbr", "br", "link", "hr", "input"}
 
@@ -173,7 +173,7 @@ def test_a_table_of_older_form_is_refused_by_name(tmp_path, capsys):
     folder.mkdir(parents=True)
     (folder / "table0.json").write_text(to_json(made_up_table()).replace('"format_version": 1', '"format_version": 0'))
     assert main(["--results", str(tmp_path), "--output", str(tmp_path / "page.html")]) == 1
-    assert "table0.json is broken: not a report table of version 1" in capsys.readouterr().err
+    assert "table0.json is broken: its format is not 'report table', version 1" in capsys.readouterr().err
 
 
 def picture_is_not_blank(path):

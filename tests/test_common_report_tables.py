@@ -13,17 +13,23 @@ import pytest
 from common.base.files import write_atomically
 from common.report.formats import (
     format_measured,
-    from_json,
     lay_out,
-    measured_over_seeds,
     to_csv,
-    to_json,
     to_latex,
     to_markdown,
     to_text,
     write_table,
 )
-from common.report.table import SEEDS_INTERVAL, Column, Measured, Row, Table
+from common.report.table import (
+    SEEDS_INTERVAL,
+    Column,
+    Measured,
+    Row,
+    Table,
+    from_json,
+    measured_over_seeds,
+    to_json,
+)
 from common.reproduce.cells import trained_on
 
 HOSTILE = r"<script>alert('x')</script> a|b & 100 % of_it #1 $x$ \end{table} [a](http://x.invalid) `code`"
@@ -193,7 +199,7 @@ def test_cells_of_another_scale_or_with_seeds_that_the_table_does_not_name_are_e
         (lambda: made_up_table(table_id="../table"), "table_id"),
         (lambda: made_up_table(columns=()), "distinct keys"),
         (lambda: made_up_table(columns=(Column("i2t_r1", "x"),)), r"unknown columns \['loss'\]"),
-        (lambda: from_json("{}"), "not a report table"),
+        (lambda: from_json("{}"), "its format is not 'report table'"),
         (lambda: from_json(to_json(made_up_table()).replace('"caption"', '"captions"')), "captions"),
         (lambda: from_json(to_json(made_up_table())[:200]), "line"),
     ],

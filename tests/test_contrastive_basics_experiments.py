@@ -14,8 +14,8 @@ from common.base.config import ConfigError
 from common.info_nce import symmetric_info_nce
 from common.report.experiments import collect_experiments, read_experiment
 from common.report.figures import Curves, plot_curves
-from common.report.formats import read_table
 from common.report.statistics import interval_over_seeds
+from common.report.table import read_table
 from common.reproduce.command import Command
 from common.run.kept_memory import bytes_kept_for_backward
 from contrastive_basics import experiments, reproduce

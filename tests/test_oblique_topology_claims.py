@@ -15,7 +15,7 @@ from common.report.claims.expressions import Cell
 from common.report.claims.read import load_claims, load_paper_tables
 from common.report.claims.show import judge
 from common.report.experiments import Experiment, collect_experiments
-from common.report.formats import read_table
+from common.report.table import read_table
 from common.reproduce.command import Command, _write
 from oblique_topology.class_token_cost import BERT_WORDS, _with_tokens, counted
 from oblique_topology.reproduce import CODE, PARTS

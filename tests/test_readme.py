@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.report.formats import read_table
+from common.report.table import read_table
 from scripts.parts import parts_of
 
 ROOT = Path(__file__).resolve().parents[1]

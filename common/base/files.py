@@ -28,9 +28,6 @@ def write_atomically(path: str | Path, content: str | bytes) -> Path:
     return path
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Writes JSON whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".writing-{path.name}")
-    temporary.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    temporary.replace(path)
+def write_json(path: str | Path, content: Any) -> Path:
+    """Write plain values as JSON on one line, whole or not at all."""
+    return write_atomically(path, json.dumps(content, ensure_ascii=False))

@@ -5,18 +5,15 @@
 writes `<root>/<paper>/experiments/<scale>/<name>.json`. Claims refer to a value as experiment["memory"]["sphere_gb"].
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.base.files import write_atomically
-from common.report.table import Measured
-
-_FORMAT, _FORMAT_VERSION = "experiment", 1
+from common.report.table import Measured, Table, build, json_of_format, read_format
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,15 @@ class Experiment:
             raise ValueError(f"experiment {self.name}: values {sorted(values)}, units of unknown values {unknown}")
         object.__setattr__(self, "values", values)
 
+    @classmethod
+    def beside(
+        cls, table: Table, name: str, caption: str, values: Mapping[str, Sequence[float]], **more
+    ) -> "Experiment":
+        """Values that were measured together with a table, under its provenance; `more`: units, protocol."""
+        shared = ("paper", "scale", "seeds", "data", "git_revision", "command", "created", "hardware")
+        provenance = {key: getattr(table, key) for key in shared}
+        return cls(name=name, caption=caption, values=values, **provenance, **more)
+
     def measured(self, key: str) -> Measured:
         """One value as a cell of a table has it."""
         protocol = {"data": self.data, **self.protocol}
@@ -70,9 +76,8 @@ class Experiment:
 
 def write_experiment(experiment: Experiment, root: str | Path) -> Path:
     """Write `<root>/<paper>/experiments/<scale>/<name>.json` atomically."""
-    content = {"format": _FORMAT, "format_version": _FORMAT_VERSION, **asdict(experiment)}
     path = Path(root) / experiment.paper / "experiments" / experiment.scale / f"{experiment.name}.json"
-    return write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return write_atomically(path, json_of_format("experiment", asdict(experiment)))
 
 
 def read_experiment(path: str | Path) -> Experiment:
@@ -81,19 +86,9 @@ def read_experiment(path: str | Path) -> Experiment:
     Raises:
         ValueError: not such a file, missing or unknown keys, or a failed check; the message names the file.
     """
-    path = Path(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-            raise ValueError(f"its format is not {_FORMAT!r}")
-        if content.pop("format_version", None) != _FORMAT_VERSION:
-            raise ValueError(f"its version is not {_FORMAT_VERSION}")
-        known = {entry.name for entry in fields(Experiment)}
-        wrong = sorted(set(content) ^ known)
-        if wrong:
-            raise ValueError(f"missing or unknown keys {', '.join(wrong)}")
-        return Experiment(**content)
-    except (ValueError, TypeError, AttributeError) as error:
+        return build(Experiment, read_format("experiment", Path(path).read_text(encoding="utf-8")))
+    except (ValueError, AttributeError) as error:
         raise ValueError(f"{path} is broken: {error}") from None
 
 

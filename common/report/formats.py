@@ -1,41 +1,35 @@
-"""A table as Markdown, CSV, LaTeX and terminal text. HTML is in `page.py`, JSON in `schema.py`."""
+"""How a table is written: Markdown, CSV, LaTeX, terminal text; the HTML page and the READMEs take the same lines.
+
+`lay_out` turns a table into lines of short texts, once for all formats. A method takes up to three lines: "paper",
+"ours", and "ours - paper" where the two may be compared. A line belongs to one source, so a number of the paper cannot
+stand in a line of ours whatever the format. Above the methods a line says what each of our columns is measured on,
+below them a line gives the level of a guess.
+"""
 
 import csv
 import io
 import math
 import re
 import textwrap
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from common.base.files import write_atomically
-from common.report.statistics import interval_over_seeds
 from common.report.table import (
     MEASURED,
     PAPER_SCALE,
-    QUERIES_INTERVAL,
     SEEDS_INTERVAL,
     Column,
     Measured,
-    PerImage,
     Row,
     Table,
-    from_json,
-    is_table,
+    images_file,
     to_json,
 )
-
-# From a table to lines of short texts, once for all formats.
-#
-# A method takes up to three lines: "paper", "ours", and "ours - paper" where the two may be compared. A line belongs to
-# one source, so a number of the paper cannot stand in a line of ours whatever the format. Above the methods a line says
-# what each of our columns is measured on, below them a line gives the level of a guess.
-
 
 DASH = "—"
 _GLOSSARY = (
@@ -204,9 +198,9 @@ def count_seeds(number: int) -> str:
     return f"{number} seed" if number == 1 else f"{number} seeds"
 
 
-def split_columns(lines: Sequence[Sequence[Line]], start: int, stop: int) -> list[list[Line]]:
+def _split_columns(groups: Sequence[Sequence[Line]], start: int, stop: int) -> list[list[Line]]:
     """The same groups of lines with the columns start..stop only."""
-    return [[Line(x.kind, x.method, x.source, x.cells[start:stop], x.status) for x in group] for group in lines]
+    return [[replace(line, cells=line.cells[start:stop]) for line in group] for group in groups]
 
 
 def _method_lines(table: Table, row: Row, with_seeds: bool) -> list[Line]:
@@ -277,26 +271,48 @@ _LATEX_RULE = r"\hline\noalign{\smallskip}"
 _TEXT_COLUMN, _TEXT_METHOD = 11, 22  # preferred widths in the terminal
 
 
+def write_table(table: Table, folder: str | Path) -> list[Path]:
+    """Write `<table_id>.md`, `.csv`, `.json` and `.tex` into `folder` (made if missing), each atomically.
+
+    What the test images add to the numbers of single seeds goes to `<table_id>_images.npz`, where there are such.
+    """
+    folder = Path(folder)
+    writers = {"md": to_markdown, "csv": to_csv, "json": to_json, "tex": to_latex}
+    contents = {ending: write(table) for ending, write in writers.items()}  # before the first file is touched
+    paths = [write_atomically(folder / f"{table.table_id}.{ending}", text) for ending, text in contents.items()]
+    images = images_file(folder / f"{table.table_id}.json")
+    images.unlink(missing_ok=True)  # of an earlier run
+    arrays = {
+        f"{number}/{key}/{name}": getattr(cell.per_image, name)
+        for number, row in enumerate(table.rows)
+        for key, cell in row.ours.items()
+        if cell is not None and cell.per_image is not None
+        for name in ("sums", "counts")
+    }
+    if not arrays:
+        return paths
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    return [*paths, write_atomically(images, stream.getvalue())]
+
+
 def to_markdown(table: Table) -> str:
     """GitHub Markdown, readable as plain text too: columns are padded, a method has one line per source."""
-    facts = dict(provenance(table))
     code = ("git revision", "command")
-    run = [f"{label}: {_code(text) if label in code else markdown_text(text)}" for label, text in facts.items()]
-    header = ["method", "source", *(markdown_text(column.label) for column in table.columns), "status"]
-    grid = []
+    run = [f"{label}: {_code(text) if label in code else markdown_text(text)}" for label, text in provenance(table)]
+    grid = [["method", "source", *(markdown_text(column.label) for column in table.columns), "status"]]
     for group in lay_out(table):
         for place, line in enumerate(group):
             method = f"*{line.method}*" if line.kind in ("stand_in", "chance") else markdown_text(line.method)
-            grid.append(
-                [method if place == 0 else "", line.source, *map(markdown_text, line.cells), markdown_text(line.status)]
-            )
-    widths = [max(3, *(len(cells[index]) for cells in [header, *grid])) for index in range(len(header))]
-    left = (0, 1, len(header) - 1)
-    rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-    body = [_padded(cells, widths, left) for cells in (header, rule, *grid)]
+            cells = [line.source, *map(markdown_text, line.cells), markdown_text(line.status)]
+            grid.append(["" if place else method, *cells])
+    widths = [max(3, *map(len, column)) for column in zip(*grid)]
+    left = [index in (0, 1, len(widths) - 1) for index in range(len(widths))]
+    grid.insert(1, ["-" * width if at_left else "-" * (width - 1) + ":" for width, at_left in zip(widths, left)])
+    padded = ([c.ljust(w) if at_left else c.rjust(w) for c, w, at_left in zip(row, widths, left)] for row in grid)
     parts = [f"## {markdown_text(table.table_id)}: {markdown_text(table.caption)}", "; ".join(run) + "."]
     parts += [f"**{markdown_text(warning(table))}**"] if warning(table) else []
-    parts.append("\n".join(body))
+    parts += ["\n".join(f"| {' | '.join(row)} |" for row in padded)]
     parts += ["\n".join(f"- {markdown_text(label)}: {markdown_text(text)}" for label, text in remarks(table))]
     parts += ["; ".join(f"{markdown_text(term)}: {markdown_text(text)}" for term, text in glossary(table)) + "."]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -313,14 +329,14 @@ def to_csv(table: Table) -> str:
     for row in table.rows:
         for column in table.columns:
             cell, paper = row.ours.get(column.key), row.paper.get(column.key)
-            low, high = (None, None) if cell is None or cell.interval is None else cell.interval
-            ours = ("", "", "", "", "", "", "", "", "")
+            ours, measured_on = ("",) * 7, ("", "")
             if cell is not None:
                 values, seeds = (";".join(map(str, numbers)) for numbers in (cell.values, cell.seeds))
-                ours = (cell.mean, low, high, cell.interval_kind, values, seeds, cell.chance, cell.data, cell.protocol)
+                ours = (cell.mean, *(cell.interval or (None, None)), cell.interval_kind, values, seeds, cell.chance)
+                measured_on = (cell.data, cell.protocol)
             writer.writerow([
                 table.paper, table.paper_version, table.table_id, table.scale, column.key, column.label, column.unit,
-                column.better, row.method, row.status, paper, *ours[:7], stand_in(table, column), *ours[7:],
+                column.better, row.method, row.status, paper, *ours, stand_in(table, column), *measured_on,
                 table.git_revision, table.created,
             ])  # fmt: skip
     return stream.getvalue()
@@ -334,19 +350,14 @@ def to_latex(table: Table) -> str:
     lines = [r"\begin{table*}", r"\centering\scriptsize\setlength{\tabcolsep}{3pt}"]
     for start in range(0, len(table.columns), per_block):
         columns = table.columns[start : start + per_block]
+        head = ["method", "source", *(_latex_stacked(column.label) for column in columns)]
         lines += [r"\begin{tabular}{p{0.2\textwidth}l" + "r" * len(columns) + "}", _LATEX_RULE]
-        lines += [
-            " & ".join(["method", "source", *(_latex_stacked(column.label) for column in columns)]) + r" \\",
-            _LATEX_RULE,
-        ]
-        for group in split_columns(groups, start, start + len(columns)):
+        lines += [" & ".join(head) + r" \\", _LATEX_RULE]
+        for group in _split_columns(groups, start, start + len(columns)):
             lines += [*_latex_group(group), _LATEX_RULE]
         lines += [r"\end{tabular}", r"\par\smallskip"]
-    facts = "; ".join(f"{label}: {text}" for label, text in provenance(table))
-    terms = "; ".join(f"{term}: {text}" for term, text in glossary(table))
-    caption = " ".join(
-        part for part in (table.caption, warning(table), reading(table), f"{facts}.", f"{terms}.") if part
-    )
+    facts, terms = ("; ".join(f"{a}: {b}" for a, b in pairs) + "." for pairs in (provenance(table), glossary(table)))
+    caption = " ".join(part for part in (table.caption, warning(table), reading(table), facts, terms) if part)
     lines += [f"\\caption{{{_latex(caption)}}}", f"\\label{{tab:{re.sub('[^A-Za-z0-9-]', '-', table.table_id)}}}"]
     lines += [r"\end{table*}"]
     lines += [f"% {_one_line(label)}: {_one_line(text)}" for label, text in remarks(table, with_status=True)]
@@ -359,23 +370,82 @@ def to_text(table: Table, width: int = 100) -> str:
     run = [f"{name} {facts[name]}" for name in ("scale", "data", "seeds", "git revision", "created", "hardware")]
     head = [f"{table.table_id} of {facts['paper']}", table.caption, " | ".join(run), f"command: {facts['command']}"]
     out = [_filled(text, width) for text in [*head, warning(table), reading(table)] if text]
-    groups = lay_out(table, compact=True)
-    names = [line.method for group in groups for line in group] + ["method"]
-    method_width = min(_TEXT_METHOD, max(map(len, names)))
-    source_width = max(len(line.source) for group in groups for line in group) if groups else 0
-    room = width - method_width - source_width - 2
-    widths = [_text_column_width(table.columns[i].label, i, groups) for i in range(len(table.columns))]
-    for start, stop in _blocks(widths, room):
-        labels = Line("label", "method", "", tuple(column.label for column in table.columns[start:stop]))
-        rows = [[labels], *split_columns(groups, start, stop)]
-        out += ["", *_text_block(rows, method_width, source_width, widths[start:stop], width)]
-    remarked = [_filled(f"{label}: {text}", width) for label, text in remarks(table, with_status=True)]
-    return "\n".join([*out, "", *remarked, _filled("; ".join(f"{t}: {m}" for t, m in glossary(table)), width)]) + "\n"
+    # the labels are a line like others
+    labels = Line("label", "method", "", tuple(column.label for column in table.columns))
+    groups = [[labels], *lay_out(table, compact=True)]
+    lines = [line for group in groups for line in group]
+    method_width = min(_TEXT_METHOD, max(len(line.method) for line in lines))
+    source_width = max(len(line.source) for line in lines)
+    widths = [max(len(text) for stack in column for text in stack) for column in zip(*map(_stacked, lines))]
+    for start, stop in _blocks(widths, width - method_width - source_width - 2):
+        block = _split_columns(groups, start, stop)
+        out += ["", *_text_block(block, method_width, source_width, widths[start:stop], width)]
+    out += ["", *(_filled(f"{label}: {text}", width) for label, text in remarks(table, with_status=True))]
+    return "\n".join([*out, _filled("; ".join(f"{t}: {m}" for t, m in glossary(table)), width)]) + "\n"
 
 
-def _padded(cells: Sequence[str], widths: Sequence[int], left: Sequence[int]) -> str:
-    padded = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths))]
-    return "| " + " | ".join(padded) + " |"
+def _stacked(line: Line) -> list[list[str]]:
+    """Each cell as a stack of short texts: [low, high] below its mean, words in a narrow column."""
+    if line.kind in ("label", "stand_in"):
+        return [_wrapped(cell, _TEXT_COLUMN) for cell in line.cells]
+    return [cell.replace(" [", "\n[").split("\n") for cell in line.cells]
+
+
+def _blocks(widths: Sequence[int], room: int) -> list[tuple[int, int]]:
+    """Ranges of columns that fit into `room`, as few as possible and of even size; one column at least."""
+    for number in range(1, len(widths) + 1):
+        size = -(-len(widths) // number)
+        ranges = [(start, min(start + size, len(widths))) for start in range(0, len(widths), size)]
+        if size == 1 or all(sum(widths[a:b]) + 2 * (b - a) <= room for a, b in ranges):
+            break
+    return ranges
+
+
+def _text_block(
+    groups: Sequence[Sequence[Line]], method_width: int, source_width: int, widths: Sequence[int], width: int
+) -> Iterator[str]:
+    total = min(width, method_width + source_width + 2 + sum(widths) + 2 * len(widths))
+    for number, group in enumerate(groups):
+        printed = []
+        for line in group:
+            if _nothing(line):
+                room = max(10, width - method_width - source_width - 6)
+                texts = [f"    {part}" for part in _wrapped(f"{DASH} {line.status}", room)]
+            else:
+                levels = zip_longest(*_stacked(line), fillvalue="")
+                texts = ["".join(f"  {text:>{size}}" for text, size in zip(level, widths)) for level in levels]
+            sources = zip_longest([line.source], texts, fillvalue="")
+            printed += [f"{source:<{source_width}}{text}" for source, text in sources]
+        for method, text in zip_longest(_wrapped(group[0].method, method_width), printed, fillvalue=""):
+            yield f"{method:<{method_width}}  {text}".rstrip()
+        yield "-" * total if number in (0, len(groups) - 1) or len(group) > 1 else ""
+
+
+def _nothing(line: Line) -> bool:
+    """Whether a line of ours has no number; its status says why."""
+    return line.kind == "ours" and all(cell == DASH for cell in line.cells)
+
+
+def _latex_group(group: Sequence[Line]) -> list[str]:
+    rows = []
+    for place, line in enumerate(group):
+        if _nothing(line):
+            cells = [f"\\multicolumn{{{len(line.cells)}}}{{l}}{{{_latex(f'{DASH} {line.status}')}}}"]
+        else:
+            cells = [_latex_stacked(cell) if line.kind == "stand_in" else _latex(cell) for cell in line.cells]
+        rows.append(" & ".join(["" if place else _latex(line.method), _latex(line.source), *cells]) + r" \\")
+    return rows
+
+
+def _latex_stacked(text: str) -> str:
+    # After a line break LaTeX takes a leading "[" or "*" for an argument of the break; an empty group prevents that.
+    lines = [_latex(line) for line in _wrapped(text, _TEXT_COLUMN)]
+    lines = ["{}" + line if line[:1] in ("[", "*") else line for line in lines]
+    return lines[0] if len(lines) == 1 else r"\shortstack[r]{" + r" \\ ".join(lines) + "}"
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX_SIGNS.get(sign, sign) for sign in text)
 
 
 def markdown_text(text: str) -> str:
@@ -390,29 +460,6 @@ def _code(text: str) -> str:
     text = _one_line(text)
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence}{text}{fence}" if len(fence) == 1 else f"{fence} {text} {fence}"
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX_SIGNS.get(sign, sign) for sign in text)
-
-
-def _latex_group(group: Sequence[Line]) -> list[str]:
-    rows = []
-    for place, line in enumerate(group):
-        start = [_latex(line.method) if place == 0 else "", _latex(line.source)]
-        if line.kind == "ours" and all(cell == DASH for cell in line.cells):
-            cells = [f"\\multicolumn{{{len(line.cells)}}}{{l}}{{{_latex(f'{DASH} {line.status}')}}}"]
-        else:
-            cells = [_latex_stacked(cell) if line.kind == "stand_in" else _latex(cell) for cell in line.cells]
-        rows.append(" & ".join([*start, *cells]) + r" \\")
-    return rows
-
-
-def _latex_stacked(text: str) -> str:
-    # After a line break LaTeX takes a leading "[" or "*" for an argument of the break; an empty group prevents that.
-    lines = [_latex(line) for line in _wrapped(text, _TEXT_COLUMN)]
-    lines = ["{}" + line if line[:1] in ("[", "*") else line for line in lines]
-    return lines[0] if len(lines) == 1 else r"\shortstack[r]{" + r" \\ ".join(lines) + "}"
 
 
 def _one_line(text: str) -> str:
@@ -436,172 +483,3 @@ def _wrapped(text: str, width: int) -> list[str]:
                 piece = piece[width:]
         line += piece
     return [*lines, line.rstrip()] if line.strip() or not lines else lines
-
-
-def _text_column_width(label: str, index: int, groups: Sequence[Sequence[Line]]) -> int:
-    lines = [line for group in groups for line in group]
-    parts = (part for line in lines if line.kind != "stand_in" for part in _stacked_interval(line.cells[index]))
-    numbers = max(map(len, parts), default=1)
-    words = [label, *(line.cells[index] for line in lines if line.kind == "stand_in")]
-    return max(numbers, min(_TEXT_COLUMN, max(map(len, words))))
-
-
-def _stacked_interval(cell: str) -> list[str]:
-    """The mean above its [low, high], which would make columns too wide for a terminal side by side."""
-    mean, bracket, interval = cell.partition(" [")
-    return [mean, f"[{interval}"] if bracket else [cell]
-
-
-def _blocks(widths: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """Ranges of columns that fit into `room`, as few as possible and of even size; one column at least."""
-    for number in range(1, len(widths) + 1):
-        size = -(-len(widths) // number)
-        ranges = [(start, min(start + size, len(widths))) for start in range(0, len(widths), size)]
-        if all(sum(widths[a:b]) + 2 * (b - a) <= room for a, b in ranges):
-            return ranges
-    return [(index, index + 1) for index in range(len(widths))]
-
-
-def _text_block(rows, method_width: int, source_width: int, widths: Sequence[int], width: int) -> list[str]:
-    total = min(width, method_width + source_width + 2 + sum(widths) + 2 * len(widths))
-    out = []
-    for number, group in enumerate(rows):
-        methods = _wrapped(group[0].method, method_width)
-        printed = []
-        for line in group:
-            if line.kind == "ours" and all(cell == DASH for cell in line.cells):
-                room = max(10, width - method_width - source_width - 6)
-                printed += [(line.source if i == 0 else "", f"    {part}")
-                            for i, part in enumerate(_wrapped(f"{DASH} {line.status}", room))]  # fmt: skip
-                continue
-            texts = zip(line.cells, widths)
-            cells = [_stacked_interval(cell) if line.kind == "ours" else _wrapped(cell, size) for cell, size in texts]
-            for level in range(max(map(len, cells))):
-                texts = [c[level] if level < len(c) else "" for c in cells]
-                joined = "".join(f"  {text:>{size}}" for text, size in zip(texts, widths))
-                printed.append((line.source if level == 0 else "", joined))
-        for level in range(max(len(methods), len(printed))):
-            method = methods[level] if level < len(methods) else ""
-            source, cells = printed[level] if level < len(printed) else ("", "")
-            out.append(f"{method:<{method_width}}  {source:<{source_width}}{cells}".rstrip())
-        out.append("-" * total if number in (0, len(rows) - 1) or len(group) > 1 else "")
-    return out
-
-
-# Tables that print the paper's number beside ours and never mix the two: the public face of this folder.
-#
-#     cell = measured_over_seeds((31.2, 30.4), (0, 1), scale="demo", data="scenes 9f3a", protocol="1,000 x 5,000")
-#     row = Row("sphere", paper={"i2t_r1": 64.1}, ours={"i2t_r1": cell}, status="measured")
-#     table = Table(paper="oblique_topology", ..., columns=(Column("i2t_r1", "i2t R@1"),), rows=(row,), ...)
-#     print(to_text(table, width=110)); write_table(table, "outputs/oblique_topology/table2/demo")
-
-
-__all__ = [
-    "MEASURED",
-    "PAPER_SCALE",
-    "QUERIES_INTERVAL",
-    "SEEDS_INTERVAL",
-    "Column",
-    "Measured",
-    "Row",
-    "Table",
-    "from_json",
-    "is_table",
-    "measured_over_seeds",
-    "read_table",
-    "to_csv",
-    "to_json",
-    "to_latex",
-    "to_markdown",
-    "to_text",
-    "write_atomically",
-    "write_table",
-]
-
-
-def measured_over_seeds(
-    values: Sequence[float],
-    seeds: Sequence[int],
-    *,
-    scale: str,
-    data: str,
-    protocol: str,
-    chance: float | None = None,
-    query_interval: tuple[float, float] | None = None,
-    full_protocol: Mapping[str, Any] | None = None,
-    per_image: PerImage | None = None,
-) -> Measured:
-    """A `Measured` with the interval that its number of seeds allows.
-
-    Two seeds or more: 95 % Student t over seeds, and `query_interval` is ignored. One seed: `query_interval`, a
-    95 % bootstrap over queries in the column's unit, or no interval when it is None. `full_protocol` and `per_image`
-    (of a single seed) are what claims are decided with.
-    """
-    if len(values) >= 2:
-        interval, kind = interval_over_seeds(values), SEEDS_INTERVAL
-    else:
-        interval, kind = query_interval, "" if query_interval is None else QUERIES_INTERVAL
-    return Measured(
-        tuple(values), tuple(seeds), interval, kind, scale, data, protocol, chance, dict(full_protocol or {}), per_image
-    )
-
-
-def write_table(table: Table, folder: str | Path) -> list[Path]:
-    """Write `<table_id>.md`, `.csv`, `.json` and `.tex` into `folder` (made if missing), each atomically.
-
-    What the test images add to the numbers of single seeds goes to `<table_id>_images.npz`, where there are such.
-    """
-    folder = Path(folder)
-    writers = {"md": to_markdown, "csv": to_csv, "json": to_json, "tex": to_latex}
-    contents = {folder / f"{table.table_id}.{ending}": write(table) for ending, write in writers.items()}
-    for path, content in contents.items():
-        write_atomically(path, content)
-    images = _images_file(folder / f"{table.table_id}.json")
-    images.unlink(missing_ok=True)  # of an earlier run
-    arrays = {
-        f"{number}/{key}/{name}": getattr(cell.per_image, name)
-        for number, row in enumerate(table.rows)
-        for key, cell in row.ours.items()
-        if cell is not None and cell.per_image is not None
-        for name in ("sums", "counts")
-    }
-    if not arrays:
-        return list(contents)
-    stream = io.BytesIO()
-    np.savez_compressed(stream, **arrays)
-    return [*contents, write_atomically(images, stream.getvalue())]
-
-
-def read_table(path: str | Path) -> Table:
-    """The table of a JSON file, with what its test images add where that lies beside it and fits the numbers.
-
-    Raises:
-        ValueError: as `from_json`, without the file's name.
-    """
-    path = Path(path)
-    table = from_json(path.read_text(encoding="utf-8", errors="replace"))
-    images = _images_file(path)
-    if not images.is_file():
-        return table
-    try:
-        with np.load(images, allow_pickle=False) as arrays:
-            rows = [_with_images(row, number, arrays) for number, row in enumerate(table.rows)]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{images.name} beside it cannot be read ({error}); delete it or run the table again"
-        ) from None
-    return replace(table, rows=tuple(rows))
-
-
-def _with_images(row: Row, number: int, arrays: Mapping[str, np.ndarray]) -> Row:
-    ours = dict(row.ours)
-    for key, cell in row.ours.items():
-        if cell is not None and len(cell.seeds) == 1 and f"{number}/{key}/sums" in arrays:
-            per_image = PerImage(arrays[f"{number}/{key}/sums"], arrays[f"{number}/{key}/counts"])
-            if abs(per_image.mean - cell.mean) < 1.0e-6 * max(1.0, abs(cell.mean)):  # else of another run
-                ours[key] = replace(cell, per_image=per_image)
-    return replace(row, ours=ours)
-
-
-def _images_file(path: Path) -> Path:
-    return path.with_name(f"{path.stem}_images.npz")

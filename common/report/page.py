@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import jinja2
@@ -23,8 +24,8 @@ from markupsafe import Markup, escape
 from common.base.files import write_atomically
 from common.report.claims.show import READING, PaperClaims, for_page, judge, to_markdown, touching
 from common.report.experiments import collect_experiments
-from common.report.formats import glossary, lay_out, provenance, read_table, reading, remarks, warning
-from common.report.table import Table, is_table
+from common.report.formats import glossary, lay_out, provenance, reading, remarks, warning
+from common.report.table import Table, is_table, read_table
 
 _PAPERS = Path(__file__).resolve().parents[2]  # where the paper folders are
 _TITLE = "Published numbers and ours"
@@ -154,17 +155,22 @@ def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[
     results = Path(results)
     tables = [entry.table for entry in collect([results]) if not entry.changed]
     experiments = collect_experiments([results])
-    found = {}
-    for path in sorted(results.glob("*/*/*/*_claims.md")):
-        paper, part, scale = path.parts[-4:-1]
+
+    @cache  # many parts share a paper and a scale
+    def at_scale(paper: str, scale: str) -> tuple[list, PaperClaims | None]:
         of_scale = [
             [each for each in kind if (each.paper, each.scale) == (paper, scale)] for kind in (tables, experiments)
         ]
-        claims = judge(Path(papers) / paper, *of_scale)
+        return of_scale, judge(Path(papers) / paper, *of_scale)
+
+    found = {}
+    for path in sorted(results.glob("*/*/*/*_claims.md")):
+        paper, part, scale = path.parts[-4:-1]
+        (of_scale, own), claims = at_scale(paper, scale)
         if claims is not None:
             made = f"make reproduce-{part} "
-            sources = [table.table_id for table in of_scale[0] if table.command.startswith(made)]
-            sources += [experiment.name for experiment in of_scale[1] if experiment.command.startswith(made)]
+            sources = [table.table_id for table in of_scale if table.command.startswith(made)]
+            sources += [experiment.name for experiment in own if experiment.command.startswith(made)]
             found[path] = to_markdown(touching(claims, [*sources, part]))
     return found
 

@@ -1,4 +1,8 @@
-"""What a table of results is: frozen dataclasses, their checks, and JSON.
+"""What a number of ours and a table of results are: frozen dataclasses, their checks, and JSON.
+
+    cell = measured_over_seeds((31.2, 30.4), (0, 1), scale="demo", data="scenes 9f3a", protocol="1,000 x 5,000")
+    row = Row("sphere", paper={"i2t_r1": 64.1}, ours={"i2t_r1": cell}, status="measured")
+    table = Table(paper="oblique_topology", ..., columns=(Column("i2t_r1", "i2t R@1"),), rows=(row,), ...)
 
 The paper's numbers and ours have different types, so that neither can land in the other's place: `Row.paper` holds bare
 numbers, `Row.ours` holds `Measured` records that carry seeds, scale, data and protocol. Every other format is written
@@ -8,17 +12,20 @@ from these records (see `formats.py`) and JSON alone is read back.
 import json
 import math
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from common.report.statistics import interval_over_seeds
 
 SEEDS_INTERVAL = "95 % t over seeds"
 QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
 MEASURED = "measured"
 PAPER_SCALE = "paper"
-_FORMAT, _FORMAT_VERSION = "report table", 1
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ class Measured:
     `interval` is (low, high) or None, `interval_kind` says what it spans (`SEEDS_INTERVAL`, `QUERIES_INTERVAL`);
     `data` is a name with a short fingerprint; `chance` is the value of a guess, in the column's unit. `protocol` is the
     short text for readers, `full_protocol` what claims compare (empty in tables of before it was kept). `per_image` is
-    kept for a single seed, beside the JSON and not in it (`tables.write_table`).
+    kept for a single seed, beside the JSON and not in it (`formats.write_table`).
     """
 
     values: tuple[float, ...]
@@ -108,6 +115,33 @@ class Measured:
     def mean(self) -> float:
         """Mean over seeds, in the column's unit."""
         return math.fsum(self.values) / len(self.values)
+
+
+def measured_over_seeds(
+    values: Sequence[float],
+    seeds: Sequence[int],
+    *,
+    scale: str,
+    data: str,
+    protocol: str,
+    chance: float | None = None,
+    query_interval: tuple[float, float] | None = None,
+    full_protocol: Mapping[str, Any] | None = None,
+    per_image: PerImage | None = None,
+) -> Measured:
+    """A `Measured` with the interval that its number of seeds allows.
+
+    Two seeds or more: 95 % Student t over seeds, and `query_interval` is ignored. One seed: `query_interval`, a
+    95 % bootstrap over queries in the column's unit, or no interval when it is None. `full_protocol` and `per_image`
+    (of a single seed) are what claims are decided with.
+    """
+    if len(values) >= 2:
+        interval, kind = interval_over_seeds(values), SEEDS_INTERVAL
+    else:
+        interval, kind = query_interval, "" if query_interval is None else QUERIES_INTERVAL
+    return Measured(
+        tuple(values), tuple(seeds), interval, kind, scale, data, protocol, chance, dict(full_protocol or {}), per_image
+    )
 
 
 @dataclass(frozen=True)
@@ -204,15 +238,15 @@ class Table:
 
 def to_json(table: Table) -> str:
     """The table as indented JSON text; `from_json` gives it back unchanged."""
-    content = {"format": _FORMAT, "format_version": _FORMAT_VERSION, **asdict(table)}
+    content = asdict(table)
     for cell in (cell for row in content["rows"] for cell in row["ours"].values() if cell is not None):
         del cell["per_image"]
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_of_format("report table", content)
 
 
 def is_table(content: object) -> bool:
     """Whether parsed JSON claims to be a table (it may still be a broken one)."""
-    return isinstance(content, dict) and content.get("format") == _FORMAT
+    return isinstance(content, dict) and content.get("format") == "report table"
 
 
 def from_json(text: str) -> Table:
@@ -221,39 +255,86 @@ def from_json(text: str) -> Table:
     Raises:
         ValueError: text that is not JSON, not a table of this version, has missing or unknown keys, or fails a check.
     """
-    content = json.loads(text)  # JSONDecodeError is a ValueError and gives the position
-    if not is_table(content) or content.get("format_version") != _FORMAT_VERSION:
-        raise ValueError(f"not a {_FORMAT} of version {_FORMAT_VERSION}")
-    content = {key: value for key, value in content.items() if key not in ("format", "format_version")}
-    columns = [_build(Column, column) for column in _list(content, "columns")]
+    content = read_format("report table", text)
+    columns = [build(Column, column) for column in _list(content, "columns")]
     rows = []
     for row in _list(content, "rows"):
         cells = row.get("ours") if isinstance(row, dict) else None
         if not isinstance(cells, dict) or not isinstance(row.get("paper"), dict):
             raise ValueError("every row needs 'paper' and 'ours' as objects")
-        ours = {key: None if cell is None else _build(Measured, cell) for key, cell in cells.items()}
-        rows.append(_build(Row, {**row, "ours": ours}))
-    return _build(Table, {**content, "columns": columns, "rows": rows})
+        ours = {key: None if cell is None else build(Measured, cell) for key, cell in cells.items()}
+        rows.append(build(Row, {**row, "ours": ours}))
+    return build(Table, {**content, "columns": columns, "rows": rows})
 
 
-def _list(content: dict, key: str) -> list:
-    if not isinstance(content.get(key), list):
-        raise ValueError(f"{key} must be a list, got {content.get(key)!r}")
-    return content[key]
+def json_of_format(kind: str, content: Mapping[str, Any]) -> str:
+    """Indented JSON that says of what kind it is."""
+    content = {"format": kind, "format_version": 1, **content}
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _build(kind: type, content: object):
+def read_format(kind: str, text: str) -> dict[str, Any]:
+    """The content of what `json_of_format` made; ValueError for any other text."""
+    content = json.loads(text)  # JSONDecodeError is a ValueError and gives the position
+    if not isinstance(content, dict) or (content.pop("format", None), content.pop("format_version", None)) != (kind, 1):
+        raise ValueError(f"its format is not {kind!r}, version 1")
+    return content
+
+
+def build(kind: type, content: object) -> Any:
+    """A dataclass from an object of JSON; ValueError if keys are missing, unknown or fail a check."""
     if not isinstance(content, dict):
         raise ValueError(f"{kind.__name__} must be an object, got {content!r}")
     needed = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
-    missing = needed - set(content)
-    unknown = set(content) - {entry.name for entry in fields(kind)}
+    missing, unknown = needed - set(content), set(content) - {entry.name for entry in fields(kind)}
     if missing or unknown:
         raise ValueError(f"{kind.__name__}: missing keys {sorted(missing)}, unknown keys {sorted(unknown)}")
     try:
         return kind(**content)
     except TypeError as error:
         raise ValueError(f"{kind.__name__}: {error}") from error
+
+
+def read_table(path: str | Path) -> Table:
+    """The table of a JSON file, with what its test images add where that lies beside it and fits the numbers.
+
+    Raises:
+        ValueError: as `from_json`, without the file's name.
+    """
+    path = Path(path)
+    table = from_json(path.read_text(encoding="utf-8", errors="replace"))
+    images = images_file(path)
+    if not images.is_file():
+        return table
+    try:
+        with np.load(images, allow_pickle=False) as arrays:
+            rows = [_with_images(row, number, arrays) for number, row in enumerate(table.rows)]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{images.name} beside it cannot be read ({error}); delete it or run the table again"
+        ) from None
+    return replace(table, rows=tuple(rows))
+
+
+def images_file(path: Path) -> Path:
+    """Where what test images add to a table's numbers lies: beside its JSON, as `<row>/<column>/<sums or counts>`."""
+    return path.with_name(f"{path.stem}_images.npz")
+
+
+def _with_images(row: Row, number: int, arrays: Mapping[str, np.ndarray]) -> Row:
+    ours = dict(row.ours)
+    for key, cell in row.ours.items():
+        if cell is not None and len(cell.seeds) == 1 and f"{number}/{key}/sums" in arrays:
+            per_image = PerImage(arrays[f"{number}/{key}/sums"], arrays[f"{number}/{key}/counts"])
+            if abs(per_image.mean - cell.mean) < 1.0e-6 * max(1.0, abs(cell.mean)):  # else of another run
+                ours[key] = replace(cell, per_image=per_image)
+    return replace(row, ours=ours)
+
+
+def _list(content: dict, key: str) -> list:
+    if not isinstance(content.get(key), list):
+        raise ValueError(f"{key} must be a list, got {content.get(key)!r}")
+    return content[key]
 
 
 def _set(instance, **values) -> None:

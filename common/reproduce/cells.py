@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from common.evaluation.protocol import check_alike
-from common.report.formats import measured_over_seeds
 from common.report.statistics import bootstrap_interval
-from common.report.table import Measured, PerImage
+from common.report.table import Measured, PerImage, measured_over_seeds
 from common.reproduce.rows import RowRun
 
 # of a protocol, what a reader needs to know; the rest stays in the run's evaluation.json

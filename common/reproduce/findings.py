@@ -11,8 +11,7 @@ import yaml
 
 from common.base.provenance import ROOT, git_revision, hardware
 from common.report.experiments import Experiment, write_experiment
-from common.report.formats import measured_over_seeds
-from common.report.table import MEASURED, Column, Row, Table
+from common.report.table import MEASURED, Column, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
 
 

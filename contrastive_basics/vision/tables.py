@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from common.base.config import load_row
 from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
-from common.report.formats import measured_over_seeds
-from common.report.table import MEASURED, Column, Measured, Row, Table
+from common.report.table import MEASURED, Column, Measured, Row, Table, measured_over_seeds
 from common.reproduce.cells import data_text, measured_cell, trained_on
 from common.reproduce.command import Command
 from common.reproduce.rows import PaperCode, RowRun

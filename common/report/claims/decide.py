@@ -170,25 +170,27 @@ class OurCell(NamedTuple):
         return self.number.full_protocol or {"data": self.number.data, "protocol": self.number.protocol}
 
 
-def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment], scale: str) -> dict[Cell, OurCell]:
-    """Our numbers of one paper at one scale, by reference. Where several tables hold a cell, that with the most seeds
+def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dict[str, dict[Cell, OurCell]]:
+    """Our numbers of one paper by scale and reference. Where several tables hold a cell, that with the most seeds
     counts, of equal ones the last; a number of the paper never does."""
     every = [
-        (Cell(table.table_id, row.method, column.key), OurCell(number, column.unit, table.data))
+        (table.scale, Cell(table.table_id, row.method, column.key), OurCell(number, column.unit, table.data))
         for table in tables
-        if table.scale == scale
         for row in table.rows
         for column in table.columns
         if (number := row.ours.get(column.key)) is not None
     ]
     every += [
-        (Cell(EXPERIMENT, each.name, key), OurCell(each.measured(key), each.units.get(key, ""), each.data))
+        (each.scale, Cell(EXPERIMENT, each.name, key), OurCell(each.measured(key), each.units.get(key, ""), each.data))
         for each in experiments
-        if each.scale == scale
         for key in each.values
     ]
-    # a later one of as many seeds replaces an earlier one
-    return dict(sorted(every, key=lambda found: len(found[1].number.seeds)))
+    ours: dict[str, dict[Cell, OurCell]] = {scale: {} for scale in SCALES}
+    for scale, cell, number in sorted(
+        every, key=lambda found: len(found[2].number.seeds)
+    ):  # stable: the last of equals
+        ours.setdefault(scale, {})[cell] = number
+    return ours
 
 
 def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], scale: str) -> Verdict:
@@ -197,7 +199,7 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
     Args:
         claim: with its expression for this side.
         printed: the paper's tables, for what its rows need; their numbers are not looked at.
-        ours: our numbers at this scale, from `our_cells`.
+        ours: our numbers at this scale, see `our_cells`.
         scale: for the record; at smoke scale nothing is decided.
     """
     if claim.needs:
@@ -219,14 +221,16 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
 
 
 def measured_at_every_scale(
-    claim: Claim, printed: PaperTables, tables: Sequence[Table], experiments: Sequence[Experiment]
+    claim: Claim, printed: PaperTables, ours: Mapping[str, Mapping[Cell, OurCell]]
 ) -> tuple[Verdict, ...]:
-    """The verdict at each scale at which a cell of the claim was measured, the most telling first; without any, one."""
-    verdicts = []
-    for scale in SCALES:
-        ours = our_cells(tables, experiments, scale)
-        if not ours.keys().isdisjoint(cells(*claim.measured)):
-            verdicts.append(measured(claim, printed, ours, scale))
+    """The verdict at each scale at which a cell of the claim was measured, the most telling first; without any, one.
+
+    `ours` is `our_cells` by scale.
+    """
+    used = cells(*claim.measured)
+    verdicts = [
+        measured(claim, printed, ours[scale], scale) for scale in SCALES if not ours[scale].keys().isdisjoint(used)
+    ]
     # a scale at which something is still missing tells less than one at which nothing is
     complete = [verdict for verdict in verdicts if verdict.verdict not in (NEEDS, NOT_RUN)]
     return tuple(complete or verdicts[:1]) or (measured(claim, printed, {}, ""),)

@@ -49,10 +49,11 @@ class ClaimError(ValueError):
 class PaperTables:
     """The numbers that a paper prints, and which of its rows cannot be run, or not yet.
 
-    numbers: of every cell, None where the paper prints none. rows, columns: names by table, for messages.
-    needs: (table, row) -> what keeps the row from being run. units: (table, column) -> unit.
+    title: of the paper. numbers: of every cell, None where the paper prints none. rows, columns: names by table, for
+    messages. needs: (table, row) -> what keeps the row from being run. units: (table, column) -> unit.
     """
 
+    title: str
     numbers: Mapping[Cell, float | None]
     rows: Mapping[str, tuple[str, ...]]
     columns: Mapping[str, tuple[str, ...]]
@@ -114,7 +115,7 @@ def load_paper_tables(path: str | Path) -> PaperTables:
                 numbers[Cell(name, row["method"], key)] = None if value is None else float(value)
             if "needs" in row and not row.get("not_run_yet"):
                 needs[name, row["method"]] = row["needs"]
-    return PaperTables(numbers, rows, columns, needs, units)
+    return PaperTables(content["paper"]["title"], numbers, rows, columns, needs, units)
 
 
 def load_claims(path: str | Path, printed: PaperTables) -> tuple[Claim, ...]:

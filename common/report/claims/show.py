@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from common.report.claims.decide import (
     NEEDS,
     NOT_RUN,
@@ -18,6 +16,7 @@ from common.report.claims.decide import (
     Verdict,
     audit,
     measured_at_every_scale,
+    our_cells,
 )
 from common.report.claims.read import FAILS, HOLDS, Claim, load_claims, load_paper_tables
 from common.report.experiments import Experiment
@@ -65,17 +64,12 @@ def judge(folder: str | Path, tables: Sequence[Table], experiments: Sequence[Exp
     if not (folder / "claims.yaml").is_file():
         return None
     printed = load_paper_tables(folder / "paper_tables.yaml")
-    title = yaml.safe_load((folder / "paper_tables.yaml").read_text(encoding="utf-8"))["paper"]["title"]
-    own_tables = [table for table in tables if table.paper == folder.name]
-    own_experiments = [experiment for experiment in experiments if experiment.paper == folder.name]
-    return PaperClaims(
-        folder.name,
-        title,
-        tuple(
-            Judged(claim, audit(claim, printed), measured_at_every_scale(claim, printed, own_tables, own_experiments))
-            for claim in load_claims(folder / "claims.yaml", printed)
-        ),
+    ours = our_cells(*([each for each in kind if each.paper == folder.name] for kind in (tables, experiments)))
+    judged = (
+        Judged(claim, audit(claim, printed), measured_at_every_scale(claim, printed, ours))
+        for claim in load_claims(folder / "claims.yaml", printed)
     )
+    return PaperClaims(folder.name, printed.title, tuple(judged))
 
 
 def touching(claims: PaperClaims, sources: Sequence[str]) -> PaperClaims:
