@@ -28,6 +28,7 @@ from common.momentum import ema_momentum_at
 from common.run.folder import RunFiles
 from common.run.guards import check_finite, clip_gradient
 from common.run.launch import end_run, run_or_explain, seed_step, train_main
+from common.run.schedule import build_sgd, set_sgd_rates
 from common.run.training import open_run, save_if_due
 from contrastive_basics.vision.config import VisionConfig
 from contrastive_basics.vision.data import open_training_set, open_vision_training
@@ -38,7 +39,7 @@ from contrastive_basics.vision.evaluate import (
     monitor,
     projection_statistics,
 )
-from contrastive_basics.vision.methods import Method, build_method, build_sgd, set_learning_rates
+from contrastive_basics.vision.methods import Method, build_method
 
 DEFAULT_ROW = "vision_moco_v2.yaml"
 SCALE_FILES = "scale_vision"
@@ -68,7 +69,7 @@ def pretrain(
         label,
         build_model=lambda config, _: build_method(config, len(training_set.class_names), config.run.seed),
         open_training=open_vision_training,
-        build_optimizer=build_sgd,
+        build_optimizer=lambda model, optim: build_sgd(model, optim, model.predictor_parameters()),
         prepare=_prepare,
         steps=0 if method.name == "random_weights" else optim.steps,
         evaluation_script="vision/evaluate.py",
@@ -80,7 +81,7 @@ def pretrain(
     with stop_signals() as stop:
         for step, batch in journal.steps(run.batches):
             seed_step(config.run.seed, step)
-            learning_rate = set_learning_rates(run.optimizer, step, optim)
+            learning_rate = set_sgd_rates(run.optimizer, step, optim)
             first_views, second_views = (
                 normalize(pixels.to(device, non_blocking=True), recipe.mean, recipe.std)
                 for pixels, recipe in zip((batch.first_views, batch.second_views), training.recipes)

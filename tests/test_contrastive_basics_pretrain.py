@@ -17,11 +17,13 @@ from common.base.config import SCALES, ConfigError, load_row
 from common.base.provenance import ROOT
 from common.data.order import SampleOrder, seed_of
 from common.data.transforms import normalize
+from common.data.views import TwoViews
 from common.report.table import MEASURED
 from common.reproduce.command import Command
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
+from common.run.schedule import build_sgd, set_sgd_rates
 from contrastive_basics import pretrain as script
 from contrastive_basics.pretrain import SCALE_FILES, pretrain
 from contrastive_basics.vision.config import VisionConfig
@@ -29,14 +31,13 @@ from contrastive_basics.vision.data import (
     CIFAR10_CLASSES,
     ROLES,
     SomePictures,
-    TwoViews,
     evaluation_transform,
     open_test_set,
     open_training_set,
     view_recipes,
 )
 from contrastive_basics.vision.evaluate import reevaluate
-from contrastive_basics.vision.methods import build_method, build_sgd, set_learning_rates
+from contrastive_basics.vision.methods import build_method
 from contrastive_basics.vision.tables import CODE, ROWS, row_file, self_supervised
 
 FOLDER = ROOT / "contrastive_basics"
@@ -140,7 +141,7 @@ def test_the_loop_is_its_parts_one_after_the_other(name, tmp_path):
     views = TwoViews(open_training_set(config.data), SampleOrder(96, 16, 0), view_recipes(config), 16)
     torch.manual_seed(0)
     model = build_method(config, 10, 0).train()
-    optimizer, expected = build_sgd(model, config.optim), []
+    optimizer, expected = build_sgd(model, config.optim, model.predictor_parameters()), []
     for step in range(4):
         batch = views.__getitems__(list(range(16 * step, 16 * step + 16)))
         mean, std = evaluation_transform(config).mean, evaluation_transform(config).std
@@ -149,7 +150,7 @@ def test_the_loop_is_its_parts_one_after_the_other(name, tmp_path):
         model.update_momentum_encoder(ema_momentum)
         loss, keys = model(*pair, batch.labels, seed_of(0, step))
         loss.backward()
-        set_learning_rates(optimizer, step, config.optim)
+        set_sgd_rates(optimizer, step, config.optim)
         optimizer.step()
         optimizer.zero_grad()
         model.insert(keys)

@@ -12,22 +12,21 @@ from processes import in_processes
 from torch import nn
 
 from common.base.config import ConfigError, load_config
+from common.base.settings import SgdConfig
 from common.diagnosis import collapse_statistics
 from common.methods.momentum_contrast import SplitBatchNorm, shuffle_rows, unshuffle_rows
+from common.run.schedule import build_sgd, set_sgd_rates
 from contrastive_basics.pretrain import _prepare
 from contrastive_basics.vision.config import (
     VisionConfig,
     VisionEvaluationConfig,
     VisionMethodConfig,
     VisionModelConfig,
-    VisionOptimConfig,
 )
 from contrastive_basics.vision.evaluate import evaluate_all, monitor, projection_statistics
 from contrastive_basics.vision.methods import (
     RandomWeights,
     build_method,
-    build_sgd,
-    set_learning_rates,
     share_buffers,
     simclr_head,
 )
@@ -147,7 +146,7 @@ def test_supervision_is_cross_entropy_on_the_first_views_alone():
 def test_moco_steps_are_those_of_the_published_order():
     """Query, then momentum update, then key, logits from a clone, enqueue, backward, step: against theirs with ours."""
     model = built("moco_v2", shuffle_keys=False)
-    optimizer = build_sgd(model, VisionOptimConfig(learning_rate=3.0, global_batch_size=BATCH, weight_decay=0.01))
+    optimizer = build_sgd(model, SgdConfig(learning_rate=3.0, global_batch_size=BATCH, weight_decay=0.01))
     query, key = copy.deepcopy(model.encoder), copy.deepcopy(model.encoder).requires_grad_(False)
     queue, pointer, velocity = model.contrast.pool.queue.features.clone(), 0, {}
     for step in range(4):  # 32 keys into 20 places
@@ -190,11 +189,7 @@ def test_moco_steps_are_those_of_the_published_order():
 def test_the_optimiser_holds_no_key_parameter_and_running_statistics_stay_the_copys_own():
     for name in ("moco_v2", "moco_v3"):
         model = built(name)
-        held = {
-            id(parameter)
-            for group in build_sgd(model, VisionOptimConfig()).param_groups
-            for parameter in group["params"]
-        }
+        held = {id(parameter) for group in build_sgd(model, SgdConfig()).param_groups for parameter in group["params"]}
         momentum = model.contrast.momentum_encoder
         assert not any(id(parameter) in held for parameter in momentum.parameters())
         assert all(id(parameter) in held for parameter in model.encoder.parameters())
@@ -268,7 +263,7 @@ def test_simclrs_head_normalises_every_layer_and_never_shifts_the_last():
     assert [layer.momentum for layer in head if isinstance(layer, nn.BatchNorm1d)] == [0.1] * 3
     assert len(simclr_head(10, 4, num_layers=2)) == 5
     model = built("simclr")
-    optimizer = build_sgd(model, VisionOptimConfig(learning_rate=30.0))
+    optimizer = build_sgd(model, SgdConfig(learning_rate=30.0))
     for step in range(3):
         model(*two_views(step)).loss.backward()
         optimizer.step()
@@ -280,9 +275,9 @@ def test_simclrs_head_normalises_every_layer_and_never_shifts_the_last():
 
 def test_norms_and_biases_decay_or_not_as_the_config_says():
     model = built("simclr")
-    every = build_sgd(model, VisionOptimConfig(weight_decay=0.1))
+    every = build_sgd(model, SgdConfig(weight_decay=0.1))
     assert [group["weight_decay"] for group in every.param_groups] == [0.1]
-    matrices_only = build_sgd(model, VisionOptimConfig(weight_decay=0.1, decay_vectors=False))
+    matrices_only = build_sgd(model, SgdConfig(weight_decay=0.1, decay_vectors=False))
     decay_of = {id(p): group["weight_decay"] for group in matrices_only.param_groups for p in group["params"]}
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -292,10 +287,10 @@ def test_norms_and_biases_decay_or_not_as_the_config_says():
 
 def test_rates_warm_up_fall_by_a_cosine_scale_with_the_batch_and_the_predictors_stays():
     model = built("simsiam")
-    optim = VisionOptimConfig(
+    optim = SgdConfig(
         steps=100, global_batch_size=512, learning_rate=0.05, warmup_share=0.1, constant_predictor_rate=True
     )
-    optimizer = build_sgd(model, optim)
+    optimizer = build_sgd(model, optim, model.predictor_parameters())
     predictor = {id(parameter) for parameter in model.siamese.predictor.parameters()}
     for step, expected in (
         (0, 0.1 / 11),
@@ -304,13 +299,13 @@ def test_rates_warm_up_fall_by_a_cosine_scale_with_the_batch_and_the_predictors_
         (55, 0.05),
         (99, 0.05 * (1 + math.cos(math.pi * 89 / 90))),
     ):
-        assert set_learning_rates(optimizer, step, optim) == pytest.approx(expected)
+        assert set_sgd_rates(optimizer, step, optim) == pytest.approx(expected)
         for group in optimizer.param_groups:
             is_predictor = {id(parameter) in predictor for parameter in group["params"]}
             assert len(is_predictor) == 1
             assert group["lr"] == pytest.approx(0.1 if is_predictor.pop() else expected)
-    falling = build_sgd(model, replace(optim, constant_predictor_rate=False))
-    set_learning_rates(falling, 99, optim)
+    falling = build_sgd(model, replace(optim, constant_predictor_rate=False), model.predictor_parameters())
+    set_sgd_rates(falling, 99, optim)
     assert len({group["lr"] for group in falling.param_groups}) == 1
 
 
@@ -439,14 +434,14 @@ def test_what_needs_statistics_of_all_processes_is_refused_where_torch_has_none(
     model = built(name)
     several_cpus = SimpleNamespace(num_processes=2, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match=r"over all processes, which torch can on GPUs only; accepted: one process"):
-        _prepare(several_cpus, model, build_sgd(model, VisionOptimConfig()))
+        _prepare(several_cpus, model, build_sgd(model, SgdConfig()))
 
 
 def test_synchronised_normalisation_keeps_the_optimisers_parameters_and_mocos_stays_per_process():
     several_gpus = SimpleNamespace(num_processes=2, device=torch.device("cuda"), prepare=lambda *both: both)
     for name, synchronised in (("simsiam", True), ("simclr", True), ("moco_v2", False), ("supervised", False)):
         model = built(name)
-        optimizer = build_sgd(model, VisionOptimConfig())
+        optimizer = build_sgd(model, SgdConfig())
         prepared, _ = _prepare(several_gpus, model, optimizer)
         kinds = {type(module) for module in prepared.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
         assert (nn.SyncBatchNorm in kinds) == synchronised

@@ -16,6 +16,9 @@ def setting(
     return field(default=default, metadata={"at_least": at_least, "at_most": at_most, "above": above, "below": below})
 
 
+# how the prompts of a class are combined, see common/evaluation/zero_shot.py
+PromptAverage = Literal["scores", "embeddings", "normalized_mean", "plain_mean", "tangent_mean"]
+
 _PHOTOGRAPHS = ("shards", "karpathy", "tsv", "hugging_face")
 
 
@@ -176,6 +179,27 @@ class OptimConfig:
             )
         if self.loss_bf16_product and not self.loss_tile:
             raise ValueError("optim.loss_bf16_product = true with optim.loss_tile = 0; accepted: tiles, as in 4096")
+
+
+@dataclass(frozen=True)
+class SgdConfig:
+    """SGD with linear warm-up and cosine decay, both per step, for learning from pictures alone."""
+
+    steps: int = setting(1_000, at_least=1)  # optimiser updates; random_weights makes none
+    global_batch_size: int = setting(256, at_least=2)  # pictures per update over all processes, two views of each
+    learning_rate: float = setting(0.06, above=0.0)  # for 256 pictures; the peak is this times global_batch_size / 256
+    final_learning_rate: float = setting(0.0, at_least=0.0)  # likewise
+    warmup_share: float = setting(0.0, at_least=0.0, at_most=1.0)  # of the steps
+    sgd_momentum: float = setting(0.9, at_least=0.0, below=1.0)
+    weight_decay: float = setting(5.0e-4, at_least=0.0)
+    decay_vectors: bool = True  # norms and biases decay too; SimCLR: no
+    constant_predictor_rate: bool = False  # SimSiam: the predictor keeps the peak rate throughout
+    max_gradient_norm: float | None = setting(None, above=0.0)  # null = no clipping
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps until the peak."""
+        return round(self.warmup_share * self.steps)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,19 @@ in MoCo and SimSiam; SimCLR's kernel ends 1/20 of the height from its centre, be
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageFilter, ImageOps
 from torch import Tensor
+from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
 from common.base.random_keys import derive_key
+from common.data.broken import BrokenSample, TooManyBroken
+from common.data.order import SampleOrder, seed_of
 from common.data.transforms import IMAGENET_MEAN, IMAGENET_STD, random_crop_box
 
 BLUR_SIGMA = (0.1, 2.0)  # pixels
@@ -135,3 +139,60 @@ def stacked_views(
         torch.stack([random_view(image, recipe, size, derive_key(seed, view)) for image, seed in zip(images, seeds)])
         for view, recipe in enumerate(recipes)
     ]
+
+
+@dataclass
+class ViewBatch:
+    """One process's share of a global batch."""
+
+    first_views: torch.Tensor  # (batch, 3, size, size) uint8
+    second_views: torch.Tensor  # likewise; row k of both shows one picture
+    labels: torch.Tensor  # (batch,) int64
+    broken: list[BrokenSample]  # pictures that could not be read and were replaced
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pin_memory(self) -> "ViewBatch":
+        """For a copy to the accelerator that does not wait."""
+        self.first_views, self.second_views = self.first_views.pin_memory(), self.second_views.pin_memory()
+        self.labels = self.labels.pin_memory()
+        return self
+
+
+class TwoViews(Dataset):
+    """Training pictures addressed by position; both views are pure functions of (picture, seed, position).
+
+    A broken picture is replaced by another one drawn from (seed, position), so the order of all others stays.
+
+    Args:
+        pictures: the training set.
+        order: which picture stands at which position.
+        recipes: of the two views.
+        size: pixels.
+    """
+
+    max_attempts = 20
+
+    def __init__(self, pictures: Any, order: SampleOrder, recipes: list[ViewRecipe], size: int) -> None:
+        self.pictures, self.order, self.recipes, self.size = pictures, order, recipes, size
+
+    def __len__(self) -> int:
+        return self.order.samples_per_epoch
+
+    def __getitems__(self, positions: list[int]) -> ViewBatch:
+        indices = self.order.epochs_and_indices(np.asarray(positions))[1]
+        seeds = [seed_of(self.order.seed, position) for position in positions]
+        broken: list[BrokenSample] = []
+        samples = [self._read(int(index), seed, broken) for index, seed in zip(indices, seeds)]
+        first, second = stacked_views([sample["image"] for sample in samples], self.recipes, self.size, seeds)
+        return ViewBatch(first, second, torch.tensor([sample["label"] for sample in samples]), broken)
+
+    def _read(self, index: int, seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
+        for attempt in range(self.max_attempts):
+            try:
+                return self.pictures[index]
+            except BrokenSample as error:
+                broken.append(error)
+                index = derive_key("instead of a broken picture", seed, attempt) % self.order.num_samples
+        raise TooManyBroken(f"{self.max_attempts} pictures in a row are broken; the last: {broken[-1]}")

@@ -1,14 +1,15 @@
-"""Learning rate as a function of the step, and which parameters decay."""
+"""Optimisers: the learning rate as a function of the step, and which parameters decay."""
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import nn
 
-from common.base.settings import OptimConfig
+from common.base.settings import OptimConfig, SgdConfig
 
 
-def learning_rate_at(step: int, optim: OptimConfig) -> float:
+def learning_rate_at(step: int, optim: OptimConfig | SgdConfig) -> float:
     """Linear warm-up from 0, then half a cosine down to final_learning_rate.
 
     Args:
@@ -49,3 +50,36 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     if with_own_rate:
         groups.append({"params": with_own_rate, "weight_decay": 0.0, "rate": optim.logit_scale_rate})
     return torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), eps=optim.epsilon)
+
+
+def build_sgd(model: nn.Module, optim: SgdConfig, predictor_parameters: Iterable[nn.Parameter] = ()) -> torch.optim.SGD:
+    """SGD; groups by whether they decay and whether their rate stays at the peak.
+
+    Args:
+        model: parameters that take no gradient (momentum encoder, a fixed temperature) are left out.
+        optim: decay_vectors leaves norms and biases undecayed where False.
+        predictor_parameters: they keep their rate with optim.constant_predictor_rate (SimSiam).
+    """
+    constant = set(predictor_parameters) if optim.constant_predictor_rate else set()
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            decays = optim.decay_vectors or parameter.ndim >= 2
+            groups.setdefault((decays, parameter in constant), []).append(parameter)
+    return torch.optim.SGD(
+        [
+            {"params": members, "weight_decay": optim.weight_decay if decays else 0.0, "constant_rate": keeps_rate}
+            for (decays, keeps_rate), members in groups.items()
+        ],
+        lr=optim.learning_rate * optim.global_batch_size / 256,
+        momentum=optim.sgd_momentum,
+    )
+
+
+def set_sgd_rates(optimizer: torch.optim.Optimizer, step: int, optim: SgdConfig) -> float:
+    """Sets the rates of update number `step`, scaled with the batch; returns that of the groups whose rate changes."""
+    scale = optim.global_batch_size / 256
+    rate = scale * learning_rate_at(step, optim)
+    for group in optimizer.param_groups:
+        group["lr"] = scale * optim.learning_rate if group["constant_rate"] else rate
+    return rate

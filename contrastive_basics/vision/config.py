@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from common.base.settings import RunConfig, setting
+from common.base.settings import RunConfig, SgdConfig, setting
 
 # what a method cannot do without, and what it may be given besides
 _NEEDED = {
@@ -77,27 +77,6 @@ class VisionMethodConfig:
 
 
 @dataclass(frozen=True)
-class VisionOptimConfig:
-    """SGD with linear warm-up and cosine decay, both per step."""
-
-    steps: int = setting(1_000, at_least=1)  # optimiser updates; random_weights makes none
-    global_batch_size: int = setting(256, at_least=2)  # pictures per update over all processes, two views of each
-    learning_rate: float = setting(0.06, above=0.0)  # for 256 pictures; the peak is this times global_batch_size / 256
-    final_learning_rate: float = setting(0.0, at_least=0.0)  # likewise
-    warmup_share: float = setting(0.0, at_least=0.0, at_most=1.0)  # of the steps
-    sgd_momentum: float = setting(0.9, at_least=0.0, below=1.0)
-    weight_decay: float = setting(5.0e-4, at_least=0.0)
-    decay_vectors: bool = True  # norms and biases decay too; SimCLR: no
-    constant_predictor_rate: bool = False  # SimSiam: the predictor keeps the peak rate throughout
-    max_gradient_norm: float | None = setting(None, above=0.0)  # null = no clipping
-
-    @property
-    def warmup_steps(self) -> int:
-        """Steps until the peak."""
-        return round(self.warmup_share * self.steps)
-
-
-@dataclass(frozen=True)
 class VisionEvaluationConfig:
     """What is measured on frozen features of the backbone."""
 
@@ -115,7 +94,7 @@ class VisionConfig:
     data: VisionDataConfig = field(default_factory=VisionDataConfig)
     model: VisionModelConfig = field(default_factory=VisionModelConfig)
     method: VisionMethodConfig = field(default_factory=VisionMethodConfig)
-    optim: VisionOptimConfig = field(default_factory=VisionOptimConfig)
+    optim: SgdConfig = field(default_factory=SgdConfig)
     evaluation: VisionEvaluationConfig = field(default_factory=VisionEvaluationConfig)
     run: RunConfig = field(default_factory=RunConfig)
 

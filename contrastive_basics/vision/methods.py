@@ -43,8 +43,7 @@ from common.methods.momentum_contrast import (
     moco_v3_loss,
 )
 from common.pool import QueuePool
-from common.run.schedule import learning_rate_at
-from contrastive_basics.vision.config import VisionConfig, VisionModelConfig, VisionOptimConfig
+from contrastive_basics.vision.config import VisionConfig, VisionModelConfig
 from contrastive_basics.vision.simsiam import SimSiam, simsiam_loss, simsiam_predictor, simsiam_projector
 
 
@@ -72,6 +71,10 @@ class Method(nn.Module):
 
     def insert(self, keys: Tensor | None) -> None:
         """After a step, on every process; a method without a pool has nothing to do."""
+
+    def predictor_parameters(self) -> list[nn.Parameter]:
+        """Of SimSiam's predictor, which may keep its learning rate; none elsewhere."""
+        return []
 
 
 class SimCLR(Method):
@@ -172,6 +175,9 @@ class SimSiamMethod(Method):
     def encoder(self) -> nn.Module:
         """Backbone and projector."""
         return self.siamese.encoder
+
+    def predictor_parameters(self) -> list[nn.Parameter]:
+        return list(self.siamese.predictor.parameters())
 
     def forward(
         self, first_views: Tensor, second_views: Tensor, labels: Tensor | None = None, shuffle_seed: int | None = None
@@ -282,40 +288,6 @@ def simclr_head(width: int, dim: int = 128, num_layers: int = 3) -> nn.Sequentia
     last = nn.BatchNorm1d(dim)
     last.bias.requires_grad_(False)  # stays 0
     return nn.Sequential(*layers, nn.Linear(width, dim, bias=False), last)
-
-
-def build_sgd(model: Method, optim: VisionOptimConfig) -> torch.optim.SGD:
-    """SGD; groups by whether they decay and whether their rate stays as it is.
-
-    Args:
-        model: parameters that take no gradient (momentum encoder, a fixed temperature) are left out.
-        optim: decay_vectors leaves norms and biases undecayed where False; constant_predictor_rate marks the group of
-            SimSiam's predictor for `set_learning_rates`.
-    """
-    predictor = model.siamese.predictor if isinstance(model, SimSiamMethod) else nn.Identity()
-    constant = set(predictor.parameters()) if optim.constant_predictor_rate else set()
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            decays = optim.decay_vectors or parameter.ndim >= 2
-            groups.setdefault((decays, parameter in constant), []).append(parameter)
-    return torch.optim.SGD(
-        [
-            {"params": members, "weight_decay": optim.weight_decay if decays else 0.0, "constant_rate": keeps_rate}
-            for (decays, keeps_rate), members in groups.items()
-        ],
-        lr=optim.learning_rate * optim.global_batch_size / 256,
-        momentum=optim.sgd_momentum,
-    )
-
-
-def set_learning_rates(optimizer: torch.optim.Optimizer, step: int, optim: VisionOptimConfig) -> float:
-    """Sets the rates of update number `step`; returns that of the groups whose rate changes."""
-    scale = optim.global_batch_size / 256
-    rate = scale * learning_rate_at(step, optim)
-    for group in optimizer.param_groups:
-        group["lr"] = scale * optim.learning_rate if group["constant_rate"] else rate
-    return rate
 
 
 def share_buffers(model: nn.Module) -> None:
