@@ -358,7 +358,7 @@ def test_torchvisions_sets_give_their_labels_without_decoding(tmp_path, write, n
     labels = write(tmp_path)
     pictures = open_torchvision(dataset, tmp_path, names_of(dataset), TEMPLATES)
     with monkeypatch.context() as patch:
-        patch.setattr(type(pictures._parts[0]), "__getitem__", lambda *arguments: pytest.fail("decoded for a label"))
+        patch.setattr(type(pictures._source.parts[0]), "__getitem__", lambda *arguments: pytest.fail("decoded for a label"))
         assert [pictures.label(index) for index in range(len(pictures))] == labels
     part = "all" if dataset in ("sun397", "eurosat", "caltech101") else "test"
     assert pictures.name == f"{dataset}-{part}"

@@ -4,7 +4,7 @@ Three sources, one protocol (`name`, `class_names`, `templates`, `fingerprint`, 
 `[index]` -> {"image", "label", "image_id"}):
   open_image_folder    one folder per class: ImageNet and its shifts, or anybody's own
   open_torchvision     the sets that torchvision reads, by name; nothing is downloaded unless asked for
-  open_webdataset      tar shards with `.cls` members, the layout of the DataComp tasks (papers/evaluation.md, 13.6)
+  open_webdataset      tar shards with `.cls` members, the layout of the DataComp tasks
 
 The order of the class names is the order of the labels. For a folder that is the order of the sorted folder names
 (WordNet ids, not names). A classifier that is evaluated on a part of its classes (ImageNet-A, -R, ObjectNet) must be
@@ -13,21 +13,19 @@ cut down to them *before* the arg-max: here the class list itself is cut (`subse
 
 import hashlib
 import json
-import operator
 import re
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from torchvision import datasets as torchvision_sets
+from PIL import Image
 
-from common.data.broken import BrokenSample, BrokenSamples
+from common.data.broken import BrokenSample, check_opened
 from common.data.class_names import read_class_names, read_templates
-from common.data.decoding import PackedTexts, read_picture
+from common.data.decoding import PackedTexts, read_picture, row_of
 from common.data.shards import ShardDataset
 
 _PARTS = {"test", "val", "train"}  # folders of a set that are no classes
@@ -35,13 +33,12 @@ PICTURE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", 
 CLASS_NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_templates.txt"
 
 
-class LabelledFiles:
-    """Labelled picture files; see `open_image_folder`.
+class LabelledPictures:
+    """Labelled pictures with the names of their classes, from whichever source.
 
     Args:
         name: for logs and tables.
-        root: folder that the paths start from.
-        paths, labels, sizes: of the pictures.
+        source: of the pictures; see `open_image_folder`, `open_torchvision`, `open_webdataset`.
         class_names, templates: in label order; templates have one "{}".
         broken: what opening found to be unusable.
     """
@@ -49,48 +46,137 @@ class LabelledFiles:
     def __init__(
         self,
         name: str,
-        root: Path,
-        paths: list[str],
-        labels: list[int],
-        sizes: list[int],
+        source: "_Files | _Torchvision | _Shards",
         class_names: Sequence[str],
         templates: Sequence[str],
         broken: list[BrokenSample],
     ) -> None:
-        self.name, self.root = name, root
-        self.class_names, self.templates = list(class_names), list(templates)
-        self.broken_at_open = broken
-        self._paths = PackedTexts(paths)
-        self._labels, self._sizes = np.array(labels, dtype=np.int64), np.array(sizes, dtype=np.int64)
+        self.name, self.class_names, self.templates = name, list(class_names), list(templates)
+        self.broken_at_open, self._source = broken, source
 
     def __len__(self) -> int:
         """Number of pictures."""
-        return len(self._labels)
+        return len(self._source)
 
     def label(self, index: int) -> int:
-        """Class of a picture, in [0, len(class_names)), without reading it."""
-        return int(self._labels[_row(self, index)])
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """{"image": Pillow image in RGB, "label": int, "image_id": path below the root}.
+        """Class of a picture, in [0, len(class_names)), without reading it.
 
         Raises:
-            BrokenSample: if the picture cannot be read; names its file and the reason.
+            BrokenSample: of tar shards, if the `.cls` member is missing or no such number.
         """
-        row = _row(self, index)
-        image = read_picture(self.root / self._paths[row])
-        return {"image": image, "label": int(self._labels[row]), "image_id": self._paths[row]}
+        return self._source.label(row_of(index, self))
+
+    def metadata(self, index: int) -> np.ndarray | None:
+        """The array in the `.npy` member of tar shards (WILDS and fairness tasks), None where there is none.
+
+        Raises:
+            BrokenSample: if it cannot be read.
+        """
+        return self._source.metadata(row_of(index, self)) if isinstance(self._source, _Shards) else None
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """{"image": Pillow image in RGB, "label": int, "image_id": path below the root, number, or as shards name it}.
+
+        Raises:
+            BrokenSample: if picture or label cannot be used; names its place and the reason.
+        """
+        row = row_of(index, self)
+        label = self._source.label(row)
+        image, image_id = self._source.picture(row)
+        return {"image": image, "label": label, "image_id": image_id}
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over paths, sizes of the files, labels, class names and templates; 64 hex digits."""
-        digest = _digest_of_classes(self)
-        self._paths.feed(digest.update)
-        digest.update(self._labels.tobytes() + self._sizes.tobytes())
+        """SHA-256 over class names, templates, labels, and of the pictures what the source knows; 64 hex digits."""
+        digest = hashlib.sha256(json.dumps([self.class_names, self.templates]).encode())
+        self._source.feed(digest.update)
         return digest.hexdigest()
 
     def __repr__(self) -> str:
-        return f"LabelledFiles({_counts(self)})"
+        return f"LabelledPictures({self.name!r}, {len(self)} pictures, {len(self.class_names)} classes)"
+
+
+class _Files:
+    """Picture files below one folder. Their fingerprint: paths, labels, sizes of the files."""
+
+    def __init__(self, root: Path, paths: list[str], labels: list[int], sizes: list[int]) -> None:
+        self._root, self._paths = root, PackedTexts(paths)
+        self._labels, self._sizes = np.array(labels, dtype=np.int64), np.array(sizes, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def label(self, row: int) -> int:
+        return int(self._labels[row])
+
+    def picture(self, row: int) -> tuple[Image.Image, str]:
+        return read_picture(self._root / self._paths[row]), self._paths[row]
+
+    def feed(self, update: Callable[[bytes], Any]) -> None:
+        self._paths.feed(update)
+        update(self._labels.tobytes() + self._sizes.tobytes())
+
+
+class _Torchvision:
+    """Torchvision's data sets, one behind the other. Their fingerprint: pixels where they lie in memory, else names
+    and sizes of the files."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+        # SUN397 is listed in the order of the disk, which differs between machines
+        self._orders = [_stable_order(part) for part in parts]
+        self.labels = np.concatenate([_labels_of(part)[order] for part, order in zip(parts, self._orders)])
+        self._starts = np.cumsum([0, *map(len, self._orders)])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def label(self, row: int) -> int:
+        return int(self.labels[row])
+
+    def picture(self, row: int) -> tuple[Image.Image, str]:
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        place = int(self._orders[number][row - self._starts[number]])
+        try:
+            return self.parts[number][place][0].convert("RGB"), str(row)
+        except Exception as error:  # of Pillow's decoders, of the file system, of h5py
+            reason = f"picture cannot be decoded: {type(error).__name__}, {error}"
+            raise BrokenSample(self.parts[number].root, f"picture {place}", reason) from None
+
+    def feed(self, update: Callable[[bytes], Any]) -> None:
+        update(self.labels.tobytes())
+        for part, order in zip(self.parts, self._orders):
+            files = _files_of(part)
+            for path in () if files is None else (Path(files[place]) for place in order):
+                update(f"{path.name}\0{path.stat().st_size if path.is_file() else -1}\0".encode())
+            if files is None and hasattr(part, "data"):
+                update(np.ascontiguousarray(part.data).tobytes())
+
+
+class _Shards:
+    """Tar shards with a `.cls` member for each picture. Their fingerprint is the shards' own."""
+
+    def __init__(self, shards: ShardDataset, num_classes: int) -> None:
+        self._shards, self._num_classes = shards, num_classes
+        self.metadata = shards.array
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def label(self, row: int) -> int:
+        label = self._shards.label(row)
+        if label is None:
+            raise self._shards.broken(row, "missing label: no cls member")
+        if not isinstance(label, int) or not 0 <= label < self._num_classes:
+            raise self._shards.broken(row, f"label out of range: {label!r} for {self._num_classes} classes")
+        return label
+
+    def picture(self, row: int) -> tuple[Image.Image, str]:
+        sample = self._shards[row]
+        return sample["image"], sample["image_id"]
+
+    def feed(self, update: Callable[[bytes], Any]) -> None:
+        update(self._shards.fingerprint.encode())
 
 
 def open_image_folder(
@@ -102,7 +188,7 @@ def open_image_folder(
     subset: Sequence[int] | Sequence[str] | None = None,
     name: str | None = None,
     max_broken_share: float = 0.01,
-) -> LabelledFiles:
+) -> LabelledPictures:
     """A folder with one folder per class, whose name is the class.
 
     Args:
@@ -159,15 +245,9 @@ def open_image_folder(
                 sizes.append(size)
         if len(paths) == before:
             broken.append(BrokenSample(root / folder, "", "class without pictures: its accuracy is not defined"))
-    if not paths:
-        raise ValueError(f"{root}: no picture in {len(label_of)} class folders")
-    opened = BrokenSamples(max_broken_share)
-    opened.saw(len(paths))
-    for sample in broken:
-        opened.record(sample)
-    opened.check()
+    check_opened(f"{root}: no picture in {len(label_of)} class folders", len(paths), broken, max_broken_share)
     names = [class_names[index] for index in kept]
-    return LabelledFiles(name or root.name, root, paths, labels, sizes, names, templates, broken)
+    return LabelledPictures(name or root.name, _Files(root, paths, labels, sizes), names, templates, broken)
 
 
 def class_folders(root: str | Path) -> list[str]:
@@ -186,14 +266,13 @@ def class_folders(root: str | Path) -> list[str]:
     return there
 
 
-@dataclass(frozen=True)
-class TorchvisionSpec:
+class TorchvisionSpec(NamedTuple):
     """One of torchvision's sets.
 
     kind: its class there. folder: what it reads below the root. num_classes: of its labels.
     num_test: usual size of the part that is evaluated.
-    parts: part -> arguments of the class; several are put behind each other. Sets without a split have "all" only.
     source: what to download.
+    parts: part -> arguments of the class; several are put behind each other. Sets without a split have "all" only.
     """
 
     kind: str
@@ -201,162 +280,48 @@ class TorchvisionSpec:
     num_classes: int
     num_test: int
     source: str
-    parts: dict[str, list[dict[str, Any]]] = field(
-        default_factory=lambda: {"test": [{"split": "test"}], "train": [{"split": "train"}]}
-    )
+    parts: dict[str, list[dict[str, Any]]] = {"test": [{"split": "test"}], "train": [{"split": "train"}]}  # noqa: RUF012
 
 
-_TRAIN_FLAG = {"test": [{"train": False}], "train": [{"train": True}]}
-_WITH_VAL = {"test": [{"split": "test"}], "train": [{"split": "train"}, {"split": "val"}]}
+_FLAG = {"test": [{"train": False}], "train": [{"train": True}]}
+_VAL = {"test": [{"split": "test"}], "train": [{"split": "train"}, {"split": "val"}]}
+_VALID = {"test": [{"split": "test"}], "train": [{"split": "train"}, {"split": "valid"}]}
 _TRAINVAL = {"test": [{"split": "test"}], "train": [{"split": "trainval"}]}
 _ALL = {"all": [{}]}
+_KRIZ = "(www.cs.toronto.edu/~kriz)"
 
 # Trap: the labels are torchvision's. CLIP's own lists name the classes in another order for EuroSAT, and have a
 # background class before the 101 of Caltech101.
-TORCHVISION_SETS = {
-    "caltech101": TorchvisionSpec(
-        "Caltech101", "caltech101/101_ObjectCategories", 101, 8_677, "101_ObjectCategories.tar.gz of Caltech-101", _ALL
-    ),
-    "cifar10": TorchvisionSpec(
-        "CIFAR10", "cifar-10-batches-py", 10, 10_000, "cifar-10-python.tar.gz (www.cs.toronto.edu/~kriz)", _TRAIN_FLAG
-    ),
-    "cifar100": TorchvisionSpec(
-        "CIFAR100", "cifar-100-python", 100, 10_000, "cifar-100-python.tar.gz (www.cs.toronto.edu/~kriz)", _TRAIN_FLAG
-    ),
-    "country211": TorchvisionSpec(
-        "Country211",
-        "country211",
-        211,
-        21_100,
-        "country211.tgz (OpenAI, CLIP's data notes)",
-        {"test": [{"split": "test"}], "train": [{"split": "train"}, {"split": "valid"}]},
-    ),
-    "dtd": TorchvisionSpec(
-        "DTD", "dtd/dtd", 47, 1_880, "dtd-r1.0.1.tar.gz (www.robots.ox.ac.uk/~vgg/data/dtd)", _WITH_VAL
-    ),
-    "eurosat": TorchvisionSpec("EuroSAT", "eurosat/2750", 10, 27_000, "EuroSAT.zip, the RGB version", _ALL),
-    "fgvc_aircraft": TorchvisionSpec(
-        "FGVCAircraft",
-        "fgvc-aircraft-2013b",
-        100,
-        3_333,
-        "fgvc-aircraft-2013b.tar.gz (www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft)",
-        _TRAINVAL,
-    ),
-    "flowers102": TorchvisionSpec(
-        "Flowers102",
-        "flowers-102",
-        102,
-        6_149,
-        "102flowers.tgz, imagelabels.mat and setid.mat (www.robots.ox.ac.uk/~vgg/data/flowers/102)",
-        _WITH_VAL,
-    ),
-    "food101": TorchvisionSpec("Food101", "food-101", 101, 25_250, "food-101.tar.gz (data.vision.ee.ethz.ch/cvl)"),
-    "gtsrb": TorchvisionSpec(
-        "GTSRB", "gtsrb", 43, 12_630, "GTSRB-Training_fixed.zip, GTSRB_Final_Test_Images.zip and _GT.zip (INI, Bochum)"
-    ),
-    "mnist": TorchvisionSpec("MNIST", "MNIST/raw", 10, 10_000, "the four idx-ubyte files of MNIST", _TRAIN_FLAG),
-    "pcam": TorchvisionSpec(
-        "PCAM",
-        "pcam",
-        2,
-        32_768,
-        "the camelyonpatch_level_2 h5 files of PatchCamelyon (needs the package h5py)",
-        _WITH_VAL,
-    ),
-    "pets": TorchvisionSpec(
-        "OxfordIIITPet",
-        "oxford-iiit-pet",
-        37,
-        3_669,
-        "images.tar.gz and annotations.tar.gz (www.robots.ox.ac.uk/~vgg/data/pets)",
-        _TRAINVAL,
-    ),
-    "rendered_sst2": TorchvisionSpec(
-        "RenderedSST2", "rendered-sst2", 2, 1_821, "rendered-sst2.tgz (OpenAI, CLIP's data notes)", _WITH_VAL
-    ),
-    "stanford_cars": TorchvisionSpec(
-        "StanfordCars",
-        "stanford_cars",
-        196,
-        8_041,
-        "cars_train.tgz, cars_test.tgz, car_devkit.tgz and cars_test_annos_withlabels.mat (their first site is gone)",
-    ),
-    "stl10": TorchvisionSpec(
-        "STL10", "stl10_binary", 10, 8_000, "stl10_binary.tar.gz (ai.stanford.edu/~acoates/stl10)"
-    ),
-    "sun397": TorchvisionSpec("SUN397", "SUN397", 397, 108_754, "SUN397.tar.gz (Princeton vision group)", _ALL),
-    "svhn": TorchvisionSpec(
-        "SVHN", "test_32x32.mat", 10, 26_032, "test_32x32.mat and train_32x32.mat (ufldl.stanford.edu/housenumbers)"
-    ),
-}
-
-
-class TorchvisionPictures:
-    """One part of a set that torchvision reads; see `open_torchvision`.
-
-    Args:
-        name: for logs and tables.
-        parts: torchvision's data sets, one behind the other.
-        class_names, templates: in label order; templates have one "{}".
-    """
-
-    def __init__(self, name: str, parts: list[Any], class_names: Sequence[str], templates: Sequence[str]) -> None:
-        self.name, self.class_names, self.templates = name, list(class_names), list(templates)
-        self.broken_at_open: list[BrokenSample] = []
-        self._parts = parts
-        # SUN397 is listed in the order of the disk, which differs between machines
-        self._orders = [_stable_order(part) for part in parts]
-        labels = [_labels_of(part)[order] for part, order in zip(parts, self._orders)]
-        self._labels = np.concatenate(labels)
-        self._starts = np.cumsum([0, *map(len, labels)])
-        low, high = int(self._labels.min(initial=0)), int(self._labels.max(initial=0))
-        if low < 0 or high >= len(self.class_names):
-            raise ValueError(
-                f"{name}: labels reach from {low} to {high}; there are {len(self.class_names)} class names"
-            )
-
-    def __len__(self) -> int:
-        """Number of pictures."""
-        return len(self._labels)
-
-    def label(self, index: int) -> int:
-        """Class of a picture, in [0, len(class_names)), without reading it."""
-        return int(self._labels[_row(self, index)])
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """{"image": Pillow image in RGB, "label": int, "image_id": number of the picture as text}.
-
-        Raises:
-            BrokenSample: if torchvision cannot read the picture.
-        """
-        row = _row(self, index)
-        number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        place = int(self._orders[number][row - self._starts[number]])
-        try:
-            image = self._parts[number][place][0].convert("RGB")
-        except Exception as error:  # of Pillow's decoders, of the file system, of h5py
-            reason = f"picture cannot be decoded: {type(error).__name__}, {error}"
-            raise BrokenSample(self._parts[number].root, f"picture {place}", reason) from None
-        return {"image": image, "label": int(self._labels[row]), "image_id": str(row)}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 over pixels where they lie in memory, else names and sizes of the files; labels, names, templates."""
-        digest = _digest_of_classes(self)
-        digest.update(self._labels.tobytes())
-        for part, order in zip(self._parts, self._orders):
-            files = _files_of(part)
-            if files is not None:
-                for place in order:
-                    path = Path(files[place])
-                    digest.update(f"{path.name}\0{path.stat().st_size if path.is_file() else -1}\0".encode())
-            elif hasattr(part, "data"):
-                digest.update(np.ascontiguousarray(part.data).tobytes())
-        return digest.hexdigest()
-
-    def __repr__(self) -> str:
-        return f"TorchvisionPictures({_counts(self)})"
+# fmt: off
+TORCHVISION_SETS = {name: TorchvisionSpec(*values) for name, *values in (
+    ("caltech101", "Caltech101", "caltech101/101_ObjectCategories", 101, 8_677,
+     "101_ObjectCategories.tar.gz of Caltech-101", _ALL),
+    ("cifar10", "CIFAR10", "cifar-10-batches-py", 10, 10_000, f"cifar-10-python.tar.gz {_KRIZ}", _FLAG),
+    ("cifar100", "CIFAR100", "cifar-100-python", 100, 10_000, f"cifar-100-python.tar.gz {_KRIZ}", _FLAG),
+    ("country211", "Country211", "country211", 211, 21_100, "country211.tgz (OpenAI, CLIP's data notes)", _VALID),
+    ("dtd", "DTD", "dtd/dtd", 47, 1_880, "dtd-r1.0.1.tar.gz (www.robots.ox.ac.uk/~vgg/data/dtd)", _VAL),
+    ("eurosat", "EuroSAT", "eurosat/2750", 10, 27_000, "EuroSAT.zip, the RGB version", _ALL),
+    ("fgvc_aircraft", "FGVCAircraft", "fgvc-aircraft-2013b", 100, 3_333,
+     "fgvc-aircraft-2013b.tar.gz (www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft)", _TRAINVAL),
+    ("flowers102", "Flowers102", "flowers-102", 102, 6_149,
+     "102flowers.tgz, imagelabels.mat and setid.mat (www.robots.ox.ac.uk/~vgg/data/flowers/102)", _VAL),
+    ("food101", "Food101", "food-101", 101, 25_250, "food-101.tar.gz (data.vision.ee.ethz.ch/cvl)"),
+    ("gtsrb", "GTSRB", "gtsrb", 43, 12_630,
+     "GTSRB-Training_fixed.zip, GTSRB_Final_Test_Images.zip and _GT.zip (INI, Bochum)"),
+    ("mnist", "MNIST", "MNIST/raw", 10, 10_000, "the four idx-ubyte files of MNIST", _FLAG),
+    ("pcam", "PCAM", "pcam", 2, 32_768,
+     "the camelyonpatch_level_2 h5 files of PatchCamelyon (needs the package h5py)", _VAL),
+    ("pets", "OxfordIIITPet", "oxford-iiit-pet", 37, 3_669,
+     "images.tar.gz and annotations.tar.gz (www.robots.ox.ac.uk/~vgg/data/pets)", _TRAINVAL),
+    ("rendered_sst2", "RenderedSST2", "rendered-sst2", 2, 1_821, "rendered-sst2.tgz (OpenAI, CLIP's data notes)", _VAL),
+    ("stanford_cars", "StanfordCars", "stanford_cars", 196, 8_041,
+     "cars_train.tgz, cars_test.tgz, car_devkit.tgz and cars_test_annos_withlabels.mat (their first site is gone)"),
+    ("stl10", "STL10", "stl10_binary", 10, 8_000, "stl10_binary.tar.gz (ai.stanford.edu/~acoates/stl10)"),
+    ("sun397", "SUN397", "SUN397", 397, 108_754, "SUN397.tar.gz (Princeton vision group)", _ALL),
+    ("svhn", "SVHN", "test_32x32.mat", 10, 26_032,
+     "test_32x32.mat and train_32x32.mat (ufldl.stanford.edu/housenumbers)"),
+)}
+# fmt: on
 
 
 def open_torchvision(
@@ -367,7 +332,7 @@ def open_torchvision(
     *,
     part: str | None = None,
     download: bool = False,
-) -> TorchvisionPictures:
+) -> LabelledPictures:
     """One of `TORCHVISION_SETS`.
 
     CIFAR's files are pickles; torchvision opens them only if their MD5 is that of the published files.
@@ -396,77 +361,22 @@ def open_torchvision(
     _check_classes(dataset, class_names, templates)
     if not download and not (root / spec.folder).exists():
         raise _not_there(dataset, spec, root, "no such file or folder")
-    kind = getattr(torchvision_sets, spec.kind)
+    from torchvision import datasets  # only those who read its sets wait for it
+
+    kind, downloading = getattr(datasets, spec.kind), {"download": True} if download else {}
     try:
-        parts = [kind(root=str(root), download=True, **options) if download else kind(root=str(root), **options)
-                 for options in spec.parts[part]]  # fmt: skip
+        parts = [kind(root=str(root), **downloading, **options) for options in spec.parts[part]]
     except (RuntimeError, OSError, ImportError) as error:
         raise _not_there(dataset, spec, root, str(error)) from error
-    pictures = TorchvisionPictures(f"{dataset}-{part}", parts, class_names, templates)
-    if part != "train" and len(pictures) != spec.num_test:
+    source = _Torchvision(parts)
+    low, high = int(source.labels.min(initial=0)), int(source.labels.max(initial=0))
+    if low < 0 or high >= len(class_names):
+        raise ValueError(f"{dataset}: labels reach from {low} to {high}; there are {len(class_names)} class names")
+    if part != "train" and len(source) != spec.num_test:
         warnings.warn(
-            f"{dataset}: {len(pictures):,} pictures in {root}; usual are {spec.num_test:,} ({part})", stacklevel=2
+            f"{dataset}: {len(source):,} pictures in {root}; usual are {spec.num_test:,} ({part})", stacklevel=2
         )
-    return pictures
-
-
-class LabelledShards:
-    """Labelled pictures in tar shards; see `open_webdataset`.
-
-    Args:
-        name: for logs and tables.
-        shards: with a `.cls` member for each picture.
-        class_names, templates: in label order; templates have one "{}".
-    """
-
-    def __init__(self, name: str, shards: ShardDataset, class_names: Sequence[str], templates: Sequence[str]) -> None:
-        self.name, self.shards = name, shards
-        self.class_names, self.templates = list(class_names), list(templates)
-        self.broken_at_open = shards.broken_at_open
-
-    def __len__(self) -> int:
-        """Number of pictures."""
-        return len(self.shards)
-
-    def label(self, index: int) -> int:
-        """Class of a picture, in [0, len(class_names)), without reading the picture.
-
-        Raises:
-            BrokenSample: if the `.cls` member is missing or no such number.
-        """
-        label = self.shards.label(index)
-        if label is None:
-            raise self.shards.broken(index, "missing label: no cls member")
-        if not isinstance(label, int) or not 0 <= label < len(self.class_names):
-            raise self.shards.broken(index, f"label out of range: {label!r} for {len(self.class_names)} classes")
-        return label
-
-    def metadata(self, index: int) -> np.ndarray | None:
-        """The array in the `.npy` member (WILDS and fairness tasks), None where there is none.
-
-        Raises:
-            BrokenSample: if it cannot be read.
-        """
-        return self.shards.array(index)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """{"image": Pillow image in RGB, "label": int, "image_id": str}, as the shards name it.
-
-        Raises:
-            BrokenSample: if picture or label cannot be used; names shard, key and reason.
-        """
-        label, sample = self.label(index), self.shards[index]
-        return {"image": sample["image"], "label": label, "image_id": sample["image_id"]}
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 over the shards' fingerprint (labels and metadata included), class names and templates."""
-        digest = _digest_of_classes(self)
-        digest.update(self.shards.fingerprint.encode())
-        return digest.hexdigest()
-
-    def __repr__(self) -> str:
-        return f"LabelledShards({_counts(self)})"
+    return LabelledPictures(f"{dataset}-{part}", source, class_names, templates, [])
 
 
 def open_webdataset(
@@ -477,7 +387,7 @@ def open_webdataset(
     part: str = "test",
     index_dir: str | Path | None = None,
     max_broken_share: float = 0.01,
-) -> LabelledShards:
+) -> LabelledPictures:
     """A classification task in tar shards: `classnames.txt`, `zeroshot_classification_templates.txt`,
     `test/nshards.txt` and `test/0.tar`, `test/1.tar`, ...
 
@@ -513,17 +423,16 @@ def open_webdataset(
     templates = read_templates(folder / TEMPLATES_FILE) if templates is None else templates
     _check_classes(str(folder), class_names, templates)
     name = folder.name.removeprefix("wds_").removesuffix("_test")
-    return LabelledShards(name, shards, class_names, templates)
+    source = _Shards(shards, len(class_names))
+    return LabelledPictures(name, source, class_names, templates, shards.broken_at_open)
 
 
 def datacomp_folder(root: str | Path, task: str) -> Path:
-    """Folder of a DataComp task: "vtab/cifar100" -> wds_vtab-cifar100_test (papers/evaluation.md, 13.6)."""
+    """Folder of a DataComp task: "vtab/cifar100" -> wds_vtab-cifar100_test."""
     return Path(root).expanduser() / f"wds_{task.replace('/', '-')}_test"
 
 
-def open_labelled_sets(
-    root: str | Path, index_dir: str | Path | None = None
-) -> dict[str, LabelledFiles | TorchvisionPictures | LabelledShards]:
+def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) -> dict[str, LabelledPictures]:
     """All labelled sets below one folder, by name.
 
     Each lies in a folder of its own with `classnames.txt` and `zeroshot_classification_templates.txt`, and beside them
@@ -539,7 +448,7 @@ def open_labelled_sets(
     root = Path(root).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder of labelled sets (data.labelled)")
-    sets: dict[str, LabelledFiles | TorchvisionPictures | LabelledShards] = {}
+    sets: dict[str, LabelledPictures] = {}
     other = []
     for folder in sorted(item for item in root.iterdir() if item.is_dir() and not item.name.startswith(".")):
         if not (folder / CLASS_NAMES_FILE).is_file():
@@ -591,21 +500,6 @@ def _folder_of_classes(folder: Path, num_classes: int) -> Path:
 
 def _visible_folders(root: Path) -> list[str]:
     return sorted(item.name for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
-
-
-def _row(data_set: Any, index: int) -> int:
-    index = operator.index(index)
-    if not -len(data_set) <= index < len(data_set):
-        raise IndexError(f"picture {index} of {data_set.name!r}, which has {len(data_set)}")
-    return index % len(data_set)
-
-
-def _counts(data_set: Any) -> str:
-    return f"{data_set.name!r}, {len(data_set)} pictures, {len(data_set.class_names)} classes"
-
-
-def _digest_of_classes(data_set: Any) -> Any:
-    return hashlib.sha256(json.dumps([data_set.class_names, data_set.templates]).encode())
 
 
 def _check_classes(where: str, class_names: Sequence[str], templates: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Pictures to uint8 tensors of one size, and uint8 tensors to normalised floats.
 
 A training picture is a pure function of (picture, seed): nothing here touches a global random state. Resampling is
-Pillow's bicubic with antialiasing, called through torchvision.
+Pillow's bicubic with antialiasing; the bits are those of torchvision's functions, whose import takes seconds.
 """
 
 import json
@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as F
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # RGB, of pixels in [0, 1]
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -86,12 +84,15 @@ class ImageTransform:
                 # a copy: a view would let the caller's array change the batch
                 return torch.from_numpy(image.transpose(2, 0, 1).copy())
         picture = _as_rgb(image)
+        width, height = picture.size
         if self.mode == "squeeze":
-            picture = F.resize(picture, [self.size, self.size], InterpolationMode.BICUBIC)
-        else:
-            picture = F.resize(picture, [self.size], InterpolationMode.BICUBIC)
-            picture = F.center_crop(picture, [self.size, self.size])
-        return F.pil_to_tensor(picture)
+            width = height = self.size
+        else:  # the shortest side gets the size; of the other one what is too much is cut off on both sides
+            shortest = min(width, height)
+            width, height = self.size * width // shortest, self.size * height // shortest
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
+        return _as_tensor(picture.crop((left, top, left + self.size, top + self.size)))
 
     def train(self, image: Image.Image | np.ndarray, rng: np.random.Generator | int) -> Tensor:
         """The training view: a random crop where `crop_scale` is set, else the evaluation view; then the mirror.
@@ -112,8 +113,8 @@ class ImageTransform:
         else:
             picture = _as_rgb(image)
             top, left, height, width = random_crop_box(picture.height, picture.width, self.crop_scale, rng)
-            size = [self.size, self.size]
-            pixels = F.pil_to_tensor(F.resized_crop(picture, top, left, height, width, size, InterpolationMode.BICUBIC))
+            picture = picture.crop((left, top, left + width, top + height))
+            pixels = _as_tensor(picture.resize((self.size, self.size), Image.Resampling.BICUBIC))
         if self.flip_probability and rng.random() < self.flip_probability:
             pixels = pixels.flip(-1)
         return pixels
@@ -217,6 +218,11 @@ def _as_rgb(image: Image.Image | np.ndarray) -> Image.Image:
     if not isinstance(image, Image.Image):
         raise ValueError(f"the image is of type {type(image).__name__}; accepted: Pillow image, uint8 array")
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _as_tensor(picture: Image.Image) -> Tensor:
+    """(3, height, width), uint8."""
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 
 def _is_number(value: object) -> bool:
