@@ -10,18 +10,17 @@ In a line every run.diagnose_every steps, since it costs time:
                                      image), on average; near 0 = collapsed, whatever the geometry
 matched_similarity, unmatched_...    means over the pairs that belong together, and over those that do not
 duplicate_ids, duplicate_captions    share of the batch that occurs more than once: false negatives
-gradient_norm_<scalar>               of the logit scale (its logarithm) and of the geometry's trainable scalars
+gradient_norm_<scalar>               of the logarithms of the logit scale and of the geometry's trainable scalars
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
 
 from common.distributed import gather_without_gradient, whole, world_size
-from common.encoders.two_towers import TwoTowers
-from common.geometry import unit
+from common.geometry import Geometry, Scalar, unit
 from common.info_nce import QueuedPairs
 from common.logit_scale import LogitScale
 
@@ -30,10 +29,9 @@ from common.logit_scale import LogitScale
 
 @torch.no_grad()
 def collapse_statistics(features: torch.Tensor) -> dict[str, float]:
-    """What tells a collapsed representation, to be logged together (contrastive-basics spec Sec. 2.4).
+    """What tells a collapsed representation, to be logged together (SimSiam, Sec. 4.1, has the first).
 
-    Computed on the CPU in float64. The spread alone is no proof of health behind a batch normalisation, which forces it
-    (spec Sec. 5.1).
+    Computed on the CPU in float64. The spread alone proves no health behind a batch normalisation, which forces it.
 
     Args:
         features: (batch, dim), any norm; batch at least 2.
@@ -87,7 +85,8 @@ def loss_over_chance(loss: float, local_batch: int, queue: QueuedPairs | None = 
 
 @torch.no_grad()
 def diagnose(
-    model: TwoTowers,
+    geometry: Geometry,
+    scalars: Iterable[Scalar],
     image_embeddings: torch.Tensor,
     text_embeddings: torch.Tensor,
     logit_scale: float,
@@ -100,7 +99,8 @@ def diagnose(
     embeddings those of the first SAMPLE / processes pairs of each process.
 
     Args:
-        model: unwrapped; its geometry compares.
+        geometry: compares.
+        scalars: of the model, the logit scale among them.
         image_embeddings, text_embeddings: (local_batch, ...) of this process; tokens are taken as one long vector.
         logit_scale: the multiplier of this step.
         token_ids: (local_batch, context_length) of the captions; None = duplicates are not counted.
@@ -109,12 +109,13 @@ def diagnose(
     """
     device, per_process = image_embeddings.device, math.ceil(SAMPLE / world_size())
     images, texts = (gather_without_gradient(rows[:per_process]) for rows in (image_embeddings, text_embeddings))
-    similarity = model.geometry.similarity(images, texts)
+    similarity, of_texts = geometry.directions(images, texts)
     values = {}
-    for side, embeddings, own_axis in (("image", images, 0), ("text", texts, 1)):
+    # the images of one caption are candidates of a text's row, and the other way round
+    for side, embeddings, rows in (("image", images, of_texts), ("text", texts, similarity)):
         statistics = collapse_statistics(embeddings.flatten(1))
         values |= {f"{side}_{name}": statistics[name] for name in ("effective_rank", "mean_cosine")}
-        values[f"{side}_logit_std"] = logit_scale * float(similarity.std(dim=own_axis).mean())
+        values[f"{side}_logit_std"] = logit_scale * float(rows.std(dim=1).mean())
 
     unmatched = ~torch.eye(len(images), dtype=torch.bool, device=device)
     if ids is not None:
@@ -127,27 +128,24 @@ def diagnose(
         values["unmatched_similarity"] = float(similarity[unmatched].mean())
     if token_ids is not None:
         values["duplicate_captions"] = float(_repeated(gather_without_gradient(token_ids.to(device))).float().mean())
-    return values | gradient_norms(model)
+    return values | gradient_norms(scalars)
 
 
 def at_bound(logit_scale: LogitScale, value: float) -> bool:
     """Whether a trainable logit scale sits at one of its bounds, up to rounding (the bound is on its logarithm)."""
-    bounds = (logit_scale.minimum, logit_scale.maximum)
-    trainable = logit_scale.log_logit_scale.requires_grad
-    return trainable and any(bound is not None and math.isclose(value, bound, rel_tol=1e-5) for bound in bounds)
+    (scalar,) = logit_scale.scalars()
+    bounds = [bound for bound in (scalar.minimum, scalar.maximum) if bound is not None]
+    return scalar.logarithm.requires_grad and any(math.isclose(value, bound, rel_tol=1e-5) for bound in bounds)
 
 
-def gradient_norms(model: TwoTowers) -> dict[str, float]:
-    """Of the logarithm of the logit scale and of the geometry's trainable scalars; call on every process.
+def gradient_norms(scalars: Iterable[Scalar]) -> dict[str, float]:
+    """Of the logarithms of trainable scalars; call on every process.
 
     Returns:
         "gradient_norm_<scalar>" -> absolute value of what backward left; scalars without a gradient are left out.
     """
-    scalars = {"logit_scale": model.logit_scale.log_logit_scale}
-    if isinstance(model.geometry, nn.Module):
-        scalars |= dict(model.geometry.named_parameters())
-    gradients = {name: whole(scalar.grad) for name, scalar in scalars.items() if scalar.grad is not None}
-    return {f"gradient_norm_{name}": float(gradient.norm()) for name, gradient in gradients.items()}
+    gradients = {scalar.name: scalar.logarithm.grad for scalar in scalars if scalar.logarithm.grad is not None}
+    return {f"gradient_norm_{name}": float(whole(gradient).norm()) for name, gradient in gradients.items()}
 
 
 class Watch:

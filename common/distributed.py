@@ -1,8 +1,9 @@
 """Rank, world size and gathering that also work without a process group (world size 1 is a normal case)."""
 
+import sys
+
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Partial
 
 
 def world_size() -> int:
@@ -84,6 +85,10 @@ def whole(parameter: torch.Tensor) -> torch.Tensor:
     Inside of it FSDP2 does so itself. A geometry's scalars are used in the loss, after it. The gradient of the whole is
     averaged over processes, as FSDP2 does, and goes to the shards. Call it on every process.
     """
+    if "torch.distributed.tensor" not in sys.modules:  # nothing is sharded; to import it takes half a second
+        return parameter
+    from torch.distributed.tensor import DTensor, Partial
+
     if not isinstance(parameter, DTensor):
         return parameter
     mesh = parameter.device_mesh

@@ -4,17 +4,25 @@ Conventions, for every geometry in this repository:
     features     tower output after the projection, before any geometry, (batch, dim)
     embeddings   features after the geometry's map; what is gathered over processes, cached and compared
     similarity   (num_images, num_texts), rows are images, larger means closer; distances are negated in here, once
-Training and every evaluation call the same `similarity`. Nothing asks which geometry it has.
+Training and every evaluation call the same `similarity`. Nothing asks which geometry it has, what its class is or how
+its parameters are called: what a geometry offers is said by three protocols, each more than the one before:
+    Geometry         compares
+    RootedGeometry   has a most generic point, and ways to it
+    ConeGeometry     has entailment cones
 All comparisons run in float32 or better, whatever autocast says: the close pairs are the positives, and half
 precision ties them (2,000 cosines around 0.25 leave 2.4 candidates at the top score in bfloat16).
 """
 
+import math
+from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from common.distributed import whole
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
@@ -195,21 +203,83 @@ def straight_path(start: torch.Tensor, end: torch.Tensor, num_points: int) -> to
     return torch.lerp(start, end, weights.reshape(-1, *[1] * start.ndim))
 
 
-@runtime_checkable
-class Geometry(Protocol):
-    """What a geometry offers. It is an nn.Module, so that its own trainable scalars train and travel with the model.
+def both_ways(similarity: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both directions of a symmetric comparison: (num_images, num_texts) -> the matrix, and its transpose as a view."""
+    return similarity, similarity.T
 
-    Implementations do not inherit from each other; they compose the pure functions of their file. Some offer more:
-        text_similarity(images, texts)             like `similarity`, where texts rank images by another matrix
-        root(embeddings)                           the most generic point of the space, (dim,)
-        interpolate(start, end, num_points)        points from an embedding to the root, (num_points, dim)
-        distance_to(embeddings, point)             (batch,) distances from one point, for histograms
-        entailment_residual(texts, images, ...)    (batch,) radians by which images miss the cones of their texts
-        clamp_()                                   moves trainable scalars back into their bounds after a step
-        is_inner_product                           True: `similarity` is the inner product of flattened embeddings
+
+def one_matrix(image_to_text: torch.Tensor, text_to_image: torch.Tensor) -> bool:
+    """Whether two directions are one matrix and its view: then its numbers need be kept, scaled and filled in once."""
+    return text_to_image.T.is_set_to(image_to_text)
+
+
+class Scalar(NamedTuple):
+    """A positive number that trains as its logarithm: the logit scale, the curvature, the scale of the embeddings.
+
+    name: of the number, in logs.
+    logarithm: the parameter, of one entry.
+    minimum, maximum: bounds of the number, None = none.
+    in_loss: it acts in the loss, on embeddings of any kind, and not in the embeddings themselves. Such scalars learn at
+        the rate of the logit scale (optim.logit_scale_rate).
+    absorbing: its bounds act in the forward pass, as in EuCLIP's code: beyond a bound its gradient is 0 and it never
+        comes back. Otherwise it is moved back after each step (`clamp_scalars_`), and keeps its gradient at the bound.
     """
 
     name: str
+    logarithm: nn.Parameter
+    minimum: float | None = None
+    maximum: float | None = None
+    in_loss: bool = False
+    absorbing: bool = False
+
+    def value(self) -> torch.Tensor:
+        """The number as it acts, a scalar tensor. Under FSDP2 call it on every process."""
+        value = whole(self.logarithm).exp().sum()  # of one entry; no view, which FSDP2 warns about
+        return value.clamp(self.minimum, self.maximum) if self.absorbing else value
+
+
+def scalar_values(scalars: Iterable[Scalar]) -> dict[str, float]:
+    """name -> the number as it acts, for the log."""
+    return {scalar.name: scalar.value().item() for scalar in scalars}
+
+
+@torch.no_grad()
+def clamp_scalars_(scalars: Iterable[Scalar]) -> int:
+    """Moves trainable scalars back into their bounds; call once after every optimiser step.
+
+    In place and after the step: a clamp in the forward pass has no gradient beyond the bound and holds the scalar there
+    (`Scalar.absorbing` does that, on purpose).
+
+    Returns:
+        How many of them the step had carried out of their bounds.
+    """
+    outside = 0
+    for scalar in scalars:
+        if scalar.minimum is None and scalar.maximum is None:
+            continue
+        before = whole(scalar.logarithm).detach().clone()
+        if scalar.absorbing:
+            outside = outside + (before.exp() != scalar.value()).sum()
+            continue
+        low = None if scalar.minimum is None else math.log(scalar.minimum)
+        high = None if scalar.maximum is None else math.log(scalar.maximum)
+        scalar.logarithm.clamp_(low, high)
+        outside = outside + (whole(scalar.logarithm) != before).sum()
+    return int(outside)
+
+
+@runtime_checkable
+class Geometry(Protocol):
+    """How images and texts are compared. It is an nn.Module, so that its scalars train and travel with the model.
+
+    Implementations do not inherit from each other; they compose the pure functions of their file.
+
+    name: as in configs and checkpoints.
+    is_inner_product: whether `similarity` is the inner product of flattened embeddings.
+    """
+
+    name: str
+    is_inner_product: bool
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         """(batch, dim) -> embeddings, first axis kept."""
@@ -218,7 +288,15 @@ class Geometry(Protocol):
         """(batch, dim) -> embeddings, first axis kept. Differs from the image side only where a paper says so."""
 
     def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        """(num_images, num_texts), larger is closer."""
+        """(num_images, num_texts), larger is closer: by it images rank texts."""
+
+    def directions(
+        self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """By which images rank texts, (num_images, num_texts), and texts images, (num_texts, num_images).
+
+        The first is `similarity`. For nearly all geometries the second is its transpose (`both_ways`).
+        """
 
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         """(batch,): the diagonal of `similarity` for rows that belong together.
@@ -230,12 +308,47 @@ class Geometry(Protocol):
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Mean over the first axis as this geometry defines it: of the prompts of a class, or for a root."""
 
+    def scalars(self) -> list[Scalar]:
+        """What trains in it, if anything: read for the log, the bounds, the learning rate and the diagnosis."""
+
+
+@runtime_checkable
+class RootedGeometry(Geometry, Protocol):
+    """A geometry of points, (dim,) each, with a root: the most generic point of the space (EuCLIP, traversals).
+
+    has_cones: whether it is a ConeGeometry; its root is then the origin.
+    """
+
+    has_cones: bool
+
+    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """The root of a space in which these embeddings of both modalities lie: (num, dim) -> (dim,)."""
+
+    def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
+        """Points from one to the other, both included: (dim,) twice -> (num_points, dim)."""
+
+    def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
+        """Geodesic distance in the space, never squared or scaled: (batch, dim), (dim,) -> (batch,).
+
+        On a sphere the angle in radians, in Euclidean space |x - y|, in hyperbolic space d_L: a metric, whatever
+        decreasing function of it the similarity is.
+        """
+
+
+@runtime_checkable
+class ConeGeometry(RootedGeometry, Protocol):
+    """A rooted geometry in which every text has a cone behind it, where the images lie that it entails (EuCLIP)."""
+
+    def entailment_residual(self, *, images: torch.Tensor, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
+        """Radians by which images miss the cones of their texts: (..., dim) twice, broadcasting -> (...,)."""
+
 
 class Sphere(nn.Module):
     """The unit sphere with the cosine: CLIP's geometry and the baseline of all four papers."""
 
     name = "sphere"
     is_inner_product = True
+    has_cones = False
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         return unit(image_features)
@@ -244,7 +357,13 @@ class Sphere(nn.Module):
         return unit(text_features)
 
     def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        """The cosine, in [-1, 1] up to rounding."""
         return inner_product_similarity(image_embeddings, text_embeddings)
+
+    def directions(
+        self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return both_ways(self.similarity(image_embeddings, text_embeddings))
 
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         return paired_inner_products(image_embeddings, text_embeddings)
@@ -253,14 +372,20 @@ class Sphere(nn.Module):
         """Normalised mean (CLIP's prompt ensemble)."""
         return unit(at_least_float32(embeddings).mean(dim=0))
 
+    def scalars(self) -> list[Scalar]:
+        return []
+
     def root(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Normalised mean of all embeddings of both modalities, (num, dim) -> (dim,): a sphere has no origin."""
+        """Normalised mean of all embeddings of both modalities: a sphere has no origin.
+
+        inferred: that the mean is normalised; EuCLIP's code does not show it, and unnormalised it ranks too low.
+        """
         return self.mean(embeddings)
 
     def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
-        """Points of the straight path, normalised: (dim,) twice -> (num_points, dim), as a walk to the root needs."""
+        """Points of the straight path, normalised."""
         return unit(straight_path(start, end, num_points))
 
     def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
-        """Scaled cosine distance (1 - cos) / 2 in [0, 1]: (batch, dim), (dim,) -> (batch,), for histograms."""
-        return (1 - paired_inner_products(embeddings, point[None])) / 2
+        """The angle, in [0, pi]."""
+        return paired_angles(embeddings, point[None])

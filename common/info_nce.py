@@ -20,13 +20,14 @@ import torch
 import torch.nn.functional as F
 
 from common.distributed import gather_with_gradient, gather_without_gradient, rank, world_size
-from common.geometry import at_least_float32, full_precision
+from common.geometry import at_least_float32, both_ways, full_precision, one_matrix
 
 PairSimilarity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Directions = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class QueuedPairs(NamedTuple):
-    """Pairs of past steps, as constant candidates: row k of all three belongs to one pair.
+    """Pairs of past steps, as constant candidates until the backward pass: row k of all three belongs to one pair.
 
     image_embeddings, text_embeddings: (num_rows, ...), shaped like those of the step (`FeatureQueue.rows`).
     ids: (num_rows,) int64, negative = not known (`FeatureQueue.row_ids`).
@@ -122,6 +123,7 @@ def contrastive_loss(
     queue: QueuedPairs | None = None,
     distillation: Distillation | None = None,
     paired_similarity: PairSimilarity | None = None,
+    directions: Directions | None = None,
 ) -> torch.Tensor:
     """InfoNCE over the global batch; row k of either side is the partner of row k of the other.
 
@@ -145,6 +147,8 @@ def contrastive_loss(
         distillation: what the momentum model made of this process's pairs.
         paired_similarity: (a, ...), (a, ...) -> (a,), the diagonal of `similarity` to more digits, for partners; None =
             take the diagonal.
+        directions: (a, ...), (b, ...) -> (a, b) for the images' rows and (b, a) for the texts', where these are two
+            matrices (late interaction); each then keeps its own diagonal. None = `similarity` and its transpose.
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:
@@ -153,20 +157,33 @@ def contrastive_loss(
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
     own_columns = torch.arange(len(image_embeddings), device=image_embeddings.device) + rank() * len(image_embeddings)
 
+    compare = directions or (lambda images, texts: both_ways(similarity(images, texts)))
+
     def both_directions(images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         all_images, all_texts = gather_with_gradient(images), gather_with_gradient(texts)
-        if queue is not None:
-            all_images = torch.cat([all_images, queue.image_embeddings.detach()])
-            all_texts = torch.cat([all_texts, queue.text_embeddings.detach()])
         partners = None if paired_similarity is None else paired_similarity(images, texts)[:, None]
+        image_to_text, text_to_image = compare(images, all_texts)
+        symmetric = one_matrix(image_to_text, text_to_image)
 
         def logits(scores: torch.Tensor) -> torch.Tensor:
-            return logit_scale * (scores if partners is None else scores.scatter(1, own_columns[:, None], partners))
+            # partners are close pairs: their digits go over the diagonal; two matrices have a diagonal each
+            known = symmetric and partners is not None
+            return logit_scale * (scores.scatter(1, own_columns[:, None], partners) if known else scores)
 
-        image_to_text = logits(similarity(images, all_texts))
-        if world_size() == 1 and queue is None:
-            return image_to_text, image_to_text.T  # one matrix holds both directions
-        return image_to_text, logits(similarity(all_images, texts).T)
+        image_to_text = logits(image_to_text)
+        if world_size() == 1:  # the same pairs: one matrix is filled in and scaled once
+            text_to_image = image_to_text.T if symmetric else logits(text_to_image)
+        else:
+            text_to_image = logits(compare(all_images, texts)[1])
+        if queue is None:
+            return image_to_text, text_to_image
+        # compared on its own and put beside the batch: putting embeddings together would copy the queue
+        old_texts = compare(images, queue.text_embeddings.detach())[0]
+        old_images = compare(queue.image_embeddings.detach(), texts)[1]
+        return (
+            torch.cat([image_to_text, logit_scale * old_texts], dim=1),
+            torch.cat([text_to_image, logit_scale * old_images], dim=1),
+        )
 
     found = both_directions(image_embeddings, text_embeddings)
     targets = [own_columns, own_columns]

@@ -2,9 +2,9 @@
 
     s_i2t(I, T) = mean over image tokens k of max over words r of <u_k, w_r>
     s_t2i(I, T) = mean over words r of max over image tokens k of <u_k, w_r>
-(contrastive-basics spec Sec. 6; oblique spec Sec. 3). Two different matrices: the loss takes the first for its rows and
-the second for its columns, and retrieval ranks captions by the first and pictures by the second. With one token on
-either side both are the inner product. A block of pairs costs num_image_tokens * num_words times a cosine.
+(FILIP, Sec. 3.1). Two different matrices: the loss takes the first for its rows and the second for its columns, and
+retrieval ranks captions by the first and pictures by the second. With one token on either side both are the inner
+product. A block of pairs costs num_image_tokens * num_words times a cosine.
 
 Padding words are zero vectors, so that embeddings can be gathered, cached and stored like any others; they take part
 neither in a maximum nor in a mean. Where every text has the same number of tokens (padded = False) a zero vector is a
@@ -17,9 +17,8 @@ import torch
 from torch import nn
 
 from common.caption_lengths import parts_of_like_length
-from common.distributed import gather_with_gradient, rank, world_size
-from common.geometry import at_least_float32, full_precision, unit
-from common.info_nce import info_nce
+from common.geometry import Scalar, at_least_float32, full_precision, unit
+from common.info_nce import contrastive_loss
 
 MAX_PRODUCTS = 2**24  # token pairs that are held at once
 
@@ -58,13 +57,18 @@ def late_interaction(
 
 
 def _block(image_tokens: torch.Tensor, text_tokens: torch.Tensor, padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    real = (text_tokens != 0).any(dim=2) | (not padded)  # (texts, words)
+    real = _real(text_tokens, padded)
     with full_precision(image_tokens):
         images, texts = at_least_float32(image_tokens), at_least_float32(text_tokens)
         products = torch.einsum("ind,tmd->itnm", images, texts)
         best_word = products.masked_fill(~real[None, :, None, :], -torch.inf).amax(dim=3)  # (images, texts, tokens)
         best_token = products.amax(dim=2).masked_fill(~real, 0.0)  # (images, texts, words)
         return best_word.mean(dim=2), best_token.sum(dim=2) / real.sum(dim=1).clamp(min=1)
+
+
+def _real(text_tokens: torch.Tensor, padded: bool) -> torch.Tensor:
+    """(texts, words) bool: False for padding."""
+    return (text_tokens != 0).any(dim=2) | (not padded)
 
 
 class LateInteraction(nn.Module):
@@ -84,6 +88,7 @@ class LateInteraction(nn.Module):
     ) -> None:
         super().__init__()
         self.name, self.embed, self.padded = name, embed, padded
+        self.is_inner_product = False
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         return self.embed(image_features)
@@ -94,12 +99,18 @@ class LateInteraction(nn.Module):
     def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         return late_interaction(image_embeddings, text_embeddings, self.padded)[0]
 
-    def text_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        return late_interaction(image_embeddings, text_embeddings, self.padded)[1]
+    def directions(
+        self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """s_i2t, and s_t2i with a row for each text."""
+        image_to_text, text_to_image = late_interaction(image_embeddings, text_embeddings, self.padded)
+        return image_to_text, text_to_image.T
 
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        pairs = zip(image_embeddings.split(1), text_embeddings.split(1))
-        return torch.cat([self.similarity(image, text)[0] for image, text in pairs])
+        real = _real(text_embeddings, self.padded)
+        with full_precision(image_embeddings):
+            products = at_least_float32(image_embeddings) @ at_least_float32(text_embeddings).mT
+            return products.masked_fill(~real[:, None], -torch.inf).amax(dim=2).mean(dim=1)
 
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Tokens of unlike prompts do not correspond.
@@ -108,6 +119,9 @@ class LateInteraction(nn.Module):
             ValueError: always; scores can be averaged.
         """
         raise ValueError(f"{self.name} has no mean of embeddings; accepted: method.prompt_average = scores")
+
+    def scalars(self) -> list[Scalar]:
+        return []
 
 
 def late_interaction_loss(
@@ -123,9 +137,6 @@ def late_interaction_loss(
     Returns:
         Scalar in nats: this process's share, as in `contrastive_loss`.
     """
-    all_images, all_texts = gather_with_gradient(image_tokens), gather_with_gradient(text_tokens)
-    targets = torch.arange(len(image_tokens), device=image_tokens.device) + rank() * len(image_tokens)
-    image_to_text, text_to_image = late_interaction(image_tokens, all_texts, padded)
-    if world_size() > 1:  # with one process both matrices are of the same pairs
-        _, text_to_image = late_interaction(all_images, text_tokens, padded)
-    return (info_nce(logit_scale * image_to_text, targets) + info_nce(logit_scale * text_to_image.T, targets)) / 2
+    geometry = LateInteraction(padded=padded)
+    directions = geometry.directions
+    return contrastive_loss(image_tokens, text_tokens, geometry.similarity, logit_scale, directions=directions)

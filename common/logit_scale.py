@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from common.geometry import Scalar, clamp_scalars_
+
 
 class LogitScale(nn.Module):
     """exp of a learned scalar, with bounds on the multiplier itself.
@@ -45,15 +47,15 @@ class LogitScale(nn.Module):
 
     def forward(self) -> torch.Tensor:
         """The multiplier, a scalar tensor in [minimum, maximum]."""
-        return self.log_logit_scale.exp().sum()  # of one entry; no view, which FSDP2 warns about
+        return self.scalars()[0].value()
 
-    @torch.no_grad()
+    def scalars(self) -> list[Scalar]:
+        """Itself, as a geometry offers its own."""
+        return [Scalar("logit_scale", self.log_logit_scale, self.minimum, self.maximum, in_loss=True)]
+
     def clamp_(self) -> None:
         """Moves the parameter back into its bounds; call once after every optimiser step."""
-        low = None if self.minimum is None else math.log(self.minimum)
-        high = None if self.maximum is None else math.log(self.maximum)
-        if low is not None or high is not None:
-            self.log_logit_scale.clamp_(low, high)
+        clamp_scalars_(self.scalars())
 
 
 def check_bounds(method: Any) -> None:

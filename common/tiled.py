@@ -21,7 +21,7 @@ from torch import nn
 from torch.func import functional_call
 
 from common.distributed import gather_without_gradient, rank, whole, world_size
-from common.geometry import Geometry, at_least_float32, check_same_dim, full_precision
+from common.geometry import Geometry, at_least_float32, check_same_dim, full_precision, one_matrix
 from common.info_nce import Distillation, QueuedPairs, check_pairs, contrastive_loss
 
 TILE = 512  # rows and columns: on a CPU a tile stays in the cache; a GPU wants 4096 or more
@@ -38,7 +38,9 @@ def geometry_loss(
     tile: int = 0,
     bf16_product: bool = False,
 ) -> torch.Tensor:
-    """InfoNCE of a geometry as training calls it: `contrastive_loss` at once (tile 0) or in tiles of that many rows.
+    """InfoNCE of any geometry, as training calls it: `contrastive_loss` at once (tile 0) or in tiles of that many rows.
+
+    Where a geometry's directions are two matrices (late interaction), rows come from the first, columns the second.
 
     Raises:
         ValueError: as `tiled_contrastive_loss`; bf16_product without tiles.
@@ -56,6 +58,7 @@ def geometry_loss(
         queue,
         distillation,
         geometry.paired_similarity,
+        geometry.directions,
     )
 
 
@@ -85,15 +88,22 @@ def tiled_contrastive_loss(
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:
-        ValueError: a tile below 1, bf16_product for another geometry, shapes that do not fit.
+        ValueError: a tile below 1, bf16_product for another geometry, a geometry of two matrices, shapes that do not
+            fit.
     """
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
     if tile < 1:
         raise ValueError(f"tile = {tile}; accepted: at least 1")
-    if bf16_product and not getattr(geometry, "is_inner_product", False):
+    if bf16_product and not geometry.is_inner_product:
         raise ValueError(
             f"bf16_product (optim.loss_bf16_product) is for an inner product, as sphere and oblique are; got "
             f"{geometry.name}"
+        )
+    with torch.no_grad():
+        one_pair = geometry.directions(image_embeddings[:1], text_embeddings[:1])
+    if not one_matrix(*one_pair):
+        raise ValueError(
+            f"tile = {tile} (optim.loss_tile) with geometry {geometry.name}, which has two matrices; accepted: 0"
         )
     scalars = {name: whole(parameter) for name, parameter in geometry.named_parameters()}
     inputs = image_embeddings, text_embeddings, logit_scale, *scalars.values()
@@ -105,7 +115,7 @@ class _TiledContrastiveLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, walk, *inputs):
         ctx.walk = walk
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*inputs, *(walk.queue or ()))  # the backward walk reads the queue again
         return walk.forward()
 
     @staticmethod

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from common.base.settings import DataConfig, ModelConfig, OptimConfig, RunConfig, check_patches, setting
-from common.evaluation.zero_shot import PromptAverage
+from common.base.settings import DataConfig, ModelConfig, OptimConfig, PromptAverage, RunConfig, check_patches, setting
 from common.logit_scale import check_bounds
 
 

@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.base.settings import DataConfig, ModelConfig, OptimConfig, RunConfig, setting
-from common.evaluation.zero_shot import PromptAverage
+from common.base.settings import DataConfig, ModelConfig, OptimConfig, PromptAverage, RunConfig, setting
 from common.logit_scale import check_bounds
 
-Geometry = Literal["sphere", "elliptic", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared"]
+GeometryName = Literal["sphere", "elliptic", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared"]
 WITH_ENTAILMENT = ("euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")
 
 
@@ -31,7 +30,7 @@ class MethodConfig:
     Where the paper and its code differ both readings can be set; the defaults and why are in README.md.
     """
 
-    geometry: Geometry = "sphere"  # the sphere with the cosine is CLIP
+    geometry: GeometryName = "sphere"  # the sphere with the cosine is CLIP
     entailment_weight: float = setting(0.0, at_least=0.0)  # lambda
     min_radius: float | None = setting(None, at_least=0.0)  # K, in units of the (lifted) embeddings
     logit_scale_init: float = setting(1 / 0.07, above=0.0)  # beta; paper: 1 / 0.07, for squared distances 1 or exp(-1)

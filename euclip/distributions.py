@@ -1,4 +1,4 @@
-"""How far image and text embeddings lie from the origin and from their mean (papers/euclip.md, Sec. 13; Figures 2-8).
+"""How far image and text embeddings lie from the origin and from their mean (EuCLIP, Figures 2 to 8).
 
 python euclip/distributions.py --checkpoint outputs/runs/euclip/<run>/seed0 --output distances
 python euclip/distributions.py --checkpoint <folder> --output distances --pictures 50000 data.root=/data/flickr8k
@@ -28,14 +28,14 @@ from common.base.files import write_json
 from common.data.pairs import Pairs, open_training_pairs
 from common.data.scenes import SceneDataset
 from common.evaluation.embed import CaptionRule, Encoder, embed_pairs
-from common.geometry import Geometry
+from common.geometry import RootedGeometry
 from common.report.figures import Distributions, plot_distributions
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import this_device
 from common.run.folder import provenance_of
 from common.run.launch import run_or_explain
 from euclip.evaluate import load_encoder
-from euclip.traversal import generic_nearer, has_cones, mean_of_modalities, root_of
+from euclip.traversal import generic_nearer, mean_of_modalities, root_of
 
 NUM_PICTURES = 5000  # of the draw; the mean of so many is off by 1.4 % of the embeddings' spread
 OVERLAP_BINS = 50
@@ -128,17 +128,20 @@ class Distances:
 
 
 @torch.no_grad()
-def distances_from(geometry: Geometry, sample: Sample, point: torch.Tensor) -> Distances:
-    """Distances of all embeddings from a point, (dim,), as the geometry measures them."""
-    return Distances(*(geometry.distance_to(each, point).cpu() for each in (sample.images, sample.texts)))
+def distances_from(geometry: RootedGeometry, sample: Sample, point: torch.Tensor) -> Distances:
+    """Distances of all embeddings from a point, (dim,), in the measure of `DISTANCE`."""
+    distances = [geometry.distance_to(each, point).cpu() for each in (sample.images, sample.texts)]
+    if geometry.name == "sphere":  # the paper's figures show (1 - cos) / 2 of the angle
+        distances = [(angles / 2).sin().square() for angles in distances]
+    return Distances(*distances)
 
 
 @torch.no_grad()
-def reference_points(geometry: Geometry, sample: Sample) -> dict[str, torch.Tensor]:
+def reference_points(geometry: RootedGeometry, sample: Sample) -> dict[str, torch.Tensor]:
     """ "origin" where the geometry has one, and "mean": of all embeddings, both modalities weighing alike, (dim,)."""
     mean = mean_of_modalities(sample.images, sample.texts)
     root = root_of(geometry, sample.images, sample.texts)
-    return {"origin": root, "mean": mean} if has_cones(geometry) else {"mean": root}
+    return {"origin": root, "mean": mean} if geometry.has_cones else {"mean": root}
 
 
 def overlap(first: torch.Tensor, second: torch.Tensor, bins: int = OVERLAP_BINS) -> float:
@@ -190,7 +193,7 @@ def by_level(texts: torch.Tensor, sample: Sample) -> list[torch.Tensor]:
 
 
 def panels_of(
-    title: str, geometry: Geometry, sample: Sample, points: Mapping[str, torch.Tensor], levels: bool = False
+    title: str, geometry: RootedGeometry, sample: Sample, points: Mapping[str, torch.Tensor], levels: bool = False
 ) -> list[Distributions]:
     """One panel for each reference point, as `reference_points` gives them.
 
@@ -215,7 +218,7 @@ def panels_of(
     return panels
 
 
-def write_distances(geometry: Geometry, sample: Sample, folder: Path, **facts: Any) -> dict[str, Any]:
+def write_distances(geometry: RootedGeometry, sample: Sample, folder: Path, **facts: Any) -> dict[str, Any]:
     """Writes distances.json, distances.png and the histograms as CSV; returns what the JSON holds.
 
     Args:

@@ -1,4 +1,4 @@
-"""The geometries of EuCLIP as values that a model is given (papers/euclip.md, Sec. 2, 4, 5, 8, 11.2, 12, 13).
+"""The geometries of EuCLIP as values that a model is given (EuCLIP, Sec. 3 and Table 1; MERU).
 
     name                 embedding of features f        similarity    trainable scalars       root
     sphere               f / |f|                        cos           none                    normalised mean of all
@@ -16,9 +16,11 @@ import math
 import torch
 from torch import nn
 
-from common.distributed import whole
 from common.geometry import (
+    Scalar,
     at_least_float32,
+    both_ways,
+    clamp_scalars_,
     euclidean_distance,
     inner_product_similarity,
     paired_angles,
@@ -43,6 +45,8 @@ class Elliptic(nn.Module):
     """Unit sphere compared by minus the angle: the order of the cosine, another weighting (EuCLIP)."""
 
     name = "elliptic"
+    is_inner_product = False
+    has_cones = False
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         return unit(image_features)
@@ -54,6 +58,11 @@ class Elliptic(nn.Module):
         """Minus the angle in radians, in [-pi, 0]."""
         return -safe_sqrt(squared_arccos(inner_product_similarity(image_embeddings, text_embeddings)))
 
+    def directions(
+        self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return both_ways(self.similarity(image_embeddings, text_embeddings))
+
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         return -paired_angles(image_embeddings, text_embeddings)
 
@@ -61,19 +70,19 @@ class Elliptic(nn.Module):
         """Normalised mean, as on the sphere."""
         return unit(at_least_float32(embeddings).mean(dim=0))
 
-    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Normalised mean of all embeddings of both modalities, (num, dim) -> (dim,); the sphere has no origin.
+    def scalars(self) -> list[Scalar]:
+        return []
 
-        inferred: that the mean is normalised; the paper's code does not show it, and unnormalised it ranks too low.
-        """
+    def root(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Normalised mean of all embeddings, as on the sphere of the cosine."""
         return self.mean(embeddings)
 
     def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
-        """Points of the straight path, normalised: (dim,) twice -> (num_points, dim)."""
+        """Points of the straight path, normalised."""
         return unit(straight_path(start, end, num_points))
 
     def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
-        """Angle in radians: (batch, dim), (dim,) -> (batch,)."""
+        """The angle, in [0, pi]."""
         return paired_angles(embeddings, point[None])
 
 
@@ -83,6 +92,9 @@ class Euclidean(nn.Module):
     Args:
         squared: True is EuCLIP itself: -d^2 is a linear classifier with a norm-dependent bias.
     """
+
+    is_inner_product = False
+    has_cones = True
 
     def __init__(self, squared: bool) -> None:
         super().__init__()
@@ -100,6 +112,11 @@ class Euclidean(nn.Module):
         distance = squared_distances if self.squared else euclidean_distance
         return -distance(image_embeddings, text_embeddings)
 
+    def directions(
+        self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return both_ways(self.similarity(image_embeddings, text_embeddings))
+
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         distance = paired_squared_distances if self.squared else paired_euclidean_distance
         return -distance(image_embeddings, text_embeddings)
@@ -108,19 +125,22 @@ class Euclidean(nn.Module):
         """Plain mean: normalising it would destroy the norms that this geometry uses."""
         return at_least_float32(embeddings).mean(dim=0)
 
+    def scalars(self) -> list[Scalar]:
+        return []
+
     def root(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """The origin, whatever the embeddings: (num, dim) -> (dim,)."""
+        """The origin, whatever the embeddings."""
         return torch.zeros_like(embeddings[0])
 
     def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
-        """Points of the straight path: (dim,) twice -> (num_points, dim)."""
+        """Points of the straight path."""
         return straight_path(start, end, num_points)
 
     def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
-        """Distance, not squared even where the similarity is: (batch, dim), (dim,) -> (batch,)."""
+        """|x - y|, not squared even where the similarity is."""
         return paired_euclidean_distance(embeddings, point[None])
 
-    def entailment_residual(self, texts: torch.Tensor, images: torch.Tensor, min_radius: float) -> torch.Tensor:
+    def entailment_residual(self, *, images: torch.Tensor, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
         """Radians by which images miss the cones of their texts; see euclidean_entailment_residual."""
         return euclidean_entailment_residual(texts, images, min_radius)
 
@@ -134,13 +154,16 @@ class Hyperbolic(nn.Module):
     Args:
         dim: of the features; both scales start at 1/sqrt(dim).
         squared: compare by the squared distance.
-        curvature_init, curvature_min, curvature_max: of c; moved back into the bounds after each step (`clamp_`), so
-            that a curvature at its bound keeps its gradient (MERU's code).
-        absorbing_bounds: True clamps c in the forward pass instead, as EuCLIP's code does: beyond a bound its gradient
-            is 0 and it never comes back.
+        curvature_init, curvature_min, curvature_max: of c; moved back into the bounds after each step, so that a
+            curvature at its bound keeps its gradient (MERU's code).
+        absorbing_bounds: True clamps c in the forward pass instead, as EuCLIP's code does (`Scalar.absorbing`).
+        embedding_scale_max: of both scales; None = none (EuCLIP's code), 1 = MERU's.
     Raises:
         ValueError: unless 0 < curvature_min <= curvature_init <= curvature_max.
     """
+
+    is_inner_product = False
+    has_cones = True
 
     def __init__(
         self,
@@ -150,6 +173,7 @@ class Hyperbolic(nn.Module):
         curvature_min: float = 0.1,
         curvature_max: float = 10.0,
         absorbing_bounds: bool = False,
+        embedding_scale_max: float | None = None,
     ) -> None:
         super().__init__()
         if not 0 < curvature_min <= curvature_init <= curvature_max:
@@ -160,7 +184,7 @@ class Hyperbolic(nn.Module):
         self.squared = squared
         self.name = "hyperbolic_squared" if squared else "hyperbolic"
         self.curvature_min, self.curvature_max = curvature_min, curvature_max
-        self.absorbing_bounds = absorbing_bounds
+        self.absorbing_bounds, self.embedding_scale_max = absorbing_bounds, embedding_scale_max
         # one entry each, not none: FSDP2 refuses parameters without a dimension
         self.log_curvature = nn.Parameter(torch.tensor([math.log(curvature_init)]))
         self.log_image_scale = nn.Parameter(torch.tensor([-0.5 * math.log(dim)]))
@@ -168,8 +192,11 @@ class Hyperbolic(nn.Module):
 
     def curvature(self) -> torch.Tensor:
         """c, a scalar tensor."""
-        curvature = whole(self.log_curvature).exp().sum()
-        return curvature.clamp(self.curvature_min, self.curvature_max) if self.absorbing_bounds else curvature
+        return self._curvature().value()
+
+    def _curvature(self) -> Scalar:
+        bounds = (self.curvature_min, self.curvature_max)
+        return Scalar("curvature", self.log_curvature, *bounds, in_loss=True, absorbing=self.absorbing_bounds)
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         return self.log_image_scale.exp() * at_least_float32(image_features)
@@ -182,6 +209,11 @@ class Hyperbolic(nn.Module):
         distance = squared_lorentz_distance if self.squared else lorentz_distance
         return -distance(image_embeddings, text_embeddings, self.curvature())
 
+    def directions(
+        self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return both_ways(self.similarity(image_embeddings, text_embeddings))
+
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         distance = paired_squared_lorentz_distance if self.squared else paired_lorentz_distance
         return -distance(image_embeddings, text_embeddings, self.curvature())
@@ -190,24 +222,29 @@ class Hyperbolic(nn.Module):
         """Mean of the tangent vectors; the exponential map comes after it, inside the similarity."""
         return at_least_float32(embeddings).mean(dim=0)
 
+    def scalars(self) -> list[Scalar]:
+        return [
+            self._curvature(),
+            Scalar("image_scale", self.log_image_scale, maximum=self.embedding_scale_max),
+            Scalar("text_scale", self.log_text_scale, maximum=self.embedding_scale_max),
+        ]
+
     def root(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """The origin, whose tangent vector is zero, whatever the embeddings: (num, dim) -> (dim,)."""
+        """The origin, whose tangent vector is zero, whatever the embeddings."""
         return torch.zeros_like(embeddings[0])
 
     def interpolate(self, start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:
-        """Tangent vectors on the straight path, lifted inside the similarity: (dim,) twice -> (num_points, dim)."""
+        """Tangent vectors on the straight path, lifted inside the similarity."""
         return straight_path(start, end, num_points)
 
     def distance_to(self, embeddings: torch.Tensor, point: torch.Tensor) -> torch.Tensor:
-        """d_L, not squared even where the similarity is: (batch, dim), (dim,) -> (batch,). From the root it is |u|."""
+        """d_L, not squared even where the similarity is. From the root it is |u|, whatever the curvature."""
         return paired_lorentz_distance(embeddings, point[None], self.curvature())
 
-    def entailment_residual(self, texts: torch.Tensor, images: torch.Tensor, min_radius: float) -> torch.Tensor:
+    def entailment_residual(self, *, images: torch.Tensor, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
         """Radians by which images miss the cones of their texts; see lorentz_entailment_residual."""
         return lorentz_entailment_residual(texts, images, min_radius, self.curvature())
 
-    @torch.no_grad()
     def clamp_(self) -> None:
-        """Moves the curvature back into its bounds; call once after every optimiser step."""
-        if not self.absorbing_bounds:
-            self.log_curvature.clamp_(math.log(self.curvature_min), math.log(self.curvature_max))
+        """Moves the scalars back into their bounds; call once after every optimiser step."""
+        clamp_scalars_(self.scalars())

@@ -1,9 +1,10 @@
-"""The Lorentz model of hyperbolic space, as in MERU and EuCLIP (papers/euclip.md, Sec. 5).
+"""The Lorentz model of hyperbolic space (MERU, Sec. 3; EuCLIP, Sec. 3.1).
 
 Conventions, fixed here:
     curvature         c > 0, a scalar tensor; the space has sectional curvature -c and lies on <x, x>_L = -1/c
     tangent vectors   u, v at the origin O, (batch, dim); what hyperbolic models embed to, cache and average
     points            exp_O(u), their space components only, (batch, dim); the time component is sqrt(1/c + |x|^2)
+    arguments         `tangents` or `points`, whichever a function takes: the two cannot be told apart by shape
     radius            r = sqrt(c) |u|, the distance of a point from the origin in units of 1/sqrt(c)
 
 The paper's distance is arccosh(-c <x, y>_L) / sqrt(c). It subtracts cosh(r) cosh(s) and sinh(r) sinh(s) cos(theta),
@@ -25,56 +26,56 @@ from common.geometry import at_least_float32, check_same_dim, full_precision, no
 MAX_RADIUS = 40.0
 
 
-def exp_map0(tangent: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def exp_map0(tangents: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
     """Exponential map at the origin: sinh(r) / r * u.
 
     Args:
-        tangent: (..., dim).
+        tangents: (..., dim).
         curvature: scalar tensor c > 0.
     Returns:
         (..., dim), space components of the point; the zero vector gives the origin.
     """
-    tangent, curvature = at_least_float32(tangent), at_least_float32(curvature)
-    tangent = shorten(tangent, curvature)
-    return sinh_over(curvature.sqrt() * norm(tangent))[..., None] * tangent
+    tangents, curvature = at_least_float32(tangents), at_least_float32(curvature)
+    tangents = shorten(tangents, curvature)
+    return sinh_over(curvature.sqrt() * norm(tangents))[..., None] * tangents
 
 
-def log_map0(point: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def log_map0(points: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
     """Inverse of exp_map0: asinh(q) / q * x with q = sqrt(c) |x|.
 
     Args:
-        point: (..., dim), space components.
+        points: (..., dim), space components.
         curvature: scalar tensor c > 0.
     Returns:
         (..., dim), the tangent vector at the origin; the origin gives the zero vector.
     """
-    point, curvature = at_least_float32(point), at_least_float32(curvature)
-    sinh_radius = curvature.sqrt() * norm(point)
+    points, curvature = at_least_float32(points), at_least_float32(curvature)
+    sinh_radius = curvature.sqrt() * norm(points)
     near = sinh_radius < 1.0e-3
     far = torch.where(near, 1.0, sinh_radius)
-    return torch.where(near, 1 - sinh_radius.square() / 6, torch.asinh(far) / far)[..., None] * point
+    return torch.where(near, 1 - sinh_radius.square() / 6, torch.asinh(far) / far)[..., None] * points
 
 
-def time_component(point: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def time_component(points: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
     """sqrt(1/c + |x|^2) of points: (..., dim) -> (...,)."""
-    return (1 / at_least_float32(curvature) + at_least_float32(point).square().sum(dim=-1)).sqrt()
+    return (1 / at_least_float32(curvature) + at_least_float32(points).square().sum(dim=-1)).sqrt()
 
 
-def lorentz_inner(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def lorentz_inner(points: torch.Tensor, other_points: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
     """Lorentz inner products <x, y>_L of all pairs of points, at most -1/c: (a, dim), (b, dim) -> (a, b)."""
-    check_same_dim(first, second)
-    with full_precision(first):
-        first, second = at_least_float32(first), at_least_float32(second)
-        times = time_component(first, curvature)[:, None] * time_component(second, curvature)[None, :]
-        return first @ second.T - times
+    check_same_dim(points, other_points)
+    with full_precision(points):
+        points, other_points = at_least_float32(points), at_least_float32(other_points)
+        times = time_component(points, curvature)[:, None] * time_component(other_points, curvature)[None, :]
+        return points @ other_points.T - times
 
 
-def lorentz_distance(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def lorentz_distance(tangents: torch.Tensor, other_tangents: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
     """Geodesic distances of all pairs of points that are given by their tangent vectors.
 
     Args:
-        first: (a, dim), tangent vectors at the origin.
-        second: (b, dim), likewise.
+        tangents: (a, dim), tangent vectors at the origin.
+        other_tangents: (b, dim), likewise.
         curvature: scalar tensor c > 0.
     Returns:
         (a, b), >= 0, float32 or better; smaller is closer. The gradient is finite, and 0 for pairs at distance 0 and
@@ -82,48 +83,60 @@ def lorentz_distance(first: torch.Tensor, second: torch.Tensor, curvature: torch
     Raises:
         ValueError: if the two dims differ; the message gives both shapes.
     """
-    return _distance(_squared_half_chord(first, second, curvature), curvature)
+    return _distance(_squared_half_chord(tangents, other_tangents, curvature), curvature)
 
 
-def squared_lorentz_distance(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def squared_lorentz_distance(
+    tangents: torch.Tensor, other_tangents: torch.Tensor, curvature: torch.Tensor
+) -> torch.Tensor:
     """Square of lorentz_distance, smooth where pairs coincide: (a, dim), (b, dim) -> (a, b)."""
-    return _squared_distance(_squared_half_chord(first, second, curvature), curvature)
+    return _squared_distance(_squared_half_chord(tangents, other_tangents, curvature), curvature)
 
 
-def paired_lorentz_distance(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def paired_lorentz_distance(
+    tangents: torch.Tensor, other_tangents: torch.Tensor, curvature: torch.Tensor
+) -> torch.Tensor:
     """The diagonal of lorentz_distance, from differences, to full accuracy: (batch, dim) twice -> (batch,)."""
-    return _distance(_paired_squared_half_chord(first, second, curvature), curvature)
+    return _distance(_paired_squared_half_chord(tangents, other_tangents, curvature), curvature)
 
 
-def paired_squared_lorentz_distance(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def paired_squared_lorentz_distance(
+    tangents: torch.Tensor, other_tangents: torch.Tensor, curvature: torch.Tensor
+) -> torch.Tensor:
     """Square of paired_lorentz_distance: (batch, dim) twice -> (batch,)."""
-    return _squared_distance(_paired_squared_half_chord(first, second, curvature), curvature)
+    return _squared_distance(_paired_squared_half_chord(tangents, other_tangents, curvature), curvature)
 
 
-def _squared_half_chord(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def _squared_half_chord(tangents: torch.Tensor, other_tangents: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
     """sinh^2(sqrt(c) d / 2) of all pairs, by the law of haversines and one matrix product."""
-    check_same_dim(first, second)
-    with full_precision(first):
-        first, second, curvature = (at_least_float32(tensor) for tensor in (first, second, curvature))
-        first, second = shorten(first, curvature), shorten(second, curvature)
-        norms, other_norms = norm(first), norm(second)
+    check_same_dim(tangents, other_tangents)
+    with full_precision(tangents):
+        tangents, other_tangents, curvature = (
+            at_least_float32(tensor) for tensor in (tangents, other_tangents, curvature)
+        )
+        tangents, other_tangents = shorten(tangents, curvature), shorten(other_tangents, curvature)
+        norms, other_norms = norm(tangents), norm(other_tangents)
         radii, other_radii = curvature.sqrt() * norms, curvature.sqrt() * other_norms
         # |u||v| (1 - cos(theta)); no gradient from 0, where sinh(r) sinh(s) would multiply its rounding errors
-        versines = torch.relu(norms[:, None] * other_norms[None, :] - first @ second.T)
+        versines = torch.relu(norms[:, None] * other_norms[None, :] - tangents @ other_tangents.T)
         weights = curvature * sinh_over(radii)[:, None] * sinh_over(other_radii)[None, :]
         return torch.sinh((radii[:, None] - other_radii[None, :]) / 2).square() + weights * versines / 2
 
 
-def _paired_squared_half_chord(first: torch.Tensor, second: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def _paired_squared_half_chord(
+    tangents: torch.Tensor, other_tangents: torch.Tensor, curvature: torch.Tensor
+) -> torch.Tensor:
     """The same for matched pairs, without loss of digits where they are close."""
-    check_same_dim(first, second)
-    with full_precision(first):
-        first, second, curvature = (at_least_float32(tensor) for tensor in (first, second, curvature))
-        first, second = shorten(first, curvature), shorten(second, curvature)
-        radii, other_radii = curvature.sqrt() * norm(first), curvature.sqrt() * norm(second)
+    check_same_dim(tangents, other_tangents)
+    with full_precision(tangents):
+        tangents, other_tangents, curvature = (
+            at_least_float32(tensor) for tensor in (tangents, other_tangents, curvature)
+        )
+        tangents, other_tangents = shorten(tangents, curvature), shorten(other_tangents, curvature)
+        radii, other_radii = curvature.sqrt() * norm(tangents), curvature.sqrt() * norm(other_tangents)
         weights = curvature * (sinh_over(radii) * sinh_over(other_radii))
-        radial = curvature.sqrt() * norm_difference(first, second)
-        return torch.sinh(radial / 2).square() + weights * versine(first, second) / 2
+        radial = curvature.sqrt() * norm_difference(tangents, other_tangents)
+        return torch.sinh(radial / 2).square() + weights * versine(tangents, other_tangents) / 2
 
 
 def _distance(squared_half_chord: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
@@ -139,10 +152,10 @@ def _squared_distance(squared_half_chord: torch.Tensor, curvature: torch.Tensor)
     return 4 / at_least_float32(curvature) * torch.where(near, series, far)
 
 
-def shorten(tangent: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def shorten(tangents: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
     """Tangent vectors of a radius above MAX_RADIUS cut to it, all others exactly as they are: (..., dim) -> same."""
     longest = MAX_RADIUS / curvature.sqrt()
-    return (longest / torch.maximum(norm(tangent), longest))[..., None] * tangent
+    return (longest / torch.maximum(norm(tangents), longest))[..., None] * tangents
 
 
 def sinh_over(radius: torch.Tensor) -> torch.Tensor:

@@ -7,19 +7,22 @@ What differs from plain CLIP:
     4. an entailment loss wants each image in the cone behind its text (entailment.py, added in train.py).
 """
 
-import math
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
-from common.data.tokenizer import Tokenizer
-from common.distributed import whole
 from common.encoders.from_config import causal_text_transformer, vision_transformer
 from common.encoders.two_towers import TwoTowers
 from common.geometry import Geometry, Sphere
 from common.logit_scale import LogitScale
-from euclip.config import Config, MethodConfig
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
+
+if TYPE_CHECKING:
+    from common.data.tokenizer import Tokenizer
+    from euclip.config import Config, MethodConfig
 
 
 def build_geometry(method: MethodConfig, dim: int) -> Geometry:
@@ -36,6 +39,7 @@ def build_geometry(method: MethodConfig, dim: int) -> Geometry:
         curvature_min=method.curvature_min,
         curvature_max=method.curvature_max,
         absorbing_bounds=method.absorbing_curvature_bounds,
+        embedding_scale_max=method.embedding_scale_max,
     )
     geometries = {
         "sphere": Sphere,
@@ -61,60 +65,15 @@ def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
     return TwoTowers(image_tower, text_tower, geometry, LogitScale.from_config(config.method))
 
 
-def trained_scalars(model: TwoTowers) -> dict[str, float]:
-    """Beta, and where the geometry has them c and both alphas, as they act: after the exponential."""
-    geometry, values = model.geometry, {"logit_scale": model.logit_scale().item()}
-    if isinstance(geometry, Hyperbolic):
-        values["curvature"] = geometry.curvature().item()
-        values["image_scale"] = whole(geometry.log_image_scale).exp().item()
-        values["text_scale"] = whole(geometry.log_text_scale).exp().item()
-    return values
-
-
 @torch.no_grad()
 def multiply_scalar_gradients_(model: TwoTowers, factor: float) -> None:
-    """Multiplies the gradients of beta and c (spec Sec. 6); call between backward and clipping.
+    """Multiplies the gradients of beta and c, which act in the loss; call between backward and clipping.
 
     The authors' accumulation differentiates these two anew in each of its parts and does not divide: over two parts
     their gradients are twice those of the batch. Adam hides most of it.
     """
     if factor == 1:
         return
-    parameters = [model.logit_scale.log_logit_scale]
-    if isinstance(model.geometry, Hyperbolic):
-        parameters.append(model.geometry.log_curvature)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad *= factor
-
-
-@torch.no_grad()
-def clamp_scalars_(model: TwoTowers, embedding_scale_max: float | None) -> int:
-    """Moves the trainable scalars back into their bounds; call once after every optimiser step.
-
-    In place and after the step: a clamp in the forward pass would have no gradient beyond the bound and hold the scalar
-    there (`absorbing_curvature_bounds` does that for c, on purpose).
-
-    Args:
-        model: of the row.
-        embedding_scale_max: of both alphas; None = none.
-    Returns:
-        How many scalars the step had carried out of their bounds.
-    """
-    parameters = [model.logit_scale.log_logit_scale]
-    if isinstance(model.geometry, Hyperbolic):
-        scales = [model.geometry.log_image_scale, model.geometry.log_text_scale]
-        parameters += [model.geometry.log_curvature, *scales]
-    before = torch.cat([whole(parameter).detach().clone() for parameter in parameters])
-    model.logit_scale.clamp_()
-    hits = 0
-    if isinstance(model.geometry, Hyperbolic):
-        model.geometry.clamp_()
-        if embedding_scale_max is not None:
-            for scale in scales:
-                scale.clamp_(max=math.log(embedding_scale_max))
-        if model.geometry.absorbing_bounds:  # acts in the forward pass; the parameter stays outside
-            outside = whole(model.geometry.log_curvature).exp() != model.geometry.curvature()
-            hits += int(outside.sum())
-    after = torch.cat([whole(parameter).detach() for parameter in parameters])
-    return hits + int((after != before).sum())
+    for scalar in model.scalars():
+        if scalar.in_loss and scalar.logarithm.grad is not None:
+            scalar.logarithm.grad *= factor

@@ -40,27 +40,26 @@ from common.encoders.weights import (
     read_weights,
 )
 from common.evaluation.embed import Encoder
-from common.geometry import Sphere
+from common.geometry import Sphere, clamp_scalars_
 from common.logit_scale import LogitScale
 from common.run.evaluation import answer_of_published, check_layout, published_encoder, this_device
 from common.run.launch import run_or_explain
-from euclip.config import Config, Geometry, MethodConfig
+from euclip.config import Config, GeometryName, MethodConfig
 from euclip.evaluate import PAPER
-from euclip.geometry import Hyperbolic
 from euclip.model import build_geometry
 from euclip.suite import evaluate_suite
 
 LAYOUTS = ("transformers", "open_clip", "meru")
 SCALARS = {  # ours -> EuCLIP's fork of open_clip, MERU
-    "log_curvature": ("curvature", "curv"),
-    "log_image_scale": ("alpha_img", "visual_alpha"),
-    "log_text_scale": ("alpha_txt", "textual_alpha"),
+    "curvature": ("curvature", "curv"),
+    "image_scale": ("alpha_img", "visual_alpha"),
+    "text_scale": ("alpha_txt", "textual_alpha"),
 }
 _LOGIT_SCALES = ("logit_scale", "eu_logit_scale", "hyper_logit_scale")  # the fork's names
 
 
 def euclip_from_open_clip(
-    state: Mapping[str, torch.Tensor], geometry: Geometry, activation: Activation = "gelu", source: str = "state"
+    state: Mapping[str, torch.Tensor], geometry: GeometryName, activation: Activation = "gelu", source: str = "state"
 ) -> TwoTowers:
     """A model of EuCLIP's fork of open_clip, or open_clip's own CLIP.
 
@@ -141,19 +140,18 @@ def _scalars_of(state: dict[str, torch.Tensor], layout: int) -> dict[str, torch.
     return {ours: state.pop(theirs) for ours, theirs in names.items() if theirs in state}
 
 
-def _with_geometry(clip: TwoTowers, name: Geometry, scalars: Mapping[str, torch.Tensor], source: str) -> TwoTowers:
+def _with_geometry(clip: TwoTowers, name: GeometryName, scalars: Mapping[str, torch.Tensor], source: str) -> TwoTowers:
     """The same towers and logit scale with another geometry, whose scalars are filled."""
     geometry = build_geometry(MethodConfig(geometry=name), clip.image_tower.projection_dim)
-    wanted = set(SCALARS) if isinstance(geometry, Hyperbolic) else set()
-    if set(scalars) != wanted:
+    wanted = {scalar.name: scalar.logarithm for scalar in geometry.scalars()}
+    if set(scalars) != set(wanted):
         raise WeightsError(
             f"{source} has the scalars {sorted(scalars) or 'none'}, geometry {name} has {sorted(wanted) or 'none'}"
         )
     with torch.no_grad():
         for ours, value in scalars.items():
-            getattr(geometry, ours).fill_(value.item())
-        if wanted:
-            geometry.clamp_()  # the fork keeps a curvature beyond its bounds and clamps it in the forward pass
+            wanted[ours].fill_(value.item())
+    clamp_scalars_(geometry.scalars())  # the fork keeps a curvature beyond its bounds and clamps it in the forward pass
     return TwoTowers(clip.image_tower, clip.text_tower, geometry, clip.logit_scale).eval()
 
 
@@ -203,7 +201,7 @@ def _meru_entries(image_layers: int, text_layers: int) -> list[Entry]:
 def open_published(
     checkpoint: str,
     layout: str,
-    geometry: Geometry,
+    geometry: GeometryName,
     activation: Activation | None,
     config: Config,
     device: torch.device,

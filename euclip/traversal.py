@@ -1,4 +1,4 @@
-"""Walks from an image embedding to the root of its space, and the captions met on the way (papers/euclip.md, Sec. 12).
+"""Walks from an image embedding to the root of its space, and the captions met on the way (EuCLIP, Tables 2, 3, 6, 7).
 
     walk      points from the image embedding to the root, equally spaced, both ends included
     filter    where K is given: only captions in whose entailment cone the point lies; the root is always allowed
@@ -16,15 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from common.geometry import Geometry, at_least_float32
+from common.geometry import RootedGeometry, at_least_float32
 
 NUM_POINTS = 50  # both ends included
 ROOT = "[ROOT]"
-
-
-def has_cones(geometry: Geometry) -> bool:
-    """Whether a geometry has entailment cones, and with them the origin as its root."""
-    return hasattr(geometry, "entailment_residual")
 
 
 def mean_of_modalities(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
@@ -38,11 +33,12 @@ def mean_of_modalities(images: torch.Tensor, texts: torch.Tensor) -> torch.Tenso
     return (at_least_float32(images).mean(dim=0) + at_least_float32(texts).mean(dim=0)) / 2
 
 
-def root_of(geometry: Geometry, images: torch.Tensor, texts: torch.Tensor, normalised: bool = True) -> torch.Tensor:
+def root_of(
+    geometry: RootedGeometry, images: torch.Tensor, texts: torch.Tensor, normalised: bool = True
+) -> torch.Tensor:
     """The root: the origin where there are cones, else the mean of image and text embeddings.
 
     Args:
-        geometry: has `root`.
         images, texts: (num, dim) embeddings of training pairs; with cones only dim and dtype matter.
         normalised: False leaves the mean as it is, inside the sphere. inferred: the authors' script shows only that
             the embeddings are normalised first; a root shorter than 1 loses against captions under the cosine.
@@ -50,10 +46,10 @@ def root_of(geometry: Geometry, images: torch.Tensor, texts: torch.Tensor, norma
         (dim,).
     """
     mean = mean_of_modalities(images, texts)
-    return geometry.root(mean[None]) if normalised or has_cones(geometry) else mean
+    return geometry.root(mean[None]) if normalised or geometry.has_cones else mean
 
 
-def entailed(geometry: Geometry, points: torch.Tensor, captions: torch.Tensor, min_radius: float) -> torch.Tensor:
+def entailed(geometry: RootedGeometry, points: torch.Tensor, captions: torch.Tensor, min_radius: float) -> torch.Tensor:
     """Which points lie in the cones of which captions, apex and border included.
 
     Args:
@@ -67,7 +63,7 @@ def entailed(geometry: Geometry, points: torch.Tensor, captions: torch.Tensor, m
         ValueError: a geometry without cones, K < 0, or embeddings that are not finite (in the authors' script a caption
             whose angle is not a number passes).
     """
-    if not has_cones(geometry):
+    if not geometry.has_cones:
         raise ValueError(
             f"geometry {geometry.name!r} has no entailment cones: min_radius = {min_radius}; accepted: none"
         )
@@ -76,13 +72,13 @@ def entailed(geometry: Geometry, points: torch.Tensor, captions: torch.Tensor, m
     if not (points.isfinite().all() and captions.isfinite().all()):
         raise ValueError("points and captions of the entailment filter must be finite")
     # one point after the other: all pairs at once would hold num_points * num_captions * dim numbers several times
-    residuals = torch.stack([geometry.entailment_residual(captions, point[None], min_radius) for point in points])
-    return residuals <= 0
+    pairs = ({"images": point[None], "texts": captions} for point in points)
+    return torch.stack([geometry.entailment_residual(**each, min_radius=min_radius) for each in pairs]) <= 0
 
 
 @torch.no_grad()
 def nearest_on_walk(
-    geometry: Geometry,
+    geometry: RootedGeometry,
     image: torch.Tensor,
     captions: torch.Tensor,
     root: torch.Tensor,

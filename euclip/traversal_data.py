@@ -17,7 +17,7 @@ from common.data.shards import ShardDataset
 from common.data.text_files import read_text
 from common.evaluation.embed import Encoder
 from euclip.distributions import training_sample
-from euclip.traversal import NUM_POINTS, Hierarchy, has_cones, nearest_on_walk, root_of, walk_scores
+from euclip.traversal import NUM_POINTS, Hierarchy, nearest_on_walk, root_of, walk_scores
 
 # Captions that a walk to the root can meet: from a file, from scenes, from chains of captions, or our own for photos.
 # A pool knows each caption by its tag, which is reported, and its text, which is encoded. Nouns and adjectives go into
@@ -304,7 +304,7 @@ def model_root(
         normalised: see `root_of`.
     """
     geometry = encoder.model.geometry
-    if has_cones(geometry):
+    if geometry.has_cones:
         return root_of(geometry, captions, captions), "the origin"
     sample = training_sample(encoder, config)
     what = f"{'normalised ' if normalised else ''}mean of image and text embeddings of {sample.name}"

@@ -32,14 +32,14 @@ from PIL import Image
 from common.base.files import write_atomically
 from common.encoders.transformer import Activation
 from common.evaluation.embed import Encoder
-from common.geometry import Geometry
+from common.geometry import RootedGeometry
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import this_device
 from common.run.folder import provenance_of
 from common.run.launch import run_or_explain
 from euclip.evaluate import PAPER, load_encoder
 from euclip.published import LAYOUTS, open_published, published_config
-from euclip.traversal import NUM_POINTS, ROOT, SCORES, generic_nearer, has_cones, mean_score, met, stays
+from euclip.traversal import NUM_POINTS, ROOT, SCORES, generic_nearer, mean_score, met, stays
 from euclip.traversal_data import (
     NOUN_PROMPT,
     NUM_WALKS,
@@ -92,9 +92,9 @@ def _check(given: argparse.Namespace) -> None:
         raise ValueError("--activation goes with --layout; a checkpoint of ours knows its own")
 
 
-def _check_root(given: argparse.Namespace, geometry: Geometry) -> None:
+def _check_root(given: argparse.Namespace, geometry: RootedGeometry) -> None:
     """Refuses what the geometry's root has no use for, and training pairs that nobody named."""
-    if has_cones(geometry):
+    if geometry.has_cones:
         if given.plain_mean:
             raise ValueError(f"--plain-mean: the root of geometry {geometry.name!r} is the origin")
         return

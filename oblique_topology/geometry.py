@@ -1,16 +1,16 @@
-"""The topologies of the oblique paper as values that a model is given (Table 1; papers/oblique_topology.md, Sec. 3).
+"""The topologies of the oblique paper as values that a model is given (oblique, submission, Sec. 3.1, Table 1).
 
-    name                embedding of features f     similarity                            range
-    sphere              f / |f|                     cos                                   [-1, 1]
-    oblique             m unit vectors              sum over the m spheres of cos         [-m, m]
-    oblique_geodesic    m unit vectors              -sqrt(sum over them of angle^2)       [-pi sqrt(m), 0]
-    euclidean           f, not normalised           -|x - y|, not squared                 (-inf, 0]
-    max_average         m unit vectors              mean over own of max over others' cos [-1, 1]
+    name               class             embedding of f    similarity                              range
+    sphere             Sphere            f / |f|           cos                                     [-1, 1]
+    oblique            Oblique           m unit vectors    sum over the m spheres of cos           [-m, m]
+    oblique_geodesic   ObliqueGeodesic   m unit vectors    -sqrt(sum over them of angle^2)         [-pi sqrt(m), 0]
+    euclidean          L2                f as it is        -|x - y|, not squared                   (-inf, 0]
+    max_average        LateInteraction   m unit vectors    mean over own of max over others' cos   [-1, 1]
 
-with m the number of spheres. The sphere is in common/geometry.py. None has a trainable scalar. The paper combines the
-prompts of a class by averaging their scores, not their embeddings; `mean` is for everything else. The last is FILIP's,
-which the paper mentions as another non-metric on a product of spheres and does not run: it has one matrix for pictures
-that look for captions and another for captions that look for pictures (common/late_interaction.py).
+with m the number of spheres. The first two are in common/geometry.py and common/oblique.py, the last in
+common/late_interaction.py. None has a trainable scalar. The paper combines the prompts of a class by averaging their
+scores, not their embeddings; `mean` is for everything else. The last is FILIP's, which the paper mentions as another
+non-metric on a product of spheres and does not run.
 """
 
 from functools import partial
@@ -18,33 +18,32 @@ from functools import partial
 import torch
 from torch import nn
 
-from common.geometry import at_least_float32, euclidean_distance, paired_euclidean_distance, unit
-from common.late_interaction import LateInteraction
-from oblique_topology.oblique import (
-    oblique_geodesic_distance,
-    oblique_similarity,
-    paired_oblique_geodesic_distance,
-    paired_oblique_similarity,
-    to_spheres,
+from common.geometry import (
+    Scalar,
+    at_least_float32,
+    both_ways,
+    euclidean_distance,
+    paired_euclidean_distance,
+    unit,
 )
+from common.late_interaction import LateInteraction
+from common.oblique import to_spheres
+from oblique_topology.oblique import oblique_geodesic_distance, paired_oblique_geodesic_distance
 
 
-class Oblique(nn.Module):
-    """A product of spheres, compared by the summed inner product, the paper's proposal, or by the geodesic distance.
-
-    Features of one class token, (batch, dim), are cut into spheres; those of several class tokens, (batch, num_tokens,
-    sphere_dim), give one sphere each.
+class ObliqueGeodesic(nn.Module):
+    """A product of spheres, compared by minus the geodesic distance (Table 1, "Geo").
 
     Args:
         sphere_dim: numbers per sphere, n in Ob(n, m).
-        geodesic: compare by minus the geodesic distance (Table 1, "Geo").
     """
 
-    def __init__(self, sphere_dim: int, geodesic: bool = False) -> None:
+    name = "oblique_geodesic"
+    is_inner_product = False
+
+    def __init__(self, sphere_dim: int) -> None:
         super().__init__()
-        self.sphere_dim, self.geodesic = sphere_dim, geodesic
-        self.name = "oblique_geodesic" if geodesic else "oblique"
-        self.is_inner_product = not geodesic
+        self.sphere_dim = sphere_dim
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         return to_spheres(image_features.flatten(1), self.sphere_dim)
@@ -53,24 +52,32 @@ class Oblique(nn.Module):
         return to_spheres(text_features.flatten(1), self.sphere_dim)
 
     def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        if self.geodesic:
-            return -oblique_geodesic_distance(image_embeddings, text_embeddings)
-        return oblique_similarity(image_embeddings, text_embeddings)
+        return -oblique_geodesic_distance(image_embeddings, text_embeddings)
+
+    def directions(
+        self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return both_ways(self.similarity(image_embeddings, text_embeddings))
 
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-        if self.geodesic:
-            return -paired_oblique_geodesic_distance(image_embeddings, text_embeddings)
-        return paired_oblique_similarity(image_embeddings, text_embeddings)
+        return -paired_oblique_geodesic_distance(image_embeddings, text_embeddings)
 
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Normalised mean on each sphere."""
         return unit(at_least_float32(embeddings).mean(dim=0))
 
+    def scalars(self) -> list[Scalar]:
+        return []
 
-class Euclidean(nn.Module):
-    """Raw features, compared by minus their distance, not squared (Table 1, "l2"); EuCLIP scales them first."""
+
+class L2(nn.Module):
+    """Raw features, compared by minus their distance, not squared (Table 1, "l2").
+
+    EuCLIP's `Euclidean` is another: it divides the features by sqrt(dim) first and can square the distance.
+    """
 
     name = "euclidean"
+    is_inner_product = False
 
     def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
         return at_least_float32(image_features)
@@ -81,12 +88,20 @@ class Euclidean(nn.Module):
     def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         return -euclidean_distance(image_embeddings, text_embeddings)
 
+    def directions(
+        self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return both_ways(self.similarity(image_embeddings, text_embeddings))
+
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         return -paired_euclidean_distance(image_embeddings, text_embeddings)
 
     def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
         """Plain mean."""
         return at_least_float32(embeddings).mean(dim=0)
+
+    def scalars(self) -> list[Scalar]:
+        return []
 
 
 def max_average(sphere_dim: int) -> LateInteraction:

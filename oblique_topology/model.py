@@ -18,17 +18,18 @@ from common.encoders.from_config import bidirectional_text_transformer, vision_t
 from common.encoders.two_towers import TwoTowers
 from common.geometry import Geometry, Sphere
 from common.logit_scale import LogitScale
+from common.oblique import Oblique
 from oblique_topology.config import Config
-from oblique_topology.geometry import Euclidean, Oblique, max_average
+from oblique_topology.geometry import L2, ObliqueGeodesic, max_average
 
 
 def build_geometry(config: Config) -> Geometry:
     """The geometry that the row names."""
     geometries = {
         "sphere": Sphere,
-        "euclidean": Euclidean,
+        "euclidean": L2,
         "oblique": lambda: Oblique(config.sphere_dim),
-        "oblique_geodesic": lambda: Oblique(config.sphere_dim, geodesic=True),
+        "oblique_geodesic": lambda: ObliqueGeodesic(config.sphere_dim),
         "max_average": lambda: max_average(config.sphere_dim),
     }
     return geometries[config.method.geometry]()

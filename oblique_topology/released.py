@@ -20,7 +20,7 @@ from common.encoders.vision import VisionTransformer
 from common.encoders.weights import WeightsError, read_weights
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
-from oblique_topology.geometry import Oblique
+from common.oblique import Oblique
 
 HEAD_WIDTH = 64  # of both towers
 END_ID = 102  # [SEP] of bert-base-uncased

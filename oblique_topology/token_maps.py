@@ -25,10 +25,9 @@ from common.evaluation.embed import Encoder
 from common.evaluation.grad_cam import gradients_of, recorded_input, signed_heat
 from common.report.figures import HeatOnPicture, HeatOnWords, plot_heat_on_pictures, plot_heat_on_words
 from common.report.table import Table
-from common.reproduce.cells import data_text
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
-from common.reproduce.rows import PaperCode
+from common.reproduce.rows import PaperCode, data_text
 from common.reproduce.trained_table import train_rows
 from oblique_topology.loaded_rows import as_model_inputs, readable_items, trained_model
 
@@ -75,7 +74,7 @@ def scores_of_pairs(
         (batch,) and (batch, num_spheres); the second has no columns where the score is no sum over spheres.
     """
     whole = model.geometry.paired_similarity(image_embeddings, text_embeddings)
-    if image_embeddings.ndim == 3 and getattr(model.geometry, "is_inner_product", False):
+    if image_embeddings.ndim == 3 and model.geometry.is_inner_product:
         return whole, (image_embeddings * text_embeddings).sum(dim=-1)
     return whole, whole.new_zeros(len(whole), 0)
 

@@ -20,8 +20,9 @@ import torch
 
 from common.geometry import Sphere
 from common.info_nce import PairSimilarity
+from common.oblique import Oblique
 from common.run.kept_memory import bytes_kept_for_backward
-from oblique_topology.geometry import Euclidean, Oblique
+from oblique_topology.geometry import L2, ObliqueGeodesic
 
 BATCH, DIM, SPHERES = 64, 512, 8  # Ob(64, 8), as the paper's Table 3
 NUM_TRIPLES = 4_000
@@ -51,12 +52,12 @@ def broadcast_similarity(images: torch.Tensor, texts: torch.Tensor) -> torch.Ten
 
 TOPOLOGIES = {
     "Sphere, inner product": Topology(lambda dim: Sphere(), lambda s, m: 1 - s),
-    "Euclidean, l2": Topology(lambda dim: Euclidean(), lambda s, m: -s, bounded=False),
+    "Euclidean, l2": Topology(lambda dim: L2(), lambda s, m: -s, bounded=False),
     "Euclidean, l2, broadcast": Topology(
-        lambda dim: Euclidean(), lambda s, m: -s, similarity=lambda geometry: broadcast_similarity, bounded=False
+        lambda dim: L2(), lambda s, m: -s, similarity=lambda geometry: broadcast_similarity, bounded=False
     ),
-    "Ob(64, 8), geodesic": Topology(lambda dim: Oblique(dim, geodesic=True), lambda s, m: -s, spherical=True),
-    "Ob(64, 8), inner product": Topology(lambda dim: Oblique(dim), lambda s, m: m - s, spherical=True),
+    "Ob(64, 8), geodesic": Topology(ObliqueGeodesic, lambda s, m: -s, spherical=True),
+    "Ob(64, 8), inner product": Topology(Oblique, lambda s, m: m - s, spherical=True),
 }
 
 

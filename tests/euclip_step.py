@@ -27,7 +27,9 @@ def share_of_a_step(methods: list[MethodConfig], tile: int = 0) -> list[dict]:
         scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
         image_embeddings, text_embeddings = geometry.embed_image(features[0]), geometry.embed_text(features[1])
         loss = geometry_loss(image_embeddings, text_embeddings, geometry, scale, tile=tile)
-        residuals = geometry.entailment_residual(text_embeddings, image_embeddings, method.min_radius)
+        residuals = geometry.entailment_residual(
+            images=image_embeddings, texts=text_embeddings, min_radius=method.min_radius
+        )
         (loss + method.entailment_weight * residuals.mean()).backward()
         scalars = {name: parameter.grad for name, parameter in geometry.named_parameters()} | {"scale": scale.grad}
         entailed = loss.detach() + method.entailment_weight * residuals.detach().mean()

@@ -26,10 +26,11 @@ from common.diagnosis import (
 )
 from common.distributed import rank, world_size
 from common.encoders.two_towers import TwoTowers
-from common.geometry import Sphere, unit
+from common.geometry import Scalar, Sphere, unit
 from common.info_nce import QueuedPairs, contrastive_loss
 from common.late_interaction import LateInteraction
 from common.logit_scale import LogitScale
+from common.oblique import Oblique
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.journal import Journal
@@ -37,7 +38,6 @@ from common.run.log import read_log
 from contrastive_basics.config import Config
 from contrastive_basics.train import train
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
-from oblique_topology.geometry import Oblique
 
 FOLDER = Path(__file__).resolve().parents[1] / "contrastive_basics"
 
@@ -51,12 +51,19 @@ class Scaled(Sphere):
         super().__init__()
         self.log_curvature = nn.Parameter(torch.tensor([0.5]))
 
+    def scalars(self):
+        return [Scalar("curvature", self.log_curvature)]
+
     def similarity(self, image_embeddings, text_embeddings):
         return self.log_curvature.exp() * super().similarity(image_embeddings, text_embeddings)
 
 
 def model_of(geometry=None, init=10.0, **bounds):
     return TwoTowers(nn.Identity(), nn.Identity(), geometry or Sphere(), LogitScale(init, **bounds))
+
+
+def look(model, *values, **more):
+    return diagnose(model.geometry, model.scalars(), *values, **more)
 
 
 # ---- the values of one step -----------------------------------------------------------------------------------------
@@ -67,7 +74,7 @@ def test_a_hand_made_batch_gives_the_values_that_its_pictures_show():
     texts = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]])  # the last one is wrong
     ids, token_ids = torch.tensor([5, 6, 7, 6]), torch.tensor([[1, 2], [1, 3], [1, 4], [1, 3]])
     model, state = model_of(), torch.get_rng_state()
-    found = diagnose(model, images, texts, 10.0, token_ids, ids)
+    found = diagnose(model.geometry, model.scalars(), images, texts, 10.0, token_ids, ids)
     assert torch.equal(torch.get_rng_state(), state)
     # centred, the four directions keep three of equal variance; three texts, one of them twice, keep two
     directions = texts - texts.mean(dim=0)
@@ -85,18 +92,18 @@ def test_a_hand_made_batch_gives_the_values_that_its_pictures_show():
         "duplicate_ids": 0.5,
         "duplicate_captions": 0.5,
     }, abs=1e-6)  # fmt: skip
-    without_ids = diagnose(model_of(), images, texts, 10.0)
+    without_ids = look(model_of(), images, texts, 10.0)
     assert without_ids["unmatched_similarity"] == pytest.approx(1 / 12)
     assert not {"duplicate_ids", "duplicate_captions"} & without_ids.keys()
 
 
 def test_ids_that_are_not_known_are_no_duplicates_and_a_batch_of_one_picture_has_nothing_unmatched():
     embeddings = unit(torch.randn(4, 8))
-    unknown = diagnose(model_of(), embeddings, embeddings, 10.0, ids=torch.tensor([-1, -1, 3, 4]))
+    unknown = look(model_of(), embeddings, embeddings, 10.0, ids=torch.tensor([-1, -1, 3, 4]))
     assert unknown["duplicate_ids"] == 0.0
     off = (embeddings @ embeddings.T)[~torch.eye(4, dtype=torch.bool)]
     assert unknown["unmatched_similarity"] == pytest.approx(float(off.mean()), abs=1e-6)
-    alike = diagnose(model_of(), embeddings, embeddings, 10.0, ids=torch.zeros(4, dtype=torch.long))
+    alike = look(model_of(), embeddings, embeddings, 10.0, ids=torch.zeros(4, dtype=torch.long))
     assert alike["duplicate_ids"] == 1.0
     assert "unmatched_similarity" not in alike
 
@@ -107,7 +114,7 @@ def test_a_model_that_guesses_is_at_one_whatever_is_in_the_queue():
     for queued in (None, queue):
         loss = contrastive_loss(embeddings, embeddings, Sphere().similarity, torch.tensor(10.0), queue=queued)
         assert loss_over_chance(float(loss), 8, queued) == pytest.approx(1.0, abs=1e-6)
-    found = diagnose(model_of(), embeddings, embeddings, 10.0)
+    found = look(model_of(), embeddings, embeddings, 10.0)
     assert (found["image_mean_cosine"], found["text_effective_rank"]) == (pytest.approx(1.0), pytest.approx(1.0))
     assert found["image_logit_std"] == found["text_logit_std"] == 0.0
 
@@ -116,7 +123,7 @@ def test_token_wise_embeddings_are_one_long_vector_and_are_compared_token_by_tok
     images, texts = unit(torch.randn(6, 3, 4)), unit(torch.randn(6, 5, 4))
     texts[2, 3:] = 0.0  # padding
     geometry = LateInteraction()
-    found = diagnose(model_of(geometry), images, texts, 10.0)
+    found = look(model_of(geometry), images, texts, 10.0)
     rows = unit(texts.flatten(1))
     cosines = [float(rows[i] @ rows[j]) for i in range(6) for j in range(6) if i != j]
     assert found["text_mean_cosine"] == pytest.approx(sum(cosines) / 30, abs=1e-6)
@@ -135,11 +142,11 @@ def test_gradient_norms_are_those_of_the_loss_by_the_logarithm_of_the_scale_and_
         losses = [nn.functional.cross_entropy(one, diagonal) for one in (logits, logits.T)]
         return float(sum(losses) / 2)
 
-    assert gradient_norms(model) == {}  # before backward
+    assert gradient_norms(model.scalars()) == {}  # before backward
     contrastive_loss(images, texts, model.geometry.similarity, model.logit_scale()).backward()
-    found = diagnose(model, images, texts, 10.0)
+    found = diagnose(model.geometry, model.scalars(), images, texts, 10.0)
     start, step = (math.log(10.0), 0.5), 1e-5
-    for place, name in enumerate(("logit_scale", "log_curvature")):
+    for place, name in enumerate(("logit_scale", "curvature")):
         low, high = list(start), list(start)
         low[place], high[place] = start[place] - step, start[place] + step
         slope = (loss_at(*high) - loss_at(*low)) / (2 * step)
@@ -180,7 +187,7 @@ def values_of_a_share(size):
     rows = [values[share] for values in big_batch(size)]
     queue = QueuedPairs(torch.zeros(9, 3, 6), torch.zeros(9, 2, 6), torch.arange(9))
     ratio = loss_over_chance(1.7, len(rows[0]), queue)
-    return {"ratio": ratio} | diagnose(model_of(LateInteraction(), maximum=10.0), *rows[:2], 10.0, *rows[2:])
+    return {"ratio": ratio} | look(model_of(LateInteraction(), maximum=10.0), *rows[:2], 10.0, *rows[2:])
 
 
 def test_two_processes_see_the_values_of_one():
@@ -195,8 +202,8 @@ def test_two_processes_see_the_values_of_one():
 def test_of_a_large_batch_embeddings_are_sampled_and_duplicates_counted_in_full():
     images, texts, token_ids, _ = big_batch(2 * SAMPLE)
     ids = torch.arange(2 * SAMPLE) // 2 % SAMPLE
-    whole = diagnose(model_of(LateInteraction()), images, texts, 10.0, token_ids, ids)
-    first = diagnose(model_of(LateInteraction()), images[:SAMPLE], texts[:SAMPLE], 10.0, token_ids, ids[:SAMPLE])
+    whole = look(model_of(LateInteraction()), images, texts, 10.0, token_ids, ids)
+    first = look(model_of(LateInteraction()), images[:SAMPLE], texts[:SAMPLE], 10.0, token_ids, ids[:SAMPLE])
     assert whole["image_effective_rank"] == first["image_effective_rank"]
     assert whole["unmatched_similarity"] == first["unmatched_similarity"]
     assert whole["duplicate_ids"] == 1.0
@@ -244,7 +251,7 @@ def test_a_run_that_goes_on_counts_on_and_warns_of_nothing_twice():
 
 
 def diagnosed(geometry, images, texts, scale=10.0):
-    return diagnose(model_of(geometry), geometry.embed_image(images), geometry.embed_text(texts), scale)
+    return look(model_of(geometry), geometry.embed_image(images), geometry.embed_text(texts), scale)
 
 
 GEOMETRIES = {
@@ -298,7 +305,7 @@ def test_points_drawn_together_at_the_origin_are_a_collapse_though_their_directi
 
 def test_embeddings_that_are_not_finite_end_no_run():
     embeddings = torch.full((8, 4), math.nan)
-    found = diagnose(model_of(), embeddings, embeddings, 10.0)
+    found = look(model_of(), embeddings, embeddings, 10.0)
     assert math.isnan(found["image_effective_rank"])
     assert not Watch(warmup_steps=0).warnings(20, 1.0, found)
 
@@ -352,13 +359,14 @@ def test_every_so_many_steps_a_line_of_the_log_is_diagnosed(log_every, diagnose_
     settings = [f"run.log_every={log_every}", f"run.diagnose_every={diagnose_every}", f"optim.steps={steps}"]
     journal = object.__new__(Journal)
     journal.config = override(Config(), [*settings, "optim.warmup_steps=0"])
+    journal.num_steps = steps
     assert [done for done in range(1, steps + 1) if journal.diagnoses_at(done)] == expected
 
 
 def test_most_steps_look_at_loss_and_logit_scale_alone(tmp_path, monkeypatch):
     calls = []
-    training = sys.modules["common.run.training"]
-    monkeypatch.setattr(training, "diagnose", lambda *arguments: calls.append(1) or diagnose(*arguments))
+    journal = sys.modules["common.run.journal"]
+    monkeypatch.setattr("common.run.journal.diagnose", lambda *arguments: calls.append(1) or diagnose(*arguments))
     bounds = ("method.logit_scale_min=14.0", "method.logit_scale_max=14.0001", "method.logit_scale_init=14.0")
     every = ("run.log_every=3", "run.diagnose_every=6")
     files = run(tmp_path, "optim.steps=7", "optim.learning_rate=0.01", *every, *bounds)

@@ -113,13 +113,12 @@ def test_walk_on_the_sphere_stays_on_it_and_meets_both_ends():
         assert walk[k].tolist() == pytest.approx([x / length for x in point], abs=1e-12)
 
 
-def test_distance_on_the_sphere_is_scaled_cosine_distance():
+def test_distance_on_the_sphere_is_the_angle():
     embeddings, root = unit(torch.randn(6, 5)), unit(torch.randn(5))
-    sphere = Sphere()
-    distances = sphere.distance_to(embeddings, root)
-    torch.testing.assert_close(distances, (1 - embeddings @ root) / 2)
-    assert sphere.distance_to(root[None], root).item() == pytest.approx(0, abs=1e-6)
-    assert sphere.distance_to(-root[None], root).item() == pytest.approx(1, abs=1e-6)
+    distances = Sphere().distance_to(embeddings, root)
+    torch.testing.assert_close(distances, torch.arccos(embeddings @ root), rtol=1e-5, atol=1e-5)
+    assert Sphere().distance_to(root[None], root).item() == 0
+    assert Sphere().distance_to(-root[None], root).item() == pytest.approx(math.pi)
 
 
 def test_straight_path_meets_both_ends_exactly():

@@ -210,9 +210,9 @@ def test_leading_axes_broadcast_to_all_pairs():
 
 def test_geometries_take_texts_first():
     texts, images = golden(torch.float32)
-    residual = Euclidean(squared=True).entailment_residual(texts, images, 0.3)
+    residual = Euclidean(squared=True).entailment_residual(images=images, texts=texts, min_radius=0.3)
     assert residual.tolist() == pytest.approx([0, 0, 0.1663660158], abs=1e-5)
-    residual = Hyperbolic(4, squared=False).entailment_residual(texts, images, 0.3)
+    residual = Hyperbolic(4, squared=False).entailment_residual(images=images, texts=texts, min_radius=0.3)
     assert residual.tolist() == pytest.approx([0, 0, 0.0934091414], abs=1e-5)
 
 

@@ -113,7 +113,9 @@ def test_losses_equal_those_of_the_authors(
     loss = symmetric_info_nce(logit_scale * geometry.similarity(images, texts))
     assert loss.item() == pytest.approx(contrastive, abs=atol)
     if entailment_weight:
-        loss = entailment_weight * geometry.entailment_residual(texts, images, min_radius).mean()
+        loss = (
+            entailment_weight * geometry.entailment_residual(images=images, texts=texts, min_radius=min_radius).mean()
+        )
         assert loss.item() == pytest.approx(entailment, abs=atol)
 
 
@@ -123,7 +125,10 @@ def gradients_of_the_total_loss(name, log_logit_scale, entailment_weight, min_ra
     texts.requires_grad_()
     log_logit_scale = torch.tensor(log_logit_scale, dtype=dtype, requires_grad=True)
     loss = symmetric_info_nce(log_logit_scale.exp() * geometry.similarity(images, texts))
-    loss = loss + entailment_weight * geometry.entailment_residual(texts, images, min_radius).mean()
+    loss = (
+        loss
+        + entailment_weight * geometry.entailment_residual(images=images, texts=texts, min_radius=min_radius).mean()
+    )
     loss.backward()
     return geometry, images.grad, texts.grad, log_logit_scale.grad
 

@@ -11,13 +11,14 @@ import yaml
 from common.accumulation import MicroBatches
 from common.base.config import SCALES, ConfigError, load_row
 from common.base.settings import OptimConfig
+from common.geometry import clamp_scalars_, scalar_values
 from common.info_nce import contrastive_loss
 from common.run.folder import run_key
 from common.run.launch import launched_accelerator
 from common.run.schedule import build_optimizer, learning_rate_at
 from euclip.config import Config
 from euclip.geometry import Hyperbolic
-from euclip.model import build_model, clamp_scalars_, multiply_scalar_gradients_, trained_scalars
+from euclip.model import build_model, multiply_scalar_gradients_
 
 FOLDER = Path(__file__).resolve().parents[1] / "euclip"
 CLIP_IDS = SimpleNamespace(vocabulary_size=49_408, end_id=49_407)
@@ -180,7 +181,7 @@ def test_one_step_of_a_shrunk_paper_model_in_micro_batches_moves_every_parameter
     loss = contrastive_loss(images, texts, model.geometry.similarity, scale)
     method = config.method
     if method.entailment_weight:
-        residuals = model.geometry.entailment_residual(texts, images, method.min_radius)
+        residuals = model.geometry.entailment_residual(images=images, texts=texts, min_radius=method.min_radius)
         loss = loss + method.entailment_weight * residuals.mean()
     micro_batches.backward(loss)
     optimizer.step()
@@ -229,7 +230,7 @@ def test_the_rates_of_the_trainable_scalars_add_up_to_those_of_the_papers_run(sc
 
 def test_a_start_below_one_survives_by_default_and_is_one_under_the_authors_bound():
     model = build_model(config_of("table4_euclip", "smoke"), FEW_IDS)
-    assert clamp_scalars_(model, None) == 0
+    assert clamp_scalars_(model.scalars()) == 0
     assert model.logit_scale().item() == pytest.approx(math.exp(-1))
     published = build_model(config_of("table4_euclip", "smoke", "method.logit_scale_min=1.0"), FEW_IDS)
     assert published.logit_scale().item() == 1.0
@@ -242,14 +243,16 @@ def test_bounds_are_kept_by_one_call_that_counts_what_it_moved():
         model.logit_scale.log_logit_scale.fill_(5.0)
         geometry.log_curvature.fill_(-3.0)
         geometry.log_image_scale.fill_(0.5)
-    assert clamp_scalars_(model, None) == 2  # alpha has no bound in EuCLIP's code
-    found = trained_scalars(model)
+    assert clamp_scalars_(model.scalars()) == 2  # alpha has no bound in EuCLIP's code
+    found = scalar_values(model.scalars())
     assert found["logit_scale"] == pytest.approx(100)
     assert found["curvature"] == pytest.approx(0.1)
     assert found["image_scale"] == pytest.approx(math.exp(0.5))
-    assert clamp_scalars_(model, 1.0) == 1  # MERU's code
-    assert trained_scalars(model)["image_scale"] == 1.0
-    assert clamp_scalars_(model, 1.0) == 0
+    config = config_of("table4_meru", "smoke", "method.embedding_scale_max=1.0")
+    geometry.embedding_scale_max = build_model(config, FEW_IDS).geometry.embedding_scale_max
+    assert clamp_scalars_(model.scalars()) == 1  # MERU's code
+    assert scalar_values(model.scalars())["image_scale"] == 1.0
+    assert clamp_scalars_(model.scalars()) == 0
 
 
 @pytest.mark.parametrize("absorbing", [False, True])
@@ -258,8 +261,8 @@ def test_a_curvature_at_its_bound_has_a_gradient_unless_the_bound_absorbs(absorb
     model = build_model(config_of("table4_meru", "smoke", *overrides), FEW_IDS)
     with torch.no_grad():
         model.geometry.log_curvature.fill_(-3.0)
-    assert clamp_scalars_(model, None) == 1
-    assert trained_scalars(model)["curvature"] == pytest.approx(0.1)
+    assert clamp_scalars_(model.scalars()) == 1
+    assert scalar_values(model.scalars())["curvature"] == pytest.approx(0.1)
     embeddings = torch.randn(4, 32)
     model.geometry.similarity(embeddings, embeddings.flip(0)).sum().backward()
     gradient = model.geometry.log_curvature.grad

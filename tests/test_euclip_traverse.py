@@ -23,7 +23,6 @@ from euclip.traversal import (
     chance_of_order,
     entailed,
     generic_nearer,
-    has_cones,
     kendall_tau,
     mean_of_modalities,
     mean_score,
@@ -140,12 +139,12 @@ def test_a_walk_starts_at_the_image_and_ends_at_the_root(name):
 @pytest.mark.parametrize("min_radius", [None, 0.1, 0.3, 0.8])
 def test_every_point_is_nearest_to_the_caption_that_loops_over_the_formulas_find(name, min_radius):
     geometry = GEOMETRIES[name]()
-    if min_radius is not None and not has_cones(geometry):
+    if min_radius is not None and not geometry.has_cones:
         pytest.skip("no cones")
     curvature = curvature_of(geometry)
     images = embeddings(name, 12, 3)
     captions, seen = embeddings(name, 40, 1), set()
-    if has_cones(geometry):  # and near the images' rays, for the filter to keep some
+    if geometry.has_cones:  # and near the images' rays, for the filter to keep some
         near = torch.cat([share * images + 0.03 * embeddings(name, 12, 4) for share in (0.3, 0.5, 0.8)])
         captions = torch.cat([captions, near])
     root = root_of(geometry, embeddings(name, 5, 2), captions)

@@ -18,15 +18,16 @@ from common.accumulation import MicroBatches
 from common.distributed import gather_without_gradient, mean_over_processes, rank, world_size
 from common.geometry import Sphere
 from common.info_nce import Distillation, QueuedPairs
+from common.oblique import Oblique
 from common.tiled import geometry_loss
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
-from oblique_topology.geometry import Oblique
+from oblique_topology.geometry import ObliqueGeodesic
 
 BATCH, DIM, QUEUED = 12, 16, 9
 GEOMETRIES = {
     "sphere": Sphere,
     "oblique": lambda: Oblique(4),
-    "oblique geodesic": lambda: Oblique(4, geodesic=True),
+    "oblique geodesic": lambda: ObliqueGeodesic(4),
     "elliptic": Elliptic,
     "euclidean": lambda: Euclidean(squared=False),
     "euclidean squared": lambda: Euclidean(squared=True),

@@ -18,6 +18,7 @@ from common.evaluation.grad_cam import recorded_input
 from common.geometry import Sphere
 from common.info_nce import contrastive_loss, symmetric_info_nce
 from common.logit_scale import LogitScale
+from common.oblique import Oblique
 from oblique_topology import class_token_cost
 from oblique_topology.class_token_cost import BERT_WORDS, SCENE_WORDS, TOKENS, counted, encoder_macs, time_ratios
 from oblique_topology.config import Config
@@ -38,7 +39,7 @@ from oblique_topology.equilibrium import (
     shuffled_texts,
     similarity_gradient,
 )
-from oblique_topology.geometry import Euclidean, Oblique
+from oblique_topology.geometry import L2, ObliqueGeodesic
 from oblique_topology.loaded_rows import readable_items
 from oblique_topology.loss_landscape import (
     gradient_norms_on_line,
@@ -361,7 +362,7 @@ def test_pairs_are_of_the_kind_that_they_are_called():
         sample_distances(Recording(), images[:1], texts[:2], owners[:2], 5, draws())
 
 
-@pytest.mark.parametrize("geometry", [Sphere(), Euclidean(), Oblique(4), Oblique(4, geodesic=True)])
+@pytest.mark.parametrize("geometry", [Sphere(), L2(), Oblique(4), ObliqueGeodesic(4)])
 def test_raw_distances_are_minus_the_similarities_of_the_topology(geometry):
     images, texts = (geometry.embed_image(torch.randn(6, 12, generator=draws(seed))) for seed in (0, 1))
     found = sample_distances(geometry, images, texts, torch.arange(6), 6, draws())
@@ -456,7 +457,7 @@ def test_heat_of_words_by_hand():
 
 def test_a_score_without_spheres_has_no_pairs():
     images, token_ids = small_batch()
-    for model in (small_model(Sphere()), small_model(Oblique(SPHERE_DIM, geodesic=True), tokens=SPHERES)):
+    for model in (small_model(Sphere()), small_model(ObliqueGeodesic(SPHERE_DIM), tokens=SPHERES)):
         maps = token_maps(model, images, token_ids)
         assert maps.scores.shape == (5, 1)
         assert maps.pixels.abs().max() > 0

@@ -1,11 +1,17 @@
-"""Towers with random weights, as the shared sections of a config describe them."""
+"""Towers with random weights, as the shared sections of a config describe them.
 
-from typing import Any
+A tower's file is imported where the tower is built: whoever wants a paper's geometry from its model.py loads no towers.
+"""
 
-from common.base.settings import DataConfig, ModelConfig, TowerConfig
-from common.data.tokenizer import Tokenizer
-from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
-from common.encoders.vision import VisionTransformer
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from common.base.settings import DataConfig, ModelConfig, TowerConfig
+    from common.data.tokenizer import Tokenizer
+    from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
+    from common.encoders.vision import VisionTransformer
 
 
 def vision_transformer(data: DataConfig, model: ModelConfig, num_class_tokens: int = 1) -> VisionTransformer:
@@ -16,6 +22,8 @@ def vision_transformer(data: DataConfig, model: ModelConfig, num_class_tokens: i
         model: sizes.
         num_class_tokens: each has its own output of model.embedding_dim numbers.
     """
+    from common.encoders.vision import VisionTransformer
+
     return VisionTransformer(
         image_size=data.image_size,
         patch_size=model.patch_size,
@@ -33,6 +41,8 @@ def causal_text_transformer(data: DataConfig, model: ModelConfig, tokenizer: Tok
         model: sizes.
         tokenizer: gives the number of ids and the end token.
     """
+    from common.encoders.text import CausalTextTransformer
+
     return CausalTextTransformer(
         vocabulary_size=tokenizer.vocabulary_size,
         context_length=data.context_length,
@@ -52,6 +62,8 @@ def bidirectional_text_transformer(
         tokenizer: gives the number of ids, and the end token, after which all is padding.
         num_class_tokens: each has its own output of model.embedding_dim numbers.
     """
+    from common.encoders.text import BidirectionalTextTransformer
+
     return BidirectionalTextTransformer(
         vocabulary_size=tokenizer.vocabulary_size,
         context_length=data.context_length,

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from common.caption_lengths import encode_by_length
-from common.geometry import Geometry
+from common.geometry import Geometry, Scalar
 from common.logit_scale import LogitScale
 
 
@@ -34,6 +34,10 @@ class TwoTowers(nn.Module):
     def encode_text(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(batch, context_length) -> text embeddings."""
         return self.geometry.embed_text(encode_by_length(self.text_tower, token_ids))
+
+    def scalars(self) -> list[Scalar]:
+        """The logit scale and those of the geometry."""
+        return [*self.logit_scale.scalars(), *self.geometry.scalars()]
 
     def forward(self, images: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Image embeddings, text embeddings and the logit scale, in one call that DDP and FSDP can wrap."""

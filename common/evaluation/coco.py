@@ -1,4 +1,4 @@
-"""COCO's 5,000 Karpathy test pictures under four protocols: 5K, 1K, CxC, ECCV Caption (papers/evaluation.md, 2 to 5).
+"""COCO's 5,000 Karpathy test pictures under four protocols: 5K, 1K, CxC, ECCV Caption.
 
     coco_5k  all captions, one ranking
     coco_1k  five folds of 1,000 consecutive pictures with five captions each, every fold ranked by itself; the mean
@@ -24,7 +24,7 @@ import torch
 
 from common.data.pairs import Pairs
 from common.data.text_files import read_json_object, read_text
-from common.evaluation.embed import CaptionRule, Encoder, embed_pairs, scores_here, text_scores_here
+from common.evaluation.embed import CaptionRule, Encoder, embed_pairs, scores_here
 from common.evaluation.protocol import TIE_RULE, Evaluation
 from common.evaluation.retrieval import (
     PerQuery,
@@ -151,8 +151,7 @@ def evaluate_coco(
         if ids is None or len(ids) < len(captions) or None in ids[: len(captions)]:
             raise ValueError(f"{pairs.name}: image {pairs.image_id(index)} has captions without ids")
         caption_ids += [int(one) for one in ids[: len(captions)]]
-    scores, rows = scores_here(encoder, embedded.images, embedded.texts)
-    text_scores = text_scores_here(encoder, embedded.images, embedded.texts)
+    scores, text_scores, rows = scores_here(encoder, embedded.images, embedded.texts)
     results = coco_results(
         scores, image_ids, caption_ids, embedded.text_to_image, relations, rows=rows, text_scores=text_scores
     )

@@ -38,7 +38,7 @@ from common.evaluation.retrieval import (
     retrieval_ranks,
 )
 from common.evaluation.zero_shot import PromptAverage, prompt_scores
-from common.info_nce import PairSimilarity
+from common.geometry import one_matrix
 
 FurtherMetrics = Callable[[torch.Tensor, torch.Tensor, list[int]], dict[str, list[list[float]]]]
 TIE_WARNING = 1.0e-3  # share of text queries
@@ -232,9 +232,8 @@ def evaluate_retrieval(encoder: Encoder, pairs: Pairs, rule: CaptionRule = Capti
         ValueError: if none of its pictures can be read, or none has a caption.
     """
     embedded = embed_pairs(encoder, pairs, rule)
-    scores, rows = scores_here(encoder, embedded.images, embedded.texts)
+    scores, text_scores, rows = scores_here(encoder, embedded.images, embedded.texts)
     positives = Positives.from_owners(embedded.text_to_image, len(embedded.images))
-    text_scores = text_scores_here(encoder, embedded.images, embedded.texts)
     ranks = retrieval_ranks(scores, positives, rows=rows, text_scores=text_scores)
     if ranks.t2i_tied_share > TIE_WARNING and is_main_process():
         warnings.warn(
@@ -250,42 +249,35 @@ def evaluate_retrieval(encoder: Encoder, pairs: Pairs, rule: CaptionRule = Capti
     )
 
 
-def scores_here(encoder: Encoder, images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+@torch.no_grad()
+def scores_here(
+    encoder: Encoder, images: torch.Tensor, texts: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """The rows of scores that fall to this process, and which ones they are.
 
     Computed a few hundred rows at a time, so that geometries with large intermediates stay bounded.
 
     Args:
-        encoder: gives the similarity and its device.
+        encoder: gives the geometry and its device.
         images, texts: embeddings, the same on every process.
     Returns:
-        (num_rows, num_texts) on the CPU and (num_rows,) ascending; together the processes hold every row once.
+        scores: (num_rows, num_texts) on the CPU; together the processes hold every row once.
+        text_scores: likewise, those by which texts rank images; None where they are the same, as they nearly always are
+            (not for late interaction).
+        rows: (num_rows,) ascending.
     """
-    return _scores_here(encoder, images, texts, encoder.model.geometry.similarity)
-
-
-def text_scores_here(encoder: Encoder, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor | None:
-    """Those by which texts rank images, for geometries that have others there (`text_similarity`: late interaction).
-
-    Returns:
-        Of the rows of `scores_here`; None where its scores serve both directions, as they nearly always do.
-    """
-    similarity = getattr(encoder.model.geometry, "text_similarity", None)
-    return None if similarity is None else _scores_here(encoder, images, texts, similarity)[0]
-
-
-@torch.no_grad()
-def _scores_here(
-    encoder: Encoder, images: torch.Tensor, texts: torch.Tensor, similarity: PairSimilarity
-) -> tuple[torch.Tensor, torch.Tensor]:
+    directions, texts = encoder.model.geometry.directions, texts.to(encoder.device)
     tiles = _batches(len(images), _ROWS_AT_ONCE)[rank() :: world_size()]
     rows = torch.tensor([row for tile in tiles for row in tile], dtype=torch.long)
-    texts = texts.to(encoder.device)
-    dtype = similarity(images[:1].to(encoder.device), texts[:1]).dtype
-    scores = torch.empty(len(rows), len(texts), dtype=dtype)
-    for part, tile in zip(scores.split(_ROWS_AT_ONCE), tiles):
-        part.copy_(similarity(images[tile].to(encoder.device), texts))
-    return scores, rows
+    one_pair = directions(images[:1].to(encoder.device), texts[:1])
+    scores = torch.empty(len(rows), len(texts), dtype=one_pair[0].dtype)
+    text_scores = None if one_matrix(*one_pair) else torch.empty_like(scores)
+    for start, tile in zip(range(0, len(rows), _ROWS_AT_ONCE), tiles):
+        part = slice(start, start + len(tile))
+        scores[part], by_texts = directions(images[tile].to(encoder.device), texts)
+        if text_scores is not None:
+            text_scores[part] = by_texts.T
+    return scores, text_scores, rows
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Zero-shot classification: class prompts are texts, the closest class wins.
 
-Four ways to combine the prompts of a class are in use (papers/evaluation.md, Sec. 7). They are not interchangeable:
+Four ways to combine the prompts of a class are in use. They are not interchangeable:
 on the same embeddings they can choose different classes.
 
     name             class c, templates k                              used by
@@ -15,13 +15,13 @@ sum; they keep two names because a protocol says which paper's recipe it is.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
+from common.base.settings import PromptAverage
 from common.geometry import unit
 
-PromptAverage = Literal["scores", "embeddings", "normalized_mean", "plain_mean", "tangent_mean"]
 Similarity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Mean = Callable[[torch.Tensor], torch.Tensor]
 

@@ -10,11 +10,11 @@ from common.base.config import load_row
 from common.base.provenance import ROOT
 from common.data.scenes import scene_words
 from common.data.tokenizer import WordTokenizer
-from common.geometry import norm
+from common.geometry import clamp_scalars_, norm, scalar_values
 from common.run.schedule import build_optimizer
 from common.tiled import geometry_loss
 from euclip.config import Config
-from euclip.model import build_model, clamp_scalars_, trained_scalars
+from euclip.model import build_model
 from scripts.benchmarks.comparison import Comparison
 
 GOALS = {"euclip": 1.02, "meru": 1.10}  # in seconds over CLIP's
@@ -39,13 +39,19 @@ def step_of(row: str, scale: str) -> tuple[Callable[[], None], int]:
             image_embeddings, text_embeddings, logit_scale = model(images, token_ids)
             loss = geometry_loss(image_embeddings, text_embeddings, model.geometry, logit_scale)
             if method.entailment_weight:
-                residuals = model.geometry.entailment_residual(text_embeddings, image_embeddings, method.min_radius)
+                residuals = model.geometry.entailment_residual(
+                    images=image_embeddings, texts=text_embeddings, min_radius=method.min_radius
+                )
                 loss = loss + method.entailment_weight * residuals.mean()
-            _ = (norm(image_embeddings).mean().item(), norm(text_embeddings).mean().item(), trained_scalars(model))
+            _ = (
+                norm(image_embeddings).mean().item(),
+                norm(text_embeddings).mean().item(),
+                scalar_values(model.scalars()),
+            )
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            clamp_scalars_(model, method.embedding_scale_max)
+            clamp_scalars_(model.scalars())
 
     return steps, STEPS * batch
 

@@ -18,19 +18,21 @@ from accelerate import Accelerator
 
 from common.accumulation import MicroBatches
 from common.base.settings import OptimConfig
-from common.geometry import Geometry, Sphere
+from common.feature_queue import FeatureQueue
+from common.geometry import Geometry, Sphere, inner_product_similarity, unit
 from common.info_nce import contrastive_loss
+from common.pool import QueuePool
 from common.run.schedule import build_optimizer
 from common.tiled import TILE, geometry_loss, tiled_contrastive_loss
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
-from oblique_topology.geometry import Oblique
+from oblique_topology.geometry import ObliqueGeodesic
 from scripts.benchmarks.comparison import Comparison, Skipped, Usage
 from scripts.benchmarks.training import SMALL, TOY, our_clip
 
 DIM = 512
 GEOMETRIES = {
     "sphere": Sphere,
-    "oblique_geodesic": partial(Oblique, 64, geodesic=True),
+    "oblique_geodesic": partial(ObliqueGeodesic, 64),
     "elliptic": Elliptic,
     "euclidean": partial(Euclidean, squared=False),
     "euclidean_squared": partial(Euclidean, squared=True),
@@ -199,6 +201,32 @@ def micro_batches(quick: bool, folder: Path) -> Comparison:
     )
 
 
+def queue_logits(quick: bool, folder: Path) -> Comparison:
+    """Cosine logits of a batch against its keys and a queue, with their gradient, over one bare product."""
+    capacity, dim, batch = (256, 16, 8) if quick else (65_536, 256, 64)
+    pool = QueuePool(FeatureQueue(capacity, dim), inner_product_similarity)
+    queries, keys = unit(torch.randn(batch, dim)).requires_grad_(), unit(torch.randn(batch, dim))
+    all_keys = torch.cat([keys, pool.queue.features])
+    scale, gradient = torch.tensor(10.0), torch.randn(batch, batch + capacity) / capacity
+
+    def ours() -> None:
+        (scale * pool.open(keys).similarity(queries)).backward(gradient)
+        queries.grad = None
+
+    def product() -> None:
+        (queries @ all_keys.T).backward(gradient)
+        queries.grad = None
+
+    return Comparison(
+        f"cosine logits against a queue and their gradient, N = {capacity:,}, c = {dim}, batch {batch} / one product",
+        "time",
+        1.15,
+        batch,
+        ours,
+        product,
+    )
+
+
 def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Comparison:
     """The cosine's tiled loss with the bfloat16 product on a CUDA device.
 
@@ -254,6 +282,7 @@ LOSS_BENCHMARKS = {
     "loss_memory_oblique_geodesic_16384": partial(loss_memory_alone, "oblique_geodesic", 16_384),
     "loss_memory_65536": partial(loss_memory_alone, "sphere", 65_536),
     "micro_batches": micro_batches,
+    "queue_logits": queue_logits,
     "loss_gpu_32768": partial(loss_gpu, "matmul", 32_768),
     "loss_gpu_131072": partial(loss_gpu, "matmul", 131_072),
     "loss_gpu_32768_plain": partial(loss_gpu, "plain", 32_768),

@@ -1,0 +1,100 @@
+"""A product of spheres compared by the inner product: the oblique paper's proposal, and TCL on two spheres.
+
+An embedding on Ob(n, m) is m unit vectors of n numbers: (batch, num_spheres, sphere_dim), unit norm on the last axis.
+The paper writes Ob(n, m) with n = sphere_dim and m = num_spheres, and in places the two the other way round; the names
+here cannot be swapped. Everything runs in float32 or better.
+"""
+
+import torch
+from torch import nn
+
+from common.geometry import (
+    Scalar,
+    at_least_float32,
+    both_ways,
+    check_same_dim,
+    inner_product_similarity,
+    paired_inner_products,
+    unit,
+)
+
+
+def to_spheres(features: torch.Tensor, sphere_dim: int) -> torch.Tensor:
+    """Cuts features into contiguous chunks and normalises each: the map onto the oblique manifold.
+
+    Args:
+        features: (batch, num_spheres * sphere_dim).
+        sphere_dim: numbers per sphere, n in Ob(n, m).
+    Returns:
+        (batch, num_spheres, sphere_dim), unit norm on the last axis; a zero chunk stays zero.
+    Raises:
+        ValueError: if the features cannot be cut evenly.
+    """
+    if features.shape[-1] % sphere_dim:
+        raise ValueError(f"{features.shape[-1]} features cannot be cut into spheres of {sphere_dim} numbers")
+    return unit(features.unflatten(-1, (-1, sphere_dim)))
+
+
+def oblique_similarity(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+    """Sum of inner products over spheres: -d(u, v) with d = -tr(u^T v) (oblique, submission, Sec. 3.1).
+
+    One matrix product of flattened embeddings: as cheap as the cosine.
+
+    Args:
+        image_embeddings: (num_images, num_spheres, sphere_dim).
+        text_embeddings: (num_texts, num_spheres, sphere_dim).
+    Returns:
+        (num_images, num_texts) in [-num_spheres, num_spheres]; higher is closer.
+    Raises:
+        ValueError: if the last two axes differ; the message gives both shapes.
+    """
+    check_same_dim(image_embeddings, text_embeddings)
+    return inner_product_similarity(image_embeddings.flatten(1), text_embeddings.flatten(1))
+
+
+def paired_oblique_similarity(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+    """The diagonal of oblique_similarity: (batch, num_spheres, sphere_dim) twice -> (batch,)."""
+    check_same_dim(image_embeddings, text_embeddings)
+    return paired_inner_products(image_embeddings.flatten(1), text_embeddings.flatten(1))
+
+
+class Oblique(nn.Module):
+    """A product of spheres, compared by the summed inner product.
+
+    Features of one class token, (batch, dim), are cut into spheres; those of several class tokens, (batch, num_tokens,
+    sphere_dim), give one sphere each.
+
+    Args:
+        sphere_dim: numbers per sphere, n in Ob(n, m).
+    """
+
+    name = "oblique"
+    is_inner_product = True
+
+    def __init__(self, sphere_dim: int) -> None:
+        super().__init__()
+        self.sphere_dim = sphere_dim
+
+    def embed_image(self, image_features: torch.Tensor) -> torch.Tensor:
+        return to_spheres(image_features.flatten(1), self.sphere_dim)
+
+    def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
+        return to_spheres(text_features.flatten(1), self.sphere_dim)
+
+    def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        return oblique_similarity(image_embeddings, text_embeddings)
+
+    def directions(
+        self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return both_ways(self.similarity(image_embeddings, text_embeddings))
+
+    def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
+        return paired_oblique_similarity(image_embeddings, text_embeddings)
+
+    def mean(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Normalised mean on each sphere."""
+        return unit(at_least_float32(embeddings).mean(dim=0))
+
+    def scalars(self) -> list[Scalar]:
+        return []
