@@ -17,7 +17,6 @@ from common.data.scenes import (
     describes,
     scene_words,
 )
-from common.data.scenes.classification import class_name
 from common.data.scenes.phrases import ANSWERS
 from common.data.scenes.statements import Mention, Statement, fits
 from common.data.scenes.tasks import associations, entailment, grounding, image_pairs, questions
@@ -34,7 +33,7 @@ def named_class(name: str, scene: Scene) -> str:
     main = largest(scene)
     kind = name.removeprefix("vtab/")
     if kind.startswith("imagenet"):
-        return class_name(main.colour, main.shape)
+        return f"{COLOURS[main.colour]} {SHAPES[main.shape]}"
     if kind.endswith("shape"):
         return SHAPES[main.shape]
     if kind.endswith("colour"):

@@ -1,15 +1,15 @@
 """Scenes: the embedded data set of drawn pictures with captions, made from a seed. See `docs/scenes.md`."""
+# ruff: noqa: F401
 
 from common.data.scenes.captions import NUM_CAPTIONS, caption_statements, caption_texts
 from common.data.scenes.classification import CLASSIFICATION_TASKS, ClassificationTask, classification_task
 from common.data.scenes.dataset import SceneDataset
 from common.data.scenes.draw import render
-from common.data.scenes.negatives import hard_negative_pairs, hard_negatives
+from common.data.scenes.negatives import hard_negative_pairs
 from common.data.scenes.positives import (
     caption_positives,
     image_to_text_ceiling,
     matches,
-    text_to_image_ceiling,
     text_to_image_ceilings,
 )
 from common.data.scenes.sampling import SPLITS
@@ -17,32 +17,3 @@ from common.data.scenes.statements import Mention, Statement, describes, entails
 from common.data.scenes.tasks.dataset import ANNOTATION_TASKS, AnnotationTask, annotation_task
 from common.data.scenes.vocabulary import scene_words
 from common.data.scenes.world import Scene, SceneObject
-
-__all__ = [
-    "ANNOTATION_TASKS",
-    "CLASSIFICATION_TASKS",
-    "NUM_CAPTIONS",
-    "SPLITS",
-    "AnnotationTask",
-    "ClassificationTask",
-    "Mention",
-    "Scene",
-    "SceneDataset",
-    "SceneObject",
-    "Statement",
-    "annotation_task",
-    "caption_positives",
-    "caption_statements",
-    "caption_texts",
-    "classification_task",
-    "describes",
-    "entails",
-    "hard_negative_pairs",
-    "hard_negatives",
-    "image_to_text_ceiling",
-    "matches",
-    "render",
-    "scene_words",
-    "text_to_image_ceiling",
-    "text_to_image_ceilings",
-]

@@ -1,13 +1,15 @@
 """Labelled pictures with class names and prompt templates; item i is a pure function of (task, part, seed, i)."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from common.base.random_keys import Draws, derive_key
-from common.data.scenes.dataset import check_index, check_sizes, fingerprint_of
+from common.data.scenes.dataset import check_index, check_task, fingerprint_of
 from common.data.scenes.draw import render
 from common.data.scenes.masks import ARROW, CIRCLE, CROSS, HEART, MOON, RING, SHAPES, SQUARE, STAR, TRIANGLE
-from common.data.scenes.single import gap_between, moved, random_centre, random_object, scatter
+from common.data.scenes.sampling import TEXTURE_WEIGHTS
 from common.data.scenes.wording import NUMBERS, ORIENTATION_PHRASES, PLACE_PHRASES, RELATION_PHRASES
 from common.data.scenes.world import (
     BACKGROUNDS,
@@ -36,6 +38,58 @@ class TaskSpec(NamedTuple):
     scene: Callable[[int, Draws, int], Scene]
 
 
+# Scenes made around one main object: the object, distractors where they fit.
+
+_TRIES = 20
+_MARGIN = 10
+
+
+def random_object(draws: Draws, radius: int, **fixed: int) -> SceneObject:
+    """An object of that radius at the picture's centre; what `fixed` does not name is drawn."""
+    shape = draws.below(len(SHAPES))
+    colour = draws.below(len(COLOURS))
+    texture = draws.weighted(TEXTURE_WEIGHTS)
+    turn, tint = draws.below(4), draws.below(1 << 24)
+    shape = fixed.get("shape", shape)
+    size, turn = LARGE if radius > 150 else SMALL, turn if shape == ARROW else 0
+    drawn = SceneObject(shape, colour, size, texture, turn, CANVAS // 2, CANVAS // 2, radius, tint)
+    return replace(drawn, **fixed)
+
+
+def moved(item: SceneObject, x: int, y: int) -> SceneObject:
+    """The same object with its centre at (x, y), in units."""
+    return replace(item, x=x, y=y)
+
+
+def random_centre(draws: Draws, radius: int) -> tuple[int, int]:
+    """A centre such that the object lies inside the picture."""
+    span = CANVAS - 2 * (radius + _MARGIN) + 1
+    return radius + _MARGIN + draws.below(span), radius + _MARGIN + draws.below(span)
+
+
+def gap_between(a: SceneObject, b: SceneObject) -> int:
+    """Units between the objects' squares along the axis on which they are further apart; negative: they overlap."""
+    return max(abs(a.x - b.x), abs(a.y - b.y)) - a.radius - b.radius
+
+
+def scatter(items: list[SceneObject], draws: Draws, least_gap: int = 0) -> tuple[SceneObject, ...]:
+    """Place objects one by one at random; one that finds no room is left out, the first never is.
+
+    Args:
+        items: objects; where they lie is ignored.
+        draws: source of the places.
+        least_gap: units to keep between objects' squares; negative allows overlap.
+    """
+    placed: list[SceneObject] = []
+    for item in items:
+        for _ in range(_TRIES):
+            candidate = moved(item, *random_centre(draws, item.radius))
+            if all(gap_between(candidate, other) >= least_gap for other in placed):
+                placed.append(candidate)
+                break
+    return tuple(placed)
+
+
 # Stand-ins for ImageNet and its shifts: colour and shape of the largest object, 64 classes.
 #
 # `imagenet` is one main object with mild clutter. `imagenet_v2` is a fresh sample with slightly other statistics,
@@ -58,11 +112,6 @@ TEMPLATES = (
     "a large {}",
     "a {} and some shapes",
 )
-
-
-def class_name(colour: int, shape: int) -> str:
-    """For example "red circle"."""
-    return f"{COLOURS[colour]} {SHAPES[shape]}"
 
 
 def _distractors(main: SceneObject, number: int, low: int, high: int, draws: Draws) -> list[SceneObject]:
@@ -95,9 +144,8 @@ def _imagenet_a(label: int, draws: Draws, key: int) -> Scene:
     main = random_object(draws, draws.between(150, 200), colour=colour, shape=shape)
     others = _distractors(main, draws.between(2, 4), 84, 116, draws)
     placed = scatter([main, *others], draws, least_gap=-50)
-    first_or_last = (
-        (*placed[1:], placed[0]) if draws.chance(40) else placed
-    )  # distractors over the main object or under
+    # distractors lie over the main object or under it
+    first_or_last = (*placed[1:], placed[0]) if draws.chance(40) else placed
     behind, front = draws.between(2, 5), draws.between(2, 4)
     contrast = draws.between(110, 180)
     return Scene(first_or_last, 0, 0, draws.pick(DOMAIN_BACKGROUNDS[0]), key, contrast, behind, front)
@@ -112,8 +160,8 @@ def _imagenet_r(label: int, draws: Draws, key: int) -> Scene:
     return Scene(scatter([main, *others], draws, gap), 0, rendition, draws.pick(DOMAIN_BACKGROUNDS[0]), key)
 
 
-_NAMES = tuple(class_name(colour, shape) for colour, shape in CLASSES)
-_RENDITION_NAMES = tuple(class_name(colour, shape) for colour, shape in RENDITION_CLASSES)
+_NAMES = tuple(f"{COLOURS[colour]} {SHAPES[shape]}" for colour, shape in CLASSES)
+_RENDITION_NAMES = tuple(f"{COLOURS[colour]} {SHAPES[shape]}" for colour, shape in RENDITION_CLASSES)
 IMAGENET_TASKS = {
     "imagenet": TaskSpec(_NAMES, TEMPLATES, "ImageNet", "imagenet", _imagenet),
     "imagenet_v2": TaskSpec(_NAMES, TEMPLATES, "ImageNet-V2", "imagenet", _imagenet_v2),
@@ -155,28 +203,13 @@ def _one(draws: Draws, key: int, domain: int = 0, rendition: int = 0, contrast: 
     return Scene((moved(item, *random_centre(draws, item.radius)),), domain, rendition, background, key, contrast)
 
 
-def _shape(label, draws, key):
-    return _one(draws, key, shape=label)
-
-
-def _colour(label, draws, key):
-    return _one(draws, key, colour=label)
-
-
-def _texture(label, draws, key):
-    return _one(draws, key, texture=label)
+def _one_of(label, draws, key, attribute, values=range(99), **settings):
+    """A task that asks for one attribute; label k stands for `values[k]`."""
+    return _one(draws, key, **{attribute: values[label]}, **settings)
 
 
 def _background(label, draws, key):
     return _crowd(draws, key, draws.between(1, 3), DOMAIN_BACKGROUNDS[0][label])
-
-
-def _other_domain_shape(label, draws, key):
-    return _one(draws, key, domain=1, shape=label)
-
-
-def _sketch_shape(label, draws, key):
-    return _one(draws, key, rendition=2, shape=SKETCH_SHAPES[label])
 
 
 def _faded_colour(label, draws, key):
@@ -185,14 +218,6 @@ def _faded_colour(label, draws, key):
 
 def _scenery(label, draws, key):
     return _crowd(draws, key, draws.between(1, 3), DOMAIN_BACKGROUNDS[1][label], domain=1)
-
-
-def _size(label, draws, key):
-    return _one(draws, key, size=label)
-
-
-def _orientation(label, draws, key):
-    return _one(draws, key, shape=ARROW, orientation=label)
 
 
 def _position(label, draws, key):
@@ -244,38 +269,37 @@ _PLACES = tuple(phrases[0] for phrases in PLACE_PHRASES)
 _RELATIONS = tuple(phrases[0] for phrases in RELATION_PHRASES)
 _SKETCHES = tuple(SHAPES[shape] for shape in SKETCH_SHAPES)
 VTAB_TASKS = {
-    "vtab/shape": TaskSpec(SHAPES, NOUN_TEMPLATES, "VTAB natural: Caltech101", "natural", _shape),
-    "vtab/colour": TaskSpec(COLOURS, ADJECTIVE_TEMPLATES, "VTAB natural: Flowers102", "natural", _colour),
-    "vtab/texture": TaskSpec(TEXTURES, ADJECTIVE_TEMPLATES, "VTAB natural: DTD", "natural", _texture),
-    "vtab/background": TaskSpec(_A_BACKGROUNDS, BACKGROUND_TEMPLATES, "VTAB natural: SUN397", "natural", _background),
-    "vtab/scenery": TaskSpec(SCENERY_NAMES, PHRASE_TEMPLATES, "VTAB specialised: EuroSAT", "specialised", _scenery),
-    "vtab/other_domain_shape": TaskSpec(
-        SHAPES, NOUN_TEMPLATES, "VTAB specialised: RESISC45", "specialised", _other_domain_shape
-    ),
-    "vtab/sketch_shape": TaskSpec(
-        _SKETCHES, NOUN_TEMPLATES, "VTAB specialised: Patch Camelyon", "specialised", _sketch_shape
-    ),
-    "vtab/faded_colour": TaskSpec(
-        COLOURS, ADJECTIVE_TEMPLATES, "VTAB specialised: Diabetic Retinopathy", "specialised", _faded_colour
-    ),
-    "vtab/count": TaskSpec(COUNT_NAMES, COUNT_TEMPLATES, "VTAB structured: Clevr-Count", "structured", _count),
-    "vtab/distance": TaskSpec(
-        DISTANCE_NAMES, DISTANCE_TEMPLATES, "VTAB structured: KITTI-Dist", "structured", _distance
-    ),
-    "vtab/position": TaskSpec(_PLACES, PHRASE_TEMPLATES, "VTAB structured: dSpr-Loc", "structured", _position),
-    "vtab/size": TaskSpec(SIZES, ADJECTIVE_TEMPLATES, "VTAB structured: sNORB-Elev", "structured", _size),
-    "vtab/orientation": TaskSpec(
-        ORIENTATION_PHRASES, ARROW_TEMPLATES, "VTAB structured: dSpr-Ori", "structured", _orientation
-    ),
-    "vtab/relation": TaskSpec(_RELATIONS, RELATION_TEMPLATES, "VTAB structured: Clevr-Dist", "structured", _relation),
-}
-
-
+    f"vtab/{name}": TaskSpec(names, templates, f"VTAB {group}: {stands_in_for}", group, scene)
+    for name, names, templates, group, stands_in_for, scene in (
+        ("shape", SHAPES, NOUN_TEMPLATES, "natural", "Caltech101", partial(_one_of, attribute="shape")),
+        ("colour", COLOURS, ADJECTIVE_TEMPLATES, "natural", "Flowers102", partial(_one_of, attribute="colour")),
+        ("texture", TEXTURES, ADJECTIVE_TEMPLATES, "natural", "DTD", partial(_one_of, attribute="texture")),
+        ("background", _A_BACKGROUNDS, BACKGROUND_TEMPLATES, "natural", "SUN397", _background),
+        ("scenery", SCENERY_NAMES, PHRASE_TEMPLATES, "specialised", "EuroSAT", _scenery),
+        (
+            "other_domain_shape", SHAPES, NOUN_TEMPLATES, "specialised", "RESISC45",
+            partial(_one_of, attribute="shape", domain=1),
+        ),
+        (
+            "sketch_shape", _SKETCHES, NOUN_TEMPLATES, "specialised", "Patch Camelyon",
+            partial(_one_of, attribute="shape", values=SKETCH_SHAPES, rendition=2),
+        ),
+        ("faded_colour", COLOURS, ADJECTIVE_TEMPLATES, "specialised", "Diabetic Retinopathy", _faded_colour),
+        ("count", COUNT_NAMES, COUNT_TEMPLATES, "structured", "Clevr-Count", _count),
+        ("distance", DISTANCE_NAMES, DISTANCE_TEMPLATES, "structured", "KITTI-Dist", _distance),
+        ("position", _PLACES, PHRASE_TEMPLATES, "structured", "dSpr-Loc", _position),
+        ("size", SIZES, ADJECTIVE_TEMPLATES, "structured", "sNORB-Elev", partial(_one_of, attribute="size")),
+        (
+            "orientation", ORIENTATION_PHRASES, ARROW_TEMPLATES, "structured", "dSpr-Ori",
+            partial(_one_of, attribute="orientation", shape=ARROW),
+        ),
+        ("relation", _RELATIONS, RELATION_TEMPLATES, "structured", "Clevr-Dist", _relation),
+    )
+}  # fmt: skip
 assert len(PLACES) == len(_PLACES)
 
 
 CLASSIFICATION_TASKS: dict[str, TaskSpec] = {**IMAGENET_TASKS, **VTAB_TASKS}
-PARTS = ("test", "train")  # train: for probes and fine-tuning; the two share no picture
 
 
 class ClassificationTask:
@@ -292,11 +316,7 @@ class ClassificationTask:
     """
 
     def __init__(self, name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"):
-        if name not in CLASSIFICATION_TASKS:
-            raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(CLASSIFICATION_TASKS)}")
-        if part not in PARTS:
-            raise ValueError(f"unknown part {part!r}; known parts: {', '.join(PARTS)}")
-        check_sizes(size, image_size)
+        check_task(name, CLASSIFICATION_TASKS, part, size, image_size)
         spec = CLASSIFICATION_TASKS[name]
         self.task, self.size, self.image_size, self.seed, self.part = name, size, image_size, seed, part
         self.name = f"scenes/{name}"
@@ -330,20 +350,9 @@ class ClassificationTask:
     @property
     def fingerprint(self) -> str:
         """sha256 in hex of the parameters, the names and templates, and a few rendered pictures."""
-        parameters = {
-            "name": self.task,
-            "size": self.size,
-            "image_size": self.image_size,
-            "seed": self.seed,
-            "part": self.part,
-            "class_names": self.class_names,
-            "templates": self.templates,
-        }
-        return fingerprint_of(parameters, (self[index] for index in range(min(4, self.size))))
+        parameters = {name: getattr(self, name) for name in ("size", "image_size", "seed", "part")}
+        parameters |= {"name": self.task, "class_names": self.class_names, "templates": self.templates}
+        return fingerprint_of(parameters, self)
 
 
-def classification_task(
-    name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"
-) -> ClassificationTask:
-    """The task of that name; see `ClassificationTask`."""
-    return ClassificationTask(name, size, image_size, seed, part)
+classification_task = ClassificationTask

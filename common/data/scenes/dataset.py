@@ -3,6 +3,8 @@
 import hashlib
 import json
 import operator
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from common.data.scenes.statements import Statement
 from common.data.scenes.world import WORLD_VERSION, Scene
 
 MIN_IMAGE_SIZE = 16
-_SAMPLES_IN_FINGERPRINT = 4
+PARTS = ("test", "train")  # of tasks. train: for probes and fine-tuning; the two share no picture
 
 
 def check_sizes(size: int, image_size: int) -> None:
@@ -24,6 +26,15 @@ def check_sizes(size: int, image_size: int) -> None:
         raise ValueError(f"size must be positive, got {size}")
     if image_size < MIN_IMAGE_SIZE:
         raise ValueError(f"image_size must be at least {MIN_IMAGE_SIZE} pixels, got {image_size}")
+
+
+def check_task(name: str, tasks: Mapping[str, Any], part: str, size: int, image_size: int) -> None:
+    """Raise a ValueError that names the value if there is no such task, or not of that part or that size."""
+    if name not in tasks:
+        raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(tasks)}")
+    if part not in PARTS:
+        raise ValueError(f"unknown part {part!r}; known parts: {', '.join(PARTS)}")
+    check_sizes(size, image_size)
 
 
 def check_index(index, size: int) -> int:
@@ -38,10 +49,11 @@ def check_index(index, size: int) -> int:
     return plain % size
 
 
-def fingerprint_of(parameters: dict, items) -> str:
-    """sha256 in hex of the parameters, the world's version, and the pictures and words of a few items."""
+def fingerprint_of(parameters: dict, data_set) -> str:
+    """sha256 in hex of the parameters, the world's version, and the pictures and words of the first four items."""
     digest = hashlib.sha256(json.dumps({**parameters, "world": WORLD_VERSION}, sort_keys=True).encode())
-    for item in items:
+    for index in range(min(4, len(data_set))):
+        item = data_set[index]
         rest = {key: value for key, value in item.items() if not isinstance(value, np.ndarray)}
         digest.update(json.dumps(rest, sort_keys=True).encode())
         for key in sorted(item.keys() - rest.keys()):
@@ -145,17 +157,10 @@ class SceneDataset:
     @property
     def parameters(self) -> dict:
         """Everything the content depends on."""
-        return {
-            "split": self.split,
-            "size": self.size,
-            "image_size": self.image_size,
-            "seed": self.seed,
-            "caption_noise": self.caption_noise,
-            "ambiguity": self.ambiguity,
-        }
+        names = ("split", "size", "image_size", "seed", "caption_noise", "ambiguity")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def fingerprint(self) -> str:
         """sha256 in hex; changes with the parameters, the world's version, the drawing code and the wording."""
-        indices = range(min(_SAMPLES_IN_FINGERPRINT, self.size))
-        return fingerprint_of(self.parameters, (self[index] for index in indices))
+        return fingerprint_of(self.parameters, self)

@@ -75,8 +75,3 @@ def hard_negative_pairs(scene: Scene, detail: int = 0) -> list[tuple[str, str]]:
         if pairs:
             return list(dict.fromkeys(pairs))
     return []
-
-
-def hard_negatives(scene: Scene, detail: int = 0) -> list[str]:
-    """False captions of the scene that differ from true ones by swapped (else: replaced) words; never empty."""
-    return list(dict.fromkeys(false for _, false in hard_negative_pairs(scene, detail)))

@@ -162,15 +162,6 @@ def caption_positives(dataset) -> tuple[dict[int, list[int]], dict[int, list[int
     return captions_of, images_of
 
 
-def _positive_counts(dataset) -> np.ndarray:
-    """(number of pictures, 5) int64: how many pictures each caption describes, 0 where it is not true of its own."""
-    statements, scenes = _statements_and_scenes(dataset)
-    counts = [
-        len(found) * bool(np.isin(k // NUM_CAPTIONS, found)) for k, found in enumerate(matches(statements, scenes))
-    ]
-    return np.array(counts, dtype=np.int64).reshape(len(scenes), NUM_CAPTIONS)
-
-
 def text_to_image_ceilings(dataset) -> dict[str, float]:
     """Expected t2i R@1 of an oracle that knows what each caption describes and guesses among the matching pictures.
 
@@ -179,15 +170,12 @@ def text_to_image_ceilings(dataset) -> dict[str, float]:
     Returns:
         Fractions in [0, 1] under "all" and "level 0" ... "level 4".
     """
-    counts = _positive_counts(dataset)
-    hits = np.where(counts > 0, 1.0 / np.maximum(counts, 1), 0.0)
+    found = matches(*_statements_and_scenes(dataset))
+    # a caption that describes n pictures finds its own with 1 / n
+    hits = [1.0 / len(images) if caption // NUM_CAPTIONS in images else 0.0 for caption, images in enumerate(found)]
+    hits = np.array(hits).reshape(-1, NUM_CAPTIONS)
     levels = {f"level {level}": float(hits[:, level].mean()) for level in range(hits.shape[1])}
     return {"all": float(hits.mean()), **levels}
-
-
-def text_to_image_ceiling(dataset) -> float:
-    """The ceiling of t2i R@1 over all captions, a fraction in [0, 1]; see `text_to_image_ceilings`."""
-    return text_to_image_ceilings(dataset)["all"]
 
 
 def image_to_text_ceiling(dataset) -> float:

@@ -6,14 +6,14 @@ therefore also holds of a scene with a red circle and more. Dropping any part of
 longer one describes, the shorter one describes.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from common.data.scenes.world import (
-    BACKGROUNDS,
     COLOURS,
+    INVERSE_RELATION,
     ORIENTATIONS,
     PLACES,
-    RELATIONS,
     SHAPES,
     SIZES,
     TEXTURES,
@@ -55,42 +55,52 @@ def attributes(item) -> Mention:
 
 def fits(mention: Mention, item) -> bool:
     """Whether every named attribute of the mention agrees with the object."""
-    return (
-        (mention[0] < 0 or mention[0] == item.shape)
-        and (mention[1] < 0 or mention[1] == item.colour)
-        and (mention[2] < 0 or mention[2] == item.size)
-        and (mention[3] < 0 or mention[3] == item.texture)
-        and (mention[4] < 0 or mention[4] == item.orientation)
-        and (mention[5] < 0 or mention[5] == item.place)
-    )
+    return all(said in (-1, there) for said, there in zip(mention, attributes(item)))
+
+
+def matching(
+    statement: Statement,
+    count: int,
+    may_be: Callable[[Mention, int], bool],
+    related: Callable[[int, int, int], bool],
+) -> bool:
+    """Whether a statement's mentions can be different things of `count` such that all of its relations hold.
+
+    Args:
+        statement: background and number of things are not looked at.
+        count: of things.
+        may_be: whether a mention can be the thing of that index.
+        related: (relation, thing, other thing) -> whether the first stands so to the other.
+    """
+
+    def extend(chosen: tuple[int, ...]) -> bool:
+        position = len(chosen)
+        if position == len(statement.mentions):
+            return True
+        mention = statement.mentions[position]
+        for thing in range(count):
+            if thing not in chosen and may_be(mention, thing):
+                longer = (*chosen, thing)
+                # relations are looked at as soon as both of their things are chosen
+                due = ((r, longer[a], longer[b]) for a, r, b in statement.relations if max(a, b) == position)
+                if all(related(*relation) for relation in due) and extend(longer):
+                    return True
+        return False
+
+    return extend(())
 
 
 def describes(statement: Statement, scene: Scene) -> bool:
     """Whether the statement is true of the scene; see the module's first paragraph for what that means."""
     objects = scene.objects
-    if statement.background >= 0 and statement.background != scene.background:
+    if statement.background not in (-1, scene.background) or statement.count not in (-1, len(objects)):
         return False
-    if statement.count >= 0 and statement.count != len(objects):
-        return False
-    mentions, relations = statement.mentions, statement.relations
-
-    def match(chosen: tuple[int, ...]) -> bool:
-        position = len(chosen)
-        if position == len(mentions):
-            return True
-        for index, item in enumerate(objects):
-            if index in chosen or not fits(mentions[position], item):
-                continue
-            extended = (*chosen, index)
-            if all(
-                holds(relation, objects[extended[a]], objects[extended[b]])
-                for a, relation, b in relations
-                if max(a, b) == position
-            ) and match(extended):
-                return True
-        return False
-
-    return match(())
+    return matching(
+        statement,
+        len(objects),
+        lambda mention, thing: fits(mention, objects[thing]),
+        lambda relation, thing, other: holds(relation, objects[thing], objects[other]),
+    )
 
 
 def entails(stronger: Statement, weaker: Statement) -> bool:
@@ -101,36 +111,11 @@ def entails(stronger: Statement, weaker: Statement) -> bool:
     """
     if weaker.background not in (-1, stronger.background) or weaker.count not in (-1, stronger.count):
         return False
-    known = set(stronger.relations) | {(b, relation ^ 1, a) for a, relation, b in stronger.relations}
-
-    def match(chosen: tuple[int, ...]) -> bool:
-        position = len(chosen)
-        if position == len(weaker.mentions):
-            return True
-        for index, mention in enumerate(stronger.mentions):
-            if index in chosen or any(w not in (-1, s) for w, s in zip(weaker.mentions[position], mention)):
-                continue
-            extended = (*chosen, index)
-            if all(
-                (extended[a], relation, extended[b]) in known
-                for a, relation, b in weaker.relations
-                if max(a, b) == position
-            ) and match(extended):
-                return True
-        return False
-
-    return match(())
-
-
-def explain(statement: Statement) -> str:
-    """The statement in a fixed notation for logs and error messages; not a caption."""
-    parts = [
-        " ".join(names[value] for names, value in zip(ATTRIBUTE_NAMES, mention) if value >= 0) or "something"
-        for mention in statement.mentions
-    ]
-    parts += [f"{a} {RELATIONS[relation]} {b}" for a, relation, b in statement.relations]
-    if statement.background >= 0:
-        parts.append(f"on {BACKGROUNDS[statement.background]}")
-    if statement.count >= 0:
-        parts.append(f"exactly {statement.count}")
-    return "; ".join(parts)
+    known = {(r, a, b) for a, r, b in stronger.relations}
+    known |= {(INVERSE_RELATION[r], b, a) for r, a, b in known}
+    return matching(
+        weaker,
+        len(stronger.mentions),
+        lambda mention, thing: all(w in (-1, s) for w, s in zip(mention, stronger.mentions[thing])),
+        lambda *relation: relation in known,
+    )

@@ -25,6 +25,6 @@ def scene_words() -> list[str]:
         _collect(names, found)
     for module in (wording, phrases, classification):
         for name, value in vars(module).items():
-            if name.isupper() and not name.endswith(("_TASKS", "PARTS")):  # these are no words of a caption
+            if name.isupper() and not name.endswith("_TASKS"):  # a task's name is no word of a caption
                 _collect(value, found)
     return sorted(found)

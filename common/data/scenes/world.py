@@ -6,7 +6,8 @@ is an index into the tuple of names below; -1 means "not said" in statements and
 
 from dataclasses import dataclass
 
-from common.data.scenes.masks import SHAPES, shape_extent
+from common.data.scenes.masks import SHAPES as SHAPES  # the masks need it; others read it from here
+from common.data.scenes.masks import shape_extent
 
 WORLD_VERSION = 1  # raise when the meaning of a seed changes
 CANVAS = 960  # side of the square world, in units
@@ -50,25 +51,14 @@ class SceneObject:
         return 3 * (3 * self.y // CANVAS) + 3 * self.x // CANVAS
 
     @property
-    def centre(self) -> tuple[float, float]:
-        """(x, y) as fractions of the picture, in [0, 1]."""
-        return self.x / CANVAS, self.y / CANVAS
-
-    @property
     def box(self) -> tuple[float, float, float, float]:
         """(left, top, right, bottom) of what is drawn, as fractions of the picture, in [0, 1]."""
         left, top, right, bottom = shape_extent(self.shape, self.orientation)
-        return (
-            max(0.0, (self.x + left * self.radius / 128) / CANVAS),
-            max(0.0, (self.y + top * self.radius / 128) / CANVAS),
-            min(1.0, (self.x + right * self.radius / 128) / CANVAS),
-            min(1.0, (self.y + bottom * self.radius / 128) / CANVAS),
-        )
 
-    @property
-    def words(self) -> str:
-        """Plain description for people and logs, for example "small red striped circle"."""
-        return f"{SIZES[self.size]} {COLOURS[self.colour]} {TEXTURES[self.texture]} {SHAPES[self.shape]}"
+        def share(centre: int, reach: int) -> float:
+            return min(max((centre + reach * self.radius / 128) / CANVAS, 0.0), 1.0)
+
+        return share(self.x, left), share(self.y, top), share(self.x, right), share(self.y, bottom)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +82,8 @@ def holds(relation: int, a: SceneObject, b: SceneObject) -> bool:
     The relations are strict: at most one of left/right holds, and each is the inverse of the other. Two objects whose
     squares do not overlap satisfy at least one of the four.
     """
-    gap = a.radius + b.radius
-    if relation == LEFT:
-        return b.x - a.x >= gap
-    if relation == RIGHT:
-        return a.x - b.x >= gap
-    if relation == ABOVE:
-        return b.y - a.y >= gap
-    return a.y - b.y >= gap
+    distance = b.x - a.x if relation in (LEFT, RIGHT) else b.y - a.y
+    return (distance if relation in (LEFT, ABOVE) else -distance) >= a.radius + b.radius
 
 
 def main_relation(a: SceneObject, b: SceneObject) -> int:

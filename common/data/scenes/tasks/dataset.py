@@ -4,8 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from common.base.random_keys import Draws, derive_key
-from common.data.scenes.classification import PARTS
-from common.data.scenes.dataset import check_index, check_sizes, fingerprint_of
+from common.data.scenes.dataset import check_index, check_task, fingerprint_of
 from common.data.scenes.tasks.associations import association_item
 from common.data.scenes.tasks.entailment import ENTAILMENT_LABELS, entailment_item
 from common.data.scenes.tasks.grounding import grounding_item
@@ -44,11 +43,7 @@ class AnnotationTask:
     """
 
     def __init__(self, name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"):
-        if name not in ANNOTATION_TASKS:
-            raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(ANNOTATION_TASKS)}")
-        if part not in PARTS:
-            raise ValueError(f"unknown part {part!r}; known parts: {', '.join(PARTS)}")
-        check_sizes(size, image_size)
+        check_task(name, ANNOTATION_TASKS, part, size, image_size)
         self.name, self.size, self.image_size, self.seed, self.part = name, size, image_size, seed, part
         self._make, self._turns, self.stands_in_for = ANNOTATION_TASKS[name]
         self._task_key = derive_key("annotation", seed, name, part)
@@ -68,18 +63,8 @@ class AnnotationTask:
     @property
     def fingerprint(self) -> str:
         """sha256 in hex of the parameters and a few items."""
-        parameters = {
-            "name": self.name,
-            "size": self.size,
-            "image_size": self.image_size,
-            "seed": self.seed,
-            "part": self.part,
-        }
-        return fingerprint_of(parameters, (self[index] for index in range(min(4, self.size))))
+        parameters = {name: getattr(self, name) for name in ("name", "size", "image_size", "seed", "part")}
+        return fingerprint_of(parameters, self)
 
 
-def annotation_task(
-    name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"
-) -> AnnotationTask:
-    """The task of that name; see `AnnotationTask`."""
-    return AnnotationTask(name, size, image_size, seed, part)
+annotation_task = AnnotationTask

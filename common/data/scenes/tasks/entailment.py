@@ -11,7 +11,7 @@ from dataclasses import replace
 from common.base.random_keys import Draws, derive_key
 from common.data.scenes.draw import render
 from common.data.scenes.sampling import Statistics, draw_scene
-from common.data.scenes.statements import Mention, Statement, fits
+from common.data.scenes.statements import Mention, Statement, fits, matching
 from common.data.scenes.wording import say
 from common.data.scenes.world import COLOURS, SHAPES, Scene, holds
 
@@ -20,22 +20,15 @@ CONTRADICTION, NEUTRAL, ENTAILMENT = range(3)
 _STATISTICS = Statistics(count_weights=(5, 35, 35, 25), copy_percent=25)
 
 
-def _some_assignment(statement: Statement, scene: Scene, covered_may_be_anything: bool) -> bool:
+def _can_hold(statement: Statement, scene: Scene, covered_may_be_anything: bool) -> bool:
     """Whether mentions can be matched to different objects; a covered object fits every mention or none."""
     objects = scene.objects
-
-    def match(chosen: tuple[int, ...]) -> bool:
-        position = len(chosen)
-        if position == len(statement.mentions):
-            return all(holds(r, objects[chosen[a]], objects[chosen[b]]) for a, r, b in statement.relations)
-        mention = statement.mentions[position]
-        return any(
-            match((*chosen, index))
-            for index, item in enumerate(objects)
-            if index not in chosen and (covered_may_be_anything if index in scene.covered else fits(mention, item))
-        )
-
-    return match(())
+    return matching(
+        statement,
+        len(objects),
+        lambda mention, k: covered_may_be_anything if k in scene.covered else fits(mention, objects[k]),
+        lambda relation, k, other: holds(relation, objects[k], objects[other]),
+    )
 
 
 def entailment_label(statement: Statement, scene: Scene) -> int:
@@ -50,9 +43,9 @@ def entailment_label(statement: Statement, scene: Scene) -> int:
         raise ValueError("a hypothesis must not say place or size, which show through the cloth")
     if statement.background not in (-1, scene.background) or statement.count not in (-1, len(scene.objects)):
         return CONTRADICTION
-    if _some_assignment(statement, scene, covered_may_be_anything=False):
+    if _can_hold(statement, scene, covered_may_be_anything=False):
         return ENTAILMENT
-    return NEUTRAL if _some_assignment(statement, scene, covered_may_be_anything=True) else CONTRADICTION
+    return NEUTRAL if _can_hold(statement, scene, covered_may_be_anything=True) else CONTRADICTION
 
 
 def random_hypothesis(draws: Draws) -> Statement:

@@ -55,9 +55,7 @@ def referring_statement(scene: Scene, index: int, draws: Draws, with_relation: b
         relation = ((0, main_relation(item, scene.objects[other]), 1),)
         if holds(relation[0][1], item, scene.objects[other]):
             second = _keep(attributes(scene.objects[other]), (0, 1))
-            related += [
-                Statement((_keep(known, fields), second), relation) for fields in ((0,), (1,), (0, 1), (0, 1, 2, 3))
-            ]
+            related += [Statement((_keep(known, fields), second), relation) for fields in _FIELDS_WITH_RELATION]
     for statement in [*related, *plain] if with_relation else [*plain, *related]:
         if referents(statement, scene) == [index]:
             return statement
