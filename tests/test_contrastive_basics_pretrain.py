@@ -75,9 +75,24 @@ def weights(files):
 # ---- every method ---------------------------------------------------------------------------------------------------
 
 
+def command(folder, *overrides, scale="smoke", seeds=(0,)):
+    return Command("self_supervised", scale, seeds, overrides, folder, folder / "results")
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory):
+    """Every method trained with two seeds, as the table wants them."""
+    folder = tmp_path_factory.mktemp("outputs")
+    return folder, self_supervised(command(folder, seeds=(0, 1)))
+
+
+def run_in(folder, name, seed=0):
+    return RunFiles(next((folder / "runs" / "contrastive_basics").glob(f"vision_{name}-smoke-*/seed{seed}")))
+
+
 @pytest.mark.parametrize("name", ROWS)
-def test_every_method_runs_end_to_end_and_writes_what_came_out(name, tmp_path):
-    files = run(tmp_path, name, "run.log_every=2")
+def test_every_method_runs_end_to_end_and_writes_what_came_out(name, reproduced):
+    files = run_in(reproduced[0], name)
     evaluation = json.loads(files.evaluation.read_text())
     assert set(evaluation["evaluations"]) == set(ROLES)
     assert evaluation["method"]["name"] == name
@@ -85,7 +100,6 @@ def test_every_method_runs_end_to_end_and_writes_what_came_out(name, tmp_path):
     assert all(evaluation[key] for key in ("git_revision", "hardware", "evaluation_code", "training_revision"))
     for role in ("knn", "linear_probe"):
         result = evaluation["evaluations"][role]
-        assert 0 <= result["metrics"]["acc1"] <= 1
         assert result["chance"]["acc1"] == pytest.approx(0.1)
         hits = json.loads(files.hits.read_text())[role]["acc1"]
         assert len(hits) == 40
@@ -96,44 +110,36 @@ def test_every_method_runs_end_to_end_and_writes_what_came_out(name, tmp_path):
     assert -1 <= collapse["mean_cosine"] <= 1
     assert 1 <= collapse["effective_rank"] <= 32
     steps = 0 if name == "random_weights" else 6
-    assert evaluation["step"] == steps
-    assert last_checkpoint(files.checkpoints).state["step"] == steps
-    assert [record["step"] for record in records(files)] == [2, 4, 6][: steps // 2]
-    assert [record["step"] for record in records(files, "evaluate")] == [3, 6][: steps // 3]
-    for record in records(files):
+    assert evaluation["step"] == last_checkpoint(files.checkpoints).state["step"] == steps
+    logged, followed = records(files), records(files, "evaluate")
+    assert [record["step"] for record in logged] == [2, 4, 6][: steps // 2]
+    assert [record["step"] for record in followed] == [3, 6][: steps // 3]
+    for record in logged:
         assert {"projection_channel_std", "projection_mean_cosine", "projection_effective_rank"} <= set(record)
         assert record["samples_seen"] == 16 * record["step"]
-    for record in records(files, "evaluate"):
+    for record in followed:
         assert set(record["metrics"]) == {"knn_acc1", "channel_std", "mean_cosine", "effective_rank"}
 
 
-def test_random_weights_are_those_that_the_seed_draws(tmp_path):
-    files = run(tmp_path, "random_weights", *SHORT_END)
-    torch.manual_seed(0)
-    drawn = build_method(config_of("random_weights"), 10, 0).state_dict()
-    found = weights(files)
-    assert found.keys() == drawn.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in drawn.items())
-    other = weights(run(tmp_path / "other", "random_weights", *SHORT_END, "run.seed=1"))
-    assert not torch.equal(other["encoder.backbone.stem.0.weight"], found["encoder.backbone.stem.0.weight"])
+def test_random_weights_are_those_that_the_seed_draws(reproduced):
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        drawn = build_method(config_of("random_weights"), 10, seed).state_dict()
+        found = weights(run_in(reproduced[0], "random_weights", seed))
+        assert found.keys() == drawn.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in drawn.items())
 
 
-@pytest.mark.parametrize(
-    ("name", "rate", "fall"),
-    [("simclr", 1.0, 0.15), ("moco_v2", 1.0, 0.2), ("simsiam", 0.5, 0.15), ("supervised", 2.0, 0.15)],
-)
-def test_training_lowers_the_loss(name, rate, fall, tmp_path):
+def test_training_lowers_the_loss(tmp_path):
     many = (
-        "optim.steps=60", f"optim.learning_rate={rate}", "run.save_every=0", "optim.global_batch_size=32",
-        "data.smallest_crop=0.9", "data.task=vtab/background",
+        "optim.steps=40", "optim.learning_rate=1.0", "run.save_every=0", "optim.global_batch_size=32",
+        "data.smallest_crop=0.9", "data.task=vtab/background", "method.queue_size=64",
     )  # fmt: skip
-    small_queue = ("method.queue_size=64",) if name == "moco_v2" else ()
-    curve = losses(run(tmp_path, name, *SHORT_END, *many, *small_queue))
-    start = curve[5:15]  # once MoCo's queue holds keys
-    assert sum(curve[-10:]) / 10 < sum(start) / 10 - fall
+    curve = losses(run(tmp_path, "moco_v2", *SHORT_END, *many))
+    assert sum(curve[-10:]) / 10 < sum(curve[5:10]) / 5 - 0.15  # from when the queue holds keys
 
 
-@pytest.mark.parametrize("name", ["moco_v2", "moco_v3", "simsiam", "simclr"])
+@pytest.mark.parametrize("name", ["moco_v2", "moco_v3", "simsiam"])
 def test_the_loop_is_its_parts_one_after_the_other(name, tmp_path):
     settings = (*SHORT_END, "optim.steps=4", "optim.learning_rate=1.0")
     settings += ("method.queue_size=24",) if name == "moco_v2" else ()
@@ -159,32 +165,6 @@ def test_the_loop_is_its_parts_one_after_the_other(name, tmp_path):
     trained = model.state_dict()
     for key, tensor in weights(files).items():
         assert torch.allclose(tensor.float(), trained[key].float(), atol=1e-5), key
-
-
-class OtherLabels:
-    """The same pictures with every label moved on by one."""
-
-    def __init__(self, pictures):
-        self.pictures, self.name = pictures, pictures.name
-        self.class_names, self.fingerprint = pictures.class_names, pictures.fingerprint
-
-    def __len__(self):
-        return len(self.pictures)
-
-    def label(self, index):
-        return (self.pictures.label(index) + 1) % len(self.class_names)
-
-    def __getitem__(self, index):
-        return {**self.pictures[index], "label": self.label(index)}
-
-
-@pytest.mark.parametrize("name", [*SELF_SUPERVISED, "supervised"])
-def test_labels_reach_the_supervised_reference_alone(name, tmp_path):
-    settings = (*SHORT_END, "optim.steps=2")
-    plain = run(tmp_path / "plain", name, *settings)
-    other_labels = OtherLabels(open_training_set(config_of(name).data))
-    moved = run(tmp_path / "moved", name, *settings, training_set=other_labels)
-    assert (losses(plain) == losses(moved)) == (name != "supervised")
 
 
 # ---- resume ---------------------------------------------------------------------------------------------------------
@@ -219,10 +199,9 @@ def killed_run(folder, name, *overrides, at_step, between, monkeypatch):
             run(folder, name, *overrides, resume=True)
 
 
-@pytest.mark.parametrize("name", ["moco_v2", "simsiam", "moco_v3"])
-def test_killed_between_steps_and_resumed_a_run_is_the_unbroken_one_bit_for_bit(name, tmp_path, monkeypatch):
-    settings = (*SHORT_END, "optim.steps=8", "run.evaluate_every=4", "optim.learning_rate=0.5")
-    settings += ("method.queue_size=50",) if name == "moco_v2" else ()  # wraps, with a remainder
+def test_killed_between_steps_and_resumed_a_run_is_the_unbroken_one_bit_for_bit(tmp_path, monkeypatch):
+    name = "moco_v2"  # whose queue wraps, with a remainder
+    settings = (*SHORT_END, "optim.steps=8", "run.evaluate_every=4", "optim.learning_rate=0.5", "method.queue_size=50")
     unbroken = run(tmp_path / "unbroken", name, *settings)
     assert len(set(losses(unbroken))) == 8
     broken = tmp_path / "broken"
@@ -240,24 +219,16 @@ def test_killed_between_steps_and_resumed_a_run_is_the_unbroken_one_bit_for_bit(
         assert (one.path / file).read_bytes() == (other.path / file).read_bytes()
     found, expected = (json.loads(run_files.evaluation.read_text()) for run_files in (files, unbroken))
     assert found["evaluations"] == expected["evaluations"]
-
-
-def test_a_checkpoint_carries_queue_pointer_momentum_encoder_and_running_statistics(tmp_path):
-    tensors = weights(run(tmp_path, "moco_v2", *SHORT_END, "method.queue_size=50", "optim.learning_rate=1.0"))
-    assert int(tensors["contrast.pool.queue.pointer"]) == 6 * 16 % 50
+    tensors = weights(unbroken)
+    assert int(tensors["contrast.pool.queue.pointer"]) == 8 * 16 % 50
     assert int(tensors["contrast.pool.queue.fill_level"]) == 50
-    for name in ("backbone.stem.0.weight", "backbone.stem.1.running_mean", "head.0.weight"):
-        assert not torch.equal(
-            tensors[f"contrast.encoder.{name}"], tensors[f"contrast.momentum_encoder.encoder.{name}"]
-        )
-
-
-def test_a_run_of_another_config_is_not_resumed(tmp_path):
-    run(tmp_path, "simsiam", *SHORT_END, "optim.steps=2")
-    with pytest.raises(ConfigError, match=r"holds a run of another config: optim.steps 2 -> 3"):
-        run(tmp_path, "simsiam", *SHORT_END, "optim.steps=3", resume=True)
+    for part in ("backbone.stem.0.weight", "backbone.stem.1.running_mean", "head.0.weight"):
+        momentum = tensors[f"contrast.momentum_encoder.encoder.{part}"]
+        assert not torch.equal(tensors[f"contrast.encoder.{part}"], momentum)
+    with pytest.raises(ConfigError, match=r"holds a run of another config: optim.steps 8 -> 9"):
+        run(broken, name, *settings, "optim.steps=9", resume=True)
     with pytest.raises(ConfigError, match="add --resume to go on"):
-        run(tmp_path, "simsiam", *SHORT_END, "optim.steps=2")
+        run(broken, name, *settings)
 
 
 # ---- data -----------------------------------------------------------------------------------------------------------
@@ -289,9 +260,7 @@ def test_class_folders_are_trained_on_and_a_broken_picture_is_replaced_and_named
     assert named
     assert all("3.png" in sample for sample in named)
     assert str(tmp_path) not in json.dumps(evaluation)  # results are shared
-    strict = ("data.source=folders", f"data.root={root}", "optim.steps=3")
-    assert losses(run(tmp_path / "again", "moco_v2", *folders, "evaluation.monitor_queries=10")) == losses(files)
-    assert config_of("moco_v2", *strict).data.max_broken_share == 0.01
+    assert config_of("moco_v2").data.max_broken_share == 0.01
 
 
 def test_folders_that_do_not_fit_are_refused_with_what_is_wrong(tmp_path):
@@ -368,25 +337,15 @@ def test_each_method_sees_its_own_augmentation_and_pixel_scale():
         assert all(recipe.blur_probability == 0 for recipe in view_recipes(config_of(name)))
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", ROWS)
-def test_every_row_has_a_config_that_loads_at_every_scale(name, scale):
-    config = config_of(name, "data.root=/data/pictures", scale=scale)
-    assert config.method.name == name
-    assert (config.data.source == "folders") == (scale in ("photos", "paper"))
+def test_every_row_has_a_config_that_loads_at_every_scale():
+    for name in ROWS:
+        for scale in SCALES:
+            config = config_of(name, "data.root=/data/pictures", scale=scale)
+            assert config.method.name == name
+            assert (config.data.source == "folders") == (scale in ("photos", "paper"))
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
-
-
-def command(folder, *overrides, scale="smoke", seeds=(0,)):
-    return Command("self_supervised", scale, seeds, overrides, folder, folder / "results")
-
-
-@pytest.fixture(scope="module")
-def reproduced(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("outputs")
-    return folder, self_supervised(command(folder, seeds=(0, 1)))
 
 
 def test_the_table_has_every_method_with_its_seeds(reproduced):
@@ -396,10 +355,8 @@ def test_the_table_has_every_method_with_its_seeds(reproduced):
     for name, row in zip(ROWS, table.rows):
         assert row.status == MEASURED
         assert not row.paper
-        found = (folder / "runs" / "contrastive_basics").glob(f"vision_{name}-smoke-*/seed*/evaluation.json")
-        runs = sorted(found, key=lambda path: path.parent.name)
-        evaluations = [json.loads(path.read_text())["evaluations"] for path in runs]
-        assert len(evaluations) == 2
+        runs = [run_in(folder, name, seed) for seed in (0, 1)]
+        evaluations = [json.loads(files.evaluation.read_text())["evaluations"] for files in runs]
         for role in ("knn", "linear_probe"):
             expected = [100 * evaluation[role]["metrics"]["acc1"] for evaluation in evaluations]
             assert row.ours[f"{role}_acc1"].values == pytest.approx(expected)
@@ -420,7 +377,7 @@ def test_a_second_call_trains_nothing_and_a_lost_evaluation_is_made_again(reprod
     (again,) = self_supervised(command(folder, seeds=(0, 1)))
     assert capsys.readouterr().out.count("found in") == 2 * len(ROWS)
     assert [row.ours for row in again.rows] == [row.ours for row in table.rows]
-    path = next((folder / "runs" / "contrastive_basics").glob("vision_simsiam-smoke-*/seed0/evaluation.json"))
+    path = run_in(folder, "simsiam").evaluation
     before = json.loads(path.read_text())["evaluations"]
     path.unlink()
     self_supervised(command(folder, seeds=(0,)))
@@ -429,9 +386,7 @@ def test_a_second_call_trains_nothing_and_a_lost_evaluation_is_made_again(reprod
 
 
 def test_a_checkpoint_of_something_else_is_not_evaluated(reproduced, tmp_path):
-    folder, _ = reproduced
-    found = next((folder / "runs" / "contrastive_basics").glob("vision_simsiam-smoke-*/seed0"))
-    checkpoint = last_checkpoint(RunFiles(found).checkpoints)
+    checkpoint = last_checkpoint(run_in(reproduced[0], "simsiam").checkpoints)
     checkpoint.state.pop("kind")
     with pytest.raises(CheckpointError, match=r"is not from contrastive_basics/pretrain\.py"):
         reevaluate(checkpoint, config_of("simsiam"), RunFiles(tmp_path), Accelerator(cpu=True))
@@ -447,7 +402,9 @@ def test_the_cache_knows_the_training_set_and_the_test_set():
     assert CODE.open_training(more, 0).fingerprint == CODE.open_training(data, 1).fingerprint
 
 
-def test_photographs_in_class_folders_give_the_same_table(data_dir, tmp_path):
+def test_photographs_in_class_folders_give_the_same_table(data_dir, tmp_path, monkeypatch):
+    two = {name: ROWS[name] for name in ("random_weights", "simclr")}
+    monkeypatch.setattr("contrastive_basics.vision.tables.ROWS", two)
     root = tmp_path / "cifar10"
     counts = {}
     with tarfile.open(data_dir / "labels" / "cifar10_30k.tar.xz") as archive:
