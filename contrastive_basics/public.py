@@ -1,4 +1,4 @@
-"""Published CLIP and FLAVA checkpoints, from transformers, ranked by the code that ranks our own (spec Sec. 7, 8).
+"""Published CLIP and FLAVA checkpoints, from transformers, ranked by the code that ranks our own.
 
     python contrastive_basics/public.py --checkpoint openai/clip-vit-large-patch14-336 \\
         data.source=karpathy data.root=/data/coco data.test='dataset_coco.json#test' data.images=images
@@ -42,7 +42,7 @@ BICUBIC = 3  # Pillow's number
 
 
 def pooled(output: Any) -> torch.Tensor:
-    """The features of a `get_..._features` call: transformers 4 returns them, 5 wraps them (spec Sec. 8)."""
+    """The features of a `get_..._features` call: transformers 4 returns them, 5 wraps them."""
     return output if isinstance(output, torch.Tensor) else output.pooler_output
 
 

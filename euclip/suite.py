@@ -1,4 +1,4 @@
-"""What the paper evaluates: DataComp's 38 sets with their metrics, and the means of Tables 1, 4, 5 and 8 (Sec. 11).
+"""What the paper evaluates: DataComp's 38 sets with their metrics, and the means of Tables 1, 4, 5 and 8.
 
     mean             DataComp                                       on the scenes
     mean_imagenet    ImageNet                                       imagenet
@@ -112,7 +112,7 @@ def evaluate_suite(config: Config, encoder: Encoder, sets: EvaluationSets) -> di
     """Every set by the model's own similarity, then the means. Call on every process.
 
     Args:
-        config: of the row; method.prompt_average says how the prompts of a class are combined (Sec. 11.2).
+        config: of the row; method.prompt_average says how the prompts of a class are combined.
         encoder: model and preprocessing.
         sets: as `open_evaluation_sets` gives them.
     Returns:

@@ -1,15 +1,10 @@
-"""Started by tests/test_common_retrieval.py: the same evaluations on one, two and three gloo processes, as JSON."""
+"""Evaluations that tests/test_common_retrieval.py makes in one process and in several, as JSON."""
 
 import json
-import sys
 from dataclasses import asdict
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 import common.evaluation.embed as embed
@@ -109,19 +104,7 @@ def evaluations():
     return results
 
 
-def run(process: int, count: int, folder: Path) -> None:
-    torch.set_num_threads(1)
+def evaluations_as_json() -> str:
+    """All of them, every rank's the same."""
     embed._ROWS_AT_ONCE = 16  # several tiles of scores from few pictures
-    if count > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/meet{count}", rank=process, world_size=count)
-    text = json.dumps(evaluations(), indent=1)
-    (folder / f"{count}.json" if process == 0 else folder / f"{count}-{process}.json").write_text(text)
-    if count > 1:
-        dist.barrier()
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    for count in (2, 3):  # forked before this process starts any thread: nothing is imported again
-        torch.multiprocessing.start_processes(run, (count, Path(sys.argv[1])), nprocs=count, start_method="fork")
-    run(0, 1, Path(sys.argv[1]))
+    return json.dumps(evaluations(), indent=1)

@@ -11,7 +11,6 @@ from common.evaluation.accuracy import (
     DATACOMP_UNSCORED,
     accuracy,
     accuracy_at_k,
-    class_weights,
     classification_evaluation,
     datacomp_averages,
     f1_macro_present,
@@ -27,13 +26,6 @@ from common.evaluation.accuracy import (
 LABELS, PREDICTIONS = [0, 0, 0, 1, 1, 2], [0, 0, 3, 1, 0, 2]  # class 3 is predicted but never occurs
 
 
-def test_worked_example():
-    assert accuracy(PREDICTIONS, LABELS) == pytest.approx(4 / 6)
-    assert mean_per_class_recall(PREDICTIONS, LABELS) == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
-    assert round(mean_per_class_recall(PREDICTIONS, LABELS), 4) == 0.7222
-    assert round(f1_macro_present(PREDICTIONS, LABELS), 4) == 0.7778
-
-
 def test_the_default_of_torchmetrics_is_another_metric():
     """Its macro average counts a class that is only predicted as a recall of 0, also where others report micro."""
     classification = pytest.importorskip("torchmetrics.functional.classification")
@@ -45,7 +37,7 @@ def test_the_default_of_torchmetrics_is_another_metric():
     assert micro == pytest.approx(accuracy(PREDICTIONS, LABELS))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_metrics_equal_scikit_learn_with_absent_classes(seed):
     metrics = pytest.importorskip("sklearn.metrics")
     random = np.random.default_rng(seed)
@@ -58,21 +50,6 @@ def test_metrics_equal_scikit_learn_with_absent_classes(seed):
     assert mean_per_class_recall(predictions, labels) == pytest.approx(balanced, abs=1e-12)
     assert f1_macro_present(torch.tensor(predictions), torch.tensor(labels)) == pytest.approx(f1, abs=1e-12)
     assert accuracy(predictions, labels) == metrics.accuracy_score(labels, predictions)
-
-
-def test_class_weights_have_mean_one_and_equal_sums_per_class():
-    weights = class_weights(LABELS)
-    assert weights.mean() == pytest.approx(1)
-    assert [weights[np.array(LABELS) == c].sum() for c in range(3)] == pytest.approx([2, 2, 2])
-
-
-def test_accuracy_at_k_grows_with_k_and_breaks_ties_by_the_lower_class():
-    scores, labels = torch.randn(40, 9), torch.randint(0, 9, (40,))
-    values = [accuracy_at_k(scores, labels, k) for k in range(1, 10)]
-    assert values == sorted(values)
-    assert values[-1] == 1
-    assert accuracy_at_k(torch.zeros(9, 9), torch.arange(9), 1) == pytest.approx(1 / 9)
-    assert accuracy_at_k(torch.zeros(9, 9), torch.arange(9), 5) == pytest.approx(5 / 9)
 
 
 def test_worst_group_is_the_least_accuracy_over_groups_with_items():
@@ -89,7 +66,7 @@ def test_both_readings_of_the_worst_region_are_labelled():
         worst_region_accuracy([1], ["Other"])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_winogavil_jaccard_equals_scikit_learn(seed):
     metrics = pytest.importorskip("sklearn.metrics")
     random = np.random.default_rng(seed)
@@ -129,13 +106,12 @@ def test_evaluation_carries_metrics_whose_hits_average_to_them():
     assert evaluation.metrics["acc5"] == pytest.approx(accuracy_at_k(scores, labels, 5))
     assert evaluation.metrics["mean_per_class_recall"] == pytest.approx(mean_per_class_recall(predictions, labels))
     assert evaluation.chance == pytest.approx({"acc1": 1 / 7, "acc5": 5 / 7, "mean_per_class_recall": 1 / 7})
+    assert set(classification_evaluation(scores[:, :5], labels.clamp(max=4), {}).metrics) == {
+        "acc1",
+        "mean_per_class_recall",
+    }
     for name, value in evaluation.metrics.items():
         assert np.mean([hit for (hit,) in evaluation.hits[name]]) == pytest.approx(value)
-
-
-def test_five_classes_have_no_acc5():
-    evaluation = classification_evaluation(torch.randn(6, 5), torch.randint(0, 5, (6,)), {})
-    assert set(evaluation.metrics) == {"acc1", "mean_per_class_recall"}
 
 
 def test_datacomp_table_has_38_tasks_in_groups_of_the_published_sizes():

@@ -57,12 +57,6 @@ def test_at_most_32_periods_go():
     assert normalize_answer("x." * 40) == "x" * 33 + ".x" * 7 + "."
 
 
-@pytest.mark.parametrize("matches", range(11))
-def test_score_for_n_matching_annotators(matches):
-    score = vqa_score("cat", (["cat"] * matches + ["dog", "bird"] * 5)[:10])
-    assert score == pytest.approx([0, 0.3, 0.6, 0.9][matches] if matches < 4 else 1)
-
-
 def test_score_equals_the_leave_one_out_loop():
     drawn = random.Random(0)
     for _ in range(300):

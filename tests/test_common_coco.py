@@ -41,7 +41,7 @@ def relation(image_ids, caption_ids, key="eccv", metrics="precision"):
 
 
 def loops(ranking, right):
-    """mAP@R, R-Precision and R@1 of one ranked list of ids, as papers/evaluation.md, Sec. 5 writes them."""
+    """mAP@R, R-Precision and R@1 of one ranked list of ids, from their definitions."""
     hits = [candidate in right for candidate in ranking]
     total = len(right)
     summed = sum(sum(hits[:r]) / r * hits[r - 1] for r in range(1, total + 1))
@@ -125,30 +125,6 @@ def test_a_sixth_caption_counts_in_5k_alone():
     assert told == {"coco_5k": ["all", 8, 42], "coco_1k": [5, 4, 20], "eccv": [5, 8, 40]}
     with pytest.raises(ProtocolError, match='captions_per_image is "all" for six but 5 for five'):
         check_alike({"six": results["coco_5k"].protocol, "five": alone["coco_5k"].protocol}, ("ids_hash",))
-
-
-def test_equal_scores_are_chance_at_one_in_every_protocol():
-    _, image_ids, caption_ids, owners = small_set()
-    one_each = Relation(
-        "cxc",
-        "x",
-        "recall",
-        {image: [caption_ids[3]] for image in image_ids},
-        dict.fromkeys(caption_ids, image_ids[:1]),
-    )
-    results = coco_results(torch.zeros(20, 100), image_ids, caption_ids, owners, [one_each], fold_size=4)
-    assert _both(results["coco_5k"], "recall_at_1") == pytest.approx((1 / 20, 1 / 20))
-    assert _both(results["coco_1k"], "recall_at_1") == pytest.approx((1 / 4, 1 / 4))
-    assert _both(results["cxc"], "recall_at_1") == (0, 1)  # text 3 is never first, image 0 always
-    assert results["coco_1k"].metrics["tied_share"] == 1
-
-
-def test_fewer_candidates_are_never_harder():
-    scores, image_ids, caption_ids, owners = small_set()
-    results = coco_results(scores, image_ids, caption_ids, owners, fold_size=4)
-    for key in ("i2t_recall_at_1", "t2i_recall_at_1", "rsum"):
-        assert results["coco_1k"].metrics[key] > results["coco_5k"].metrics[key]
-        assert results["coco_1k"].chance[key] > results["coco_5k"].chance[key]
 
 
 def test_two_matrices_rank_the_two_directions():

@@ -7,7 +7,7 @@ from torch import nn
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
-from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval, evaluation_mode
+from common.evaluation.embed import Encoder, evaluate_retrieval, evaluation_mode
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 
@@ -86,11 +86,3 @@ def test_embedding_that_takes_long_shows_a_bar(encoder, monkeypatch, capsys):
     assert "pictures:   0%" in capsys.readouterr().err
     encoder.texts([f"word{number}" for number in range(8)])
     assert "texts:   0%" in capsys.readouterr().err
-
-
-def test_captions_are_cleaned_before_the_prefix_is_put_on():
-    rule = CaptionRule(prefix="A photo of: ", cleaning="albef")
-    assert rule.apply("Two DOGS, running!") == "A photo of: two dogs running"
-    long = " ".join(f"w{number}" for number in range(40))
-    assert rule.apply(long) == "A photo of: " + " ".join(f"w{number}" for number in range(30))  # 30 words of its own
-    assert CaptionRule(prefix="A photo of: ").apply("Two DOGS!") == "A photo of: Two DOGS!"

@@ -32,8 +32,7 @@ def picture():
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.parametrize("magnitude", [0.0, 8.3, 9.4])
-@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("magnitude", "sign"), [(0.0, 1), (8.3, 1), (9.4, -1)])
 def test_change_equals_timm(name, magnitude, sign, picture, monkeypatch):
     timm = pytest.importorskip("timm.data.auto_augment")
     monkeypatch.setattr(timm, "_randomly_negate", lambda value: sign * value)
@@ -56,10 +55,10 @@ def test_full_strength_posterize_is_black_and_not_an_error(picture):
 
 def test_a_quarter_of_the_pictures_stay_and_a_seed_repeats(picture):
     original, unchanged = np.asarray(picture), 0
-    for seed in range(400):
+    for seed in range(200):
         first = np.asarray(rand_augment(picture, np.random.default_rng(seed), FILL))
         assert np.array_equal(first, np.asarray(rand_augment(picture, np.random.default_rng(seed), FILL)))
         assert first.shape == original.shape
         unchanged += np.array_equal(first, original)
     # neither change is made with probability 1/4; auto-contrast leaves this picture nearly as it is
-    assert 0.18 < unchanged / 400 < 0.36
+    assert 0.18 < unchanged / 200 < 0.36

@@ -46,18 +46,15 @@ def image_flops(tokens):
 # --- counting --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch", [1, 5])
-def test_flops_of_a_transformer_are_six_times_weights_times_tokens_and_the_attention(batch):
+def test_flops_of_a_transformer_are_six_times_weights_times_tokens_and_the_attention():
+    batch = 5
     assert training_flops(text_tower(), token_ids(batch)) == batch * text_flops(LENGTH)
     bidirectional = BidirectionalTextTransformer(100, LENGTH, WIDTH, LAYERS, HEADS, DIM)
     assert training_flops(bidirectional, token_ids(batch)) == batch * text_flops(LENGTH)
-    assert training_flops(image_tower(), torch.zeros(batch, 3, 32, 32)) == batch * image_flops(17)
-
-
-def test_two_towers_are_the_sum_of_their_towers():
-    model = TwoTowers(image_tower(), text_tower(), Sphere(), LogitScale(10.0))
-    found = training_flops(model, torch.zeros(2, 3, 32, 32), token_ids(2))
-    assert found == 2 * (image_flops(17) + text_flops(LENGTH))
+    images, ids = torch.zeros(batch, 3, 32, 32), token_ids(batch)
+    assert training_flops(image_tower(), images) == batch * image_flops(17)
+    both = TwoTowers(image_tower(), text_tower(), Sphere(), LogitScale(10.0))
+    assert training_flops(both, images, ids) == batch * (image_flops(17) + text_flops(LENGTH))
 
 
 def test_more_class_tokens_cost_and_dropped_patches_save():
@@ -92,13 +89,6 @@ def test_forward_flops_of_known_models_are_the_published_ones(build, weights):
     assert training_flops(model, torch.zeros(1, 3, 224, 224)) == pytest.approx(published, rel=2e-3)
 
 
-def test_our_vit_b_16_costs_what_torchvisions_does():
-    with torch.device("meta"):
-        ours, theirs = VisionTransformer(224, 16, 768, 12, 12, 1000), vit_b_16()
-    images = torch.zeros(1, 3, 224, 224)
-    assert training_flops(ours, images) == training_flops(theirs, images)
-
-
 def test_counting_changes_neither_model_nor_random_state():
     model = image_tower(patch_dropout=0.5, gradient_checkpointing=True).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -121,22 +111,12 @@ def test_counting_changes_neither_model_nor_random_state():
     [
         ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
         ("NVIDIA A100 80GB PCIe", "tf32", 156e12),
-        ("A100-SXM4-40GB", "float32", 19.5e12),
         ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4e12),
-        ("NVIDIA H100 PCIe", "bfloat16", 756.5e12),
-        ("NVIDIA H100 NVL", "float32", 60e12),
-        ("NVIDIA H200", "float32", 67e12),
-        ("NVIDIA L40S", "float16", 362.05e12),
         ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2e12),
         ("Tesla V100-SXM2-16GB", "float16", 125e12),
-        ("Tesla T4", "float32", 8.1e12),
         ("Tesla V100-SXM2-16GB", "bfloat16", None),
-        ("Tesla T4", "tf32", None),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16", None),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bfloat16", None),
-        ("NVIDIA GeForce RTX 4090 D", "bfloat16", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bfloat16", None),
-        ("NVIDIA H200X", "bfloat16", None),
         ("AMD Instinct MI300X", "bfloat16", None),
     ],
 )

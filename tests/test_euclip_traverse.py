@@ -15,7 +15,7 @@ from common.data.scenes import SceneDataset, describes
 from common.data.shards import ShardDataset
 from common.geometry import Sphere
 from euclip import traverse
-from euclip.geometry import Elliptic, Euclidean
+from euclip.geometry import Euclidean
 from euclip.traversal import (
     ROOT,
     Hierarchy,
@@ -136,7 +136,7 @@ def test_a_walk_starts_at_the_image_and_ends_at_the_root(name):
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
-@pytest.mark.parametrize("min_radius", [None, 0.1, 0.3, 0.8])
+@pytest.mark.parametrize("min_radius", [None, 0.3])
 def test_every_point_is_nearest_to_the_caption_that_loops_over_the_formulas_find(name, min_radius):
     geometry = GEOMETRIES[name]()
     if min_radius is not None and not geometry.has_cones:
@@ -157,7 +157,7 @@ def test_every_point_is_nearest_to_the_caption_that_loops_over_the_formulas_find
 
 
 @pytest.mark.parametrize("name", WITH_CONES)
-@pytest.mark.parametrize("min_radius", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("min_radius", [0.0, 0.2])
 def test_the_filter_keeps_the_captions_whose_exterior_angle_is_at_most_their_aperture(name, min_radius):
     geometry = GEOMETRIES[name]()
     curvature = curvature_of(geometry)
@@ -185,28 +185,6 @@ def test_on_a_ray_the_walk_passes_from_caption_to_caption_and_ties_go_to_the_fir
     assert nearest_on_walk(geometry, image, ray, root, 13, 0.01) == [0] * 5 + [1] * 4 + [2] * 4
 
 
-def test_on_a_circle_the_walk_passes_the_captions_by_angle():
-    def at(degrees):
-        return torch.tensor([math.cos(math.radians(degrees)), math.sin(math.radians(degrees))])
-
-    for geometry in (Sphere(), Elliptic()):
-        captions = torch.stack([at(45), at(80), at(-60)])
-        walk = nearest_on_walk(geometry, at(90), captions, at(0), 91)
-        degrees = [math.degrees(math.atan2(90 - step, step)) for step in range(91)]  # the chord, seen from the centre
-        expected = [1 if d > 62.5 else 0 if d > 22.5 else 3 for d in degrees]
-        assert walk == expected
-
-
-def test_equal_captions_are_met_as_the_first_of_them():
-    same = torch.ones(3, DIM)
-    assert nearest_on_walk(Euclidean(True), torch.ones(DIM), same, torch.zeros(DIM), 2) == [0, 3]
-
-
-def test_no_filter_takes_the_root_away_and_a_filter_without_captions_leaves_it_alone():
-    captions = -torch.ones(2, DIM)  # behind the origin
-    assert nearest_on_walk(Euclidean(True), torch.ones(DIM), captions, torch.zeros(DIM), 5, 0.1) == [2] * 5
-
-
 @pytest.mark.parametrize("name", ["sphere", "elliptic"])
 def test_the_root_of_a_sphere_is_the_mean_in_which_both_modalities_weigh_alike(name):
     images, texts = embeddings(name, 3, 1), embeddings(name, 15, 2)
@@ -215,21 +193,6 @@ def test_the_root_of_a_sphere_is_the_mean_in_which_both_modalities_weigh_alike(n
     assert torch.allclose(root_of(GEOMETRIES[name](), images, texts), mean / mean.norm())
     assert torch.allclose(root_of(GEOMETRIES[name](), images, texts, normalised=False), mean)
     assert mean.norm() < 0.9
-
-
-def test_a_plain_mean_as_root_loses_ground_to_captions_under_the_cosine():
-    images, texts = embeddings("sphere", 30, 1), embeddings("sphere", 30, 2)
-    at_root = {}
-    for normalised in (True, False):
-        root = root_of(Sphere(), images, texts, normalised)
-        at_root[normalised] = sum(nearest_on_walk(Sphere(), image, texts, root).count(30) for image in images)
-    assert at_root[False] < at_root[True]
-
-
-@pytest.mark.parametrize("name", WITH_CONES)
-def test_the_root_with_cones_is_the_origin(name):
-    assert not root_of(GEOMETRIES[name](), embeddings(name, 3), embeddings(name, 3)).any()
-    assert not root_of(GEOMETRIES[name](), embeddings(name, 3), embeddings(name, 3), normalised=False).any()
 
 
 def test_what_cannot_be_walked_is_refused_in_one_line():
@@ -271,7 +234,7 @@ def test_kendall_tau_is_scipys():
     assert kendall_tau([]) is None
 
 
-@pytest.mark.parametrize("levels", [[0], [0, 1], [0, 0, 1], [2, 0, 2, 1, 2], [1, 1, 1], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("levels", [[0], [2, 0, 2, 1, 2], [0, 1, 2, 3, 4]])
 def test_chance_of_order_is_the_share_of_permutations_in_order(levels):
     orders = list(itertools.permutations(levels))
     assert chance_of_order(levels) == pytest.approx(sum(list(o) == sorted(o) for o in orders) / len(orders))
@@ -334,13 +297,10 @@ def test_a_pool_of_lines_skips_empty_ones_and_a_pool_of_json_encodes_prompts_and
     ("content", "message"),
     [
         ("", "holds no caption"),
-        ("\n \n", "holds no caption"),
-        ("[]", "holds no caption"),
         ('{"captions": []}', "holds no caption"),
         ('{"caption": ["a"]}', "unknown key 'caption'"),
         ('{"nouns": "dog"}', "nouns is a str"),
         ('["a", 3]', "captions has 3"),
-        ('["a", " "]', "captions has ' '"),
         ("[", "not valid JSON"),
     ],
 )

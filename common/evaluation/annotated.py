@@ -1,4 +1,4 @@
-"""Scores of GeoMM's downstream tasks: VQA accuracy, SNLI-VE, NLVR2 (papers/evaluation.md, Sec. 11).
+"""Scores of GeoMM's downstream tasks: VQA accuracy, SNLI-VE, NLVR2.
 
 Pure functions of answers and labels; fractions in [0, 1].
 """

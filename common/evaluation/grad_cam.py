@@ -1,6 +1,6 @@
 """Grad-CAM: where in a picture a score comes from, and grounding by boxes or by pointing.
 
-On cross-attention (ALBEF, Sec. 6; GeoMM's visual grounding): attention times the positive part of its gradient,
+On cross-attention (ALBEF, and GeoMM's visual grounding): attention times the positive part of its gradient,
 averaged over heads and text tokens. On tokens (Grad-CAM, Eq. 1 and 2, as the oblique paper's Figures 5 and 7): channels
 weighted by their mean gradient. Boxes of this file are (x, y, width, height) in pixels, the form of annotation files.
 """

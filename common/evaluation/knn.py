@@ -1,7 +1,7 @@
 """Weighted nearest neighbours: what a representation is worth, without training anything.
 
-papers/contrastive_basics.md, Sec. 2.6 (kNN monitor). Features are those of the *encoder*,
-before projection and geometry.
+The vote is that of instance discrimination (Wu et al. 2018), SimSiam's monitor. Features are those of the
+*encoder*, before projection and geometry.
 """
 
 from typing import Any

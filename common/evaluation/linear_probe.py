@@ -1,6 +1,6 @@
 """Linear probes: how much of the classes one linear layer can read from a frozen network.
 
-Every paper has its own recipe (papers/evaluation.md, Sec. 10), so a recipe is a value: `PROBES` holds those of MoCo v3,
+Every paper has its own recipe, so a recipe is a value: `PROBES` holds those of MoCo v3,
 of the oblique paper (which says "follows MoCo v3" and deviates from it in most entries), of MoCo v1 and v2, and of the
 CLIP benchmark. Logistic regression with CLIP's and MERU's search for the regularisation stands beside them.
 

@@ -37,7 +37,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class RetrievalProtocol:
-    """All that changes a recall without changing the model (papers/evaluation.md, Sec. 1 to 6).
+    """All that changes a recall without changing the model.
 
     data, fingerprint: the data set and the hash of its files.
     captions_per_image: how many of each image's captions are used, the first ones in file order; "all" where all are

@@ -1,6 +1,6 @@
 """RandAugment as the code "rand-m9-mstd0.5-inc1" means it in timm: two of fifteen changes, each made every other time.
 
-The oblique paper's linear probe names this code (oblique_topology.md, Sec. 12). torchvision's RandAugment is another
+The oblique paper's linear probe names this code. torchvision's RandAugment is another
 method: it counts the magnitude on 31 bins, so that 9 there is a third of the strength, and always makes both changes.
 """
 

@@ -13,18 +13,6 @@ from common.base.compiled import compiled
 
 
 @compiled(parallel=True)
-def count_not_finite(scores):
-    """NaN and infinite scores of each row."""
-    count = np.zeros(len(scores), np.int64)
-    for i in numba.prange(len(scores)):
-        bad = 0
-        for j in range(scores.shape[1]):
-            bad += scores[i, j] - scores[i, j] != 0  # NaN for both
-        count[i] = bad
-    return count
-
-
-@compiled(parallel=True)
 def ranks_of_images(scores, rows, texts, starts):
     """Rank of the best positive of each row (0 without one) and how many negatives tie with it."""
     num_rows, num_texts = scores.shape

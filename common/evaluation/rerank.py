@@ -1,6 +1,6 @@
 """Two-stage retrieval (ALBEF, TCL, GeoMM): contrastive scores choose k candidates, a matching head ranks these.
 
-papers/evaluation.md, Sec. 6. A query's k best candidates by the first stage (ties to the lower index) are ranked by the
+A query's k best candidates by the first stage (ties to the lower index) are ranked by the
 logit of "these two match"; all others keep their places behind them. The released code fills the others with -100
 instead: the same recalls for K <= k, as long as no logit lies below the fill, which cannot go wrong here. The two
 directions choose different pairs, so they have different logits.
@@ -91,16 +91,7 @@ def two_stage_ranks(
     text_side = _rerank(
         text_table, positives.images, positives.text_starts, contrastive.text_to_image, by_text, *settings
     )
-    tied = np.concatenate([image_side.tied, text_side.tied])
-    matched = Ranks(
-        image_to_text=torch.from_numpy(image_side.ranks),
-        text_to_image=torch.from_numpy(text_side.ranks),
-        query_images=contrastive.query_images,
-        query_texts=contrastive.query_texts,
-        tied_share=float(tied.mean()) if len(tied) else 0.0,
-        i2t_tied_share=float(image_side.tied.mean()) if len(image_side.tied) else 0.0,
-        t2i_tied_share=float(text_side.tied.mean()) if len(text_side.tied) else 0.0,
-    )
+    matched = Ranks.of(positives, image_side.ranks, image_side.tied, text_side.ranks, text_side.tied)
     return TwoStage(contrastive, matched, float(image_side.kept.mean()), float(text_side.kept.mean()))
 
 

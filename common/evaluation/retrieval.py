@@ -1,6 +1,6 @@
 """Ranks, recall and precision from a matrix of scores and the relation of what is right. Arrays in; no model.
 
-Protocol (papers/evaluation.md, Sec. 1, 4 and 5): a query is found if any of its positives is in the top K; ties go to
+Protocol: a query is found if any of its positives is in the top K; ties go to
 the lower index, as a stable descending sort does; a query without positives is not counted, but as a candidate it
 stays. The share of queries whose best positive ties with a negative is reported, because a collapsed model scores ties
 everywhere.
@@ -19,7 +19,6 @@ import torch.distributed as dist
 from common.distributed import world_size
 from common.evaluation.rank_loops import (
     best_of_texts,
-    count_not_finite,
     counts_of_texts,
     equal_positives,
     ranks_of_image_positives,
@@ -128,6 +127,17 @@ class Ranks:
     i2t_tied_share: float
     t2i_tied_share: float
 
+    @classmethod
+    def of(
+        cls, positives: Positives, image_ranks: np.ndarray, image_tied: np.ndarray, text_ranks: np.ndarray,
+        text_tied: np.ndarray,
+    ) -> "Ranks":  # fmt: skip
+        """From the ranks of the queries of each direction, and whether each ties with a negative."""
+        both = np.concatenate([image_tied, text_tied])
+        arrays = (image_ranks, text_ranks, positives.query_images, positives.query_texts)
+        shares = (float(tied.mean()) if len(tied) else 0.0 for tied in (both, image_tied, text_tied))
+        return cls(*map(torch.from_numpy, arrays), *shares)
+
 
 @dataclass(frozen=True)
 class PerQuery:
@@ -180,16 +190,8 @@ def retrieval_ranks(
     text_ranks, text_tied = by_text.combine(np.stack([ahead, tied]), "SUM")
 
     query_images, query_texts = positives.query_images, positives.query_texts
-    image_tied, text_tied = image_tied[query_images] > 0, text_tied[query_texts] > 0
-    return Ranks(
-        image_to_text=torch.from_numpy(image_ranks[query_images]),
-        text_to_image=torch.from_numpy(text_ranks[query_texts]),
-        query_images=torch.from_numpy(query_images),
-        query_texts=torch.from_numpy(query_texts),
-        tied_share=_share(np.concatenate([image_tied, text_tied])),
-        i2t_tied_share=_share(image_tied),
-        t2i_tied_share=_share(text_tied),
-    )
+    of_images = image_ranks[query_images], image_tied[query_images] > 0
+    return Ranks.of(positives, *of_images, text_ranks[query_texts], text_tied[query_texts] > 0)
 
 
 def recalls(ranks: Ranks) -> PerQuery:
@@ -208,7 +210,7 @@ def precisions_at_r(
     rows: torch.Tensor | None = None,
     text_scores: torch.Tensor | None = None,
 ) -> PerQuery:
-    """mAP@R, R-Precision and R@1 of every query with R positives (ECCV Caption; papers/evaluation.md, Sec. 5).
+    """mAP@R, R-Precision and R@1 of every query with R positives (ECCV Caption).
 
     With P(r) the share of positives among the first r candidates: mAP@R is the sum of P(r) over the places r <= R that
     hold a positive, over R (not over how many those are); R-Precision is P(R). All candidates are ranked, none is cut.
@@ -356,10 +358,6 @@ def combine_over_processes(values: np.ndarray, operation: str) -> np.ndarray:
 _RECALL_KEYS = tuple(f"{name}_recall_at_{k}" for name in ("i2t", "t2i") for k in RECALL_AT)
 
 
-def _share(which: np.ndarray) -> float:
-    return float(which.mean()) if len(which) else 0.0
-
-
 def _means_of_both(metrics: dict[str, float]) -> dict[str, float]:
     """Sum and means over both directions; nothing where not all six recalls are there (ECCV Caption has R@1 alone)."""
     if not all(key in metrics for key in _RECALL_KEYS):
@@ -427,7 +425,10 @@ class _Held:
         if (times != 1).any():
             wrong = int(np.flatnonzero(times != 1)[0])
             raise ValueError(f"image {wrong} of the scores is held by {times[wrong]} processes; accepted: exactly one")
-        bad = int(held.combine(count_not_finite(held.table).sum(keepdims=True), "SUM")[0])
+        # NaN and infinities survive a sum; they are counted only where there are some
+        fine = bool(scores.sum(dtype=torch.float64).isfinite())
+        bad = 0 if fine else int((~scores.isfinite()).sum())
+        bad = int(held.combine(np.array([bad]), "SUM")[0])
         if bad:
             total = positives.num_images * positives.num_texts
             raise ValueError(f"{bad} of {total} scores are not finite; a sort would rank NaN first")
