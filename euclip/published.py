@@ -5,14 +5,13 @@ python euclip/published.py --checkpoint euclip.pt --layout open_clip --geometry 
     data.source=shards data.root=/data/flickr8k
 python euclip/published.py --checkpoint openai/clip-vit-base-patch32
 
-What differs between the layouts (spec Sec. 3, 4, 15.19):
+What differs between the layouts:
     meru         timm's ViT (patch bias, no LayerNorm before the blocks, fixed positions) and a CLIP-like text tower;
                  pictures normalised by ImageNet's mean. With `curv` it is MERU, without it their CLIP on the sphere.
     open_clip    CLIP's towers. EuCLIP's fork keeps alpha_img, alpha_txt and curvature beside hyperbolic ones, and no
                  final LayerNorm where there is none; which geometry it was trained with no tensor tells.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,23 +25,21 @@ from common.base.config import load_beside_weights
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets
 from common.data.transforms import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD
-from common.encoders.text import CausalTextTransformer
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import TwoTowers
-from common.encoders.vision import VisionTransformer
 from common.encoders.weights import (
-    Entry,
+    OPENAI_BLOCK,
+    Layout,
     WeightsError,
-    affine,
     clip_from_open_clip,
-    fill_,
     load_clip,
     read_weights,
+    two_towers_from,
+    without_ddp,
 )
 from common.evaluation.embed import Encoder
-from common.geometry import Sphere, clamp_scalars_
-from common.logit_scale import LogitScale
-from common.run.evaluation import answer_of_published, check_layout, published_encoder, this_device
+from common.geometry import clamp_scalars_
+from common.run.evaluation import answer_of_published, check_layout, command_line, published_encoder, this_device
 from common.run.launch import run_or_explain
 from euclip.config import Config, GeometryName, MethodConfig
 from euclip.evaluate import PAPER
@@ -55,6 +52,22 @@ SCALARS = {  # ours -> EuCLIP's fork of open_clip, MERU
     "image_scale": ("alpha_img", "visual_alpha"),
     "text_scale": ("alpha_txt", "textual_alpha"),
 }
+MERU = Layout(  # of the MERU authors' code; the image tower is timm's
+    {
+        "image_tower.patch_embedding.*": "visual.patch_embed.proj.*",
+        "image_tower.position_embedding": "visual.pos_embed",
+        "image_tower.class_embedding": "visual.cls_token",
+        "image_tower.final_norm.*": "visual.norm.*",
+        "image_tower.projection": "visual_proj.weight.T",
+        "text_tower.token_embedding.weight": "textual.token_embed.weight",
+        "text_tower.position_embedding": "textual.posit_embed",
+        "text_tower.final_norm.*": "textual.ln_final.*",
+        "text_tower.projection": "textual_proj.weight.T",
+        "logit_scale.log_logit_scale": "logit_scale",
+    },
+    ("visual.blocks.", ("norm1.*", "attn.qkv.*", "attn.proj.*", "norm2.*", "mlp.fc1.*", "mlp.fc2.*")),
+    ("textual.resblocks.", OPENAI_BLOCK),
+)
 _LOGIT_SCALES = ("logit_scale", "eu_logit_scale", "hyper_logit_scale")  # the fork's names
 
 
@@ -71,7 +84,7 @@ def euclip_from_open_clip(
     Raises:
         WeightsError: tensors that are missing or left over; hyperbolic scalars with another geometry.
     """
-    state = {name.removeprefix("module."): value for name, value in state.items()}
+    state = without_ddp(state)
     scales = [name for name in _LOGIT_SCALES if name in state]
     if len(scales) != 1:
         raise WeightsError(f"{source} has {len(scales)} logit scales; accepted: one of {', '.join(_LOGIT_SCALES)}")
@@ -93,45 +106,20 @@ def meru_from_state(
     Raises:
         WeightsError: tensors that are missing or left over.
     """
-    state = {name.removeprefix("module."): value for name, value in state.items()}
-    state.pop("pixel_mean", None)  # ImageNet's: the transform of this layout has them
-    state.pop("pixel_std", None)
+    state = without_ddp(state)
+    for name in ("pixel_mean", "pixel_std"):  # ImageNet's: the transform of this layout has them
+        state.pop(name, None)
     needed = ("visual.patch_embed.proj.weight", "visual.pos_embed", "textual.posit_embed", "visual_proj.weight")
     missing = [name for name in needed if name not in state]
     if missing:
         raise WeightsError(f"{source} is not in MERU's layout: it lacks {', '.join(missing)}")
     scalars = _scalars_of(state, 1)
-    width, _, patch_size, _ = state["visual.patch_embed.proj.weight"].shape
-    vocabulary_size, text_width = state["textual.token_embed.weight"].shape
-    layers = {
-        side: _layers(state, prefix) for side, prefix in (("image", "visual.blocks."), ("text", "textual.resblocks."))
-    }
-    heads = (12 if width == 384 else width // 64) if image_heads is None else image_heads
-    dim = state["visual_proj.weight"].shape[0]
-    with torch.device("meta"):
-        image_tower = VisionTransformer(
-            image_size=round((state["visual.pos_embed"].shape[1] - 1) ** 0.5) * patch_size,
-            patch_size=patch_size,
-            width=width,
-            layers=layers["image"],
-            heads=heads,
-            mlp_ratio=state["visual.blocks.0.mlp.fc1.weight"].shape[0] / width,
-            projection_dim=dim,
-            patch_bias=True,
-            input_norm=False,
-        )
-        text_tower = CausalTextTransformer(
-            vocabulary_size=vocabulary_size,
-            context_length=len(state["textual.posit_embed"]),
-            width=text_width,
-            layers=layers["text"],
-            heads=text_width // 64 or 1,
-            projection_dim=dim,
-            end_id=vocabulary_size - 1,
-        )
-        model = TwoTowers(image_tower, text_tower, Sphere(), LogitScale(init=1 / 0.07, maximum=100.0))
-    fill_(model, state, _meru_entries(layers["image"], layers["text"]), source, kept=[])
-    return _with_geometry(model.eval(), "hyperbolic" if scalars else "sphere", scalars, source)
+    width, text_width = (state[name].shape[-1] for name in ("visual.pos_embed", "textual.posit_embed"))
+    if image_heads is None:
+        image_heads = 12 if width == 384 else width // 64
+    text = {"heads": text_width // 64 or 1}
+    model = two_towers_from(state, MERU, {"heads": image_heads}, text, source)
+    return _with_geometry(model, "hyperbolic" if scalars else "sphere", scalars, source)
 
 
 def _scalars_of(state: dict[str, torch.Tensor], layout: int) -> dict[str, torch.Tensor]:
@@ -153,49 +141,6 @@ def _with_geometry(clip: TwoTowers, name: GeometryName, scalars: Mapping[str, to
             wanted[ours].fill_(value.item())
     clamp_scalars_(geometry.scalars())  # the fork keeps a curvature beyond its bounds and clamps it in the forward pass
     return TwoTowers(clip.image_tower, clip.text_tower, geometry, clip.logit_scale).eval()
-
-
-def _layers(state: Mapping[str, torch.Tensor], prefix: str) -> int:
-    return len({name.removeprefix(prefix).partition(".")[0] for name in state if name.startswith(prefix)})
-
-
-def _meru_entries(image_layers: int, text_layers: int) -> list[Entry]:
-    """Our keys and those of the MERU authors' code."""
-    image, text = "image_tower", "text_tower"
-    entries = [
-        *affine(f"{image}.patch_embedding", "visual.patch_embed.proj"),
-        Entry(f"{image}.class_embedding", ("visual.cls_token",)),
-        Entry(f"{image}.position_embedding", ("visual.pos_embed",)),
-        *affine(f"{image}.final_norm", "visual.norm"),
-        Entry(f"{image}.projection", ("visual_proj.weight",), "transposed"),
-        Entry(f"{text}.token_embedding.weight", ("textual.token_embed.weight",)),
-        Entry(f"{text}.position_embedding", ("textual.posit_embed",)),
-        *affine(f"{text}.final_norm", "textual.ln_final"),
-        Entry(f"{text}.projection", ("textual_proj.weight",), "transposed"),
-        Entry("logit_scale.log_logit_scale", ("logit_scale",)),
-    ]
-    for i in range(image_layers):
-        ours, theirs = f"{image}.transformer.blocks.{i}", f"visual.blocks.{i}"
-        entries += [
-            *affine(f"{ours}.attention_norm", f"{theirs}.norm1"),
-            *affine(f"{ours}.attention.in_projection", f"{theirs}.attn.qkv"),
-            *affine(f"{ours}.attention.out_projection", f"{theirs}.attn.proj"),
-            *affine(f"{ours}.mlp_norm", f"{theirs}.norm2"),
-            *affine(f"{ours}.mlp.0", f"{theirs}.mlp.fc1"),
-            *affine(f"{ours}.mlp.2", f"{theirs}.mlp.fc2"),
-        ]
-    for i in range(text_layers):
-        ours, theirs = f"{text}.transformer.blocks.{i}", f"textual.resblocks.{i}"
-        entries += [
-            *affine(f"{ours}.attention_norm", f"{theirs}.ln_1"),
-            Entry(f"{ours}.attention.in_projection.weight", (f"{theirs}.attn.in_proj_weight",)),
-            Entry(f"{ours}.attention.in_projection.bias", (f"{theirs}.attn.in_proj_bias",)),
-            *affine(f"{ours}.attention.out_projection", f"{theirs}.attn.out_proj"),
-            *affine(f"{ours}.mlp_norm", f"{theirs}.ln_2"),
-            *affine(f"{ours}.mlp.0", f"{theirs}.mlp.c_fc"),
-            *affine(f"{ours}.mlp.2", f"{theirs}.mlp.c_proj"),
-        ]
-    return entries
 
 
 def open_published(
@@ -246,13 +191,10 @@ def published_config(overrides: Sequence[str], geometry: str) -> Config:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="file of weights; layout transformers: folder or hub name")
+    parser = command_line(__doc__, "file of weights; layout transformers: folder or hub name")
     parser.add_argument("--layout", default="transformers", help=", ".join(LAYOUTS))
     parser.add_argument("--geometry", default="sphere", help="layout open_clip: that it was trained with")
     parser.add_argument("--activation", default=None, choices=("gelu", "quick_gelu"), help="of a bare file of weights")
-    parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.* and run.*")
     arguments = parser.parse_intermixed_args()
 
     config = published_config(arguments.overrides, arguments.geometry)

@@ -2,9 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,10 +26,10 @@ from common.encoders.weights import (
 )
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
+from scripts import export_weights
 
 open_clip = pytest.importorskip("open_clip")
 
-ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 IDS = torch.tensor([[58, 5, 6, 59, 0, 0, 0, 0], [58, 7, 59, 0, 0, 0, 0, 0], [58, 1, 2, 3, 4, 5, 6, 59]])
@@ -114,11 +111,6 @@ def test_clip_with_the_old_end_token_id_reads_out_the_largest_id():
     ours = clip_from_transformers(theirs)
     assert ours.text_tower.end_id == 59
     assert_same_as_transformers(ours, theirs)
-
-
-def test_clip_with_an_end_token_of_its_own_reads_out_there():
-    ours = clip_from_transformers(tiny_transformers_clip(eos=7))
-    assert ours.text_tower.end_id == 7
 
 
 @pytest.mark.parametrize("quick_gelu", [False, True])
@@ -394,37 +386,6 @@ def test_albefs_split_gives_berts_lower_layers_to_the_text_and_the_upper_ones_to
     torch.testing.assert_close(fusion.transformer(text.forward_tokens(IDS), mask)[mask], hidden[3][mask], **TOLERANCE)
 
 
-@torch.no_grad()
-def test_a_fusion_layer_is_a_bert_layer_with_cross_attention():
-    config = transformers.BertConfig(
-        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=60,
-        is_decoder=True, add_cross_attention=True, attn_implementation="eager",
-    )  # fmt: skip
-    theirs = shaken(transformers.BertModel(config, add_pooling_layer=False))
-    layer, fusion = theirs.encoder.layer[0], FusionTransformer(32, 32, 1, 2, mlp_ratio=2.0).eval()
-    state = theirs.state_dict()
-    block, prefix = fusion.transformer.blocks[0], "encoder.layer.0"
-
-    def put(module, *names):
-        module.weight.copy_(torch.cat([state[f"{prefix}.{name}.weight"] for name in names]))
-        module.bias.copy_(torch.cat([state[f"{prefix}.{name}.bias"] for name in names]))
-
-    put(block.attention.in_projection, *(f"attention.self.{x}" for x in ("query", "key", "value")))
-    put(block.attention.out_projection, "attention.output.dense")
-    put(block.attention_norm, "attention.output.LayerNorm")
-    put(block.cross_attention.query_projection, "crossattention.self.query")
-    put(block.cross_attention.memory_projection, "crossattention.self.key", "crossattention.self.value")
-    put(block.cross_attention.out_projection, "crossattention.output.dense")
-    put(block.cross_attention_norm, "crossattention.output.LayerNorm")
-    put(block.mlp[0], "intermediate.dense")
-    put(block.mlp[2], "output.dense")
-    put(block.mlp_norm, "output.LayerNorm")
-    text, image = torch.randn(2, 5, 32), torch.randn(2, 7, 32)
-    expected = layer(text, encoder_hidden_states=image)
-    expected = expected[0] if isinstance(expected, tuple) else expected
-    torch.testing.assert_close(fusion(text, torch.ones(2, 5, dtype=torch.bool), image), expected, **TOLERANCE)
-
-
 def test_a_bert_that_does_not_fit_is_refused():
     with pytest.raises(WeightsError, match="has 3 layers, the text tower takes 1 and the fusion 1"):
         load_bert_(tiny_bert(), our_bert(1), FusionTransformer(32, 48, 1, 2, mlp_ratio=2.0))
@@ -435,43 +396,17 @@ def test_a_bert_that_does_not_fit_is_refused():
         load_bert_(tiny_bert(), long)
 
 
-@pytest.mark.parametrize(
-    ("vision", "text", "dim", "expected"),
-    [
-        ((224, 32, 768, 12, 12), (512, 12, 8), 512, 151_277_313),  # ViT-B/32
-        ((224, 16, 768, 12, 12), (512, 12, 8), 512, 149_620_737),  # ViT-B/16
-        ((224, 14, 1024, 24, 16), (768, 12, 12), 768, 427_616_513),  # ViT-L/14
-        ((336, 14, 1024, 24, 16), (768, 12, 12), 768, 427_944_193),  # ViT-L/14 at 336 pixels
-    ],
-)
-def test_the_published_clips_have_the_known_parameter_counts(vision, text, dim, expected):
-    with torch.device("meta"):
-        model = TwoTowers(
-            VisionTransformer(*vision, dim),
-            CausalTextTransformer(49_408, 77, *text, dim, end_id=49_407),
-            Sphere(),
-            LogitScale(init=1.0),
-        )
-    assert sum(parameter.numel() for parameter in model.parameters()) == expected
-
-
-def test_bert_base_has_the_known_parameter_count():
-    with torch.device("meta"):
-        ours = BidirectionalTextTransformer(30_522, 512, 768, 12, 12, None, final_layer_norm=False)
-    pooler, token_types = 768 * 768 + 768, 2 * 768
-    assert sum(parameter.numel() for parameter in ours.parameters()) == 109_482_240 - pooler - token_types
-
-
 @pytest.mark.parametrize("layout", ["transformers", "open_clip"])
-def test_the_export_script_prints_the_parity_figure(tmp_path, layout):
+def test_the_export_script_prints_the_parity_figure(tmp_path, layout, monkeypatch, capsys):
     clip_to_transformers(our_clip("quick_gelu")).save_pretrained(tmp_path / "in")
-    command = [sys.executable, ROOT / "scripts" / "export_weights.py", "--model", tmp_path / "in", "--to", layout]
-    done = subprocess.run([*command, "--output", tmp_path / "out"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    arguments = ["--model", tmp_path / "in", "--to", layout, "--output", tmp_path / "out"]
+    monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
+    export_weights.main()
+    printed = capsys.readouterr().out
     found = re.search(
-        rf"read again by {layout}; .*: ([\d.e+-]+) \(8 random pictures\), ([\d.e+-]+) \(8 random", done.stdout
+        rf"read again by {layout}; .*: ([\d.e+-]+) \(8 random pictures\), ([\d.e+-]+) \(8 random", printed
     )
-    assert found, done.stdout
+    assert found, printed
     assert max(float(found[1]), float(found[2])) < 1e-5
     loaded = load_clip(tmp_path / "out")
     torch.testing.assert_close(loaded.encode_text(IDS), load_clip(tmp_path / "in").encode_text(IDS), **TOLERANCE)

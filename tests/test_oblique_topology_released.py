@@ -138,8 +138,12 @@ def test_a_file_is_read_without_running_anything(tmp_path):
 
 def test_missing_foreign_and_misshapen_tensors_are_named():
     state = release(SMALL, 8, 3).state_dict()
-    with pytest.raises(WeightsError, match=r"lacks 1 tensors \(visual.proj\), 1 have no place \(visual.other\)"):
-        from_released({("visual.other" if name == "visual.proj" else name): t for name, t in state.items()})
+    with pytest.raises(WeightsError, match=r"a file lacks visual\.ln_pre\.bias"):
+        from_released({name: t for name, t in state.items() if name != "visual.ln_pre.bias"}, "a file")
+    with pytest.raises(WeightsError, match=r"no released checkpoint of .* paper: it lacks visual\.class"):
+        from_released({"visual.conv1.weight": state["visual.conv1.weight"]})
+    with pytest.raises(WeightsError, match=r"no place for: visual\.other"):
+        from_released({**state, "visual.other": torch.zeros(1)})
     with pytest.raises(
         WeightsError, match=r"a file: ln_final.bias has shape \(5,\), text_tower.final_norm.bias is \(64,\)"
     ):

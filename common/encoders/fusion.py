@@ -8,7 +8,7 @@ from common.encoders.transformer import Transformer
 
 
 class FusionTransformer(nn.Module):
-    """BERT's upper layers with cross-attention to image tokens after each self-attention (GeoMM spec Sec. 10).
+    """BERT's upper layers with cross-attention to image tokens after each self-attention (ALBEF, Sec. 3.1).
 
     Args:
         width: of the text tokens.

@@ -111,7 +111,7 @@ class BidirectionalTextTransformer(nn.Module):
 
 
 class CausalTextTransformer(nn.Module):
-    """CLIP's text tower: causal, pre-norm, read out at the first end token (EuCLIP spec Sec. 3).
+    """CLIP's text tower: causal, pre-norm, read out at the first end token (CLIP, Sec. 2.4).
 
     No padding mask is needed: what follows the end token cannot be seen from it.
 

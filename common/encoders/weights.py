@@ -1,22 +1,25 @@
 """Weights in and out: transformers (CLIP, ViT, DeiT, BERT), OpenAI's CLIP archives and open_clip's layout.
 
-Each layout is a table of (our key, their keys); the same table is read in both directions. Whatever a table does not
-account for, on either side, is an error: weights that are not understood would be lost silently.
+A layout is a table of our names and theirs. The same table is read in both directions, and the sizes of the towers are
+read off the shapes of what it finds. Whatever a table does not account for, on either side, is an error: weights that
+are not understood would be lost silently. In tables
+
+    name.*         stands for weight and bias, also where another sign is before the star;
+    {q,k,v}_proj   for several tensors that lie one after the other along our first axis;
+    name.T         for the transpose.
 """
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from transformers import BertForMaskedLM, BertModel, CLIPConfig, CLIPModel, DeiTModel, ViTModel
 
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
@@ -26,11 +29,85 @@ from common.encoders.vision import VisionTransformer, interpolate_positions
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 
+if TYPE_CHECKING:  # half a second, which is paid by the functions that read or write transformers' models
+    from transformers import BertForMaskedLM, BertModel, CLIPModel, DeiTModel, ViTModel
+
 State = Mapping[str, torch.Tensor]
 
 
 class WeightsError(ValueError):
     """Weights that do not fit; the message is meant for the user as it stands."""
+
+
+# ---------------------------------------------------------------- the tables
+
+# Of a block: our layers, and in their order the names of others.
+BLOCK = ("attention_norm", "attention.in_projection", "attention.out_projection", "mlp_norm", "mlp.0", "mlp.2")
+OPENAI_BLOCK = ("ln_1.*", "attn.in_proj_*", "attn.out_proj.*", "ln_2.*", "mlp.c_fc.*", "mlp.c_proj.*")
+_CLIP_BLOCK = (
+    "layer_norm1.*", "self_attn.{q,k,v}_proj.*", "self_attn.out_proj.*", "layer_norm2.*", "mlp.fc1.*", "mlp.fc2.*",
+)  # fmt: skip
+_VIT_BLOCK = (
+    "layernorm_before.*", "attention.{q,k,v}_proj.*", "attention.o_proj.*", "layernorm_after.*", "mlp.fc1.*",
+    "mlp.fc2.*",
+)  # fmt: skip
+_OLDER_VIT_BLOCK = (
+    "layernorm_before.*", "attention.attention.{query,key,value}.*", "attention.output.dense.*", "layernorm_after.*",
+    "intermediate.dense.*", "output.dense.*",
+)  # fmt: skip
+_BERT_BLOCK = (
+    "attention.output.LayerNorm.*", "attention.self.{query,key,value}.*", "attention.output.dense.*",
+    "output.LayerNorm.*", "intermediate.dense.*", "output.dense.*",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where another code keeps the tensors of two towers, in the shorthand at the top of this file.
+
+    single: our name -> theirs.
+    image_blocks, text_blocks: what stands before the number of a block, and its names in the order of `BLOCK`.
+    """
+
+    single: Mapping[str, str]
+    image_blocks: tuple[str, Sequence[str]]
+    text_blocks: tuple[str, Sequence[str]]
+
+
+OPEN_CLIP = Layout(  # OpenAI's own too
+    {
+        "image_tower.patch_embedding.weight": "visual.conv1.weight",
+        "image_tower.position_embedding": "visual.positional_embedding",
+        "image_tower.class_embedding": "visual.class_embedding",
+        "image_tower.input_norm.*": "visual.ln_pre.*",
+        "image_tower.final_norm.*": "visual.ln_post.*",
+        "image_tower.projection": "visual.proj",
+        "text_tower.token_embedding.weight": "token_embedding.weight",
+        "text_tower.position_embedding": "positional_embedding",
+        "text_tower.final_norm.*": "ln_final.*",
+        "text_tower.projection": "text_projection",
+        "logit_scale.log_logit_scale": "logit_scale",
+    },
+    ("visual.transformer.resblocks.", OPENAI_BLOCK),
+    ("transformer.resblocks.", OPENAI_BLOCK),
+)
+_TRANSFORMERS_CLIP = Layout(
+    {
+        "image_tower.patch_embedding.weight": "vision_model.embeddings.patch_embedding.weight",
+        "image_tower.position_embedding": "vision_model.embeddings.position_embedding.weight",
+        "image_tower.class_embedding": "vision_model.embeddings.class_embedding",
+        "image_tower.input_norm.*": "vision_model.pre_layrnorm.*",  # their spelling
+        "image_tower.final_norm.*": "vision_model.post_layernorm.*",
+        "image_tower.projection": "visual_projection.weight.T",
+        "text_tower.token_embedding.weight": "text_model.embeddings.token_embedding.weight",
+        "text_tower.position_embedding": "text_model.embeddings.position_embedding.weight",
+        "text_tower.final_norm.*": "text_model.final_layer_norm.*",
+        "text_tower.projection": "text_projection.weight.T",
+        "logit_scale.log_logit_scale": "logit_scale",
+    },
+    ("vision_model.encoder.layers.", _CLIP_BLOCK),
+    ("text_model.encoder.layers.", _CLIP_BLOCK),
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +123,109 @@ class Entry:
     form: Literal["same", "transposed", "stacked"] = "same"
 
 
-# ---------------------------------------------------------------- CLIP
+def _entries(table: Mapping[str, str], our_prefix: str = "", their_prefix: str = "") -> list[Entry]:
+    """The rows of a table without its shorthand."""
+    entries = []
+    for ours, theirs in table.items():
+        for part in ("weight", "bias") if "*" in theirs else ("",):
+            name = their_prefix + theirs.replace("*", part)
+            before, _, rest = name.partition("{")
+            several, _, after = rest.partition("}")
+            names = tuple(f"{before}{one}{after}" for one in several.split(","))
+            form = "stacked" if len(names) > 1 else "transposed" if name.endswith(".T") else "same"
+            names = tuple(one.removesuffix(".T") for one in names)
+            entries.append(Entry(our_prefix + ours.replace("*", part), names, form))
+    return entries
+
+
+def _block_entries(ours: str, theirs: str, names: Sequence[str], layers: int, first: int = 0) -> list[Entry]:
+    """Of so many blocks behind a prefix; `first` of theirs is our number 0."""
+    table = {f"{layer}.*": name for layer, name in zip(BLOCK, names, strict=True)}
+    return [entry for i in range(layers) for entry in _entries(table, f"{ours}{i}.", f"{theirs}{first + i}.")]
+
+
+def _tower_entries(layout: Layout, image_layers: int, text_layers: int) -> list[Entry]:
+    entries = _entries(layout.single)
+    entries += _block_entries("image_tower.transformer.blocks.", *layout.image_blocks, image_layers)
+    return entries + _block_entries("text_tower.transformer.blocks.", *layout.text_blocks, text_layers)
+
+
+# ---------------------------------------------------------------- two towers
+
+
+def two_towers_from(
+    state: State,
+    layout: Layout,
+    image: dict[str, Any],
+    text: dict[str, Any],
+    source: str,
+    maximum: float | None = 100.0,
+) -> TwoTowers:
+    """Two towers from a foreign state dict; all sizes are read off the shapes, so each layout needs its table alone.
+
+    A text tower with a LayerNorm on its embeddings is BERT's kind, every other one CLIP's.
+
+    Args:
+        state: theirs, all of it; buffers that older versions saved are left out.
+        layout: where they keep what. Final LayerNorms that the state lacks altogether are not in the towers either.
+        image, text: what no shape tells, for the towers: "heads", and where they are not the usual ones "activation",
+            "norm_eps", "end_id" (default: the largest id).
+        source: named in errors.
+        maximum: of the logit scale.
+    Returns:
+        TwoTowers on the sphere, float32, in eval mode.
+    Raises:
+        WeightsError: tensors that are missing, left over, or of another shape.
+    """
+    entries = _tower_entries(
+        layout, *(_count(state, blocks[0]) for blocks in (layout.image_blocks, layout.text_blocks))
+    )
+    final_norms = {name for entry in entries if ".final_norm." in entry.ours for name in entry.theirs}
+    if not final_norms & state.keys():
+        entries = [entry for entry in entries if ".final_norm." not in entry.ours]
+    found = _in_our_names(state, entries, source)
+    image_tensors, text_tensors = (
+        {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
+        for prefix in ("image_tower.", "text_tower.")
+    )
+    width, _, patch_size, _ = image_tensors["patch_embedding.weight"].shape
+    vocabulary_size, text_width = text_tensors["token_embedding.weight"].shape
+    num_class_tokens = image_tensors["class_embedding"].numel() // width
+    num_patches = image_tensors["position_embedding"].numel() // width - num_class_tokens
+    context_length = text_tensors["position_embedding"].numel() // text_width
+    with torch.device("meta"):  # the tensors of the state take the place of these
+        image_tower = VisionTransformer(
+            image_size=round(num_patches**0.5) * patch_size,
+            patch_size=patch_size,
+            num_class_tokens=num_class_tokens,
+            patch_bias="patch_embedding.bias" in image_tensors,
+            input_norm="input_norm.weight" in image_tensors,
+            **_read_sizes(image_tensors, width),
+            **image,
+        )
+        shared = _read_sizes(text_tensors, text_width) | {"vocabulary_size": vocabulary_size}
+        shared |= {"end_id": vocabulary_size - 1} | text
+        if "input_norm.weight" in text_tensors:  # its class tokens share one embedding and have a position each
+            length = context_length - num_class_tokens + 1
+            text_tower = BidirectionalTextTransformer(
+                context_length=length, num_class_tokens=num_class_tokens, **shared
+            )
+        else:
+            text_tower = CausalTextTransformer(context_length=context_length, **shared)
+    model = TwoTowers(image_tower, text_tower, Sphere(), LogitScale(init=1 / 0.07, maximum=maximum))
+    _put(model, found, entries, source, kept=[])
+    return model.eval()
+
+
+def _read_sizes(tensors: State, width: int) -> dict[str, Any]:
+    """The arguments that every tower takes, from its tensors under our names."""
+    return {
+        "width": width,
+        "layers": _count(tensors, "transformer.blocks."),
+        "projection_dim": tensors["projection"].shape[1],
+        "mlp_ratio": tensors["transformer.blocks.0.mlp.0.weight"].shape[0] / width,
+        "final_layer_norm": "final_norm.weight" in tensors,
+    }
 
 
 def clip_from_open_clip(
@@ -72,47 +251,20 @@ def clip_from_open_clip(
     Raises:
         WeightsError: not a CLIP with a ViT, or tensors left over.
     """
-    state = _bare(state)
+    # open_clip's custom text towers have a prefix of their own, OpenAI's archives numbers that are no weights
+    state = {name.removeprefix("text."): value for name, value in without_ddp(state).items()}
+    state = {name: value for name, value in state.items() if name not in _ARCHIVE_NUMBERS}
     if "visual.conv1.weight" not in state or "visual.layer1.0.conv1.weight" in state:
         raise WeightsError(
             f"{source} is no CLIP with a vision transformer: it has no patch embedding visual.conv1.weight"
         )
-    missing = [name for name in _SIZES_ARE_READ_OFF if name not in state]
-    if missing:
-        raise WeightsError(f"{source} lacks {_some(missing)}")
-    width, _, patch_size, _ = state["visual.conv1.weight"].shape
-    positions, text_width = state["visual.positional_embedding"], state["token_embedding.weight"].shape[1]
-    final_layer_norm = "ln_final.weight" in state
-    with torch.device("meta"):
-        image_tower = VisionTransformer(
-            image_size=round((len(positions) - 1) ** 0.5) * patch_size,
-            patch_size=patch_size,
-            width=width,
-            layers=_count(state, r"visual\.transformer\.resblocks\.(\d+)\."),
-            heads=width // vision_head_width,
-            mlp_ratio=state["visual.transformer.resblocks.0.mlp.c_fc.weight"].shape[0] / width,
-            projection_dim=state["visual.proj"].shape[1],
-            final_layer_norm=final_layer_norm,
-            activation=activation,
-        )
-        vocabulary_size = state["token_embedding.weight"].shape[0]
-        text_tower = CausalTextTransformer(
-            vocabulary_size=vocabulary_size,
-            context_length=state["positional_embedding"].shape[0],
-            width=text_width,
-            layers=_count(state, r"transformer\.resblocks\.(\d+)\."),
-            heads=text_width // 64 if text_heads is None else text_heads,
-            mlp_ratio=state["transformer.resblocks.0.mlp.c_fc.weight"].shape[0] / text_width,
-            projection_dim=state["text_projection"].shape[1],
-            end_id=vocabulary_size - 1,
-            final_layer_norm=final_layer_norm,
-            activation=activation,
-        )
-    layout = partial(_open_clip_entries, final_layer_norm=final_layer_norm)
-    return _filled(_two_towers(image_tower, text_tower), state, layout, source)
+    if text_heads is None and "token_embedding.weight" in state:
+        text_heads = state["token_embedding.weight"].shape[1] // 64
+    image = {"heads": len(state["visual.conv1.weight"]) // vision_head_width, "activation": activation}
+    return two_towers_from(state, OPEN_CLIP, image, {"heads": text_heads, "activation": activation}, source)
 
 
-def clip_from_transformers(model: CLIPModel) -> TwoTowers:
+def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
     """CLIP from transformers' model, with its activation and LayerNorm eps.
 
     Args:
@@ -122,36 +274,19 @@ def clip_from_transformers(model: CLIPModel) -> TwoTowers:
     Raises:
         WeightsError: a configuration that our towers cannot express.
     """
-    config = model.config
-    vision, text = config.vision_config, config.text_config
-    with torch.device("meta"):
-        image_tower = VisionTransformer(
-            image_size=vision.image_size,
-            patch_size=vision.patch_size,
-            width=vision.hidden_size,
-            layers=vision.num_hidden_layers,
-            heads=vision.num_attention_heads,
-            mlp_ratio=vision.intermediate_size / vision.hidden_size,
-            projection_dim=config.projection_dim,
-            activation=_our_activation(vision.hidden_act),
-            norm_eps=vision.layer_norm_eps,
-        )
+    image, text = (
+        {
+            "heads": side.num_attention_heads,
+            "activation": _our_activation(side.hidden_act),
+            "norm_eps": side.layer_norm_eps,
+        }
+        for side in (model.config.vision_config, model.config.text_config)
+    )
+    if model.config.text_config.eos_token_id != 2:
         # id 2 stands in configurations older than the tokenizer's; the true end token is the largest id
-        end_id = text.vocab_size - 1 if text.eos_token_id == 2 else text.eos_token_id
-        text_tower = CausalTextTransformer(
-            vocabulary_size=text.vocab_size,
-            context_length=text.max_position_embeddings,
-            width=text.hidden_size,
-            layers=text.num_hidden_layers,
-            heads=text.num_attention_heads,
-            mlp_ratio=text.intermediate_size / text.hidden_size,
-            projection_dim=config.projection_dim,
-            end_id=end_id,
-            activation=_our_activation(text.hidden_act),
-            norm_eps=text.layer_norm_eps,
-        )
-    model_name = config.name_or_path or "the transformers model"
-    return _filled(_two_towers(image_tower, text_tower), model.state_dict(), _transformers_entries, model_name)
+        text["end_id"] = model.config.text_config.eos_token_id
+    source = model.config.name_or_path or "the transformers model"
+    return two_towers_from(model.state_dict(), _TRANSFORMERS_CLIP, image, text, source)
 
 
 def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -168,33 +303,34 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
     eps = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}
     if eps != {1.0e-5}:
         raise WeightsError(f"LayerNorm eps is {sorted(eps)}; open_clip's layout has 1e-05 alone")
-    quick = {_activation_of(image.transformer), _activation_of(text.transformer)}
-    if len(quick) > 1:
-        raise WeightsError(f"the towers' activations differ ({sorted(quick)}); open_clip has one for both")
+    of_image, of_text = _Sizes.of(image.transformer), _Sizes.of(text.transformer)
+    if of_image.activation != of_text.activation:
+        both = sorted({of_image.activation, of_text.activation})
+        raise WeightsError(f"the towers' activations differ ({both}); open_clip has one for both")
     configuration = {
         "embed_dim": image.projection_dim,
-        "quick_gelu": quick == {"quick_gelu"},
+        "quick_gelu": of_image.activation == "quick_gelu",
         "vision_cfg": {
             "image_size": image.image_size,
             "patch_size": image.patch_size,
             "width": image.width,
-            "layers": len(image.transformer.blocks),
-            "head_width": image.width // image.transformer.blocks[0].attention.heads,
-            "mlp_ratio": _mlp_ratio(image.transformer),
+            "layers": of_image.layers,
+            "head_width": image.width // of_image.heads,
+            "mlp_ratio": of_image.hidden / image.width,
         },
         "text_cfg": {
             "context_length": text.context_length,
             "vocab_size": text.token_embedding.num_embeddings,
             "width": text.width,
-            "heads": text.transformer.blocks[0].attention.heads,
-            "layers": len(text.transformer.blocks),
-            "mlp_ratio": _mlp_ratio(text.transformer),
+            "heads": of_text.heads,
+            "layers": of_text.layers,
+            "mlp_ratio": of_text.hidden / text.width,
         },
     }
-    return _exported(model, _open_clip_entries), configuration
+    return _exported(model, OPEN_CLIP), configuration
 
 
-def clip_to_transformers(model: TwoTowers) -> CLIPModel:
+def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
     """Our CLIP as transformers' CLIPModel, in eval mode; `save_pretrained` writes it.
 
     Args:
@@ -202,26 +338,27 @@ def clip_to_transformers(model: TwoTowers) -> CLIPModel:
     Raises:
         WeightsError: a model that the layout cannot express; says what.
     """
+    from transformers import CLIPConfig, CLIPModel
+
     image, text = _exportable_towers(model)
 
     def shared(tower: VisionTransformer | CausalTextTransformer) -> dict[str, Any]:
-        blocks = tower.transformer.blocks
+        sizes = _Sizes.of(tower.transformer)
         return {
             "hidden_size": tower.width,
-            "intermediate_size": blocks[0].mlp[0].out_features,
-            "num_hidden_layers": len(blocks),
-            "num_attention_heads": blocks[0].attention.heads,
-            "hidden_act": _activation_of(tower.transformer),
-            "layer_norm_eps": blocks[0].mlp_norm.eps,
+            "intermediate_size": sizes.hidden,
+            "num_hidden_layers": sizes.layers,
+            "num_attention_heads": sizes.heads,
+            "hidden_act": sizes.activation,
+            "layer_norm_eps": sizes.norm_eps,
             "projection_dim": tower.projection_dim,
         }
 
-    vocabulary_size = text.token_embedding.num_embeddings
     config = CLIPConfig(
         vision_config={**shared(image), "image_size": image.image_size, "patch_size": image.patch_size},
         text_config={
             **shared(text),
-            "vocab_size": vocabulary_size,
+            "vocab_size": text.token_embedding.num_embeddings,
             "max_position_embeddings": text.context_length,
             "eos_token_id": text.end_id,
             "bos_token_id": max(text.end_id - 1, 0),
@@ -231,7 +368,7 @@ def clip_to_transformers(model: TwoTowers) -> CLIPModel:
     )
     exported = CLIPModel(config).eval()
     shapes = {name: value.shape for name, value in exported.state_dict().items()}
-    state = {name: value.reshape(shapes[name]) for name, value in _exported(model, _transformers_entries).items()}
+    state = {name: value.reshape(shapes[name]) for name, value in _exported(model, _TRANSFORMERS_CLIP).items()}
     exported.load_state_dict(state)
     return exported
 
@@ -277,7 +414,12 @@ def load_clip(path: str | Path, activation: Activation | None = None) -> TwoTowe
             text_heads=config["text_cfg"].get("heads"),
             source=str(found),
         )
+    from transformers import CLIPModel
+
     return clip_from_transformers(CLIPModel.from_pretrained(name))
+
+
+_ARCHIVE_NUMBERS = ("input_resolution", "context_length", "vocab_size")  # of OpenAI's archives, not weights
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
@@ -311,10 +453,15 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     return dict(content)
 
 
+def without_ddp(state: State) -> dict[str, torch.Tensor]:
+    """A state dict without the prefix "module." of DDP."""
+    return {name.removeprefix("module."): value for name, value in state.items()}
+
+
 # ---------------------------------------------------------------- ViT, DeiT, BERT
 
 
-def load_vit_(tower: VisionTransformer, model: ViTModel | DeiTModel, antialias: bool = False) -> None:
+def load_vit_(tower: VisionTransformer, model: "ViTModel | DeiTModel", antialias: bool = False) -> None:
     """Fills a tower of timm's kind (`patch_bias=True, input_norm=False`) with the weights of a ViT or DeiT, in place.
 
     DeiT's distillation token is a second class token. Positions are interpolated where the picture's size differs.
@@ -327,34 +474,34 @@ def load_vit_(tower: VisionTransformer, model: ViTModel | DeiTModel, antialias: 
     Raises:
         WeightsError: sizes, activation or eps that differ.
     """
-    config = model.config
-    _same("norm_eps", tower.transformer.blocks[0].mlp_norm.eps, config.layer_norm_eps)
-    _same("activation", _activation_of(tower.transformer), _our_activation(config.hidden_act))
-    _same("heads", tower.transformer.blocks[0].attention.heads, config.num_attention_heads)
-    _same("layers", len(tower.transformer.blocks), config.num_hidden_layers)
+    layers = len(tower.transformer.blocks)
+    _check_same(tower.transformer, model.config)
+    _same("layers", layers, model.config.num_hidden_layers)
     state = {name: value for name, value in model.state_dict().items() if not name.startswith("pooler.")}
-    class_tokens = [name for name in ("embeddings.cls_token", "embeddings.distillation_token") if name in state]
+    class_tokens = [name for name in ("cls_token", "distillation_token") if f"embeddings.{name}" in state]
     _same("class tokens", tower.num_class_tokens, len(class_tokens))
-    if tower.num_class_tokens == 2:
-        tokens = [state.pop(name)[0] for name in class_tokens]
-        state["embeddings.cls_token"] = torch.cat(tokens)
     positions = state["embeddings.position_embeddings"][0].detach()
     grid = tower.image_size // tower.patch_size
     state["embeddings.position_embeddings"] = interpolate_positions(positions, len(class_tokens), grid, antialias)
-    blocks = len(tower.transformer.blocks)
-    entries = [
-        Entry("class_embedding", ("embeddings.cls_token",)),
-        Entry("position_embedding", ("embeddings.position_embeddings",)),
-        *affine("patch_embedding", "embeddings.patch_embeddings.projection"),
-        *affine("final_norm", "layernorm"),
-        *(entry for i in range(blocks) for entry in _vit_block(i, "layers.0.attention.q_proj.weight" in state)),
-    ]
+    entries = _entries(
+        {
+            "class_embedding": f"embeddings.{{{','.join(class_tokens)}}}",
+            "position_embedding": "embeddings.position_embeddings",
+            "patch_embedding.*": "embeddings.patch_embeddings.projection.*",
+            "final_norm.*": "layernorm.*",
+        }
+    )
+    # the names became shorter in the course of transformers 5
+    short = "layers.0.attention.q_proj.weight" in state
+    prefix, names = ("layers.", _VIT_BLOCK) if short else ("encoder.layer.", _OLDER_VIT_BLOCK)
+    entries += _block_entries("transformer.blocks.", prefix, names, layers)
+    source = model.config.name_or_path or "the ViT"
     kept = ["projection"] if tower.projection is not None else []
-    fill_(tower, state, entries, config.name_or_path or "the ViT", kept)
+    _put(tower, _in_our_names(state, entries, source), entries, source, kept)
 
 
 def load_bert_(
-    model: BertModel | BertForMaskedLM,
+    model: "BertModel | BertForMaskedLM",
     text_tower: BidirectionalTextTransformer,
     fusion: FusionTransformer | None = None,
     head: MaskedLanguageHead | None = None,
@@ -385,228 +532,89 @@ def load_bert_(
         )
     if head is not None and "cls.predictions.transform.dense.weight" not in state:
         raise WeightsError(f"{source} has no masked-language head; read it as BertForMaskedLM")
-    for part in (text_tower, *([fusion] if fusion is not None else [])):
-        _same("norm_eps", part.transformer.blocks[0].mlp_norm.eps, config.layer_norm_eps)
-        _same("heads", part.transformer.blocks[0].attention.heads, config.num_attention_heads)
-        _same("activation", _activation_of(part.transformer), _our_activation(config.hidden_act))
+    for part in (text_tower, fusion):
+        if part is not None:
+            _check_same(part.transformer, config)
 
-    embeddings = "bert.embeddings"
-    positions = (
-        state[f"{embeddings}.position_embeddings.weight"] + state[f"{embeddings}.token_type_embeddings.weight"][0]
-    )
+    token_types = state["bert.embeddings.token_type_embeddings.weight"]
+    positions = state["bert.embeddings.position_embeddings.weight"] + token_types[0]
     if text_tower.context_length > len(positions):
         raise WeightsError(f"context_length {text_tower.context_length} is above {source}'s {len(positions)} positions")
     state["positions"] = positions[: text_tower.context_length]
-    text_entries = [
-        Entry("token_embedding.weight", (f"{embeddings}.word_embeddings.weight",)),
-        Entry("position_embedding", ("positions",)),
-        *affine("input_norm", f"{embeddings}.LayerNorm"),
-        *(entry for i in range(text_layers) for entry in _bert_block(i, i)),
-    ]
-    kept = ["projection"] if text_tower.projection is not None else []
-    fill_(text_tower, state, text_entries, source, kept, complete=False)
+
+    embeddings = {
+        "token_embedding.weight": "bert.embeddings.word_embeddings.weight",
+        "position_embedding": "positions",
+        "input_norm.*": "bert.embeddings.LayerNorm.*",
+    }
+    own = "cls.predictions."
+    words = {"dense.*": f"{own}transform.dense.*", "norm.*": f"{own}transform.LayerNorm.*", "bias": f"{own}bias"}
+    blocks = "transformer.blocks.", "bert.encoder.layer.", _BERT_BLOCK
+    parts = [(text_tower, _entries(embeddings) + _block_entries(*blocks, text_layers))]
     if fusion is not None:
-        fusion_entries = [entry for i in range(fusion_layers) for entry in _bert_block(i, text_layers + i)]
-        kept = [name for name in fusion.state_dict() if "cross_attention" in name]
-        fill_(fusion, state, fusion_entries, source, kept, complete=False)
+        parts.append((fusion, _block_entries(*blocks, fusion_layers, first=text_layers)))
     if head is not None:
-        prefix = "cls.predictions"
-        head_entries = [
-            *affine("dense", f"{prefix}.transform.dense"),
-            *affine("norm", f"{prefix}.transform.LayerNorm"),
-            Entry("bias", (f"{prefix}.bias",)),
-        ]
-        fill_(head, state, head_entries, source, [], complete=False)
-
-
-# ---------------------------------------------------------------- the layouts
-
-
-def affine(ours: str, theirs: str) -> list[Entry]:
-    """Weight and bias of a layer."""
-    return [Entry(f"{ours}.{part}", (f"{theirs}.{part}",)) for part in ("weight", "bias")]
-
-
-def _stacked_affine(ours: str, theirs: Iterable[str]) -> list[Entry]:
-    theirs = list(theirs)
-    return [
-        Entry(f"{ours}.{part}", tuple(f"{name}.{part}" for name in theirs), "stacked") for part in ("weight", "bias")
-    ]
-
-
-def _open_clip_entries(image_layers: int, text_layers: int, final_layer_norm: bool = True) -> list[Entry]:
-    """OpenAI's and open_clip's CLIP."""
-
-    def block(ours: str, theirs: str) -> list[Entry]:
-        return [
-            *affine(f"{ours}.attention_norm", f"{theirs}.ln_1"),
-            Entry(f"{ours}.attention.in_projection.weight", (f"{theirs}.attn.in_proj_weight",)),
-            Entry(f"{ours}.attention.in_projection.bias", (f"{theirs}.attn.in_proj_bias",)),
-            *affine(f"{ours}.attention.out_projection", f"{theirs}.attn.out_proj"),
-            *affine(f"{ours}.mlp_norm", f"{theirs}.ln_2"),
-            *affine(f"{ours}.mlp.0", f"{theirs}.mlp.c_fc"),
-            *affine(f"{ours}.mlp.2", f"{theirs}.mlp.c_proj"),
-        ]
-
-    image, text = "image_tower", "text_tower"
-    entries = [
-        Entry(f"{image}.patch_embedding.weight", ("visual.conv1.weight",)),
-        Entry(f"{image}.class_embedding", ("visual.class_embedding",)),
-        Entry(f"{image}.position_embedding", ("visual.positional_embedding",)),
-        *affine(f"{image}.input_norm", "visual.ln_pre"),
-        Entry(f"{image}.projection", ("visual.proj",)),
-        Entry(f"{text}.token_embedding.weight", ("token_embedding.weight",)),
-        Entry(f"{text}.position_embedding", ("positional_embedding",)),
-        Entry(f"{text}.projection", ("text_projection",)),
-        Entry("logit_scale.log_logit_scale", ("logit_scale",)),
-    ]
-    if final_layer_norm:
-        entries += [*affine(f"{image}.final_norm", "visual.ln_post"), *affine(f"{text}.final_norm", "ln_final")]
-    for i in range(image_layers):
-        entries += block(f"{image}.transformer.blocks.{i}", f"visual.transformer.resblocks.{i}")
-    for i in range(text_layers):
-        entries += block(f"{text}.transformer.blocks.{i}", f"transformer.resblocks.{i}")
-    return entries
-
-
-def _transformers_entries(image_layers: int, text_layers: int) -> list[Entry]:
-    """transformers' CLIPModel."""
-
-    def block(ours: str, theirs: str) -> list[Entry]:
-        return [
-            *affine(f"{ours}.attention_norm", f"{theirs}.layer_norm1"),
-            *_stacked_affine(f"{ours}.attention.in_projection", (f"{theirs}.self_attn.{x}_proj" for x in "qkv")),
-            *affine(f"{ours}.attention.out_projection", f"{theirs}.self_attn.out_proj"),
-            *affine(f"{ours}.mlp_norm", f"{theirs}.layer_norm2"),
-            *affine(f"{ours}.mlp.0", f"{theirs}.mlp.fc1"),
-            *affine(f"{ours}.mlp.2", f"{theirs}.mlp.fc2"),
-        ]
-
-    image, text = "image_tower", "text_tower"
-    entries = [
-        Entry(f"{image}.patch_embedding.weight", ("vision_model.embeddings.patch_embedding.weight",)),
-        Entry(f"{image}.class_embedding", ("vision_model.embeddings.class_embedding",)),
-        Entry(f"{image}.position_embedding", ("vision_model.embeddings.position_embedding.weight",)),
-        *affine(f"{image}.input_norm", "vision_model.pre_layrnorm"),  # their spelling
-        *affine(f"{image}.final_norm", "vision_model.post_layernorm"),
-        Entry(f"{image}.projection", ("visual_projection.weight",), "transposed"),
-        Entry(f"{text}.token_embedding.weight", ("text_model.embeddings.token_embedding.weight",)),
-        Entry(f"{text}.position_embedding", ("text_model.embeddings.position_embedding.weight",)),
-        *affine(f"{text}.final_norm", "text_model.final_layer_norm"),
-        Entry(f"{text}.projection", ("text_projection.weight",), "transposed"),
-        Entry("logit_scale.log_logit_scale", ("logit_scale",)),
-    ]
-    for i in range(image_layers):
-        entries += block(f"{image}.transformer.blocks.{i}", f"vision_model.encoder.layers.{i}")
-    for i in range(text_layers):
-        entries += block(f"{text}.transformer.blocks.{i}", f"text_model.encoder.layers.{i}")
-    return entries
-
-
-def _vit_block(i: int, short_names: bool) -> list[Entry]:
-    """A layer of transformers' ViT and DeiT, whose names became shorter in the course of version 5."""
-    ours, theirs = f"transformer.blocks.{i}", f"layers.{i}" if short_names else f"encoder.layer.{i}"
-    if short_names:
-        qkv, out = [f"attention.{x}_proj" for x in "qkv"], "attention.o_proj"
-        mlp = ("mlp.fc1", "mlp.fc2")
-    else:
-        qkv, out = [f"attention.attention.{x}" for x in ("query", "key", "value")], "attention.output.dense"
-        mlp = ("intermediate.dense", "output.dense")
-    return [
-        *affine(f"{ours}.attention_norm", f"{theirs}.layernorm_before"),
-        *_stacked_affine(f"{ours}.attention.in_projection", (f"{theirs}.{name}" for name in qkv)),
-        *affine(f"{ours}.attention.out_projection", f"{theirs}.{out}"),
-        *affine(f"{ours}.mlp_norm", f"{theirs}.layernorm_after"),
-        *affine(f"{ours}.mlp.0", f"{theirs}.{mlp[0]}"),
-        *affine(f"{ours}.mlp.2", f"{theirs}.{mlp[1]}"),
-    ]
-
-
-def _bert_block(our_layer: int, their_layer: int) -> list[Entry]:
-    ours, theirs = f"transformer.blocks.{our_layer}", f"bert.encoder.layer.{their_layer}"
-    qkv = (f"{theirs}.attention.self.{name}" for name in ("query", "key", "value"))
-    return [
-        *_stacked_affine(f"{ours}.attention.in_projection", qkv),
-        *affine(f"{ours}.attention.out_projection", f"{theirs}.attention.output.dense"),
-        *affine(f"{ours}.attention_norm", f"{theirs}.attention.output.LayerNorm"),
-        *affine(f"{ours}.mlp.0", f"{theirs}.intermediate.dense"),
-        *affine(f"{ours}.mlp.2", f"{theirs}.output.dense"),
-        *affine(f"{ours}.mlp_norm", f"{theirs}.output.LayerNorm"),
-    ]
+        parts.append((head, _entries(words)))
+    for part, entries in parts:
+        kept = [name for name in part.state_dict() if name == "projection" or "cross_attention" in name]
+        _put(part, _in_our_names(state, entries, source, complete=False), entries, source, kept)
 
 
 # ---------------------------------------------------------------- moving tensors
 
-_ARCHIVE_NUMBERS = ("input_resolution", "context_length", "vocab_size")  # of OpenAI's archives, not weights
-_SIZES_ARE_READ_OFF = (
-    "visual.positional_embedding",
-    "visual.proj",
-    "visual.transformer.resblocks.0.mlp.c_fc.weight",
-    "token_embedding.weight",
-    "positional_embedding",
-    "transformer.resblocks.0.mlp.c_fc.weight",
-    "text_projection",
-)
 _NOT_WEIGHTS = re.compile(r"(^|\.)(attn_mask|position_ids)$")  # buffers that older versions saved
 
 
-def _two_towers(image_tower: VisionTransformer, text_tower: CausalTextTransformer) -> TwoTowers:
-    return TwoTowers(image_tower, text_tower, Sphere(), LogitScale(init=1 / 0.07, maximum=100.0))
-
-
-def _filled(model: TwoTowers, state: State, layout: Any, source: str) -> TwoTowers:
-    entries = layout(len(model.image_tower.transformer.blocks), len(model.text_tower.transformer.blocks))
-    fill_(model, state, entries, source, kept=[])
-    return model.eval()
-
-
-def fill_(
-    module: nn.Module, state: State, entries: list[Entry], source: str, kept: list[str], complete: bool = True
-) -> None:
-    """Puts a foreign state dict into a module; every tensor of ours is filled or named in `kept`.
+def _in_our_names(state: State, entries: list[Entry], source: str, complete: bool = True) -> dict[str, torch.Tensor]:
+    """Their tensors under our names.
 
     Args:
-        complete: every tensor of theirs must be used too.
+        complete: every tensor of theirs must be used.
     """
-    target = module.state_dict()
-    missing = [name for entry in entries for name in entry.theirs if name not in state]
+    used = [name for entry in entries for name in entry.theirs]
+    missing = [name for name in used if name not in state]
     if missing:
         raise WeightsError(f"{source} lacks {_some(missing)}")
-    used = {name for entry in entries for name in entry.theirs}
-    left = [name for name in state if name not in used and not _NOT_WEIGHTS.search(name)]
+    left = [name for name in state.keys() - set(used) if not _NOT_WEIGHTS.search(name)]
     if complete and left:
-        raise WeightsError(f"{source} has tensors that this model has no place for: {_some(left)}")
-    filled = {}
+        raise WeightsError(f"{source} has tensors that this model has no place for: {_some(sorted(left))}")
+    found = {}
     for entry in entries:
         parts = [state[name].detach() for name in entry.theirs]
         value = torch.cat(parts) if entry.form == "stacked" else parts[0]
-        value = value.T if entry.form == "transposed" else value
-        expected = target[entry.ours].shape
-        if [n for n in value.shape if n > 1] != [n for n in expected if n > 1]:
+        found[entry.ours] = value.T if entry.form == "transposed" else value
+    return found
+
+
+def _put(module: nn.Module, found: State, entries: list[Entry], source: str, kept: list[str]) -> None:
+    """Copies tensors under our names into a module; every tensor of ours is filled or named in `kept`."""
+    target = module.state_dict()
+    filled = {name: target[name] for name in kept}
+    for entry in entries:
+        value, expected = found[entry.ours], target[entry.ours].shape
+        if [n for n in value.shape if n > 1] != [n for n in expected if n > 1]:  # axes of length 1 may come and go
             raise WeightsError(
                 f"{source}: {', '.join(entry.theirs)} has shape {tuple(value.shape)}, {entry.ours} is {tuple(expected)}"
             )
         filled[entry.ours] = value.reshape(expected).float().clone(memory_format=torch.contiguous_format)
-    filled |= {name: target[name] for name in kept}
     unfilled = [name for name in target if name not in filled]
     if unfilled:
         raise WeightsError(f"{source} has nothing for {_some(unfilled)}")
     module.load_state_dict(filled, assign=any(parameter.is_meta for parameter in module.parameters()))
 
 
-def _exported(model: TwoTowers, layout: Any) -> dict[str, torch.Tensor]:
+def _exported(model: TwoTowers, layout: Layout) -> dict[str, torch.Tensor]:
     """Our state dict in another layout."""
     state = model.state_dict()
     exported = {}
-    for entry in layout(len(model.image_tower.transformer.blocks), len(model.text_tower.transformer.blocks)):
+    layers = (len(tower.transformer.blocks) for tower in (model.image_tower, model.text_tower))
+    for entry in _tower_entries(layout, *layers):
         value = state.pop(entry.ours).detach().cpu()
-        value = value.T if entry.form == "transposed" else value
         if entry.ours in ("image_tower.class_embedding", "logit_scale.log_logit_scale"):
             value = value[0]  # theirs has no axis for several
-        for name, part in (
-            zip(entry.theirs, value.chunk(len(entry.theirs))) if value.ndim else [(entry.theirs[0], value)]
-        ):
-            exported[name] = part.contiguous().clone()
+        value = value.T if entry.form == "transposed" else value
+        parts = value.chunk(len(entry.theirs)) if entry.form == "stacked" else [value]
+        exported |= {name: part.contiguous().clone() for name, part in zip(entry.theirs, parts)}
     if state:
         raise WeightsError(f"the layout has no place for {_some(list(state))}")
     return exported
@@ -631,16 +639,35 @@ def _exportable_towers(model: TwoTowers) -> tuple[VisionTransformer, CausalTextT
     return image, text
 
 
-def _bare(state: State) -> dict[str, torch.Tensor]:
-    """Without the prefixes of DDP and of open_clip's custom text towers, and without numbers that are no weights."""
-    bare = {name.removeprefix("module."): value for name, value in state.items()}
-    bare = {name.removeprefix("text."): value for name, value in bare.items()}
-    return {name: value for name, value in bare.items() if name not in _ARCHIVE_NUMBERS}
+@dataclass(frozen=True)
+class _Sizes:
+    """Of a transformer of ours; hidden: width of the MLP."""
+
+    layers: int
+    heads: int
+    hidden: int
+    activation: Activation
+    norm_eps: float
+
+    @classmethod
+    def of(cls, transformer: Transformer) -> "_Sizes":
+        first = transformer.blocks[0]
+        activation = "quick_gelu" if isinstance(first.mlp[1], QuickGELU) else "gelu"
+        hidden, eps = first.mlp[0].out_features, first.mlp_norm.eps
+        return cls(len(transformer.blocks), first.attention.heads, hidden, activation, eps)
 
 
-def _count(state: State, pattern: str) -> int:
-    found = [int(match[1]) for match in (re.match(pattern, name) for name in state) if match]
-    return max(found) + 1 if found else 0
+def _check_same(transformer: Transformer, config: Any) -> None:
+    """Refuses a configuration of transformers whose eps, heads or activation differ, which no shape tells."""
+    sizes = _Sizes.of(transformer)
+    _same("norm_eps", sizes.norm_eps, config.layer_norm_eps)
+    _same("heads", sizes.heads, config.num_attention_heads)
+    _same("activation", sizes.activation, _our_activation(config.hidden_act))
+
+
+def _same(what: str, ours: Any, theirs: Any) -> None:
+    if ours != theirs:
+        raise WeightsError(f"{what} is {ours} here and {theirs} in the weights")
 
 
 def _our_activation(name: str) -> Activation:
@@ -649,18 +676,10 @@ def _our_activation(name: str) -> Activation:
     return name
 
 
-def _activation_of(transformer: Transformer) -> Activation:
-    return "quick_gelu" if isinstance(transformer.blocks[0].mlp[1], QuickGELU) else "gelu"
-
-
-def _mlp_ratio(transformer: Transformer) -> float:
-    first = transformer.blocks[0].mlp[0]
-    return first.out_features / first.in_features
-
-
-def _same(what: str, ours: Any, theirs: Any) -> None:
-    if ours != theirs:
-        raise WeightsError(f"{what} is {ours} here and {theirs} in the weights")
+def _count(names: Iterable[str], prefix: str) -> int:
+    """Blocks behind a prefix: one more than the highest number."""
+    found = [int(match[1]) for match in (re.match(rf"{re.escape(prefix)}(\d+)\.", name) for name in names) if match]
+    return max(found, default=-1) + 1
 
 
 def _some(names: list[str]) -> str:
