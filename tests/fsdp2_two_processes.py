@@ -1,21 +1,18 @@
-"""Started by tests/test_launch.py on two gloo processes: three steps under FSDP2 and alone, then a whole checkpoint."""
+"""For tests/test_launch.py, in two gloo processes: three steps under FSDP2 and alone, then a whole checkpoint."""
 
-import json
-import sys
 from functools import partial
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from processes import as_launched
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from common.accumulation import MicroBatches
 from common.base.settings import OptimConfig
-from common.distributed import leave_process_group, mean_over_processes, rank, wait_for_everyone, whole
+from common.distributed import mean_over_processes, rank, wait_for_everyone, whole
 from common.geometry import Geometry, Sphere
 from common.info_nce import symmetric_info_nce
 from common.run.checkpoint import last_checkpoint, save_checkpoint
@@ -92,8 +89,9 @@ def compare(folder: Path, geometry: type[Geometry], tile: int, size: int | None)
     }
 
 
-def main(folder: Path) -> None:
-    Accelerator(cpu=True)  # starts the process group
+def compare_all(folder: Path) -> dict[str, dict]:
+    """Every case's report."""
+    as_launched()
     hyperbolic = partial(Hyperbolic, DIM, squared=True)
     cases = {
         "sphere": (Sphere, 0, None),
@@ -101,10 +99,4 @@ def main(folder: Path) -> None:
         "hyperbolic in micro-batches": (hyperbolic, 0, 3),
         "hyperbolic in tiles and micro-batches": (hyperbolic, 3, 3),
     }
-    report = {name: compare(folder / name, *case) for name, case in cases.items()}
-    if rank() == 0:
-        (folder / "report.json").write_text(json.dumps(report))
-    leave_process_group()
-
-
-main(Path(sys.argv[1]))
+    return {name: compare(folder / name, *case) for name, case in cases.items()}

@@ -41,3 +41,10 @@ def _work(number: int, count: int, folder: str, function: Callable[..., Any], ar
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=count)
     torch.save(function(*arguments), Path(folder) / f"{number}.pt")
     leave_process_group()
+
+
+def as_launched() -> None:
+    """Tells Accelerate of the process group that there is, as a launcher would; call in `in_processes`."""
+    number, count = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ |= {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "true"}
