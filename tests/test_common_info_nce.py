@@ -1,21 +1,15 @@
-"""InfoNCE against loops, closed forms and open_clip; two processes against one."""
+"""InfoNCE against loops and closed forms; two processes against one."""
 
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from processes import in_processes
 
 import common.info_nce
-from common.distributed import gather_with_gradient, leave_process_group, mean_over_processes, rank
+from common.distributed import gather_with_gradient, mean_over_processes, rank, world_size
 from common.feature_queue import FeatureQueue
-from common.geometry import Sphere, inner_product_similarity, unit
+from common.geometry import inner_product_similarity, unit
 from common.info_nce import (
     Distillation,
     QueuedPairs,
@@ -29,74 +23,16 @@ from common.info_nce import (
     symmetric_info_nce,
 )
 
-ROOT = Path(__file__).resolve().parents[1]
+
+def double(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
 
 
-def loops_info_nce(logits):
-    """Both directions written out from the definition."""
-    size, total = len(logits), 0.0
-    for i in range(size):
-        row = sum(math.exp(float(logits[i, j]) - float(logits[i, i])) for j in range(size))
-        column = sum(math.exp(float(logits[j, i]) - float(logits[i, i])) for j in range(size))
-        total += math.log(row) + math.log(column)
-    return total / (2 * size)
-
-
-def test_info_nce_equals_loops_written_from_the_formula():
-    logits = 5 * torch.randn(7, 7, dtype=torch.float64)
-    assert float(symmetric_info_nce(logits)) == pytest.approx(loops_info_nce(logits), rel=1e-13)
-
-
-@pytest.mark.parametrize("size", [1, 2, 17, 256])
-def test_info_nce_of_equal_similarities_is_log_n(size):
-    loss = symmetric_info_nce(torch.full((size, size), 3.0, dtype=torch.float64))
-    assert float(loss) == pytest.approx(math.log(size), abs=1e-12)
-
-
-def test_separated_pairs_reach_the_closed_form_floor():
-    # matched pairs at 1, all others orthogonal: log(1 + (B - 1) exp(-scale))
-    batch, scale = 8, torch.tensor(4.0, dtype=torch.float64)
-    embeddings = torch.eye(batch, dtype=torch.float64)
-    loss = contrastive_loss(embeddings, embeddings, inner_product_similarity, scale)
-    assert float(loss) == pytest.approx(math.log(1 + (batch - 1) * math.exp(-4)), rel=1e-12)
-
-
-def test_loss_and_gradients_equal_open_clip():
-    open_clip = pytest.importorskip("open_clip")
-    images, texts = torch.randn(12, 16, dtype=torch.float64), torch.randn(12, 16, dtype=torch.float64)
-    gradients, losses = [], []
-    for loss_of in (
-        lambda x, y, scale: contrastive_loss(x, y, Sphere().similarity, scale),
-        lambda x, y, scale: open_clip.ClipLoss()(x, y, scale),
-    ):
-        x, y = images.clone().requires_grad_(), texts.clone().requires_grad_()
-        log_scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-        loss = loss_of(unit(x), unit(y), log_scale.exp())
-        loss.backward()
-        losses.append(loss.detach())
-        gradients.append((x.grad, y.grad, log_scale.grad))
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=0)
-    for ours, theirs in zip(*gradients):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
-
-
-def test_loss_does_not_depend_on_the_order_of_pairs():
-    images, texts = unit(torch.randn(9, 6, dtype=torch.float64)), unit(torch.randn(9, 6, dtype=torch.float64))
-    scale, shuffle = torch.tensor(10.0), torch.randperm(9)
-    before = contrastive_loss(images, texts, inner_product_similarity, scale)
-    after = contrastive_loss(images[shuffle], texts[shuffle], inner_product_similarity, scale)
-    assert float(after) == pytest.approx(float(before), rel=1e-13)
-
-
-def test_swapping_the_sides_leaves_the_symmetric_loss():
-    logits = torch.randn(5, 5, dtype=torch.float64)
-    assert float(symmetric_info_nce(logits)) == pytest.approx(float(symmetric_info_nce(logits.T)), rel=1e-14)
-
-
-def test_soft_targets_with_one_hot_rows_equal_index_targets():
-    logits, targets = torch.randn(4, 6, dtype=torch.float64), torch.tensor([5, 0, 2, 2])
-    one_hot = torch.nn.functional.one_hot(targets, 6).double()
-    assert float(info_nce(logits, one_hot)) == pytest.approx(float(info_nce(logits, targets)), rel=1e-13)
+def test_order_of_pairs_and_of_sides_is_nothing_to_the_loss():
+    logits, shuffle = 5 * double(9, 9), torch.randperm(9)
+    expected = float(symmetric_info_nce(logits))
+    assert float(symmetric_info_nce(logits.T)) == pytest.approx(expected, rel=1e-13)
+    assert float(symmetric_info_nce(logits[shuffle][:, shuffle])) == pytest.approx(expected, rel=1e-13)
 
 
 def test_gradient_passes_gradcheck():
@@ -124,24 +60,14 @@ def test_a_matrix_that_is_not_square_is_refused():
 # soft and several targets
 
 
-def loops_soft(logits, targets):
-    """- sum_j t_ij log softmax_ij, mean over rows, number by number."""
-    total = 0.0
-    for row, wanted in zip(logits.tolist(), targets.tolist()):
-        log_sum = math.log(sum(math.exp(value) for value in row))
-        total += sum(target * (log_sum - value) for value, target in zip(row, wanted) if target > 0)
-    return total / len(logits)
-
-
-def double(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def test_row_stochastic_targets_equal_loops_and_cross_entropy():
-    logits, targets = 3 * double(6, 9), double(6, 9).softmax(dim=1)
-    assert float(info_nce(logits, targets)) == pytest.approx(loops_soft(logits, targets), rel=1e-13)
+def test_row_stochastic_targets_equal_cross_entropy_and_one_hot_rows_an_index():
+    logits, targets, index = 3 * double(6, 9), double(6, 9).softmax(dim=1), torch.randint(9, (6,))
     expected = torch.nn.functional.cross_entropy(logits, targets)
     torch.testing.assert_close(info_nce(logits, targets), expected, rtol=1e-13, atol=0)
+    one_hot = torch.nn.functional.one_hot(index, 9).double()
+    torch.testing.assert_close(info_nce(logits, one_hot), info_nce(logits, index), rtol=1e-13, atol=0)
+    by_hand = [math.log(sum(math.exp(v) for v in row)) - row[k] for row, k in zip(logits.tolist(), index.tolist())]
+    assert float(info_nce(logits, index)) == pytest.approx(sum(by_hand) / 6, rel=1e-13)
 
 
 def test_soft_targets_pass_gradcheck_with_masked_candidates():
@@ -190,21 +116,16 @@ def test_a_query_without_a_positive_is_named():
 def test_pseudo_targets_mix_softmax_and_one_hot():
     pseudo, alpha = double(3, 5), 0.4
     by_index = distilled_targets(pseudo, torch.tensor([4, 0, 2]), alpha)
+    expected = alpha * pseudo.exp() / pseudo.exp().sum(dim=1, keepdim=True)
     for row, own in enumerate((4, 0, 2)):
-        total = sum(math.exp(value) for value in pseudo[row].tolist())
-        for column in range(5):
-            expected = alpha * math.exp(float(pseudo[row, column])) / total + (1 - alpha) * (column == own)
-            assert float(by_index[row, column]) == pytest.approx(expected, rel=1e-13)
+        expected[row, own] += 1 - alpha
+    torch.testing.assert_close(by_index, expected, rtol=1e-13, atol=0)
     one_hot = torch.nn.functional.one_hot(torch.tensor([4, 0, 2]), 5).double()
     torch.testing.assert_close(distilled_targets(pseudo, one_hot, alpha), by_index, rtol=1e-15, atol=0)
     assert torch.equal(distilled_targets(pseudo, one_hot, 0.0), one_hot)
     torch.testing.assert_close(distilled_targets(pseudo, one_hot, 1.0), pseudo.softmax(dim=1))
     check_row_stochastic(by_index, 1e-15)
-
-
-def test_no_gradient_flows_into_pseudo_targets():
-    pseudo = double(3, 5).requires_grad_()
-    assert not distilled_targets(pseudo, torch.tensor([4, 0, 2]), 0.4).requires_grad
+    assert not distilled_targets(pseudo.requires_grad_(), torch.tensor([4, 0, 2]), 0.4).requires_grad
     assert distilled_targets(pseudo.detach().half(), torch.tensor([4, 0, 2]), 0.4).dtype == torch.float32
 
 
@@ -304,8 +225,7 @@ def test_a_constant_representation_is_at_chance_at_any_temperature(scale):
     assert float(loss) == pytest.approx(math.log(356), abs=1e-12)
 
 
-@pytest.mark.parametrize("batch", [2, 4, 16, 64])
-@pytest.mark.parametrize("temperature", [1.0, 0.07])
+@pytest.mark.parametrize(("batch", "temperature"), [(2, 1.0), (16, 0.07), (64, 1.0)])
 def test_the_simplex_reaches_the_optimum(batch, temperature):
     simplex = unit(torch.eye(batch, dtype=torch.float64) - 1 / batch)
     scale = torch.tensor(1 / temperature, dtype=torch.float64)
@@ -446,16 +366,19 @@ def test_a_sample_drawn_twice_is_pushed_away_without_ids_and_left_alone_with_the
     assert with_ids[:2, :2].abs().max() < 1e-4
 
 
-def test_the_queue_gets_no_gradient_and_the_batch_does():
+def test_the_queue_gets_no_gradient_and_may_not_be_written_before_the_backward_pass():
     images, texts, ids, queue = pairs_and_queue()
     for tensor in (images, texts, queue.image_embeddings, queue.text_embeddings):
         tensor.requires_grad_()
     scale = torch.tensor(4.0, dtype=torch.float64)
     contrastive_loss(images, texts, inner_product_similarity, scale, ids, queue).backward()
-    assert queue.image_embeddings.grad is None
-    assert queue.text_embeddings.grad is None
-    assert images.grad.abs().sum() > 0
-    assert texts.grad.abs().sum() > 0
+    assert queue.image_embeddings.grad is queue.text_embeddings.grad is None
+    assert images.grad.abs().sum() > 0 < texts.grad.abs().sum()
+    loss = contrastive_loss(images, texts, inner_product_similarity, scale, ids, queue)
+    with torch.no_grad():
+        queue.text_embeddings[0] = 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_ids_and_queues_that_do_not_fit_are_refused():
@@ -491,28 +414,21 @@ BATCH = 6
 CASES = ("plain", "ids", "queue", "ids and queue", "nt_xent")
 
 
-def loss_of_case(case, share):
-    """The towers and this share's loss; the queue was filled by earlier keys of the whole batch."""
+def loss_and_gradients(case):
+    """Loss and gradients of this process's share as DDP leaves them: the mean over processes."""
     torch.manual_seed(11)
     images, texts = double(BATCH, 5), double(BATCH, 6)
     ids = torch.tensor([3, 1, 5, 3, -1, 3])  # the same id in both shares
-    queues = [FeatureQueue(8, 4, "fill_level").double() for _ in range(2)]
-    for _ in range(2):
-        old = torch.randint(0, 6, (3,))
-        for queue in queues:
-            queue.enqueue(unit(double(3, 4)), old)
+    old, old_ids = unit(double(2, 6, 4)), torch.randint(0, 6, (6,))
+    share = slice(rank() * BATCH // world_size(), (rank() + 1) * BATCH // world_size())
     towers = Towers()
     x, y, scale = towers(images[share], texts[share])
     if case == "nt_xent":
-        return towers, nt_xent(x, y, inner_product_similarity, scale)
-    pairs = QueuedPairs(queues[0].rows(), queues[1].rows(), queues[0].row_ids()) if "queue" in case else None
-    known = ids[share] if "ids" in case else None
-    return towers, contrastive_loss(x, y, inner_product_similarity, scale, known, pairs)
-
-
-def loss_and_gradients(case, share):
-    """Loss and gradients as DDP leaves them: the mean over processes."""
-    towers, loss = loss_of_case(case, share)
+        loss = nt_xent(x, y, inner_product_similarity, scale)
+    else:
+        queue = QueuedPairs(*old, old_ids) if "queue" in case else None
+        known = ids[share] if "ids" in case else None
+        loss = contrastive_loss(x, y, inner_product_similarity, scale, known, queue)
     loss.backward()
     gradients = {name: mean_over_processes(parameter.grad) for name, parameter in towers.named_parameters()}
     return mean_over_processes(loss), gradients
@@ -522,36 +438,6 @@ def worst_error(found, expected):
     return max(float((found[name] - expected[name]).abs().max() / expected[name].abs().max()) for name in expected)
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-    """What each of two gloo processes found."""
-    folder = tmp_path_factory.mktemp("two_processes")
-    command = [sys.executable, __file__, str(folder)]
-    processes = [subprocess.Popen([*command, str(number)], cwd=ROOT, stderr=subprocess.PIPE) for number in range(2)]
-    for process in processes:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors.decode()
-    return [torch.load(folder / f"{number}.pt", weights_only=True) for number in range(2)]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_loss_and_every_gradient_of_two_processes_equal_one(reports, case):
-    expected_loss, expected = loss_and_gradients(case, slice(None))
-    assert "log_logit_scale" in expected
-    for report in reports:
-        loss, found = report[case]
-        torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        assert worst_error(found, expected) <= 1e-12
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_gather_without_gradient_would_be_caught_by_the_gradients_alone(reports, case):
-    expected_loss, expected = loss_and_gradients(case, slice(None))
-    loss, found = reports[0][f"{case}, constant gather"]
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)  # the value knows nothing of it
-    assert worst_error(found, expected) > 1e-3
-
-
 def constant_gather(tensor):
     """The fault: others' rows are constants."""
     first, full = rank() * len(tensor), gather_with_gradient(tensor).detach().clone()
@@ -559,15 +445,20 @@ def constant_gather(tensor):
     return full
 
 
-def main(folder: Path, number: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
-    share = slice(number * BATCH // 2, (number + 1) * BATCH // 2)
-    report = {case: loss_and_gradients(case, share) for case in CASES}
+def right_and_faulty():
+    right = {case: loss_and_gradients(case) for case in CASES}
     common.info_nce.gather_with_gradient = constant_gather
-    report |= {f"{case}, constant gather": loss_and_gradients(case, share) for case in CASES}
-    torch.save(report, folder / f"{number}.pt")
-    leave_process_group()
+    return right, {case: loss_and_gradients(case) for case in CASES}
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+def test_loss_and_every_gradient_of_two_processes_equal_one():
+    """A gather without gradient would be caught by the gradients alone: the value knows nothing of it."""
+    reports = in_processes(2, right_and_faulty)
+    for case in CASES:
+        expected_loss, expected = loss_and_gradients(case)
+        assert "log_logit_scale" in expected
+        for right, faulty in reports:
+            for loss, _ in (right[case], faulty[case]):
+                torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
+            assert worst_error(right[case][1], expected) <= 1e-12
+            assert worst_error(faulty[case][1], expected) > 1e-3

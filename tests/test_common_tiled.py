@@ -18,7 +18,6 @@ from oblique_topology.geometry import ObliqueGeodesic
 BATCH, DIM, QUEUED = 12, 16, 9
 KINDS = {
     "partners": (),
-    "ids": ("ids",),
     "queue": ("queue",),
     "distilled": ("distillation",),
     "ids and queue": ("ids", "queue"),
@@ -59,8 +58,8 @@ def worst_error(found, expected):
 # the same numbers
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["sphere", "oblique geodesic", "hyperbolic squared"])
+@pytest.mark.parametrize("kind", ["partners", "ids and queue", "all of them"])
+@pytest.mark.parametrize("name", ["sphere", "hyperbolic squared"])
 def test_tiles_of_any_size_give_the_plain_loss_and_every_gradient(name, kind):
     geometry, scale = GEOMETRIES[name]().double(), scale_of(3.0)
     images, texts, options = world(geometry, kind)
@@ -73,11 +72,10 @@ def test_tiles_of_any_size_give_the_plain_loss_and_every_gradient(name, kind):
             assert worst_error(found, wanted) < 1e-12
 
 
-@pytest.mark.parametrize("kind", ["partners", "ids and queue", "all of them"])
-@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize(("name", "kind"), [("sphere", "all of them"), ("hyperbolic squared", "ids and queue")])
 def test_gradients_pass_gradcheck(name, kind):
     geometry = GEOMETRIES[name]().double()
-    images, texts, options = world(geometry, kind, batch=3, dim=8)
+    images, texts, options = world(geometry, kind, batch=3, dim=4 if name == "sphere" else 8)
 
     def loss(x, y, scale, *_):  # the geometry's scalars are perturbed in place, where it sees it
         return tiled_contrastive_loss(x, y, geometry, scale, tile=2, **options)
@@ -279,8 +277,10 @@ def test_a_second_derivative_and_a_changed_input_are_refused_not_wrong():
     loss = tiled_contrastive_loss(images, texts, Sphere(), scale_of(3.0), tile=5)
     with pytest.raises(RuntimeError, match="the tiled loss has first derivatives only"):
         torch.autograd.grad(loss, images, create_graph=True)
-    loss = tiled_contrastive_loss(images, texts, Sphere(), scale_of(3.0), tile=5)
-    with torch.no_grad():
-        texts.mul_(2.0)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+    queue = world(Sphere(), "queue")[2]["queue"]
+    for changed in (texts, queue.image_embeddings, queue.ids):  # keys are inserted after the backward pass
+        loss = tiled_contrastive_loss(images, texts, Sphere(), scale_of(3.0), queue=queue, tile=5)
+        with torch.no_grad():
+            changed.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
