@@ -520,6 +520,14 @@ def test_one_seed_is_decided_over_test_images_where_they_were_kept(tmp_path):
     assert wide.decisive.interval[1] - wide.decisive.interval[0] > 1.5 * (high - low)
 
 
+def test_an_interval_that_begins_at_0_does_not_hold_a_strict_claim(tmp_path):
+    hits = {"a": [[1.0], [0.0], [0.0], [0.0]], "b": [[0.0]] * 4}  # many draws miss the one picture that differs
+    kept = {name: PerImage.of(each, unit=100) for name, each in hits.items()}
+    ours = table({name: {"x": cell((each.mean,), per_image=each)} for name, each in kept.items()})
+    found = verdict_of(tmp_path, f"{A_X} > {B_X}", ours)
+    assert (found.verdict, found.decisive.interval[0]) == (UNDECIDED, 0)
+
+
 def test_one_seed_without_images_or_on_one_side_is_undecided(tmp_path):
     one = verdict_of(tmp_path, f"{A_X} > {B_X}", table({"a": {"x": cell((90.0,))}, "b": {"x": cell((10.0,))}}))
     assert (one.verdict, one.reason, one.margin) == (UNDECIDED, "one seed", 80.0)

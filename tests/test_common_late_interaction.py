@@ -1,4 +1,4 @@
-"""Late interaction against loops, the single-token case and the oblique spec's golden vectors."""
+"""Late interaction against loops, the single-token case and golden vectors."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from processes import in_processes
 from common.distributed import rank, world_size
 from common.geometry import unit
 from common.info_nce import symmetric_info_nce
-from common.late_interaction import late_interaction, late_interaction_loss
+from common.late_interaction import LateInteraction, late_interaction, late_interaction_loss
+from common.tiled import geometry_loss
 
 
 def tokens(seed, *shape):
@@ -21,10 +22,10 @@ def padded_texts():
 
 
 def test_both_matrices_equal_loops_from_the_formula():
-    images, texts = tokens(0, 3, 7, 6), padded_texts()
+    images, texts = tokens(0, 3, 7, 6), torch.cat([padded_texts()] * 5)  # so many that a part has several lengths
     i2t, t2i = late_interaction(images, texts)
     for i in range(3):
-        for t in range(4):
+        for t in range(20):
             words = [word for word in texts[t] if word.abs().sum() > 0]
             first = sum(max(float(u @ w) for w in words) for u in images[i]) / 7
             second = sum(max(float(u @ w) for u in images[i]) for w in words) / len(words)
@@ -33,7 +34,15 @@ def test_both_matrices_equal_loops_from_the_formula():
     assert not torch.allclose(i2t, t2i)
 
 
-def test_golden_vectors_of_the_oblique_specification():
+def test_without_padding_a_zero_vector_is_a_token_like_others():
+    images, texts = tokens(0, 3, 7, 6), padded_texts()
+    cosines = torch.einsum("iad,tbd->itab", images, texts)
+    i2t, t2i = late_interaction(images, texts, padded=False)
+    torch.testing.assert_close(i2t, cosines.amax(dim=3).mean(dim=2))
+    torch.testing.assert_close(t2i, cosines.amax(dim=2).mean(dim=2))
+
+
+def test_golden_vectors():
     u = torch.tensor([[1.0, 2, 2, 0], [0, 3, 0, 4]], dtype=torch.float64)
     v = torch.tensor([[2.0, 1, 2, 0], [4, 0, 3, 0]], dtype=torch.float64)
     i2t, t2i = late_interaction(unit(u)[None], unit(v)[None])
@@ -82,12 +91,25 @@ def test_dims_that_differ_are_refused_with_both_shapes():
         late_interaction(torch.ones(2, 3, 6), torch.ones(2, 3, 5))
 
 
+def test_the_loss_takes_one_matrix_for_its_rows_and_the_other_for_its_columns():
+    images, texts, scale = tokens(0, 4, 7, 6), padded_texts(), torch.tensor(3.0, dtype=torch.float64)
+    i2t, t2i = (3.0 * matrix for matrix in late_interaction(images, texts))
+    pair = [*zip(i2t, range(4)), *zip(t2i.T, range(4))]
+    expected = sum(float(torch.logsumexp(row, 0) - row[own]) for row, own in pair) / 8
+    geometry = LateInteraction()
+    assert float(late_interaction_loss(images, texts, scale)) == pytest.approx(expected)
+    assert float(geometry_loss(images, texts, geometry, scale)) == pytest.approx(expected)
+    torch.testing.assert_close(geometry.paired_similarity(images, texts), i2t.diagonal() / 3.0)
+    with pytest.raises(ValueError, match=r"tile = 2 .*geometry late_interaction, which has two matrices; accepted: 0"):
+        geometry_loss(images, texts, geometry, scale, tile=2)
+
+
 def share_of_the_loss():
     """This process's loss and the gradients of its rows and of the scale."""
     rows = slice(2 * rank(), 2 * rank() + 2) if world_size() > 1 else slice(None)
     images, texts = tokens(0, 4, 7, 6)[rows].requires_grad_(), padded_texts()[rows].requires_grad_()
     scale = torch.tensor(5.0, dtype=torch.float64, requires_grad=True)
-    loss = late_interaction_loss(images, texts, scale)
+    loss = geometry_loss(images, texts, LateInteraction(), scale)
     loss.backward()
     return loss.detach(), images.grad, texts.grad, scale.grad
 
