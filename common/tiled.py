@@ -133,8 +133,8 @@ class _Comparisons(nn.Module):
         super().__init__()
         self.geometry = geometry
 
-    def forward(self, name: str, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        return getattr(self.geometry, name)(images, texts)
+    def forward(self, images: torch.Tensor, texts: torch.Tensor, paired: bool) -> torch.Tensor:
+        return self.geometry.paired_similarity(images, texts) if paired else self.geometry.similarity(images, texts)
 
 
 class _Sums:
@@ -376,10 +376,10 @@ class _Walk:
     def _similarity(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
         if self.bf16_product:
             return _bf16_inner_products(images, texts)
-        return functional_call(self.comparisons, self.scalars, ("similarity", images, texts))
+        return functional_call(self.comparisons, self.scalars, (images, texts, False))
 
     def _paired_similarity(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-        return functional_call(self.comparisons, self.scalars, ("paired_similarity", images, texts))
+        return functional_call(self.comparisons, self.scalars, (images, texts, True))
 
     def _compare_partners(self) -> None:
         """(batch,) logits and pseudo-logits of the pairs."""

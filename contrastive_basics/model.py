@@ -1,6 +1,6 @@
 """The vision-language models of the chapter: CLIP-like towers, the same token by token, and a queue of past pairs.
 
-What differs from the chapter's text (spec Sec. 1.1):
+What differs from the chapter's text:
     1. the caption's vector is the end token's, the picture's the class token's, and both pass a learned projection
        before they are normalised (N4);
     2. cosines are multiplied by a logit scale, 1/T (N1); Eq. 6 and 7 as printed are the case of a fixed 1.

@@ -1,6 +1,6 @@
 """Entailment cones: a caption is more general than its picture, so the image lies in a cone behind the text (EuCLIP).
 
-    residual = max(0, exterior_angle(text, image) - half_aperture(text))        papers/euclip.md, Sec. 7
+    residual = max(0, exterior_angle(text, image) - half_aperture(text))
 
 The cone has its apex at the text's embedding and opens away from the origin; the nearer the apex is to the origin, the
 wider it opens, and within `min_radius` K (hyperbolic: where sinh(r) < 2K) it is a half-space. The exterior angle is pi

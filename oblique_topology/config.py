@@ -18,7 +18,7 @@ class MethodConfig:
     geometry: Literal["sphere", "euclidean", "oblique", "oblique_geodesic", "max_average"] = "sphere"
     num_spheres: int = setting(1, at_least=1)  # m in Ob(n, m) and Multi(n, m)
     multi_token: bool = False  # True: Multi, a class token for each sphere; False: Ob, one token cut into spheres
-    logit_scale_init: float = setting(1 / 0.07, above=0.0)  # multiplier; the paper's "e^2.64" is ln(1/0.07) (spec R5)
+    logit_scale_init: float = setting(1 / 0.07, above=0.0)  # multiplier; the paper's "e^2.64" is ln(1/0.07)
     logit_scale_trainable: bool = True  # False: the paper's "gradient = False"
     logit_scale_min: float | None = setting(None, above=0.0)  # bounds of the multiplier, null = none
     logit_scale_max: float | None = setting(100.0, above=0.0)

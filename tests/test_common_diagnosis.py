@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -325,8 +324,8 @@ def lines(files, event="train"):
     return [record for record in read_log(files.log) if record["event"] == event]
 
 
-@pytest.mark.parametrize("extra", [(), ("method.queue_size=32", "optim.micro_batch_size=5", "model.patch_dropout=0.5")])
-def test_the_weights_of_a_run_that_is_looked_at_are_those_of_one_that_is_not(tmp_path, extra):
+def test_the_weights_of_a_run_that_is_looked_at_are_those_of_one_that_is_not(tmp_path):
+    extra = ("method.queue_size=32", "optim.micro_batch_size=5", "model.patch_dropout=0.5")
     often = run(tmp_path / "often", "optim.steps=6", "run.log_every=1", "run.diagnose_every=1", *extra)
     seldom = run(tmp_path / "seldom", "optim.steps=6", "run.log_every=100", *extra)
     never = run(tmp_path / "never", "optim.steps=6", "run.log_every=100", "run.diagnose_every=0", *extra)
@@ -365,7 +364,6 @@ def test_every_so_many_steps_a_line_of_the_log_is_diagnosed(log_every, diagnose_
 
 def test_most_steps_look_at_loss_and_logit_scale_alone(tmp_path, monkeypatch):
     calls = []
-    journal = sys.modules["common.run.journal"]
     monkeypatch.setattr("common.run.journal.diagnose", lambda *arguments: calls.append(1) or diagnose(*arguments))
     bounds = ("method.logit_scale_min=14.0", "method.logit_scale_max=14.0001", "method.logit_scale_init=14.0")
     every = ("run.log_every=3", "run.diagnose_every=6")

@@ -5,17 +5,9 @@ import math
 import mpmath
 import pytest
 import torch
-from hard_pairs import (
-    assert_autocast_changes_nothing,
-    assert_finite_at_hard_pairs,
-    assert_gradient_is_right,
-    assert_nothing_but_float32,
-)
 from scipy.spatial.distance import cdist
 
 from common.geometry import (
-    Geometry,
-    Sphere,
     euclidean_distance,
     inner_product_similarity,
     norm,
@@ -29,18 +21,6 @@ from common.geometry import (
     straight_path,
     unit,
 )
-
-
-def test_sphere_is_a_geometry():
-    assert isinstance(Sphere(), Geometry)
-
-
-def test_sphere_similarity_equals_scipy_cosine():
-    images, texts = torch.randn(7, 16, dtype=torch.float64), torch.randn(9, 16, dtype=torch.float64)
-    sphere = Sphere()
-    ours = sphere.similarity(sphere.embed_image(images), sphere.embed_text(texts))
-    expected = 1 - cdist(images.numpy(), texts.numpy(), "cosine")
-    torch.testing.assert_close(ours, torch.from_numpy(expected), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
@@ -85,42 +65,6 @@ def test_shapes_that_do_not_fit_are_both_named(function):
         function(torch.zeros(2, 3), torch.zeros(2, 4))
 
 
-def test_mean_of_prompts_is_the_normalised_mean():
-    prompts = unit(torch.randn(4, 3, 8, dtype=torch.float64))
-    mean = Sphere().mean(prompts)
-    for kind in range(3):
-        total = sum(prompts[template, kind] for template in range(4))
-        torch.testing.assert_close(mean[kind], total / total.norm())
-
-
-def test_root_of_the_sphere_is_the_normalised_mean_of_all():
-    embeddings = unit(torch.randn(9, 5) + 1)
-    root = Sphere().root(embeddings)
-    torch.testing.assert_close(root, embeddings.sum(dim=0) / embeddings.sum(dim=0).norm())
-
-
-def test_walk_on_the_sphere_stays_on_it_and_meets_both_ends():
-    start, end = unit(torch.randn(8, dtype=torch.float64)), unit(torch.randn(8, dtype=torch.float64))
-    walk = Sphere().interpolate(start, end, 50)
-    assert walk.shape == (50, 8)
-    torch.testing.assert_close(norm(walk), torch.ones(50, dtype=torch.float64))
-    torch.testing.assert_close(walk[0], start)
-    torch.testing.assert_close(walk[-1], end)
-    for k in range(50):
-        weight = 1 - k / 49
-        point = [end[i].item() + weight * (start[i].item() - end[i].item()) for i in range(8)]
-        length = math.sqrt(sum(x * x for x in point))
-        assert walk[k].tolist() == pytest.approx([x / length for x in point], abs=1e-12)
-
-
-def test_distance_on_the_sphere_is_the_angle():
-    embeddings, root = unit(torch.randn(6, 5)), unit(torch.randn(5))
-    distances = Sphere().distance_to(embeddings, root)
-    torch.testing.assert_close(distances, torch.arccos(embeddings @ root), rtol=1e-5, atol=1e-5)
-    assert Sphere().distance_to(root[None], root).item() == 0
-    assert Sphere().distance_to(-root[None], root).item() == pytest.approx(math.pi)
-
-
 def test_straight_path_meets_both_ends_exactly():
     start, end = 1e3 * torch.randn(3, 5), torch.randn(3, 5)
     path = straight_path(start, end, 7)
@@ -129,33 +73,6 @@ def test_straight_path_meets_both_ends_exactly():
     assert torch.equal(path[-1], end)
     steps = path[1:] - path[:-1]
     torch.testing.assert_close(steps, ((end - start) / 6).expand_as(steps), rtol=1e-4, atol=1e-3)
-
-
-def test_paired_similarity_is_the_diagonal():
-    images, texts = unit(torch.randn(7, 16)), unit(torch.randn(7, 16))
-    sphere = Sphere()
-    torch.testing.assert_close(sphere.paired_similarity(images, texts), sphere.similarity(images, texts).diagonal())
-
-
-def test_gradients_of_the_sphere_are_right():
-    assert_gradient_is_right(Sphere(), torch.randn(3, 5), torch.randn(3, 5))
-
-
-def test_sphere_runs_in_float32_alone_whatever_autocast_says():
-    images, texts = torch.randn(6, 32), torch.randn(6, 32)
-    assert_nothing_but_float32(Sphere(), images, texts)
-    assert_autocast_changes_nothing(Sphere(), images, texts)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sphere_is_finite_at_hard_pairs(dtype):
-    assert assert_finite_at_hard_pairs(Sphere(), 20_000, dtype, rows=142) >= 40_000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sphere_is_finite_at_a_million_hard_pairs(dtype):
-    assert assert_finite_at_hard_pairs(Sphere(), 10**6, dtype) >= 2 * 10**6
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from euclip.entailment import (
 from euclip.geometry import Euclidean, Hyperbolic
 from euclip.lorentz import exp_map0, time_component
 
-# Values of the authors' functions in float64 (papers/euclip.md, Sec. 17).
+# Values of the authors' functions in float64.
 TEXTS = [[0.6, 0.0, 0.0, 0.0], [0.0, 0.5, 0.5, 0.0], [0.2, -0.1, 0.4, 0.8]]
 IMAGES = [[1.2, 0.3, 0.0, 0.0], [0.0, 1.0, 0.8, -0.2], [0.1, 0.1, 0.9, 1.5]]
 PRECISIONS = pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])

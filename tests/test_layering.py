@@ -1,6 +1,8 @@
 """The wall between folders, and the rules that keep entry scripts runnable by path."""
 
 import ast
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -114,3 +116,42 @@ def test_public_functions_have_docstrings():
                 if public and node.name != "main" and not ast.get_docstring(node):
                     missing.append(f"{path.relative_to(ROOT)}: {node.name}")
     assert not missing, "\n".join(missing)
+
+
+CLOSURES = """
+import sys
+import torch
+
+def loaded():
+    files = {getattr(module, "__file__", None) or "" for module in list(sys.modules.values())}
+    return {each for each in files if each.startswith(sys.argv[1]) and not each.endswith("__init__.py")}
+
+import euclip.geometry
+geometry = loaded()
+import euclip.model
+model = loaded()
+import common.info_nce
+print(*geometry | loaded() - model)
+print(*model)
+print(*sorted({"torch.distributed.tensor", "transformers", "accelerate"} & sys.modules.keys()))
+"""
+
+
+def test_a_geometry_and_a_model_load_few_files_and_no_heavy_library():
+    """For those who take one function: measured about 0.01 s after `import torch`."""
+    folders = tuple(f"{ROOT / folder}/" for folder in OURS)
+    command = [sys.executable, "-c", CLOSURES.replace("sys.argv[1]", repr(folders))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    geometry, model, heavy = done.stdout.split("\n")[:3]
+    assert len(geometry.split()) <= 6, geometry
+    assert len(model.split()) <= 10, model
+    assert not heavy
+
+
+def test_nothing_asks_a_geometry_for_its_class_or_for_what_it_may_have():
+    asked = re.compile(r"(isinstance|hasattr|getattr)\([\w.]*geometry\b")
+    for folder in ALLOWED:
+        for path in python_files(folder):
+            assert not asked.search(path.read_text(encoding="utf-8")), path
+    for path in python_files("common"):
+        assert not re.search(r"log_(curvature|image_scale|text_scale)", path.read_text(encoding="utf-8")), path

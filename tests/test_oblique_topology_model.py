@@ -10,11 +10,9 @@ import torch
 import yaml
 
 from common.base.config import SCALES, ConfigError, load_row, override
-from common.geometry import Geometry, Sphere
+from common.geometry import Sphere
 from common.info_nce import symmetric_info_nce
-from common.late_interaction import late_interaction_loss
 from oblique_topology.config import Config, MethodConfig
-from oblique_topology.geometry import max_average
 from oblique_topology.model import build_geometry, build_model
 
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
@@ -260,35 +258,6 @@ def test_ids_behind_the_end_token_change_nothing():
 
 
 # the max-average
-
-
-def test_max_average_has_the_papers_golden_values_and_two_matrices():
-    """papers/oblique_topology.md, Sec. 18, P3."""
-    geometry = max_average(4)
-    assert isinstance(geometry, Geometry)
-    u = torch.tensor([[1.0, 2, 2, 0, 0, 3, 0, 4]], dtype=torch.float64)
-    v = torch.tensor([[2.0, 1, 2, 0, 4, 0, 3, 0]], dtype=torch.float64)
-    x, y = geometry.embed_image(u), geometry.embed_text(v)
-    assert geometry.similarity(x, y).item() == pytest.approx(0.5444444, abs=1e-7)
-    assert geometry.directions(x, y)[1].T.item() == pytest.approx(0.7777778, abs=1e-7)
-    assert geometry.paired_similarity(x, y).item() == pytest.approx(0.5444444, abs=1e-7)
-    with pytest.raises(ValueError, match=r"accepted: method\.prompt_average = scores"):
-        geometry.mean(x)
-
-
-def test_max_average_equals_loops_in_both_directions():
-    geometry = max_average(3)
-    x, y = geometry.embed_image(torch.randn(4, 12).double()), geometry.embed_text(torch.randn(5, 12).double())
-    forth, back = geometry.similarity(x, y), geometry.directions(x, y)[1].T
-    for i in range(4):
-        for j in range(5):
-            cosines = [[torch.dot(x[i, a], y[j, b]).item() for b in range(4)] for a in range(4)]
-            assert forth[i, j].item() == pytest.approx(sum(max(line) for line in cosines) / 4)
-            assert back[i, j].item() == pytest.approx(sum(max(line) for line in zip(*cosines)) / 4)
-    loss = late_interaction_loss(x, y[:4], torch.tensor(1.0, dtype=torch.float64))
-    logits = [(forth[:, :4], 1), (back[:, :4], 0)]
-    expected = [(torch.logsumexp(each, axis).mean() - each.diagonal().mean()).item() for each, axis in logits]
-    assert loss.item() == pytest.approx(sum(expected) / 2)
 
 
 # errors
