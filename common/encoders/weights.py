@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -111,40 +111,34 @@ _TRANSFORMERS_CLIP = Layout(
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One of our tensors and where another layout keeps it.
-
-    form: "same" up to axes of length 1; "transposed"; "stacked": theirs are several, one after the other along ours'
-        first axis.
-    """
+class _Entry:
+    """One of our tensors and where it is kept: several of theirs lie one after the other along our first axis."""
 
     ours: str
     theirs: tuple[str, ...]
-    form: Literal["same", "transposed", "stacked"] = "same"
+    transposed: bool
 
 
-def _entries(table: Mapping[str, str], our_prefix: str = "", their_prefix: str = "") -> list[Entry]:
+def _entries(table: Mapping[str, str], our_prefix: str = "", their_prefix: str = "") -> list[_Entry]:
     """The rows of a table without its shorthand."""
     entries = []
     for ours, theirs in table.items():
         for part in ("weight", "bias") if "*" in theirs else ("",):
-            name = their_prefix + theirs.replace("*", part)
+            name = their_prefix + theirs.replace("*", part).removesuffix(".T")
             before, _, rest = name.partition("{")
             several, _, after = rest.partition("}")
             names = tuple(f"{before}{one}{after}" for one in several.split(","))
-            form = "stacked" if len(names) > 1 else "transposed" if name.endswith(".T") else "same"
-            names = tuple(one.removesuffix(".T") for one in names)
-            entries.append(Entry(our_prefix + ours.replace("*", part), names, form))
+            entries.append(_Entry(our_prefix + ours.replace("*", part), names, theirs.endswith(".T")))
     return entries
 
 
-def _block_entries(ours: str, theirs: str, names: Sequence[str], layers: int, first: int = 0) -> list[Entry]:
+def _block_entries(ours: str, theirs: str, names: Sequence[str], layers: int, first: int = 0) -> list[_Entry]:
     """Of so many blocks behind a prefix; `first` of theirs is our number 0."""
     table = {f"{layer}.*": name for layer, name in zip(BLOCK, names, strict=True)}
     return [entry for i in range(layers) for entry in _entries(table, f"{ours}{i}.", f"{theirs}{first + i}.")]
 
 
-def _tower_entries(layout: Layout, image_layers: int, text_layers: int) -> list[Entry]:
+def _tower_entries(layout: Layout, image_layers: int, text_layers: int) -> list[_Entry]:
     entries = _entries(layout.single)
     entries += _block_entries("image_tower.transformer.blocks.", *layout.image_blocks, image_layers)
     return entries + _block_entries("text_tower.transformer.blocks.", *layout.text_blocks, text_layers)
@@ -303,28 +297,29 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
     eps = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}
     if eps != {1.0e-5}:
         raise WeightsError(f"LayerNorm eps is {sorted(eps)}; open_clip's layout has 1e-05 alone")
-    of_image, of_text = _Sizes.of(image.transformer), _Sizes.of(text.transformer)
-    if of_image.activation != of_text.activation:
-        both = sorted({of_image.activation, of_text.activation})
-        raise WeightsError(f"the towers' activations differ ({both}); open_clip has one for both")
+    of_image, of_text = _sizes(image.transformer), _sizes(text.transformer)
+    activations = {of_image["hidden_act"], of_text["hidden_act"]}
+    if len(activations) > 1:
+        raise WeightsError(f"the towers' activations differ ({sorted(activations)}); open_clip has one for both")
+
+    def shared(tower: VisionTransformer | CausalTextTransformer, sizes: dict[str, Any]) -> dict[str, Any]:
+        mlp_ratio = sizes["intermediate_size"] / tower.width
+        return {"width": tower.width, "layers": sizes["num_hidden_layers"], "mlp_ratio": mlp_ratio}
+
     configuration = {
         "embed_dim": image.projection_dim,
-        "quick_gelu": of_image.activation == "quick_gelu",
+        "quick_gelu": activations == {"quick_gelu"},
         "vision_cfg": {
+            **shared(image, of_image),
             "image_size": image.image_size,
             "patch_size": image.patch_size,
-            "width": image.width,
-            "layers": of_image.layers,
-            "head_width": image.width // of_image.heads,
-            "mlp_ratio": of_image.hidden / image.width,
+            "head_width": image.width // of_image["num_attention_heads"],
         },
         "text_cfg": {
+            **shared(text, of_text),
             "context_length": text.context_length,
             "vocab_size": text.token_embedding.num_embeddings,
-            "width": text.width,
-            "heads": of_text.heads,
-            "layers": of_text.layers,
-            "mlp_ratio": of_text.hidden / text.width,
+            "heads": of_text["num_attention_heads"],
         },
     }
     return _exported(model, OPEN_CLIP), configuration
@@ -343,16 +338,7 @@ def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
     image, text = _exportable_towers(model)
 
     def shared(tower: VisionTransformer | CausalTextTransformer) -> dict[str, Any]:
-        sizes = _Sizes.of(tower.transformer)
-        return {
-            "hidden_size": tower.width,
-            "intermediate_size": sizes.hidden,
-            "num_hidden_layers": sizes.layers,
-            "num_attention_heads": sizes.heads,
-            "hidden_act": sizes.activation,
-            "layer_norm_eps": sizes.norm_eps,
-            "projection_dim": tower.projection_dim,
-        }
+        return {**_sizes(tower.transformer), "hidden_size": tower.width, "projection_dim": tower.projection_dim}
 
     config = CLIPConfig(
         vision_config={**shared(image), "image_size": image.image_size, "patch_size": image.patch_size},
@@ -565,7 +551,7 @@ def load_bert_(
 _NOT_WEIGHTS = re.compile(r"(^|\.)(attn_mask|position_ids)$")  # buffers that older versions saved
 
 
-def _in_our_names(state: State, entries: list[Entry], source: str, complete: bool = True) -> dict[str, torch.Tensor]:
+def _in_our_names(state: State, entries: list[_Entry], source: str, complete: bool = True) -> dict[str, torch.Tensor]:
     """Their tensors under our names.
 
     Args:
@@ -581,12 +567,11 @@ def _in_our_names(state: State, entries: list[Entry], source: str, complete: boo
     found = {}
     for entry in entries:
         parts = [state[name].detach() for name in entry.theirs]
-        value = torch.cat(parts) if entry.form == "stacked" else parts[0]
-        found[entry.ours] = value.T if entry.form == "transposed" else value
+        found[entry.ours] = parts[0].T if entry.transposed else torch.cat(parts) if len(parts) > 1 else parts[0]
     return found
 
 
-def _put(module: nn.Module, found: State, entries: list[Entry], source: str, kept: list[str]) -> None:
+def _put(module: nn.Module, found: State, entries: list[_Entry], source: str, kept: list[str]) -> None:
     """Copies tensors under our names into a module; every tensor of ours is filled or named in `kept`."""
     target = module.state_dict()
     filled = {name: target[name] for name in kept}
@@ -612,8 +597,8 @@ def _exported(model: TwoTowers, layout: Layout) -> dict[str, torch.Tensor]:
         value = state.pop(entry.ours).detach().cpu()
         if entry.ours in ("image_tower.class_embedding", "logit_scale.log_logit_scale"):
             value = value[0]  # theirs has no axis for several
-        value = value.T if entry.form == "transposed" else value
-        parts = value.chunk(len(entry.theirs)) if entry.form == "stacked" else [value]
+        value = value.T if entry.transposed else value
+        parts = value.chunk(len(entry.theirs)) if len(entry.theirs) > 1 else [value]
         exported |= {name: part.contiguous().clone() for name, part in zip(entry.theirs, parts)}
     if state:
         raise WeightsError(f"the layout has no place for {_some(list(state))}")
@@ -639,30 +624,24 @@ def _exportable_towers(model: TwoTowers) -> tuple[VisionTransformer, CausalTextT
     return image, text
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Of a transformer of ours; hidden: width of the MLP."""
-
-    layers: int
-    heads: int
-    hidden: int
-    activation: Activation
-    norm_eps: float
-
-    @classmethod
-    def of(cls, transformer: Transformer) -> "_Sizes":
-        first = transformer.blocks[0]
-        activation = "quick_gelu" if isinstance(first.mlp[1], QuickGELU) else "gelu"
-        hidden, eps = first.mlp[0].out_features, first.mlp_norm.eps
-        return cls(len(transformer.blocks), first.attention.heads, hidden, activation, eps)
+def _sizes(transformer: Transformer) -> dict[str, Any]:
+    """Of a transformer of ours, under the names of transformers' configurations."""
+    first = transformer.blocks[0]
+    return {
+        "num_hidden_layers": len(transformer.blocks),
+        "num_attention_heads": first.attention.heads,
+        "intermediate_size": first.mlp[0].out_features,
+        "hidden_act": "quick_gelu" if isinstance(first.mlp[1], QuickGELU) else "gelu",
+        "layer_norm_eps": first.mlp_norm.eps,
+    }
 
 
 def _check_same(transformer: Transformer, config: Any) -> None:
     """Refuses a configuration of transformers whose eps, heads or activation differ, which no shape tells."""
-    sizes = _Sizes.of(transformer)
-    _same("norm_eps", sizes.norm_eps, config.layer_norm_eps)
-    _same("heads", sizes.heads, config.num_attention_heads)
-    _same("activation", sizes.activation, _our_activation(config.hidden_act))
+    sizes = _sizes(transformer)
+    _same("norm_eps", sizes["layer_norm_eps"], config.layer_norm_eps)
+    _same("heads", sizes["num_attention_heads"], config.num_attention_heads)
+    _same("activation", sizes["hidden_act"], _our_activation(config.hidden_act))
 
 
 def _same(what: str, ours: Any, theirs: Any) -> None:

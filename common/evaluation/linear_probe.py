@@ -313,23 +313,24 @@ def evaluate_linear_probe(
     num_classes = len(test.class_names)
     with frozen(encoder.model):
         test_features, test_labels = labelled_features(encoder, test)
-        val_features, val_labels = (None, None) if val is None else labelled_features(encoder, val)
+        num_val = 0
         if config.augments:
             num_train, batches = len(train), augmented_batches(encoder, train, config, seed)
         else:
             features, labels = labelled_features(encoder, train)
             num_train = len(labels)
             if val is not None:
+                val_features, val_labels = labelled_features(encoder, val)
+                num_val = len(val_labels)
                 chosen = search_weight_decay(
                     features, labels, val_features, val_labels, num_classes, config, seed, encoder.device
                 )
                 config = replace(config, weight_decay=chosen)
                 features, labels = torch.cat([features, val_features]), torch.cat([labels, val_labels])
             batches = feature_batches(features, labels, config.batch_size, seed)
-        trained_on = num_train + (0 if val is None else len(val_labels))
         dim = test_features.shape[1]
-        classifier = train_probe(batches, trained_on, dim, num_classes, config, seed, encoder.device)
-    protocol = _protocol("linear_probe", encoder, train, val, test, num_train, val_labels, test_labels, dim)
+        classifier = train_probe(batches, num_train + num_val, dim, num_classes, config, seed, encoder.device)
+    protocol = _protocol("linear_probe", encoder, (train, val, test), num_train, num_val, test_features)
     scores = probe_scores(classifier, test_features, config)
     return classification_evaluation(scores, test_labels, {**protocol, "probe": asdict(config), "seed": seed})
 
@@ -403,8 +404,8 @@ def evaluate_logistic_regression(encoder: Any, train: Any, val: Any, test: Any) 
     chosen = search_inverse_regularisation(val_accuracy)
     features, labels = torch.cat([features, val_features]), torch.cat([labels, val_labels])
     scores, converged = regression_scores(features, labels, test_features, num_classes, chosen)
-    num_train, dim = len(parts[0][1]), test_features.shape[1]
-    protocol = _protocol("logistic_regression", encoder, train, val, test, num_train, val_labels, test_labels, dim)
+    num_train, num_val = len(parts[0][1]), len(val_labels)
+    protocol = _protocol("logistic_regression", encoder, (train, val, test), num_train, num_val, test_features)
     fit = {"inverse_regularisation": chosen, "max_iterations": MAX_ITERATIONS, "converged": converged}
     return classification_evaluation(scores, test_labels, {**protocol, **fit})
 
@@ -522,14 +523,13 @@ def check_classes(train: Any, test: Any, val: Any | None) -> None:
 def _protocol(
     task: str,
     encoder: Any,
-    train: Any,
-    val: Any | None,
-    test: Any,
+    sets: tuple[Any, Any | None, Any],
     num_train: int,
-    val_labels: torch.Tensor | None,
-    test_labels: torch.Tensor,
-    feature_dim: int,
+    num_val: int,
+    test_features: torch.Tensor,
 ) -> dict[str, Any]:
+    """What numbers of a probe mean; sets are those of training, validation (None = none) and test."""
+    train, val, test = sets
     return {
         "task": task,
         "data": test.name,
@@ -537,10 +537,10 @@ def _protocol(
         "train_fingerprint": train.fingerprint,
         "val_fingerprint": None if val is None else val.fingerprint,
         "num_train": num_train,
-        "num_val": 0 if val_labels is None else len(val_labels),
-        "num_images": len(test_labels),
+        "num_val": num_val,
+        "num_images": len(test_features),
         "num_classes": len(test.class_names),
-        "feature_dim": feature_dim,
-        "unreadable_images": len(test) - len(test_labels) + len(lost_at_open(test)),
+        "feature_dim": test_features.shape[1],
+        "unreadable_images": len(test) - len(test_features) + len(lost_at_open(test)),
         "preprocessing": encoder.preprocessing,
     }

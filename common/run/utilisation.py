@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 # Dense peaks from NVIDIA's data sheets in TFLOP/s (figures "with sparsity" halved), half precision with float32 sums.
 # Names as torch.cuda.get_device_name() gives them, matched in full: a laptop's 4090 or a slice (MIG) of an A100 is
@@ -54,6 +53,8 @@ def training_flops(model: nn.Module, *inputs: torch.Tensor) -> int:
     Raises:
         Exception: whatever the model raises where it needs values, not shapes.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports sympy, which not every command needs
+
     tensors = [*model.parameters(), *model.buffers()]
     without_weights = {id(tensor): _shape_only(tensor) for tensor in tensors}
     model = copy.deepcopy(model, without_weights).train()
