@@ -153,21 +153,6 @@ def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_c
     assert (losses(files), broken(files)) == (before, [(0, line)])  # named once, not once per start
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"hello, this is no tar" * 50, "is not a tar: it starts with b'hello, this is n'"),
-        (b"\x1f\x8b" + b"0" * 2000, "is not a tar: a gzip file, unpack it first (gunzip)"),
-        (b"", "is empty; accepted: an uncompressed tar"),
-    ],
-)
-def test_a_file_that_is_no_tar_stops_the_run_before_it_starts(data, content, reason):
-    (data / "train.tar").write_bytes(content)
-    with pytest.raises(ValueError) as error:
-        run(data)
-    assert str(error.value).startswith(f"{data / 'train.tar'} {reason}")
-
-
 def test_a_folder_without_shards_and_one_that_is_not_there_are_named(data):
     empty = data.parent / "empty"
     empty.mkdir()

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import pickle
 import re
 import unicodedata
 
@@ -68,44 +67,9 @@ def test_rows_equal_transformers(tiny, length):
 
 
 @given(st.lists(CHARACTERS | st.sampled_from([*WORDS, " ", "[SEP]", "\u0301"]), max_size=30).map("".join))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_rows_equal_transformers_on_random_texts(tiny, text):
     assert tiny.encode([text], 40).tolist() == by_transformers(TINY)([text], 40).tolist()
-
-
-def test_pieces_by_hand(tiny):
-    row = tiny.encode(["Unaffable DOGS, don't [SEP]"], 24)[0].tolist()
-    pieces = ["un", "##aff", "##able", "dog", "##s", ",", "don", "'", "t", "[", "s", "##e", "##p", "]"]
-    assert tiny.decode(row)[: len(pieces) + 2] == ["[CLS]", *pieces, "[SEP]"]
-    assert row[len(pieces) + 2 :] == [tiny.pad_id] * (24 - len(pieces) - 2)
-    assert tiny.decode(tiny.encode(["\u20ac \u65e5\u672cdog " + "x" * 101], 9)[0]) == [
-        "[CLS]",
-        "[UNK]",
-        "\u65e5",
-        "\u672c",
-        "dog",
-        "[UNK]",
-        "[SEP]",
-        "[PAD]",
-        "[PAD]",
-    ]
-
-
-@given(st.lists(CHARACTERS, max_size=25).map("".join), st.integers(3, 30))
-@settings(max_examples=200, deadline=None)
-def test_every_row_is_cls_pieces_sep_padding_and_a_shorter_one_is_its_beginning(tiny, text, length):
-    long, row = tiny.encode([text], 200)[0].tolist(), tiny.encode([text], length)[0].tolist()
-    end = row.index(tiny.end_id)
-    assert len(row) == length
-    assert row[0] == tiny.cls_id
-    assert row[:end] == long[:end]
-    assert end == min(long.index(tiny.end_id), length - 1)
-    assert set(row[end + 1 :]) <= {tiny.pad_id}
-    assert not {tiny.pad_id, tiny.cls_id, tiny.mask_id} & set(row[1:end])
-
-
-def test_halves_of_utf_16_pairs_do_no_harm(tiny):
-    assert tiny.encode(["dog \ud83d cat"], 6).tolist() == tiny.encode(["dog \ufffd cat"], 6).tolist()
 
 
 def test_the_bert_vocabulary_has_the_known_ids(bert):
@@ -118,11 +82,11 @@ def test_the_bert_vocabulary_has_the_known_ids(bert):
 
 def test_local_captions_equal_both_tokenizers_of_transformers(data_dir, bert, tmp_path):
     with gzip.open(data_dir / "flickr8k/flickr8k_captions_karpathy_format.json.gz", "rt", encoding="utf-8") as file:
-        captions = [sentence["raw"] for image in json.load(file)["images"][::5] for sentence in image["sentences"]]
+        captions = [sentence["raw"] for image in json.load(file)["images"][::20] for sentence in image["sentences"]]
     with gzip.open(data_dir / "annotations/multi30k_task1.jsonl.gz", "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file][::80]
+        rows = [json.loads(line) for line in file][::320]
     captions += TEXTS + [row[language] for row in rows for language in ("en", "de", "fr", "cs") if language in row]
-    assert len(captions) > 7_000
+    assert len(captions) > 1_700
     ours = bert.encode(captions, 77)
     assert torch.equal(ours, by_transformers(bert.vocabulary)(captions, 77))
 
@@ -130,18 +94,9 @@ def test_local_captions_equal_both_tokenizers_of_transformers(data_dir, bert, tm
     legacy = pytest.importorskip("transformers.models.bert.tokenization_bert_legacy")
     (tmp_path / "vocab.txt").write_text("\n".join(bert.vocabulary) + "\n", encoding="utf-8")
     theirs = legacy.BertTokenizerLegacy(str(tmp_path / "vocab.txt"))
-    for caption, row in list(zip(captions, ours.tolist()))[::4]:
+    for caption, row in list(zip(captions, ours.tolist()))[::8]:
         pieces = theirs.convert_tokens_to_ids(theirs.tokenize(caption))[:75]
         assert row == [101, *pieces, 102] + [0] * (75 - len(pieces)), caption
-
-
-def test_json_and_pickle_give_an_equal_tokenizer(tiny):
-    for copy in (BertTokenizer.from_json(tiny.to_json()), pickle.loads(pickle.dumps(tiny))):
-        assert copy == tiny
-        assert hash(copy) == hash(tiny)
-        assert copy.fingerprint == tiny.fingerprint
-        assert torch.equal(copy.encode(TEXTS, 30), tiny.encode(TEXTS, 30))
-    assert BertTokenizer([*TINY, "bird"]).fingerprint != tiny.fingerprint
 
 
 def test_vocabulary_files_folders_and_models_give_the_same_tokenizer(tmp_path, tiny):
@@ -182,22 +137,6 @@ def test_broken_model_files_are_named(tmp_path):
         assert words in str(error.value)
 
 
-def test_bad_texts_and_stored_forms_are_refused(tiny):
-    for call, words in (
-        (lambda: tiny.encode("a", 5), "texts is the string"),
-        (lambda: tiny.encode(["a"], 2), "context_length is 2"),
-        (lambda: tiny.decode([len(TINY)]), f"outside [0, {len(TINY)})"),
-        (
-            lambda: BertTokenizer.from_json('{"type": "BertTokenizer", "version": 1}'),
-            "type, version, vocabulary; found",
-        ),
-        (lambda: BertTokenizer.from_json({"type": "BertTokenizer", "version": 1, "vocabulary": "x"}), "is damaged"),
-    ):
-        with pytest.raises(ValueError) as error:
-            call()
-        assert words in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("text", "cleaned"),
     [
@@ -218,7 +157,7 @@ def test_albefs_cleaning_of_captions(text, cleaned):
 
 
 @given(st.text(max_size=80), st.integers(1, 6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_cleaned_captions_have_at_most_so_many_words_and_none_of_the_signs(text, max_words):
     cleaned = clean_caption(text, max_words)
     assert cleaned == " ".join(cleaned.split())

@@ -2,9 +2,7 @@
 
 import gzip
 import json
-import pickle
 import unicodedata
-import warnings
 
 import pytest
 import torch
@@ -74,32 +72,26 @@ def test_rows_equal_open_clip(clip, reference, context_length):
 
 
 @given(st.lists(CHARACTERS | PIECES, max_size=30).map("".join))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_rows_equal_open_clip_on_random_texts(clip, reference, text):
     assume(all(is_old(c) for c in clean_text(text, use_ftfy=True) if c not in text))  # ftfy makes U+058B of "\xd6\x8b"
     assert clip.encode([text], 77).tolist() == reference([text], 77).tolist()
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="&"), max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_ftfy_does_not_matter_on_plain_ascii(clip, text):
     assert clean_text(text, use_ftfy=True) == clean_text(text, use_ftfy=False)
 
 
 def test_all_local_captions_equal_open_clip(data_dir, clip, reference):
     with gzip.open(data_dir / "flickr8k/flickr8k_captions_karpathy_format.json.gz", "rt", encoding="utf-8") as file:
-        captions = [sentence["raw"] for image in json.load(file)["images"][::4] for sentence in image["sentences"]]
+        captions = [sentence["raw"] for image in json.load(file)["images"][::16] for sentence in image["sentences"]]
     with gzip.open(data_dir / "annotations/multi30k_task1.jsonl.gz", "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file][::40]
+        rows = [json.loads(line) for line in file][::160]
     captions += [row[language] for row in rows for language in ("en", "de", "fr", "cs") if language in row]
-    assert len(captions) > 10_000
+    assert len(captions) > 2_500
     assert torch.equal(clip.encode(captions, 77), reference(captions, 77))
-
-
-def test_the_local_vocabulary_file_is_the_bundled_one(data_dir, clip):
-    local = ClipTokenizer.from_vocabulary(str(data_dir / "text/bpe_simple_vocab_16e6.txt.gz"))
-    assert local == clip
-    assert local.fingerprint == clip.fingerprint
 
 
 def test_without_ftfy_rows_equal_transformers(clip):
@@ -172,37 +164,6 @@ def test_a_tiny_vocabulary_by_hand(tiny):
     assert tiny.vocabulary[256] == "!</w>"
 
 
-@given(st.lists(CHARACTERS, max_size=20).map("".join), st.integers(3, 40))
-@settings(max_examples=200, deadline=None)
-def test_every_row_is_start_pieces_end_zeros_and_a_shorter_one_is_its_beginning(tiny, text, context_length):
-    long, row = tiny.encode([text], 200)[0].tolist(), tiny.encode([text], context_length)[0].tolist()
-    end = row.index(tiny.end_id)
-    assert len(row) == context_length
-    assert row[0] == tiny.cls_id
-    assert row[:end] == long[:end]
-    assert set(row[end + 1 :]) <= {0}
-    assert end == min(long.index(tiny.end_id), context_length - 1)
-    letters = "".join(tiny.decode(row[1:end])).replace("</w>", "")
-    if end < context_length - 1:  # nothing cut: the bytes of the text come back, without its blanks
-        assert len(letters) == len("".join(clean_text(text, tiny.use_ftfy).split()).encode())
-
-
-def test_json_and_pickle_give_an_equal_tokenizer(tiny, clip):
-    for tokenizer in (tiny, ClipTokenizer(tiny.merges, use_ftfy=False), ClipTokenizer([]), clip):
-        for copy in (ClipTokenizer.from_json(tokenizer.to_json()), pickle.loads(pickle.dumps(tokenizer))):
-            assert copy == tokenizer
-            assert hash(copy) == hash(tokenizer)
-            assert copy.fingerprint == tokenizer.fingerprint
-            assert torch.equal(copy.encode(TEXTS, 30), tokenizer.encode(TEXTS, 30))
-    assert len(clip.to_json()) < 300_000
-    prints = {
-        tiny.fingerprint,
-        ClipTokenizer(tiny.merges, False).fingerprint,
-        ClipTokenizer(tiny.merges[:-1]).fingerprint,
-    }
-    assert len(prints) == 3
-
-
 def write_model(folder, tokenizer, **changed_ids):
     """vocab.json and merges.txt as transformers writes them."""
     folder.mkdir()
@@ -244,12 +205,6 @@ def test_a_model_of_another_layout_is_refused(tmp_path, tiny):
         ClipTokenizer.from_vocabulary(str(tmp_path))
 
 
-def test_clips_own_vocabulary_gives_no_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ClipTokenizer.from_vocabulary()
-
-
 def test_without_ftfy_it_says_so_and_does_not_rebuild_another_cleaning(monkeypatch, tiny):
     with_ftfy, without = tiny.to_json(), ClipTokenizer(tiny.merges, use_ftfy=False)
     monkeypatch.setattr(clip_tokenizer, "has_ftfy", lambda: False)
@@ -273,13 +228,6 @@ def test_without_open_clip_the_default_vocabulary_is_explained(monkeypatch):
         (lambda: ClipTokenizer(["h e", "hex a"]), "merge 2, 'hex a', is no pair of two tokens that earlier"),
         (lambda: ClipTokenizer(["h e", "h e"]), "makes 'he', which there is already"),
         (lambda: ClipTokenizer([("h", "e")]), "merge 1, ('h', 'e')"),
-        (lambda: ClipTokenizer([]).encode("a", 5), "texts is the string"),
-        (lambda: ClipTokenizer([]).encode([None], 5), "of type NoneType"),
-        (lambda: ClipTokenizer([]).encode(["a"], 2), "context_length is 2"),
-        (lambda: ClipTokenizer([]).decode([514]), "id 514 is outside [0, 514)"),
-        (lambda: ClipTokenizer.from_json("{"), "not valid JSON"),
-        (lambda: ClipTokenizer.from_json({"type": "ClipTokenizer", "version": 2}), "'ClipTokenizer', 2; accepted"),
-        (lambda: ClipTokenizer.from_json({"type": "ClipTokenizer", "version": 1}), "keys type, version, ftfy, merges"),
         (
             lambda: ClipTokenizer.from_json({"type": "ClipTokenizer", "version": 1, "ftfy": 1, "merges": ""}),
             "ftfy is 1; accepted: true, false",

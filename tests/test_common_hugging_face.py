@@ -168,22 +168,6 @@ def test_rows_of_one_image_id_are_ranked_as_one_picture_with_all_captions(tmp_pa
     assert trained.fingerprint == ranked.fingerprint
 
 
-def test_without_an_id_rows_of_one_path_are_one_picture(tmp_path):
-    for number in range(2):
-        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
-    lines = [{"image": f"{number}.jpg", "caption": f"text {row}"} for row, number in enumerate((0, 1, 0))]
-    (tmp_path / "set.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    ranked = open_hugging_face("set.jsonl", root=tmp_path, role="test")
-    assert [(ranked.image_id(index), ranked[index]["captions"]) for index in range(2)] == [
-        ("0.jpg", ["text 0", "text 2"]),
-        ("1.jpg", ["text 1"]),
-    ]
-    trained = open_hugging_face("set.jsonl", root=tmp_path)
-    assert [trained[index]["image_id"] for index in range(3)] == ["0.jpg", "1.jpg", "0.jpg"]
-    streamed = open_hugging_face("set.jsonl", root=tmp_path, stream_buffer=1)
-    assert [streamed[position]["image_id"] for position in range(3)] == ["0.jpg", "1.jpg", "0.jpg"]
-
-
 def test_an_image_folder_without_ids_names_pictures_by_their_path_in_it(tmp_path):
     (tmp_path / "set" / "train").mkdir(parents=True)
     lines = [json.dumps({"file_name": f"{number}.jpg", "text": "a"}) for number in range(2)]
@@ -256,14 +240,6 @@ def test_a_ranked_set_with_too_many_unusable_rows_does_not_open(tmp_path):
         open_hugging_face("none", root=tmp_path, role="test")
 
 
-def test_pictures_may_be_plain_bytes(tmp_path):
-    plain = datasets.Dataset.from_dict(
-        {"jpg": [jpeg(0), jpeg(1)], "txt": ["picture 0", "picture 1"], "image_id": [100, 101]}
-    )
-    plain.save_to_disk(tmp_path / "set")
-    assert content_of(open_hugging_face("set", root=tmp_path)) == expected(range(2))
-
-
 @pytest.mark.parametrize(
     ("source", "kind", "words"),
     [
@@ -309,78 +285,7 @@ def test_a_split_of_something_without_splits_is_refused(tmp_path):
 # --- broken rows -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("picture", "reason"),
-    [
-        (jpeg(0)[:-200], "picture cannot be decoded: OSError, image file is truncated"),
-        (b"<html>404</html>", "picture cannot be decoded: no JPEG, PNG, WebP, BMP, GIF, PPM or TIFF, it starts with"),
-        (b"", "picture cannot be decoded: no JPEG, PNG, WebP, BMP, GIF, PPM or TIFF, it has no bytes"),
-        (None, "missing picture: image is 'None'"),
-    ],
-)
-def test_a_picture_that_cannot_be_decoded_names_its_row(tmp_path, picture, reason):
-    images = [{"bytes": jpeg(0), "path": None}, None if picture is None else {"bytes": picture, "path": None}]
-    features = datasets.Features({"image": datasets.Image(), "caption": datasets.Value("string")})
-    source = datasets.Dataset.from_dict({"image": images, "caption": ["a", "b"]}, features=features)
-    source.save_to_disk(tmp_path / "set")
-    pairs = open_hugging_face("set", root=tmp_path)
-    assert pairs[0]["image"].mode == "RGB"
-    with pytest.raises(BrokenSample) as error:
-        pairs[1]
-    assert (error.value.path, error.value.key) == (str(tmp_path / "set"), "row 1")
-    assert error.value.reason.startswith(reason)
-    assert pairs.captions(1) == ["b"]
-    assert len(pairs.fingerprint) == 64
-
-
-@pytest.mark.parametrize(
-    ("captions", "reason"),
-    [
-        (["a", None], "captions has the wrong type: NoneType"),
-        (["a", " "], "empty caption: ' '"),
-        ([["a"], []], "missing caption: the list is empty"),
-        ([["a"], ["b", None]], "caption is not a string: NoneType"),
-    ],
-)
-def test_captions_that_cannot_be_used_name_their_row(tmp_path, captions, reason):
-    rows(range(2), caption=captions).cast_column("image", datasets.Image()).save_to_disk(tmp_path / "set")
-    pairs = open_hugging_face("set", root=tmp_path)
-    for read in (lambda: pairs[1], lambda: pairs.captions(1)):
-        with pytest.raises(BrokenSample) as error:
-            read()
-        assert error.value.key == "row 1"
-        assert error.value.reason.startswith(reason)
-    assert list(pairs.all_captions()) == ["a"]
-    if captions == ["a", " "]:
-        assert open_hugging_face("set", root=tmp_path, role="test").captions(1) == [" "]
-
-
 # --- processes, identity ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_read_what_one_process_reads(tmp_path, context):
-    pairs = open_hugging_face(str(write_parquet(tmp_path / "set", 6, 2)))
-    loader = DataLoader(pairs, batch_size=2, num_workers=2, collate_fn=as_plain_batch, multiprocessing_context=context)
-    assert [item for batch in loader for item in batch] == expected(range(6))
-
-
-def as_plain_batch(batch):
-    return [as_plain(sample) for sample in batch]
-
-
-def test_the_fingerprint_changes_with_content(tmp_path):
-    prints = []
-    variants = [rows(range(3)), rows(range(3)), rows(range(4)), rows([0, 1, 3])]
-    variants.append(rows(range(3), caption=["picture 0", "picture 1", "other"]).cast_column("image", datasets.Image()))
-    variants.append(rows(range(3), image_id=[100, 101, 7]).cast_column("image", datasets.Image()))
-    longer = [{"bytes": jpeg(number) + b"x" * (number == 2), "path": None} for number in range(3)]
-    variants.append(rows(range(3), image=longer).cast_column("image", datasets.Image()))
-    for number, variant in enumerate(variants):
-        variant.save_to_disk(tmp_path / str(number))
-        prints.append(open_hugging_face(str(number), root=tmp_path).fingerprint)
-    assert prints[0] == prints[1]
-    assert len(set(prints)) == len(prints) - 1
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from common.base.config import load_config, load_row
 from common.base.settings import DataConfig
 from common.data import pairs as pairs_module
 from common.data.batches import TrainingView, training_batches
-from common.data.broken import BrokenSample, TooManyBroken
+from common.data.broken import TooManyBroken
+from common.data.decoding import number_of
 from common.data.order import BatchPositions, SampleOrder
 from common.data.pairs import (
     ZERO_SHOT_SETS,
@@ -27,7 +28,6 @@ from common.data.pairs import (
     open_validation_pairs,
     open_zero_shot_sets,
 )
-from common.data.decoding import number_of
 from common.data.tokenizer import WordTokenizer
 from contrastive_basics.config import Config as BasicsConfig
 from euclip.config import Config as EuclipConfig
@@ -476,12 +476,3 @@ def test_evaluation_sets_are_never_streamed(stream, tmp_path):
     test = open_retrieval_sets(stream)["test"]
     assert not hasattr(test, "forward_only")
     assert test[0]["captions"] == ["a"]
-
-
-def test_broken_samples_of_every_reader_can_travel_and_be_counted(tmp_path):
-    write_tables(tmp_path)
-    (tmp_path / "pictures" / "id3.jpg").write_bytes(b"<html>")
-    pairs = open_training_pairs(config_of("tsv", tmp_path, train="train.tsv"), 0)
-    with pytest.raises(BrokenSample) as error:
-        pairs[3]
-    assert pickle.loads(pickle.dumps(error.value)) == error.value

@@ -89,26 +89,6 @@ def test_an_absurd_size_in_a_header_ends_the_shard_and_never_hangs(tmp_path, siz
     assert again.broken[0].reason.startswith("unreadable header" if size < 0 else "shard is cut")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "is empty"),
-        (b"hello, this is no tar at all" * 40, "is not a tar: it starts with b'hello, this is n'"),
-        (b"\x1f\x8b" + b"0" * 2000, "a gzip file"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "a Git LFS pointer"),
-        (b"x" * 100, "is not a tar"),
-    ],
-)
-def test_a_file_that_is_no_tar_is_named(tmp_path, content, words):
-    path = tmp_path / "bad.tar"
-    path.write_bytes(content)
-    good_tar(tmp_path / "good.tar", 2)
-    with pytest.raises(ValueError) as error:
-        ShardDataset("*.tar", root=tmp_path)
-    assert str(path) in str(error.value)
-    assert words in str(error.value)
-
-
 def test_members_without_partner_and_doubles_are_listed_at_opening(tmp_path):
     path = tmp_path / "x.tar"
     samples = {"a": pair(0), "no_text": pair(1, json=None), "no_picture": pair(2, jpg=None)}

@@ -1,7 +1,6 @@
 """common/data/text.py and text_files.py: choosing, storing and finding tokenizers; the words of a data set, kept."""
 
 import gzip
-import json
 import threading
 
 import huggingface_hub.constants
@@ -10,7 +9,6 @@ import pytest
 from common.base.config import ConfigError, load_config
 from common.base.settings import DataConfig
 from common.data.bert_tokenizer import SPECIAL_TOKENS, BertTokenizer
-from common.data.clip_tokenizer import ClipTokenizer
 from common.data.scenes import scene_words
 from common.data.text import build_tokenizer, tokenizer_from_json, words_of
 from common.data.text_files import find_file, pack, read_lines, unpack
@@ -28,27 +26,6 @@ class Captions:
     def all_captions(self):
         self.reads += 1
         yield from self.captions
-
-
-@pytest.mark.parametrize(
-    "tokenizer",
-    [
-        WordTokenizer(["a", "dog"]),
-        ClipTokenizer(["d o", "do g</w>"], use_ftfy=False),
-        BertTokenizer([*SPECIAL_TOKENS, "a", "dog"]),
-    ],
-    ids=lambda tokenizer: type(tokenizer).__name__,
-)
-def test_every_kind_comes_back_from_a_checkpoints_json(tokenizer):
-    state = json.loads(json.dumps({"tokenizer": tokenizer.to_json()}, indent=1, ensure_ascii=False))
-    for stored in (state["tokenizer"], json.loads(state["tokenizer"])):
-        copy = tokenizer_from_json(stored)
-        assert copy == tokenizer
-        assert copy.fingerprint == tokenizer.fingerprint
-        assert copy.vocabulary_size == tokenizer.vocabulary_size
-        assert copy.encode(["a dog"], 6).tolist() == tokenizer.encode(["a dog"], 6).tolist()
-    others = {other.fingerprint for other in (WordTokenizer(["b"]), ClipTokenizer([]), BertTokenizer(SPECIAL_TOKENS))}
-    assert tokenizer.fingerprint not in others
 
 
 @pytest.mark.parametrize(

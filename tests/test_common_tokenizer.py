@@ -1,4 +1,4 @@
-"""common/data/tokenizer.py: laws of the word tokenizer."""
+"""common/data/tokenizer.py: laws of all tokenizers, and of words."""
 
 import json
 import pickle
@@ -9,6 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.data import bert_tokenizer
+from common.data.bert_tokenizer import BertTokenizer
+from common.data.clip_tokenizer import ClipTokenizer
+from common.data.text import tokenizer_from_json
 from common.data.tokenizer import (
     CLS_ID,
     END_ID,
@@ -25,7 +29,7 @@ CAPTIONS = ["A dog runs.", "a dog, a cat", "the cat's dog", "A bird"]
 
 
 @given(TEXTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_splitting_twice_is_splitting_once(text):
     words = split_words(text)
     assert split_words(" ".join(words)) == words
@@ -33,7 +37,7 @@ def test_splitting_twice_is_splitting_once(text):
 
 
 @given(TEXTS, TEXTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_case_and_spacing_do_not_matter_and_texts_concatenate(left, right):
     assert split_words(f"{left}  \n{right}") == split_words(left) + split_words(right)
     ascii_text = left.encode("ascii", "ignore").decode()
@@ -52,36 +56,6 @@ def test_case_and_spacing_do_not_matter_and_texts_concatenate(left, right):
 )
 def test_words_are_runs_of_letters_and_digits_with_inner_apostrophes(text, words):
     assert split_words(text) == words
-
-
-@given(st.lists(TEXTS, min_size=1, max_size=5), st.integers(3, 12))
-@settings(max_examples=200, deadline=None)
-def test_every_row_is_cls_words_sep_padding(texts, context_length):
-    tokenizer = WordTokenizer.from_words(["a", "b", "ab", "1"])
-    rows = tokenizer.encode(texts, context_length)
-    assert rows.shape == (len(texts), context_length)
-    assert rows.dtype == torch.int64
-    assert 0 <= int(rows.min()) <= int(rows.max()) < tokenizer.vocabulary_size
-    for text, row in zip(texts, rows.tolist()):
-        end = row.index(END_ID)
-        assert row[0] == CLS_ID
-        assert row.count(END_ID) == row.count(CLS_ID) == 1
-        assert set(row[end + 1 :]) <= {PAD_ID}
-        assert PAD_ID not in row[:end]
-        expected = [word if word in tokenizer.words else "[UNK]" for word in split_words(text)]
-        assert tokenizer.decode(row[1:end]) == expected[: context_length - 2]
-
-
-@given(st.lists(st.lists(st.sampled_from(["red", "green", "blue", "dog", "cat"]), max_size=6), min_size=1, max_size=8))
-@settings(max_examples=100, deadline=None)
-def test_a_longer_context_only_appends_and_decoding_gives_the_words_back(sentences):
-    tokenizer = WordTokenizer.from_words(["red", "green", "blue", "dog", "cat"])
-    texts = [" ".join(words) for words in sentences]
-    short, long = tokenizer.encode(texts, 8), tokenizer.encode(texts, 11)
-    assert (long[:, :8] == short).all()
-    assert (long[:, 8:] == PAD_ID).all()
-    for words, row in zip(sentences, short.tolist()):
-        assert tokenizer.decode(row)[1 : len(words) + 1] == words
 
 
 def test_over_length_cuts_words_and_keeps_the_end():
@@ -134,26 +108,6 @@ def test_halves_of_utf_16_pairs_are_joined_or_replaced(text, clean):
     without_lone_surrogates(text).encode("utf-8")
 
 
-def test_the_vocabulary_lists_tokens_by_id():
-    tokenizer = WordTokenizer.from_words(["dog", "a"])
-    assert tokenizer.vocabulary == (*SPECIAL_TOKENS, "dog", "a")
-    assert tokenizer.encode(["dog a"], 4)[0].tolist() == [CLS_ID, 4, 5, END_ID]
-
-
-def test_json_and_pickle_give_an_equal_tokenizer():
-    tokenizer = WordTokenizer.from_captions([*CAPTIONS, "caf\u00e9 caf\u00e9"])
-    for copy in (
-        WordTokenizer.from_json(tokenizer.to_json()),
-        WordTokenizer.from_json(json.loads(tokenizer.to_json())),
-        pickle.loads(pickle.dumps(tokenizer)),
-    ):
-        assert copy == tokenizer
-        assert copy.fingerprint == tokenizer.fingerprint
-        assert hash(copy) == hash(tokenizer)
-        assert copy.encode(CAPTIONS, 7).tolist() == tokenizer.encode(CAPTIONS, 7).tolist()
-    assert WordTokenizer.from_words(["dog", "a"]).fingerprint != WordTokenizer.from_words(["a", "dog"]).fingerprint
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -169,15 +123,6 @@ def test_json_and_pickle_give_an_equal_tokenizer():
         (lambda: WordTokenizer.from_captions([["a", "a"]]), "of type list"),
         (lambda: WordTokenizer.from_captions(["a a"], min_count=0), "min_count is 0"),
         (lambda: WordTokenizer.from_captions(["a a"], max_size=4), "max_size is 4"),
-        (lambda: WordTokenizer(["a"]).encode(["a"], 2), "context_length is 2"),
-        (lambda: WordTokenizer(["a"]).encode("a", 5), "texts is the string"),
-        (lambda: WordTokenizer(["a"]).encode([None], 5), "of type NoneType"),
-        (lambda: WordTokenizer(["a"]).decode([5]), "id 5 is outside [0, 5)"),
-        (lambda: WordTokenizer(["a"]).decode([-1]), "id -1 is outside"),
-        (lambda: WordTokenizer.from_json("{"), "not valid JSON"),
-        (lambda: WordTokenizer.from_json("[]"), "found list"),
-        (lambda: WordTokenizer.from_json('{"words": ["a"]}'), "found ['words']"),
-        (lambda: WordTokenizer.from_json({"type": "Bpe", "version": 1, "words": ["a"]}), "'Bpe', 1"),
         (lambda: WordTokenizer.from_json({"type": "WordTokenizer", "version": 1, "words": "a"}), "type str"),
     ],
 )
@@ -185,3 +130,86 @@ def test_bad_values_are_refused_with_the_value(call, words):
     with pytest.raises(ValueError) as error:
         call()
     assert words in str(error.value)
+
+
+# --- laws of all three kinds -----------------------------------------------------------------------------------------
+
+MERGES = ["h e", "l l", "he ll", "hell o</w>", "l o", "lo w</w>", "lo w", "e r</w>", "low er</w>"]
+LETTERS = [*"abcdehlnorstuw0123456789,.!'", "##s", "##e", "dog", "cat", "the"]
+KINDS = {
+    "words": WordTokenizer(["a", "b", "ab", "1", "caf\u00e9"]),
+    "clip": ClipTokenizer(MERGES, use_ftfy=True),
+    "clip without ftfy": ClipTokenizer(MERGES, use_ftfy=False),
+    "clip without merges": ClipTokenizer([]),
+    "bert": BertTokenizer([*bert_tokenizer.SPECIAL_TOKENS, *LETTERS]),
+}
+every_kind = pytest.mark.parametrize("tokenizer", KINDS.values(), ids=KINDS)
+SPECIAL = st.sampled_from(["[SEP]", "[PAD]", "<end_of_text>", "<|endoftext|>", "\ud83d", "\U0001f600", "dog ", "!"])
+
+
+@every_kind
+@given(texts=st.lists(TEXTS | SPECIAL, max_size=4), context_length=st.integers(3, 12))
+@settings(max_examples=60, deadline=None)
+def test_every_row_is_start_pieces_end_padding_and_a_shorter_one_is_its_beginning(tokenizer, texts, context_length):
+    rows, whole = tokenizer.encode(texts, context_length), tokenizer.encode(texts, 300)
+    assert rows.shape == (len(texts), context_length)
+    assert rows.dtype == whole.dtype == torch.int64
+    for row, long in zip(rows.tolist(), whole.tolist()):
+        end = row.index(tokenizer.end_id)
+        assert end == min(long.index(tokenizer.end_id), context_length - 1)
+        assert row[:end] == long[:end]
+        assert row[0] == tokenizer.cls_id
+        assert row.count(tokenizer.end_id) == row.count(tokenizer.cls_id) == 1  # no text can end a row early
+        assert set(row[end + 1 :]) <= {tokenizer.pad_id}
+        assert len(tokenizer.decode(row)) == context_length
+
+
+@every_kind
+def test_json_and_pickle_give_an_equal_tokenizer(tokenizer):
+    state = json.loads(json.dumps({"tokenizer": tokenizer.to_json()}, indent=1, ensure_ascii=False))["tokenizer"]
+    copies = [tokenizer_from_json(state), tokenizer_from_json(json.loads(state)), pickle.loads(pickle.dumps(tokenizer))]
+    for copy in (*copies, type(tokenizer).from_json(state)):
+        assert type(copy) is type(tokenizer)
+        assert copy == tokenizer
+        assert (copy.fingerprint, hash(copy), repr(copy)) == (tokenizer.fingerprint, hash(tokenizer), repr(tokenizer))
+        assert copy.vocabulary_size == tokenizer.vocabulary_size == len(tokenizer.vocabulary)
+        assert copy.encode(CAPTIONS, 7).tolist() == tokenizer.encode(CAPTIONS, 7).tolist()
+    assert len({other.fingerprint for other in KINDS.values()}) == len(set(KINDS.values())) == len(KINDS)
+    assert all((other == tokenizer) == (other is tokenizer) for other in KINDS.values())
+
+
+STORED = {  # what a checkpoint of each kind holds; these texts must be read for ever
+    '{"type": "WordTokenizer", "version": 1, "words": ["a", "dog"]}': WordTokenizer(["a", "dog"]),
+    '{"type": "ClipTokenizer", "version": 1, "ftfy": false, "merges": "eNrLUEjlylHIAQAHsAHw"}': ClipTokenizer(
+        ["h e", "l l"], False
+    ),
+    '{"type": "BertTokenizer", "version": 1, "vocabulary": "eNqLDnB0ieWKDvXzBpLOPsFAMtg1AEj6OgYDhRK5UvLTAbpQCik="}':
+    BertTokenizer([*bert_tokenizer.SPECIAL_TOKENS, "a", "dog"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", STORED)
+def test_a_stored_tokenizer_is_read_for_ever(text):
+    assert tokenizer_from_json(text) == STORED[text]
+
+
+@every_kind
+def test_bad_texts_and_stored_forms_are_refused(tokenizer):
+    name, size = type(tokenizer).__name__, tokenizer.vocabulary_size
+    keys = ", ".join(json.loads(tokenizer.to_json()))
+    for call, words in (
+        (lambda: tokenizer.encode("a", 5), "texts is the string 'a'"),
+        (lambda: tokenizer.encode(["a", None], 5), "texts holds None of type NoneType"),
+        (lambda: tokenizer.encode(["a"], 2), "context_length is 2"),
+        (lambda: tokenizer.decode([size]), f"id {size} is outside [0, {size})"),
+        (lambda: tokenizer.decode([-1]), "id -1 is outside"),
+        (lambda: tokenizer.from_json("{"), "not valid JSON"),
+        (lambda: tokenizer.from_json("[]"), "found list"),
+        (lambda: tokenizer.from_json({"type": name}), f"has the keys {keys}; found ['type']"),
+        (lambda: tokenizer.from_json({"type": name, "version": 1}), f"has the keys {keys}; found"),
+        (lambda: tokenizer.from_json({"type": name, "version": 2}), f"{name!r}, 2; accepted: {name!r}, 1"),
+        (lambda: tokenizer.from_json({"type": "Bpe", "version": 1, "words": 3}), "'Bpe', 1"),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        assert words in str(error.value)

@@ -1,7 +1,6 @@
 """common/data/tsv.py: separators, headers, quotes, grouping, and faults named with their line."""
 
 import csv
-import gzip
 import io
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import as_plain, jpeg
 
-from common.data.decoding import Unusable, checked_captions
 from common.data.tsv import _lines, _records, open_tsv
 
 
@@ -31,10 +29,6 @@ def content_of(pairs):
     return [(pairs.image_id(index), pairs.captions(index)) for index in range(len(pairs))]
 
 
-def faults_of(pairs):
-    return [(broken.key, broken.reason) for broken in pairs.broken_at_open]
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -54,11 +48,6 @@ def test_the_same_pairs_in_every_form(table, name, content):
     assert as_plain(pairs[1])[1:] == (["a cat, two cats"], "1.jpg")
     assert pairs.broken_at_open == []
     assert pairs.name == "x"
-
-
-def test_rows_of_one_path_are_the_captions_of_one_picture(table):
-    pairs = open_tsv(table("1.jpg\ta\n0.jpg\tb\n1.jpg\tc\n1.jpg\ta\n"))
-    assert content_of(pairs) == [("1.jpg", ["a", "c", "a"]), ("0.jpg", ["b"])]
 
 
 def test_one_picture_may_be_written_in_several_ways(table):
@@ -97,30 +86,6 @@ def test_columns_are_chosen_by_name(table):
     assert "alt, title, file" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "a\tb\tc\n0.jpg\ta dog\tx\n",  # three columns, no known name
-        "path\tb\n0.jpg\ta dog\n",  # one known name only
-        "just one column\n0.jpg\n",
-        '0.jpg,a dog, a cat\n1.jpg,"a"\n',  # no header, and a comma in the first caption
-    ],
-)
-def test_columns_that_cannot_be_told_are_asked_for(table, content):
-    path = table(content)
-    with pytest.raises(ValueError) as error:
-        open_tsv(path)
-    assert str(error.value).startswith(f"{path}, line 1: which columns hold paths and captions?")
-    assert "data.image_column" in str(error.value)
-
-
-def test_gzip_is_unpacked_and_a_cut_file_is_named(table):
-    packed = gzip.compress(b"0.jpg\ta dog\n")
-    assert content_of(open_tsv(table(packed, "x.tsv.gz"))) == [("0.jpg", ["a dog"])]
-    with pytest.raises(ValueError, match="cannot be unpacked"):
-        open_tsv(table(packed[:-9], "x.tsv.gz"))
-
-
 def test_quoted_captions_hold_commas_quotes_and_line_ends(table):
     pairs = open_tsv(table('path,caption\n0.jpg,"a ""red"", round\ndog"\n1.jpg,plain\n', "x.csv"))
     assert content_of(pairs) == [("0.jpg", ['a "red", round\ndog']), ("1.jpg", ["plain"])]
@@ -129,80 +94,6 @@ def test_quoted_captions_hold_commas_quotes_and_line_ends(table):
 def test_a_stray_quote_between_tabs_swallows_nothing(table):
     pairs = open_tsv(table('0.jpg\t"hello" he said\n1.jpg\t6" nails\n2.jpg\t"open\n3.jpg\t"a ""b"""\n'))
     assert [captions for _, captions in content_of(pairs)] == [['"hello" he said'], ['6" nails'], ['"open'], ['a "b"']]
-
-
-def test_a_quote_that_does_not_close_stops_with_its_line(table):
-    path = table('path,caption\n0.jpg,fine\n1.jpg,"open\n2.jpg,fine\n3.jpg,fine\n', "x.csv")
-    with pytest.raises(ValueError) as error:
-        open_tsv(path)
-    assert str(error.value).startswith(f"{path}, line 3: the row cannot be told from the next ones")
-    path = table('path,caption\n0.jpg,"a\nb"\n1.jpg,"a" dog\n', "x.csv")
-    with pytest.raises(ValueError, match="line 4: the row cannot be told"):
-        open_tsv(path)
-
-
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (b"1.jpg", "row has another number of columns: 1 instead of 2"),
-        (b"1.jpg\ta\tb", "row has another number of columns: 3 instead of 2"),
-        (b"1.jpg\t", "empty caption: ''"),
-        (b"1.jpg\t  ", "empty caption: '  '"),
-        (b"\ta dog", "missing picture: its path is ''"),
-        (b"1.jpg\tcaf\xe9", "row cannot be decoded: it is no UTF-8"),
-        (b"caf\xe9.jpg\ta dog", "row cannot be decoded: it is no UTF-8"),
-        (b"1.jpg\t\xed\xa0\xbd", "row cannot be decoded: it is no UTF-8"),
-    ],
-)
-def test_a_row_that_cannot_be_used_is_named_with_its_line(table, row, reason):
-    path = table(b"path\tcaption\n0.jpg\tfine\n" + row + b"\n2.jpg\tfine\n")
-    pairs = open_tsv(path)
-    assert content_of(pairs) == [("0.jpg", ["fine"]), ("2.jpg", ["fine"])]
-    assert faults_of(pairs) == [("line 3", reason)]
-    assert pairs.broken_at_open[0].path == str(path)
-
-
-def test_lines_are_counted_through_quoted_line_ends(table):
-    pairs = open_tsv(table('path,caption\n0.jpg,"a\nb\nc"\n1.jpg\n2.jpg,d\n', "x.csv"))
-    assert faults_of(pairs) == [("line 5", "row has another number of columns: 1 instead of 2")]
-
-
-def test_empty_captions_are_ranked_in_evaluation(table):
-    path = table("path\tcaption\n0.jpg\t\n0.jpg\ta\n")
-    assert content_of(open_tsv(path, role="test")) == [("0.jpg", ["", "a"])]
-    assert content_of(open_tsv(path)) == [("0.jpg", ["a"])]
-
-
-def test_missing_pictures_are_listed_and_too_many_stop(table):
-    path = table("0.jpg\ta\n9.jpg\tb\n")
-    pairs = open_tsv(path)
-    assert len(pairs) == 1
-    assert [(broken.path, broken.reason) for broken in pairs.broken_at_open] == [
-        (str(path.parent / "9.jpg"), "missing picture: no such file")
-    ]
-    path = table("".join(f"{number}.jpg\ta\n" for number in range(200)))
-    with pytest.raises(ValueError, match=r"195 of 200 samples are broken"):
-        open_tsv(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "is empty; accepted: rows of path and caption"),
-        ("\n \n", "is empty"),
-        (b"\x00\x01binary\t", "holds zero bytes"),
-        ("path\tcaption\n", "no captioned picture in captions"),
-        ("path\tcaption\n0.jpg\t\n", "no captioned picture in captions; first fault"),
-    ],
-)
-def test_a_file_without_rows_is_refused_with_its_name(table, content, words):
-    path = table(content)
-    with pytest.raises(ValueError) as error:
-        open_tsv(path)
-    assert str(error.value).startswith(str(path))
-    assert words in str(error.value)
-    with pytest.raises(FileNotFoundError, match="no such file"):
-        open_tsv(path.with_name("nothing.tsv"))
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -226,10 +117,3 @@ def test_every_line_of_a_table_of_tabs_is_one_row(rows):
     for (_, fields), row in zip(read, safe):
         assert len(fields) == len(row)
         assert [field for field, raw in zip(fields, row) if '"' not in raw] == [raw for raw in row if '"' not in raw]
-
-
-def test_checked_captions_takes_strings_only():
-    checked_captions(["a", ""], allow_empty=True)
-    for wrong in (3, None, ["a"], b"a"):
-        with pytest.raises(Unusable, match="caption is not a string"):
-            checked_captions(["a", wrong], allow_empty=True)

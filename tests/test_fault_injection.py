@@ -1,4 +1,4 @@
-"""A thousand damaged shards: nothing hangs, nothing raises from the depths, and no sample is lost in silence.
+"""Five hundred damaged shards: nothing hangs, nothing raises from the depths, and no sample is lost in silence.
 
 Every case damages one of three shards, reads all three in full and closes the books over the samples:
 
@@ -27,14 +27,10 @@ import pytest
 from PIL import Image
 from tars import as_plain, good_tar, jpeg, pair, write_tar
 
-from common.data.batches import TrainingView
 from common.data.broken import BrokenSample
 from common.data.karpathy import open_karpathy
-from common.data.order import SampleOrder
 from common.data.shards import ShardDataset
 from common.data.tar_index import index_shard
-from common.data.tokenizer import WordTokenizer
-from common.data.transforms import ImageTransform
 
 BLOCK = 512
 SECONDS = 20.0  # a case takes milliseconds; a busy machine may stop for a while
@@ -286,34 +282,23 @@ def unfinished(shard: Shard, rng: np.random.Generator) -> Iterator[Case]:
 
 
 DAMAGE: dict[str, tuple[Callable, int]] = {
-    "cut": (cut, 80),
-    "flipped_header": (flipped_header, 80),
-    "flipped_anywhere": (flipped_anywhere, 80),
-    "burst": (burst, 70),
-    "shifted": (shifted, 50),
-    "unfinished": (unfinished, 5),
-}  # name -> cases, how many of them for each of three dialects: 1,095 in all
-
-
-def run_damage(name: str, dialect: str, count: int, shards: dict[str, Shard], folder: Path) -> None:
-    make = DAMAGE[name][0]
-    rng = np.random.default_rng([list(DAMAGE).index(name), list(FORMATS).index(dialect)])
-    outcomes = [settle(case, shards[dialect], folder) for case in itertools.islice(make(shards[dialect], rng), count)]
-    assert len(outcomes) == count
-    assert outcomes.count("broken") >= 0.15 * count, outcomes  # cases that nobody notices test nothing
+    "cut": (cut, 40),
+    "flipped_header": (flipped_header, 40),
+    "flipped_anywhere": (flipped_anywhere, 40),
+    "burst": (burst, 35),
+    "shifted": (shifted, 25),
+    "unfinished": (unfinished, 3),
+}  # name -> cases, how many of them for each of three dialects: 549 in all
 
 
 @pytest.mark.parametrize("dialect", FORMATS)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_no_sample_of_a_damaged_shard_is_lost_in_silence(name, dialect, shards, neighbours):
-    run_damage(name, dialect, DAMAGE[name][1], shards, neighbours)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dialect", FORMATS)
-@pytest.mark.parametrize("name", DAMAGE)
-def test_no_sample_is_lost_in_silence_in_thousands_more(name, dialect, shards, neighbours):
-    run_damage(name, dialect, 20 * DAMAGE[name][1], shards, neighbours)
+    make, count = DAMAGE[name]
+    rng = np.random.default_rng([list(DAMAGE).index(name), list(FORMATS).index(dialect)])
+    cases = itertools.islice(make(shards[dialect], rng), count)
+    outcomes = [settle(case, shards[dialect], neighbours) for case in cases]
+    assert outcomes.count("broken") >= 0.15 * count, outcomes  # cases that nobody notices test nothing
 
 
 # --- one member of one sample ----------------------------------------------------------------------------------------
@@ -407,23 +392,6 @@ def test_a_picture_cut_anywhere_is_broken_or_whole_never_half(encoding, neighbou
         assert found is None or (found[0] == whole and encoding == "png" and end >= len(body) - 20), end
 
 
-def test_what_is_no_picture_breaks_its_sample_only(neighbours):
-    bodies = [
-        b"",
-        b"\0",
-        b"<!DOCTYPE html><html>rate limit</html>",
-        b"GIF89a",
-        b'{"error": 403}',
-        b"\xff\xd8",
-        b"\xff\xd8\xff\xd9",
-    ]
-    bodies += [b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP", jpeg(1)[100:], bytes(3000), jpeg(1)[:2] + bytes(3000)]
-    bodies += [encoded(PICTURE, kind) for kind in ("GIF", "BMP", "TIFF", "PPM")]
-    for extension in ("jpg", "png", "webp"):
-        for body in bodies:
-            assert read_odd(neighbours, {extension: body, "txt": b"a"}, f"{extension} is {body[:20]!r}") is None
-
-
 def test_a_picture_that_claims_to_be_huge_is_refused_at_once(neighbours):
     jpeg_body = bytearray(ENCODINGS["baseline"][1])
     frame = jpeg_body.index(b"\xff\xc0")
@@ -506,23 +474,6 @@ def test_every_set_of_missing_and_empty_members_is_a_sample_or_named(neighbours)
         assert (found is not None) == bool(usable), members.keys()
 
 
-def test_doubles_are_named_and_the_first_counts(tmp_path):
-    samples = {"a": pair(0), "b": pair(1)}
-    path = write_tar(tmp_path / "x.tar", samples)
-    for extension, body in pair(2, png=jpeg(2, kind="PNG")).items():
-        with tarfile.open(path, "a") as tar:
-            info = tarfile.TarInfo(f"a.{extension}")
-            info.size = len(body)
-            tar.addfile(info, io.BytesIO(body))
-    pairs = ShardDataset(str(path))
-    assert [as_plain(pairs[0]), as_plain(pairs[1])] == [as_plain_of(0), as_plain_of(1)]
-    assert [item.reason for item in pairs.broken_at_open] == [
-        "second image member: a.jpg is ignored",
-        "second json member: a.json is ignored",
-        "second image member: a.png is ignored",
-    ]
-
-
 def test_two_shards_in_one_file_are_both_read_and_the_seam_is_named(tmp_path):
     first, second = good_tar(tmp_path / "1.tar", 2), good_tar(tmp_path / "2.tar", 2, first=7)
     both = tmp_path / "both.tar"
@@ -565,42 +516,6 @@ def test_sparse_members_of_both_dialects_are_named(tmp_path):
         index = index_shard(path)
         assert index.keys.tolist() == [b"a"]
         assert [(item.key, item.reason.split(":")[0]) for item in index.broken] == [("b", "sparse file")]
-
-
-def test_names_that_are_not_utf8_are_read_and_can_be_printed(tmp_path):
-    for tar_format in FORMATS.values():
-        path = tmp_path / "x.tar"
-        with tarfile.open(path, "w", format=tar_format, encoding="latin-1", errors="surrogateescape") as tar:
-            for key, members in {"\xfcber": pair(0), "\xfcbel": {"jpg": b"x", "txt": b"a"}}.items():
-                for extension, body in members.items():
-                    info = tarfile.TarInfo(f"{key}.{extension}")
-                    info.size = len(body)
-                    tar.addfile(info, io.BytesIO(body))
-        pairs = ShardDataset(str(path))
-        assert as_plain(pairs[0]) == as_plain_of(0)
-        with pytest.raises(BrokenSample) as error:
-            pairs[1]
-        str(error.value).encode()
-        assert len(pairs.fingerprint) == 64
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\n",
-        b"<html>502 Bad Gateway</html>",
-        b"\x1f\x8b" + b"0" * 3000,
-        b"PK\x03\x04" + b"0" * 600,
-        bytes(512),
-        bytes(30_000),
-    ],
-)
-def test_a_file_that_is_no_shard_is_refused_by_name_and_leaves_the_others_whole(content, neighbours, shards):
-    assert settle(Case("no shard", content, refused=True), shards["ustar"], neighbours) == "refused"
-    (neighbours / "b.tar").unlink()
-    pairs = ShardDataset("*.tar", root=neighbours)
-    assert [pairs[row]["image_id"] for row in range(len(pairs))] == ["id100", "id101", "id200", "id201"]
 
 
 # --- what reading on finds, case by case -----------------------------------------------------------------------------
@@ -772,7 +687,7 @@ def test_a_wrong_value_in_an_annotation_file_costs_its_picture_only(layout, pict
     )
     refused = cases = 0
     for place in list(nodes(whole)):
-        for wrong in (None, True, 7777, -1, 2.5, "", "text", [], {}, ["a"], [[1]], {"a": 1}, "removed"):
+        for wrong in (None, True, 7777, 2.5, "", [[1]], {"a": 1}, "removed"):
             content = annotation_files()[layout]
             parent = content
             for part in place[:-1]:
@@ -813,42 +728,4 @@ def test_an_annotation_file_that_is_cut_is_refused_by_name(layout, pictures):
         assert read_annotations(content, pictures) is None, content[:20]
 
 
-@pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
-def test_a_damaged_picture_file_costs_itself_only(pictures, tmp_path):
-    body = jpeg(2)
-    for damaged in (None, b"", b"<html>", body[:-100], body[:400], bytes(500), body[:2]):
-        for number in range(1, 5):
-            (tmp_path / f"{number}.jpg").write_bytes((pictures / f"{number}.jpg").read_bytes())
-        (tmp_path / "2.jpg").unlink()
-        if damaged is not None:
-            (tmp_path / "2.jpg").write_bytes(damaged)
-        for layout, content in annotation_files().items():
-            found = read_annotations(json.dumps(content).encode(), tmp_path)
-            assert found == ({number: written(number) for number in (1, 3, 4)}, 1), (layout, damaged)
-
-
 # --- training --------------------------------------------------------------------------------------------------------
-
-
-def test_broken_samples_change_no_other_place_of_an_epoch(tmp_path):
-    """1 % and more of the samples broken: same order, exact count, each one named."""
-    good = {f"k{seed:03d}": pair(seed) for seed in range(60)}
-    odd = {7: {"jpg": b"<html>"}, 20: {"jpg": jpeg(20)[:-200]}, 33: {"json": b'{"captions": [3]}'}, 59: {"json": b""}}
-    bad = dict(good) | {f"k{seed:03d}": good[f"k{seed:03d}"] | changes for seed, changes in odd.items()}
-    order = SampleOrder(60, 20, seed=5)
-    epochs = []
-    for name, samples in (("good", good), ("bad", bad)):
-        pairs = ShardDataset(str(write_tar(tmp_path / f"{name}.tar", samples)))
-        tokenizer = WordTokenizer.from_captions(pairs.all_captions(), min_count=1, max_size=100)
-        view = TrainingView(pairs, order, ImageTransform(size=16), tokenizer, 8)
-        epochs.append(view.__getitems__(list(range(60))))
-    places = [index for index in range(60) if int(epochs[0].image_ids[index][2:]) in odd]
-    assert len(places) == len(odd)
-    assert {item.key for item in epochs[1].broken} == {f"k{seed:03d}" for seed in odd}
-    assert len(epochs[1].image_ids) == 60
-    for index in range(60):
-        if index in places:
-            assert int(epochs[1].image_ids[index][2:]) not in odd
-        else:
-            assert epochs[1].image_ids[index] == epochs[0].image_ids[index]
-            assert (epochs[1].images[index] == epochs[0].images[index]).all()

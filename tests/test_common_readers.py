@@ -1,0 +1,358 @@
+"""All readers of captioned pictures: what is the same whatever they lie in; what each refuses, in which words."""
+
+import csv
+import gzip
+import io
+import json
+import pickle
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+from tars import jpeg, write_tar
+from torch.utils.data import ConcatDataset, DataLoader
+
+from common.data.broken import BrokenSample, TooManyBroken
+from common.data.hugging_face import open_hugging_face
+from common.data.karpathy import open_karpathy
+from common.data.shards import ShardDataset
+from common.data.tsv import open_tsv
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """The library's copies of JSON files go where the test's files are."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    datasets.disable_progress_bars()
+
+
+# --- the same pairs in every layout ----------------------------------------------------------------------------------
+
+
+def items(count=5):
+    """(bytes of a picture, captions) of good samples: two captions, three, ... six."""
+    return [
+        (jpeg(number), [f"picture {number}", *[f'a "view", of {number}'] * (1 + number)]) for number in range(count)
+    ]
+
+
+def files(root, content):
+    """Pictures 0.jpg ... in the folder; None leaves one out."""
+    for number, (body, _) in enumerate(content):
+        if body is not None:
+            (root / f"{number}.jpg").write_bytes(body)
+
+
+def shards(root, content, role, **options):
+    samples = {}
+    for number, (body, captions) in enumerate(content):
+        metadata = json.dumps({"image_id": f"{number}", "captions": captions}).encode()
+        samples[f"k{number:03d}"] = {"json": metadata} | ({} if body is None else {"jpg": body})
+    write_tar(root / "x-000.tar", samples)
+    return ShardDataset("x-*.tar", root=root, role=role, **options)
+
+
+def karpathy(root, content, role, **options):
+    files(root, content)
+    images = [
+        {"filename": f"{number}.jpg", "split": role, "sentences": [{"raw": text} for text in captions]}
+        for number, (_, captions) in enumerate(content)
+    ]
+    (root / "x.json").write_text(json.dumps({"images": images, "dataset": "x"}))
+    return open_karpathy(root / "x.json", role=role, **options)
+
+
+def coco(root, content, role, **options):
+    files(root, content)
+    images = [{"id": number, "file_name": f"{number}.jpg"} for number in range(len(content))]
+    texts = [{"image_id": number, "caption": text} for number, (_, captions) in enumerate(content) for text in captions]
+    (root / "x.json").write_text(json.dumps({"images": images, "annotations": texts}))
+    return open_karpathy(root / "x.json", role=role, **options)
+
+
+def listed(root, content, role, **options):
+    files(root, content)
+    rows = [{"image": f"{number}.jpg", "caption": captions} for number, (_, captions) in enumerate(content)]
+    (root / "x.json.gz").write_bytes(gzip.compress(json.dumps(rows).encode()))
+    return open_karpathy(root / "x.json.gz", role=role, **options)
+
+
+def by_caption(content):
+    return [(f"{number}.jpg", text) for number, (_, captions) in enumerate(content) for text in captions]
+
+
+def rows_of_a_list(root, content, role, **options):
+    files(root, content)
+    rows = [{"image": f"./{path}", "caption": text} for path, text in by_caption(content)]
+    (root / "x.json").write_text(json.dumps(rows))
+    return open_karpathy(root / "x.json", role=role, **options)
+
+
+def table_of_tabs(root, content, role, **options):
+    files(root, content)
+    (root / "x.tsv").write_text("".join(f"{path}\t{text}\n" for path, text in by_caption(content)))
+    return open_tsv(root / "x.tsv", role=role, **options)
+
+
+def table_of_commas(root, content, role, **options):
+    files(root, content)
+    with (root / "x.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [("caption", "number", "path"), *((text, 1, path) for path, text in by_caption(content))]
+        )
+    return open_tsv(root / "x.csv", role=role, **options)
+
+
+def arrow(root, content, role, **options):
+    columns = {"image": [body for body, _ in content], "captions": [captions for _, captions in content]}
+    datasets.Dataset.from_dict(columns).save_to_disk(root / "x")
+    return open_hugging_face("x", root=root, role=role, **options)
+
+
+def json_lines(root, content, role, **options):
+    files(root, content)
+    rows = [{"image": f"{number}.jpg", "captions": captions} for number, (_, captions) in enumerate(content)]
+    (root / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return open_hugging_face("x.jsonl", root=root, role=role, **options)
+
+
+LAYOUTS = [shards, karpathy, coco, listed, rows_of_a_list, table_of_tabs, table_of_commas, arrow, json_lines]
+every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+
+
+def plain(sample):
+    return np.asarray(sample["image"]).tobytes(), sample["captions"]
+
+
+def decoded(item):
+    return np.asarray(Image.open(io.BytesIO(item[0])).convert("RGB")).tobytes(), item[1]
+
+
+def read_all(pairs):
+    """(good samples, broken ones, those known at opening included)."""
+    good, broken = [], list(pairs.broken_at_open)
+    for index in range(len(pairs)):
+        try:
+            good.append(plain(pairs[index]))
+        except BrokenSample as error:
+            broken.append(error)
+    return good, broken
+
+
+@pytest.mark.parametrize("role", ["train", "test"])
+@every_layout
+def test_every_layout_of_the_same_pairs_gives_the_same_samples(tmp_path, layout, role):
+    content = items()
+    pairs = layout(tmp_path, content, role)
+    assert read_all(pairs) == ([decoded(item) for item in content], [])
+    assert [pairs.captions(index) for index in range(5)] == [captions for _, captions in content]
+    assert list(pairs.all_captions()) == [text for _, captions in content for text in captions]
+    assert len({pairs.image_id(index) for index in range(5)}) == 5
+    assert [pairs[index]["image_id"] for index in range(5)] == [pairs.image_id(index) for index in range(5)]
+    assert plain(pairs[-1]) == plain(pairs[np.int64(4)])
+    for outside in (5, -6):
+        with pytest.raises(IndexError, match=f"sample {outside} of '.*', which has 5"):
+            pairs[outside]
+    copy = pickle.loads(pickle.dumps(pairs))
+    assert (copy.name, copy.fingerprint, plain(copy[3])) == (pairs.name, pairs.fingerprint, plain(pairs[3]))
+
+
+@every_layout
+def test_a_fingerprint_changes_with_the_content_and_not_with_the_place(tmp_path, layout):
+    def fingerprint(folder, content):
+        (tmp_path / folder).mkdir()
+        return layout(tmp_path / folder, content, "test").fingerprint
+
+    content = items()
+    first = fingerprint("a", content)
+    assert len(first) == 64
+    assert fingerprint("b", content) == first
+    others = [content[:4], content[::-1], [*content[:4], (content[4][0] + b"x", content[4][1])]]
+    others.append([(content[0][0], ["else"]), *content[1:]])
+    assert len({first, *(fingerprint(str(number), other) for number, other in enumerate(others))}) == 5
+
+
+def as_plain_batch(batch):
+    return [plain(sample) for sample in batch]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_read_what_one_process_reads(tmp_path, context):
+    content, sets = items(), []
+    for layout in LAYOUTS:
+        (tmp_path / layout.__name__).mkdir()
+        sets.append(layout(tmp_path / layout.__name__, content, "test"))
+        assert plain(sets[-1][0]) == decoded(content[0])  # files are open before the fork
+    loader = DataLoader(
+        ConcatDataset(sets), batch_size=4, num_workers=2, collate_fn=as_plain_batch, multiprocessing_context=context
+    )
+    assert [item for batch in loader for item in batch] == [decoded(item) for item in content] * len(sets)
+
+
+# --- what is broken --------------------------------------------------------------------------------------------------
+
+TYPED = (arrow, json_lines)  # Arrow itself refuses a column of several types
+TABLES = (table_of_tabs, table_of_commas)  # which hold nothing but text, a row for each caption
+ROWS = (*TABLES, rows_of_a_list)
+FAULTS = [  # picture (None leaves it out, ... leaves it as it is), captions, reason, layouts that cannot have it
+    (jpeg(2)[:-200], ..., "picture cannot be decoded: OSError, image file is truncated", ()),
+    (b"<html>404</html>", ..., "it starts with b'<html>404</html>'", ()),
+    (b"", ..., "it has no bytes", ()),
+    (None, ..., "", ()),  # no picture
+    (..., ["  "], "empty caption: '  '", ()),
+    (..., [], "missing caption", ROWS),
+    (..., [None], "caption is not a string: NoneType", ROWS),
+    (..., [7], "caption is not a string: int", (*TYPED, *ROWS)),
+    (..., [["a"]], "caption is not a string: list", (*TYPED, *ROWS)),
+    (..., ["lost \ud83d"], "caption has half a surrogate pair", (*TYPED, *TABLES)),
+]
+
+
+@pytest.mark.parametrize("place", range(len(FAULTS)))
+@every_layout
+def test_what_cannot_be_used_costs_its_sample_only_and_says_why(tmp_path, layout, place):
+    body, captions, reason, without = FAULTS[place]
+    if layout in without:
+        return
+    content = items()
+    content[2] = (content[2][0] if body is ... else body, content[2][1] if captions is ... else captions)
+    good, broken = read_all(layout(tmp_path, content, "train"))
+    assert good == [decoded(item) for item in (*content[:2], *content[3:])]
+    (fault,) = broken
+    assert reason in fault.reason
+    assert fault.path.startswith(str(tmp_path))
+    assert pickle.loads(pickle.dumps(fault)) == fault
+
+
+@every_layout
+def test_an_empty_caption_is_one_more_text_where_pictures_are_ranked(tmp_path, layout):
+    content = items()
+    content[1] = (content[1][0], ["", "fine"])
+    assert layout(tmp_path, content, "test").captions(1) == ["", "fine"]
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout is not arrow], ids=lambda one: one.__name__)
+def test_opening_stops_when_too_many_are_broken(tmp_path, layout):
+    content = [(body if number % 10 else b"", captions) for number, (body, captions) in enumerate(items(1) * 100)]
+    if layout in (shards, json_lines):  # which look at a picture when it is read
+        content = [(body or None, captions if body else []) for body, captions in content]
+    with pytest.raises(TooManyBroken, match=r"10 of 100 samples are broken \(10.00%\); at most 1.00% is accepted"):
+        layout(tmp_path, content, "test")
+    pairs = layout(tmp_path, content, "test", max_broken_share=0.1) if layout is not json_lines else None
+    assert pairs is None or (len(pairs), len(pairs.broken_at_open)) == (90, 10)
+
+
+def karpathy_image(**changes):
+    entry = {"filename": "1.jpg", "split": "test", "sentences": [{"raw": "a"}]}
+    return json.dumps({"images": [{**entry, "filename": "0.jpg"}, {**entry, **changes}], "dataset": "x"})
+
+
+def list_row(row):
+    return json.dumps([{"image": "0.jpg", "caption": "zero", "image_id": "0"}, row])
+
+
+ODD_ROWS = [  # of a file beside 0.jpg and 1.jpg: name, content, where the fault is, what is wrong
+    ("x.json", karpathy_image(sentences=None), "images[1]", "sentences has the wrong type"),
+    ("x.json", karpathy_image(sentences="a"), "images[1]", "sentences has the wrong type"),
+    ("x.json", karpathy_image(sentences=["a"]), "images[1]", "sentences has the wrong type"),
+    ("x.json", karpathy_image(sentences=[{"tokens": ["a"]}]), "images[1]", "caption is not a string: NoneType"),
+    ("x.json", karpathy_image(sentences=[{"raw": "a", "sentid": "12"}]), "images[1]", "caption id has the wrong type"),
+    ("x.json", karpathy_image(sentences=[{"raw": "a", "sentid": -1}]), "images[1]", "caption id has the wrong type"),
+    ("x.json", karpathy_image(sentids=[1, 2]), "images[1]", "caption ids do not fit: [1, 2] for 1 captions"),
+    ("x.json", karpathy_image(filename=None), "images[1]", "missing picture: its path is None"),
+    ("x.json", karpathy_image(filename=3), "images[1]", "missing picture: its path is 3"),
+    ("x.json", karpathy_image(filename="\ud83d.jpg"), "images[1]", "path of the picture has half a surrogate pair"),
+    ("x.json", karpathy_image(cocoid=[1]), "images[1]", "image_id has the wrong type: list"),
+    ("x.json", karpathy_image(cocoid=True), "images[1]", "image_id has the wrong type: bool"),
+    ("x.json", karpathy_image(filename="./0.jpg"), "images[1]", "duplicate image_id: '0', first at images[0]"),
+    ("x.json", karpathy_image(filename="./0.jpg", cocoid=7), "images[1]", "duplicate path: '0.jpg', first at"),
+    ("x.json", karpathy_image(split=None), "images[1]", "split has the wrong type: NoneType"),
+    ("x.json", json.dumps({**json.loads(karpathy_image()), "images": [json.loads(karpathy_image())["images"][0], 3]}),
+     "images[1]", "entry has the wrong type: int instead of an object"),
+    ("x.json", list_row({"image": "1.jpg", "caption": 7}), "[1]", "captions has the wrong type: int instead"),
+    ("x.json", list_row({"image": "1.jpg"}), "[1]", "captions has the wrong type: NoneType"),
+    ("x.json", list_row({"caption": "a"}), "[1]", "missing picture: its path is None"),
+    ("x.json", list_row({"image": "", "caption": "a"}), "[1]", "missing picture: its path is ''"),
+    ("x.json", list_row({"image": "1.jpg", "caption": "a", "image_id": 1.5}), "[1]", "image_id has the wrong type"),
+    ("x.json", list_row({"image": "0.jpg", "caption": "a", "image_id": "1"}), "[1]",
+     "image_id differs: '1', the same picture has '0' at [0]"),
+    ("x.json", list_row({"image": "a\0/1.jpg", "caption": "a"}), "[1]", "missing picture: no file has the path"),
+    ("x.json", list_row({"image": "é" * 128, "caption": "a"}), "[1]", "missing picture: no file has the path 'ééé"),
+    ("x.json", list_row({"image": "a/" * 600, "caption": "a"}), "[1]", "missing picture: no file has the path 'a/a/"),
+    ("x.json", list_row(["1.jpg", "a"]), "[1]", "entry has the wrong type: list"),
+    ("x.tsv", "0.jpg\tfine\n1.jpg", "line 2", "row has another number of columns: 1 instead of 2"),
+    ("x.tsv", "0.jpg\tfine\n1.jpg\ta\tb", "line 2", "row has another number of columns: 3 instead of 2"),
+    ("x.tsv", "0.jpg\tfine\n\ta dog", "line 2", "missing picture: its path is ''"),
+    ("x.tsv", b"0.jpg\tfine\n1.jpg\tcaf\xe9", "line 2", "row cannot be decoded: it is no UTF-8"),
+    ("x.tsv", b"0.jpg\tfine\ncaf\xe9.jpg\ta", "line 2", "row cannot be decoded: it is no UTF-8"),
+    ("x.csv", 'path,caption\n0.jpg,"a\nb\nc"\n1.jpg\n', "line 5", "row has another number of columns: 1 instead of 2"),
+]  # fmt: skip
+
+
+def open_any(path, role):
+    files(path.parent, items(2))
+    if path.suffix == ".tar":
+        return ShardDataset(str(path), role=role)
+    return (open_karpathy if ".json" in path.suffixes else open_tsv)(path, role=role)
+
+
+def write(path, content):
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@pytest.mark.parametrize(("name", "content", "key", "reason"), ODD_ROWS)
+def test_a_row_that_cannot_be_used_is_named_with_its_place(tmp_path, name, content, key, reason):
+    path = write(tmp_path / name, content)
+    pairs = open_any(path, "test")
+    assert (len(pairs), pairs[0]["image"].size) == (1, (24, 20))
+    (broken,) = pairs.broken_at_open
+    assert (broken.path, broken.key) == (str(path), key)
+    assert broken.reason.startswith(reason)
+
+
+GOOD = karpathy_image().encode()
+NO_FILE = [  # name, content, what is said of the whole file
+    ("x.json", GOOD[:-20], "not valid JSON"),
+    ("x.json", b"", "not valid JSON"),
+    ("x.json", b"[" * 100_000, "not valid JSON"),
+    ("x.json", b'{"images": "\xff"}', "is no text in UTF-8"),
+    ("x.json", b"3", "the top level is of type int; accepted: an object with a list 'images'"),
+    ("x.json", b"null", "the top level is of type NoneType"),
+    ("x.json", b'{"images": {}}', "the top level is an object with the keys images; accepted"),
+    ("x.json", b"[]", "the list is empty"),
+    ("x.json", b'{"images": []}', "has no split 'test'; accepted: it has none"),
+    ("x.json", b'{"images": [{"split": "test"}]}', "no captioned picture in x-test; first fault"),
+    ("x.json.gz", gzip.compress(GOOD)[:-12], "cannot be read"),
+    ("x.tsv", b"", "is empty; accepted: rows of path and caption"),
+    ("x.tsv", b"\n \n", "is empty"),
+    ("x.tsv", b"\x00\x01binary\t", "holds zero bytes"),
+    ("x.tsv", b"path\tcaption\n", "no captioned picture in x"),
+    ("x.tsv", b"path\tcaption\n\tb\n", "no captioned picture in x; first fault"),
+    ("x.tsv.gz", gzip.compress(b"0.jpg\ta dog\n")[:-9], "cannot be unpacked"),
+    ("x.tsv", b"a\tb\tc\n0.jpg\ta dog\tx\n", "line 1: which columns hold paths and captions?"),  # no known name
+    ("x.tsv", b"path\tb\n0.jpg\ta dog\n", "line 1: which columns hold paths and captions?"),  # one known name only
+    ("x.csv", b'0.jpg,a dog, a cat\n1.jpg,"a"\n', "data.image_column"),  # no header, a comma in the first caption
+    ("x.csv", b'path,caption\n0.jpg,fine\n1.jpg,"open\n2.jpg,b\n', "line 3: the row cannot be told from the next ones"),
+    ("x.csv", b'path,caption\n0.jpg,"a\nb"\n1.jpg,"a" dog\n', "line 4: the row cannot be told"),
+    ("x.tar", b"", "is empty; accepted: an uncompressed tar"),
+    ("x.tar", b"<html>" * 200, "is not a tar: it starts with b'<html>"),
+    ("x.tar", b"\x1f\x8b" + b"0" * 3000, "is not a tar: a gzip file, unpack it first (gunzip)"),
+    ("x.tar", b"PK\x03\x04" + b"0" * 600, "is not a tar: a zip file"),
+    ("x.tar", bytes(30_000), "is not a tar: it starts with b'\\x00"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "words"), NO_FILE)
+def test_a_file_that_cannot_be_read_as_a_whole_is_refused_by_its_name(tmp_path, name, content, words):
+    path = write(tmp_path / name, content)
+    with pytest.raises(ValueError) as error:
+        open_any(path, "test")
+    assert str(path) in str(error.value)
+    assert words in str(error.value)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"no such file|no shards for pattern"):
+        open_any(path, "test")
