@@ -38,7 +38,7 @@ from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
 from common.feature_queue import FeatureQueue
-from common.geometry import Sphere
+from common.geometry import Scalar, Sphere
 from common.info_nce import contrastive_loss
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder, ema_momentum_at
@@ -102,6 +102,9 @@ class Learner(nn.Module):
         self.momentum_towers = MomentumEncoder(self.towers)
         self.image_queue = FeatureQueue(20, DIM, seed=1)
         self.text_queue = FeatureQueue(20, DIM, "fill_level")
+
+    def scalars(self) -> list[Scalar]:
+        return self.towers.scalars()
 
     def forward(self, images: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.towers(self.dropout(images), token_ids)
