@@ -131,7 +131,7 @@ def contrastive_loss(
       + 1/2 mean_i [ info_nce of text i against all B images, then the queue's images ]
 
     The positive of a row is its partner; with ids, its partner and all candidates of the same id, with equal mass
-    (contrastive basics Sec. 3 rule 5, GeoMM spec 14.1): a sample drawn twice is no negative. With distillation, alpha
+    (as in ALBEF's fine-tuning): a sample drawn twice is no negative. With distillation, alpha
     of each row's mass follows a momentum model instead.
 
     With W processes each computes its local rows and columns against all candidates: B/W x B similarities instead of
@@ -208,7 +208,7 @@ def nt_xent(
     """SimCLR's loss: each of the 2N views against the other 2N - 1, its partner being the positive.
 
     With z the 2N views, l_ij = logit_scale * similarity(z_i, z_j), l_ii = -inf and p(i) the other view of the same
-    image (contrastive basics Sec. 2.1):
+    image (SimCLR, Eq. 1):
 
         mean over the 2N rows of  log sum_j exp l_ij - l_i,p(i)
 
@@ -272,7 +272,7 @@ def positives_from_ids(
 
 
 def distilled_targets(pseudo_logits: torch.Tensor, targets: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Pseudo-targets mixed with hard ones: alpha softmax(pseudo_logits) + (1 - alpha) one_hot (ALBEF; GeoMM spec 10).
+    """Pseudo-targets mixed with hard ones: alpha softmax(pseudo_logits) + (1 - alpha) one_hot (ALBEF, Eq. 6).
 
     Args:
         pseudo_logits: (num_queries, num_candidates), scaled similarities of the momentum model; -inf = not there.

@@ -108,7 +108,7 @@ def test_contrast_equals_loops_over_own_keys_and_queue(start, alpha, with_ids):
     positives = [[0, 2, 4], [1, 6], [0, 2, 4], [3]] if with_ids else [[i] for i in range(BATCH)]
     step = model.encode_step(images, images, token_ids, ids)
     expected = cross_modal_by_loops(model, step, alpha, positives)
-    assert float(model(images, token_ids, None, None, alpha, ids).contrast) == pytest.approx(expected, rel=1e-10)
+    assert model(images, token_ids, None, None, alpha, ids).contrast.item() == pytest.approx(expected, rel=1e-10)
 
 
 class ElsewherePool(torch.nn.Module):
@@ -187,7 +187,7 @@ def test_masked_words_equal_loops_over_the_masked_positions(alpha):
             losses.append(soft_cross_entropy(logits[row, position].tolist(), mixed))
     assert len(losses) > 3
     expected = sum(losses) / len(losses)
-    assert float(model.word_loss(step, masked_ids, targets, alpha)) == pytest.approx(expected, rel=1e-10)
+    assert model.word_loss(step, masked_ids, targets, alpha).item() == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize(("end_id", "put_in"), [(None, PAD), (None, MASK), (SEP, SEP), (SEP, 7)])
@@ -224,9 +224,11 @@ def test_without_a_masked_word_the_loss_is_zero_and_its_gradient_finite():
 
 def test_masking_draws_fifteen_percent_and_treats_them_eighty_ten_ten():
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, 1000, (400, 250), generator=generator)
+    words = replaceable_words(12, NO_WORDS, "cpu")
+    assert words.tolist() == [1, 5, 6, 7, 8, 9, 10, 11]
+    ids = torch.full((400, 250), 9)
     ids[:, 0], ids[:, -50:], ids[:, -51] = CLS, PAD, SEP
-    masked, targets = mask_words(ids, replaceable_words(1000, NO_WORDS, "cpu"), MASK, (PAD, CLS), 0.15, generator)
+    masked, targets = mask_words(ids, words, MASK, (PAD, CLS), 0.15, generator)
     drawn = targets != NOT_MASKED
     assert not drawn[:, 0].any()
     assert not drawn[:, -50:].any()
@@ -234,24 +236,10 @@ def test_masking_draws_fifteen_percent_and_treats_them_eighty_ten_ten():
     assert torch.equal(masked[~drawn], ids[~drawn])
     assert torch.equal(targets[drawn], ids[drawn])
     assert float(drawn[:, 1:-50].float().mean()) == pytest.approx(0.15, abs=0.005)
-    assert float((masked[drawn] == MASK).float().mean()) == pytest.approx(0.8, abs=0.02)
-    assert float((masked[drawn] == ids[drawn]).float().mean()) == pytest.approx(0.1, abs=0.02)
-
-
-def test_random_words_are_all_words_alike_and_never_padding_class_end_or_mask():
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.full((300, 300), 9)
-    replaceable = replaceable_words(12, NO_WORDS, "cpu")
-    assert replaceable.tolist() == sorted(set(range(12)) - set(NO_WORDS))
-    masked, targets = mask_words(ids, replaceable, MASK, (PAD, CLS), 1.0, generator)
-    assert (targets == 9).all()
-    put_in = torch.bincount(masked[masked != MASK], minlength=12)
-    words = [1, 5, 6, 7, 8, 10, 11]  # 9 is also what was kept
-    assert [word for word in range(12) if put_in[word]] == sorted([*words, 9])
-    expected = 0.1 * ids.numel() / (len(words) + 1)
-    for word in words:
-        assert int(put_in[word]) == pytest.approx(expected, abs=5 * expected**0.5)
-    assert int(put_in[9]) == pytest.approx(0.1 * ids.numel() + expected, abs=5 * (0.1 * ids.numel()) ** 0.5)
+    put_in = torch.bincount(masked[drawn & (ids == 9)], minlength=12) / int((drawn & (ids == 9)).sum())
+    expected = {MASK: 0.8, 9: 0.1 + 0.1 / 8} | {word: 0.1 / 8 for word in words.tolist() if word != 9}
+    for word in range(12):  # any word alike; never padding, class or end
+        assert float(put_in[word]) == pytest.approx(expected.get(word, 0.0), abs=0.01 if word in expected else 0)
 
 
 def test_hard_negatives_follow_the_softmax_and_never_take_the_own_or_the_same_id():
@@ -385,26 +373,6 @@ def test_tcls_contrast_is_the_mean_of_its_six_terms(num_spheres):
 def test_tcl_refuses_a_geometry_that_is_no_inner_product():
     with pytest.raises(ValueError, match="got the geometry euclidean; accepted: one that is an inner product"):
         Tcl(tiny_albef(geometry=L2()))
-
-
-def test_a_tiny_albef_learns_its_batch_by_heart():
-    model, (images, token_ids) = tiny_albef(), tiny_batch()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-3)
-    history = []
-    for step in range(150):
-        torch.manual_seed(step)
-        model.update_momentum_encoders(0.9)
-        masked_ids, targets = masked_batch(token_ids)
-        losses = model(images, token_ids, masked_ids, targets, 0.1)
-        loss = losses.contrast + losses.matching + losses.words
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        model.logit_scale.clamp_()
-        model.insert(losses.image_keys, losses.text_keys, torch.arange(BATCH))
-        history.append([float(value) for value in losses[:3]])
-    first, last = torch.tensor(history[:5]).mean(dim=0), torch.tensor(history[-5:]).mean(dim=0)
-    assert (last < 0.7 * first).all(), (first, last)
 
 
 def contrast_and_gradients(kind):

@@ -209,7 +209,7 @@ def test_other_mistakes_are_named():
         nt_xent(torch.zeros(2, 3), torch.zeros(3, 3), inner_product_similarity, torch.tensor(1.0))
 
 
-# numbers that every implementation must reproduce (contrastive-basics spec Sec. 4)
+# numbers that every implementation must reproduce
 
 
 @pytest.mark.parametrize("scale", [1.0, 1 / 0.07])

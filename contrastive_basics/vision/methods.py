@@ -1,4 +1,4 @@
-"""Learning from pictures alone: SimCLR, MoCo v1 to v3 and SimSiam, between two controls (spec Sec. 2.1 to 2.4).
+"""Learning from pictures alone: SimCLR, MoCo v1 to v3 and SimSiam, between two controls.
 
 One step of training, as the loop writes it, the same for all of them:
 
@@ -275,7 +275,7 @@ def build_backbone(model: VisionModelConfig, batch_norm_parts: int = 1) -> nn.Mo
 
 
 def simclr_head(width: int, dim: int = 128, num_layers: int = 3) -> nn.Sequential:
-    """Linear layers without bias, batch normalisation after each, ReLU after all but the last (Sec. 2.1).
+    """Linear layers without bias, batch normalisation after each, ReLU after all but the last (SimCLR).
 
     Args:
         width: of the features and the hidden layers.

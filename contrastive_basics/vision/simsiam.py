@@ -1,4 +1,4 @@
-"""SimSiam: two views, a predictor and a stopped gradient, no negatives (contrastive-basics spec Sec. 2.4).
+"""SimSiam: two views, a predictor and a stopped gradient, no negatives (Chen & He 2021, Alg. 1).
 
     predictions_1, predictions_2, projections_1, projections_2 = model(first_views, second_views)
     loss = simsiam_loss(predictions_1, predictions_2, projections_1, projections_2)
