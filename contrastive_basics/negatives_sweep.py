@@ -8,7 +8,6 @@ The part `negatives_in_groups`, in which nothing but the number of negatives cha
 The learning rate is that of the scale and is not adapted to the batch.
 """
 
-import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -17,9 +16,8 @@ from common.distributed import is_main_process
 from common.report.experiments import Experiment, write_experiment
 from common.report.figures import Curves, plot_curves
 from common.report.table import MEASURED, Column, Row, Table
-from common.reproduce.cells import measured_cell
 from common.reproduce.command import Command
-from common.reproduce.rows import PaperCode, RowRun, run_row
+from common.reproduce.rows import PaperCode, RowRun, measured_cell, run_row
 
 METRICS = {
     **{f"{direction}_recall_at_{k}": f"{direction} R@{k}" for direction in ("i2t", "t2i") for k in (1, 5, 10)},
@@ -192,7 +190,7 @@ def _measured(
         )
         for point in points
     ]
-    table = command.table(code, code.paper_tables(), command.part, columns, rows, runs, caption=caption)
+    table = command.table(code.name, command.part, columns, rows, runs, caption=caption)
     if is_main_process():
         protocol = first.evaluations["test"]["protocol"]
         data = protocol["data"].replace("/", "-").split("-")[0]
@@ -201,20 +199,13 @@ def _measured(
             for name, of_seeds in runs.items()
             for metric in METRICS
         }
-        experiment = Experiment(
-            paper=code.name,
-            name=f"{experiment_name}_{data}",
-            scale=command.scale,
-            seeds=command.seeds,
-            values=values,
+        experiment = Experiment.beside(
+            replace(table, data=f"{table.data}; ranked on {protocol['data']}"),
+            f"{experiment_name}_{data}",
+            caption,
+            values,
             units=dict.fromkeys(values, "percent"),
-            data=f"{table.data}; ranked on {protocol['data']}",
             protocol={"sweep": asdict(sweep), "retrieval": protocol},
-            caption=caption,
-            git_revision=table.git_revision,
-            command=table.command,
-            created=datetime.date.today().isoformat(),
-            hardware=table.hardware,
         )
         if not command.changes:
             write_experiment(experiment, command.results)

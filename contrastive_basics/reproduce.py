@@ -46,8 +46,7 @@ def table1(command: Command) -> list[Table]:
 
     At paper scale nothing is trained: the table is about published weights, which public.clip and public.flava name.
     """
-    printed = CODE.paper_tables()
-    source = printed["tables"]["table1"]
+    source = CODE.printed("table1")
     public = load_config(PublicConfig, [], [text for text in command.overrides if text.startswith("public.")]).public
     ours = replace(command, overrides=tuple(text for text in command.overrides if not text.startswith("public.")))
     runs: Runs = {}
@@ -75,7 +74,7 @@ def table1(command: Command) -> list[Table]:
         note = ours.note(TRAINED_HERE[method], CODE)
         rows.append(Row(method, {}, measured_cells(source, seeds, command.scale), MEASURED, note))
     runs |= trained
-    table = command.table(CODE, printed, "table1", columns_of(command, source, runs), rows, runs)
+    table = command.table(PAPER, "table1", columns_of(command, source, runs), rows, runs)
     plot_runs(command, PAPER, trained)
     if command.scale != PAPER_SCALE and not ours.changes and is_main_process():
         write_experiment(_trained_here(table), command.results)
@@ -108,20 +107,13 @@ def _trained_here(table: Table) -> Experiment:
         for key, cell in row.ours.items()
         if cell is not None
     }
-    return Experiment(
-        paper=PAPER,
-        name="trained_here",
-        scale=table.scale,
-        seeds=table.seeds,
-        values={name: cell.values for name, cell in cells.items()},
+    return Experiment.beside(
+        table,
+        "trained_here",
+        "Models of ours that differ in loss and temperature alone, trained and ranked alike (beside Table 1).",
+        {name: cell.values for name, cell in cells.items()},
         units=dict.fromkeys(cells, "percent"),
-        data=table.data,
         protocol={name: cell.full_protocol for name, cell in cells.items() if name.startswith("ours_")},
-        caption="Models of ours that differ in loss and temperature alone, trained and ranked alike (beside Table 1).",
-        git_revision=table.git_revision,
-        command=table.command,
-        created=table.created,
-        hardware=table.hardware,
     )
 
 

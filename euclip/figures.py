@@ -143,8 +143,7 @@ def _distances(
 
 def root_norms(command: Command, code: PaperCode) -> list[Table]:
     """The norms of the mean embedding that the paper prints with Figures 7 and 8."""
-    printed = code.paper_tables()
-    source = printed["tables"]["root_norms"]
+    source = code.printed("root_norms")
     runs = train_rows(command, code, ROOT_NORMS)
     (column,) = source["columns"]
     rows = []
@@ -159,4 +158,4 @@ def root_norms(command: Command, code: PaperCode) -> list[Table]:
         )
         rows.append(Row(row["method"], printed_cells(source, row), {column["key"]: cell}, MEASURED))
     columns = [Column(column["key"], column["label"], "norm", sample.name, None)]  # at no scale all training pairs
-    return [command.table(code, printed, "root_norms", columns, rows, runs)]
+    return [command.table(code.name, "root_norms", columns, rows, runs)]

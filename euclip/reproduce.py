@@ -64,7 +64,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
     table, runs = trained_table(command, CODE, table_id)
     if not is_main_process():
         return [table]
-    configs = {row["method"]: row["config"] for row in CODE.paper_tables()["tables"][table_id]["rows"]}
+    configs = {row["method"]: row["config"] for row in CODE.printed(table_id)["rows"]}
     keys = {method: Path(config).stem.removeprefix(f"{table_id}_") for method, config in configs.items()}
     last = {
         method: [[line for line in read_log(run.files.log) if line["event"] == "train"][-1] for run in seeds]

@@ -6,7 +6,7 @@ photograph can: how often a walk runs from specific to generic, and how many of 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from common.distributed import is_main_process
@@ -118,8 +118,7 @@ def table7(command: Command, code: PaperCode) -> list[Table]:
 
 def _mean_captions(command: Command, code: PaperCode, table_id: str, runs: Runs, walked: Walked) -> Table:
     """The number of captions met, mean over pictures, beside the printed one."""
-    printed = code.paper_tables()
-    source = printed["tables"][table_id]
+    source = code.printed(table_id)
     papers = {row["method"]: printed_cells(source, row) for row in source["rows"]}
     rows = [
         Row(row["method"], papers[row["method"]], {}, f"not run: needs {row['needs']}")
@@ -130,8 +129,8 @@ def _mean_captions(command: Command, code: PaperCode, table_id: str, runs: Runs,
     for label, seeds in walked.by_row.items():
         cell = _cell(command, walked, [walks.scores["captions"] for walks in seeds])
         rows.append(Row(label, papers.get(label, {}), {key: cell}, MEASURED))
-    table = command.table(code, printed, table_id, _columns(source, walked, "captions"), rows, runs)
-    return replace(table, notes=(walked.note,))
+    columns = _columns(source, walked, "captions")
+    return command.table(code.name, table_id, columns, rows, runs, notes=(walked.note,))
 
 
 def _traversal(command: Command, code: PaperCode, walked: Walked) -> Table:
@@ -169,8 +168,7 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
 
 def _examples(command: Command, code: PaperCode, table_id: str, columns: Mapping[str, Walk]) -> Table:
     """How many captions the first pictures meet; the note of a row says which, for the first seed."""
-    printed = code.paper_tables()
-    source = printed["tables"][table_id]
+    source = code.printed(table_id)
     runs = train_rows(command, code, {walk.model: B16[walk.model] for walk in columns.values()})
     walked = walk_rows(command, runs, columns)
     task, tags = walked.embedded.task, walked.embedded.task.pool.tags
@@ -184,15 +182,14 @@ def _examples(command: Command, code: PaperCode, table_id: str, columns: Mapping
             captions = [tags[place] for place in met(seeds[0].places[number], tags)]
             notes.append(f"{column}: {'; '.join(captions) or 'only the root'}")
         rows.append(Row(f"ours: {task.image_id(place_in_task)}", {}, cells, MEASURED, note=" | ".join(notes)))
-    table = command.table(code, printed, table_id, _columns(source, walked, "captions"), rows, runs)
+    columns = _columns(source, walked, "captions")
     note = f"The captions of our pictures are those of seed {command.seeds[0]}, nearest to the picture first."
-    return replace(table, notes=(note, walked.note))
+    return command.table(code.name, table_id, columns, rows, runs, notes=(note, walked.note))
 
 
 def figure5(command: Command, code: PaperCode) -> list[Table]:
     """Figure 5: how many pictures meet how many captions."""
-    printed = code.paper_tables()
-    source = printed["tables"]["figure5"]
+    source = code.printed("figure5")
     papers = {row["method"]: printed_cells(source, row) for row in source["rows"]}
     runs = train_rows(command, code, B16)
     walked = walk_rows(command, runs, ROWS)
@@ -220,8 +217,8 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
             for model in B16
         ]
         plot_distributions(panels, command.folder(code.name) / "figure5_distributions.png", across=len(panels))
-    table = command.table(code, printed, "figure5", _columns(source, walked, "percent"), rows, runs)
-    return [replace(table, notes=(walked.note,))]
+    columns = _columns(source, walked, "percent")
+    return [command.table(code.name, "figure5", columns, rows, runs, notes=(walked.note,))]
 
 
 def _columns(source: Mapping[str, Any], walked: Walked, unit: str) -> list[Column]:

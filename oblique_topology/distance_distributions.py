@@ -130,9 +130,7 @@ def open_domains(data: DataConfig) -> dict[str, Pairs]:
 
 def figure6(command: Command, code: PaperCode) -> list[Table]:
     """Histograms and their numbers for the rows of Table 3 that start at e^2.64."""
-    configs = {
-        row["method"]: row["config"] for row in code.paper_tables()["tables"]["table3"]["rows"] if "config" in row
-    }
+    configs = {row["method"]: row["config"] for row in code.printed("table3")["rows"] if "config" in row}
     runs = train_rows(command, code, {topology: configs[method] for topology, method in TOPOLOGIES.items()})
     drawn: dict[tuple[str, str], dict[str, torch.Tensor]] = {}  # of the first seed
     values: dict[tuple[str, str], list[float]] = {}

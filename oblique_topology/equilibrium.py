@@ -27,10 +27,9 @@ from common.distributed import is_main_process
 from common.info_nce import symmetric_info_nce
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
-from common.reproduce.cells import trained_on
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
-from common.reproduce.rows import PaperCode
+from common.reproduce.rows import PaperCode, trained_on
 from common.reproduce.trained_table import train_rows
 from oblique_topology.loaded_rows import embed_batch, trained_model, training_batch
 

@@ -26,10 +26,9 @@ from common.encoders.two_towers import TwoTowers
 from common.info_nce import symmetric_info_nce
 from common.report.figures import Contours, Curves, plot_contours, plot_curves
 from common.report.table import Table
-from common.reproduce.cells import trained_on
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
-from common.reproduce.rows import PaperCode, RowRun, measured_once
+from common.reproduce.rows import PaperCode, RowRun, measured_once, trained_on
 from common.reproduce.trained_table import train_rows
 from oblique_topology.loaded_rows import trained_model, training_batch
 

@@ -23,16 +23,15 @@ from common.distributed import is_main_process
 from common.evaluation.retrieval import RECALL_AT
 from common.report.experiments import Experiment, write_experiment
 from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table, measured_over_seeds
-from common.reproduce.cells import data_text, measured_cell
 from common.reproduce.command import Command, plot_runs, reproduce_main
-from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.rows import PaperCode, RowRun, data_text, measured_cell
 from common.reproduce.trained_table import (
     NOT_CHOSEN,
     Runs,
     collapse_note,
     columns_of,
     measured_cells,
-    printed_cells,
+    printed_rows,
     train_rows,
     trained_table,
 )
@@ -70,25 +69,21 @@ def table1(command: Command) -> list[Table]:
     """
     if command.changes:
         raise ConfigError(f"{command.part} takes no settings, got {' '.join(command.changes)}")
-    printed = CODE.paper_tables()
-    source = printed["tables"]["table1"]
-    rows = []
+    source = CODE.printed("table1")
+    ours = {}
     for row in source["rows"]:
         found = [properties(TOPOLOGIES[row["method"]], seed) for seed in command.seeds]
-        ours = {
-            key: None if value is None else _over_seeds(command, [each[key] for each in found], "random points", key)
-            for key, value in found[0].items()
-        }
-        rows.append(Row(row["method"], printed_cells(source, row), ours, MEASURED))
-    return [command.table(CODE, printed, "table1", _columns(source), rows, {})]
+        values = {key: [each[key] for each in found] for key in found[0]}
+        ours[row["method"]] = (_over_seeds(command, values, "random points"), "")
+    return [command.table(PAPER, "table1", _columns(source), printed_rows(source, ours), {})]
 
 
 def table2(command: Command) -> list[Table]:
     """Table 2: large-scale zero-shot classification and retrieval; and the same retrieval with all recalls."""
     table, runs = _trained(command, "table2")
     if is_main_process() and not command.changes:
-        write_experiment(_final_temperature(command, table, runs), command.results)
-    return [table, _all_recalls(command, CODE.paper_tables(), runs)]
+        write_experiment(_final_temperature(table, runs), command.results)
+    return [table, _all_recalls(command, runs)]
 
 
 def table3(command: Command) -> list[Table]:
@@ -103,12 +98,10 @@ def table4(command: Command) -> list[Table]:
 
 def table5(command: Command) -> list[Table]:
     """Table 5: the settings, ours at the command's scale beside the paper's; nothing is trained."""
-    printed = CODE.paper_tables()
-    source = printed["tables"]["table5"]
-    rows = []
+    source = CODE.printed("table5")
+    ours = {}
     for row in source["rows"]:
         if not command.trains(row["config"]):
-            rows.append(Row(row["method"], printed_cells(source, row), {}, NOT_CHOSEN))
             continue
         config = _config(row["config"], command)
         settings = {
@@ -124,57 +117,48 @@ def table5(command: Command) -> list[Table]:
             "epsilon": config.optim.epsilon,
             "max_gradient_norm": config.optim.max_gradient_norm,
         }
-        ours = {
-            key: None if value is None else _over_seeds(command, [value] * len(command.seeds), "settings", key)
-            for key, value in settings.items()
-        }
-        rows.append(Row(row["method"], printed_cells(source, row), ours, MEASURED, f"ours: {config.structure}"))
-    return [command.table(CODE, printed, "table5", _columns(source), rows, {})]
+        values = {key: [value] * len(command.seeds) for key, value in settings.items()}
+        ours[row["method"]] = (_over_seeds(command, values, "settings"), f"ours: {config.structure}")
+    return [command.table(PAPER, "table5", _columns(source), printed_rows(source, ours), {})]
 
 
 def table6(command: Command) -> list[Table]:
     """Table 6: where the temperature of Table 3's runs ends, and when it stands still; from their logs."""
-    printed = CODE.paper_tables()
-    source = printed["tables"]["table6"]
-    runs = train_rows(command, CODE, {row["method"]: row["config"] for row in source["rows"]})
-    rows = [
-        Row(row["method"], printed_cells(source, row), {}, NOT_CHOSEN)
-        if row["method"] not in runs
-        else Row(
-            row["method"],
-            printed_cells(source, row),
-            temperature_cells(runs[row["method"]], _config(row["config"], command), command.scale),
-            MEASURED,
-            _note(row["config"], command) + collapse_note(runs[row["method"]]),
+    source = CODE.printed("table6")
+    configs = {row["method"]: row["config"] for row in source["rows"]}
+    runs = train_rows(command, CODE, configs)
+    ours = {
+        method: (
+            temperature_cells(seeds, _config(configs[method], command), command.scale),
+            _note(configs[method], command) + collapse_note(seeds),
         )
-        for row in source["rows"]
-    ]
-    return [command.table(CODE, printed, "table6", _columns(source), rows, runs)]
+        for method, seeds in runs.items()
+    }
+    return [command.table(PAPER, "table6", _columns(source), printed_rows(source, ours), runs)]
 
 
 def table7(command: Command) -> list[Table]:
     """Table 7: the models of Table 2 on MSCOCO 1K and 5K, CxC and ECCV Caption, where the user has these files."""
-    printed = CODE.paper_tables()
-    source = printed["tables"]["table7"]
+    source = CODE.printed("table7")
     files = load_config(CocoConfig, [], [text for text in command.overrides if text.startswith("coco.")]).coco
     trained = replace(command, overrides=tuple(text for text in command.overrides if not text.startswith("coco.")))
+    configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
     runs: Runs = {}
     if files.test:
         test = open_coco(files)
-        configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
         found = train_rows(trained, CODE, configs)
         runs = {method: [coco_run(run, test) for run in seeds] for method, seeds in found.items()}
-    rows = []
-    for row in source["rows"]:
-        method, paper = row["method"], printed_cells(source, row)
-        if method in runs:
-            ours = measured_cells(source, runs[method], command.scale)
-            rows.append(Row(method, paper, ours, MEASURED, _note(row["config"], trained)))
-        elif "config" in row and not command.trains(row["config"]):
-            rows.append(Row(method, paper, {}, NOT_CHOSEN))
-        else:
-            rows.append(Row(method, paper, {}, f"not run: needs {row.get('needs', NEEDED)}"))
-    return [command.table(CODE, printed, "table7", columns_of(command, source, runs), rows, runs)]
+
+    def status(row: Mapping[str, Any]) -> str:
+        left_out = "config" in row and not command.trains(row["config"])
+        return NOT_CHOSEN if left_out else f"not run: needs {row.get('needs', NEEDED)}"
+
+    ours = {
+        method: (measured_cells(source, seeds, command.scale), _note(configs[method], trained))
+        for method, seeds in runs.items()
+    }
+    rows = printed_rows(source, ours, status)
+    return [command.table(PAPER, "table7", columns_of(command, source, runs), rows, runs)]
 
 
 def table8(command: Command) -> list[Table]:
@@ -184,32 +168,28 @@ def table8(command: Command) -> list[Table]:
 
 def table10(command: Command) -> list[Table]:
     """Table 10: ImageNet accuracy of Multi with 16 class tokens when a random part of them is summed."""
-    printed = CODE.paper_tables()
-    source = printed["tables"]["table10"]
+    source = CODE.printed("table10")
     (config,) = {row["config"] for row in source["rows"]}
     sixteen = replace(command, overrides=(*SIXTEEN_TOKENS, *command.overrides))
     if "imagenet" not in evaluated_sets(_config(config, sixteen).data):
         return [_not_run(command, "table10", "a labelled set called imagenet (data.labelled)")]
     runs = train_rows(sixteen, CODE, {MULTI: config})
-    sizes = [int(row["method"].split()[0]) for row in source["rows"]]
-    hits = [_subset_hits(run, sizes) for run in runs[MULTI]]
-    rows = [
-        Row(
-            row["method"],
-            printed_cells(source, row),
+    sizes = {row["method"]: int(row["method"].split()[0]) for row in source["rows"]}
+    hits = [_subset_hits(run, list(sizes.values())) for run in runs[MULTI]]
+    ours = {
+        method: (
             _subset_cells(command, runs[MULTI], [each[size] for each in hits]),
-            MEASURED,
             f"{_note(config, sixteen)}; {len(hits[0][size])} sets of tokens",
         )
-        for row, size in zip(source["rows"], sizes)
-    ]
+        for method, size in sizes.items()
+    }
     plot_runs(command, PAPER, runs)
-    return [command.table(CODE, printed, "table10", columns_of(command, source, runs), rows, runs)]
+    return [command.table(PAPER, "table10", columns_of(command, source, runs), printed_rows(source, ours), runs)]
 
 
 def further_sets(command: Command) -> list[Table]:
     """Version B's further sets: the models of Table 2 on those labelled sets that the user has under their names."""
-    source = CODE.paper_tables()["tables"]["further_sets"]
+    source = CODE.printed("further_sets")
     names = [column["key"] for column in source["columns"]]
     data = _config(source["rows"][0]["config"], command).data
     if not evaluated_sets(data).keys() & set(names):
@@ -243,10 +223,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _not_run(command: Command, table_id: str, needed: str) -> Table:
     """A table without a row of ours, which says what it needs."""
-    printed = CODE.paper_tables()
-    source = printed["tables"][table_id]
-    rows = [Row(row["method"], printed_cells(source, row), {}, f"not run: needs {needed}") for row in source["rows"]]
-    return command.table(CODE, printed, table_id, columns_of(command, source, {}), rows, {})
+    source = CODE.printed(table_id)
+    rows = printed_rows(source, {}, lambda row: f"not run: needs {needed}")
+    return command.table(PAPER, table_id, columns_of(command, source, {}), rows, {})
 
 
 def _trained(command: Command, table_id: str) -> tuple[Table, Runs]:
@@ -275,14 +254,24 @@ def _columns(source: Mapping[str, Any]) -> list[Column]:
     ]
 
 
-def _over_seeds(command: Command, values: list[float], data: str, what: str) -> Measured:
-    """A cell that comes from no test set."""
-    return measured_over_seeds(
-        values, command.seeds, scale=command.scale, data=data, protocol=what, full_protocol={"task": data, "what": what}
-    )
+def _over_seeds(command: Command, values: Mapping[str, list], data: str) -> dict[str, Measured | None]:
+    """Cells that come from no test set; None where a value is."""
+    return {
+        what: None
+        if each[0] is None
+        else measured_over_seeds(
+            each,
+            command.seeds,
+            scale=command.scale,
+            data=data,
+            protocol=what,
+            full_protocol={"task": data, "what": what},
+        )
+        for what, each in values.items()
+    }
 
 
-def _all_recalls(command: Command, printed: dict, runs: Runs) -> Table:
+def _all_recalls(command: Command, runs: Runs) -> Table:
     """R@1, R@5 and R@10 both ways of every trained row: what Table 2 folds into its mean."""
     measures = [
         (role, f"{direction}_recall_at_{k}", f"{direction} R@{k}")
@@ -304,28 +293,20 @@ def _all_recalls(command: Command, printed: dict, runs: Runs) -> Table:
         )
         for method, seeds in runs.items()
     ]
-    return command.table(
-        CODE, printed, "table2", columns, rows, runs, "_recalls", "Retrieval in full of the rows trained here."
-    )
+    caption = "Retrieval in full of the rows trained here."
+    return command.table(PAPER, "table2", columns, rows, runs, "_recalls", caption=caption)
 
 
-def _final_temperature(command: Command, table: Table, runs: Runs) -> Experiment:
+def _final_temperature(table: Table, runs: Runs) -> Experiment:
     """What claim C31 names: experiment["final_temperature"]["clip" or "multi_32_16"], the multiplier at the end."""
     values = {"clip": final_logit_scales(runs[OWN_CLIP]), "multi_32_16": final_logit_scales(runs[MULTI])}
-    return Experiment(
-        paper=PAPER,
-        name="final_temperature",
-        scale=command.scale,
-        seeds=command.seeds,
-        values=values,
+    return Experiment.beside(
+        table,
+        "final_temperature",
+        "Where the temperature of the runs of Table 2 ends; at demo and photos scale Multi has fewer spheres.",
+        values,
         units=dict.fromkeys(values, "multiplier"),
-        data=table.data,
         protocol={"task": "temperature", "rule": "logit scale of the last update"},
-        caption="Where the temperature of the runs of Table 2 ends; at demo and photos scale Multi has fewer spheres.",
-        git_revision=table.git_revision,
-        command=table.command,
-        created=table.created,
-        hardware=table.hardware,
     )
 
 

@@ -10,10 +10,9 @@ from common.base.settings import OptimConfig
 from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
 from common.report.table import Table
-from common.reproduce.cells import trained_on
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
-from common.reproduce.rows import PaperCode
+from common.reproduce.rows import PaperCode, trained_on
 from common.reproduce.trained_table import Runs, train_rows
 from oblique_topology.temperature import EPOCHS, log_temperatures, steps_of_rest
 
@@ -30,7 +29,7 @@ COLUMNS = {
 
 def figure4(command: Command, code: PaperCode) -> list[Table]:
     """Curves of t = ln(multiplier) for the rows of Table 3 that learn it, and where each comes to rest."""
-    printed = code.paper_tables()["tables"]["table3"]["rows"]
+    printed = code.printed("table3")["rows"]
     places = {row["method"]: tuple(row["method"].rsplit(", ", 1)) for row in printed}  # -> topology, start
     configs = {
         row["method"]: row["config"] for row in printed if "config" in row and places[row["method"]][1] in STARTS

@@ -30,7 +30,7 @@ from common.report.table import (
     measured_over_seeds,
     to_json,
 )
-from common.reproduce.cells import trained_on
+from common.reproduce.rows import trained_on
 
 HOSTILE = r"<script>alert('x')</script> a|b & 100 % of_it #1 $x$ \end{table} [a](http://x.invalid) `code`"
 

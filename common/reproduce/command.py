@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from accelerate import PartialState
 
 from common.base.config import SCALES, ConfigError, load_row
@@ -23,8 +22,7 @@ from common.report.figures import plot_table, plot_training
 from common.report.formats import to_text, write_table
 from common.report.page import collect, collect_page
 from common.report.table import Column, Row, Table
-from common.reproduce.cells import data_text, trained_on
-from common.reproduce.rows import PaperCode, RowRun, choose_part
+from common.reproduce.rows import PaperCode, RowRun, data_text, paper_tables, trained_on
 from common.run.log import read_log
 
 WHERE_DATA_LIE = {  # settings of where the data lie; others of `data` make other data of it
@@ -125,36 +123,41 @@ class Command:
 
     def table(
         self,
-        code: PaperCode,
-        printed: dict[str, Any],
+        paper: str,
         table_id: str,
         columns: list[Column],
         rows: list[Row],
         runs: dict[str, list[RowRun]],
         suffix: str = "",
-        caption: str = "",
+        **differs: Any,
     ) -> Table:
-        """A table with the provenance that all tables carry; one that the paper does not print needs a caption."""
+        """A table with the provenance that all tables carry.
+
+        Args:
+            paper: the folder.
+            table_id: key in its paper_tables.yaml; a table that the paper does not print needs a `caption`.
+            columns, rows: of the table.
+            runs: that were measured, by method.
+            suffix: of the table's name, where a printed table has a second one of ours.
+            differs: fields of `Table` that are not those of the runs and of the printed table.
+        """
+        printed = paper_tables(paper)
         source = printed["tables"].get(table_id, printed["paper"])  # a table of ours alone has nothing printed
         every_run = [run for seeds in runs.values() for run in seeds]
-        revisions = sorted({run.git_revision for run in every_run})
+        fields = {
+            "paper_title": printed["paper"]["title"],
+            "paper_version": str(source["version"]),
+            "caption": source.get("caption", ""),
+            "data": trained_on(every_run),
+            "git_revision": ", ".join(sorted({run.git_revision for run in every_run})) or git_revision(),
+            "created": datetime.date.today().isoformat(),
+            "hardware": ", ".join(sorted({run.hardware for run in every_run})),
+            "errata": () if suffix else source.get("errata", ()),
+        }
         return Table(
-            paper=code.name,
-            paper_title=printed["paper"]["title"],
-            paper_version=str(source["version"]),
-            table_id=table_id + suffix,
-            caption=caption or source["caption"],
-            columns=columns,
-            rows=rows,
-            scale=self.scale,
-            data=trained_on(every_run),
-            seeds=self.seeds,
-            git_revision=", ".join(revisions) or git_revision(),
-            command=self.text(code.name),
-            created=datetime.date.today().isoformat(),
-            hardware=", ".join(sorted({run.hardware for run in every_run})),
-            errata=source.get("errata", []) if not suffix else [],
-        )
+            paper=paper, table_id=table_id + suffix, columns=columns, rows=rows, scale=self.scale, seeds=self.seeds,
+            command=self.text(paper), **(fields | differs),
+        )  # fmt: skip
 
 
 def reproduce_main(
@@ -178,7 +181,8 @@ def reproduce_main(
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     given = parser.parse_intermixed_args(arguments)
 
-    reproduce = choose_part(parts, given.part, paper)
+    if given.part not in parts:
+        raise ConfigError(f"{paper} has no {given.part} yet; it has: {', '.join(parts)}")
     if given.scale not in SCALES:
         raise ConfigError(f"SCALE={given.scale} is unknown; accepted: {', '.join(SCALES)}")
     if not given.seeds.isdigit() or int(given.seeds) < 1:
@@ -194,7 +198,7 @@ def reproduce_main(
                 "use SCALE=photos or SCALE=paper"
             )
         overrides.append(f"data.root={given.data}")
-    printed = yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))
+    printed = paper_tables(paper)
     rows = tuple(dict.fromkeys(given.rows.split()))
     known = _trained_rows(printed, given.part)
     for row in rows:
@@ -203,21 +207,14 @@ def reproduce_main(
     if set(rows) == set(known):
         rows = ()  # the whole table
     results = given.results if given.results is not None else given.output / "results"
-    command = Command(
-        given.part,
-        given.scale,
-        tuple(range(int(given.seeds))),
-        tuple(overrides),
-        given.output,
-        results,
-        rows,
-    )
+    seeds = tuple(range(int(given.seeds)))
+    command = Command(given.part, given.scale, seeds, tuple(overrides), given.output, results, rows)
     _join_processes()
     if is_main_process():
         source = printed["paper"]
         print(f"{command.part} of {source['title']} ({paper}, version {source['version']})")
         print(f"scale {command.scale}, seeds {', '.join(map(str, command.seeds))}", flush=True)
-    tables = reproduce(command)
+    tables = parts[given.part](command)
     if tables and is_main_process():  # without tables the part has said why
         _write(command, paper, tables)
 

@@ -1,18 +1,16 @@
 """Measurements that are no table of a paper: written as an experiment, which claims refer to, and shown as a table."""
 
-import datetime
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
-import yaml
-
-from common.base.provenance import ROOT, git_revision, hardware
+from common.base.provenance import hardware
 from common.report.experiments import Experiment, write_experiment
 from common.report.table import MEASURED, Column, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
+from common.reproduce.rows import paper_tables
 
 
 @dataclass(frozen=True)
@@ -49,52 +47,40 @@ def write_findings(command: Command, paper: str, findings: Findings) -> Table:
     Returns:
         The table, for whoever runs the part to write. Rows without a value are left out.
     """
-    provenance = {
-        "data": findings.data,
-        "git_revision": git_revision(),
-        "command": command.text(paper),
-        "created": datetime.date.today().isoformat(),
-        "hardware": hardware(),
-        "caption": findings.caption,
+    units = {f"{row}_{column}": findings.columns[column][1] for row, column in findings.values}
+    cells = {
+        (row, column): measured_over_seeds(
+            values,
+            command.seeds,
+            scale=command.scale,
+            data=findings.data,
+            protocol=findings.protocol,
+            chance=findings.chance.get(column),
+        )
+        for (row, column), values in findings.values.items()
     }
-    versions = {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
-    experiment = Experiment(
-        paper=paper,
-        name=findings.name,
-        scale=command.scale,
-        seeds=command.seeds,
-        values={f"{row}_{column}": values for (row, column), values in findings.values.items()},
-        units={f"{row}_{column}": findings.columns[column][1] for row, column in findings.values},
-        protocol={"settings": {"experiment": findings.name, **findings.settings}, "versions": versions},
-        **provenance,
+    rows = []
+    for row, label in findings.rows.items():
+        ours = {column: cells[row, column] for column in findings.columns if (row, column) in cells}
+        rows += [Row(label, {}, ours, MEASURED)] if ours else []
+    source = paper_tables(paper)["paper"]
+    table = command.table(
+        paper,
+        findings.name,
+        [Column(key, label, unit, None, better) for key, (label, unit, better) in findings.columns.items()],
+        rows,
+        {},
+        paper_version=source["version"],
+        caption=findings.caption,
+        data=findings.data,
+        hardware=hardware(),
+        notes=findings.notes,
+        errata=(),
     )
     if not command.changes:  # an experiment's file has no place for changed settings
+        versions = {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
+        protocol = {"settings": {"experiment": findings.name, **findings.settings}, "versions": versions}
+        values = {f"{row}_{column}": values for (row, column), values in findings.values.items()}
+        experiment = Experiment.beside(table, findings.name, findings.caption, values, units=units, protocol=protocol)
         write_experiment(experiment, command.results)
-    source = yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))["paper"]
-    cells = {
-        row: {
-            column: measured_over_seeds(
-                findings.values[row, column],
-                command.seeds,
-                scale=command.scale,
-                data=findings.data,
-                protocol=findings.protocol,
-                chance=findings.chance.get(column),
-            )
-            for column in findings.columns
-            if (row, column) in findings.values
-        }
-        for row in findings.rows
-    }
-    return Table(
-        paper=paper,
-        paper_title=source["title"],
-        paper_version=source["version"],
-        table_id=findings.name,
-        columns=[Column(key, label, unit, None, better) for key, (label, unit, better) in findings.columns.items()],
-        rows=[Row(label, {}, cells[row], MEASURED) for row, label in findings.rows.items() if cells[row]],
-        scale=command.scale,
-        seeds=command.seeds,
-        notes=list(findings.notes),
-        **provenance,
-    )
+    return table

@@ -5,9 +5,8 @@ from typing import Any
 
 from common.diagnosis import PLATEAU
 from common.report.table import MEASURED, Column, Measured, Row, Table
-from common.reproduce.cells import measured_cell
 from common.reproduce.command import Command, plot_runs
-from common.reproduce.rows import PaperCode, RowRun, run_row
+from common.reproduce.rows import PaperCode, RowRun, measured_cell, run_row
 from common.run.log import read_log
 
 Runs = dict[str, list[RowRun]]  # method -> one run per seed
@@ -49,6 +48,30 @@ def printed_cells(source: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]
     return {column["key"]: value for column, value in zip(source["columns"], row["values"])}
 
 
+def printed_rows(
+    source: dict[str, Any],
+    ours: Mapping[str, tuple[Mapping[str, Measured | None], str]],
+    status: Callable[[dict[str, Any]], str] | None = None,
+) -> list[Row]:
+    """The rows of a printed table in its order: ours where they were measured, else why they were not.
+
+    Args:
+        source: the printed table.
+        ours: method -> our cells, and the row's note.
+        status: printed row -> why it was not measured; None = it was not chosen if it has a config, else what it needs.
+    """
+
+    def why(row: dict[str, Any]) -> str:
+        return NOT_CHOSEN if "config" in row else f"not run: needs {row['needs']}"
+
+    rows = []
+    for row in source["rows"]:
+        cells, note = ours.get(row["method"], ({}, ""))
+        said = MEASURED if row["method"] in ours else (status or why)(row)
+        rows.append(Row(row["method"], printed_cells(source, row), cells, said, note))
+    return rows
+
+
 def columns_of(command: Command, source: dict[str, Any], runs: Runs) -> list[Column]:
     """The printed columns, each with what stands in for its data here."""
     return [
@@ -70,26 +93,13 @@ def trained_table(
         table_id: key in its paper_tables.yaml.
         note: file in configs/ -> what was trained for the row; None = `Command.note`.
     """
-    printed = code.paper_tables()
-    source = printed["tables"][table_id]
+    source = code.printed(table_id)
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
     runs = train_rows(command, code, configs)
-    rows = []
-    for row in source["rows"]:
-        method, paper = row["method"], printed_cells(source, row)
-        if method in runs:
-            ours = measured_cells(source, runs[method], command.scale)
-            said = command.note(row["config"], code) if note is None else note(row["config"])
-            said += collapse_note(runs[method])
-            rows.append(Row(method, paper, ours, MEASURED, said))
-        else:
-            rows.append(
-                Row(
-                    method,
-                    paper,
-                    {},
-                    NOT_CHOSEN if method in configs else f"not run: needs {row['needs']}",
-                )
-            )
+    ours = {}
+    for method, seeds in runs.items():
+        said = command.note(configs[method], code) if note is None else note(configs[method])
+        ours[method] = (measured_cells(source, seeds, command.scale), said + collapse_note(seeds))
+    rows = printed_rows(source, ours)
     plot_runs(command, code.name, runs)
-    return command.table(code, printed, table_id, columns_of(command, source, runs), rows, runs), runs
+    return command.table(code.name, table_id, columns_of(command, source, runs), rows, runs), runs

@@ -4,16 +4,14 @@ The chapter prints no numbers for this. Methods share backbone, data, number of 
 differ in the cost of a step (MoCo trains one of its two encoders, supervision sees one view), which the log records.
 """
 
-import datetime
 from collections.abc import Callable, Mapping, Sequence
 
 from common.base.config import load_row
 from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
 from common.report.table import MEASURED, Column, Measured, Row, Table, measured_over_seeds
-from common.reproduce.cells import data_text, measured_cell, trained_on
 from common.reproduce.command import Command
-from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.rows import PaperCode, RowRun, data_text, measured_cell
 from common.reproduce.trained_table import train_rows
 from common.run.log import read_log
 from contrastive_basics.pretrain import SCALE_FILES, pretrain
@@ -59,30 +57,9 @@ def self_supervised(command: Command) -> list[Table]:
     runs = train_rows(command, CODE, {name: row_file(name) for name in ROWS})
     if is_main_process():
         plot_curves(_panels(runs, command), command.folder(PAPER) / "self_supervised_curves.png", across=2)
-    every_run = [run for seeds in runs.values() for run in seeds]
-    printed = CODE.paper_tables()["paper"]
-    return [
-        Table(
-            paper=PAPER,
-            paper_title=printed["title"],
-            paper_version=printed["version"],
-            table_id="self_supervised",
-            caption="Learning from pictures alone: what the backbone's features are worth, and whether they collapsed.",
-            columns=COLUMNS,
-            rows=[
-                Row(ROWS[name], {}, _cells(seeds, command), MEASURED, _note(name, command))
-                for name, seeds in runs.items()
-            ],
-            scale=command.scale,
-            data=trained_on(every_run),
-            seeds=command.seeds,
-            git_revision=", ".join(sorted({run.git_revision for run in every_run})),
-            command=command.text(PAPER),
-            created=datetime.date.today().isoformat(),
-            hardware=", ".join(sorted({run.hardware for run in every_run})),
-            notes=NOTES,
-        )
-    ]
+    rows = [Row(ROWS[name], {}, _cells(seeds, command), MEASURED, _note(name, command)) for name, seeds in runs.items()]
+    caption = "Learning from pictures alone: what the backbone's features are worth, and whether they collapsed."
+    return [command.table(PAPER, "self_supervised", COLUMNS, rows, runs, caption=caption, notes=NOTES)]
 
 
 def row_file(name: str) -> str:
