@@ -110,51 +110,35 @@ def test_the_unbroken_run_is_one_that_a_lost_state_would_change(unbroken):
     assert all(with_dropout != loss for with_dropout, loss in zip(losses, without))
 
 
-def test_killed_between_any_two_operations_of_a_step(tmp_path, unbroken):
-    points = [point for point in IN_A_STEP if point != "second pass"]  # that one belongs to accumulation
-    for point, step in zip(points, (4, 7, 10, 14)):
-        assert run(tmp_path, trigger=Trigger(signal.SIGKILL, point, step)) == KILLED
-        assert saved_steps(tmp_path)[-1] == step // SAVE_EVERY * SAVE_EVERY
-        assert len(records(tmp_path)) == step
-    assert run(tmp_path) == 0
-    assert_same_run(tmp_path, unbroken())
-
-
-def test_killed_at_any_moment_of_writing_a_checkpoint(tmp_path, unbroken):
-    for step, point in enumerate(IN_A_SAVE, start=4):
-        assert run(tmp_path, "run.save_every=1", trigger=Trigger(signal.SIGKILL, point, step)) == KILLED
+def test_killed_at_one_point_after_the_other_of_steps_and_of_writing_checkpoints(tmp_path, unbroken):
+    """Before, at and after the end of an epoch too, twice without a step of progress, with other loader workers."""
+    in_a_step = [point for point in IN_A_STEP if point != "second pass"]  # that one belongs to accumulation
+    kills = [("updated", 2), *zip(IN_A_SAVE, range(4, 4 + len(IN_A_SAVE))), *zip(in_a_step, (13, 13, 15, 16))]
+    assert {EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH} <= {step for _, step in kills}
+    for number, (point, step) in enumerate(kills):
+        more = ("run.save_every=1", f"run.num_workers={2 * (number % 4 == 3)}")
+        assert run(tmp_path, *more, trigger=Trigger(signal.SIGKILL, point, step)) == KILLED
         whole = last_checkpoint(tmp_path / "checkpoints").state["step"]
-        assert whole == (step if point in ("renamed", "removing") else step - 1), point
+        before = point in IN_A_SAVE and point not in ("renamed", "removing")  # this checkpoint is not there yet
+        assert whole == (step - 1 if before else step), point
+        assert len(records(tmp_path)) == step
     assert run(tmp_path, "run.save_every=1") == 0
     assert_same_run(tmp_path, unbroken())
 
 
-def test_killed_while_the_first_checkpoint_is_written_the_run_starts_anew(tmp_path, unbroken):
+def test_killed_between_checkpoints_and_before_the_first_one(tmp_path, unbroken):
     assert run(tmp_path, trigger=Trigger(signal.SIGKILL, "optimizer half", 3)) == KILLED
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".writing-step-00000003"]
-    assert run(tmp_path) == 0
-    assert_same_run(tmp_path, unbroken())
-
-
-def test_killed_before_at_and_after_an_epoch_boundary(tmp_path, unbroken):
-    every_step = "run.save_every=1"  # so that it resumes right at the boundary
-    for step in (EPOCH - 1, EPOCH, EPOCH + 1, 2 * EPOCH):
-        assert run(tmp_path, every_step, trigger=Trigger(signal.SIGKILL, "gradients", step)) == KILLED
-        assert saved_steps(tmp_path)[-1] == step
-    assert run(tmp_path, every_step) == 0
-    assert_same_run(tmp_path, unbroken())
-
-
-def test_killed_three_times_in_one_epoch_once_without_a_step_of_progress(tmp_path, unbroken):
-    for point, step in (("updated", 10), ("gradients", 13), ("embedded", 12), ("enqueued", 14)):
+    for point, step in (("updated", 5), ("gradients", 4), ("embedded", 13)):
         assert run(tmp_path, trigger=Trigger(signal.SIGKILL, point, step)) == KILLED
+        assert saved_steps(tmp_path)[-1] == step // SAVE_EVERY * SAVE_EVERY
     assert run(tmp_path) == 0
     assert_same_run(tmp_path, unbroken())
 
 
 def test_killed_with_accumulation_under_way(tmp_path, unbroken):
     micro = "optim.micro_batch_size=3"  # 3, 3 and 2 of a batch of 8
-    for step in (5, 8, 10):
+    for step in (5, 10):
         assert run(tmp_path, micro, trigger=Trigger(signal.SIGKILL, "second pass", step)) == KILLED
         assert len(records(tmp_path)) == step
     assert run(tmp_path, micro) == 0
@@ -166,8 +150,7 @@ def test_killed_with_accumulation_under_way(tmp_path, unbroken):
 
 def test_a_rate_of_the_logit_scale_s_own_goes_on_with_its_moments(tmp_path, unbroken):
     faster = "optim.logit_scale_rate=20.0"
-    for step in (5, 11):
-        assert run(tmp_path, faster, trigger=Trigger(signal.SIGKILL, "updated", step)) == KILLED
+    assert run(tmp_path, faster, trigger=Trigger(signal.SIGKILL, "updated", 11)) == KILLED
     assert run(tmp_path, faster) == 0
     assert_same_run(tmp_path, unbroken(faster))
     scales = [[record["scale"] for record in records(folder)] for folder in (tmp_path, unbroken())]
@@ -196,17 +179,9 @@ def test_killed_at_every_point_of_every_step(tmp_path, unbroken, micro, save_eve
     print(f"killed {kills} times, micro-batches of {micro}, a checkpoint every {save_every} steps")
 
 
-def test_another_number_of_loader_workers_changes_nothing(tmp_path, unbroken):
-    for workers, step in ((2, 4), (0, 8), (1, 13)):
-        command = f"run.num_workers={workers}"
-        assert run(tmp_path, command, trigger=Trigger(signal.SIGKILL, "updated", step)) == KILLED
-    assert run(tmp_path, "run.num_workers=2") == 0
-    assert_same_run(tmp_path, unbroken())
-
-
 def test_killed_from_outside_at_random_moments(tmp_path, unbroken):
     choose, kills = random.Random(1), 0
-    while kills < 4:
+    while kills < 2:
         children = started(tmp_path, "run.save_every=1", f"run.num_workers={kills % 2}")
         before = saved_steps(tmp_path)[-1:] or [0]
         deadline = time.monotonic() + 60
@@ -217,7 +192,7 @@ def test_killed_from_outside_at_random_moments(tmp_path, unbroken):
         if ended(children) == [0]:
             break
         kills += 1
-    assert kills >= 2
+    assert kills
     assert run(tmp_path) == 0
     assert_same_run(tmp_path, unbroken())
 
@@ -249,7 +224,7 @@ def test_without_a_whole_checkpoint_the_run_stops_and_touches_nothing(tmp_path):
 
 def test_asked_to_stop_a_run_saves_its_step_and_goes_on_from_there(tmp_path, unbroken):
     only_at_the_end = "run.save_every=0"
-    steps = {"embedded": (4, signal.SIGTERM), "gradients": (8, signal.SIGUSR1), "enqueued": (15, signal.SIGTERM)}
+    steps = {"embedded": (4, signal.SIGTERM), "gradients": (8, signal.SIGUSR1)}
     for point, (step, asked) in steps.items():
         assert run(tmp_path, only_at_the_end, trigger=Trigger(asked, point, step)) == STOPPED_EXIT_STATUS
         assert saved_steps(tmp_path)[-1] == step + 1
@@ -308,7 +283,7 @@ def test_two_processes_killed_give_the_losses_of_two_unbroken_and_agree_when_one
     assert_same_run(broken, whole)
 
 
-@pytest.mark.parametrize(("processes", "save_every"), [(1, 0), (2, 0), (1, 1), (2, 1)])
+@pytest.mark.parametrize(("processes", "save_every"), [(1, 1), (2, 0)])
 def test_numbers_that_are_not_finite_stop_every_process_and_are_not_saved(tmp_path, processes, save_every):
     settings = ("optim.learning_rate=1.0e+18", "optim.warmup_steps=0", f"run.save_every={save_every}")
     assert ended(started(tmp_path, *settings, processes=processes)) == [1] * processes
@@ -330,32 +305,33 @@ def test_a_disk_that_is_full_on_the_main_process_stops_all_of_them(tmp_path):
         assert re.match(r"error: cannot write .*step-00000006: .*What was saved before stays: step-00000003", last)
 
 
-def test_the_paper_s_script_asked_to_stop_saves_and_goes_on_to_the_same_losses(tmp_path):
+def test_the_paper_s_script_killed_and_asked_to_stop_goes_on_to_the_same_losses(tmp_path):
     few = (
         "run.log_every=1",
         "run.evaluate_every=0",
-        "run.save_every=0",
+        "run.save_every=2",
         "optim.steps=40",
         "data.num_test=8",
         "data.num_labelled=8",
     )
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert run(whole, *few, script="oblique_topology") == 0
-    children = started(stopped, *few, script="oblique_topology")
-    while not (stopped / "log.jsonl").exists() or len(read_log(stopped / "log.jsonl")) < 4:  # three steps and a header
-        time.sleep(0.001)
-    os.kill(children[0].pid, signal.SIGTERM)
-    assert ended(children) == [STOPPED_EXIT_STATUS]
-    (step,) = saved_steps(stopped)
-    assert 3 <= step < 40
-    assert f"asked to stop: saved at step {step} of 40 in {stopped}" in (stopped / "output-0.txt").read_text()
-    assert not (stopped / "evaluation.json").exists()
-    assert run(stopped, *few, script="oblique_topology") == 0
-    one, other = (read_log(folder / "log.jsonl") for folder in (stopped, whole))
+    for asked, reached, status in ((signal.SIGKILL, 2, KILLED), (signal.SIGTERM, 12, STOPPED_EXIT_STATUS)):
+        children = started(broken, *few, script="oblique_topology")
+        while children[0].is_alive() and max(saved_steps(broken), default=0) < reached:
+            time.sleep(0.001)
+        os.kill(children[0].pid, asked)
+        assert ended(children) == [status]
+    step = saved_steps(broken)[-1]
+    assert 12 <= step < 40
+    assert f"asked to stop: saved at step {step} of 40 in {broken}" in (broken / "output-0.txt").read_text()
+    assert not (broken / "evaluation.json").exists()
+    assert run(broken, *few, script="oblique_topology") == 0
+    one, other = (read_log(folder / "log.jsonl") for folder in (broken, whole))
     losses = [[record["loss"] for record in log if record["event"] == "train"] for log in (one, other)]
-    assert losses[0] == losses[1]
-    assert len(losses[0]) > 3
-    one, other = (json.loads((folder / "evaluation.json").read_text())["evaluations"] for folder in (stopped, whole))
+    assert losses[0] == losses[1]  # to the last bit
+    assert len(losses[0]) == 40
+    one, other = (json.loads((folder / "evaluation.json").read_text())["evaluations"] for folder in (broken, whole))
     assert one == other
 
 
