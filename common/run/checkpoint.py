@@ -24,19 +24,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
 
 from common.distributed import gather_objects, is_main_process
 
 FORMAT = 2
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 SUMS = "SHA256SUMS"
-_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 class CheckpointError(ValueError):
@@ -80,6 +73,8 @@ class Checkpoint:
 
     def load_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Restores the optimiser's state by parameter name."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
         state: dict[str, dict[str, torch.Tensor]] = {}
         for key, tensor in load_file(self.path / "optimizer.safetensors").items():
             name, _, entry = key.rpartition("/")
@@ -107,8 +102,12 @@ def save_checkpoint(
         CheckpointError: on every process, if the disk is full or cannot be written, or if a trained parameter is not
             finite or a buffer holds NaN; the checkpoints that were there before are left as they are.
     """
-    tensors = get_model_state_dict(model, options=_FULL)
-    optimizer_state = get_optimizer_state_dict(model, optimizer, options=_FULL)
+    # a second of imports, which whoever only reads a checkpoint need not spend
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
+
+    everything = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    tensors = get_model_state_dict(model, options=everything)
+    optimizer_state = get_optimizer_state_dict(model, optimizer, options=everything)
     problem = None
     if is_main_process():
         trained = optimizer_state["state"]
