@@ -1,6 +1,6 @@
 """Plots of tables, of training logs and of distributions, each with the plotted numbers as CSV beside it.
 
-Only matplotlib's object interface with the Agg canvas: no window, no global state, usable from threads and tests.
+Only matplotlib's object interface: no window, no global state, usable from threads and tests.
 Series differ in colour (Okabe-Ito, safe for colour-blind readers), in marker and in line style, so grey print works.
 """
 
@@ -11,9 +11,9 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -46,22 +46,20 @@ def plot_table(table: Table, path: str | Path, show_paper: bool = False) -> list
     if not columns:
         return []
     across = min(len(columns), 4 if len(columns) != 5 else 3)
-    down = -(-len(columns) // across)
-    labels = [_wrapped(row.method) for row in rows]
+    # two lines at most: more do not fit a row
+    labels = [textwrap.fill(row.method, 36, max_lines=2, placeholder="…") for row in rows]
     label_width = 0.3 + 0.075 * max(len(line) for label in labels for line in label.split("\n"))
-    figure = Figure(figsize=(label_width + 2.3 * across, 1.1 + down * (1.25 + 0.34 * len(rows))), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(down, across, squeeze=False, sharey=True).ravel()
+    figure, panels = _panels(
+        len(columns), across, label_width + 2.3 * across, 1.25 + 0.34 * len(rows), 1.1, sharey=True
+    )
     drawn: dict[str, object] = {}
     for place, (panel, column) in enumerate(zip(panels, columns)):
         drawn |= _draw_column(panel, table, column, rows, show_paper)
         if place % across == 0:
             panel.set_yticks(range(len(rows)), [_literal(label) for label in labels], fontsize=_SMALL)
-    for panel in panels[len(columns) :]:
-        panel.set_axis_off()
     panels[0].set_ylim(len(rows) - 0.4, -0.6)  # first row on top
     figure.suptitle(_literal(f"{table.paper}, {table.table_id}, scale {table.scale}"), fontsize=_FONT + 1)
-    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=len(drawn), fontsize=_SMALL)
+    _legend(figure, drawn, len(drawn))
     records = [_table_record(table, column, row, show_paper) for column in columns for row in rows]
     header = ("column", "measured_on", "unit", "method", "ours_mean", "ours_low", "ours_high", "chance")
     return _write(figure, path, (*header, "paper_number") if show_paper else header, records)
@@ -91,13 +89,10 @@ def plot_training(
     candidates = "loss of a guess" if num_candidates is not None else "ln of the global batch"
     num_candidates = _global_batch(log_records_by_run) if num_candidates is None else num_candidates
     across = min(2, len(panels))
-    down = -(-len(panels) // across)
     methods = [run.rsplit(", seed ", 1)[0] for run in log_records_by_run]
     looks = {method: index for index, method in enumerate(dict.fromkeys(methods))}
     legend_rows = -(-(len(looks) + 1) // 2)
-    figure = Figure(figsize=(4.6 * across, 2.9 * down + 0.3 + 0.22 * legend_rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(down, across, squeeze=False).ravel()
+    figure, axes = _panels(len(panels), across, 4.6 * across, 2.9, 0.3 + 0.22 * legend_rows)
     drawn: dict[str, object] = {}
     records: list[tuple] = []
     for axis, (title, unit, by_run) in zip(axes, panels):
@@ -112,12 +107,8 @@ def plot_training(
         if title == "loss" and num_candidates is not None:
             line = axis.axhline(math.log(num_candidates), color=_GREY, linewidth=1.2, linestyle=(0, (1, 1.5)))
             drawn[f"{candidates}: ln {num_candidates:,} = {math.log(num_candidates):.2f}"] = line
-        axis.set_xlabel("step (optimiser updates)", fontsize=_SMALL)
-        axis.set_ylabel(unit, fontsize=_SMALL)
-        _dress(axis)
-    for axis in axes[len(panels) :]:
-        axis.set_axis_off()
-    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=2, fontsize=_SMALL)
+        _dress(axis, "step (optimiser updates)", unit)
+    _legend(figure, drawn, 2)
     return _write(figure, path, ("panel", "run", "step", "value"), records)
 
 
@@ -161,18 +152,14 @@ def _averaged(points: list[tuple[int, float]]) -> tuple[int, list[tuple[float, f
     return max(window, 1), means if groups else list(points)
 
 
+def _look(index: int) -> dict[str, Any]:
+    looks = {"color": _COLORS, "linestyle": _STYLES, "marker": _MARKERS}
+    return {name: of[index % len(of)] for name, of in looks.items()}
+
+
 def _draw_run(axis, points: Sequence[tuple[float, float]], index: int):
-    steps, values = zip(*points)
-    (line,) = axis.plot(
-        steps,
-        values,
-        color=_COLORS[index % len(_COLORS)],
-        linestyle=_STYLES[index % len(_STYLES)],
-        marker=_MARKERS[index % len(_MARKERS)],
-        markevery=max(1, len(points) // 8),
-        markersize=5,
-        linewidth=1.5,
-    )
+    every = max(1, len(points) // 8)
+    (line,) = axis.plot(*zip(*points), markevery=every, markersize=5, linewidth=1.5, **_look(index))
     return line
 
 
@@ -202,13 +189,31 @@ def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row], show_
     panel.set_title(_literal(_shortened(column.label, 34)), fontsize=_FONT)
     source = stand_in(table, column)
     on = "" if source is None else f"\non {_shortened(source, 32)}"
-    panel.set_xlabel(_literal(f"{column.unit}{better}{on}"), fontsize=_SMALL)
-    _dress(panel)
+    _dress(panel, f"{column.unit}{better}{on}")
     panel.margins(x=0.12)
     return drawn
 
 
-def _dress(axis) -> None:
+def _panels(
+    count: int, across: int, width: float, panel_height: float, more_height: float, **options: Any
+) -> tuple[Figure, list]:
+    """A figure in inches, and its panels in rows of `across`; the places that are left stay empty."""
+    down = -(-count // across)
+    figure = Figure(figsize=(width, panel_height * down + more_height), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False, **options).ravel()
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    return figure, list(axes[:count])
+
+
+def _legend(figure: Figure, drawn: Mapping[str, Any], columns: int) -> None:
+    if drawn:
+        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns, fontsize=_SMALL)
+
+
+def _dress(axis, x_label: str, y_label: str = "") -> None:
+    axis.set_xlabel(_literal(x_label), fontsize=_SMALL)
+    axis.set_ylabel(_literal(y_label), fontsize=_SMALL)
     axis.grid(color="#d9d9d9", linewidth=0.6)
     axis.set_axisbelow(True)
     axis.tick_params(labelsize=_SMALL, length=3)
@@ -222,11 +227,6 @@ def _table_record(table: Table, column: Column, row: Row, show_paper: bool) -> t
     ours = (None if cell is None else cell.mean, low, high, None if cell is None else cell.chance)
     paper = (row.paper.get(column.key),) if show_paper else ()
     return (column.label, stand_in(table, column), column.unit, row.method, *ours, *paper)
-
-
-def _wrapped(text: str) -> str:
-    """Two lines at most: more do not fit a row of `plot_table`."""
-    return textwrap.fill(text, 36, max_lines=2, placeholder="…")
 
 
 def _shortened(text: str, width: int) -> str:
@@ -277,11 +277,9 @@ def plot_distributions(panels: Sequence[Distributions], path: str | Path, across
     if not panels:
         raise ValueError("plot_distributions needs at least one panel")
     labels = list(dict.fromkeys(label for panel in panels for label in panel.values))
-    down, columns = -(-len(panels) // across), min(len(labels), max(2, 2 * across - 1))
-    height = 0.4 + 2.6 * down + 0.22 * -(-len(labels) // columns)
-    figure = Figure(figsize=(0.6 + 3.6 * across, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(down, across, squeeze=False).ravel()
+    columns = min(len(labels), max(2, 2 * across - 1))
+    legend_rows = -(-len(labels) // columns)
+    figure, axes = _panels(len(panels), across, 0.6 + 3.6 * across, 2.6, 0.4 + 0.22 * legend_rows)
     drawn: dict[str, object] = {}
     records: list[tuple] = []
     for axis, panel in zip(axes, panels):
@@ -291,15 +289,11 @@ def plot_distributions(panels: Sequence[Distributions], path: str | Path, across
             rows = zip(edges, edges[1:], heights)
             records += [(panel.title, panel.x_label, label, *map(float, row)) for row in rows]
         axis.set_title(_literal(panel.title), fontsize=_FONT)
-        axis.set_xlabel(_literal(panel.x_label), fontsize=_SMALL)
-        axis.set_ylabel("percent a bin", fontsize=_SMALL)
         axis.set_ylim(bottom=0)
-        _dress(axis)
+        _dress(axis, panel.x_label, "percent a bin")
         if panel.whole_numbers:
             axis.xaxis.get_major_locator().set_params(integer=True)
-    for axis in axes[len(panels) :]:
-        axis.set_axis_off()
-    figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns, fontsize=_SMALL)
+    _legend(figure, drawn, columns)
     return _write(figure, path, ("panel", "x", "curve", "bin_low", "bin_high", "percent"), records)
 
 
@@ -317,17 +311,13 @@ def _histograms(panel: Distributions, bins: int) -> tuple[np.ndarray, dict[str, 
 
 
 def _draw_outline(axis, edges: np.ndarray, heights: np.ndarray, index: int):
-    color, style = _COLORS[index % len(_COLORS)], _STYLES[index % len(_STYLES)]
-    axis.stairs(heights, edges, fill=True, color=color, alpha=0.12)
-    outline = axis.stairs(heights, edges, color=color, linestyle=style, linewidth=1.6)
+    look = _look(index) | {"markersize": 5}
+    axis.stairs(heights, edges, fill=True, color=look["color"], alpha=0.12)
+    axis.stairs(heights, edges, color=look["color"], linestyle=look["linestyle"], linewidth=1.6)
     peak = int(heights.argmax())  # styles repeat after four curves, and a marker tells them apart in grey print
     middle = (edges[peak] + edges[peak + 1]) / 2
-    marker, linewidth = _MARKERS[index % len(_MARKERS)], outline.get_linewidth()
-    axis.plot([middle], [heights[peak]], color=color, marker=marker, markersize=5, linestyle="none")
-    return Line2D([], [], color=color, linestyle=style, linewidth=linewidth, marker=marker, markersize=5)
-
-
-# Curves over steps or sizes: the mean over seeds with its 95 % interval, in the style of the other figures.
+    axis.plot([middle], [heights[peak]], **(look | {"linestyle": "none"}))
+    return Line2D([], [], linewidth=1.6, **look)
 
 
 @dataclass(frozen=True)
@@ -348,7 +338,7 @@ class Curves:
 
 
 def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list[Path]:
-    """Writes a PNG, and the plotted numbers as `<stem>_plotted.csv` beside it.
+    """Curves over steps or sizes, the mean over seeds with its 95 % interval; the numbers go to `<stem>_plotted.csv`.
 
     Args:
         panels: in the order of reading; those that share a label share its colour.
@@ -358,11 +348,8 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
         The two files. With one seed there are no intervals.
     """
     labels = list(dict.fromkeys(label for panel in panels for label in panel.curves if label != panel.title))
-    down = -(-len(panels) // across)
     legend_rows = -(-len(labels) // (across + 1))
-    figure = Figure(figsize=(0.6 + 3.4 * across, 2.7 * down + 0.4 + 0.22 * legend_rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(down, across, squeeze=False).ravel()
+    figure, axes = _panels(len(panels), across, 0.6 + 3.4 * across, 2.7, 0.4 + 0.22 * legend_rows)
     drawn, records = {}, []
     for axis, panel in zip(axes, panels):
         for label, points in panel.curves.items():
@@ -373,9 +360,7 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
             if label != panel.title:
                 drawn[label] = line
         axis.set_title(textwrap.fill(panel.title, 40), fontsize=_FONT)
-        axis.set_xlabel(panel.x_label, fontsize=_SMALL)
-        axis.set_ylabel(panel.y_label, fontsize=_SMALL)
-        _dress(axis)
+        _dress(axis, panel.x_label, panel.y_label)
         if panel.log_x:
             axis.set_xscale("log", base=2)
             ticks = sorted({x for points in panel.curves.values() for x, _ in points})
@@ -383,23 +368,19 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
             axis.minorticks_off()
         if panel.log_y:
             axis.set_yscale("log")
-    for axis in axes[len(panels) :]:
-        axis.set_axis_off()
-    if drawn:
-        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=across + 1, fontsize=_SMALL)
+    _legend(figure, drawn, across + 1)
     return _write(figure, path, ("panel", "curve", "x", "mean", "low", "high"), records)
 
 
 def _draw(axis, rows: Sequence[tuple], index: int, behind: bool):
     x, mean, low, high = zip(*rows)
-    color = _COLORS[index % len(_COLORS)]
+    look = _look(index) | {"linewidth": 1.5, "markersize": 4}
     if low[0] is not None:
-        axis.fill_between(x, low, high, color=color, alpha=0.18, linewidth=0)
-    style = {"linestyle": _STYLES[index % len(_STYLES)], "linewidth": 1.5, "markersize": 4}
+        axis.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
     if behind:
-        style = {"linewidth": 6, "markersize": 10, "markeredgewidth": 0, "alpha": 0.4, "zorder": 1.5}
-    every = max(1, len(rows) // 10)
-    (line,) = axis.plot(x, mean, color=color, marker=_MARKERS[index % len(_MARKERS)], markevery=every, **style)
+        thick = {"linestyle": "-", "linewidth": 6, "markersize": 10, "markeredgewidth": 0}
+        look |= {**thick, "alpha": 0.4, "zorder": 1.5}
+    (line,) = axis.plot(x, mean, markevery=max(1, len(rows) // 10), **look)
     return line
 
 
@@ -408,12 +389,8 @@ def _mean_and_interval(values: Sequence[float]) -> tuple[float, float | None, fl
     return sum(values) / len(values), low, high
 
 
-# Contours of a plane, heat on pictures, heat on words; each with its numbers as CSV.
-#
 # Light is high in contours; a picture is clear where it is hot and fades to grey elsewhere; a word is the darker the
 # hotter it is. Grey print tells the same.
-
-
 _FADED = 0.22  # how much of a picture is left where there is no heat
 
 
@@ -438,10 +415,9 @@ def plot_contours(panels: Sequence[Contours], path: str | Path, x_label: str, y_
     Returns:
         The two files.
     """
-    figure = Figure(figsize=(0.3 + 4.2 * len(panels), 3.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure, axes = _panels(len(panels), len(panels), 0.3 + 4.2 * len(panels), 3.5, 0.0)
     records = []
-    for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False).ravel(), panels):
+    for axis, panel in zip(axes, panels):
         values = np.asarray(panel.values)
         filled = axis.contourf(panel.x, panel.y, values, levels=12, cmap="cividis")
         lines = axis.contour(filled, levels=filled.levels[1::2], colors="white", linewidths=0.7)
@@ -481,11 +457,10 @@ def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path) -> l
         The two files.
     """
     across = 1 + max(len(line.maps) for line in lines)
-    figure = Figure(figsize=(1.25 * across, 0.2 + 1.75 * len(lines)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(lines), across, squeeze=False)
+    figure, axes = _panels(across * len(lines), across, 1.25 * across, 1.75, 0.2)
     records = []
-    for line, row in zip(lines, axes):
+    for place, line in enumerate(lines):
+        row = axes[place * across : (place + 1) * across]
         for axis in row:
             axis.set_xticks([])
             axis.set_yticks([])
@@ -496,7 +471,7 @@ def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path) -> l
         for axis, (title, heat) in zip(row[1:], line.maps.items()):
             axis.imshow(_faded(line.picture, heat))
             axis.set_title(_literal(title), fontsize=_SMALL - 1)
-            records += [(line.caption, title, *place, value) for place, value in np.ndenumerate(np.asarray(heat))]
+            records += [(line.caption, title, *at, value) for at, value in np.ndenumerate(np.asarray(heat))]
     return _write(figure, path, ("caption", "map", "row", "column", "heat"), records)
 
 
@@ -520,7 +495,6 @@ def plot_heat_on_words(panels: Sequence[HeatOnWords], path: str | Path) -> list[
     heights = [0.9 + 0.2 * len(panel.maps) for panel in panels]
     width = 2.0 + 0.42 * max(len(panel.words) for panel in panels)
     figure = Figure(figsize=(max(5.0, width), sum(heights)), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights}).ravel()
     records = []
     for axis, panel in zip(axes, panels):

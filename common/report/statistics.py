@@ -15,7 +15,7 @@ _RESAMPLED_CLUSTERS_AT_ONCE = 2_000_000  # bounds the memory of one bootstrap bl
 
 
 def interval_over_seeds(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Student t interval of the mean over seeds: mean +- t(level, n - 1) s / sqrt(n).
+    """Student t interval of the mean over seeds: mean +- t(level, n - 1) s / sqrt(n); a contrast of one block.
 
     Args:
         values: one finite number per seed, at least two, in any unit.
@@ -25,15 +25,36 @@ def interval_over_seeds(values: Sequence[float], level: float = 0.95) -> tuple[f
     Raises:
         ValueError: for fewer than two values, a value that is not finite, or a level outside (0, 1).
     """
+    return contrast_interval([values], level)
+
+
+def contrast_interval(blocks: Sequence[Sequence[float]], level: float = 0.95) -> tuple[float, float]:
+    """Interval of a sum of means over seeds, one mean per block; blocks are independent of each other.
+
+    A contrast such as a - b is one block of a - b per seed where both share seeds and data (the paired t interval), and
+    two blocks, a and -b, where they do not (Welch's interval). The degrees of freedom are Satterthwaite's.
+
+    Args:
+        blocks: per block one value per seed, at least two each.
+        level: coverage as a fraction in (0, 1).
+    Returns:
+        (low, high) in the unit of the values.
+    Raises:
+        ValueError: as `interval_over_seeds`, or without blocks.
+    """
     _check_level(level)
-    sample = np.asarray(values, dtype=np.float64)
-    if sample.ndim != 1 or sample.size < 2:
-        raise ValueError(f"an interval over seeds needs at least two values, got {list(np.ravel(sample))}")
-    if not np.isfinite(sample).all():
-        raise ValueError(f"values must be finite, got {sample.tolist()}")
-    mean = float(sample.mean())
-    half_width = float(stats.t.ppf(0.5 + level / 2, sample.size - 1) * sample.std(ddof=1) / np.sqrt(sample.size))
-    return mean - half_width, mean + half_width
+    samples = [np.asarray(block, dtype=np.float64) for block in blocks]
+    if not samples or any(sample.ndim != 1 or sample.size < 2 for sample in samples):
+        raise ValueError(f"an interval over seeds needs at least two values, got {[s.tolist() for s in samples]}")
+    if not all(np.isfinite(sample).all() for sample in samples):
+        raise ValueError(f"values must be finite, got {[sample.tolist() for sample in samples]}")
+    center = math.fsum(sample.mean() for sample in samples)
+    variances = np.array([sample.var(ddof=1) / sample.size for sample in samples])
+    if not variances.any():
+        return center, center
+    freedom = variances.sum() ** 2 / sum(v**2 / (sample.size - 1) for v, sample in zip(variances, samples))
+    half_width = float(stats.t.ppf(0.5 + level / 2, freedom) * np.sqrt(variances.sum()))
+    return center - half_width, center + half_width
 
 
 def bootstrap_interval(
@@ -98,35 +119,6 @@ def percentile_interval(resampled: np.ndarray, level: float = 0.95) -> tuple[flo
     _check_level(level)
     low, high = np.quantile(resampled, [0.5 - level / 2, 0.5 + level / 2])
     return float(low), float(high)
-
-
-def contrast_interval(blocks: Sequence[Sequence[float]], level: float = 0.95) -> tuple[float, float]:
-    """Interval of a sum of means over seeds, one mean per block; blocks are independent of each other.
-
-    A contrast such as a - b is one block of a - b per seed where both share seeds and data (the paired t interval), and
-    two blocks, a and -b, where they do not (Welch's interval). The degrees of freedom are Satterthwaite's.
-
-    Args:
-        blocks: per block one value per seed, at least two each.
-        level: coverage as a fraction in (0, 1).
-    Returns:
-        (low, high) in the unit of the values.
-    Raises:
-        ValueError: as `interval_over_seeds`, or without blocks.
-    """
-    _check_level(level)
-    samples = [np.asarray(block, dtype=np.float64) for block in blocks]
-    if not samples or any(sample.ndim != 1 or sample.size < 2 for sample in samples):
-        raise ValueError("an interval over seeds needs at least two values in every block")
-    if not all(np.isfinite(sample).all() for sample in samples):
-        raise ValueError("values must be finite")
-    center = math.fsum(sample.mean() for sample in samples)
-    variances = np.array([sample.var(ddof=1) / sample.size for sample in samples])
-    if not variances.any():
-        return center, center
-    freedom = variances.sum() ** 2 / sum(v**2 / (sample.size - 1) for v, sample in zip(variances, samples))
-    half_width = float(stats.t.ppf(0.5 + level / 2, freedom) * np.sqrt(variances.sum()))
-    return center - half_width, center + half_width
 
 
 def _check_level(level: float) -> None:
