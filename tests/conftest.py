@@ -1,5 +1,6 @@
 """Shared test set-up: the repository root first on the path, no network, few threads."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,24 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
 import torch
+
+SHARED = ("oblique", "euclip")  # session fixtures that train: whoever asks for one runs in one process
+LONG = ("test_resume.py", "test_launch.py", "test_contrastive_basics_pretrain.py")  # begun last, one would wait for it
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For --dist loadgroup: a file stays together, and those that share trained runs with it; the long ones first."""
+    group = {}
+    for item in items:
+        shared = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
+        group.setdefault(item.path, item.path.name)
+        if shared:
+            group[item.path] = shared[0]
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group[item.path]))
+    first = (*SHARED, *LONG)
+    items.sort(key=lambda item: first.index(group[item.path]) if group[item.path] in first else len(first))
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +50,61 @@ def small_data_is_no_change():
             Command, "changes", property(lambda self: [text for text in real(self) if not text.startswith("data.")])
         )
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def page_of_own_results_alone():
+    """The page of all committed results takes seconds, and every part that is reproduced would write it anew."""
+    command = sys.modules.get("common.reproduce.command")
+    with pytest.MonkeyPatch.context() as patch:
+        if command is not None:
+            collect_page = command.collect_page
+            patch.setattr(command, "collect_page", lambda roots, page: collect_page(roots[1:], page))
+        yield
+
+
+class SmokeParts:
+    """Tables and figures of a paper at smoke scale in one folder, for the tests of all files to read.
+
+    A part runs when it is first asked for, and rows that several parts share are trained once. Results are written as
+    those of an unchanged command, experiments included.
+
+    Args:
+        paper: the folder.
+        folder: takes runs and results.
+        overrides: of every part.
+    """
+
+    def __init__(self, paper: str, folder: Path, overrides: tuple[str, ...]) -> None:
+        self.paper, self.folder, self.overrides = paper, folder, overrides
+        self.done = set()
+
+    def __call__(self, part: str, seeds: int = 1) -> Path:
+        """Where the part's tables and plots lie."""
+        if part not in self.done:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("common.reproduce.command.Command.changes", [])
+                patch.setattr("common.reproduce.command._write_claims", lambda *arguments: None)  # of committed results
+                few = ["--scale", "smoke", "--seeds", str(seeds), *self.overrides]
+                main = importlib.import_module(f"{self.paper}.reproduce").main
+                main([part, *few, "--output", str(self.folder)])
+            self.done.add(part)
+        return self.folder / "results" / self.paper / part / "smoke"
+
+
+@pytest.fixture(scope="session")
+def oblique(tmp_path_factory) -> SmokeParts:
+    few = ("data.num_test=16", "data.num_labelled=8", "run.evaluate_every=0")
+    return SmokeParts("oblique_topology", tmp_path_factory.mktemp("oblique"), few)
+
+
+@pytest.fixture(scope="session")
+def euclip(tmp_path_factory) -> SmokeParts:
+    few = (
+        "optim.steps=2", "optim.warmup_steps=0", "optim.global_batch_size=16", "data.num_train=24", "data.num_val=8",
+        "data.num_test=8", "data.num_labelled=8", "run.evaluate_every=0", "run.save_every=0",
+    )  # fmt: skip
+    return SmokeParts("euclip", tmp_path_factory.mktemp("euclip"), few)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import csv
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -14,26 +14,18 @@ from common.report.table import from_json
 from euclip import distributions, figures, traverse
 from euclip import traversal_tables as walk_tables
 from euclip.config import Config, EvaluationData
-from euclip.reproduce import CODE, PARTS, main
+from euclip.reproduce import CODE, PARTS
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = [
-    "optim.steps=2", "optim.warmup_steps=0", "optim.global_batch_size=16", "data.num_train=24", "data.num_val=8",
-    "data.num_test=8", "data.num_labelled=8", "run.evaluate_every=0", "run.save_every=0",
-]  # fmt: skip
 WALK_PARTS = ("table2", "table3", "table6", "table7", "figure5")
 DISTANCE_PARTS = ("figure2", "figure4", "figure6", "figure7", "figure8", "root_norms")
 
 
 @pytest.fixture(scope="module")
-def output(tmp_path_factory):
-    """All parts once, on shared runs; written as if unchanged, so that experiments are written too."""
-    folder = tmp_path_factory.mktemp("outputs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("common.reproduce.command.Command.changes", [])
-        for part in (*WALK_PARTS, *DISTANCE_PARTS):
-            main([part, "--scale", "smoke", "--output", str(folder), *TINY])
-    return folder
+def output(euclip):
+    for part in (*WALK_PARTS, *DISTANCE_PARTS):
+        euclip(part)
+    return euclip.folder
 
 
 def folder_of(output, part):
@@ -194,15 +186,14 @@ def test_traverse_says_what_it_cannot_use(output, arguments, message):
         traverse.main([models.get(word, word) for word in arguments])
 
 
-def test_entry_scripts_run_by_path_and_explain_errors_in_one_line():
-    for script in ("traverse", "distributions"):
-        done = subprocess.run(
-            [sys.executable, f"euclip/{script}.py", "--checkpoint", "nowhere", "--output", "nowhere"],
-            cwd=ROOT, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 1
-        assert done.stderr.startswith("error: nowhere is no whole checkpoint")
-        assert len(done.stderr.strip().splitlines()) == 1
+@pytest.mark.parametrize("script", ["traverse", "distributions"])
+def test_entry_scripts_explain_errors_in_one_line(script, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [script, "--checkpoint", "nowhere", "--output", "nowhere"])
+    monkeypatch.setattr(sys, "path", [str(ROOT / "euclip"), *sys.path[1:]])  # as when started by path
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "euclip" / f"{script}.py"), run_name="__main__")
+    assert ended.value.code.startswith("error: nowhere is no whole checkpoint")
+    assert "\n" not in ended.value.code
 
 
 def test_distributions_of_a_checkpoint_from_the_command_line(output, tmp_path, capsys):

@@ -15,17 +15,9 @@ TABLES = ["table1", "table3", "table4", "table5", "table6", "table7", "table8", 
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory):
-    """All of them, each run three steps long."""
-    folder = tmp_path_factory.mktemp("everything")
-    short = ["optim.steps=3", "run.evaluate_every=0", "run.save_every=0", "data.num_test=8", "data.num_labelled=8"]
-    for part in TABLES:
-        main([part, "--scale", "smoke", "--output", str(folder), *(short if part != "table1" else [])])
-    found = {}
-    for part in TABLES:
-        (path,) = folder.glob(f"results/oblique_topology/{part}/smoke*/{part}.json")
-        found[part] = from_json(path.read_text())
-    return folder, found
+def everything(oblique):
+    """Folder of the runs, and every table."""
+    return oblique.folder, {part: from_json((oblique(part) / f"{part}.json").read_text()) for part in TABLES}
 
 
 def test_every_table_of_the_paper_has_its_part():
@@ -57,7 +49,6 @@ def test_every_row_is_measured_or_says_what_it_needs(everything, part):
 def test_rows_that_two_tables_share_are_trained_once(everything):
     folder, found = everything
     assert len(list(folder.glob("runs/oblique_topology/ablation_*/seed0"))) == 16 + 6 + 4
-    assert len(list(folder.glob("runs/oblique_topology/table2_multi-*/seed0"))) == 1  # of Table 10
     for column in ("zs_i2t_r1", "linear_probe_acc"):
         cells = [
             next(row.ours[column] for row in found[table].rows if row.method == method)
