@@ -153,17 +153,6 @@ def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_c
     assert (losses(files), broken(files)) == (before, [(0, line)])  # named once, not once per start
 
 
-def test_a_folder_without_shards_and_one_that_is_not_there_are_named(data):
-    empty = data.parent / "empty"
-    empty.mkdir()
-    with pytest.raises(FileNotFoundError) as error:
-        run(empty)
-    assert f"no shards for pattern '*train*.tar' with root '{empty}'" in str(error.value)
-    assert str(error.value).endswith(f"looked for {empty}/*train*.tar")
-    with pytest.raises(FileNotFoundError, match="the root folder does not exist"):
-        run(data.parent / "nowhere")
-
-
 def test_broken_test_photographs_are_left_out_with_their_captions_and_counted(data):
     spoilt = {key: dict(members) for key, members in GOOD_TEST.items()}
     spoilt["t002"]["jpg"] = spoilt["t002"]["jpg"][:-100]
@@ -240,11 +229,3 @@ def test_a_cut_test_shard_is_named_at_step_0_and_counted_in_the_protocol(data):
     files = run(data)
     assert [step for step, line in broken(files) if "test.tar" in line] == [0]
     assert retrieval(files)["protocol"]["unreadable_images"] >= 1
-
-
-def test_a_test_set_without_one_readable_picture_is_named(data):
-    write_tar(data / "train.tar", GOOD)
-    none = {key: {"jpg": b"no picture", "json": scene["json"]} for key, scene in GOOD.items()}
-    write_tar(data / "test.tar", none)
-    with pytest.raises(ValueError, match=r"none of its \d+ pictures could be read"):
-        run(data)

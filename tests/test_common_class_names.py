@@ -3,7 +3,6 @@
 import gzip
 import json
 import sys
-import warnings
 
 import open_clip
 import pytest
@@ -71,33 +70,6 @@ def test_the_simple_subset_is_open_clips():
         theirs("dog") for theirs in open_clip.SIMPLE_IMAGENET_TEMPLATES
     ]
     assert "a origami {}." in simple
-
-
-def test_every_local_list_is_read(data_dir):
-    prompts = data_dir / "text/openai_zeroshot_prompts.json.gz"
-    with gzip.open(prompts, "rt", encoding="utf-8") as file:
-        sets = json.load(file)
-    assert len(sets) == 27
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name, lists in sets.items():
-            assert len(read_class_names(prompts, name)) == len(lists["classes"])
-            assert read_templates(prompts, name) == lists["templates"]
-        for kind, read in (("classnames", read_class_names), ("templates", read_templates)):
-            path = data_dir / f"text/benchmark_{kind}.json.gz"
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                lists = json.load(file)
-            for name, entries in lists.items():
-                expected = [entry.replace("{c}", "{}") for entry in entries]
-                found = read(path, name, len(entries)) if kind == "classnames" else read(path, name)
-                assert found == expected
-
-
-def test_repeated_entries_are_kept_with_a_warning(write):
-    with pytest.warns(UserWarning, match=r"names.txt: repeated and kept: 'cat' \(3 times\)"):
-        assert read_class_names(write("names.txt", "cat\ndog\ncat\ncat")) == ["cat", "dog", "cat", "cat"]
-    with pytest.warns(UserWarning, match=r"repeated and kept: 'a \{\}' \(2 times\)"):
-        assert read_templates(write("templates.txt", "a {}\na {c}")) == ["a {}", "a {}"]
 
 
 def test_the_first_of_several_names_is_used_with_a_warning(write):

@@ -6,7 +6,6 @@ import pytest
 from common.base.random_keys import Draws
 from common.data.scenes import (
     SceneDataset,
-    caption_positives,
     describes,
     image_to_text_ceiling,
     matches,
@@ -57,21 +56,6 @@ class FiveCaptions(HandMade):
     def statements(self, index):
         first, second, generic = self.said[index]
         return first, second, generic, generic, generic
-
-
-def test_positives_of_the_hand_made_set():
-    captions_of, images_of = caption_positives(FiveCaptions())
-    assert images_of[0] == [0]
-    assert images_of[1] == [0, 1]
-    assert images_of[5] == [1]
-    assert images_of[6] == [0, 1, 3]
-    assert images_of[10] == [2]
-    assert images_of[11] == [2, 3]
-    assert images_of[15] == images_of[16] == [3]
-    assert all(images_of[5 * i + k] == [0, 1, 2, 3] for i in range(4) for k in (2, 3, 4))
-    assert captions_of[3] == [2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 15, 16, 17, 18, 19]
-    assert list(captions_of) == [0, 1, 2, 3]
-    assert list(images_of) == list(range(20))
 
 
 def test_ceilings_of_the_hand_made_set():

@@ -90,11 +90,6 @@ def test_classification_tasks_have_the_promised_form(name):
     assert task.fingerprint != classification_task(name, size=6, image_size=32, seed=6).fingerprint
 
 
-def test_train_and_test_parts_of_a_task_share_no_scene():
-    parts = [classification_task("vtab/shape", size=100, part=part) for part in ("train", "test")]
-    assert not {parts[0].scene(i) for i in range(100)} & {parts[1].scene(i) for i in range(100)}
-
-
 @pytest.mark.parametrize("name", ["imagenet", "imagenet_v2", "imagenet_a", "imagenet_r"])
 def test_no_distractor_has_the_class_of_the_main_object(name):
     task = classification_task(name, size=150)

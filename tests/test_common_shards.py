@@ -102,24 +102,17 @@ def test_decode_size_keeps_both_sides_large_enough(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"jpg": jpeg(0)[:-200]}, "picture cannot be decoded: OSError, image file is truncated"),
         ({"jpg": jpeg(0)[:300]}, "picture cannot be decoded"),
-        ({"jpg": b""}, "picture cannot be decoded: no JPEG, PNG or WebP, it has no bytes"),
-        ({"jpg": b"<html>404</html>"}, "picture cannot be decoded: no JPEG, PNG or WebP, it starts with b'<html>404"),
         ({"jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}, "picture cannot be decoded"),
         ({"jpg": None, "png": jpeg(0, kind="PNG")[:-300]}, "picture cannot be decoded"),
         ({"json": b"{}"}, "missing caption"),
-        ({"json": b'{"captions": []}'}, "missing caption"),
-        ({"json": b'{"captions": ["fine", "  "]}'}, "empty caption: '  '"),
         ({"json": b'{"caption": ""}'}, "empty caption: ''"),
         ({"json": None, "txt": b"\n"}, "empty caption: ''"),
         ({"json": None, "txt": b"\xff\xfe"}, "txt cannot be decoded"),
         ({"json": b'["a caption"]'}, "json has the wrong type: list instead of an object"),
         ({"json": b'{"captions": "a caption"}'}, "captions has the wrong type: str instead of a list of strings"),
         ({"json": b'{"captions": null}'}, "captions has the wrong type: NoneType"),
-        ({"json": b'{"captions": ["a", 3]}'}, "caption is not a string: int"),
         ({"json": b'{"caption": ["a"]}'}, "caption is not a string: list"),
-        ({"json": b'{"caption": "cut \\ud83d"}'}, r"caption has half a surrogate pair: 'cut \ud83d'"),
         ({"json": b'{"caption": "a", "image_id": [1]}'}, "image_id has the wrong type: list"),
         ({"json": b'{"caption": "cut'}, "json cannot be decoded"),
         ({"json": b'{"caption": "\xff"}'}, "json cannot be decoded"),
@@ -144,14 +137,6 @@ def test_a_sample_that_cannot_be_used_says_which_and_why(tmp_path, changes, reas
         assert pairs.captions(0) == ["picture 0", "a view of 0"]
     else:
         assert list(pairs.all_captions())[-2:] == ["picture 1", "a view of 1"]
-
-
-@pytest.mark.parametrize("kept", [2, 20, 200, 0.5, -2, -1])
-def test_a_jpeg_cut_anywhere_is_broken_never_half_grey(tmp_path, kept):
-    body = jpeg(0)
-    pairs = one_sample(tmp_path, jpg=body[: int(kept * len(body)) if isinstance(kept, float) else kept])
-    with pytest.raises(BrokenSample, match="picture cannot be decoded"):
-        pairs[0]
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # Pillow's own limit warns as well
@@ -272,15 +257,6 @@ def test_more_shards_than_open_files_and_threads_are_fine(tmp_path, monkeypatch)
 
 
 # --- identity --------------------------------------------------------------------------------------------------------
-
-
-def test_names_come_from_the_first_shard(tmp_path):
-    for name, expected in (
-        ("set-train-000003.tar", "set-train"),
-        ("00000.tar", tmp_path.name),
-        ("photos.tar", "photos"),
-    ):
-        assert ShardDataset(str(good_tar(tmp_path / name, 1))).name == expected
 
 
 # --- real photographs ------------------------------------------------------------------------------------------------

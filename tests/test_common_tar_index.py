@@ -52,26 +52,6 @@ def test_a_shard_cut_at_any_byte_gives_its_complete_samples_and_names_the_cut(tm
     assert kinds == {"shard is cut", "shard is cut in a header", "shard ends without end-of-archive blocks"}
 
 
-def test_a_damaged_header_is_named_and_costs_its_sample_only(tmp_path):
-    path = good_tar(tmp_path / "x.tar", 3)
-    content = bytearray(path.read_bytes())
-    start = int(index_shard(path).members[1, 0, 0]) - 512
-    content[start + 3] ^= 0xFF
-    path.write_bytes(content)
-    index = index_shard(path)
-    assert index.keys.tolist() == [b"k0000", b"k0002"]
-    found = int(index_shard(good_tar(tmp_path / "x.tar", 3)).members[1, 1, 0]) - 512
-    assert [(broken.key, broken.reason) for broken in index.broken] == [
-        ("", f"unreadable header: at byte {start}, read on at byte {found}"),
-        ("k0001", "no picture: it has only json; accepted: jpg, jpeg, png, webp"),
-    ]
-    content[start : start + 5000] = b"\xff" * 5000
-    path.write_bytes(content[: start + 5000])
-    assert [broken.reason for broken in index_shard(path).broken] == [
-        f"unreadable header, the rest is not read: at byte {start}"
-    ]
-
-
 @pytest.mark.parametrize("size", [-512, -(1 << 40), 1 << 40, (1 << 87) - 1])
 @pytest.mark.parametrize("name", ["k.jpg", "no extension"])
 def test_an_absurd_size_in_a_header_ends_the_shard_and_never_hangs(tmp_path, size, name):

@@ -5,7 +5,7 @@ A shard is a plain, uncompressed tar: `KEY.jpg|jpeg|png|webp` with `KEY.json` an
 function of (seed, epoch, position), a resume is one integer, and any number of shards serves any number of workers.
 Nothing that a file contains is executed.
 
-Which files a pattern names: shard_paths.py. Where the samples of one file lie: tar_index.py.
+Where the samples of one file lie: tar_index.py.
 """
 
 import glob
