@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 from common.base.config import ConfigError, entry_arguments
 from common.base.provenance import ROOT
@@ -63,6 +62,8 @@ def prepare(accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.o
 
 def with_encode_methods(model: Any) -> Any:
     """The model; under FSDP2 its two encode methods gather the weights as its forward pass does."""
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method  # loaded by every optimiser, slow alone
+
     if isinstance(model, FSDPModule):
         for method in ("encode_image", "encode_text"):
             register_fsdp_forward_method(model, method)
