@@ -68,7 +68,7 @@ _LABELS = {
 
 
 def collapse(command: Command) -> list[Table]:
-    """Which objectives collapse, without batch normalisation and with it (spec Sec. 5.1; claims C1, C2, C4, C5)."""
+    """Which objectives collapse, without batch normalisation and with it (claims C1, C2, C4, C5)."""
     if not _runs_here(command):
         return []
     settings = _SCALES[command.scale][0]
@@ -112,7 +112,7 @@ def collapse(command: Command) -> list[Table]:
 
 
 def temperature(command: Command) -> list[Table]:
-    """What the temperature does to loss and retrieval, and positives alone (spec Sec. 5.2; claims C2, C16)."""
+    """What the temperature does to loss and retrieval, and positives alone (claims C2, C16)."""
     if not _runs_here(command):
         return []
     settings = _SCALES[command.scale][1]
@@ -148,7 +148,7 @@ def temperature(command: Command) -> list[Table]:
 
 
 def negatives(command: Command) -> list[Table]:
-    """Retrieval against the number of negatives, all else equal, and MoCo's queue (spec Sec. 5.3; claim C20)."""
+    """Retrieval against the number of negatives, all else equal, and MoCo's queue (claim C20)."""
     if not _runs_here(command):
         return []
     view_settings, settings = _SCALES[command.scale][:2]
@@ -219,7 +219,7 @@ def negatives(command: Command) -> list[Table]:
 
 
 def loss_floor(command: Command) -> list[Table]:
-    """How low the loss can get with the temperature at 1, as Eq. 6 to 8 print it (spec Sec. 4.3; claim C16)."""
+    """How low the loss can get with the temperature at 1, as Eq. 6 to 8 print it (claim C16)."""
     if not _runs_here(command):
         return []
     settings = _SCALES[command.scale][3]

@@ -50,7 +50,7 @@ OBJECTIVES = {  # name -> label
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """Training on two views of pictures (spec Sec. 5.1); `measure_at` are steps at which statistics are taken."""
+    """Training on two views of pictures; `measure_at` are steps at which statistics are taken."""
 
     steps: int = 500
     batch: int = 256
@@ -69,7 +69,7 @@ class ViewSettings:
 
 @dataclass(frozen=True)
 class PairSettings:
-    """Training on pictures with captions, Adam without weight decay (spec Sec. 5.2)."""
+    """Training on pictures with captions, Adam without weight decay."""
 
     steps: int = 600
     batch: int = 256
@@ -92,7 +92,7 @@ class BatchSettings:
 
 @dataclass(frozen=True)
 class FloorSettings:
-    """Free unit vectors, trained with Adam: no encoder stands between the loss and its optimum (spec Sec. 4.3)."""
+    """Free unit vectors, trained with Adam: no encoder stands between the loss and its optimum."""
 
     steps: int = 1000
     learning_rate: float = 0.02

@@ -1,4 +1,4 @@
-"""Retrieval against the number of negatives, with real towers (claim C20; spec Sec. 5.4).
+"""Retrieval against the number of negatives, with real towers (claim C20).
 
 The part `negatives_sweep`, in which every run sees the same number of pairs:
     batch    B pairs a step, so B - 1 negatives a query; larger batches mean fewer updates

@@ -1,4 +1,4 @@
-"""Two small worlds in which a contrastive objective trains in seconds on one core (contrastive-basics spec Sec. 5).
+"""Two small worlds in which a contrastive objective trains in seconds on one core.
 
 Everything is a function of a seed: the world, the weights, every batch. The global random state is neither used nor
 moved.

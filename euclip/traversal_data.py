@@ -1,4 +1,4 @@
-"""Pictures to walk from, captions to meet, and the walks of a model past them (papers/euclip.md, Sec. 12)."""
+"""Pictures to walk from, captions to meet, and the walks of a model past them."""
 
 import json
 from collections.abc import Callable, Sequence

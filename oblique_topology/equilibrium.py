@@ -202,7 +202,7 @@ def shuffled_texts(batch: int, share: float, generator: torch.Generator) -> torc
 
 
 def drawn_similarities(batch: int, generator: torch.Generator) -> torch.Tensor:
-    """Similarities without a model: positives 0.35, negatives 0.12, both with a standard deviation of 0.06 (spec 13).
+    """Similarities without a model: positives 0.35, negatives 0.12, both with a standard deviation of 0.06.
 
     Args:
         batch: number of pairs.

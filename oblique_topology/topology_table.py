@@ -1,4 +1,4 @@
-"""The properties of the topologies, measured (Table 1; papers/oblique_topology.md, Sec. 3, 7 and 8).
+"""The properties of the topologies, measured (Table 1).
 
     memory       numbers that a batch of b pairs keeps for the backward pass beside its embeddings, the similarities
                  among them; printed as growth: how often as many for twice the pairs, the numbers d, the spheres m

@@ -49,7 +49,7 @@ from oblique_topology.topology_table import (
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 
 
-# temperature (Table 6; papers/oblique_topology.md, Sec. 18, P16)
+# temperature (Table 6)
 
 
 def test_an_exponential_approach_converges_where_its_formula_says():
