@@ -14,7 +14,6 @@ from contextlib import nullcontext
 import torch
 from accelerate import Accelerator
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 
 class MicroBatches:
@@ -98,6 +97,8 @@ class MicroBatches:
         per_part = [
             gradient.split(self.size) if gradient is not None and gradient.ndim else None for gradient in cached
         ]
+        from torch.distributed.tensor import DTensor  # half a second, which an optimiser has spent already
+
         # FSDP2: of shards, averaged over processes already (`whole`); all others take part in the last exchange below
         of_shards = [(weight, part) for weight, part in zip(parameters, direct) if isinstance(part, DTensor)]
         direct = [None if isinstance(part, DTensor) else part for part in direct]

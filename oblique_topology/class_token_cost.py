@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from common.base.config import ConfigError, load_row
 from common.data.scenes import scene_words
@@ -60,6 +59,8 @@ def forward_flops(tower: nn.Module, inputs: torch.Tensor) -> int:
         tower: on the meta device.
         inputs: likewise.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports sympy, which no other part needs
+
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         tower(inputs)
     return counter.get_total_flops()

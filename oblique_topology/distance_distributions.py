@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from sklearn.metrics import roc_auc_score
 
 from common.base.random_keys import derive_key
 from common.base.settings import DataConfig
@@ -103,6 +102,8 @@ def chance_to_be_closer(closer: torch.Tensor, farther: torch.Tensor) -> float:
     Args:
         closer, farther: (n,) and (k,) distances.
     """
+    from sklearn.metrics import roc_auc_score  # slow to import, and only this figure needs it
+
     labels = np.concatenate([np.ones(len(closer)), np.zeros(len(farther))])
     return float(roc_auc_score(labels, -torch.cat([closer, farther]).double().numpy()))
 
