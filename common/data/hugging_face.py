@@ -187,6 +187,7 @@ def open_hugging_face(
         rows, split, num_rows, files = _stream(source, place, split, role)
     else:
         rows, split = _table(source, place, split, role)
+    # which column is what; an unknown name or a type that can never serve is refused before a row is read
     where = str(place[0]) if place else source
     columns = _column_names(rows)
     reader = RowReader(
@@ -200,6 +201,7 @@ def open_hugging_face(
         decode_size=decode_size,
     )
     _check_types(rows, reader)
+    # the library must not decode: a damaged picture would end the run instead of being a broken sample
     features = rows.features
     if features is not None and isinstance(features[reader.image], datasets.Image):
         rows = rows.cast_column(reader.image, datasets.Image(decode=False))
@@ -207,7 +209,7 @@ def open_hugging_face(
     if not stream_buffer:
         return HuggingFacePairs(rows, reader, label, max_broken_share)
     rows = rows.select_columns([reader.image, *reader.text_columns])
-    if num_rows is None:
+    if num_rows is None:  # a stream of JSON does not state it: read once, captions alone
         num_rows = sum(len(batch[reader.caption]) for batch in rows.select_columns([reader.caption]).iter(1000))
     return StreamedPairs(rows, num_rows, reader, label, files, seed, stream_buffer)
 

@@ -205,6 +205,7 @@ def open_image_folder(
         FileNotFoundError: if the folder is missing.
         ValueError: if the class folders are not those of the classes, or there is no picture; names both sides.
     """
+    # which folder is which class of the whole list
     root = Path(root).expanduser()
     there = class_folders(root)
     folders = list(there if folders is None else folders)
@@ -215,6 +216,7 @@ def open_image_folder(
             f"accepted: one per folder, in their order{hint}"
         )
     _check_classes(str(root), class_names, templates)
+    # which classes are kept; their labels are counted anew, so that the arg-max is over these alone
     kept = range(len(folders)) if subset is None else [_class_index(root, item, folders) for item in subset]
     if len(set(kept)) != len(kept) or not kept:
         raise ValueError(f"{root}: subset is empty or names a class twice")
@@ -228,6 +230,7 @@ def open_image_folder(
             f"{root}: {len(there)} class folders for {len(label_of)} classes; without a folder: "
             f"{', '.join(missing[:3]) or 'none'}; without a class: {', '.join(unknown[:3]) or 'none'}"
         )
+    # every file, by its name and its size alone: pictures are decoded when they are read
     paths, labels, sizes, broken = [], [], [], []
     for folder, label in label_of.items():
         before = len(paths)

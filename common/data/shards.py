@@ -28,14 +28,11 @@ from common.data.broken import BrokenSample, Unusable, check_opened, named
 from common.data.decoding import check_reading_options, checked_captions, decode_picture, row_of
 from common.data.tar_index import COLUMNS, MAX_MEMBER_BYTES, cached_index, given_image_id
 
-# Ranges of bytes from many large files, safe with threads, forked workers and pickling.
-
-
 MAX_OPEN = 32  # files per process
 
 
 class OpenFiles:
-    """Reads ranges of files; handles are opened on first use in each process and only the latest stay open.
+    """Reads ranges of many large files; handles are opened on first use in each process and only the latest stay open.
 
     Sharing a handle between processes would share its position, so a fork starts with none, and a pickle carries none.
 
@@ -88,9 +85,6 @@ class OpenFiles:
                 chunks.append(chunk)
                 left -= len(chunk)
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-# From a pattern with braces and globs to the shard files that it names.
 
 
 _BRACES = re.compile(r"\{([^{}]*)\}")  # innermost pair

@@ -80,6 +80,7 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     Raises:
         ValueError: if the file is empty, compressed or not a tar.
     """
+    # `lost` keys: a sample with a damaged member does not come back when more of its members follow
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     image_ids: dict[str, int] = {}
     others: dict[str, list[str]] = {}  # key -> its members that are neither picture nor caption

@@ -5,9 +5,8 @@ A checkpoint stores the whole tokenizer, vocabulary included, so loading one nee
 
 import json
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from filelock import FileLock
 
@@ -40,15 +39,7 @@ def tokenizer_from_json(text: str | dict[str, Any]) -> Tokenizer:
     return _KINDS[kind].from_json(content)
 
 
-class Captioned(Protocol):
-    """What a vocabulary is counted from."""
-
-    fingerprint: str
-
-    def all_captions(self) -> Iterable[str]: ...
-
-
-def words_of(pairs: Captioned, min_count: int, max_size: int | None, folder: Path) -> WordTokenizer:
+def words_of(pairs: Pairs, min_count: int, max_size: int | None, folder: Path) -> WordTokenizer:
     """The word tokenizer of a training set's captions, counted once and kept.
 
     Reading millions of captions takes minutes. Of the processes that share a disk the first one counts while the

@@ -52,6 +52,7 @@ def caption_statements(scene: Scene, detail: int = 0) -> tuple[Statement, ...]:
     background = scene.background if draws.chance(35 + 30 * detail) else -1
     if number == 1:
         return _single_object_statements(objects[0], count, scene.background, draws)
+    # level 0: every object with all that can be said of it, and how they stand; what is drawn as unsaid is left out
     relations = [(0, main_relation(objects[0], objects[1]), 1)]
     for k in range(2, number):
         if draws.chance(45 + 25 * detail):
@@ -60,15 +61,18 @@ def caption_statements(scene: Scene, detail: int = 0) -> tuple[Statement, ...]:
     full = [_full(item, draws.chance(25), False) for item in objects]
     level0 = Statement(tuple(full), tuple(relations), background, count)
 
+    # level 1: an attribute less here and there, sometimes an object less
     kept1 = number if number < 4 or detail or draws.chance(50) else number - 1
     some = [_fewer_attributes(mention, draws.below(3)) for mention in full[:kept1]]
     level1 = Statement(tuple(some), tuple(r for r in relations if r[0] < kept1), -1, count)
 
+    # level 2: colours and shapes of two or three objects
     kept2 = min(kept1, 3) if draws.chance(25 + 50 * detail) else 2
     extra = draws.below(3)  # one of the first two mentions keeps what level 1 said of it
     fewer = [m if k == extra else Mention(m.shape, m.colour) for k, m in enumerate(some[:kept2])]
     level2 = Statement(tuple(fewer), tuple(r for r in level1.relations if r[0] < kept2), -1, count)
 
+    # level 3: two objects, of one of which only the shape or only the colour is said; level 4: that there are some
     less = list(fewer[:2])
     target = draws.below(2)
     less[target] = Mention(less[target].shape) if draws.chance(60) else Mention(-1, less[target].colour)

@@ -12,15 +12,11 @@ from common.data.scenes import world
 from common.data.scenes.masks import SQUARE, shape_tables
 from common.data.scenes.world import CHECKERED, COLOURS, DARK_BACKGROUNDS, Scene
 
-# The compiled kernels behind `draw.render`: supersampled masks blended with integer arithmetic only.
-
-
+# The compiled kernels behind `render`: supersampled masks blended with integer arithmetic only.
 CANVAS = 960  # written out: the cache of compiled kernels does not notice a change in another file
 
 
 assert CANVAS == world.CANVAS
-
-
 LINED, SAND, GRASS, SKY, NIGHT = 3, 4, 5, 6, 7  # indices into BACKGROUNDS
 OUTLINE, SKETCH, INVERTED = 1, 2, 3  # indices into RENDITIONS
 PANEL = 150  # half side of the inverted rendition's panel, in 1/128 of the radius

@@ -92,14 +92,12 @@ def draw_scene(key: int, statistics: Statistics) -> Scene:
     return Scene(objects, statistics.domain, 0, background, key)
 
 
-# The picture-caption splits: what each stands for, how its scenes are drawn, its usual size.
-#
-# The split's name and the seed enter every picture's key, so no picture of one split is one of another.
-
-
 @dataclass(frozen=True)
 class Split:
-    """One split; `stands_in_for` names the real data set whose part it takes."""
+    """One split of pictures with captions; `stands_in_for` names the real data set whose part it takes.
+
+    The split's name and the seed enter every picture's key, so no picture of one split is one of another.
+    """
 
     statistics: Statistics
     default_size: int

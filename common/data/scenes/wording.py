@@ -8,9 +8,7 @@ from common.base.random_keys import Draws
 from common.data.scenes.statements import Mention, Statement
 from common.data.scenes.world import INVERSE_RELATION
 
-# How each attribute is said: for every value its wordings, the first one plain, the others synonyms.
-
-
+# how each attribute is said: for every value its wordings, the first one plain, the others synonyms
 SHAPE_NOUNS = (
     ("circle", "disc"),
     ("square", "box"),
@@ -156,10 +154,12 @@ def say(statement: Statement, draws: Draws) -> str:
         statement: relations must be (0, r, 1) between the first two mentions and (k, r, j) with j < k after that.
         draws: choose synonyms and templates; how many are used depends on the statement's form only.
     """
+    # what is drawn, and in which order, follows from the form alone: else hard negatives would differ in more words
     mentions, count = statement.mentions, statement.count
     opening, prefix = draws.below(100), draws.below(len(PREFIXES))
     if not any(max(mention) >= 0 for mention in mentions) and statement.background < 0:
         return _say_number(len(mentions), count, opening, PREFIXES[prefix], draws)
+    # the first two mentions, in relation where there is one
     phrases = [with_article(noun_phrase(mention, draws)) for mention in mentions]
     relations = {max(a, b): (a, relation, b) for a, relation, b in statement.relations}
     sentence = phrases[0] if phrases else ""
@@ -170,12 +170,14 @@ def say(statement: Statement, draws: Draws) -> str:
             sentence = _pair(phrases[a], phrases[b], relation, whole_sentence, draws)
         else:
             sentence = f"{phrases[0]} {draws.pick(('and', 'and', 'with', 'together with'))} {phrases[1]}"
+    # the later ones, each pointing back
     for index in range(2, len(phrases)):
         link, pick = draws.below(3), draws.below(100)
         sentence += f" {('and', 'with', 'and')[link]} {phrases[index]}"
         if index in relations:
             _, relation, b = relations[index]
             sentence += f" {_word(RELATION_PHRASES[relation], pick)} {_reference(mentions[b])}"
+    # background, exact number and opening go around all that
     pick_background, fronted = draws.below(100), draws.chance(25)
     if statement.background >= 0 and not fronted:
         sentence = f"{sentence} {_word(BACKGROUND_PHRASES[statement.background], pick_background)}".strip()
