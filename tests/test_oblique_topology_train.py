@@ -111,10 +111,6 @@ def test_the_same_seed_gives_the_same_losses_and_another_seed_does_not(unbroken,
     assert losses(run(tmp_path / "other", "run.seed=1")) != losses(unbroken)
 
 
-def test_loader_workers_do_not_change_the_losses(unbroken, tmp_path, not_evaluated):
-    assert losses(run(tmp_path, "run.num_workers=2")) == losses(unbroken)
-
-
 def test_resume_equals_unbroken_run(unbroken, tmp_path):
     files = run(half_of(unbroken, tmp_path / "half"), resume=True)
     assert losses(files) == losses(unbroken)
@@ -190,11 +186,6 @@ def test_late_interaction_in_tiles_is_refused():
         override(Config(), ["method.geometry=max_average", "optim.loss_tile=8"])
 
 
-def test_a_run_may_go_on_in_other_micro_batches(unbroken, tmp_path, not_evaluated):
-    files = run(half_of(unbroken, tmp_path / "half"), "optim.micro_batch_size=4", resume=True)
-    assert losses(files) == pytest.approx(losses(unbroken), rel=1e-5)
-
-
 def test_as_many_checkpoints_stay_as_the_config_says(unbroken):
     assert sorted(path.name for path in unbroken.checkpoints.iterdir()) == [
         f"step-0000000{step}" for step in range(3, 7)
@@ -206,11 +197,6 @@ def test_a_warm_up_longer_than_the_run_is_refused(tmp_path):
         ConfigError, match=r"optim\.warmup_steps = 2 is more than optim\.steps = 1: .*accepted: at most 1"
     ):
         run(tmp_path, "optim.steps=1")
-
-
-def test_a_batch_larger_than_the_data_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"optim\.global_batch_size = 512 is larger than the training set of 256"):
-        run(tmp_path, "optim.global_batch_size=512")
 
 
 def test_a_checkpoint_rebuilds_its_model_and_refuses_another(unbroken, tmp_path):
@@ -239,15 +225,6 @@ def test_a_checkpoint_rebuilds_its_model_and_refuses_another(unbroken, tmp_path)
 # several class tokens, other geometries
 
 MULTI = ("method.num_spheres=4",)
-
-
-def test_multi_resumes_as_an_unbroken_run_with_a_rate_of_its_temperature_s_own(tmp_path, not_evaluated):
-    settings = (*MULTI, "optim.logit_scale_rate=20.0")
-    unbroken = run(tmp_path / "unbroken", *settings, row="table2_multi")
-    files = run(half_of(unbroken, tmp_path / "half"), *settings, resume=True, row="table2_multi")
-    assert losses(files) == losses(unbroken)
-    before, after = weights(unbroken), weights(files)
-    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_multi_with_one_token_trains_as_the_baseline_to_the_last_bit(tmp_path, not_evaluated):
