@@ -95,16 +95,20 @@ def test_no_path_of_a_checkpoint_gets_into_the_results(output, checkpoints):
     assert "public.clip=<path>" in table(output).command
 
 
-def test_a_second_call_trains_and_evaluates_nothing(output, checkpoints, capsys):
+@pytest.fixture
+def one_row(monkeypatch):
+    monkeypatch.setattr("contrastive_basics.reproduce.TRAINED_HERE", {"CLIP-like, trained here": "table1_ours.yaml"})
+
+
+def test_a_second_call_trains_and_evaluates_nothing(output, checkpoints, one_row, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/**/evaluation.json")}
-    reproduce(output, "table1", "--seeds", "2", *FAST, *checkpoints)
-    assert capsys.readouterr().out.count("found in") == 2 * len(TRAINED_HERE)
+    reproduce(output, "table1", "--seeds", "2", "--results", str(tmp_path), *FAST, *checkpoints)
+    assert capsys.readouterr().out.count("found in") == 2
     assert {path: path.stat().st_mtime_ns for path in output.glob("runs/*/**/evaluation.json")} == before
 
 
-def test_without_checkpoints_the_printed_rows_say_what_they_need(tmp_path, monkeypatch):
-    monkeypatch.setattr("contrastive_basics.reproduce.TRAINED_HERE", {"CLIP-like, trained here": "table1_ours.yaml"})
-    reproduce(tmp_path, "table1", *FAST)
+def test_without_checkpoints_the_printed_rows_say_what_they_need(output, one_row, tmp_path):
+    reproduce(output, "table1", "--results", str(tmp_path / "results"), *FAST)
     statuses = {row.method: row.status for row in table(tmp_path).rows}
     assert statuses["CLIP"] == statuses["FLAVA"] == "not run: needs published weights, MSCOCO and Flickr30k"
     assert statuses["CLIP-like, trained here"] == "measured"
@@ -122,8 +126,8 @@ def test_an_unknown_setting_of_the_public_section_is_refused(tmp_path):
         reproduce(tmp_path, "table1", "public.clipp=x")
 
 
-def test_the_sweep_gives_a_table_curves_and_an_experiment(tmp_path, capsys):
-    reproduce(tmp_path, "negatives_sweep", "--seeds", "2")
+def test_the_sweep_gives_a_table_curves_and_an_experiment(tmp_path):
+    reproduce(tmp_path, "negatives_sweep")
     folder = tmp_path / "results" / "contrastive_basics" / "negatives_sweep" / "smoke"
     rows = {row.method: row for row in from_json((folder / "negatives_sweep.json").read_text()).rows}
     assert list(rows) == ["batch 32", "batch 256", "batch 32, queue 64"]
@@ -135,9 +139,7 @@ def test_the_sweep_gives_a_table_curves_and_an_experiment(tmp_path, capsys):
     plotted = (folder / "negatives_sweep_curves_plotted.csv").read_text()
     assert "larger batches, fewer steps" in plotted
     steps = [int(json.loads(path.read_text())["step"]) for path in tmp_path.glob("runs/*/*/*/evaluation.json")]
-    assert sorted(steps) == [1, 1, 8, 8, 8, 8]
-    reproduce(tmp_path, "negatives_sweep")
-    assert capsys.readouterr().out.count("found in") == 3
+    assert sorted(steps) == [1, 8, 8]
 
 
 def test_groups_change_the_number_of_negatives_and_nothing_else(tmp_path):
