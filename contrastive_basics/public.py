@@ -21,7 +21,6 @@ if not __package__:
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, CLIPModel, FlavaModel
 
 from common.base.config import load_beside_weights
 from common.base.settings import RunConfig
@@ -36,7 +35,7 @@ from common.run.launch import run_or_explain
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import PAPER
 
-MODELS = {"clip": CLIPModel, "flava": FlavaModel}
+MODELS = {"clip": "CLIPModel", "flava": "FlavaModel"}  # by name: transformers takes seconds to import
 CONTEXT_LENGTH = 77  # of both rows
 BICUBIC = 3  # Pillow's number
 
@@ -53,7 +52,7 @@ class PublicTowers(nn.Module):
         model: CLIPModel or FlavaModel, float32.
     """
 
-    def __init__(self, model: CLIPModel | FlavaModel) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model, self.geometry = model, Sphere()
 
@@ -100,7 +99,7 @@ def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
         ValueError: if there is no such checkpoint, it is no CLIP or FLAVA, or it prepares pictures in another way than
             resizing and cutting bicubically; the message names the checkpoint.
     """
-    config = _read(AutoConfig, source)
+    config = _read("AutoConfig", source)
     if config.model_type not in MODELS:
         raise ValueError(
             f"checkpoint {source!r} is a {config.model_type}; accepted: {', '.join(MODELS)} (BEiT-3, VLMo and FILIP "
@@ -110,8 +109,8 @@ def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
     model = _read(MODELS[config.model_type], source, dtype=torch.float32)
     return Encoder(
         model=PublicTowers(model).to(device).eval(),
-        transform=transform_of(_read(AutoImageProcessor, source).to_dict(), source),
-        tokenizer=PublicTokenizer(_read(AutoTokenizer, source)),
+        transform=transform_of(_read("AutoImageProcessor", source).to_dict(), source),
+        tokenizer=PublicTokenizer(_read("AutoTokenizer", source)),
         context_length=min(CONTEXT_LENGTH, config.text_config.max_position_embeddings),
         batch_size=run.evaluation_batch_size,
         device=device,
@@ -164,7 +163,7 @@ def weights_fingerprint(source: str) -> str:
     """What changes with a checkpoint: the hub's commit, or 12 hex digits of the SHA-256 of a folder's files."""
     folder = Path(source).expanduser()
     if not folder.is_dir():
-        return str(getattr(_read(AutoConfig, source), "_commit_hash", None))
+        return str(getattr(_read("AutoConfig", source), "_commit_hash", None))
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         with path.open("rb") as file:
@@ -197,16 +196,20 @@ def public_state(source: str, git_revision: str) -> dict[str, str]:
     return {"training_data": f"{name} ({fingerprint[:12]}), published", "training_revision": revision}
 
 
-def _read(kind: Any, source: str, **options: Any) -> Any:
-    """from_pretrained, with one message for what the library raises; no code of a checkpoint is run."""
+def _read(kind: str, source: str, **options: Any) -> Any:
+    """from_pretrained of a class of transformers, with one message for its errors; no code of a checkpoint is run."""
+    import transformers
+
     path = Path(source).expanduser()
     if path.is_absolute() and not path.is_dir():
         raise ValueError(f"checkpoint {source!r}: no such folder")
     try:
-        return kind.from_pretrained(path if path.is_dir() else source, trust_remote_code=False, **options)
+        return getattr(transformers, kind).from_pretrained(
+            path if path.is_dir() else source, trust_remote_code=False, **options
+        )
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"checkpoint {source!r}: {kind.__name__} cannot read it: {reason}") from error
+        raise ValueError(f"checkpoint {source!r}: {kind} cannot read it: {reason}") from error
 
 
 def main() -> None:

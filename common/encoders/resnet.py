@@ -3,9 +3,7 @@
 from collections.abc import Callable
 
 import torch
-import torchvision
 from torch import nn
-from torchvision.models.resnet import BasicBlock
 
 
 def resnet50(zero_init_residual: bool = False, norm_layer: Callable[[int], nn.Module] | None = None) -> nn.Module:
@@ -15,7 +13,9 @@ def resnet50(zero_init_residual: bool = False, norm_layer: Callable[[int], nn.Mo
         zero_init_residual: residual blocks start as the identity (SimSiam, SimCLR).
         norm_layer: None = nn.BatchNorm2d.
     """
-    model = torchvision.models.resnet50(weights=None, zero_init_residual=zero_init_residual, norm_layer=norm_layer)
+    from torchvision.models import resnet50 as torchvisions  # two seconds, which towers of other kinds need not spend
+
+    model = torchvisions(weights=None, zero_init_residual=zero_init_residual, norm_layer=norm_layer)
     model.fc = nn.Identity()
     model.output_dim = 2048
     return model
@@ -40,6 +40,8 @@ class NarrowResNet(nn.Module):
         norm_layer: Callable[[int], nn.Module] | None = None,
         zero_init_residual: bool = False,
     ) -> None:
+        from torchvision.models.resnet import BasicBlock
+
         super().__init__()
         norm_layer = nn.BatchNorm2d if norm_layer is None else norm_layer
         self.stem = nn.Sequential(
