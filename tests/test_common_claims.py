@@ -809,7 +809,7 @@ def test_markdown_has_a_line_for_each_claim_and_is_not_broken_by_a_sentence(judg
 
 
 def test_the_page_has_each_claim_once_with_verdicts_counts_and_expressions(judged, tmp_path):
-    page = write_page([], [], tmp_path / "page.html", claims=[judged]).read_text(encoding="utf-8")
+    page = write_page([], tmp_path / "page.html", claims=[judged]).read_text(encoding="utf-8")
     for each in judged.judged:
         assert page.count(f'id="claim-no_paper-{each.claim.id}"') == 1
     assert page.count("Sentence C1.") == 1
@@ -826,6 +826,6 @@ def test_the_page_has_each_claim_once_with_verdicts_counts_and_expressions(judge
 
 
 def test_the_page_without_claims_or_tables_says_what_to_run(tmp_path):
-    page = write_page([], [], tmp_path / "page.html").read_text(encoding="utf-8")
+    page = write_page([], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "No table has been written yet" in page
     assert 'class="claims"' not in page

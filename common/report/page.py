@@ -48,54 +48,43 @@ class Picture:
 
 @dataclass(frozen=True)
 class Entry:
-    """A table that was found below `root`, and its pictures; `changed`: its rows were run with changed settings."""
+    """A table with its pictures, and where it was found; `changed`: its rows were run with changed settings."""
 
     table: Table
-    pictures: tuple[Picture, ...]
-    root: str
-    changed: bool
+    pictures: tuple[Picture, ...] = ()
+    root: str = ""
+    changed: bool = False
 
 
 def write_page(
-    tables: Sequence[Table],
-    figures: Sequence[Sequence[Picture]],
+    entries: Sequence[Entry],
     path: str | Path,
     title: str = _TITLE,
     introduction: Sequence[str] = _INTRODUCTION,
-    roots: Sequence[str] | None = None,
     claims: Sequence[PaperClaims] = (),
 ) -> Path:
-    """Write one HTML page, atomically.
+    """Write one HTML page, atomically; pictures are embedded, so it can be sent as one file.
 
     Args:
-        tables: in the order of the page.
-        figures: the pictures of each table, as many sequences as tables.
-        path: of the page; pictures are embedded, so it can be sent as one file.
+        entries: in the order of the page; the root stands in the heading of a table that occurs in several.
+        path: of the page.
         title: heading of the page.
         introduction: paragraphs of plain text.
-        roots: where each table was found; named in the heading of a table that occurs in several roots.
         claims: of each paper, with their verdicts; they come before the tables.
-    Returns:
-        The path.
-    Raises:
-        ValueError: if the numbers of tables, figures and roots differ.
     """
-    roots = [""] * len(tables) if roots is None else roots
-    if not len(tables) == len(figures) == len(roots):
-        raise ValueError(f"{len(tables)} tables, figures for {len(figures)}, roots for {len(roots)}: must be as many")
-    times = Counter(_name(table) for table in tables)
+    times = Counter(_name(entry.table) for entry in entries)
     sections = []
-    for number, (table, pictures, root) in enumerate(zip(tables, figures, roots), start=1):
-        heading = f"{_name(table)}, from {root}" if root and times[_name(table)] > 1 else _name(table)
+    for number, entry in enumerate(entries, start=1):
+        table, name = entry.table, _name(entry.table)
         sections.append({
             "anchor": f"table-{number}",
-            "heading": heading,
+            "heading": f"{name}, from {_shown(entry.root)}" if entry.root and times[name] > 1 else name,
             "table": table,
             "facts": [pair for pair in provenance(table) if pair[0] not in ("paper", "table")],
             "warning": warning(table),
             "reading": reading(table),
             "groups": lay_out(table, compact=True),
-            "pictures": [_embedded(picture) for picture in pictures],
+            "pictures": [_embedded(picture) for picture in entry.pictures],
             "remarks": remarks(table),
             "glossary": glossary(table),
         })  # fmt: skip
@@ -175,15 +164,10 @@ def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[
     return found
 
 
-def collect_page(
-    roots: Sequence[str | Path], path: str | Path, title: str = _TITLE, papers: str | Path = _PAPERS
-) -> int:
+def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Path = _PAPERS) -> int:
     """Write the page of all claims, and of all tables below the roots; return the number of tables."""
     entries = collect(roots)
-    names = {entry.root: _shown(entry.root) for entry in entries}
-    tables, figures = [entry.table for entry in entries], [entry.pictures for entry in entries]
-    claims = collect_claims(roots, entries, papers)
-    write_page(tables, figures, path, title, roots=[names[entry.root] for entry in entries], claims=claims)
+    write_page(entries, path, claims=collect_claims(roots, entries, papers))
     return len(entries)
 
 
