@@ -129,8 +129,8 @@ def test_kernels_still_compile_where_no_cache_can_be_written(monkeypatch):
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_captions_are_true_of_their_scene_and_each_entails_the_next(split):
-    dataset = SceneDataset(split, size=600)
-    scenes = [dataset.scene(i) for i in range(600)]
+    dataset = SceneDataset(split, size=300)
+    scenes = [dataset.scene(i) for i in range(300)]
     for i, scene in enumerate(scenes):
         levels = dataset.statements(i)
         assert len(levels) == 5
@@ -187,9 +187,9 @@ def test_wording_varies_while_the_meaning_stays():
 
 def test_hard_negatives_are_false_and_there_is_always_one():
     for split in ("test", "test_crowded", "test_other_domain"):
-        dataset = SceneDataset(split, size=200)
+        dataset = SceneDataset(split, size=80)
         known = set(scene_words())
-        for i in range(200):
+        for i in range(80):
             scene = dataset.scene(i)
             pairs = hard_negative_pairs(scene, SPLITS[split].statistics.detail)
             assert pairs
@@ -243,8 +243,8 @@ def test_every_caption_uses_the_closed_vocabulary():
     used = set()
     for split in SPLITS:
         for share in (0.0, 1.0):
-            dataset = SceneDataset(split, size=700, ambiguity=share)
-            for i in range(700 if not share else 60):
+            dataset = SceneDataset(split, size=400, ambiguity=share)
+            for i in range(400 if not share else 60):
                 used.update(word for caption in dataset.captions(i) for word in caption.split())
     assert used <= set(known), used - set(known)
     assert len(used) > 100
