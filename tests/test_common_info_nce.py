@@ -1,4 +1,4 @@
-"""InfoNCE against loops and closed forms; two processes against one."""
+"""InfoNCE against loops, closed forms and open_clip; two processes against one."""
 
 import math
 
@@ -33,6 +33,19 @@ def test_order_of_pairs_and_of_sides_is_nothing_to_the_loss():
     expected = float(symmetric_info_nce(logits))
     assert float(symmetric_info_nce(logits.T)) == pytest.approx(expected, rel=1e-13)
     assert float(symmetric_info_nce(logits[shuffle][:, shuffle])) == pytest.approx(expected, rel=1e-13)
+
+
+def test_loss_and_gradients_equal_open_clip():
+    open_clip = pytest.importorskip("open_clip")
+    images, texts = double(12, 16), double(12, 16)
+    found = []
+    for loss_of in (lambda *pair: contrastive_loss(*pair[:2], inner_product_similarity, pair[2]), open_clip.ClipLoss()):
+        leaves = [each.clone().requires_grad_() for each in (images, texts, torch.tensor(2.0, dtype=torch.float64))]
+        loss = loss_of(unit(leaves[0]), unit(leaves[1]), leaves[2].exp())
+        loss.backward()
+        found.append([loss.detach(), *(leaf.grad for leaf in leaves)])
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
 
 
 def test_gradient_passes_gradcheck():
