@@ -104,14 +104,13 @@ def load_paper_tables(path: str | Path) -> PaperTables:
         columns[name] = tuple(column["key"] for column in table["columns"])
         rows[name] = tuple(row["method"] for row in table["rows"])
         units |= {(name, column["key"]): column.get("unit", "percent") for column in table["columns"]}
-        if len(set(rows[name])) != len(rows[name]) or len(set(columns[name])) != len(columns[name]):
-            raise ClaimError(f"{_shown(path)}, {name}: rows and columns need distinct names")
+        distinct = all(len(set(names)) == len(names) for names in (rows[name], columns[name]))
+        _need(distinct, f"{_shown(path)}, {name}: rows and columns need distinct names")
         for row in table["rows"]:
-            if len(row["values"]) != len(columns[name]):
-                raise ClaimError(f"{_shown(path)}, {name}, row {row['method']}: one value for each column is needed")
+            where = f"{_shown(path)}, {name}, row {row['method']}"
+            _need(len(row["values"]) == len(columns[name]), f"{where}: one value for each column is needed")
             for key, value in zip(columns[name], row["values"]):
-                if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                    raise ClaimError(f"{_shown(path)}, {name}, row {row['method']}: {key} is {value!r}, not a number")
+                _need(value is None or type(value) in (int, float), f"{where}: {key} is {value!r}, not a number")
                 numbers[Cell(name, row["method"], key)] = None if value is None else float(value)
             if "needs" in row and not row.get("not_run_yet"):
                 needs[name, row["method"]] = row["needs"]
@@ -130,157 +129,127 @@ def load_claims(path: str | Path, printed: PaperTables) -> tuple[Claim, ...]:
     path = Path(path)
     content = _yaml(path)
     entries = content.get("claims") if isinstance(content, dict) else None
-    if not isinstance(entries, list):
-        raise ClaimError(f"{_shown(path)}: a list under the key 'claims' is needed")
+    _need(isinstance(entries, list), f"{_shown(path)}: a list under the key 'claims' is needed")
     claims: dict[str, Claim] = {}
     for number, entry in enumerate(entries, start=1):
-        if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
-            raise ClaimError(f"{_shown(path)}: claim number {number} has no id, a text such as C{number}")
-        where = f"{_shown(path)}, claim {entry['id']}"
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", entry["id"]):
-            raise ClaimError(f"{where}: an id consists of letters, digits, '_', '-' and '.'")
-        if entry["id"] in claims:
-            raise ClaimError(f"{where}: the id stands twice in the file")
-        claims[entry["id"]] = _claim(entry, printed, where)
+        named = isinstance(entry, dict) and isinstance(entry.get("id"), str)
+        _need(named, f"{_shown(path)}: claim number {number} has no id, a text such as C{number}")
+        try:
+            _need(entry["id"] not in claims, "the id stands twice in the file")
+            claims[entry["id"]] = _claim(entry, printed)
+        except ClaimError as error:
+            raise ClaimError(f"{_shown(path)}, claim {entry['id']}: {error}") from None
     return tuple(claims.values())
 
 
-def _claim(entry: Mapping[str, Any], printed: PaperTables, where: str) -> Claim:
+def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
+    identifier = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", entry["id"])
+    _need(identifier, "an id consists of letters, digits, '_', '-' and '.'")
     unknown = sorted(set(entry) - _KEYS)
-    if unknown:
-        raise ClaimError(f"{where}: unknown keys {', '.join(unknown)}; accepted: {', '.join(sorted(_KEYS))}")
-    texts = {key: _text(entry, key, where) for key in ("claim", "where", "kind")}
-    optional = {
-        key: _text(entry, key, where) if key in entry else "" for key in ("no_numbers", "needs", "not_run_yet", "note")
+    _need(not unknown, f"unknown keys {', '.join(unknown)}; accepted: {', '.join(sorted(_KEYS))}")
+    optional = ("no_numbers", "needs", "not_run_yet", "note")
+    texts = {
+        key: _text(entry, key) for key in ("claim", "where", "kind", *optional) if key in entry or key not in optional
     }
-    if entry["kind"] not in KINDS:
-        raise ClaimError(f"{where}: kind is {entry['kind']!r}; accepted: {', '.join(KINDS)}")
-    conditions = {}
+    _need(entry["kind"] in KINDS, f"kind is {entry['kind']!r}; accepted: {', '.join(KINDS)}")
+    both = "holds_if" in entry and ("audit" in entry or "measured" in entry)
+    _need(not both, "holds_if stands for audit and measured; give either it or the two")
+    names = entry.get("for", {})
+    lists = isinstance(names, dict) and all(isinstance(values, list) and values for values in names.values())
+    _need(lists, f"'for' gives lists by name, for example {{column: [a, b]}}, got {names!r}")
+    sides, written = {}, {}
     for side in ("audit", "measured"):
-        if "holds_if" in entry and side in entry:
-            raise ClaimError(f"{where}: holds_if stands for audit and measured; give either it or the two")
         key = "holds_if" if "holds_if" in entry else side
-        texts_of_side = _expanded(entry.get(key, []), entry.get("for", {}), f"{where}, {key}")
-        conditions[side] = _parsed(texts_of_side, printed, f"{where}, {key}")
-    _check_use_of_for(entry, where)
-    if any(cell.table == EXPERIMENT for cell in cells(*conditions["audit"])):
-        raise ClaimError(f"{where}: an audit uses the paper's tables alone; give experiments under 'measured'")
-    if (not conditions["audit"]) == (not optional["no_numbers"]):
-        raise ClaimError(f"{where}: give either an expression for the audit or 'no_numbers', why there is none")
+        listed = [entry[key]] if isinstance(entry.get(key), str) else entry.get(key, [])
+        strings = isinstance(listed, list) and all(isinstance(text, str) for text in listed)
+        _need(strings, f"{key}: an expression or a list of expressions is needed, got {listed!r}")
+        try:
+            sides[side] = _conditions(listed, names, printed)
+        except (ClaimError, ExpressionError) as error:
+            raise ClaimError(f"{key}, {error}") from None
+        # as they stand in the file, with the lists of `for` behind them
+        used = {name: values for name, values in names.items() if f"{{{name}}}" in " ".join(listed)}
+        shown = (f"for every {name} of: {'; '.join(map(str, values))}" for name, values in used.items())
+        written[side] = (*(" ".join(text.split()) for text in listed), *shown)
+    every = " ".join(map(str, (*written["audit"], *written["measured"])))
+    unused = [name for name in names if f"{{{name}}}" not in every]
+    _need(not unused, f"'for' gives {', '.join(unused)}, which no expression uses")
     tests = entry.get("test", [])
-    tests = [tests] if isinstance(tests, str) else tests
     claim = Claim(
         id=entry["id"],
         **texts,
-        **conditions,
-        audit_text=_written(entry, "audit"),
-        measured_text=_written(entry, "measured"),
-        tests=tuple(tests),
+        **sides,
+        audit_text=written["audit"],
+        measured_text=written["measured"],
+        tests=(tests,) if isinstance(tests, str) else tuple(tests),
         shows=entry.get("shows", HOLDS),
-        **optional,
     )
-    _check_measured_side(claim, where)
+    _check_sides(claim)
     return claim
 
 
-def _check_measured_side(claim: Claim, where: str) -> None:
-    if claim.shows not in (HOLDS, FAILS):
-        raise ClaimError(f"{where}: shows is {claim.shows!r}; accepted: {HOLDS}, {FAILS}")
-    if not all(isinstance(test, str) and re.fullmatch(r"tests/\w+\.py::\w+", test) for test in claim.tests):
-        raise ClaimError(f"{where}: test is {list(claim.tests)}; accepted: tests/<file>.py::<function>, one or a list")
-    if claim.needs and claim.not_run_yet:
-        raise ClaimError(f"{where}: give either 'needs' or 'not_run_yet'")
+def _check_sides(claim: Claim) -> None:
+    """What the audit, and what each kind of measured side, must have and must not."""
+    of_experiments = {
+        side: any(cell.table == EXPERIMENT for cell in cells(*getattr(claim, side))) for side in ("audit", "measured")
+    }
+    alone = "an audit uses the paper's tables alone; give experiments under 'measured'"
+    _need(not of_experiments["audit"], alone)
+    reason = "give either an expression for the audit or 'no_numbers', why there is none"
+    _need(bool(claim.audit) != bool(claim.no_numbers), reason)
+    _need(claim.shows in (HOLDS, FAILS), f"shows is {claim.shows!r}; accepted: {HOLDS}, {FAILS}")
+    named = all(isinstance(test, str) and re.fullmatch(r"tests/\w+\.py::\w+", test) for test in claim.tests)
+    _need(named, f"test is {list(claim.tests)}; accepted: tests/<file>.py::<function>, one or a list")
+    _need(not (claim.needs and claim.not_run_yet), "give either 'needs' or 'not_run_yet'")
     excused = claim.needs or claim.not_run_yet
     if claim.kind == "test":
-        if claim.measured:
-            raise ClaimError(f"{where}: kind test is decided by 'test'; an expression belongs under 'audit'")
-        if not claim.tests and not excused:
-            raise ClaimError(f"{where}: kind test needs 'test', 'needs' or 'not_run_yet'")
+        _need(not claim.measured, "kind test is decided by 'test'; an expression belongs under 'audit'")
+        _need(claim.tests or excused, "kind test needs 'test', 'needs' or 'not_run_yet'")
         return
-    if claim.tests or claim.shows != HOLDS:
-        raise ClaimError(f"{where}: 'test' and 'shows' go with kind test only")
-    if not claim.measured and not excused:
-        raise ClaimError(f"{where}: give an expression for the measured side, 'needs' or 'not_run_yet'")
-    if claim.measured:
-        used = any(cell.table == EXPERIMENT for cell in cells(*claim.measured))
-        if used != (claim.kind == "experiment"):
-            which = "refers to an experiment" if used else "refers to no experiment"
-            raise ClaimError(f"{where}: kind is {claim.kind} but the measured side {which}")
+    _need(not claim.tests and claim.shows == HOLDS, "'test' and 'shows' go with kind test only")
+    _need(claim.measured or excused, "give an expression for the measured side, 'needs' or 'not_run_yet'")
+    which = f"refers to {'an' if of_experiments['measured'] else 'no'} experiment"
+    fits = not claim.measured or of_experiments["measured"] == (claim.kind == "experiment")
+    _need(fits, f"kind is {claim.kind} but the measured side {which}")
 
 
-def _expanded(written: Any, names: Any, where: str) -> list[str]:
-    """All expressions of one side, with the names of `for` put in."""
-    written = [written] if isinstance(written, str) else written
-    if not isinstance(written, list) or not all(isinstance(text, str) for text in written):
-        raise ClaimError(f"{where}: an expression or a list of expressions is needed, got {written!r}")
-    if not isinstance(names, dict) or not all(isinstance(v, list) and v for v in names.values()):
-        raise ClaimError(f"{where}: 'for' gives lists by name, for example {{column: [a, b]}}, got {names!r}")
+def _conditions(texts: list[str], names: Mapping[str, list], printed: PaperTables) -> tuple[Condition, ...]:
+    """The distinct conditions of one side, with all combinations of the names of `for` put in."""
     expanded: dict[str, None] = {}
-    for text in written:
+    for text in texts:
         used = [name for name in names if f"{{{name}}}" in text]
         for choice in itertools.product(*(names[name] for name in used)):
             full = text
             for name, value in zip(used, choice):
                 full = full.replace(f"{{{name}}}", str(value))
-            unknown = re.search(r"\{[^}]*\}?", full)
-            if unknown:
-                raise ClaimError(
-                    f"{where}: {unknown.group()} is not a name of 'for'; accepted: {', '.join(names) or 'none'}"
-                )
+            unknown = re.findall(r"\{[^}]*\}?", full)
+            known = ", ".join(names) or "none"
+            _need(not unknown, f"{''.join(unknown[:1])} is not a name of 'for'; accepted: {known}")
             expanded[full] = None
-    if len(expanded) > _MAX_COMBINATIONS:
-        raise ClaimError(f"{where}: 'for' makes {len(expanded)} expressions; accepted: at most {_MAX_COMBINATIONS}")
-    return list(expanded)
+    number = f"'for' makes {len(expanded)} expressions; accepted: at most {_MAX_COMBINATIONS}"
+    _need(len(expanded) <= _MAX_COMBINATIONS, number)
+    conditions = tuple(dict.fromkeys(map(parse, expanded)))
+    for cell in cells(*conditions):
+        if cell.table == EXPERIMENT:
+            continue
+        tables = f"{cell} names no table; accepted: {', '.join(printed.rows)}, {EXPERIMENT}"
+        _need(cell.table in printed.rows, tables)
+        for kind, name, of in (("row", cell.row, printed.rows), ("column", cell.column, printed.columns)):
+            known = ", ".join(f'"{each}"' for each in of[cell.table])
+            _need(name in of[cell.table], f"{cell} names no {kind} of {cell.table}; accepted: {known}")
+    changing = all(margin.cells for condition in conditions for margin in margins(condition))
+    _need(changing, "a comparison refers to no cell, so no number could change it")
+    return conditions
 
 
-def _check_use_of_for(entry: Mapping[str, Any], where: str) -> None:
-    text = " ".join(str(entry.get(key, "")) for key in ("holds_if", "audit", "measured"))
-    unused = [name for name in entry.get("for", {}) if f"{{{name}}}" not in text]
-    if unused:
-        raise ClaimError(f"{where}: 'for' gives {', '.join(map(str, unused))}, which no expression uses")
+def _need(holds: Any, message: str) -> None:
+    if not holds:
+        raise ClaimError(message)
 
 
-def _parsed(texts: list[str], printed: PaperTables, where: str) -> tuple[Condition, ...]:
-    conditions = []
-    for text in texts:
-        try:
-            condition = parse(text)
-        except ExpressionError as error:
-            raise ClaimError(f"{where}, {error}") from None
-        for cell in cells(condition):
-            _check_reference(cell, printed, where)
-        conditions.append(condition)
-    if not all(margin.cells for condition in conditions for margin in margins(condition)):
-        raise ClaimError(f"{where}: a comparison refers to no cell, so no number could change it")
-    return tuple(dict.fromkeys(conditions))
-
-
-def _check_reference(cell: Cell, printed: PaperTables, where: str) -> None:
-    if cell.table == EXPERIMENT:
-        return
-    if cell.table not in printed.rows:
-        raise ClaimError(f"{where}: {cell} names no table; accepted: {', '.join(printed.rows)}, {EXPERIMENT}")
-    for kind, name, known in (
-        ("row", cell.row, printed.rows[cell.table]),
-        ("column", cell.column, printed.columns[cell.table]),
-    ):
-        if name not in known:
-            listed = ", ".join(f'"{each}"' for each in known)
-            raise ClaimError(f"{where}: {cell} names no {kind} of {cell.table}; accepted: {listed}")
-
-
-def _written(entry: Mapping[str, Any], side: str) -> tuple[str, ...]:
-    """The expressions as they stand in the file, with the lists of `for` behind them."""
-    written = entry.get("holds_if", entry.get(side, []))
-    texts = [" ".join(text.split()) for text in ([written] if isinstance(written, str) else written)]
-    used = {name: values for name, values in entry.get("for", {}).items() if f"{{{name}}}" in " ".join(texts)}
-    return (*texts, *(f"for every {name} of: {'; '.join(map(str, values))}" for name, values in used.items()))
-
-
-def _text(entry: Mapping[str, Any], key: str, where: str) -> str:
+def _text(entry: Mapping[str, Any], key: str) -> str:
     value = entry.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise ClaimError(f"{where}: {key} is {value!r}; a text is needed")
+    _need(isinstance(value, str) and value.strip(), f"{key} is {value!r}; a text is needed")
     return " ".join(value.split())
 
 
