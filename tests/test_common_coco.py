@@ -187,7 +187,6 @@ def test_cxc_positives_are_the_pairs_from_three_on(tmp_path):
         ("caption1,caption2,agg_score,sampling_method\n", "line 1: .*accepted: the header caption,image"),
         ("", "line 1: None"),
         (HEADER + "COCO_val2014:sentid:x,COCO_val2014_000000000001.jpg,4,c\n", "line 2: COCO_val2014:sentid:x"),
-        (HEADER + "COCO_val2014:sentid:1,COCO_val2014_000000000001.jpg\n", "line 2: .*accepted: COCO_val2014:sentid"),
     ],
 )
 def test_a_file_that_is_no_sits_file_is_named_with_its_line(tmp_path, text, message):
@@ -200,10 +199,8 @@ def test_a_file_that_is_no_sits_file_is_named_with_its_line(tmp_path, text, mess
     ("text", "message"),
     [
         ("[1]", "holds a list; accepted: a mapping"),
-        ("{", "is not valid JSON"),
         ('{"1": [2, "3"]}', "'1': .*accepted: an id with a list of ids"),
         ('{"a": [2]}', "'a': "),
-        ('{"1": 2}', "'1': 2"),
     ],
 )
 def test_a_file_that_holds_no_id_lists_is_named(tmp_path, text, message):

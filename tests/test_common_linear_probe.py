@@ -30,7 +30,6 @@ from common.evaluation.linear_probe import (
     probe_scores,
     regression_scores,
     search_inverse_regularisation,
-    search_weight_decay,
     train_probe,
 )
 
@@ -155,16 +154,6 @@ def test_a_seed_fixes_the_result_and_another_changes_it():
     assert not torch.equal(one.weight, other.weight)
 
 
-def test_separable_classes_are_learned_and_shuffled_labels_are_not():
-    features, labels = clusters(count=300)
-    config = replace(PLAIN, epochs=20)
-    layer = train_probe(feature_batches(features, labels, 16, 0), 300, 4, 3, config, 0, CPU)
-    assert (probe_scores(layer, features, config).argmax(1) == labels).double().mean() > 0.95
-    noise = labels[torch.randperm(300)]
-    layer = train_probe(feature_batches(features, noise, 16, 0), 300, 4, 3, config, 0, CPU)
-    assert (probe_scores(layer, features, config).argmax(1) == noise).double().mean() < 0.55
-
-
 def test_every_epoch_sees_every_picture_once_in_another_order():
     features, labels = torch.arange(21.0)[:, None], torch.arange(21)
     epochs = [torch.cat([rows for _, rows in feature_batches(features, labels, 8, 0)(epoch)]) for epoch in range(3)]
@@ -264,24 +253,6 @@ def test_augmented_training_sees_new_views_in_every_epoch_and_repeats_with_the_s
     assert 0 <= evaluation.metrics["acc1"] <= 1
 
 
-class Extremes(nn.Module):
-    """Features that tell colours: the brightest and darkest value of each channel."""
-
-    def encode_image(self, images):
-        return torch.cat([images.amax(dim=(2, 3)), images.amin(dim=(2, 3)), images.mean(dim=(2, 3))], dim=1)
-
-
-def test_probe_of_informative_features_beats_chance_by_far_and_random_features():
-    train, test = colours("train", 300), colours("test", 150)
-    config = replace(PLAIN, epochs=30)
-    told, random = (
-        evaluate_linear_probe(encoder_of(network), train, test, config)
-        for network in (Extremes(), RandomFeatures(16, 9))
-    )
-    assert told.metrics["acc1"] > 4 * told.chance["acc1"]
-    assert told.metrics["acc1"] > random.metrics["acc1"] + 0.1
-
-
 class PartlyBroken:
     """Wraps a task; some of its pictures cannot be read."""
 
@@ -329,7 +300,7 @@ def test_unlike_classes_are_refused():
 # --- searches ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("peak", [0, 1, 37, 48, 90, 96])
+@pytest.mark.parametrize("peak", [0, 37, 96])
 def test_grid_search_finds_a_single_peak_with_few_tries(peak):
     tried = []
 
@@ -338,15 +309,11 @@ def test_grid_search_finds_a_single_peak_with_few_tries(peak):
         return -abs(index - peak)
 
     assert peak_on_grid(score, 97) == peak
+    assert peak_on_grid(lambda index: float(index >= 33), 97) == 33  # of equals the lower one: 48, then 40, 36, 34, 33
     assert tried[:7] == [0, 16, 32, 48, 64, 80, 96]
     assert len(tried) == len(set(tried)) <= 15
     assert len(WEIGHT_DECAYS) == 97
     assert WEIGHT_DECAYS[[0, 12, 96]].tolist() == pytest.approx([1e-6, 1e-5, 1e2])
-
-
-def test_of_equal_scores_on_the_grid_the_lower_index_wins():
-    assert peak_on_grid(lambda index: 0.0, 97) == 0
-    assert peak_on_grid(lambda index: float(index >= 33), 97) == 33  # 48, then 40, 36, 34, 33
 
 
 def test_search_for_c_follows_the_published_passes():
@@ -364,21 +331,6 @@ def test_search_for_c_follows_the_published_passes():
     assert len(tried) == 7 + 4 * 2
     assert abs(math.log10(chosen) - 1.3) <= 0.125
     assert search_inverse_regularisation(lambda c: 0.5) == 1e-6  # the first of equals
-
-
-def test_weight_decay_search_returns_a_value_of_the_grid_and_the_best_of_those_it_tries():
-    features, labels = clusters(count=60, spread=1.5)
-    val_features, val_labels = clusters(count=60, spread=1.5)
-    config = replace(PROBES["benchmark"], epochs=2, batch_size=30)
-    chosen = search_weight_decay(features, labels, val_features, val_labels, 3, config, 0, CPU)
-    assert chosen in WEIGHT_DECAYS
-
-    def accuracy(weight_decay):
-        tried = replace(config, weight_decay=weight_decay)
-        layer = train_probe(feature_batches(features, labels, 30, 0), 60, 4, 3, tried, 0, CPU)
-        return float((probe_scores(layer, val_features, tried).argmax(1) == val_labels).double().mean())
-
-    assert accuracy(chosen) >= max(accuracy(float(value)) for value in WEIGHT_DECAYS[::16])
 
 
 def test_benchmark_probe_refits_on_training_and_validation_set():
@@ -407,27 +359,6 @@ def test_regression_scores_order_classes_as_scikit_learn_does(num_classes):
     assert scores.argmax(dim=1).tolist() == model.predict(others.numpy()).tolist()
     by_probability = model.predict_proba(others.numpy()).argsort(axis=1)
     np.testing.assert_array_equal(scores.argsort(dim=1).numpy(), by_probability)
-
-
-def test_regression_minimises_the_penalised_loss():
-    """C multiplies the summed loss: sum of cross-entropies times C plus half the squared weights."""
-    features, labels = clusters(spread=2.0)
-    weight = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
-    bias = torch.zeros(3, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight, bias], max_iter=500, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
-
-    def closure():
-        optimizer.zero_grad()
-        logits = features.double() @ weight.T + bias
-        loss = 0.5 * nn.functional.cross_entropy(logits, labels, reduction="sum") + 0.5 * weight.square().sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    others = torch.randn(20, 4)
-    expected = (others.double() @ weight.T + bias).softmax(dim=1).detach()
-    scores, _ = regression_scores(features, labels, others, 3, 0.5)
-    torch.testing.assert_close(scores.softmax(dim=1), expected, rtol=0, atol=2e-3)
 
 
 def test_classes_without_training_pictures_come_last():

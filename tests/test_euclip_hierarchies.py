@@ -152,18 +152,6 @@ def test_cones_equal_loops_over_triples(geometry):
     assert cone_scores(geometry, subjects, texts, known, None) == {"auc": found["auc"]}
 
 
-def test_texts_in_a_line_from_the_origin_are_in_perfect_order():
-    directions = torch.eye(4, dtype=torch.float64)[:2]
-    texts = torch.cat([scale * directions for scale in (3.0, 2.0, 1.0)])  # specific ones are farther out
-    known = Hierarchy.of_chains([[0, 2, 4], [1, 3, 5]], torch.eye(2, dtype=torch.bool).repeat(1, 3))
-    geometry, root = Euclidean(squared=True), torch.zeros(4, dtype=torch.float64)
-    assert text_scores(geometry, texts, root, known, 0.1) == {
-        "generic_nearer": 1.0, "text_auc": 1.0, "text_inside": 1.0, "text_inside_other": 0.0,
-    }  # fmt: skip
-    backwards = Hierarchy(known.levels, [chain[::-1] for chain in known.chains], known.holds)
-    assert text_scores(geometry, texts, root, backwards, 0.1)["generic_nearer"] == 0.0
-
-
 def test_a_pair_in_many_chains_counts_once():
     texts = torch.tensor([[1.0], [2.0], [5.0], [6.0], [7.0]])  # 1 is nearer than 2; 5, 6, 7 are farther than both
     known = Hierarchy.of_chains([[0, 1], [2, 0, 1], [3, 0, 1], [4, 0, 1]], torch.ones(4, 5, dtype=torch.bool))

@@ -113,14 +113,6 @@ def test_what_is_evaluated_is_what_the_cache_compares(results):
     assert changed == {"test", "second_test", "mean_retrieval", "mean_all"}
 
 
-def test_sets_that_are_there_make_their_means_and_no_others():
-    one = SimpleNamespace(name="a", fingerprint="1")
-    photos = EvaluationData(source="shards")
-    means = open_suite(photos, EvaluationSets({}, {"test": one})).means
-    assert list(means) == ["mean_retrieval"]
-    assert dict(means["mean_retrieval"].metrics) == {"test": "mean_recall_at_1"}
-
-
 def datacomp_sets():
     """DataComp's 38 sets by role, with nothing in them but metadata; and the role of each key."""
     role_of = {
