@@ -17,7 +17,8 @@ from common.report.experiments import Experiment, write_experiment
 from common.report.figures import Curves, plot_curves
 from common.report.table import MEASURED, Column, Row, Table
 from common.reproduce.command import Command
-from common.reproduce.rows import PaperCode, RowRun, measured_cell, run_row
+from common.reproduce.rows import PaperCode, RowRun, run_row
+from common.reproduce.tables import measured_cell, stand_in_for, table_of
 
 METRICS = {
     **{f"{direction}_recall_at_{k}": f"{direction} R@{k}" for direction in ("i2t", "t2i") for k in (1, 5, 10)},
@@ -177,7 +178,8 @@ def _measured(
         for metric in METRICS
     }
     columns = [
-        Column(key, METRICS[metric], stands_in_for=command.stand_in(runs, role)) for key, (role, metric) in keys.items()
+        Column(key, METRICS[metric], stands_in_for=stand_in_for(command, runs, role))
+        for key, (role, metric) in keys.items()
     ]
     rows = [
         Row(
@@ -190,7 +192,7 @@ def _measured(
         )
         for point in points
     ]
-    table = command.table(code.name, command.part, columns, rows, runs, caption=caption)
+    table = table_of(command, code.name, command.part, columns, rows, runs, caption=caption)
     if is_main_process():
         protocol = first.evaluations["test"]["protocol"]
         data = protocol["data"].replace("/", "-").split("-")[0]

@@ -19,9 +19,18 @@ from common.data.pairs import open_retrieval_sets
 from common.distributed import gather_objects, is_main_process, wait_for_everyone
 from common.report.experiments import Experiment, write_experiment
 from common.report.table import MEASURED, PAPER_SCALE, Row, Table
-from common.reproduce.command import Command, plot_runs, reproduce_main
+from common.reproduce.command import Command, reproduce_main
 from common.reproduce.rows import PaperCode, RowRun, is_current, read_run
-from common.reproduce.trained_table import Runs, columns_of, measured_cells, printed_cells, train_rows
+from common.reproduce.tables import (
+    Runs,
+    columns_of,
+    measured_cells,
+    note_of,
+    plot_runs,
+    printed_cells,
+    table_of,
+    train_rows,
+)
 from common.run.evaluation import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.launch import run_or_explain, start_accelerator
@@ -71,10 +80,10 @@ def table1(command: Command) -> list[Table]:
             rows.append(Row(name, paper if printed_here else {}, cells, MEASURED, note))
     trained = {} if command.scale == PAPER_SCALE else train_rows(ours, CODE, TRAINED_HERE)
     for method, seeds in trained.items():
-        note = ours.note(TRAINED_HERE[method], CODE)
+        note = note_of(ours, TRAINED_HERE[method], CODE)
         rows.append(Row(method, {}, measured_cells(source, seeds, command.scale), MEASURED, note))
     runs |= trained
-    table = command.table(PAPER, "table1", columns_of(command, source, runs), rows, runs)
+    table = table_of(command, PAPER, "table1", columns_of(command, source, runs), rows, runs)
     plot_runs(command, PAPER, trained)
     if command.scale != PAPER_SCALE and not ours.changes and is_main_process():
         write_experiment(_trained_here(table), command.results)

@@ -14,7 +14,7 @@ from common.report.table import MEASURED, Column, Row, Table, measured_over_seed
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.trained_table import printed_cells, train_rows
+from common.reproduce.tables import printed_cells, table_of, train_rows
 from euclip.distributions import (
     NUM_PICTURES,
     distances_from,
@@ -158,4 +158,4 @@ def root_norms(command: Command, code: PaperCode) -> list[Table]:
         )
         rows.append(Row(row["method"], printed_cells(source, row), {column["key"]: cell}, MEASURED))
     columns = [Column(column["key"], column["label"], "norm", sample.name, None)]  # at no scale all training pairs
-    return [command.table(code.name, "root_norms", columns, rows, runs)]
+    return [table_of(command, code.name, "root_norms", columns, rows, runs)]

@@ -35,7 +35,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.trained_table import train_rows
+from common.reproduce.tables import train_rows
 from euclip.loaded_rows import load_run
 from euclip.traversal import Hierarchy, entailed, generic_nearer
 from euclip.traversal_data import NOUN_PROMPT, Pool, embed_task, hierarchy_task, model_root

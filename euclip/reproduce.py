@@ -17,7 +17,7 @@ from common.report.table import Table
 from common.reproduce.command import Command, reproduce_main
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.trained_table import trained_table
+from common.reproduce.tables import trained_table
 from common.run.launch import run_or_explain
 from common.run.log import read_log
 from euclip import figures, hierarchies, stability

@@ -16,7 +16,7 @@ from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.trained_table import Runs, printed_cells, train_rows
+from common.reproduce.tables import Runs, printed_cells, table_of, train_rows
 from euclip.loaded_rows import B16, load_run
 from euclip.traversal import NUM_POINTS, mean_score, met
 from euclip.traversal_data import Embedded, Walks, embed_task, model_root, walk_all, walk_task
@@ -130,7 +130,7 @@ def _mean_captions(command: Command, code: PaperCode, table_id: str, runs: Runs,
         cell = _cell(command, walked, [walks.scores["captions"] for walks in seeds])
         rows.append(Row(label, papers.get(label, {}), {key: cell}, MEASURED))
     columns = _columns(source, walked, "captions")
-    return command.table(code.name, table_id, columns, rows, runs, notes=(walked.note,))
+    return table_of(command, code.name, table_id, columns, rows, runs, notes=(walked.note,))
 
 
 def _traversal(command: Command, code: PaperCode, walked: Walked) -> Table:
@@ -184,7 +184,7 @@ def _examples(command: Command, code: PaperCode, table_id: str, columns: Mapping
         rows.append(Row(f"ours: {task.image_id(place_in_task)}", {}, cells, MEASURED, note=" | ".join(notes)))
     columns = _columns(source, walked, "captions")
     note = f"The captions of our pictures are those of seed {command.seeds[0]}, nearest to the picture first."
-    return command.table(code.name, table_id, columns, rows, runs, notes=(note, walked.note))
+    return table_of(command, code.name, table_id, columns, rows, runs, notes=(note, walked.note))
 
 
 def figure5(command: Command, code: PaperCode) -> list[Table]:
@@ -218,7 +218,7 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
         ]
         plot_distributions(panels, command.folder(code.name) / "figure5_distributions.png", across=len(panels))
     columns = _columns(source, walked, "percent")
-    return [command.table(code.name, "figure5", columns, rows, runs, notes=(walked.note,))]
+    return [table_of(command, code.name, "figure5", columns, rows, runs, notes=(walked.note,))]
 
 
 def _columns(source: Mapping[str, Any], walked: Walked, unit: str) -> list[Column]:

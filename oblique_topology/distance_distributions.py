@@ -22,7 +22,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.trained_table import train_rows
+from common.reproduce.tables import train_rows
 from oblique_topology.loaded_rows import trained_model
 
 NUM_PAIRS = 10_000  # of each kind; the paper's number is not known

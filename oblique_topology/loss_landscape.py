@@ -28,8 +28,8 @@ from common.report.figures import Contours, Curves, plot_contours, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
-from common.reproduce.rows import PaperCode, RowRun, measured_once, trained_on
-from common.reproduce.trained_table import train_rows
+from common.reproduce.rows import PaperCode, RowRun, measured_once
+from common.reproduce.tables import train_rows, trained_on
 from oblique_topology.loaded_rows import trained_model, training_batch
 
 ROW = "table2_clip.yaml"  # the paper takes its own CLIP

@@ -23,15 +23,21 @@ from common.distributed import is_main_process
 from common.evaluation.retrieval import RECALL_AT
 from common.report.experiments import Experiment, write_experiment
 from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table, measured_over_seeds
-from common.reproduce.command import Command, plot_runs, reproduce_main
-from common.reproduce.rows import PaperCode, RowRun, data_text, measured_cell
-from common.reproduce.trained_table import (
+from common.reproduce.command import Command, reproduce_main
+from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.tables import (
     NOT_CHOSEN,
     Runs,
     collapse_note,
     columns_of,
+    data_text,
+    measured_cell,
     measured_cells,
+    note_of,
+    plot_runs,
     printed_rows,
+    stand_in_for,
+    table_of,
     train_rows,
     trained_table,
 )
@@ -75,7 +81,7 @@ def table1(command: Command) -> list[Table]:
         found = [properties(TOPOLOGIES[row["method"]], seed) for seed in command.seeds]
         values = {key: [each[key] for each in found] for key in found[0]}
         ours[row["method"]] = (_over_seeds(command, values, "random points"), "")
-    return [command.table(PAPER, "table1", _columns(source), printed_rows(source, ours), {})]
+    return [table_of(command, PAPER, "table1", _columns(source), printed_rows(source, ours), {})]
 
 
 def table2(command: Command) -> list[Table]:
@@ -119,7 +125,7 @@ def table5(command: Command) -> list[Table]:
         }
         values = {key: [value] * len(command.seeds) for key, value in settings.items()}
         ours[row["method"]] = (_over_seeds(command, values, "settings"), f"ours: {config.structure}")
-    return [command.table(PAPER, "table5", _columns(source), printed_rows(source, ours), {})]
+    return [table_of(command, PAPER, "table5", _columns(source), printed_rows(source, ours), {})]
 
 
 def table6(command: Command) -> list[Table]:
@@ -134,7 +140,7 @@ def table6(command: Command) -> list[Table]:
         )
         for method, seeds in runs.items()
     }
-    return [command.table(PAPER, "table6", _columns(source), printed_rows(source, ours), runs)]
+    return [table_of(command, PAPER, "table6", _columns(source), printed_rows(source, ours), runs)]
 
 
 def table7(command: Command) -> list[Table]:
@@ -158,7 +164,7 @@ def table7(command: Command) -> list[Table]:
         for method, seeds in runs.items()
     }
     rows = printed_rows(source, ours, status)
-    return [command.table(PAPER, "table7", columns_of(command, source, runs), rows, runs)]
+    return [table_of(command, PAPER, "table7", columns_of(command, source, runs), rows, runs)]
 
 
 def table8(command: Command) -> list[Table]:
@@ -184,7 +190,7 @@ def table10(command: Command) -> list[Table]:
         for method, size in sizes.items()
     }
     plot_runs(command, PAPER, runs)
-    return [command.table(PAPER, "table10", columns_of(command, source, runs), printed_rows(source, ours), runs)]
+    return [table_of(command, PAPER, "table10", columns_of(command, source, runs), printed_rows(source, ours), runs)]
 
 
 def further_sets(command: Command) -> list[Table]:
@@ -225,7 +231,7 @@ def _not_run(command: Command, table_id: str, needed: str) -> Table:
     """A table without a row of ours, which says what it needs."""
     source = CODE.printed(table_id)
     rows = printed_rows(source, {}, lambda row: f"not run: needs {needed}")
-    return command.table(PAPER, table_id, columns_of(command, source, {}), rows, {})
+    return table_of(command, PAPER, table_id, columns_of(command, source, {}), rows, {})
 
 
 def _trained(command: Command, table_id: str) -> tuple[Table, Runs]:
@@ -243,7 +249,7 @@ def _note(row: str, command: Command) -> str:
     rate = config.optim.logit_scale_rate
     learns = config.method.logit_scale_trainable and rate != 1
     faster = f"; the temperature learns {rate:g} times as fast as the weights" if learns else ""
-    return f"ours: {config.structure}; {command.note(row, CODE).removeprefix('ours: ')}{faster}"
+    return f"ours: {config.structure}; {note_of(command, row, CODE).removeprefix('ours: ')}{faster}"
 
 
 def _columns(source: Mapping[str, Any]) -> list[Column]:
@@ -281,7 +287,7 @@ def _all_recalls(command: Command, runs: Runs) -> Table:
         for k in RECALL_AT
     ]
     columns = [
-        Column(f"{role}_{metric}", label, stands_in_for=command.stand_in(runs, role))
+        Column(f"{role}_{metric}", label, stands_in_for=stand_in_for(command, runs, role))
         for role, metric, label in measures
     ]
     rows = [
@@ -294,7 +300,7 @@ def _all_recalls(command: Command, runs: Runs) -> Table:
         for method, seeds in runs.items()
     ]
     caption = "Retrieval in full of the rows trained here."
-    return command.table(PAPER, "table2", columns, rows, runs, "_recalls", caption=caption)
+    return table_of(command, PAPER, "table2", columns, rows, runs, "_recalls", caption=caption)
 
 
 def _final_temperature(table: Table, runs: Runs) -> Experiment:

@@ -12,8 +12,8 @@ from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
-from common.reproduce.rows import PaperCode, trained_on
-from common.reproduce.trained_table import Runs, train_rows
+from common.reproduce.rows import PaperCode
+from common.reproduce.tables import Runs, train_rows, trained_on
 from oblique_topology.temperature import EPOCHS, log_temperatures, steps_of_rest
 
 STARTS = ("e^2.64", "e^5.31", "e^0")  # in the order of the figure's colours: blue, orange, green

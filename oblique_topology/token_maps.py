@@ -27,8 +27,8 @@ from common.report.figures import HeatOnPicture, HeatOnWords, plot_heat_on_pictu
 from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
-from common.reproduce.rows import PaperCode, data_text
-from common.reproduce.trained_table import train_rows
+from common.reproduce.rows import PaperCode
+from common.reproduce.tables import data_text, train_rows
 from oblique_topology.loaded_rows import as_model_inputs, readable_items, trained_model
 
 ROWS = {"clip": "table2_clip.yaml", "multi": "table2_multi.yaml"}

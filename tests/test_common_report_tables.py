@@ -11,26 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from common.base.files import write_atomically
-from common.report.formats import (
-    format_measured,
-    lay_out,
-    to_csv,
-    to_latex,
-    to_markdown,
-    to_text,
-    write_table,
-)
-from common.report.table import (
-    SEEDS_INTERVAL,
-    Column,
-    Measured,
-    Row,
-    Table,
-    from_json,
-    measured_over_seeds,
-    to_json,
-)
-from common.reproduce.rows import trained_on
+from common.report.formats import format_measured, lay_out, to_csv, to_latex, to_markdown, to_text, write_table
+from common.report.table import SEEDS_INTERVAL, Column, Measured, Row, Table, from_json, measured_over_seeds, to_json
+from common.reproduce.tables import trained_on
 
 HOSTILE = r"<script>alert('x')</script> a|b & 100 % of_it #1 $x$ \end{table} [a](http://x.invalid) `code`"
 

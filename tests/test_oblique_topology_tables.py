@@ -22,7 +22,7 @@ from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_zero_shot
 from common.report.table import from_json
 from common.reproduce.rows import RowRun
-from common.reproduce.trained_table import collapse_note
+from common.reproduce.tables import collapse_note
 from common.run.folder import RunFiles
 from oblique_topology import token_subsets
 from oblique_topology.coco_table import CocoFiles, open_coco

@@ -1,7 +1,6 @@
 """The command line of every paper's reproduce.py, and what it writes: table, figure, page."""
 
 import argparse
-import datetime
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,19 +10,18 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from common.base.config import SCALES, ConfigError, load_row
+from common.base.config import SCALES, ConfigError
 from common.base.files import write_atomically
-from common.base.provenance import ROOT, git_revision, hash_of
+from common.base.provenance import ROOT, hash_of
 from common.distributed import is_main_process
 from common.report.claims.show import judge, to_markdown, touching
 from common.report.claims.show import to_text as claims_to_text
 from common.report.experiments import collect_experiments
-from common.report.figures import plot_table, plot_training
+from common.report.figures import plot_table
 from common.report.formats import to_text, write_table
 from common.report.page import collect, collect_page
-from common.report.table import Column, Row, Table
-from common.reproduce.rows import PaperCode, RowRun, data_text, paper_tables, trained_on
-from common.run.log import read_log
+from common.report.table import Table
+from common.reproduce.rows import paper_tables
 
 WHERE_DATA_LIE = {  # settings of where the data lie; others of `data` make other data of it
     f"data.{name}"
@@ -99,65 +97,6 @@ class Command:
         if is_main_process():
             print(f"{self.part} runs at scale {', '.join(scales)}, nothing at {self.scale}: {otherwise}", flush=True)
         return False
-
-    def note(self, row: str, code: PaperCode) -> str:
-        """What was trained for a row, in one line."""
-        config = load_row(
-            code.config_class, code.folder, code.folder / "configs" / row, self.scale, list(self.overrides)
-        )
-        data, model, optim = config.data, config.model, config.optim
-        return (
-            f"ours: ViT width {model.image.width}, {model.image.layers} layers, {data.image_size} px in patches of "
-            f"{model.patch_size}; text width {model.text.width}, {model.text.layers} layers; embedding "
-            f"{model.embedding_dim}; {optim.steps} steps of {optim.global_batch_size} pairs"
-        )
-
-    def stand_in(self, runs: dict[str, list[RowRun]], role: str) -> str | None:
-        """What our numbers of a role were really measured on; at paper scale the data are the paper's own."""
-        if self.scale == "paper":
-            return None
-        for seeds in runs.values():
-            if role in seeds[0].evaluations:
-                return data_text(seeds[0].evaluations[role]["protocol"])
-        return None
-
-    def table(
-        self,
-        paper: str,
-        table_id: str,
-        columns: list[Column],
-        rows: list[Row],
-        runs: dict[str, list[RowRun]],
-        suffix: str = "",
-        **differs: Any,
-    ) -> Table:
-        """A table with the provenance that all tables carry.
-
-        Args:
-            paper: the folder.
-            table_id: key in its paper_tables.yaml; a table that the paper does not print needs a `caption`.
-            columns, rows: of the table.
-            runs: that were measured, by method.
-            suffix: of the table's name, where a printed table has a second one of ours.
-            differs: fields of `Table` that are not those of the runs and of the printed table.
-        """
-        printed = paper_tables(paper)
-        source = printed["tables"].get(table_id, printed["paper"])  # a table of ours alone has nothing printed
-        every_run = [run for seeds in runs.values() for run in seeds]
-        fields = {
-            "paper_title": printed["paper"]["title"],
-            "paper_version": str(source["version"]),
-            "caption": source.get("caption", ""),
-            "data": trained_on(every_run),
-            "git_revision": ", ".join(sorted({run.git_revision for run in every_run})) or git_revision(),
-            "created": datetime.date.today().isoformat(),
-            "hardware": ", ".join(sorted({run.hardware for run in every_run})),
-            "errata": () if suffix else source.get("errata", ()),
-        }
-        return Table(
-            paper=paper, table_id=table_id + suffix, columns=columns, rows=rows, scale=self.scale, seeds=self.seeds,
-            command=self.text(paper), **(fields | differs),
-        )  # fmt: skip
 
 
 def reproduce_main(
@@ -259,13 +198,6 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
     if touched is not None and touched.judged:
         print("\n" + claims_to_text(touched), end="")
         write_atomically(command.folder(paper) / f"{command.part}_claims.md", to_markdown(touched))
-
-
-def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> None:
-    """Training curves of a part's runs, beside its tables."""
-    logs = {f"{method}, seed {run.seed}": read_log(run.files.log) for method, seeds in runs.items() for run in seeds}
-    if logs and is_main_process():
-        plot_training(logs, command.folder(paper) / f"{command.part}_training.png")
 
 
 def _trained_rows(printed: dict[str, Any], part: str) -> list[str]:

@@ -11,6 +11,7 @@ from common.report.experiments import Experiment, write_experiment
 from common.report.table import MEASURED, Column, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.rows import paper_tables
+from common.reproduce.tables import table_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def write_findings(command: Command, paper: str, findings: Findings) -> Table:
         ours = {column: cells[row, column] for column in findings.columns if (row, column) in cells}
         rows += [Row(label, {}, ours, MEASURED)] if ours else []
     source = paper_tables(paper)["paper"]
-    table = command.table(
+    table = table_of(
+        command,
         paper,
         findings.name,
         [Column(key, label, unit, None, better) for key, (label, unit, better) in findings.columns.items()],

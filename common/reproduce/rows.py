@@ -1,4 +1,4 @@
-"""From a row of a paper's table to a trained run: found in the cache, resumed, or trained now; and to its cells.
+"""From a row of a paper's table to a trained run: found in the cache, resumed, or trained now.
 
 A run is known by its resolved config, its data and the code that trains it; one with another key is not looked at, so a
 stale result is never shown as current. If only the evaluation code has changed, the checkpoint is evaluated again.
@@ -6,8 +6,7 @@ stale result is never shown as current. If only the evaluation code has changed,
 
 import inspect
 import json
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +19,10 @@ from common.base.files import write_json
 from common.base.provenance import ROOT, code_fingerprint, hash_of, imported_files
 from common.data.pairs import open_evaluation_sets, open_training_pairs
 from common.distributed import gather_objects, wait_for_everyone
-from common.evaluation.protocol import check_alike
-from common.report.statistics import bootstrap_interval
-from common.report.table import Measured, PerImage, measured_over_seeds
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles, evaluation_code, only_run_in, run_files
 from common.run.guards import NonFiniteLoss
 from common.run.launch import start_accelerator
-
-# of a protocol, what a reader needs to know; the rest stays in the run's evaluation.json
-_PROTOCOL_KEYS = ("num_images", "num_texts", "num_classes", "prompt_average", "tie_rule", "captions_hash")
 
 
 def _open_tests(data: Any) -> dict[str, Any]:
@@ -204,65 +197,6 @@ def is_current(files: RunFiles, paper: str, tests: dict[str, Any], script: str =
     today = {role: data_set.fingerprint for role, data_set in tests.items()}
     then = {role: result["protocol"]["fingerprint"] for role, result in found["evaluations"].items()}
     return found["evaluation_code"] == evaluation_code(paper, script) and then == today
-
-
-def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Measured | None:
-    """Our number for one cell, in percent.
-
-    Two seeds or more carry Student's t interval over seeds; a single one a bootstrap interval over its test images.
-
-    Args:
-        runs: one per seed.
-        role: of the data set, as in the run's evaluations.
-        metric: its key there.
-        scale: at which the runs were trained.
-    Returns:
-        None if the runs were not evaluated on such a data set.
-    Raises:
-        ProtocolError: if the seeds were evaluated under different protocols; it names the key.
-    """
-    if role not in runs[0].evaluations:
-        return None
-    evaluations = [run.evaluations[role] for run in runs]
-    check_alike({f"seed {run.seed}": evaluation["protocol"] for run, evaluation in zip(runs, evaluations)})
-    protocol = evaluations[0]["protocol"]
-    values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
-    query_interval = per_image = None
-    if len(runs) == 1:
-        per_image = PerImage.of([hits for hits in runs[0].hits[role][metric] if hits], unit=100)
-        low, high = bootstrap_interval(runs[0].hits[role][metric])
-        query_interval = (100 * low, 100 * high)
-    chance = evaluations[0]["chance"].get(metric)
-    return measured_over_seeds(
-        values,
-        [run.seed for run in runs],
-        scale=scale,
-        data=data_text(protocol),
-        protocol=protocol_text(protocol),
-        chance=None if chance is None else 100 * chance,
-        query_interval=query_interval,
-        full_protocol=protocol,
-        per_image=per_image,
-    )
-
-
-def data_text(protocol: dict[str, Any]) -> str:
-    """Name of a data set with a short fingerprint."""
-    return f"{protocol['data']} ({protocol['fingerprint'][:8]})"
-
-
-def trained_on(runs: Iterable[RowRun]) -> str:
-    """What runs were trained on: each name once, before the short fingerprints of what seeds drew under it."""
-    fingerprints: dict[str, list[str]] = {}
-    for text in sorted({run.training_data for run in runs}):
-        name, short = re.fullmatch(r"(.*?)(?: \((\w{8})\))?", text).groups()
-        fingerprints.setdefault(name, []).extend([short] if short else [])
-    return ", ".join(f"{name} ({', '.join(of)})" if of else name for name, of in fingerprints.items())
-
-
-def protocol_text(protocol: dict[str, Any]) -> str:
-    """The part of a protocol that two numbers must share to stand in one column."""
-    return ", ".join(f"{key} {protocol[key]}" for key in _PROTOCOL_KEYS if key in protocol)
 
 
 def _diverged(files: RunFiles) -> Path:

@@ -11,8 +11,8 @@ from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
 from common.report.table import MEASURED, Column, Measured, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
-from common.reproduce.rows import PaperCode, RowRun, data_text, measured_cell
-from common.reproduce.trained_table import train_rows
+from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.tables import data_text, measured_cell, table_of, train_rows
 from common.run.log import read_log
 from contrastive_basics.pretrain import SCALE_FILES, pretrain
 from contrastive_basics.vision.config import VisionConfig
@@ -59,7 +59,7 @@ def self_supervised(command: Command) -> list[Table]:
         plot_curves(_panels(runs, command), command.folder(PAPER) / "self_supervised_curves.png", across=2)
     rows = [Row(ROWS[name], {}, _cells(seeds, command), MEASURED, _note(name, command)) for name, seeds in runs.items()]
     caption = "Learning from pictures alone: what the backbone's features are worth, and whether they collapsed."
-    return [command.table(PAPER, "self_supervised", COLUMNS, rows, runs, caption=caption, notes=NOTES)]
+    return [table_of(command, PAPER, "self_supervised", COLUMNS, rows, runs, caption=caption, notes=NOTES)]
 
 
 def row_file(name: str) -> str:

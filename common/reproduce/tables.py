@@ -1,0 +1,241 @@
+"""From runs to tables: cells, rows and columns, the table with its provenance, and its training curves."""
+
+import datetime
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from common.base.config import load_row
+from common.base.provenance import git_revision
+from common.diagnosis import PLATEAU
+from common.distributed import is_main_process
+from common.evaluation.protocol import check_alike
+from common.report.figures import plot_training
+from common.report.statistics import bootstrap_interval
+from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table, measured_over_seeds
+from common.reproduce.command import Command
+from common.reproduce.rows import PaperCode, RowRun, paper_tables, run_row
+from common.run.log import read_log
+
+Runs = dict[str, list[RowRun]]  # method -> one run per seed
+NOT_CHOSEN = "not run: not among ROWS"  # status of a row that the command leaves out
+# of a protocol, what a reader needs to know; the rest stays in the run's evaluation.json
+_PROTOCOL_KEYS = ("num_images", "num_texts", "num_classes", "prompt_average", "tie_rule", "captions_hash")
+
+
+def train_rows(command: Command, code: PaperCode, configs: Mapping[str, str]) -> Runs:
+    """Runs of all rows that the command wants, for all seeds, found or trained.
+
+    Args:
+        command: scale, seeds, overrides, rows.
+        code: the paper's.
+        configs: method -> file in the paper's configs/.
+    """
+    return {
+        method: [run_row(code, config, command.scale, seed, command.overrides, command.runs) for seed in command.seeds]
+        for method, config in configs.items()
+        if command.trains(config)
+    }
+
+
+def collapse_note(runs: list[RowRun]) -> str:
+    """Which seeds ended where they began, at the loss of a guess; empty where none did."""
+    found = []
+    for run in runs:
+        ratios = [line["loss_over_chance"] for line in read_log(run.files.log) if "loss_over_chance" in line]
+        if ratios and abs(ratios[-1] - 1) <= PLATEAU:
+            found.append(str(run.seed))
+    return f"; seed {', '.join(found)} ended at the loss of a guess" if found else ""
+
+
+def measured_cells(source: dict[str, Any], runs: list[RowRun], scale: str) -> dict[str, Measured | None]:
+    """One row's cells: each column of a printed table names [role, metric] as its `measure`."""
+    return {column["key"]: measured_cell(runs, *column["measure"], scale) for column in source["columns"]}
+
+
+def printed_cells(source: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """The paper's values of one row by column."""
+    return {column["key"]: value for column, value in zip(source["columns"], row["values"])}
+
+
+def printed_rows(
+    source: dict[str, Any],
+    ours: Mapping[str, tuple[Mapping[str, Measured | None], str]],
+    status: Callable[[dict[str, Any]], str] | None = None,
+) -> list[Row]:
+    """The rows of a printed table in its order: ours where they were measured, else why they were not.
+
+    Args:
+        source: the printed table.
+        ours: method -> our cells, and the row's note.
+        status: printed row -> why it was not measured; None = it was not chosen if it has a config, else what it needs.
+    """
+
+    def why(row: dict[str, Any]) -> str:
+        return NOT_CHOSEN if "config" in row else f"not run: needs {row['needs']}"
+
+    rows = []
+    for row in source["rows"]:
+        cells, note = ours.get(row["method"], ({}, ""))
+        said = MEASURED if row["method"] in ours else (status or why)(row)
+        rows.append(Row(row["method"], printed_cells(source, row), cells, said, note))
+    return rows
+
+
+def columns_of(command: Command, source: dict[str, Any], runs: Runs) -> list[Column]:
+    """The printed columns, each with what stands in for its data here."""
+    return [
+        Column(column["key"], column["label"], stands_in_for=stand_in_for(command, runs, column["measure"][0]))
+        for column in source["columns"]
+    ]
+
+
+def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Measured | None:
+    """Our number for one cell, in percent.
+
+    Two seeds or more carry Student's t interval over seeds; a single one a bootstrap interval over its test images.
+
+    Args:
+        runs: one per seed.
+        role: of the data set, as in the run's evaluations.
+        metric: its key there.
+        scale: at which the runs were trained.
+    Returns:
+        None if the runs were not evaluated on such a data set.
+    Raises:
+        ProtocolError: if the seeds were evaluated under different protocols; it names the key.
+    """
+    if role not in runs[0].evaluations:
+        return None
+    evaluations = [run.evaluations[role] for run in runs]
+    check_alike({f"seed {run.seed}": evaluation["protocol"] for run, evaluation in zip(runs, evaluations)})
+    protocol = evaluations[0]["protocol"]
+    values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
+    query_interval = per_image = None
+    if len(runs) == 1:
+        per_image = PerImage.of([hits for hits in runs[0].hits[role][metric] if hits], unit=100)
+        low, high = bootstrap_interval(runs[0].hits[role][metric])
+        query_interval = (100 * low, 100 * high)
+    chance = evaluations[0]["chance"].get(metric)
+    return measured_over_seeds(
+        values,
+        [run.seed for run in runs],
+        scale=scale,
+        data=data_text(protocol),
+        protocol=protocol_text(protocol),
+        chance=None if chance is None else 100 * chance,
+        query_interval=query_interval,
+        full_protocol=protocol,
+        per_image=per_image,
+    )
+
+
+def data_text(protocol: dict[str, Any]) -> str:
+    """Name of a data set with a short fingerprint."""
+    return f"{protocol['data']} ({protocol['fingerprint'][:8]})"
+
+
+def trained_on(runs: Iterable[RowRun]) -> str:
+    """What runs were trained on: each name once, before the short fingerprints of what seeds drew under it."""
+    fingerprints: dict[str, list[str]] = {}
+    for text in sorted({run.training_data for run in runs}):
+        name, short = re.fullmatch(r"(.*?)(?: \((\w{8})\))?", text).groups()
+        fingerprints.setdefault(name, []).extend([short] if short else [])
+    return ", ".join(f"{name} ({', '.join(of)})" if of else name for name, of in fingerprints.items())
+
+
+def protocol_text(protocol: dict[str, Any]) -> str:
+    """The part of a protocol that two numbers must share to stand in one column."""
+    return ", ".join(f"{key} {protocol[key]}" for key in _PROTOCOL_KEYS if key in protocol)
+
+
+def note_of(command: Command, row: str, code: PaperCode) -> str:
+    """What was trained for a row, in one line."""
+    file = code.folder / "configs" / row
+    config = load_row(code.config_class, code.folder, file, command.scale, list(command.overrides))
+    data, model, optim = config.data, config.model, config.optim
+    return (
+        f"ours: ViT width {model.image.width}, {model.image.layers} layers, {data.image_size} px in patches of "
+        f"{model.patch_size}; text width {model.text.width}, {model.text.layers} layers; embedding "
+        f"{model.embedding_dim}; {optim.steps} steps of {optim.global_batch_size} pairs"
+    )
+
+
+def stand_in_for(command: Command, runs: Runs, role: str) -> str | None:
+    """What our numbers of a role were really measured on; at paper scale the data are the paper's own."""
+    if command.scale == "paper":
+        return None
+    evaluations = (seeds[0].evaluations for seeds in runs.values())
+    return next((data_text(each[role]["protocol"]) for each in evaluations if role in each), None)
+
+
+def table_of(
+    command: Command,
+    paper: str,
+    table_id: str,
+    columns: list[Column],
+    rows: list[Row],
+    runs: Runs,
+    suffix: str = "",
+    **differs: Any,
+) -> Table:
+    """A table with the provenance that all tables carry.
+
+    Args:
+        command: what the user asked for.
+        paper: the folder.
+        table_id: key in its paper_tables.yaml; a table that the paper does not print needs a `caption`.
+        columns, rows: of the table.
+        runs: that were measured, by method.
+        suffix: of the table's name, where a printed table has a second one of ours.
+        differs: fields of `Table` that are not those of the runs and of the printed table.
+    """
+    printed = paper_tables(paper)
+    source = printed["tables"].get(table_id, printed["paper"])  # a table of ours alone has nothing printed
+    every_run = [run for seeds in runs.values() for run in seeds]
+    fields = {
+        "paper_title": printed["paper"]["title"],
+        "paper_version": str(source["version"]),
+        "caption": source.get("caption", ""),
+        "data": trained_on(every_run),
+        "git_revision": ", ".join(sorted({run.git_revision for run in every_run})) or git_revision(),
+        "created": datetime.date.today().isoformat(),
+        "hardware": ", ".join(sorted({run.hardware for run in every_run})),
+        "errata": () if suffix else source.get("errata", ()),
+    }
+    return Table(
+        paper=paper, table_id=table_id + suffix, columns=columns, rows=rows, scale=command.scale, seeds=command.seeds,
+        command=command.text(paper), **(fields | differs),
+    )  # fmt: skip
+
+
+def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> None:
+    """Training curves of a part's runs, beside its tables."""
+    logs = {f"{method}, seed {run.seed}": read_log(run.files.log) for method, seeds in runs.items() for run in seeds}
+    if logs and is_main_process():
+        plot_training(logs, command.folder(paper) / f"{command.part}_training.png")
+
+
+def trained_table(
+    command: Command, code: PaperCode, table_id: str, note: Callable[[str], str] | None = None
+) -> tuple[Table, Runs]:
+    """A table of the paper: rows that have a `config` are trained, the others say what they need.
+
+    Draws the training curves beside it.
+
+    Args:
+        command: what the user asked for.
+        code: the paper's.
+        table_id: key in its paper_tables.yaml.
+        note: file in configs/ -> what was trained for the row; None = `Command.note`.
+    """
+    source = code.printed(table_id)
+    configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
+    runs = train_rows(command, code, configs)
+    ours = {}
+    for method, seeds in runs.items():
+        said = note_of(command, configs[method], code) if note is None else note(configs[method])
+        ours[method] = (measured_cells(source, seeds, command.scale), said + collapse_note(seeds))
+    rows = printed_rows(source, ours)
+    plot_runs(command, code.name, runs)
+    return table_of(command, code.name, table_id, columns_of(command, source, runs), rows, runs), runs
