@@ -90,11 +90,17 @@ class SmokeParts:
         if part not in self.done:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("common.reproduce.command.Command.changes", [])
+                patch.setattr("common.reproduce.command.collect_page", lambda roots, page: None)
                 few = ["--scale", "smoke", "--seeds", str(seeds), *self.overrides]
                 main = importlib.import_module(f"{self.paper}.reproduce").main
                 main([part, *few, "--output", str(self.folder)])
             self.done.add(part)
         return self.folder / "results" / self.paper / part / "smoke"
+
+    def write_page(self) -> None:
+        """The page that each part would have written anew, once."""
+        page = importlib.import_module("common.report.page")
+        page.collect_page([self.folder / "results"], self.folder / "report.html")
 
 
 @pytest.fixture(scope="session")

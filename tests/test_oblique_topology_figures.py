@@ -55,6 +55,7 @@ ANALYSES = {
 def output(oblique):
     for part in ANALYSES:
         oblique(part)
+    oblique.write_page()
     return oblique.folder
 
 
