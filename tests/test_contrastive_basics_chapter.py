@@ -19,7 +19,7 @@ from common.evaluation.retrieval import Positives, recall_at_k, retrieval_metric
 from common.geometry import inner_product_similarity, unit
 from common.info_nce import contrastive_loss, info_nce, symmetric_info_nce
 from common.late_interaction import late_interaction
-from common.report.claims.decide import HOLDS, NEEDS, NOT_RUN, UNCHECKED, audit, measured_at_every_scale, our_cells
+from common.report.claims.decide import HOLDS, NEEDS, NOT_RUN, measured_at_every_scale, our_cells
 from common.report.claims.expressions import EXPERIMENT, cells
 from common.report.claims.read import load_claims, load_paper_tables
 from common.report.experiments import collect_experiments
@@ -286,21 +286,6 @@ def test_text_retrieval_asks_with_images_and_image_retrieval_with_captions():
 # ---- claims.yaml ----------------------------------------------------------------------------------------------------
 
 
-def test_all_claims_of_the_chapter_are_there():
-    assert [name for name in CLAIMS if "-" not in name] == [f"C{number}" for number in range(1, 29)]
-    by_data = {f"C20-{data}{kind}" for data in ("scenes", "flickr8k") for kind in ("", "-queue", "-groups")}
-    assert {name for name in CLAIMS if "-" in name} == {"C16-trained", "C20-queue", *by_data}
-
-
-@pytest.mark.parametrize("name", CLAIMS)
-def test_the_audit_of_a_claim_says_what_the_printed_numbers_say(name):
-    verdict = audit(CLAIMS[name], PRINTED)
-    assert verdict.verdict == (HOLDS if name == "C25" else UNCHECKED)
-    if name == "C25":
-        assert (verdict.holding, verdict.of) == (12, 12)
-        assert verdict.margin == pytest.approx(0.0)  # 100.0 at 5 and at 10
-
-
 def test_the_printed_numbers_have_the_sums_that_were_computed_by_hand():
     sums = {"CLIP": (400.4, 540.6), "BEiT-3": (527.3, 586.5)}
     for row, expected in sums.items():
@@ -310,22 +295,6 @@ def test_the_printed_numbers_have_the_sums_that_were_computed_by_hand():
             assert sum(values) == pytest.approx(total)
     missing = [cell.column for cell, number in PRINTED.numbers.items() if number is None]
     assert missing == [f"{data}_{way}_r10" for data in ("coco", "flickr") for way in ("i2t", "t2i")]
-
-
-def test_every_test_that_decides_a_claim_exists_asserts_and_is_not_skipped():
-    text = (PAPER / "claims.yaml").read_text(encoding="utf-8")
-    named = re.findall(r"tests/\w+\.py::\w+", text)  # those in notes too
-    assert len(set(named)) >= 25
-    assert {test for claim in CLAIMS.values() for test in claim.tests} <= set(named)
-    for test in dict.fromkeys(named):
-        file, _, function = test.partition("::")
-        module = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        outside = [node for node in module.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
-        (found,) = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function]
-        told = " ".join(ast.unparse(node) for node in (*outside, found))
-        for word in ("pytest.skip", "skipif", "importorskip", "xfail", "pytestmark", "mark.gpu", "mark.slow"):
-            assert word not in told, f"{test}: {word}"
-        assert re.search(r"\bassert\b|assert_close|pytest\.raises", ast.unparse(found)), test
 
 
 def test_every_value_that_a_claim_refers_to_was_measured_or_is_to_come():

@@ -1,6 +1,5 @@
-"""The oblique paper's claims: the audit of its printed numbers, and the claims that a test can prove or refute."""
+"""The oblique paper's claims: signs of its printed numbers, our results beside them, what a test decides."""
 
-import ast
 import math
 import re
 from dataclasses import replace
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from common.report.claims.decide import FAILS, HOLDS, UNCHECKED, audit
+from common.report.claims.decide import FAILS, HOLDS, audit
 from common.report.claims.expressions import Cell
 from common.report.claims.read import load_claims, load_paper_tables
 from common.report.claims.show import judge
@@ -25,40 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "oblique_topology"
 PRINTED = load_paper_tables(PAPER / "paper_tables.yaml")
 CLAIMS = {claim.id: claim for claim in load_claims(PAPER / "claims.yaml", PRINTED)}
-NOT_BORNE_OUT = {"C2", "C3", "C13", "C16", "C20", "C21", "C22"}
-WITHOUT_NUMBERS = {"C4", "C18", *(f"C{n}" for n in (24, 25, 26, 27, 28, 29, 30, 32, 33, 34, 36))}
-
-
-def test_all_claims_of_the_paper_are_there():
-    assert [name for name in CLAIMS if "-" not in name] == [f"C{number}" for number in range(1, 37)]
-
-
-@pytest.mark.parametrize("name", CLAIMS)
-def test_the_audit_of_a_claim_says_what_the_printed_numbers_say(name):
-    expected = FAILS if name in NOT_BORNE_OUT else UNCHECKED if name in WITHOUT_NUMBERS else HOLDS
-    assert audit(CLAIMS[name], PRINTED).verdict == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "holding", "of", "margin"),
-    [
-        ("C1", 1, 1, 0.05),  # 24.4 / 4 is 6.1, within 0.05
-        ("C2", 3, 4, 70.6 - 77.7 + 2),  # ImageNet-R against the weaker of the public two
-        ("C3", 6, 8, 75.2 - 77.9),  # ImageNet-R, and the tie in the MSCOCO mean
-        ("C6", 6, 6, 32.89 - 31.45),
-        ("C8", 3, 3, (60.32 + 59.76 + 60.66 - 60.43 - 59.60 - 60.61) / 3),
-        ("C9", 4, 4, 3 - (32.69 - 30.43)),
-        ("C10", 3, 3, 0.25 - (3.168 - 3.024)),
-        ("C12", 6, 6, 20 - 18),
-        ("C16", 10, 12, 30.04 - 30.33),
-        ("C20", 7, 8, 76.86 - 77.43),
-        ("C22", 0, 1, 13 - (76.4 - 62.1)),
-    ],
-)
-def test_counts_and_margins_of_the_audit_are_those_computed_by_hand(name, holding, of, margin):
-    verdict = audit(CLAIMS[name], PRINTED)
-    assert (verdict.holding, verdict.of) == (holding, of)
-    assert verdict.margin == pytest.approx(margin, abs=1e-9)
 
 
 def test_claim_13_has_the_sign_of_the_correlation():
@@ -89,20 +54,6 @@ def test_a_table_is_marked_as_not_run_yet_as_long_as_nothing_here_reproduces_it(
     assert runnable == PARTS.keys() & tables.keys()
     for name in set(tables) - runnable:
         assert not any("config" in row for row in tables[name]["rows"]), name
-
-
-def test_every_test_that_decides_a_claim_exists_and_is_not_skipped():
-    named = [test for claim in CLAIMS.values() for test in claim.tests]
-    assert named
-    for test in named:
-        file, _, function = test.partition("::")
-        module = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        outside = [node for node in module.body if not isinstance(node, ast.FunctionDef | ast.ClassDef)]
-        (found,) = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function]
-        told = " ".join(ast.unparse(node) for node in (*outside, found))
-        for word in ("skip", "xfail", "pytestmark", "mark.gpu", "mark.slow", "data_dir"):
-            assert word not in told, f"{test}: {word}"
-        assert any(isinstance(node, ast.Assert) for node in ast.walk(found)), test
 
 
 def test_no_number_of_the_paper_reaches_the_measured_side(tmp_path):
