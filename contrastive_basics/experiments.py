@@ -2,7 +2,7 @@
 
 Each function here is a part that can be asked for: it measures (`measurements.py`) for all seeds of a command, and
 writes the values that claims refer to (`<results>/contrastive_basics/experiments/<scale>/<name>.json`), tables and
-curves. Scale smoke runs all of it in seconds, demo with the settings of the contrastive-basics specification, Sec. 5.
+curves. Scale smoke runs all of it in seconds, demo with settings (ours) at which each statement shows itself or fails.
 """
 
 import time

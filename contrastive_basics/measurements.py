@@ -1,7 +1,7 @@
 """What the experiments measure on the toy worlds: functions of a seed and settings that return plain numbers.
 
-Designs and settings are those of the contrastive-basics specification, Sec. 4 and 5. Losses, queue, momentum encoder
-and metrics are those of this repository, not copies.
+Designs and settings are ours, as the chapter prints none. Losses, queue, momentum encoder and metrics are those of this
+repository, not copies.
 """
 
 import math
