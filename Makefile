@@ -61,7 +61,7 @@ install: $(RUN_READY) ## virtual environment and requirements
 	@:
 
 test: $(DEV_READY) ## all tests that need neither GPU nor half a minute each
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not slow and not gpu"
 
 test-slow: $(DEV_READY) ## the slow tests
 	$(PY) -m pytest -m "slow and not gpu"

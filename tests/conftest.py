@@ -14,23 +14,39 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import pytest
 import torch
 
-SHARED = ("oblique", "euclip")  # session fixtures that train: whoever asks for one runs in one process
-LONG = ("test_resume.py", "test_launch.py", "test_contrastive_basics_pretrain.py")  # begun last, one would wait for it
+# files whose tests read the same trained runs (`oblique`, `euclip`): one process has them all, and trains once
+TOGETHER = {
+    "test_oblique_topology_every_table.py": "oblique",
+    "test_oblique_topology_figures.py": "oblique",
+    "test_oblique_topology_reproduce.py": "oblique",
+    "test_oblique_topology_tables.py": "oblique",
+    "test_euclip_figures.py": "euclip",
+    "test_euclip_reproduce.py": "euclip",
+}
+# begun last, one of them would have to be waited for
+LONG = ("oblique", "euclip", "test_resume.py", "test_launch.py", "test_contrastive_basics_pretrain.py")
 
 
-@pytest.hookimpl(tryfirst=True)
+def group_of(file: str) -> str:
+    """The tests that stay in one process: those of a file, and of the files it shares runs with."""
+    return TOGETHER.get(file, file)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For --dist loadgroup: a file stays together, and those that share trained runs with it; the long ones first."""
-    group = {}
-    for item in items:
-        shared = [name for name in SHARED if name in getattr(item, "fixturenames", ())]
-        group.setdefault(item.path, item.path.name)
-        if shared:
-            group[item.path] = shared[0]
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group[item.path]))
-    first = (*SHARED, *LONG)
-    items.sort(key=lambda item: first.index(group[item.path]) if group[item.path] in first else len(first))
+    """The long ones first."""
+    items.sort(key=lambda item: (*LONG, group_of(item.path.name)).index(group_of(item.path.name)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """For --dist loadscope. The plugin's own groups, by marks, reach no process with pytest 9.2."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(Path(nodeid.partition("::")[0]).name)
+
+    return Groups(config, log)
 
 
 @pytest.fixture(autouse=True)
