@@ -230,7 +230,7 @@ def test_an_unknown_objective_names_the_known_ones():
 
 
 def test_positives_alone_collapse_and_negatives_or_simsiam_whole_prevent_it():
-    settings = ViewSettings(steps=100, measure_at=())
+    settings = ViewSettings(steps=200, measure_at=())
     names = ("positives_only", "nt_xent", "simsiam", "no_stop_gradient", "no_predictor")
     found = {name: train_on_views(0, name, settings).statistics for name in names}
     for name in ("positives_only", "no_stop_gradient", "no_predictor"):
@@ -240,20 +240,20 @@ def test_positives_alone_collapse_and_negatives_or_simsiam_whole_prevent_it():
     for name in ("nt_xent", "simsiam"):
         assert found[name]["channel_std"] > 0.10
         assert found[name]["mean_cosine"] < 0.5
-    assert found["nt_xent"]["knn_accuracy"] > found["positives_only"]["knn_accuracy"] + 10
+    assert found["nt_xent"]["knn_accuracy"] > found["positives_only"]["knn_accuracy"] + 20
     assert found["nt_xent"]["positive_cosine"] - found["nt_xent"]["negative_cosine"] > 0.5
     assert found["no_stop_gradient"]["channel_std"] != pytest.approx(found["no_predictor"]["channel_std"], rel=1e-3)
 
 
 def test_more_negatives_and_a_low_temperature_help_on_pairs():
-    settings = PairSettings(steps=40, batch=128, test_pairs=500, measure_at=())
+    settings = PairSettings(steps=200, measure_at=())
     few, many = (train_on_pairs(0, settings, 0.07, True, number).statistics for number in (1, 63))
     assert many["i2t_r1"] - few["i2t_r1"] >= 8
     low, high, without = (train_on_pairs(0, settings, start, False).statistics for start in (0.07, 1.0, None))
     assert low["i2t_r1"] - high["i2t_r1"] >= 4
     assert high["loss"] > math.log(1 + 127 * math.exp(-1 - 1 / 127))  # the floor of Eq. 8 for 128 pairs at T = 1
     assert low["loss"] < 1
-    assert without["i2t_r1"] < 20 < 40 < high["i2t_r1"]
+    assert without["i2t_r1"] < 20 < 60 < high["i2t_r1"]
     assert without["loss"] < -0.99
 
 
