@@ -29,7 +29,7 @@ from common.data.transforms import ImageTransform
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
 from common.evaluation.protocol import as_json
 from common.geometry import Sphere
-from common.run.evaluation import command_line, print_or_write, this_device
+from common.run.evaluation import command_line, save_answer, this_device
 from common.run.folder import provenance_of
 from common.run.launch import run_or_explain
 from contrastive_basics.config import Config
@@ -223,7 +223,7 @@ def main() -> None:
     provenance = provenance_of(PAPER, "public.py")
     state = public_state(arguments.checkpoint, provenance["git_revision"])
     content = as_json(PAPER, results, 0, state, provenance)
-    print_or_write(content, arguments.output)
+    save_answer(content, results, arguments.checkpoint, arguments.output)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import torch
 
 from common.base.config import ConfigError, load_config, load_row
 from common.distributed import is_main_process
+from common.evaluation.protocol import data_text
 from common.evaluation.retrieval import RECALL_AT
 from common.report.experiments import Experiment, write_experiment
 from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table, measured_over_seeds
@@ -30,7 +31,6 @@ from common.reproduce.tables import (
     Runs,
     collapse_note,
     columns_of,
-    data_text,
     measured_cell,
     measured_cells,
     note_of,

@@ -11,7 +11,7 @@ from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
-from common.evaluation.protocol import ProtocolError, check_alike, first_difference, hash_of_captions
+from common.evaluation.protocol import ProtocolError, check_alike, first_difference, hash_of_captions, in_words
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 
@@ -163,3 +163,18 @@ def test_the_hash_of_captions_sees_every_caption_its_order_and_its_image():
     hashes = {hash_of_captions(captions) for captions in [base, *others]}
     assert len(hashes) == 6
     assert hash_of_captions([("a", "b"), ("c",)]) == hash_of_captions(base)
+
+
+def test_a_summary_has_few_lines_and_names_the_protocol_of_each_number():
+    protocol = {"task": "zero_shot", "data": "pets", "fingerprint": "0123456789", "num_classes": 37}
+    found = {"metrics": {"acc1": 0.25, "acc5": 0.5}, "chance": {"acc1": 0.027}, "protocol": protocol}
+    retrieval = {"metrics": {"score": 0.5}, "chance": {}, "protocol": {**protocol, "task": "mean", "data": "all"}}
+    sets = {f"set {number}": found for number in range(20)} | {"mean_all": retrieval}
+    lines = in_words({"paper": "euclip", "step": 7, "training_data": "photos", "evaluations": sets}).splitlines()
+    assert lines[:2] == [
+        "euclip, step 7, trained on photos; in percent:",
+        "  mean_all: mean over sets 50.0; all (01234567), num_classes 37",
+    ]
+    assert lines[2] == "  set 0: acc 25.0 (a guess: 2.7); pets (01234567), num_classes 37"
+    assert lines[-1] == "  and 11 more sets in the file"
+    assert len(lines) == 12

@@ -166,6 +166,20 @@ def test_a_checkpoint_is_ranked_on_any_test_set_with_its_protocol(checkpoints, n
     assert str(tmp_path.parent) not in json.dumps(plain)
 
 
+@pytest.mark.filterwarnings("ignore:scenes")
+def test_what_was_found_is_shown_and_lies_with_its_hits_where_the_command_says(checkpoints, tmp_path, capsys):
+    found = evaluated(checkpoints["clip"], tmp_path / "found.json")
+    title, test, second, file = capsys.readouterr().out.splitlines()
+    assert "published" in title
+    metrics = found["evaluations"]["test"]["metrics"]
+    assert test.startswith(f"  test: i2t R@1 {100 * metrics['i2t_recall_at_1']:.1f}, ")
+    assert "num_images 12, num_texts 60" in test
+    assert second.startswith("  second_test: ")
+    assert file.endswith(str(tmp_path / "found.json"))
+    hits = json.loads((tmp_path / "found_hits.json").read_text())["test"]["t2i_recall_at_1"]
+    assert sum(map(sum, hits)) / sum(map(len, hits)) == pytest.approx(metrics["t2i_recall_at_1"])
+
+
 def test_the_prefix_reaches_the_model(checkpoints):
     encoder = opened(checkpoints["clip"])
     config = load_config(Config, [], DATA)

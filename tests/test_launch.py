@@ -54,7 +54,20 @@ def by_path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("by_path")
     done = start(sys.executable, TRAIN, *FEW, "--output-dir", str(folder))
     assert done.returncode == 0, done.stderr
+    (folder / "stdout.txt").write_text(done.stdout)
     return folder
+
+
+def test_a_finished_run_says_what_it_measured_how_and_where_that_lies(by_path):
+    said = (by_path / "stdout.txt").read_text()
+    test = evaluations(by_path)["test"]
+    recalls = [f"{name} R@1 {100 * test['metrics'][f'{name}_recall_at_1']:.1f}" for name in ("i2t", "t2i")]
+    counts = f"num_images {test['protocol']['num_images']}, num_texts {test['protocol']['num_texts']}"
+    line = next(line for line in said.splitlines() if line.startswith("  test: "))
+    assert all(part in line for part in (*recalls, counts, "scenes/test", "lower index first"))
+    assert "  imagenet: acc " in said
+    assert said.splitlines()[-1].endswith(str(by_path))
+    assert len(said.splitlines()) < 15
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +202,16 @@ def test_bad_input_ends_in_one_message_without_a_traceback(arguments, message, t
     assert said.startswith("error: ")
     assert message in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("tracker", "needs"), [("wandb", "wandb"), ("tensorboard", "tensorboard or tensorboardX"), ("trackio", "trackio")]
+)
+def test_a_tracker_whose_package_is_missing_ends_a_run_before_it_trains(tracker, needs, tmp_path, monkeypatch):
+    monkeypatch.setattr("common.run.launch.find_spec", lambda package: None)
+    said = message_of(train.main, *FEW, "--output-dir", str(tmp_path), f"run.tracker={tracker}")
+    assert f"run.tracker = {tracker} needs the package {needs}, which is not installed; accepted: pip install" in said
+    assert not (tmp_path / "log.jsonl").exists()
 
 
 @pytest.mark.parametrize(

@@ -31,3 +31,9 @@ def write_atomically(path: str | Path, content: str | bytes) -> Path:
 def write_json(path: str | Path, content: Any) -> Path:
     """Write plain values as JSON on one line, whole or not at all."""
     return write_atomically(path, json.dumps(content, ensure_ascii=False))
+
+
+def shown(path: Path) -> str:
+    """A path relative to the working directory where it lies below it."""
+    path = path.resolve()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -13,6 +13,16 @@ from typing import Any
 TIE_RULE = "lower index first"
 # says how a set was read, not what was ranked; the hash of the captions and the counts say that
 MAY_DIFFER = ("unreadable_images",)
+HEADLINES = {  # of all metrics those that a summary and a comparison show: key -> name
+    "i2t_recall_at_1": "i2t R@1",
+    "t2i_recall_at_1": "t2i R@1",
+    "mean_recall": "mean of R@1, 5, 10",
+    "acc1": "acc",
+    "score": "mean over sets",
+}
+_MOST_LINES = 10  # of a summary
+# of a protocol, what a reader needs to know; the rest stays in the evaluation's file
+_PROTOCOL_KEYS = ("num_images", "num_texts", "num_classes", "prompt_average", "tie_rule", "captions_hash")
 
 
 class ProtocolError(ValueError):
@@ -127,6 +137,16 @@ def first_difference(
     return None
 
 
+def data_text(protocol: Mapping[str, Any]) -> str:
+    """Name of a data set with a short fingerprint."""
+    return f"{protocol['data']} ({protocol['fingerprint'][:8]})"
+
+
+def protocol_text(protocol: Mapping[str, Any]) -> str:
+    """The part of a protocol that two numbers must share to stand in one column."""
+    return ", ".join(f"{key} {protocol[key]}" for key in _PROTOCOL_KEYS if key in protocol)
+
+
 def _flat(protocol: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in protocol.items():
@@ -160,3 +180,22 @@ def as_json(
             for name, result in results.items()
         },
     }
+
+
+def in_words(content: Mapping[str, Any]) -> str:
+    """What `as_json` made, on about ten lines for the screen: metrics in percent, each with its protocol."""
+    lines = []
+    for role, found in content["evaluations"].items():
+        shown = {key: name for key, name in HEADLINES.items() if key in found["metrics"]}
+        if shown:
+            numbers = ", ".join(f"{name} {100 * found['metrics'][key]:.1f}" for key, name in shown.items())
+            guess = ", ".join(f"{100 * found['chance'][key]:.1f}" for key in shown if key in found["chance"])
+            protocol = ", ".join(filter(None, (data_text(found["protocol"]), protocol_text(found["protocol"]))))
+            text = f"  {role}: {numbers}{f' (a guess: {guess})' if guess else ''}; {protocol}"
+            lines.append((found["protocol"].get("task") == "zero_shot", text))  # of which there may be many: last
+    lines = [text for _, text in sorted(lines, key=lambda line: line[0])]
+    more = len(lines) - _MOST_LINES
+    if more > 0:
+        lines[_MOST_LINES:] = [f"  and {more} more sets in the file"]
+    title = f"{content['paper']}, step {content['step']}, trained on {content['training_data']}; in percent:"
+    return "\n".join([title, *lines])

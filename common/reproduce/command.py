@@ -11,7 +11,7 @@ import torch
 from accelerate import PartialState
 
 from common.base.config import SCALES, ConfigError
-from common.base.files import write_atomically
+from common.base.files import shown, write_atomically
 from common.base.provenance import ROOT, hash_of
 from common.distributed import is_main_process
 from common.report.claims.show import judge, to_markdown, touching
@@ -176,7 +176,7 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
     _write_claims(command, paper, tables, roots)
     page = command.output / "report.html"
     collect_page(roots, page)
-    print(f"\ntables and figures: {_shown(folder)}\npage:               {_shown(page)}")
+    print(f"\ntables and figures: {shown(folder)}\npage:               {shown(page)}")
 
 
 def _write_claims(command: Command, paper: str, tables: list[Table], roots: list[Path]) -> None:
@@ -211,9 +211,3 @@ def _without_path(override: str) -> str:
     """The override with a value that is a path replaced; results are committed and shared."""
     key, _, value = override.partition("=")
     return f"{key}=<path>" if "/" in value or "\\" in value else override
-
-
-def _shown(path: Path) -> str:
-    """A path relative to the working directory where it lies below it."""
-    path = path.resolve()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

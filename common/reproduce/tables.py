@@ -9,7 +9,7 @@ from common.base.config import load_row
 from common.base.provenance import git_revision
 from common.diagnosis import PLATEAU
 from common.distributed import is_main_process
-from common.evaluation.protocol import check_alike
+from common.evaluation.protocol import check_alike, data_text, protocol_text
 from common.report.figures import plot_training
 from common.report.statistics import bootstrap_interval
 from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table, measured_over_seeds
@@ -19,8 +19,6 @@ from common.run.log import read_log
 
 Runs = dict[str, list[RowRun]]  # method -> one run per seed
 NOT_CHOSEN = "not run: not among ROWS"  # status of a row that the command leaves out
-# of a protocol, what a reader needs to know; the rest stays in the run's evaluation.json
-_PROTOCOL_KEYS = ("num_images", "num_texts", "num_classes", "prompt_average", "tie_rule", "captions_hash")
 
 
 def train_rows(command: Command, code: PaperCode, configs: Mapping[str, str]) -> Runs:
@@ -130,11 +128,6 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
     )
 
 
-def data_text(protocol: dict[str, Any]) -> str:
-    """Name of a data set with a short fingerprint."""
-    return f"{protocol['data']} ({protocol['fingerprint'][:8]})"
-
-
 def trained_on(runs: Iterable[RowRun]) -> str:
     """What runs were trained on: each name once, before the short fingerprints of what seeds drew under it."""
     fingerprints: dict[str, list[str]] = {}
@@ -142,11 +135,6 @@ def trained_on(runs: Iterable[RowRun]) -> str:
         name, short = re.fullmatch(r"(.*?)(?: \((\w{8})\))?", text).groups()
         fingerprints.setdefault(name, []).extend([short] if short else [])
     return ", ".join(f"{name} ({', '.join(of)})" if of else name for name, of in fingerprints.items())
-
-
-def protocol_text(protocol: dict[str, Any]) -> str:
-    """The part of a protocol that two numbers must share to stand in one column."""
-    return ", ".join(f"{key} {protocol[key]}" for key in _PROTOCOL_KEYS if key in protocol)
 
 
 def note_of(command: Command, row: str, code: PaperCode) -> str:

@@ -12,7 +12,8 @@ import torch
 from accelerate import Accelerator
 
 from common.base.config import ConfigError, from_dict, override
-from common.base.files import write_json
+from common.base.files import shown, write_json
+from common.base.provenance import ROOT, hash_of
 from common.base.settings import RunConfig
 from common.data.pairs import EvaluationSets, open_evaluation_sets
 from common.data.text import tokenizer_from_json
@@ -21,7 +22,7 @@ from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
 from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
-from common.evaluation.protocol import Evaluation, as_json
+from common.evaluation.protocol import Evaluation, as_json, in_words
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
 from common.run.folder import RunFiles, provenance_of
 
@@ -155,7 +156,11 @@ def command_line(description: str, checkpoint: str) -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", required=True, help=checkpoint)
-    parser.add_argument("--output", type=Path, default=None, help="JSON file; default: print")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="JSON file, default one in outputs/evaluations; - prints the JSON alone",
+    )
     parser.add_argument(
         "overrides", nargs="*", metavar="section.key=value", help="data.* and run.*, data.num_test=5000"
     )
@@ -169,15 +174,34 @@ def evaluate_main(description: str, models: TrainedModels) -> None:
     config, encoder = models.load_encoder(checkpoint, this_device(), given.overrides)
     results = models.evaluate_all(config, encoder, open_evaluation_sets(config.data))
     state = checkpoint.state
-    print_or_write(as_json(models.paper, results, state["step"], state, provenance_of(models.paper)), given.output)
+    content = as_json(models.paper, results, state["step"], state, provenance_of(models.paper))
+    save_answer(content, results, given.checkpoint, given.output)
 
 
-def print_or_write(content: dict[str, Any], output: Path | None) -> None:
-    """JSON into a file, or on the screen where none is named."""
-    if output is None:
+def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpoint: str, output: Path | None) -> None:
+    """Writes evaluations as JSON and their hits beside it, as <stem>_hits.json; prints them in a few lines.
+
+    Args:
+        content: of `as_json`.
+        results: what it was made from.
+        checkpoint: as the user named it.
+        output: JSON file; None = one in outputs/evaluations, "-" = print the JSON and write nothing.
+    """
+    if output == Path("-"):
         print(json.dumps(content, indent=1))
-    else:
-        write_json(output, content)
+        return
+    if output is None:
+        protocols = {role: result.protocol for role, result in results.items()}
+        name = f"{'-'.join(Path(checkpoint).parts[-2:]).strip('/')}-{hash_of([checkpoint, protocols])}.json"
+        output = ROOT / "outputs" / "evaluations" / content["paper"] / name
+    write_json(hits_beside(output), {role: result.hits for role, result in results.items()})
+    write_json(output, content)
+    print(f"{in_words(content)}\nall metrics and protocols: {shown(output)}")
+
+
+def hits_beside(evaluation: Path) -> Path:
+    """Where the hits of a command's evaluation lie."""
+    return evaluation.with_name(f"{evaluation.stem}_hits.json")
 
 
 # ---------------------------------------------------------------- published weights
@@ -230,16 +254,16 @@ def published_encoder(
 def answer_of_published(
     paper: str, checkpoint: str, layout: str, encoder: Encoder, results: dict[str, Evaluation], output: Path | None
 ) -> None:
-    """Prints or writes evaluations of published weights; of a path its name alone.
+    """Writes and prints evaluations of published weights; of a path its name alone.
 
     Args:
         paper: the folder.
         checkpoint, layout: where the weights come from.
         encoder: that was evaluated.
         results: by role.
-        output: JSON file; None = print.
+        output: as in `save_answer`.
     """
     name = Path(checkpoint).name if Path(checkpoint).exists() else checkpoint
     weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
     facts = {"layout": layout, "geometry": encoder.model.geometry.name}
-    print_or_write({**facts, **as_json(paper, results, 0, weights, provenance_of(paper))}, output)
+    save_answer({**facts, **as_json(paper, results, 0, weights, provenance_of(paper))}, results, checkpoint, output)

@@ -1,9 +1,11 @@
 """From the command line to a prepared model: Accelerate, seeds, and errors that a user can read."""
 
+import json
 import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
 from common.base.config import ConfigError, entry_arguments
+from common.base.files import shown
 from common.base.provenance import ROOT
 from common.base.random_keys import derive_key
 from common.base.settings import RunConfig
@@ -19,8 +22,11 @@ from common.base.signals import STOPPED_EXIT_STATUS, Stopped
 from common.data.broken import TooManyBroken
 from common.data.pairs import open_training_pairs
 from common.distributed import is_main_process, leave_process_group, rank, wait_for_everyone
+from common.evaluation.protocol import in_words
 from common.run.folder import RunFiles, chosen_files, only_run_in
 from common.run.guards import NonFiniteLoss
+
+_PACKAGES_OF_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX")}  # the others are called as theirs
 
 
 def launched_accelerator(**options: Any) -> Accelerator:
@@ -39,11 +45,21 @@ def launched_accelerator(**options: Any) -> Accelerator:
 
 
 def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
-    """Accelerate for launch, device and precision; deterministic algorithms and a tracker if the config says so."""
+    """Accelerate for launch, device and precision; deterministic algorithms and a tracker if the config says so.
+
+    Raises:
+        ConfigError: the tracker's package is not installed.
+    """
     if run.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants it before its first product
         torch.use_deterministic_algorithms(True)
     tracked = run.tracker != "none"
+    packages = _PACKAGES_OF_TRACKERS.get(run.tracker, (run.tracker,))
+    if tracked and not any(find_spec(package) for package in packages):  # Accelerate would warn, and track nothing
+        raise ConfigError(
+            f"run.tracker = {run.tracker} needs the package {' or '.join(packages)}, which is not installed; accepted: "
+            f"pip install {packages[0]}, or run.tracker=none"
+        )
     accelerator = launched_accelerator(
         mixed_precision=run.mixed_precision,
         log_with=run.tracker if tracked else None,
@@ -155,3 +171,6 @@ def train_main(
     )
     with only_run_in(files) if accelerator.is_main_process else nullcontext():
         train(config, data_set, files, arguments.resume, accelerator, arguments.row)
+    if accelerator.is_main_process:
+        content = json.loads(files.evaluation.read_text(encoding="utf-8"))
+        print(f"{in_words(content)}\nrun folder with evaluation.json, hits.json, checkpoints: {shown(files.folder)}")

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from common.base.config import load_row
 from common.distributed import is_main_process
+from common.evaluation.protocol import data_text
 from common.report.figures import Curves, plot_curves
 from common.report.table import MEASURED, Column, Measured, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.rows import PaperCode, RowRun
-from common.reproduce.tables import data_text, measured_cell, table_of, train_rows
+from common.reproduce.tables import measured_cell, table_of, train_rows
 from common.run.log import read_log
 from contrastive_basics.pretrain import SCALE_FILES, pretrain
 from contrastive_basics.vision.config import VisionConfig
