@@ -123,7 +123,8 @@ def evaluate_suite(config: Config, encoder: Encoder, sets: EvaluationSets) -> di
         role: evaluate_zero_shot(encoder, task, average, further_metrics(role, task))
         for role, task in suite.zero_shot.items()
     }
-    results |= {role: evaluate_retrieval(encoder, each) for role, each in suite.retrieval.items()}
+    gallery = config.data.gallery
+    results |= {role: evaluate_retrieval(encoder, each, gallery=gallery) for role, each in suite.retrieval.items()}
     results |= {role: evaluate_associations(encoder, each) for role, each in suite.associations.items()}
     return results | {name: mean_evaluation(mean, results) for name, mean in suite.means.items()}
 

@@ -26,6 +26,7 @@ from oblique_topology.model import build_model
 
 PAPER = "oblique_topology"
 PROBE_TRAIN, PROBE_TEST = "imagenet_train", "imagenet"  # labelled sets of the linear probe
+PROBE_PICTURES = 4_000  # scenes to train the probe on, at most
 PROBE_SEED = 0  # of the probe's weights and order; the same for all runs, which differ in their own seeds
 # the paper's recipe on scenes: features once, of pictures that are not augmented, so that a CPU is enough
 CACHED_PROBE = replace(PROBES["oblique"], batch_size=256, crop_scale=None, flip_probability=0.0, use_rand_augment=False)
@@ -75,7 +76,7 @@ def _probe(data: DataConfig, sets: EvaluationSets) -> tuple[Any, Any, ProbeConfi
         ValueError: unlike classes; before a model is trained for them.
     """
     if data.source == "scenes":
-        size = 4 * data.num_labelled
+        size = min(4 * data.num_labelled, PROBE_PICTURES)
         train = classification_task(PROBE_TEST, size=size, image_size=data.image_size, part="train")
         return train, sets.zero_shot[PROBE_TEST], CACHED_PROBE
     if {PROBE_TRAIN, PROBE_TEST} <= sets.zero_shot.keys():

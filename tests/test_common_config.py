@@ -42,6 +42,7 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("optim: {learning_rate: .nan}", ["optim.learning_rate = nan", "a finite number"]),
         ("optim: {learning_rate: 0.0}", ["optim.learning_rate = 0.0", "> 0"]),
         ("optim: 3", ["optim is a section, got 3"]),
+        ("data: {num_test: 25, gallery: 10}", ["data.num_test = 25", "data.gallery = 10", "gallery=null"]),
         ("data: {source: web}", ["data.source = 'web'", "scenes, shards"]),
         ("data: {crop_scale: [0.5]}", ["data.crop_scale = [0.5]", "a list of 2 numbers"]),
         ("method: {geometry: torus}", ["method.geometry = 'torus'", "sphere"]),
@@ -127,7 +128,9 @@ def test_what_a_source_does_not_take_is_refused_with_those_that_do(tmp_path):
 
 def test_every_source_takes_what_the_table_says():
     values = dict.fromkeys(("train", "val", "test", "second_test", "images", "image_column", "caption_column"), "x")
-    values |= dict.fromkeys(("min_word_count", "max_words", "num_train", "num_val", "num_test", "num_labelled"), 9)
+    values |= dict.fromkeys(
+        ("min_word_count", "max_words", "num_train", "num_val", "num_test", "gallery", "num_labelled"), 9
+    )
     values |= {"stream_buffer": 9, "caption_noise": 0.9, "ambiguity": 0.9}
     assert set(TAKEN_BY) == set(values)
     for source in ("scenes", "shards", "karpathy", "tsv", "hugging_face"):

@@ -86,3 +86,34 @@ def test_embedding_that_takes_long_shows_a_bar(encoder, monkeypatch, capsys):
     assert "pictures:   0%" in capsys.readouterr().err
     encoder.texts([f"word{number}" for number in range(8)])
     assert "texts:   0%" in capsys.readouterr().err
+
+
+class Part(Pictures):
+    """Some of the pictures."""
+
+    def __init__(self, indices):
+        self.indices = indices
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, index):
+        return Pictures()[self.indices[index]]
+
+    def captions(self, index):
+        word = f"word{self.indices[index]}"
+        return [word, f"{word} word0"][: 1 + index % 2]
+
+
+def test_galleries_are_the_mean_of_parts_ranked_by_themselves(encoder):
+    whole = evaluate_retrieval(encoder, Part(range(8)), gallery=4)
+    parts = [evaluate_retrieval(encoder, Part(range(start, start + 4))) for start in (0, 4)]
+    for key, value in whole.metrics.items():
+        assert value == pytest.approx(sum(part.metrics[key] for part in parts) / 2, abs=1e-12)
+    assert whole.hits == {key: parts[0].hits[key] + parts[1].hits[key] for key in whole.hits}
+    assert whole.chance["i2t_recall_at_1"] == parts[0].chance["i2t_recall_at_1"]  # six captions each
+    assert whole.protocol["candidates"] == "own gallery of 4 images, mean over 2 folds"
+    assert whole.protocol["num_images"] == 4
+    assert evaluate_retrieval(encoder, Part(range(8)), gallery=9) == evaluate_retrieval(encoder, Part(range(8)))
+    with pytest.raises(ValueError, match="pictures: 8 readable pictures make no galleries of 3"):
+        evaluate_retrieval(encoder, Part(range(8)), gallery=3)

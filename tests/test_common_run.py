@@ -362,6 +362,11 @@ def test_cache_key_depends_on_config_data_and_code(monkeypatch):
     assert run_key(TRAIN, override(config, ["run.seed=1"]), "data") != key
     assert run_key(TRAIN, override(config, ["run.mixed_precision=bf16"]), "data") != key
     assert run_key(TRAIN, override(config, ["run.num_workers=2", "run.log_every=3"]), "data") == key
+    automatic = override(config, ["run.mixed_precision=auto"])
+    for instructions, same_as in (({}, "no"), ({"avx512_bf16": True}, "bf16"), ({"bf16": True}, "bf16")):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", instructions.copy, raising=False)
+        said = override(config, [f"run.mixed_precision='{same_as}'"])
+        assert run_key(TRAIN, automatic, "data") == run_key(TRAIN, said, "data")
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert run_key(TRAIN, config, "data") != key
     monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")

@@ -114,6 +114,16 @@ def hardware() -> str:
     return f"{device}, torch {torch.__version__}"
 
 
+def computes_bfloat16() -> bool:
+    """Whether products in bfloat16 have instructions of their own here: elsewhere they cost more than in float32."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if torch.accelerator.is_available():
+        return False
+    known = getattr(torch.cpu, "get_capabilities", dict)()  # a torch that does not tell counts as one without
+    return any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 def _processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():

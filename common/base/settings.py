@@ -29,7 +29,8 @@ TAKEN_BY = {
     "image_column": ("tsv", "hugging_face"),
     "caption_column": ("tsv", "hugging_face"),
     "stream_buffer": ("hugging_face",),
-    **dict.fromkeys(("num_train", "num_val", "num_test", "num_labelled", "caption_noise", "ambiguity"), ("scenes",)),
+    **dict.fromkeys(("num_train", "num_val", "num_test", "gallery", "num_labelled"), ("scenes",)),
+    **dict.fromkeys(("caption_noise", "ambiguity"), ("scenes",)),
 }
 
 
@@ -67,6 +68,7 @@ class DataConfig:
     num_train: int = setting(50_000, at_least=1)  # pictures in one epoch
     num_val: int = setting(500, at_least=1)
     num_test: int = setting(1_000, at_least=1)  # pictures of each retrieval test set
+    gallery: int | None = setting(None, at_least=2)  # test pictures ranked together, null = all num_test
     num_labelled: int = setting(1_000, at_least=1)  # pictures of each zero-shot classification set
     caption_noise: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of shuffled training pairs
     ambiguity: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of training captions made ambiguous
@@ -90,6 +92,11 @@ class DataConfig:
                         f"data.{item.name} = {value!r} has no effect with data.{choice} = {chosen}; accepted: "
                         f"data.{choice} = {' or '.join(takers)}, or the default, {item.default!r}"
                     )
+        if self.gallery is not None and self.num_test > self.gallery and self.num_test % self.gallery:
+            raise ValueError(
+                f"data.num_test = {self.num_test} makes no whole galleries of data.gallery = {self.gallery}; accepted: "
+                "a multiple of it, or data.gallery=null to rank all together"
+            )
         if self.crop_scale is not None and not 0.0 < self.crop_scale[0] <= self.crop_scale[1] <= 1.0:
             raise ValueError(
                 f"data.crop_scale = {list(self.crop_scale)}; accepted: smallest and largest share, in this order, both "
@@ -208,7 +215,8 @@ class RunConfig:
 
     seed: int = setting(0, at_least=0)
     num_workers: int = setting(0, at_least=0)  # loader processes per training process
-    mixed_precision: Literal["no", "bf16"] | None = None  # null = as `accelerate launch` says
+    # towers in bfloat16; auto: where the machine computes it natively; null = as `accelerate launch` says
+    mixed_precision: Literal["no", "bf16", "auto"] | None = None
     deterministic: bool = False  # only algorithms that give the same on the same machine every time; slower on a GPU
     log_every: int = setting(10, at_least=1)  # steps
     diagnose_every: int = setting(10, at_least=0)  # steps between log lines that look at the embeddings, 0 = never

@@ -25,7 +25,7 @@ import torch
 from common.data.pairs import Pairs
 from common.data.text_files import read_json_object, read_text
 from common.evaluation.embed import CaptionRule, Encoder, embed_pairs, scores_here
-from common.evaluation.protocol import TIE_RULE, Evaluation
+from common.evaluation.protocol import TIE_RULE, Evaluation, mean_of_folds
 from common.evaluation.retrieval import (
     PerQuery,
     Positives,
@@ -252,13 +252,7 @@ def _by_folds(scores, text_scores, rows, text_to_image, num_images, fold_size, t
         owners = text_to_image[columns] - start
         positives = Positives.from_owners(owners, fold_size)
         folds.append(_by_recall(*tables, None if rows is None else held[ours] - start, positives, owners, told))
-    first = folds[0]
-    return Evaluation(
-        metrics={key: sum(fold.metrics[key] for fold in folds) / len(folds) for key in first.metrics},
-        protocol=first.protocol | {"candidates": f"own fold of {fold_size} images, mean over {len(folds)} folds"},
-        chance={key: sum(fold.chance[key] for fold in folds) / len(folds) for key in first.chance},
-        hits={key: [values for fold in folds for values in fold.hits[key]] for key in first.hits},
-    )
+    return mean_of_folds(folds, f"own fold of {fold_size} images")
 
 
 def _evaluation(

@@ -28,7 +28,7 @@ from common.data.transforms import ImageTransform, normalize
 from common.distributed import gather_rows, is_main_process, rank, world_size
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.accuracy import classification_evaluation
-from common.evaluation.protocol import Evaluation, RetrievalProtocol, hash_of_captions
+from common.evaluation.protocol import Evaluation, RetrievalProtocol, hash_of_captions, mean_of_folds
 from common.evaluation.retrieval import (
     Positives,
     chance_level,
@@ -225,27 +225,51 @@ def embed_pairs(encoder: Encoder, pairs: Pairs, rule: CaptionRule) -> EmbeddedPa
     return EmbeddedPairs(pairs, rule, images[readable], texts, indices, captions_of, text_to_image)
 
 
-def evaluate_retrieval(encoder: Encoder, pairs: Pairs, rule: CaptionRule = CaptionRule()) -> Evaluation:
+def evaluate_retrieval(
+    encoder: Encoder, pairs: Pairs, rule: CaptionRule = CaptionRule(), gallery: int | None = None
+) -> Evaluation:
     """Ranks a test set of captioned pictures both ways by the model's own similarity; each process ranks its share.
 
+    Args:
+        encoder: model and preprocessing.
+        pairs: the test set.
+        rule: which captions, and what is done to them.
+        gallery: pictures that are candidates together. The set is cut into as many consecutive ones, each ranked with
+            its own captions alone, and the metrics are means over them: a larger sample of the same task. None = all.
     Raises:
-        ValueError: if none of its pictures can be read, or none has a caption.
+        ValueError: if none of its pictures can be read, none has a caption, or they make no whole galleries.
     """
     embedded = embed_pairs(encoder, pairs, rule)
-    scores, text_scores, rows = scores_here(encoder, embedded.images, embedded.texts)
-    positives = Positives.from_owners(embedded.text_to_image, len(embedded.images))
-    ranks = retrieval_ranks(scores, positives, rows=rows, text_scores=text_scores)
-    if ranks.t2i_tied_share > TIE_WARNING and is_main_process():
+    count, owners = len(embedded.images), embedded.text_to_image
+    gallery = count if gallery is None else min(gallery, count)
+    if count % gallery:
+        raise ValueError(f"{pairs.name}: {count} readable pictures make no galleries of {gallery}")
+    folds = []
+    for start in range(0, count, gallery):
+        pictures = slice(start, start + gallery)
+        captions = slice(*torch.searchsorted(owners, torch.tensor([pictures.start, pictures.stop])).tolist())
+        folds.append(_rank(encoder, embedded, pictures, captions))
+    tied = max(fold.metrics["t2i_tied_share"] for fold in folds)
+    if tied > TIE_WARNING and is_main_process():
         warnings.warn(
             f"{pairs.name}: more than {TIE_WARNING:.1%} of the captions score their picture and another one alike "
             "(t2i_tied_share): the embeddings have collapsed, or pictures occur twice",
             stacklevel=2,
         )
+    return folds[0] if gallery == count else mean_of_folds(folds, f"own gallery of {gallery} images")
+
+
+def _rank(encoder: Encoder, embedded: EmbeddedPairs, pictures: slice, captions: slice) -> Evaluation:
+    """Consecutive pictures against their own captions."""
+    images, owners = embedded.images[pictures], embedded.text_to_image[captions] - pictures.start
+    scores, text_scores, rows = scores_here(encoder, images, embedded.texts[captions])
+    positives = Positives.from_owners(owners, len(images))
+    ranks = retrieval_ranks(scores, positives, rows=rows, text_scores=text_scores)
     return Evaluation(
         metrics=retrieval_metrics(ranks),
         protocol=embedded.protocol(encoder, positives, scores.dtype).to_json(),
         chance=chance_level(positives),
-        hits=hits_by_image(recalls(ranks), embedded.text_to_image, len(embedded.images)),
+        hits=hits_by_image(recalls(ranks), owners, len(images)),
     )
 
 

@@ -45,6 +45,22 @@ class Evaluation:
     hits: dict[str, list[list[float]]] = field(repr=False)
 
 
+def mean_of_folds(folds: Sequence[Evaluation], said: str) -> Evaluation:
+    """The mean over parts of a test set, each ranked by itself; a bootstrap draws from the images of all of them.
+
+    Args:
+        folds: of equally many images.
+        said: what the protocol calls their candidates, e.g. "own fold of 1000 images".
+    """
+    first, count = folds[0], len(folds)
+    return Evaluation(
+        metrics={key: sum(fold.metrics[key] for fold in folds) / count for key in first.metrics},
+        protocol=first.protocol | {"candidates": f"{said}, mean over {count} folds"},
+        chance={key: sum(fold.chance[key] for fold in folds) / count for key in first.chance},
+        hits={key: [values for fold in folds for values in fold.hits[key]] for key in first.hits},
+    )
+
+
 @dataclass(frozen=True)
 class RetrievalProtocol:
     """All that changes a recall without changing the model.
@@ -174,6 +190,7 @@ def as_json(
         "step": step,
         "training_data": training["training_data"],
         "training_revision": training["training_revision"],
+        "precision": training.get("precision", "not known"),
         **provenance,
         "evaluations": {
             name: {"metrics": result.metrics, "chance": result.chance, "protocol": result.protocol}

@@ -15,6 +15,7 @@ from common.report.statistics import bootstrap_interval
 from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.rows import PaperCode, RowRun, paper_tables, run_row
+from common.run.folder import precision_of
 from common.run.log import read_log
 
 Runs = dict[str, list[RowRun]]  # method -> one run per seed
@@ -145,7 +146,8 @@ def note_of(command: Command, row: str, code: PaperCode) -> str:
     return (
         f"ours: ViT width {model.image.width}, {model.image.layers} layers, {data.image_size} px in patches of "
         f"{model.patch_size}; text width {model.text.width}, {model.text.layers} layers; embedding "
-        f"{model.embedding_dim}; {optim.steps} steps of {optim.global_batch_size} pairs"
+        f"{model.embedding_dim}; {optim.steps} steps of {optim.global_batch_size} pairs; towers in "
+        f"{'bfloat16' if precision_of(config.run) == 'bf16' else 'float32'}"
     )
 
 

@@ -113,7 +113,9 @@ def zero_shot_and_retrieval(config: Any, encoder: Encoder, sets: EvaluationSets)
     """What most tables want: every set of `sets` by role; prompts are combined as config.method.prompt_average says."""
     average = config.method.prompt_average
     results = {name: evaluate_zero_shot(encoder, task, average) for name, task in sets.zero_shot.items()}
-    return results | {role: evaluate_retrieval(encoder, pairs) for role, pairs in sets.retrieval.items()}
+    return results | {
+        role: evaluate_retrieval(encoder, pairs, gallery=config.data.gallery) for role, pairs in sets.retrieval.items()
+    }
 
 
 def evaluate_and_save(

@@ -12,8 +12,16 @@ import filelock
 import yaml
 
 from common.base.config import ConfigError, to_dict
-from common.base.provenance import ROOT, code_fingerprint, git_revision, hardware, hash_of, imported_files
-from common.base.settings import DataConfig
+from common.base.provenance import (
+    ROOT,
+    code_fingerprint,
+    computes_bfloat16,
+    git_revision,
+    hardware,
+    hash_of,
+    imported_files,
+)
+from common.base.settings import DataConfig, RunConfig
 from common.data.text import build_tokenizer
 from common.distributed import gather_objects, is_main_process
 from common.run.checkpoint import Checkpoint, has_checkpoints, last_checkpoint, set_aside_later
@@ -107,7 +115,7 @@ def run_key(script: Path, config: Any, data_fingerprint: str) -> str:
     leave_out = (*NOT_IN_KEY, f"{paper}/evaluate.py", f"{paper}/vision/evaluate.py")
     content = _what_decides(to_dict(config))
     # in the key though a run may go on with another one: a launch may say it, and the results are two
-    content["precision"] = config.run.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    content["precision"] = precision_of(config.run)
     if isinstance(data, DataConfig):
         leave_out += NOT_IN_KEY_OF_PAIRS
         for setting, files in CHOSEN_CODE.items():
@@ -116,6 +124,13 @@ def run_key(script: Path, config: Any, data_fingerprint: str) -> str:
             content["tokenizer"] = build_tokenizer(data, training_pairs=None).fingerprint
     code = code_fingerprint(imported_files(script, leave_out))
     return hash_of({"config": content, "data": data_fingerprint, "code": code})
+
+
+def precision_of(run: RunConfig) -> str:
+    """In which the towers of a run train here, as Accelerate names it: "no" is float32 throughout."""
+    if run.mixed_precision == "auto":
+        return "bf16" if computes_bfloat16() else "no"
+    return run.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
 
 
 def evaluation_code(paper: str, script: str = "evaluate.py") -> str:

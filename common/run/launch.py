@@ -23,7 +23,7 @@ from common.data.broken import TooManyBroken
 from common.data.pairs import open_training_pairs
 from common.distributed import is_main_process, leave_process_group, rank, wait_for_everyone
 from common.evaluation.protocol import in_words
-from common.run.folder import RunFiles, chosen_files, only_run_in
+from common.run.folder import RunFiles, chosen_files, only_run_in, precision_of
 from common.run.guards import NonFiniteLoss
 
 _PACKAGES_OF_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX")}  # the others are called as theirs
@@ -61,7 +61,7 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
             f"pip install {packages[0]}, or run.tracker=none"
         )
     accelerator = launched_accelerator(
-        mixed_precision=run.mixed_precision,
+        mixed_precision=precision_of(run),
         log_with=run.tracker if tracked else None,
         project_dir=str(folder) if tracked else None,
     )

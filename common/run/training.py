@@ -123,6 +123,7 @@ def open_run(
         ),
         "data_fingerprint": data_set.fingerprint,
         "training_data": training.description,
+        "precision": accelerator.mixed_precision,
         **training.state(bare_model),
     }
     journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label, steps)
