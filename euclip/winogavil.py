@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from common.data.broken import BrokenSample, Unusable
-from common.data.decoding import FILE_FORMATS, decode_picture
+from common.data.broken import Unusable, named
+from common.data.decoding import FILE_FORMATS, decode_picture, read_picture
 from common.data.rows import picture_bytes
 from common.data.scenes import AnnotationTask
 from common.evaluation.accuracy import WINOGAVIL_GROUPS, winogavil_jaccard, winogavil_metrics, winogavil_prompt
@@ -135,14 +135,12 @@ class RowAssociations:
             self._last = (row, self._rows[row]["candidate_images"])
         pictures = self._last[1]
         content = picture_bytes(pictures[place]) if place < len(pictures) else None
-        try:
+        with named(self.name, f"row {row}, candidate {place}"):
             if isinstance(content, str):
-                content = Path(content).read_bytes()
+                return {"image": read_picture(Path(content))}
             if not isinstance(content, bytes):
                 raise Unusable("missing picture")
             return {"image": decode_picture(content, formats=FILE_FORMATS)}
-        except (Unusable, OSError) as error:
-            raise BrokenSample(self.name, f"row {row}, candidate {place}", str(error)) from None
 
 
 def open_winogavil(source: str, root: Path) -> RowAssociations:

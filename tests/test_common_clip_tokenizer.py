@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 import unicodedata
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import CLIPTokenizer
 
 from common.data import clip_tokenizer
 from common.data.clip_tokenizer import NUM_MERGES, ClipTokenizer, clean_text
+from common.data.tokenizer import WordTokenizer
 
 TEXTS = [
     "a photo of a cat.",
@@ -92,6 +94,15 @@ def test_all_local_captions_equal_open_clip(data_dir, clip, reference):
     captions += [row[language] for row in rows for language in ("en", "de", "fr", "cs") if language in row]
     assert len(captions) > 2_500
     assert torch.equal(clip.encode(captions, 77), reference(captions, 77))
+
+
+def test_a_text_is_cut_before_it_is_cleaned(clip, reference):
+    long = " ".join(["\U0001f602" * 7] * 10 + ["&hearts;", *"antidisestablishmentarianism" * 30])
+    assert torch.equal(clip.encode([long], 77), reference([long], 77))
+    for tokenizer in (clip, WordTokenizer(["amp"])):
+        start = time.process_time()
+        tokenizer.encode(["&" + "amp;" * 16_000], 77)  # each round of repair resolves one of them
+        assert time.process_time() - start < 3
 
 
 def test_without_ftfy_rows_equal_transformers(clip):

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from little_memory import at_most
 from PIL import Image
 from tars import as_plain, good_tar, jpeg, pair, write_tar
 
-from common.data import decoding, shards
+from common.data import decoding, tar_index
 from common.data import shards as open_files
 from common.data.broken import BrokenSample
 from common.data.shards import ShardDataset
@@ -153,10 +154,30 @@ def test_a_pixel_bomb_is_refused_by_its_header(tmp_path, monkeypatch):
         pairs[0]
 
 
-def test_a_huge_member_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "MAX_MEMBER_BYTES", 400)
+def test_a_picture_that_memory_cannot_hold_is_a_broken_sample(tmp_path):
+    buffer = io.BytesIO()
+    Image.new("1", (9_000, 9_500)).save(buffer, "PNG")
+    pairs = one_sample(tmp_path, jpg=None, png=buffer.getvalue())
+    with (
+        at_most(megabytes=100),
+        pytest.raises(BrokenSample, match=r"\[odd\]: sample is too large: there is not enough"),
+    ):
+        pairs[0]
+    assert pairs[1]["image_id"] == "id1"
+
+
+def test_a_picture_longer_than_a_jpeg_can_be_is_refused(tmp_path):
+    buffer = io.BytesIO()
+    Image.new("1", (65_536, 1)).save(buffer, "PNG")
+    with pytest.raises(BrokenSample, match="65536 x 1 pixels, at most 100000000 in all and 65535 a side"):
+        one_sample(tmp_path, jpg=None, png=buffer.getvalue())[0]
+
+
+@pytest.mark.parametrize(("limit", "column"), [("MAX_MEMBER_BYTES", "image"), ("MAX_TEXT_BYTES", "json")])
+def test_a_huge_member_is_refused_before_it_is_read(tmp_path, monkeypatch, limit, column):
+    monkeypatch.setattr(tar_index, limit, 40)
     pairs = ShardDataset(str(good_tar(tmp_path / "y.tar", 1)))
-    with pytest.raises(BrokenSample, match="image is too large"):
+    with pytest.raises(BrokenSample, match=rf"{column} is too large: \d+ bytes, at most 40 are read"):
         pairs[0]
 
 

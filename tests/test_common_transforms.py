@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from little_memory import at_most
 from PIL import Image
 from scipy import stats
 from torchvision import transforms as tv
@@ -55,6 +56,18 @@ def test_an_array_of_the_right_size_passes_unchanged_as_a_copy():
         assert np.array_equal(pixels.numpy(), array.transpose(2, 0, 1))
         assert not np.shares_memory(pixels.numpy(), array)
         assert pixels.is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(1, 65_500), (65_500, 1), (3, 20_000)])
+@pytest.mark.parametrize("transform", [ImageTransform(224), ImageTransform(224, "squeeze")])
+def test_a_line_of_pixels_takes_little_memory_and_shows_its_centre(shape, transform):
+    line = np.zeros((*shape, 3), dtype=np.uint8)
+    np.moveaxis(line, np.argmax(shape), 0)[max(shape) // 4 : -max(shape) // 4] = 200  # the middle half
+    with at_most(megabytes=200):
+        pixels = transform.eval(line)
+    assert pixels.shape == (3, 224, 224)
+    if transform.mode == "crop":
+        assert (pixels == 200).all()
 
 
 # --- training views --------------------------------------------------------------------------------------------------

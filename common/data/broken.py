@@ -38,11 +38,13 @@ class Unusable(ValueError):
 
 @contextmanager
 def named(path: str | Path, key: str = "") -> Iterator[None]:
-    """What is unusable inside becomes a `BrokenSample` with its place."""
+    """What is unusable inside, or takes more memory than there is, becomes a `BrokenSample` with its place."""
     try:
         yield
     except Unusable as error:
         raise BrokenSample(path, key, str(error)) from None
+    except MemoryError:
+        raise BrokenSample(path, key, "sample is too large: there is not enough memory to read it") from None
 
 
 class TooManyBroken(ValueError):

@@ -14,6 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from common.data.broken import Unusable, named
 
 MAX_PIXELS = 100_000_000  # larger pictures are refused by their header, before they are decoded
+MAX_SIDE = 65_535  # likewise, pixels; a JPEG cannot have more. Resampling takes memory in proportion to a side
 SHARD_FORMATS = ("JPEG", "PNG", "WebP")
 FILE_FORMATS = (*SHARD_FORMATS, "BMP", "GIF", "PPM", "TIFF")  # of picture files and tables; no format that runs code
 ROLES = ("train", "val", "test", "second_test")
@@ -59,8 +60,8 @@ def decode_picture(
         # opening reads the header only; naming the formats keeps Pillow from trying its many others
         image = Image.open(io.BytesIO(content), formats=[name.upper() for name in formats])
         width, height = image.size
-        if width * height > MAX_PIXELS:
-            size = f"{width} x {height} pixels, at most {MAX_PIXELS} in all are decoded"
+        if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
+            size = f"{width} x {height} pixels, at most {MAX_PIXELS} in all and {MAX_SIDE} a side are decoded"
             raise Unusable(f"picture is too large: {size}")
         if decode_size is not None:
             image.draft("RGB", (decode_size, decode_size))  # only JPEG has it, others ignore it

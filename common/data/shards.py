@@ -26,7 +26,7 @@ import numpy as np
 
 from common.data.broken import BrokenSample, Unusable, check_opened, named
 from common.data.decoding import check_reading_options, checked_captions, decode_picture, row_of
-from common.data.tar_index import COLUMNS, MAX_MEMBER_BYTES, cached_index, given_image_id
+from common.data.tar_index import COLUMNS, cached_index, given_image_id, max_bytes
 
 MAX_OPEN = 32  # files per process
 
@@ -359,8 +359,8 @@ class ShardDataset:
         offset, size = self._indices[shard].members[row, COLUMNS.index(column)].tolist()
         if offset < 0:
             return None
-        if size > MAX_MEMBER_BYTES:
-            raise Unusable(f"{column} is too large: {size} bytes, at most {MAX_MEMBER_BYTES} are read")
+        if size > max_bytes(column):
+            raise Unusable(f"{column} is too large: {size} bytes, at most {max_bytes(column)} are read")
         content = self._files.read(shard, self.shards[shard], offset, size)
         if len(content) != size:
             raise Unusable(f"{column} cannot be read in full: {len(content)} of {size} bytes")

@@ -22,7 +22,8 @@ from common.data.decoding import id_text, number_of
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")  # the first that a sample has is its picture
 COLUMNS = ("image", "json", "txt", "cls", "npy")  # members of a sample; the index holds (offset, size) of each
-MAX_MEMBER_BYTES = 1 << 28  # larger members are refused before they are read
+MAX_MEMBER_BYTES = 1 << 28  # larger pictures and arrays are refused before they are read
+MAX_TEXT_BYTES = 1 << 24  # likewise json, txt and cls; parsed, brackets take twenty times as much memory
 
 _CACHE_VERSION = 4
 _BLOCK = 512  # bytes; a tar is a row of these
@@ -120,7 +121,7 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
                 continue
             sample[column] = (offset, size)
             digest.update(f"{key}\0{extension}\0{size}\0".encode("utf-8", "surrogateescape"))
-            if column != "image" and size <= MAX_MEMBER_BYTES:
+            if column != "image" and size <= max_bytes(column):
                 file.seek(offset)
                 content = file.read(size)
                 digest.update(content)
@@ -147,6 +148,11 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     keys = np.array([key.encode("utf-8", "surrogateescape") for key in samples], dtype=np.bytes_)
     ids = np.array([image_ids.get(key, -1) for key in samples], dtype=np.int64)
     return ShardIndex(keys, members, ids, broken, digest.hexdigest(), file_size)
+
+
+def max_bytes(column: str) -> int:
+    """Size of the largest member that is read."""
+    return MAX_MEMBER_BYTES if column in ("image", "npy") else MAX_TEXT_BYTES
 
 
 def given_image_id(metadata: dict[str, Any]) -> str | None:

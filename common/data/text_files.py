@@ -3,6 +3,7 @@
 import base64
 import binascii
 import gzip
+import io
 import json
 import re
 import zlib
@@ -12,18 +13,36 @@ from typing import Any
 _FILE_SUFFIXES = (".txt", ".gz", ".json", ".model", ".vocab")
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 _MAX_UNPACKED_BYTES = 1 << 26
+_MAX_UNPACKED_RATIO = 100  # over the packed size, where the result is larger than that; text packs to a tenth
+
+
+def unpacked(content: bytes) -> bytes:
+    """The content of a gzip file (seen by its first bytes, not by its name); any other stays as it is.
+
+    Raises:
+        OSError, EOFError, zlib.error: it is damaged, or grows to more than 64 MiB and 100 times its size.
+    """
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    limit = max(_MAX_UNPACKED_BYTES, _MAX_UNPACKED_RATIO * len(content))
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        found = file.read(limit + 1)
+    if len(found) > limit:
+        raise OSError(
+            f"its {len(content):,} bytes unpack to more than {limit:,}; accepted: up to {_MAX_UNPACKED_RATIO} times "
+            f"the size, or {_MAX_UNPACKED_BYTES:,} (where it is no mistake, unpack the file first)"
+        )
+    return found
 
 
 def read_text(path: Path) -> str:
-    """Content of a UTF-8 file, unpacked where it is gzip (seen by its first bytes, not by its name).
+    """Content of a UTF-8 file, `unpacked` where it is gzip.
 
     Raises:
         ValueError: names the file and what is wrong with it.
     """
     try:
-        content = path.read_bytes()
-        if content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
+        content = unpacked(path.read_bytes())
         return content.decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error

@@ -17,6 +17,7 @@ from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
 PAD_ID, UNKNOWN_ID, CLS_ID, END_ID = 0, 1, 2, 3
+LONGEST_PIECE = 100  # characters; BERT knows no longer word, no piece of CLIP's vocabulary has as many
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # no word has brackets, so they cannot collide
 
 # letters and digits of any script; an apostrophe belongs to a word only between two of them (dog's, don't)
@@ -67,7 +68,8 @@ class Tokenizer:
 
         Args:
             texts: one string each; an empty one gives start, end.
-            context_length: ids per row, at least 3. Pieces that do not fit are cut, the end token stays.
+            context_length: ids per row, at least 3. Pieces that do not fit are cut, the end token stays. Of a text
+                `LONGEST_PIECE` * context_length characters are read: cleaning may take the square of their number.
         Returns:
             (num_texts, context_length), int64.
         Raises:
@@ -78,7 +80,8 @@ class Tokenizer:
         rows = []
         for text in _checked(texts, "texts"):
             # one text at a time: the batched call starts threads, after which loader workers cannot fork in peace
-            ids = self._pieces.encode(self._clean(text), add_special_tokens=False).ids
+            text = self._clean(text[: LONGEST_PIECE * context_length])
+            ids = self._pieces.encode(text, add_special_tokens=False).ids
             row = [self.cls_id, *ids[: context_length - 2], self.end_id]
             rows.append(row + [self.pad_id] * (context_length - len(row)))
         return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), context_length)

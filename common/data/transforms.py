@@ -22,6 +22,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 MODES = ("squeeze", "crop")
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop, as torchvision's RandomResizedCrop
 CROP_ATTEMPTS = 10
+MAX_SIDE_RATIO = 100  # long side over short one: of a longer picture the central part is taken
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class ImageTransform:
     Args:
         size: side of the square, pixels.
         mode: evaluation, and training without `crop_scale`: "squeeze" resizes both sides (ALBEF, TCL, GeoMM), "crop"
-            resizes the shortest side and cuts the centre (CLIP, DataComp).
+            resizes the shortest side and cuts the centre (CLIP, DataComp). Of a picture more than `MAX_SIDE_RATIO`
+            times as long as wide the ends are cut off before, so that a line of pixels does not become a huge picture.
         crop_scale: training: smallest and largest share of the picture's area of a random crop with torchvision's
             RandomResizedCrop rules; None trains with the evaluation view.
         flip_probability: training: probability of a mirror image. Captions that say left and right want 0.
@@ -84,15 +86,14 @@ class ImageTransform:
                 # a copy: a view would let the caller's array change the batch
                 return torch.from_numpy(image.transpose(2, 0, 1).copy())
         picture = _as_rgb(image)
-        width, height = picture.size
         if self.mode == "squeeze":
             width = height = self.size
         else:  # the shortest side gets the size; of the other one what is too much is cut off on both sides
-            shortest = min(width, height)
-            width, height = self.size * width // shortest, self.size * height // shortest
-        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
-        left, top = round((width - self.size) / 2), round((height - self.size) / 2)
-        return _as_tensor(picture.crop((left, top, left + self.size, top + self.size)))
+            shortest = min(picture.size)
+            if max(picture.size) > MAX_SIDE_RATIO * shortest:
+                picture = _centre(picture, *(min(side, MAX_SIDE_RATIO * shortest) for side in picture.size))
+            width, height = (self.size * side // shortest for side in picture.size)
+        return _as_tensor(_centre(picture.resize((width, height), Image.Resampling.BICUBIC), self.size, self.size))
 
     def train(self, image: Image.Image | np.ndarray, rng: np.random.Generator | int) -> Tensor:
         """The training view: a random crop where `crop_scale` is set, else the evaluation view; then the mirror.
@@ -218,6 +219,11 @@ def _as_rgb(image: Image.Image | np.ndarray) -> Image.Image:
     if not isinstance(image, Image.Image):
         raise ValueError(f"the image is of type {type(image).__name__}; accepted: Pillow image, uint8 array")
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _centre(picture: Image.Image, width: int, height: int) -> Image.Image:
+    left, top = round((picture.width - width) / 2), round((picture.height - height) / 2)
+    return picture.crop((left, top, left + width, top + height))
 
 
 def _as_tensor(picture: Image.Image) -> Tensor:

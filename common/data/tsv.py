@@ -6,7 +6,6 @@ error.
 """
 
 import csv
-import gzip
 import io
 import itertools
 import zlib
@@ -16,6 +15,7 @@ from typing import Any
 
 from common.data.picture_files import PictureFiles
 from common.data.rows import Row, pictures_of
+from common.data.text_files import unpacked
 
 # names by which a header is recognised
 IMAGE_COLUMNS = ("filepath", "file_path", "path", "file_name", "filename", "image_path", "image", "file", "img")
@@ -81,12 +81,10 @@ def _read(table: Path) -> str:
     """The text; bytes that are no UTF-8 become lone surrogates, which name their row later."""
     if not table.is_file():
         raise FileNotFoundError(f"{table}: no such file; accepted: a table with a column of paths and one of captions")
-    content = table.read_bytes()
-    if content.startswith(b"\x1f\x8b"):
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{table} cannot be unpacked: {error}") from None
+    try:
+        content = unpacked(table.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{table} cannot be unpacked: {error}") from None
     if b"\0" in content[:4096]:
         raise ValueError(f"{table} is no table: it holds zero bytes; accepted: text in UTF-8")
     text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
