@@ -110,7 +110,7 @@ def pretrain(
             journal.step_done(done, batch, **values, learning_rate=learning_rate, gradient_norm=gradient_norm)
             if journal.evaluates_at(done):
                 metrics = monitor(model, encoder, training.bank, training.queries, config)
-                journal.evaluated(done, training.queries.name, metrics, {"knn_acc1": "kNN"})
+                journal.evaluated(done, {training.queries.name: metrics}, {"knn_acc1": "kNN"})
             save_if_due(run, done, stop)
         if run.steps == 0:
             save_if_due(run, 0, stop)

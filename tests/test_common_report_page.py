@@ -241,7 +241,8 @@ def made_up_log(offset):
     ]
     records[7]["loss"] = "nan"  # as the log writes it
     metrics = {"test/i2t_recall_at_1": 0.25 + offset, "test/t2i_recall_at_1": 0.125, "test/i2t_recall_at_5": 0.5}
-    return [*records, {"event": "evaluate", "step": 200, "metrics": metrics}, {"event": "broken", "step": 3}]
+    evaluated = [{"event": "evaluate", "step": 200, "metrics": found} for found in (metrics, {"acc1": 0.75, "acc5": 1})]
+    return [*records, *evaluated, {"event": "broken", "step": 3}]
 
 
 def test_plot_of_training_has_loss_logit_scale_and_recall_of_every_run(tmp_path):
@@ -249,8 +250,9 @@ def test_plot_of_training_has_loss_logit_scale_and_recall_of_every_run(tmp_path)
     assert picture_is_not_blank(png)
     records = list(csv.DictReader(numbers.open()))
     assert {(record["panel"], record["run"]) for record in records} == {
-        (panel, run) for panel in ("loss", "logit_scale", "i2t_recall_at_1", "t2i_recall_at_1") for run in "ab"
+        (panel, run) for panel in ("loss", "logit_scale", "i2t_recall_at_1", "t2i_recall_at_1", "acc1") for run in "ab"
     }
+    assert [float(r["value"]) for r in records if r["panel"] == "acc1"] == [75.0, 75.0]
     assert [float(r["value"]) for r in records if r["panel"] == "i2t_recall_at_1"] == [25.0, 37.5]
     # of 200 records, means over windows of 4, as they are drawn
     losses = [float(record["loss"]) for record in made_up_log(0.125) if record["event"] == "train"]
@@ -272,7 +274,7 @@ def test_seeds_of_a_method_look_alike_and_share_a_line_of_the_legend(tmp_path, m
     )
     logs = {name: made_up_log(0.0) for name in ("a, seed 0", "a, seed 1", "b, T = 1, seed 0")}
     plot_training(logs, tmp_path / "training.png")
-    assert drawn == [0, 0, 1] * 4
+    assert drawn == [0, 0, 1] * 5
     assert [text.split(":")[0] for text in legends[0]] == ["a (2 seeds)", "b, T = 1", "ln of the global batch"]
 
 

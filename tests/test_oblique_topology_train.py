@@ -12,8 +12,10 @@ from accelerate import Accelerator
 from processes import in_processes
 
 from common.base.config import ConfigError, load_row, override
-from common.data.pairs import open_training_pairs
+from common.data.pairs import open_evaluation_sets, open_training_pairs
+from common.data.scenes import classification_task
 from common.distributed import rank
+from common.evaluation.embed import evaluate_zero_shot
 from common.geometry import Sphere
 from common.info_nce import contrastive_loss
 from common.late_interaction import late_interaction_loss
@@ -82,6 +84,29 @@ def test_training_lowers_the_loss_and_writes_everything(tmp_path):
     recall = evaluation["evaluations"]["test"]["metrics"]["t2i_recall_at_5"]
     flat = [hit for image in hits["test"]["t2i_recall_at_5"] for hit in image]
     assert sum(flat) / len(flat) == pytest.approx(recall)
+
+
+def test_recall_and_zero_shot_accuracy_are_followed_in_log_tracker_and_on_the_screen(
+    unbroken, tmp_path, monkeypatch, capsys, not_evaluated
+):
+    tracked = {}
+    monkeypatch.setattr(Accelerator, "log", lambda self, values, step: tracked.setdefault(step, {}).update(values))
+    half = half_of(unbroken, tmp_path / "half")
+    files = run(half, "run.evaluate_every=3", "run.save_every=1", "run.keep_checkpoints=4", resume=True)
+    config, encoder = load_encoder(last_checkpoint(files.checkpoints), torch.device("cpu"))
+    size = config.data.num_val
+    others = classification_task("imagenet", size=size, image_size=config.data.image_size, part="train")
+    assert not {others[k]["image_id"] for k in range(size)} & {
+        task["image_id"] for task in map(open_evaluation_sets(config.data).zero_shot["imagenet"].__getitem__, range(8))
+    }
+    accuracy = evaluate_zero_shot(encoder, others, config.method.prompt_average).metrics["acc1"]
+    found = {line["data"]: line["metrics"] for line in read_log(files.log) if line["event"] == "evaluate"}  # the last
+    assert found["scenes/imagenet"]["acc1"] == accuracy
+    assert tracked[6]["scenes/imagenet/acc1"] == accuracy
+    assert tracked[6]["scenes/val/i2t_recall_at_1"] == found["scenes/val"]["i2t_recall_at_1"]
+    said = capsys.readouterr().err
+    assert f"; scenes/imagenet zero-shot {100 * accuracy:.1f} %" in said
+    assert f"zero-shot={100 * accuracy:.1f}" in said
 
 
 def test_the_first_loss_is_that_of_the_model_before_training(unbroken):

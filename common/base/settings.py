@@ -220,7 +220,7 @@ class RunConfig:
     deterministic: bool = False  # only algorithms that give the same on the same machine every time; slower on a GPU
     log_every: int = setting(10, at_least=1)  # steps
     diagnose_every: int = setting(10, at_least=0)  # steps between log lines that look at the embeddings, 0 = never
-    evaluate_every: int = setting(0, at_least=0)  # steps between rankings of the val set, 0 = never
+    evaluate_every: int = setting(0, at_least=0)  # steps between R@1 on the val set, zero-shot accuracy; 0 = never
     save_every: int = setting(0, at_least=0)  # steps between checkpoints, 0 = only at the end or when asked to stop
     keep_checkpoints: int = setting(2, at_least=1)  # newest ones; with 1 there is none to go back to if it is damaged
     evaluation_batch_size: int = setting(256, at_least=1)  # per process

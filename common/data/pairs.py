@@ -102,6 +102,17 @@ def open_evaluation_sets(data: DataConfig) -> EvaluationSets:
     return EvaluationSets(open_zero_shot_sets(data), open_retrieval_sets(data))
 
 
+def open_validation_task(data: DataConfig, sets: EvaluationSets) -> Any | None:
+    """The labelled set that is classified during training; None where there is none.
+
+    On scenes these are other pictures than the test's; of data.labelled it is the test set "imagenet", or the first.
+    """
+    if data.source == "scenes":
+        return classification_task("imagenet", size=data.num_val, image_size=data.image_size, part="train")
+    first = next(iter(sets.zero_shot.values()), None)
+    return sets.zero_shot.get("imagenet", first)
+
+
 def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
     """What opening alone showed to be broken, over several sets."""
     return [sample for pairs in sets for sample in getattr(pairs, "broken_at_open", [])]

@@ -68,13 +68,13 @@ def plot_table(table: Table, path: str | Path, show_paper: bool = False) -> list
 def plot_training(
     log_records_by_run: Mapping[str, Sequence[Mapping]], path: str | Path, num_candidates: int | None = None
 ) -> list[Path]:
-    """Loss, logit scale and validation R@1 against the step, one panel each, one line per run; seeds look alike.
+    """Loss, logit scale, R@1 and accuracy against the step, one panel each, one line per run; seeds look alike.
 
     Args:
         log_records_by_run: for each run's label ("<method>, seed <k>" where seeds belong together) its log records, as
             in the run's JSON lines. Records with event "train" give `step`, `loss` and `logit_scale`, those with event
-            "evaluate" `step` and `metrics`, where names that end in `i2t_recall_at_1` and `t2i_recall_at_1` (fractions)
-            are plotted in percent.
+            "evaluate" `step` and `metrics`, where names that end in `i2t_recall_at_1`, `t2i_recall_at_1` and `acc1`
+            (fractions) are plotted in percent.
         path: of the PNG; the points as they are drawn, averages where records are many, go to `<stem>_plotted.csv`.
         num_candidates: how many candidates a query is compared with in the loss (the global batch, plus the queue where
             there is one); draws ln(num_candidates), the loss of a model that cannot tell them apart. None: the global
@@ -117,6 +117,7 @@ _PANELS = (
     ("logit_scale", "logit scale (multiplier)"),
     ("i2t_recall_at_1", "i2t R@1 (percent)"),
     ("t2i_recall_at_1", "t2i R@1 (percent)"),
+    ("acc1", "accuracy, zero-shot or kNN (percent)"),
 )
 
 

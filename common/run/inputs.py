@@ -18,6 +18,7 @@ from common.data.pairs import (
     lost_at_open,
     open_evaluation_sets,
     open_validation_pairs,
+    open_validation_task,
 )
 from common.data.text import build_tokenizer, tokenizer_from_json
 from common.data.tokenizer import Tokenizer
@@ -54,6 +55,7 @@ class TrainingData:
     pairs: the training set. order, view, description: see `Training`.
     tokenizer, transform: the same for training and evaluation; a checkpoint carries both.
     validation_pairs: ranked during training; None where run.evaluate_every is 0.
+    validation_task: classified zero-shot during training; None likewise, and where there is no labelled set.
     evaluation_sets: of the end, opened now so that a missing one is known at once.
     """
 
@@ -63,6 +65,7 @@ class TrainingData:
     tokenizer: Tokenizer
     transform: ImageTransform
     validation_pairs: Pairs | None
+    validation_task: Any | None
     evaluation_sets: EvaluationSets
 
     @property
@@ -101,6 +104,7 @@ def open_training_data(config: Any, pairs: Pairs, checkpoint: Checkpoint | None)
     else:
         tokenizer = tokenizer_from_json(checkpoint.state["tokenizer"])
     order, transform = SampleOrder(len(pairs), config.optim.global_batch_size, run.seed), image_transform(data)
+    sets = open_evaluation_sets(data)
     return TrainingData(
         pairs=pairs,
         order=order,
@@ -108,7 +112,8 @@ def open_training_data(config: Any, pairs: Pairs, checkpoint: Checkpoint | None)
         tokenizer=tokenizer,
         transform=transform,
         validation_pairs=open_validation_pairs(data) if run.evaluate_every else None,
-        evaluation_sets=open_evaluation_sets(data),
+        validation_task=open_validation_task(data, sets) if run.evaluate_every else None,
+        evaluation_sets=sets,
     )
 
 

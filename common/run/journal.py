@@ -163,6 +163,7 @@ class Journal:
             self.log.write("utilisation", step=self.first_step, **utilisation.describe())
         self.clock = StepClock(config.optim.global_batch_size)
         self.watch = Watch(config.optim.warmup_steps, before.get("watch"))
+        self.beside_bar: dict[str, str] = {}  # the newest values
         hidden = not accelerator.is_main_process
         self.progress = tqdm(total=steps, initial=self.first_step, desc=label, unit="step", disable=hidden)
 
@@ -242,26 +243,32 @@ class Journal:
         self.log.write("train", **record)
         self.broken.write_new(done)
         self.accelerator.log(record, step=done)
-        self.progress.set_postfix({short: format(values[name], how) for name, short, how in _SHOWN if name in values})
+        self.beside_bar |= {short: format(values[name], how) for name, short, how in _SHOWN if name in values}
+        self.progress.set_postfix(self.beside_bar)
 
     def evaluates_at(self, done: int) -> bool:
         """Whether something is evaluated after so many updates."""
         every = self.config.run.evaluate_every
         return bool(every) and done % every == 0
 
-    def evaluated(self, done: int, data: str, metrics: dict[str, float], shown: Mapping[str, str]) -> None:
+    def evaluated(self, done: int, found: Mapping[str, dict[str, float]], shown: Mapping[str, str]) -> None:
         """Takes in an evaluation during training, whose time is not the steps'.
 
         Args:
             done: updates made.
-            data: name of what was evaluated on.
-            metrics: shares in [0, 1] among them.
+            found: name of what was evaluated on -> metrics, shares in [0, 1] among them.
             shown: metric -> its name on the screen, in percent.
         """
         self.clock.pause()
-        self.log.write("evaluate", step=done, data=data, metrics=metrics)
-        told = ", ".join(f"{name} {100 * metrics[metric]:.1f} %" for metric, name in shown.items())
-        self._tell(f"step {done}: {data} {told}")
+        told = []
+        for data, metrics in found.items():
+            self.log.write("evaluate", step=done, data=data, metrics=metrics)
+            self.accelerator.log({f"{data}/{metric}": value for metric, value in metrics.items()}, step=done)
+            percent = {name: f"{100 * metrics[metric]:.1f}" for metric, name in shown.items() if metric in metrics}
+            self.beside_bar |= percent
+            told.append(f"{data} {', '.join(f'{name} {value} %' for name, value in percent.items())}")
+        self.progress.set_postfix(self.beside_bar)
+        self._tell(f"step {done}: {'; '.join(told)}")
 
     def state(self, done: int) -> dict[str, Any]:
         """For the checkpoint, which is written next, and whose time is not the steps'. Call on every process."""

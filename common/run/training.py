@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from common.accumulation import MicroBatches
 from common.base.config import to_dict
 from common.base.signals import Stopped, StopRequest
-from common.evaluation.embed import Encoder, evaluate_retrieval
+from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import save_checkpoint
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
 from common.run.inputs import Training, TrainingData, batches_from, open_training_data
@@ -160,7 +160,7 @@ def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: to
 
 
 def validate_if_due(run: Run, done: int, encoder: Encoder) -> None:
-    """Ranks the validation pairs every run.evaluate_every steps. Call on every process.
+    """Ranks the validation pairs, and classifies a labelled set, every run.evaluate_every steps. Call on every process.
 
     Args:
         run: on pairs.
@@ -168,10 +168,12 @@ def validate_if_due(run: Run, done: int, encoder: Encoder) -> None:
         encoder: with the unwrapped model.
     """
     if run.journal.evaluates_at(done):
-        pairs = run.training.validation_pairs
-        metrics = evaluate_retrieval(encoder, pairs).metrics
-        shown = {"i2t_recall_at_1": "R@1 i2t", "t2i_recall_at_1": "t2i"}
-        run.journal.evaluated(done, pairs.name, metrics, shown)
+        pairs, task = run.training.validation_pairs, run.training.validation_task
+        found = {pairs.name: evaluate_retrieval(encoder, pairs).metrics}
+        if task is not None:
+            found[task.name] = evaluate_zero_shot(encoder, task, run.config.method.prompt_average).metrics
+        shown = {"i2t_recall_at_1": "R@1 i2t", "t2i_recall_at_1": "t2i", "acc1": "zero-shot"}
+        run.journal.evaluated(done, found, shown)
 
 
 def save_if_due(run: Run, done: int, stop: StopRequest) -> None:
