@@ -7,6 +7,7 @@ import torch
 from processes import in_processes
 from torch.nn.parallel import DistributedDataParallel
 
+from common.base.settings import OptimConfig
 from common.distributed import mean_over_processes, rank, world_size
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
@@ -25,6 +26,7 @@ from common.methods.albef import (
 from common.methods.tcl import Tcl, local_contrast, pooled_patches
 from common.oblique import Oblique
 from common.pool import image_and_text_pools
+from common.run.schedule import build_optimizer
 from oblique_topology.geometry import L2
 
 PAD, CLS, SEP, MASK, VOCABULARY = 0, 2, 3, 4, 40
@@ -284,6 +286,14 @@ def test_distillation_weight_rises_through_the_first_epoch():
     assert distillation_weight(0, 100) == 0.0
     assert distillation_weight(25, 100) == pytest.approx(0.1)
     assert distillation_weight(100, 100) == distillation_weight(5000, 100) == 0.4
+
+
+def test_the_temperature_learns_at_its_own_rate():
+    for model in (tiny_albef(), Tcl(tiny_albef())):
+        groups = build_optimizer(model, OptimConfig(logit_scale_rate=20.0)).param_groups
+        (fast,) = (group for group in groups if group.get("rate") == 20.0)
+        (scalar,) = fast["params"]
+        assert scalar is getattr(model, "albef", model).logit_scale.log_logit_scale
 
 
 def local_contrast_by_loops(local, queries, scale, mask):

@@ -4,7 +4,7 @@ One step of training, as the loop writes it:
     model.update_momentum_encoders(ema_momentum)
     masked_ids, word_targets = mask_words(token_ids, words, ...)        # words = replaceable_words(...), once
     losses = model(images, token_ids, masked_ids, word_targets, alpha)
-    (losses.contrast + losses.matching + losses.words).backward(); optimizer.step(); model.logit_scale.clamp_()
+    (losses.contrast + losses.matching + losses.words).backward(); optimizer.step(); clamp_scalars_(model.scalars())
     model.insert(losses.image_keys, losses.text_keys, ids)
 What differs from ALBEF's code: the keys of all processes are candidates (there: those of one process and the queue), so
 that the contrastive loss does not depend on the number of processes; the rest of it is the same. Negatives for matching
@@ -20,7 +20,7 @@ from torch import nn
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.vision import VisionTransformer
-from common.geometry import Geometry, at_least_float32
+from common.geometry import Geometry, Scalar, at_least_float32
 from common.info_nce import distilled_targets, info_nce, positives_from_ids
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder
@@ -108,6 +108,10 @@ class Albef(nn.Module):
         self.matching_head = nn.Linear(encoders.text_tower.width, 2)
         self.momentum_encoders = MomentumEncoder(encoders)
         self.image_pool, self.text_pool = image_pool, text_pool
+
+    def scalars(self) -> list[Scalar]:
+        """The logit scale and those of the geometry."""
+        return [*self.logit_scale.scalars(), *self.geometry.scalars()]
 
     def encode_image(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, 3, size, size) normalised pixels -> image embeddings."""

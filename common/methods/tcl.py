@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.distributed import gather_without_gradient, rank
-from common.geometry import Geometry, at_least_float32, full_precision
+from common.geometry import Geometry, Scalar, at_least_float32, full_precision
 from common.info_nce import info_nce
 from common.methods.albef import Albef, AlbefLosses, EncodedStep
 
@@ -39,6 +39,10 @@ class Tcl(nn.Module):
                 f"{albef.geometry.name}; accepted: one that is an inner product, as sphere and oblique are"
             )
         self.albef, self.pooled_grid = albef, pooled_grid
+
+    def scalars(self) -> list[Scalar]:
+        """ALBEF's."""
+        return self.albef.scalars()
 
     def forward(
         self,
