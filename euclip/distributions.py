@@ -9,7 +9,6 @@ squared; geodesic in hyperbolic space, where the mean is that of the tangent vec
 (1 - cos) / 2 on CLIP's sphere, which has no origin.
 """
 
-import argparse
 import itertools
 import json
 import sys
@@ -24,6 +23,7 @@ if not __package__:
 import numpy as np
 import torch
 
+from common.base.arguments import Parser
 from common.base.files import write_json
 from common.data.pairs import Pairs, open_training_pairs
 from common.data.scenes import SceneDataset
@@ -246,7 +246,7 @@ def write_distances(geometry: RootedGeometry, sample: Sample, folder: Path, **fa
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` replaces sys.argv."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--checkpoint", required=True, type=Path, help="folder of a run, or step-XXXXXXXX in it")
     parser.add_argument("--pictures", type=int, default=NUM_PICTURES, help="draw so many of the training set")
     parser.add_argument("--output", required=True, type=Path, help="folder of the files")

@@ -29,6 +29,7 @@ import jinja2
 import numpy as np
 from PIL import Image
 
+from common.base.arguments import Parser
 from common.base.files import write_atomically
 from common.encoders.transformer import Activation
 from common.evaluation.embed import Encoder
@@ -109,7 +110,7 @@ def _check_root(given: argparse.Namespace, geometry: RootedGeometry) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` replaces sys.argv."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument(
         "--checkpoint", required=True, type=Path, help="folder of a run, or step-XXXXXXXX in it; with --layout a file"
     )

@@ -9,7 +9,6 @@ changing every time, so that a slow minute of the machine hits both; the row sho
 their range. A whole run is written to results/benchmark/<machine class>.json and .md, a part to outputs/benchmark.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -25,6 +24,7 @@ if not __package__:
 
 import torch
 
+from common.base.arguments import Parser
 from common.base.config import ConfigError
 from common.base.provenance import ROOT, git_revision, hardware
 from common.run.launch import run_or_explain
@@ -105,7 +105,7 @@ def markdown(about: dict[str, object], rows: list[Row], skipped: dict[str, str],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--only", nargs="*", default=list(BENCHMARKS), help=", ".join(BENCHMARKS))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--output", type=Path, default=None, help="folder; default: see above")

@@ -9,7 +9,6 @@ or in tiles, at once or in micro-batches, and then computes loss and gradients o
 Exit status 1 if they differ by more than the tolerance.
 """
 
-import argparse
 import itertools
 import json
 import sys
@@ -22,6 +21,7 @@ import torch
 from accelerate import Accelerator
 
 from common.accumulation import MicroBatches
+from common.base.arguments import Parser
 from common.distributed import leave_process_group, mean_over_processes, rank, world_size
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.two_towers import TwoTowers
@@ -89,7 +89,7 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--global-batch-size", type=int, default=48)
     parser.add_argument("--json", type=Path, default=None, help="write the errors of every case and parameter here")
     arguments = parser.parse_args()

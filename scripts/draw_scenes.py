@@ -11,13 +11,13 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import argparse
 import itertools
 import time
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from common.base.arguments import Parser
 from common.data.scenes import (
     CLASSIFICATION_TASKS,
     SPLITS,
@@ -291,7 +291,7 @@ def print_speed() -> None:
 
 def main() -> None:
     """Draw, or print what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--ceiling", action="store_true", help="print the oracle's R@1 instead of drawing")
     parser.add_argument("--speed", action="store_true", help="print items per second instead of drawing")
     parser.add_argument("--output-dir", type=Path, default=Path("docs/scenes"), help="where the sheets go")

@@ -9,7 +9,6 @@ and has no such layout), a transformers folder or hub name, a folder in open_cli
 file of weights in OpenAI's layout (which needs --activation).
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from safetensors.torch import save_file
 
 import contrastive_basics.evaluate
 import oblique_topology.evaluate
+from common.base.arguments import Parser
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import clip_to_open_clip, clip_to_transformers, load_clip
 from common.geometry import unit
@@ -80,7 +80,7 @@ def export_to_open_clip(model: TwoTowers, folder: Path):
 
 @torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--model", required=True, help="checkpoint, folder, hub name or file of weights")
     parser.add_argument("--activation", choices=["gelu", "quick_gelu"], help="for a bare file of weights")
     parser.add_argument("--to", required=True, choices=["transformers", "open_clip"])

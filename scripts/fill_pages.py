@@ -16,7 +16,6 @@ and the level of a guess. Verdicts on claims, all of a file or some by id:
     <!-- claims: results/euclip/table4/demo/table4_claims.md; ids: C5, C6 -->
 """
 
-import argparse
 import re
 import sys
 from dataclasses import replace
@@ -25,6 +24,7 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from common.base.arguments import Parser
 from common.base.provenance import ROOT
 from common.report.formats import DASH, lay_out, markdown_text
 from common.report.page import refreshed_claims
@@ -141,7 +141,7 @@ def page_table(table: Table) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a page differs")
     check = parser.parse_args().check
     differing = []

@@ -8,13 +8,13 @@ Names are in the order of the labels, that of the sorted class folders. A set th
 in folders of the same names (ImageNet-A and -R have WordNet ids, as ImageNet), gets those with `--among`.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from common.base.arguments import Parser
 from common.data.class_names import OPEN_CLIP, read_class_names, read_templates
 from common.data.labelled import CLASS_NAMES_FILE, TEMPLATES_FILE, class_folders
 from common.run.launch import run_or_explain
@@ -53,7 +53,7 @@ def names_among(names: list[str], folder: Path, whole: Path) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument("folder", type=Path, help="of the set, with or without its pictures")
     parser.add_argument("--source", default=OPEN_CLIP, help="open_clip (ImageNet's), or a JSON file of several sets")
     parser.add_argument("--dataset", default="", help="which one of the JSON file")

@@ -7,7 +7,6 @@ that of float32 arithmetic on these vectors, the largest of 40 pairs. Forms: tha
 for all pairs (one matrix product), and the paper's arccosh as it stands.
 """
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ import mpmath
 import numpy as np
 import torch
 
+from common.base.arguments import Parser
 from common.base.provenance import ROOT
 from common.geometry import unit
 from common.run.launch import run_or_explain
@@ -135,7 +135,7 @@ def markdown(records: list[dict[str, float]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     parser.add_argument(
         "--output", type=Path, default=ROOT / "results" / "numerics", help="folder, default %(default)s"
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.base.config import ConfigError, from_dict, load_config, load_row, override, to_dict
+from common.base.config import ConfigError, from_dict, load_config, load_row, override, row_file, to_dict
 from common.base.settings import TAKEN_BY, DataConfig
 from contrastive_basics.vision.config import VisionConfig
 from oblique_topology.config import Config
@@ -35,16 +35,19 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("optim: {learning_rat: 0.1}", ["row.yaml", "optim.learning_rat", "did you mean optim.learning_rate"]),
         ("optimiser: {steps: 1}", ["row.yaml", "'optimiser'", "optim"]),
         ("optim: {steps: many}", ["row.yaml", "optim.steps = 'many'", "a whole number"]),
-        ("optim: {steps: 1.5}", ["optim.steps = 1.5", "a whole number"]),
-        ("optim: {steps: true}", ["optim.steps = True", "a whole number"]),
+        ("optim: {steps: 1.5}", ["optim.steps = '1.5'", "a whole number"]),
+        ("optim: {steps: true}", ["optim.steps = 'true'", "a whole number"]),
         ("optim: {steps: 0}", ["optim.steps = 0", ">= 1"]),
-        ("optim: {learning_rate: 5e-4}", ["optim.learning_rate = '5e-4'", "5.0e-4"]),
-        ("optim: {learning_rate: .nan}", ["optim.learning_rate = nan", "a finite number"]),
+        ("optim: {steps: 1.5e0}", ["optim.steps = '1.5e0'", "a whole number"]),
+        ("optim: {steps: inf}", ["optim.steps = 'inf'", "a whole number"]),
+        ("optim: {learning_rate: .nan}", ["optim.learning_rate = '.nan'", "a finite number"]),
+        ("optim: {learning_rate: nan}", ["optim.learning_rate = nan", "a finite number"]),
+        ("model: {final_layer_norm: 1}", ["model.final_layer_norm = '1'", "true or false"]),
         ("optim: {learning_rate: 0.0}", ["optim.learning_rate = 0.0", "> 0"]),
-        ("optim: 3", ["optim is a section, got 3"]),
+        ("optim: 3", ["optim is a section, got '3'"]),
         ("data: {num_test: 25, gallery: 10}", ["data.num_test = 25", "data.gallery = 10", "gallery=null"]),
         ("data: {source: web}", ["data.source = 'web'", "scenes, shards"]),
-        ("data: {crop_scale: [0.5]}", ["data.crop_scale = [0.5]", "a list of 2 numbers"]),
+        ("data: {crop_scale: [0.5]}", ["data.crop_scale = ['0.5']", "a list of 2 numbers"]),
         ("method: {geometry: torus}", ["method.geometry = 'torus'", "sphere"]),
         ("method: {logit_scale_min: 5.0, logit_scale_max: 2.0}", ["row.yaml", "logit_scale_min = 5.0", "2.0"]),
         ("model: {image: {width: 12, heads: 5}}", ["model.image.heads = 5", "image.width = 12", "1, 2, 3, 4, 6, 12"]),
@@ -55,7 +58,10 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("model: {patch_size: 64}", ["data.image_size = 48", "accepted: 64"]),
         ("model: {patch_dropout: 0.99}", ["model.patch_dropout = 0.99 leaves none of the 36", "at most 0.972"]),
         ("optim: {steps: 5, warmup_steps: 6}", ["row.yaml", "warmup_steps = 6", "optim.steps = 5", "at most 5"]),
-        ("run: {mixed_precision: no}", ["run.mixed_precision = False", "no, bf16"]),
+        ("run: {mixed_precision: false}", ["run.mixed_precision = 'false'", "no, bf16"]),
+        ("optim: {steps: 1}\nrun: {seed: 1}\noptim: {beta1: 0.5}", ["row.yaml: optim stands", "in lines 1 and 3"]),
+        ("optim:\n  steps: 1\n  steps: 2", ["row.yaml: optim.steps stands", "in lines 2 and 3; accepted: once"]),
+        ("optim: {steps: \xff}", ["row.yaml: optim.steps = '\xff'"]),
         ("- a\n- b", ["row.yaml", "a mapping of sections"]),
         ("optim: {steps: 1", ["row.yaml", "not valid YAML"]),
     ],
@@ -89,8 +95,42 @@ def test_a_missing_file_lists_those_that_are_there():
 
 
 def test_an_unknown_scale_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="'huge' is unknown; accepted: smoke, demo, photos, paper"):
+    with pytest.raises(ConfigError, match=r"'huge' is unknown \(accepted: smoke, demo, photos, paper"):
         load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "huge")
+
+
+def test_numbers_and_words_are_read_as_their_field_means_them(tmp_path):
+    words = {
+        "optim.learning_rate": ("1e-4", 1e-4), "optim.steps": ("1e3", 1000), "run.mixed_precision": ("no", "no"),
+        "run.seed": ("010", 10), "data.root": ("2024", "2024"), "data.train": ("off", "off"),
+        "data.source": ("tsv", "tsv"), "data.crop_scale": ("[5e-1, 1]", (0.5, 1.0)),
+        "model.final_layer_norm": ("no", False), "method.logit_scale_max": ("~", None),
+    }  # fmt: skip
+    row = {}
+    for key, (text, _) in words.items():
+        row.setdefault(key.partition(".")[0], []).append(f"  {key.partition('.')[2]}: {text}\n")
+    file = write(tmp_path, "".join(f"{section}:\n{''.join(lines)}" for section, lines in row.items()))
+    for config in (
+        load_config(Config, [file]),
+        load_config(Config, [], [f"{key}={text}" for key, (text, _) in words.items()]),
+    ):
+        found = to_dict(config)
+        for key, (_, value) in words.items():
+            section, name = key.split(".")
+            assert found[section][name] == (list(value) if isinstance(value, tuple) else value), key
+            assert type(getattr(getattr(config, section), name)) is type(value), key
+
+
+def test_a_row_is_found_by_its_name_and_a_mistyped_one_has_a_nearest(tmp_path, monkeypatch):
+    file = FOLDER / "configs" / "table2_multi.yaml"
+    assert {row_file(FOLDER, name) for name in ("table2_multi", "table2_multi.yaml", str(file))} == {file}
+    with pytest.raises(
+        ConfigError, match=r"--config table2_mutli: no such .*; did you mean table2_multi\? \(acc.*table2_clip"
+    ):
+        row_file(FOLDER, "table2_mutli")
+    monkeypatch.chdir(tmp_path)
+    own = write(tmp_path, "", "table2_multi.yaml")
+    assert row_file(FOLDER, "table2_multi.yaml").resolve() == own  # a file that is there is meant
 
 
 def test_null_zero_and_text_survive():

@@ -190,8 +190,9 @@ def message_of(main, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["optim.learning_rate=.nan"], "command line: optim.learning_rate = nan; accepted: a finite number"),
-        (["--config", "nowhere.yaml"], "nowhere.yaml: no such config file"),
+        (["optim.learning_rate=nan"], "command line: optim.learning_rate = nan; accepted: a finite number"),
+        (["--config", "no/where.yaml"], "no/where.yaml: no such config file"),
+        (["--config", "table2_mutli"], "no row of oblique_topology; did you mean table2_multi? (accepted: a file, or "),
         (["optim.global_batch_size=100000"], "global_batch_size = 100000 is larger than the training set of 256"),
         (["--scale", "photos"], "data.source = shards needs a folder"),
         (["--scale", "photos", "data.root=/nowhere"], "'/nowhere'"),
@@ -202,6 +203,18 @@ def test_bad_input_ends_in_one_message_without_a_traceback(arguments, message, t
     assert said.startswith("error: ")
     assert message in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"), [("--outptu-dir=x", "--output-dir"), ("--scale=dmeo", "demo"), ("--frobnicate", "")]
+)
+def test_a_mistyped_flag_or_choice_has_a_nearest(argument, meant, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", argument])
+    with pytest.raises(SystemExit) as ended:
+        train.main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.endswith(f"; did you mean {meant}?\n") if meant else "did you mean" not in said
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,15 @@
 
 A row file holds the method of one row of a table, a scale file holds data, sizes, steps and hardware:
     defaults of the dataclass  <  scale file  <  row file  <  overrides on the command line
-Every value is checked against the field's type and bounds; an error names the file, the key, the value and what is
-accepted. No interpolation, no class paths, no environment variables.
+The field's type says how a word is read: 5e-4 and 1e3 are numbers where a number belongs; `no` is a word where words
+are accepted, and false where true or false belongs. Every value is checked against type and bounds; an error names
+the file, the key, the value and what is accepted. No interpolation, no class paths, no environment variables.
 """
 
 import argparse
 import dataclasses
-import difflib
 import math
+import re
 import types
 import typing
 from collections.abc import Sequence
@@ -18,13 +19,26 @@ from typing import Any, Literal
 
 import yaml
 
+from common.base.arguments import Parser, did_you_mean, rows_of
 from common.base.settings import NAMES_IN_A_SOURCE, TAKEN_BY, TAKEN_BY_TOKENIZER, DataConfig
 
 SCALES = ("smoke", "demo", "photos", "paper")
 
 
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message is meant for the user as it stands."""
+
+
+class _Words(yaml.SafeLoader):
+    """Leaves every word but null as text. YAML itself takes 5e-4 for text, no for false and 010 for 8."""
+
+    yaml_implicit_resolvers: typing.ClassVar[dict] = {}
+
+
+_Words.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("(~|null|Null|NULL|)$"), ["~", "n", "N", ""])
 
 
 def load_config(config_class: type, files: list[Path], overrides: list[str] = ()) -> Any:
@@ -37,7 +51,7 @@ def load_config(config_class: type, files: list[Path], overrides: list[str] = ()
     Returns:
         An instance of config_class.
     Raises:
-        ConfigError: missing file, broken YAML, unknown key, wrong type, value out of bounds.
+        ConfigError: missing file, broken YAML, unknown key, a key twice in a file, wrong type, value out of bounds.
     """
     values: dict[str, tuple[Any, str]] = {}  # dotted key -> (value, where it was set)
     for path in files:
@@ -104,16 +118,36 @@ def entry_arguments(
     Returns:
         (config, arguments); arguments.row is the row's name.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default=str(folder / "configs" / default_row), help="row file, default %(default)s")
+    parser = Parser(description)
+    row = Path(default_row).stem
+    parser.add_argument("--config", default=row, help="a row of the paper (`make rows`) or a file, default %(default)s")
     parser.add_argument("--scale", default="demo", choices=SCALES, help=f"file configs/{scale_files}_<scale>.yaml")
     parser.add_argument("--output-dir", default=None, help="default outputs/runs/<paper>/<row>-<scale>-<hash>/seed<n>")
     parser.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint in the output dir")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
     arguments = parser.parse_intermixed_args()
     arguments.row = Path(arguments.config).stem
-    config = load_row(config_class, folder, arguments.config, arguments.scale, arguments.overrides, scale_files)
-    return config, arguments
+    file = row_file(folder, arguments.config)
+    return load_row(config_class, folder, file, arguments.scale, arguments.overrides, scale_files), arguments
+
+
+def row_file(folder: Path, row: str) -> Path:
+    """File of a row: a path, or the bare name of one in the paper folder's configs/.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    path = Path(row)
+    named = folder / "configs" / f"{row.removesuffix('.yaml')}.yaml"
+    if path.is_file() or path.name != row:
+        return path
+    if not named.is_file():
+        rows = rows_of(folder)
+        raise ConfigError(
+            f"--config {row}: no such file, and no row of {folder.name}{did_you_mean(named.stem, rows)} "
+            f"(accepted: a file, or {', '.join(rows)})"
+        )
+    return named
 
 
 def load_row(
@@ -130,7 +164,7 @@ def load_row(
     at paper scale the files scale_paper_ablation.yaml, ..., scale_paper_ablation_ob_64_8.yaml, those that exist.
     """
     if scale not in SCALES:
-        raise ConfigError(f"scale {scale!r} is unknown; accepted: {', '.join(SCALES)}")
+        raise ConfigError(f"scale {scale!r} is unknown{did_you_mean(scale, SCALES)} (accepted: {', '.join(SCALES)})")
     words = Path(row).stem.split("_")
     beginnings = ["_".join(words[: count + 1]) for count in range(len(words))]
     general = folder / "configs" / f"{scale_files}_{scale}.yaml"
@@ -170,7 +204,7 @@ def _parsed(config_class: type, overrides: list[str]) -> dict[str, tuple[Any, st
         if dataclasses.is_dataclass(field_type):
             raise ConfigError(f"command line: {key} is a section; set one of its keys, as in {key}.key=value")
         try:
-            values[key] = (yaml.safe_load(value), "command line")
+            values[key] = (yaml.load(value, _Words), "command line")
         except yaml.YAMLError as error:
             raise ConfigError(f"command line: {text!r}: the value is no YAML ({error})") from error
     return values
@@ -182,14 +216,30 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         there = ", ".join(sorted(item.name for item in folder.glob("*.yaml"))) if folder.is_dir() else "no such folder"
         raise ConfigError(f"{path}: no such config file; in {folder}: {there or 'no YAML file'}")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        loader = _Words(path.read_bytes())
+        root = loader.get_single_node()
+        _refuse_twice(root, path)
+        content = {} if root is None else loader.construct_document(root)
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: a config is a mapping of sections, got {type(content).__name__}")
     return content
+
+
+def _refuse_twice(node: yaml.Node | None, path: Path, prefix: str = "") -> None:
+    """A later key or section of one name would take the place of an earlier one, whose values would be lost."""
+    lines: dict[str, int] = {}
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        dotted, line = f"{prefix}{key.value}", key.start_mark.line + 1
+        if dotted in lines:
+            raise ConfigError(
+                f"{path}: {dotted} stands there twice, in lines {lines[dotted]} and {line}; accepted: once"
+            )
+        lines[dotted] = line
+        _refuse_twice(value, path, f"{dotted}.")
 
 
 def _flatten(config_class: type, content: Any, where: str, prefix: str = ""):
@@ -213,8 +263,7 @@ def _field_type(config_class: type, dotted: str, where: str) -> Any:
         hints = typing.get_type_hints(current) if dataclasses.is_dataclass(current) else {}
         if part not in hints:
             known = sorted(f"{walked}{name}" for name in hints)
-            close = difflib.get_close_matches(dotted, known or sorted(_all_keys(config_class)), n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(dotted, known or sorted(_all_keys(config_class)))
             raise ConfigError(f"{where}: unknown key {dotted!r}{hint} (known here: {', '.join(known) or 'none'})")
         current, walked = hints[part], f"{walked}{part}."
     return current
@@ -254,6 +303,8 @@ def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
             return None
         hint = options[0]
     origin = typing.get_origin(hint)
+    if isinstance(value, str):
+        value = _read_as(hint, value)
     if origin is Literal:
         if value not in typing.get_args(hint) or isinstance(value, bool):
             accepted = ", ".join(str(choice) for choice in typing.get_args(hint))
@@ -267,11 +318,8 @@ def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        tip = ""
-        if hint is float and isinstance(value, str) and _reads_as_number(value):
-            tip = f" (YAML reads {value} as text: write it with a point and a sign, as in 5.0e-4 or 1.0e+3)"
-        raise ConfigError(f"{where} = {value!r} ({type(value).__name__}); accepted: {names[hint]}{tip}")
+        names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
+        raise ConfigError(f"{where} = {value!r}; accepted: {names[hint]}")
     if hint is float and not math.isfinite(value):
         raise ConfigError(f"{where} = {value}; accepted: a finite number")
     if hint in (int, float):
@@ -286,9 +334,19 @@ def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
     return value
 
 
-def _reads_as_number(text: str) -> bool:
+def _read_as(hint: Any, text: str) -> Any:
+    """A word of a file or the command line as what its field holds; the text itself where it cannot be that."""
+    if hint is bool:
+        return _TRUTH.get(text.lower(), text)
+    if hint not in (int, float):
+        return text
     try:
-        float(text)
+        number = float(text)
     except ValueError:
-        return False
-    return True
+        return text
+    if hint is float:
+        return number
+    try:
+        return int(text)
+    except ValueError:  # 1e3 is a whole number, 1.5 is none
+        return int(number) if number.is_integer() else text

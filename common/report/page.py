@@ -7,7 +7,6 @@ claims of every paper folder that has a claims.yaml. The markup and its style ar
 every text that is put in.
 """
 
-import argparse
 import base64
 import json
 import re
@@ -21,6 +20,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
+from common.base.arguments import Parser
 from common.base.files import write_atomically
 from common.report.claims.show import READING, PaperClaims, for_page, judge, to_markdown, touching
 from common.report.experiments import collect_experiments
@@ -173,7 +173,7 @@ def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Pa
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status: 1 if a file is broken."""
-    parser = argparse.ArgumentParser(description="Collect tables of results on one HTML page.")
+    parser = Parser("Collect tables of results on one HTML page.")
     parser.add_argument("--results", nargs="+", default=["results", "outputs/results"], help="folders to search")
     parser.add_argument("--output", default="outputs/report.html", help="the page to write")
     given = parser.parse_args(arguments)

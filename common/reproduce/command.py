@@ -1,6 +1,5 @@
 """The command line of every paper's reproduce.py, and what it writes: table, figure, page."""
 
-import argparse
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
+from common.base.arguments import Parser
 from common.base.config import SCALES, ConfigError
 from common.base.files import shown, write_atomically
 from common.base.provenance import ROOT, hash_of
@@ -107,7 +107,7 @@ def reproduce_main(
     Raises:
         ConfigError: an unknown part, scale, seed or row, or DATA at a scale that trains on scenes.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description)
     parser.add_argument("part", help="one of: " + ", ".join(parts))
     parser.add_argument("--scale", default="demo", help=", ".join(SCALES))
     parser.add_argument("--seeds", default="1", help="how many seeds, counted from 0")

@@ -1,7 +1,6 @@
 """From weights to metrics, in this order: a checkpoint, its model, its evaluations, their files; what an evaluate.py,
 a published.py and a public.py are made of."""
 
-import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from common.base.arguments import Parser
 from common.base.config import ConfigError, from_dict, override
 from common.base.files import shown, write_json
 from common.base.provenance import ROOT, hash_of
@@ -149,14 +149,14 @@ def save_evaluations(
 # ---------------------------------------------------------------- commands
 
 
-def command_line(description: str, checkpoint: str) -> argparse.ArgumentParser:
+def command_line(description: str, checkpoint: str) -> Parser:
     """What every command that evaluates takes: --checkpoint, --output and overrides.
 
     Args:
         description: the docstring of the command.
         checkpoint: what is accepted there.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description)
     parser.add_argument("--checkpoint", required=True, help=checkpoint)
     parser.add_argument(
         "--output",

@@ -1,0 +1,33 @@
+"""What a user types: names of rows, the nearest word for a mistyped one, arguments of a script.
+
+The standard library suffices: `make` asks here before anything is installed.
+"""
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def rows_of(folder: Path) -> list[str]:
+    """Names of a paper folder's rows: files of its configs/ that are no scale's, without .yaml."""
+    return sorted(file.stem for file in (folder / "configs").glob("*.yaml") if not file.stem.startswith("scale_"))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message that refuses a word, "; did you mean X?", or nothing where no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's, with a description that is printed as it is written, and the nearest flag or choice in its errors."""
+
+    def __init__(self, description: str | None) -> None:
+        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def error(self, message: str) -> None:
+        wrong = re.search(r"(?:unrecognized arguments|invalid choice): '?([^\s'=]+)", message)
+        choices = [str(choice) for action in self._actions for choice in action.choices or ()]
+        super().error(message + (did_you_mean(wrong[1], [*self._option_string_actions, *choices]) if wrong else ""))
