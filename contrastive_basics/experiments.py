@@ -152,6 +152,7 @@ def negatives(command: Command) -> list[Table]:
     if not _runs_here(command):
         return []
     view_settings, settings = _SCALES[command.scale][:2]
+    # the batch stays as it is, so that steps and gradients are the same and only the negatives are fewer
     runs = {
         f"k{number}": _for_all_seeds(
             command,
@@ -185,6 +186,7 @@ def negatives(command: Command) -> list[Table]:
     )
     tables = _written(command, in_batch, [retrieval], across=1)
 
+    # more negatives than a batch holds: keys of past steps, at the same batch
     queue_runs = {
         f"queue{size}": _for_all_seeds(
             command,

@@ -194,6 +194,7 @@ def _measured(
     ]
     table = table_of(command, code.name, command.part, columns, rows, runs, caption=caption)
     if is_main_process():
+        # claims refer to the experiment by short names; the table has them with protocol and interval
         protocol = first.evaluations["test"]["protocol"]
         data = protocol["data"].replace("/", "-").split("-")[0]
         values = {

@@ -80,6 +80,7 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
             (SETTINGS[method].key, name): [outcome[name] for outcome, _ in each]
             for method, each in found.items()
             for name in each[0][0]
+            # a run that met NaN has no final loss, and a mean over the others would flatter
             if all(name in outcome for outcome, _ in each)
         },
     )

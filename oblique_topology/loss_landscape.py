@@ -199,6 +199,7 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
         measured_once(run, Path(__file__), [asdict(grid), PLANES, LINES], partial(_landscape, run, grid))
         for run in runs
     ]
+    # (seed, multiplier, ...): contours are of the first seed, numbers of all
     planes, lines = ([np.array(one[kind]) for one in found] for kind in ("plane", "line"))
     folder = command.folder(code.name)
     plot_contours(

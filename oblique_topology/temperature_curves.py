@@ -67,6 +67,7 @@ def _findings(runs: Runs, optim: OptimConfig) -> Findings:
             steps, t = log_temperatures(run)
             found["final_t"].append(float(t[-1]))
             found["final_multiplier"].append(float(np.exp(t[-1])))
+            # the paper does not say whether t rests or e^t, and 2 % of them are not the same
             for ending, values_of_run in (("", t), ("_multiplier", np.exp(t))):
                 for name, step in steps_of_rest(steps, values_of_run, optim.warmup_steps).items():
                     found[f"{name}{ending}"].append(step)

@@ -326,6 +326,7 @@ def evaluate_linear_probe(
                     features, labels, val_features, val_labels, num_classes, config, seed, encoder.device
                 )
                 config = replace(config, weight_decay=chosen)
+                # the benchmark trains once more, on everything but the test set
                 features, labels = torch.cat([features, val_features]), torch.cat([labels, val_labels])
             batches = feature_batches(features, labels, config.batch_size, seed)
         dim = test_features.shape[1]

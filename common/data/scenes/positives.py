@@ -62,6 +62,7 @@ def encode_statements(statements) -> np.ndarray:
 def _holds(statement, scene, chosen):
     """Depth-first search over assignments of mentions to different objects; `chosen` is scratch space."""
     count = scene[1]
+    # what needs no search: -1 says nothing about background or number
     if statement[0] >= 0 and statement[0] != scene[0]:
         return False
     if statement[1] >= 0 and statement[1] != count:
@@ -76,7 +77,7 @@ def _holds(statement, scene, chosen):
     while position >= 0:
         chosen[position] += 1
         candidate = chosen[position]
-        if candidate == count:
+        if candidate == count:  # no object is left for this mention: another one for the mention before
             position -= 1
             continue
         good = True
@@ -93,10 +94,10 @@ def _holds(statement, scene, chosen):
         for k in range(relations):
             base = 28 + 3 * k
             a, relation, b = statement[base], statement[base + 1], statement[base + 2]
-            if max(a, b) != position:
+            if max(a, b) != position:  # judged as soon as both its mentions have an object, and once
                 continue
             at_a, at_b = 2 + 9 * chosen[a], 2 + 9 * chosen[b]
-            gap = scene[at_a + 8] + scene[at_b + 8]
+            gap = scene[at_a + 8] + scene[at_b + 8]  # radii: clearly left of, not overlapping
             axis = 6 if relation < 2 else 7
             forward = scene[at_b + axis] - scene[at_a + axis]
             if (forward if relation % 2 == 0 else -forward) < gap:
