@@ -22,7 +22,7 @@ HEADLINES = {  # of all metrics those that a summary and a comparison show: key 
 }
 _MOST_LINES = 10  # of a summary
 # of a protocol, what a reader needs to know; the rest stays in the evaluation's file
-_PROTOCOL_KEYS = ("num_images", "num_texts", "num_classes", "prompt_average", "tie_rule", "captions_hash")
+_PROTOCOL_KEYS = ("num_images", "num_texts", "candidates", "num_classes", "prompt_average", "tie_rule", "captions_hash")
 
 
 class ProtocolError(ValueError):
@@ -160,7 +160,7 @@ def data_text(protocol: Mapping[str, Any]) -> str:
 
 def protocol_text(protocol: Mapping[str, Any]) -> str:
     """The part of a protocol that two numbers must share to stand in one column."""
-    return ", ".join(f"{key} {protocol[key]}" for key in _PROTOCOL_KEYS if key in protocol)
+    return ", ".join(f"{key} {protocol[key]}" for key in _PROTOCOL_KEYS if protocol.get(key, "all") != "all")
 
 
 def _flat(protocol: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
