@@ -19,8 +19,8 @@ from torch import nn
 class MicroBatches:
     """Takes the place of the model and of `accelerator.backward` in a training loop.
 
-        outputs = micro_batches.embed(images, token_ids)
-        loss = contrastive_loss(*outputs, ...)
+        image_embeddings, text_embeddings, logit_scale = micro_batches.embed(images, token_ids)
+        loss = contrastive_loss(image_embeddings, text_embeddings, geometry, logit_scale)
         micro_batches.backward(loss)
 
     Args:

@@ -14,7 +14,7 @@ precision ties them (2,000 cosines around 0.25 leave 2.4 candidates at the top s
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.distributed import whole
+
+PairSimilarity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (a, ...), (b, ...) -> (a, b), larger = closer
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:

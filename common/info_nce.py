@@ -12,7 +12,7 @@ masked) raises ValueError on the CPU. On an accelerator looking would stall the 
 row is NaN or infinite there (or the device asserts), and stops the run.
 """
 
-from collections.abc import Callable
+import inspect
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,10 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from common.distributed import gather_with_gradient, gather_without_gradient, rank, world_size
-from common.geometry import at_least_float32, both_ways, full_precision, one_matrix
-
-PairSimilarity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Directions = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+from common.geometry import Geometry, at_least_float32, full_precision, one_matrix
 
 
 class QueuedPairs(NamedTuple):
@@ -117,13 +114,11 @@ def symmetric_info_nce(logits: torch.Tensor) -> torch.Tensor:
 def contrastive_loss(
     image_embeddings: torch.Tensor,
     text_embeddings: torch.Tensor,
-    similarity: PairSimilarity,
+    geometry: Geometry,
     logit_scale: torch.Tensor,
     ids: torch.Tensor | None = None,
     queue: QueuedPairs | None = None,
     distillation: Distillation | None = None,
-    paired_similarity: PairSimilarity | None = None,
-    directions: Directions | None = None,
 ) -> torch.Tensor:
     """InfoNCE over the global batch; row k of either side is the partner of row k of the other.
 
@@ -140,46 +135,41 @@ def contrastive_loss(
 
     Args:
         image_embeddings, text_embeddings: (local_batch, ...), the same shape on every process.
-        similarity: (a, ...), (b, ...) -> (a, b), larger is closer; images first.
+        geometry: compares all pairs by its `directions`, and partners by its `paired_similarity`, which keeps the
+            digits of close pairs. Two matrices (late interaction) keep their own diagonals.
         logit_scale: scalar tensor, the multiplier.
         ids: (local_batch,) int64 of the samples, negative = not known; None = partners are the only positives.
         queue: pairs of past steps, the same on every process; they get no gradient.
         distillation: what the momentum model made of this process's pairs.
-        paired_similarity: (a, ...), (a, ...) -> (a,), the diagonal of `similarity` to more digits, for partners; None =
-            take the diagonal.
-        directions: (a, ...), (b, ...) -> (a, b) for the images' rows and (b, a) for the texts', where these are two
-            matrices (late interaction); each then keeps its own diagonal. None = `similarity` and its transpose.
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:
-        ValueError: shapes of texts, ids, queue or keys that do not fit the images.
+        ValueError: no geometry, but its similarity; shapes of texts, ids, queue or keys that do not fit the images.
     """
+    check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
     own_columns = torch.arange(len(image_embeddings), device=image_embeddings.device) + rank() * len(image_embeddings)
 
-    compare = directions or (lambda images, texts: both_ways(similarity(images, texts)))
-
     def both_directions(images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         all_images, all_texts = gather_with_gradient(images), gather_with_gradient(texts)
-        partners = None if paired_similarity is None else paired_similarity(images, texts)[:, None]
-        image_to_text, text_to_image = compare(images, all_texts)
+        image_to_text, text_to_image = geometry.directions(images, all_texts)
         symmetric = one_matrix(image_to_text, text_to_image)
+        partners = geometry.paired_similarity(images, texts)[:, None] if symmetric else None
 
         def logits(scores: torch.Tensor) -> torch.Tensor:
             # partners are close pairs: their digits go over the diagonal; two matrices have a diagonal each
-            known = symmetric and partners is not None
-            return logit_scale * (scores.scatter(1, own_columns[:, None], partners) if known else scores)
+            return logit_scale * (scores.scatter(1, own_columns[:, None], partners) if symmetric else scores)
 
         image_to_text = logits(image_to_text)
         if world_size() == 1:  # the same pairs: one matrix is filled in and scaled once
             text_to_image = image_to_text.T if symmetric else logits(text_to_image)
         else:
-            text_to_image = logits(compare(all_images, texts)[1])
+            text_to_image = logits(geometry.directions(all_images, texts)[1])
         if queue is None:
             return image_to_text, text_to_image
         # compared on its own and put beside the batch: putting embeddings together would copy the queue
-        old_texts = compare(images, queue.text_embeddings.detach())[0]
-        old_images = compare(queue.image_embeddings.detach(), texts)[1]
+        old_texts = geometry.directions(images, queue.text_embeddings.detach())[0]
+        old_images = geometry.directions(queue.image_embeddings.detach(), texts)[1]
         return (
             torch.cat([image_to_text, logit_scale * old_texts], dim=1),
             torch.cat([text_to_image, logit_scale * old_images], dim=1),
@@ -202,7 +192,7 @@ def contrastive_loss(
 def nt_xent(
     first_embeddings: torch.Tensor,
     second_embeddings: torch.Tensor,
-    similarity: PairSimilarity,
+    geometry: Geometry,
     logit_scale: torch.Tensor,
 ) -> torch.Tensor:
     """SimCLR's loss: each of the 2N views against the other 2N - 1, its partner being the positive.
@@ -218,19 +208,21 @@ def nt_xent(
     Args:
         first_embeddings, second_embeddings: (local_batch, ...), the same shape on every process; row k of both shows
             one image.
-        similarity, logit_scale: as in `contrastive_loss`.
+        geometry: compares views, by its `similarity`.
+        logit_scale: scalar tensor, the multiplier.
     Returns:
         Scalar in nats: this process's share. Equal logits give ln(2N - 1).
     Raises:
-        ValueError: if the two shapes differ; the message gives both.
+        ValueError: no geometry, but its similarity; shapes that differ, the message gives both.
     """
+    check_geometry(geometry)
     if first_embeddings.shape != second_embeddings.shape:
         raise ValueError(
             f"two views of the same images need equal shapes, got {tuple(first_embeddings.shape)} and "
             f"{tuple(second_embeddings.shape)}"
         )
     all_first, all_second = gather_with_gradient(first_embeddings), gather_with_gradient(second_embeddings)
-    logits = logit_scale * similarity(
+    logits = logit_scale * geometry.similarity(
         torch.cat([first_embeddings, second_embeddings]), torch.cat([all_first, all_second])
     )
     local = torch.arange(len(first_embeddings), device=logits.device) + rank() * len(first_embeddings)
@@ -336,6 +328,12 @@ def _refuse_rows(bad: torch.Tensor, problem: str, values: torch.Tensor | None = 
 def _check_alpha(alpha: float) -> None:
     if not 0 <= alpha <= 1:
         raise ValueError(f"the distillation weight alpha must lie in [0, 1], got {alpha}")
+
+
+def check_geometry(geometry: Geometry) -> None:
+    """Raises ValueError for a function: losses take the geometry itself, as its partners keep more digits."""
+    if inspect.isroutine(geometry):
+        raise ValueError(f"a loss takes a geometry, such as Sphere() of common/geometry.py, not {geometry!r}")
 
 
 def check_pairs(

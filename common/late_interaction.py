@@ -18,7 +18,6 @@ from torch import nn
 
 from common.caption_lengths import parts_of_like_length
 from common.geometry import Scalar, at_least_float32, full_precision, unit
-from common.info_nce import contrastive_loss
 
 MAX_PRODUCTS = 2**24  # token pairs that are held at once
 
@@ -122,21 +121,3 @@ class LateInteraction(nn.Module):
 
     def scalars(self) -> list[Scalar]:
         return []
-
-
-def late_interaction_loss(
-    image_tokens: torch.Tensor, text_tokens: torch.Tensor, logit_scale: torch.Tensor, padded: bool = True
-) -> torch.Tensor:
-    """InfoNCE with s_i2t for the rows and s_t2i for the columns, over the batch of all processes.
-
-    Args:
-        image_tokens: (local_batch, num_image_tokens, dim); text_tokens: (local_batch, num_words, dim); the same shapes
-            on every process, row k of both belong together.
-        logit_scale: scalar tensor.
-        padded: whether zero vectors are padding.
-    Returns:
-        Scalar in nats: this process's share, as in `contrastive_loss`.
-    """
-    geometry = LateInteraction(padded=padded)
-    directions = geometry.directions
-    return contrastive_loss(image_tokens, text_tokens, geometry.similarity, logit_scale, directions=directions)

@@ -16,15 +16,19 @@ class LogitScale(nn.Module):
     pass would give the parameter a gradient of exactly 0 above the bound and freeze it there.
 
     Args:
-        init: multiplier at the start; CLIP: 1 / 0.07 = 14.29. Moved into the bounds if outside.
-        minimum, maximum: bounds of the multiplier; None = none. CLIP: maximum 100.
+        init: multiplier at the start; CLIP's is the default. Moved into the bounds if it trains and is outside.
+        minimum, maximum: bounds of the multiplier; None = none. CLIP: at most 100.
         trainable: False keeps the multiplier at its start for the whole run.
     Raises:
-        ValueError: unless 0 < minimum <= maximum and init > 0.
+        ValueError: unless 0 < minimum <= maximum and init > 0; a fixed multiplier outside its bounds.
     """
 
     def __init__(
-        self, init: float, minimum: float | None = None, maximum: float | None = None, trainable: bool = True
+        self,
+        init: float = 1 / 0.07,
+        minimum: float | None = None,
+        maximum: float | None = 100.0,
+        trainable: bool = True,
     ) -> None:
         super().__init__()
         low = 0.0 if minimum is None else minimum
@@ -33,6 +37,8 @@ class LogitScale(nn.Module):
             raise ValueError(f"logit_scale_init must be a positive finite number, got {init}")
         if not 0 <= low <= high:
             raise ValueError(f"logit_scale bounds must satisfy 0 < minimum <= maximum, got {minimum} and {maximum}")
+        if not trainable and not low <= init <= high:
+            raise ValueError(f"a fixed logit_scale_init = {init} is outside its bounds {minimum} and {maximum}")
         self.minimum, self.maximum = minimum, maximum
         start = math.log(min(max(init, low), high))
         # one entry, not none: FSDP2 refuses parameters without a dimension

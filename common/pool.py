@@ -18,8 +18,14 @@ from torch import nn
 
 from common.distributed import gather_without_gradient, rank, world_size
 from common.feature_queue import NO_ID, FeatureQueue
-from common.geometry import Geometry, at_least_float32, check_same_dim, full_precision, inner_product_similarity
-from common.info_nce import PairSimilarity
+from common.geometry import (
+    Geometry,
+    PairSimilarity,
+    at_least_float32,
+    check_same_dim,
+    full_precision,
+    inner_product_similarity,
+)
 
 
 class Candidates(Protocol):

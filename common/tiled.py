@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from common.distributed import gather_without_gradient, rank, whole, world_size
 from common.geometry import Geometry, at_least_float32, check_same_dim, full_precision, one_matrix
-from common.info_nce import Distillation, QueuedPairs, check_pairs, contrastive_loss
+from common.info_nce import Distillation, QueuedPairs, check_geometry, check_pairs, contrastive_loss
 
 TILE = 512  # rows and columns: on a CPU a tile stays in the cache; a GPU wants 4096 or more
 
@@ -38,9 +38,7 @@ def geometry_loss(
     tile: int = 0,
     bf16_product: bool = False,
 ) -> torch.Tensor:
-    """InfoNCE of any geometry, as training calls it: `contrastive_loss` at once (tile 0) or in tiles of that many rows.
-
-    Where a geometry's directions are two matrices (late interaction), rows come from the first, columns the second.
+    """InfoNCE as training calls it: `contrastive_loss` at once (tile 0) or in tiles of that many rows.
 
     Raises:
         ValueError: as `tiled_contrastive_loss`; bf16_product without tiles.
@@ -49,17 +47,7 @@ def geometry_loss(
         return tiled_contrastive_loss(
             image_embeddings, text_embeddings, geometry, logit_scale, ids, queue, distillation, tile, bf16_product
         )
-    return contrastive_loss(
-        image_embeddings,
-        text_embeddings,
-        geometry.similarity,
-        logit_scale,
-        ids,
-        queue,
-        distillation,
-        geometry.paired_similarity,
-        geometry.directions,
-    )
+    return contrastive_loss(image_embeddings, text_embeddings, geometry, logit_scale, ids, queue, distillation)
 
 
 def tiled_contrastive_loss(
@@ -91,6 +79,7 @@ def tiled_contrastive_loss(
         ValueError: a tile below 1, bf16_product for another geometry, a geometry of two matrices, shapes that do not
             fit.
     """
+    check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
     if tile < 1:
         raise ValueError(f"tile = {tile}; accepted: at least 1")

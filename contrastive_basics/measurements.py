@@ -17,7 +17,7 @@ from common.evaluation.knn import knn_scores
 from common.evaluation.retrieval import recall_at_k, retrieval_ranks
 from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, inner_product_similarity, paired_inner_products, unit
-from common.info_nce import contrastive_loss, info_nce, mask_absent, nt_xent, symmetric_info_nce
+from common.info_nce import info_nce, mask_absent, nt_xent, symmetric_info_nce
 from common.logit_scale import LogitScale
 from common.methods.momentum_contrast import MomentumContrast, moco_loss
 from common.pool import QueuePool
@@ -136,7 +136,7 @@ def _view_objective(
     objective: str, encoder: nn.Module, settings: ViewSettings, seed: int
 ) -> tuple[LossOfViews, list[nn.Parameter]]:
     """The loss of two views, and the parameters that it trains."""
-    logit_scale = LogitScale(1 / settings.temperature, trainable=False)
+    logit_scale = LogitScale(1 / settings.temperature, maximum=None, trainable=False)
     if objective == "moco":
         queue = FeatureQueue(settings.queue, EMBEDDING_DIM, seed=seed)
         pool = QueuePool(queue, inner_product_similarity, own_key_only=True)
@@ -154,7 +154,7 @@ def _view_objective(
     if objective == "nt_xent":
 
         def loss_of_views(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-            return nt_xent(unit(encoder(first)), unit(encoder(second)), inner_product_similarity, logit_scale())
+            return nt_xent(unit(encoder(first)), unit(encoder(second)), Sphere(), logit_scale())
 
         return loss_of_views, list(encoder.parameters())
     if objective not in OBJECTIVES:
@@ -224,7 +224,7 @@ def train_on_pairs(
             if temperature is None:
                 loss = -paired_inner_products(image_embeddings, text_embeddings).mean()
             elif num_negatives is None:
-                loss = contrastive_loss(image_embeddings, text_embeddings, inner_product_similarity, logit_scale())
+                loss = symmetric_info_nce(logit_scale() * inner_product_similarity(image_embeddings, text_embeddings))
             else:
                 logits = logit_scale() * inner_product_similarity(image_embeddings, text_embeddings)
                 loss = loss_with_few_negatives(logits, num_negatives, masks)
@@ -309,7 +309,7 @@ def measure_batch_sizes(seed: int, settings: BatchSettings, sizes: Sequence[int]
 
     def loss_of(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
         embeddings = unit(image_encoder(images)), unit(text_encoder(texts))
-        return contrastive_loss(*embeddings, inner_product_similarity, logit_scale())
+        return symmetric_info_nce(logit_scale() * inner_product_similarity(*embeddings))
 
     for _ in range(settings.steps):
         optimizer.zero_grad()
@@ -377,7 +377,7 @@ def measure_loss_floor(seed: int, settings: FloorSettings, batches: Sequence[int
 
 
 def _free_loss(sides: Sequence[torch.Tensor], temperature: float) -> torch.Tensor:
-    return contrastive_loss(unit(sides[0]), unit(sides[1]), inner_product_similarity, torch.tensor(1 / temperature))
+    return symmetric_info_nce(inner_product_similarity(unit(sides[0]), unit(sides[1])) / temperature)
 
 
 def _recall_at_1(cosines: torch.Tensor) -> tuple[float, float]:

@@ -5,7 +5,7 @@
 The cone has its apex at the text's embedding and opens away from the origin; the nearer the apex is to the origin, the
 wider it opens, and within `min_radius` K (hyperbolic: where sinh(r) < 2K) it is a half-space. The exterior angle is pi
 minus the angle O-text-image. Only matched pairs enter; the mean of their residuals is the entailment loss. Swapped
-arguments give a loss near 2.7 that still looks smooth: texts come first in every function here.
+sides would give a loss near 2.7 that still looks smooth: functions of both take them by name alone.
 
 In the hyperbolic case text and image are tangent vectors (euclip/lorentz.py); in polar coordinates, radii r of the text
 and s of the image and the angle theta between them,
@@ -28,35 +28,35 @@ from euclip.lorentz import norm_difference, parallelogram_area, shorten, sinh_ov
 COINCIDENT = 1.0e-4
 
 
-def euclidean_entailment_residual(texts: torch.Tensor, images: torch.Tensor, min_radius: float) -> torch.Tensor:
+def euclidean_entailment_residual(*, images: torch.Tensor, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
     """Angle by which images miss the cones of their texts, Euclidean.
 
     Args:
-        texts: (..., dim) embeddings, scaled by 1 / sqrt(dim) as the similarity takes them.
-        images: (..., dim), likewise; leading axes broadcast.
+        images: (..., dim) embeddings, scaled by 1 / sqrt(dim) as the similarity takes them.
+        texts: (..., dim), likewise; leading axes broadcast.
         min_radius: K >= 0, in the embeddings' units; 0 closes every cone to a ray.
     Returns:
         (...,) radians in [0, pi], 0 inside the cone.
     """
-    return torch.relu(euclidean_exterior_angle(texts, images) - euclidean_half_aperture(texts, min_radius))
+    return torch.relu(euclidean_exterior_angle(images=images, texts=texts) - euclidean_half_aperture(texts, min_radius))
 
 
 def lorentz_entailment_residual(
-    texts: torch.Tensor, images: torch.Tensor, min_radius: float, curvature: torch.Tensor
+    *, images: torch.Tensor, texts: torch.Tensor, min_radius: float, curvature: torch.Tensor
 ) -> torch.Tensor:
     """Angle by which images miss the cones of their texts, hyperbolic.
 
     For small c it is the Euclidean residual at 2K / sqrt(c), not K: a falling curvature widens the cones.
 
     Args:
-        texts: (..., dim), tangent vectors at the origin.
-        images: (..., dim), likewise; leading axes broadcast.
+        images: (..., dim), tangent vectors at the origin.
+        texts: (..., dim), likewise; leading axes broadcast.
         min_radius: K >= 0.
         curvature: scalar tensor c > 0.
     Returns:
         (...,) radians in [0, pi], 0 inside the cone.
     """
-    exterior = lorentz_exterior_angle(texts, images, curvature)
+    exterior = lorentz_exterior_angle(images=images, texts=texts, curvature=curvature)
     return torch.relu(exterior - lorentz_half_aperture(texts, min_radius, curvature))
 
 
@@ -72,18 +72,18 @@ def lorentz_half_aperture(texts: torch.Tensor, min_radius: float, curvature: tor
     return _half_aperture(torch.sinh(radii), 2 * min_radius)
 
 
-def euclidean_exterior_angle(texts: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+def euclidean_exterior_angle(*, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
     """pi minus the angle O-text-image, the angle between x and y - x.
 
     Args:
-        texts: (..., dim), x.
-        images: (..., dim), y; leading axes broadcast.
+        images: (..., dim), y.
+        texts: (..., dim), x; leading axes broadcast.
     Returns:
         (...,) radians in [0, pi]. An image on its text, and any image of a text at the origin, is at 0.
     Raises:
         ValueError: if the last axes differ; the message gives both shapes.
     """
-    _check_same_last_axis(texts, images)
+    _check_same_last_axis(images, texts)
     texts, images = at_least_float32(texts), at_least_float32(images)
     text_norms = norm(texts).clamp(min=COINCIDENT)
     opposite = parallelogram_area(texts, images) / text_norms  # |y| sin(theta)
@@ -91,12 +91,12 @@ def euclidean_exterior_angle(texts: torch.Tensor, images: torch.Tensor) -> torch
     return _angle(opposite, adjacent)
 
 
-def lorentz_exterior_angle(texts: torch.Tensor, images: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
+def lorentz_exterior_angle(*, images: torch.Tensor, texts: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
     """pi minus the angle O-text-image of the hyperbolic triangle that tangent vectors span with the origin.
 
     Args:
-        texts: (..., dim), tangent vectors at the origin.
-        images: (..., dim), likewise; leading axes broadcast.
+        images: (..., dim), tangent vectors at the origin.
+        texts: (..., dim), likewise; leading axes broadcast.
         curvature: scalar tensor c > 0.
     Returns:
         (...,) radians in [0, pi]. An image on its text, and any image of a text at the origin, is at 0. In float32 the
@@ -104,7 +104,7 @@ def lorentz_exterior_angle(texts: torch.Tensor, images: torch.Tensor, curvature:
     Raises:
         ValueError: if the last axes differ; the message gives both shapes.
     """
-    _check_same_last_axis(texts, images)
+    _check_same_last_axis(images, texts)
     texts, images, curvature = (at_least_float32(tensor) for tensor in (texts, images, curvature))
     texts, images, root_c = shorten(texts, curvature), shorten(images, curvature), curvature.sqrt()
     text_norms = norm(texts).clamp(min=COINCIDENT)
@@ -128,6 +128,6 @@ def _angle(opposite: torch.Tensor, adjacent: torch.Tensor) -> torch.Tensor:
     return torch.atan2(torch.where(long, opposite, 0.0), torch.where(long, adjacent, 1.0))
 
 
-def _check_same_last_axis(texts: torch.Tensor, images: torch.Tensor) -> None:
+def _check_same_last_axis(images: torch.Tensor, texts: torch.Tensor) -> None:
     if texts.shape[-1] != images.shape[-1]:
-        raise ValueError(f"texts {tuple(texts.shape)} and images {tuple(images.shape)} must agree in the last axis")
+        raise ValueError(f"images {tuple(images.shape)} and texts {tuple(texts.shape)} must agree in the last axis")

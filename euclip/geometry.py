@@ -90,13 +90,13 @@ class Euclidean(nn.Module):
     """Features over sqrt(dim), compared by minus their distance or its square (EuCLIP).
 
     Args:
-        squared: True is EuCLIP itself: -d^2 is a linear classifier with a norm-dependent bias.
+        squared: True, the default, is EuCLIP itself: -d^2 is a linear classifier with a norm-dependent bias.
     """
 
     is_inner_product = False
     has_cones = True
 
-    def __init__(self, squared: bool) -> None:
+    def __init__(self, squared: bool = True) -> None:
         super().__init__()
         self.squared = squared
         self.name = "euclidean_squared" if squared else "euclidean"
@@ -142,7 +142,7 @@ class Euclidean(nn.Module):
 
     def entailment_residual(self, *, images: torch.Tensor, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
         """Radians by which images miss the cones of their texts; see euclidean_entailment_residual."""
-        return euclidean_entailment_residual(texts, images, min_radius)
+        return euclidean_entailment_residual(images=images, texts=texts, min_radius=min_radius)
 
 
 class Hyperbolic(nn.Module):
@@ -243,7 +243,9 @@ class Hyperbolic(nn.Module):
 
     def entailment_residual(self, *, images: torch.Tensor, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
         """Radians by which images miss the cones of their texts; see lorentz_entailment_residual."""
-        return lorentz_entailment_residual(texts, images, min_radius, self.curvature())
+        return lorentz_entailment_residual(
+            images=images, texts=texts, min_radius=min_radius, curvature=self.curvature()
+        )
 
     def clamp_(self) -> None:
         """Moves the scalars back into their bounds; call once after every optimiser step."""

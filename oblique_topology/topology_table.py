@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common.geometry import Sphere
-from common.info_nce import PairSimilarity
+from common.geometry import PairSimilarity, Sphere
 from common.oblique import Oblique
 from common.run.kept_memory import bytes_kept_for_backward
 from oblique_topology.geometry import L2, ObliqueGeodesic

@@ -158,7 +158,7 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
                 set_learning_rate(optimizer, learning_rate_at(done, optim))
                 images = normalize(batch.images, transform.mean, transform.std)
                 image_embeddings, text_embeddings, scale = micro_batches.embed(images, batch.token_ids)
-                loss = contrastive_loss(image_embeddings, text_embeddings, learner.towers.geometry.similarity, scale)
+                loss = contrastive_loss(image_embeddings, text_embeddings, learner.towers.geometry, scale)
                 loss = loss + learner.queue_loss(image_embeddings, text_embeddings, scale)
                 global_loss = float(mean_over_processes(loss))
                 check_finite(global_loss, done, learner, scale=scale.item())

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from accelerate import Accelerator
+from comparison import Comparison
 from processes import as_launched, in_processes
 from torch import nn
 
@@ -49,6 +50,9 @@ class Towers(nn.Module):
     def similarity(self, images, texts):
         return -self.log_curvature.exp() * self.log_weight.exp() * torch.cdist(images, texts).square()
 
+    def geometry(self):
+        return Comparison(self.similarity)
+
 
 def inputs():
     generator = torch.Generator().manual_seed(5)
@@ -62,7 +66,7 @@ def loss_and_gradients(model, size, images, token_ids, accelerator=None, bare=No
     micro_batches = MicroBatches(accelerator or Accelerator(cpu=True), model, size)
     torch.manual_seed(7)
     image_embeddings, text_embeddings, scale = micro_batches.embed(images, token_ids)
-    loss = contrastive_loss(image_embeddings, text_embeddings, bare.similarity, scale)
+    loss = contrastive_loss(image_embeddings, text_embeddings, bare.geometry(), scale)
     micro_batches.backward(loss)
     gradients = {name: parameter.grad.clone() for name, parameter in bare.named_parameters() if parameter.requires_grad}
     model.zero_grad()
@@ -108,7 +112,7 @@ def test_without_a_size_it_is_the_model_and_its_backward_to_the_last_bit():
     model = Towers()
     images, token_ids = inputs()
     image_embeddings, text_embeddings, scale = model(images, token_ids)
-    loss = contrastive_loss(image_embeddings, text_embeddings, model.similarity, scale)
+    loss = contrastive_loss(image_embeddings, text_embeddings, model.geometry(), scale)
     loss.backward()
     for size in (None, BATCH):
         found_loss, found = loss_and_gradients(Towers(), size, images, token_ids)
@@ -122,7 +126,7 @@ def test_each_micro_batch_is_embedded_twice_one_graph_at_a_time_and_gradients_ad
     micro_batches = MicroBatches(Accelerator(cpu=True), model, 4)
     for _ in range(2):
         image_embeddings, text_embeddings, scale = micro_batches.embed(*inputs())
-        micro_batches.backward(contrastive_loss(image_embeddings, text_embeddings, model.similarity, scale))
+        micro_batches.backward(contrastive_loss(image_embeddings, text_embeddings, model.geometry(), scale))
     assert calls == 2 * [(4, False), (4, False), (2, False), (4, True), (4, True), (2, True)]
     _, once = loss_and_gradients(Towers(), None, *inputs())
     twice = {name: parameter.grad / 2 for name, parameter in model.named_parameters()}

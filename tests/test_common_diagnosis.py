@@ -56,6 +56,9 @@ class Scaled(Sphere):
     def similarity(self, image_embeddings, text_embeddings):
         return self.log_curvature.exp() * super().similarity(image_embeddings, text_embeddings)
 
+    def paired_similarity(self, image_embeddings, text_embeddings):
+        return self.log_curvature.exp() * super().paired_similarity(image_embeddings, text_embeddings)
+
 
 def model_of(geometry=None, init=10.0, **bounds):
     return TwoTowers(nn.Identity(), nn.Identity(), geometry or Sphere(), LogitScale(init, **bounds))
@@ -111,7 +114,7 @@ def test_a_model_that_guesses_is_at_one_whatever_is_in_the_queue():
     embeddings = torch.ones(8, 4) / 2
     queue = QueuedPairs(torch.ones(24, 4) / 2, torch.ones(24, 4) / 2, torch.arange(24))
     for queued in (None, queue):
-        loss = contrastive_loss(embeddings, embeddings, Sphere().similarity, torch.tensor(10.0), queue=queued)
+        loss = contrastive_loss(embeddings, embeddings, Sphere(), torch.tensor(10.0), queue=queued)
         assert loss_over_chance(float(loss), 8, queued) == pytest.approx(1.0, abs=1e-6)
     found = look(model_of(), embeddings, embeddings, 10.0)
     assert (found["image_mean_cosine"], found["text_effective_rank"]) == (pytest.approx(1.0), pytest.approx(1.0))
@@ -142,7 +145,7 @@ def test_gradient_norms_are_those_of_the_loss_by_the_logarithm_of_the_scale_and_
         return float(sum(losses) / 2)
 
     assert gradient_norms(model.scalars()) == {}  # before backward
-    contrastive_loss(images, texts, model.geometry.similarity, model.logit_scale()).backward()
+    contrastive_loss(images, texts, model.geometry, model.logit_scale()).backward()
     found = diagnose(model.geometry, model.scalars(), images, texts, 10.0)
     start, step = (math.log(10.0), 0.5), 1e-5
     for place, name in enumerate(("logit_scale", "curvature")):
@@ -159,7 +162,7 @@ def test_gradient_norms_are_those_of_the_loss_by_the_logarithm_of_the_scale_and_
         ({"maximum": 1000.0}, 5000.0, True),  # moved into them
         ({"maximum": 100.0}, 99.9, False),
         ({"minimum": 1.0, "maximum": 100.0}, 1.0, True),
-        ({}, 100.0, False),
+        ({"maximum": None}, 100.0, False),
         ({"maximum": 100.0, "trainable": False}, 100.0, False),  # it is fixed there on purpose
     ],
 )

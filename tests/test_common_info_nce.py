@@ -1,15 +1,17 @@
 """InfoNCE against loops, closed forms and open_clip; two processes against one."""
 
+import inspect
 import math
 
 import pytest
 import torch
+from comparison import Comparison
 from processes import in_processes
 
 import common.info_nce
 from common.distributed import gather_with_gradient, mean_over_processes, rank, world_size
 from common.feature_queue import FeatureQueue
-from common.geometry import inner_product_similarity, unit
+from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import (
     Distillation,
     QueuedPairs,
@@ -22,6 +24,7 @@ from common.info_nce import (
     positives_from_ids,
     symmetric_info_nce,
 )
+from common.tiled import geometry_loss, tiled_contrastive_loss
 
 
 def double(*shape):
@@ -39,7 +42,7 @@ def test_loss_and_gradients_equal_open_clip():
     open_clip = pytest.importorskip("open_clip")
     images, texts = double(12, 16), double(12, 16)
     found = []
-    for loss_of in (lambda *pair: contrastive_loss(*pair[:2], inner_product_similarity, pair[2]), open_clip.ClipLoss()):
+    for loss_of in (lambda *pair: contrastive_loss(*pair[:2], Sphere(), pair[2]), open_clip.ClipLoss()):
         leaves = [each.clone().requires_grad_() for each in (images, texts, torch.tensor(2.0, dtype=torch.float64))]
         loss = loss_of(unit(leaves[0]), unit(leaves[1]), leaves[2].exp())
         loss.backward()
@@ -52,14 +55,12 @@ def test_gradient_passes_gradcheck():
     images = unit(torch.randn(4, 3, dtype=torch.float64)).requires_grad_()
     texts = unit(torch.randn(4, 3, dtype=torch.float64)).requires_grad_()
     scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda x, y, s: contrastive_loss(x, y, inner_product_similarity, s), (images, texts, scale)
-    )
+    assert torch.autograd.gradcheck(lambda x, y, s: contrastive_loss(x, y, Sphere(), s), (images, texts, scale))
 
 
 def test_large_logits_stay_finite():
     embeddings = unit(torch.randn(16, 8)).requires_grad_()
-    loss = contrastive_loss(embeddings, -embeddings, inner_product_similarity, torch.tensor(1e4))
+    loss = contrastive_loss(embeddings, -embeddings, Sphere(), torch.tensor(1e4))
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(embeddings.grad).all()
@@ -219,7 +220,7 @@ def test_other_mistakes_are_named():
     with pytest.raises(ValueError, match=r"query_ids must be a vector of int64, got \(2, 1\)"):
         positives_from_ids(torch.zeros(2, 1, dtype=torch.int64), torch.arange(2))
     with pytest.raises(ValueError, match=r"equal shapes, got \(2, 3\) and \(3, 3\)"):
-        nt_xent(torch.zeros(2, 3), torch.zeros(3, 3), inner_product_similarity, torch.tensor(1.0))
+        nt_xent(torch.zeros(2, 3), torch.zeros(3, 3), Sphere(), torch.tensor(1.0))
 
 
 # numbers that every implementation must reproduce
@@ -228,13 +229,11 @@ def test_other_mistakes_are_named():
 @pytest.mark.parametrize("scale", [1.0, 1 / 0.07])
 def test_a_constant_representation_is_at_chance_at_any_temperature(scale):
     constant, scale = unit(torch.ones(256, 8, dtype=torch.float64)), torch.tensor(scale, dtype=torch.float64)
-    loss = contrastive_loss(constant, constant, inner_product_similarity, scale)
+    loss = contrastive_loss(constant, constant, Sphere(), scale)
     assert float(loss) == pytest.approx(math.log(256), abs=1e-12)
-    assert float(nt_xent(constant, constant, inner_product_similarity, scale)) == pytest.approx(
-        math.log(511), abs=1e-12
-    )
+    assert float(nt_xent(constant, constant, Sphere(), scale)) == pytest.approx(math.log(511), abs=1e-12)
     queue = QueuedPairs(constant[:100], constant[:100], torch.arange(100))
-    loss = contrastive_loss(constant, constant, inner_product_similarity, scale, queue=queue)
+    loss = contrastive_loss(constant, constant, Sphere(), scale, queue=queue)
     assert float(loss) == pytest.approx(math.log(356), abs=1e-12)
 
 
@@ -242,7 +241,7 @@ def test_a_constant_representation_is_at_chance_at_any_temperature(scale):
 def test_the_simplex_reaches_the_optimum(batch, temperature):
     simplex = unit(torch.eye(batch, dtype=torch.float64) - 1 / batch)
     scale = torch.tensor(1 / temperature, dtype=torch.float64)
-    loss = contrastive_loss(simplex, simplex, inner_product_similarity, scale)
+    loss = contrastive_loss(simplex, simplex, Sphere(), scale)
     expected = math.log(1 + (batch - 1) * math.exp(-(1 + 1 / (batch - 1)) / temperature))
     assert float(loss) == pytest.approx(expected, abs=1e-12)
 
@@ -267,17 +266,17 @@ def loops_nt_xent(first, second, scale):
 
 def test_nt_xent_equals_loops_written_from_the_formula():
     first, second = unit(double(6, 4)), unit(double(6, 4))
-    loss = nt_xent(first, second, inner_product_similarity, torch.tensor(5.0, dtype=torch.float64))
+    loss = nt_xent(first, second, Sphere(), torch.tensor(5.0, dtype=torch.float64))
     assert float(loss) == pytest.approx(loops_nt_xent(first, second, 5.0), rel=1e-13)
 
 
 def test_nt_xent_is_symmetric_and_passes_gradcheck():
     first, second = unit(double(3, 4)).requires_grad_(), unit(double(3, 4)).requires_grad_()
     scale = torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
-    one = nt_xent(first, second, inner_product_similarity, scale)
-    other = nt_xent(second, first, inner_product_similarity, scale)
+    one = nt_xent(first, second, Sphere(), scale)
+    other = nt_xent(second, first, Sphere(), scale)
     torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
-    assert torch.autograd.gradcheck(lambda x, y, s: nt_xent(x, y, inner_product_similarity, s), (first, second, scale))
+    assert torch.autograd.gradcheck(lambda x, y, s: nt_xent(x, y, Sphere(), s), (first, second, scale))
 
 
 # in-batch loss with ids and a queue
@@ -311,7 +310,7 @@ def test_ids_and_queue_equal_loops_written_from_the_formula():
     scale, nothing = torch.tensor(4.0, dtype=torch.float64), QueuedPairs(images[:0], texts[:0], ids[:0])
     unknown = torch.full((6,), -1)
     for given_ids, given_queue in ((None, None), (ids, None), (None, queue), (ids, queue)):
-        loss = contrastive_loss(images, texts, inner_product_similarity, scale, given_ids, given_queue)
+        loss = contrastive_loss(images, texts, Sphere(), scale, given_ids, given_queue)
         expected = loops_contrastive(
             images, texts, 4.0, unknown if given_ids is None else ids, nothing if given_queue is None else queue
         )
@@ -335,11 +334,11 @@ def test_pseudo_targets_of_keys_equal_loops_written_from_the_formula():
                 target = alpha * pseudo[j] / sum(pseudo) + (1 - alpha) * positive[j] / sum(positive)
                 total -= target * math.log(powers[j] / sum(powers))
     keys = Distillation(image_keys, text_keys, alpha)
-    loss = contrastive_loss(images, texts, inner_product_similarity, torch.tensor(scale), ids, queue, keys)
+    loss = contrastive_loss(images, texts, Sphere(), torch.tensor(scale), ids, queue, keys)
     assert float(loss) == pytest.approx(total / 12, rel=1e-13)
     image_keys.requires_grad_()
     images.requires_grad_()
-    contrastive_loss(images, texts, inner_product_similarity, torch.tensor(scale), ids, queue, keys).backward()
+    contrastive_loss(images, texts, Sphere(), torch.tensor(scale), ids, queue, keys).backward()
     assert image_keys.grad is None
     assert images.grad.abs().max() > 0
 
@@ -351,9 +350,8 @@ def test_partners_may_be_compared_by_another_function_than_the_rest(with_queue):
     given = torch.linspace(-1, 1, 6, dtype=torch.float64)
 
     def loss(paired):
-        return contrastive_loss(
-            images, texts, inner_product_similarity, torch.tensor(4.0), queue=queue, paired_similarity=paired
-        )
+        geometry = Comparison(inner_product_similarity, paired)
+        return contrastive_loss(images, texts, geometry, torch.tensor(4.0), queue=queue)
 
     torch.testing.assert_close(loss(lambda x, y: (x * y).sum(dim=1)), loss(None), rtol=1e-13, atol=0)
     sizes, scores = [6, 6 + (5 if with_queue else 0)], []
@@ -371,7 +369,8 @@ def test_a_sample_drawn_twice_is_pushed_away_without_ids_and_left_alone_with_the
     gradients = []
     for ids in (None, torch.tensor([7, 7, 1])):
         logits = torch.tensor([[9.0, 9, 0], [9, 9, 0], [0, 0, 9]], dtype=torch.float64, requires_grad=True)
-        contrastive_loss(rows, rows, lambda x, y, given=logits: given, torch.tensor(1.0), ids).backward()
+        given = Comparison(lambda x, y, logits=logits: logits)
+        contrastive_loss(rows, rows, given, torch.tensor(1.0), ids).backward()
         gradients.append(logits.grad)
     without, with_ids = gradients
     assert float(without[0, 1]) == pytest.approx(1 / 6, abs=1e-4)  # softmax 1/2, target 0, over a batch of 3
@@ -384,10 +383,10 @@ def test_the_queue_gets_no_gradient_and_may_not_be_written_before_the_backward_p
     for tensor in (images, texts, queue.image_embeddings, queue.text_embeddings):
         tensor.requires_grad_()
     scale = torch.tensor(4.0, dtype=torch.float64)
-    contrastive_loss(images, texts, inner_product_similarity, scale, ids, queue).backward()
+    contrastive_loss(images, texts, Sphere(), scale, ids, queue).backward()
     assert queue.image_embeddings.grad is queue.text_embeddings.grad is None
     assert images.grad.abs().sum() > 0 < texts.grad.abs().sum()
-    loss = contrastive_loss(images, texts, inner_product_similarity, scale, ids, queue)
+    loss = contrastive_loss(images, texts, Sphere(), scale, ids, queue)
     with torch.no_grad():
         queue.text_embeddings[0] = 0
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -398,12 +397,12 @@ def test_ids_and_queues_that_do_not_fit_are_refused():
     images, texts, ids, queue = pairs_and_queue()
     scale = torch.tensor(4.0)
     with pytest.raises(ValueError, match=r"ids of a batch of 6 must be \(6,\) int64, got \(5,\)"):
-        contrastive_loss(images, texts, inner_product_similarity, scale, ids[:5])
+        contrastive_loss(images, texts, Sphere(), scale, ids[:5])
     wrong = queue._replace(text_embeddings=queue.text_embeddings[:, :3])
     with pytest.raises(ValueError, match=r"queue's text embeddings \(5, 3\) and 5 ids do not fit embeddings \(6, 4\)"):
-        contrastive_loss(images, texts, inner_product_similarity, scale, ids, wrong)
+        contrastive_loss(images, texts, Sphere(), scale, ids, wrong)
     with pytest.raises(ValueError, match=r"queue's image embeddings \(5, 4\) and 4 ids"):
-        contrastive_loss(images, texts, inner_product_similarity, scale, ids, queue._replace(ids=queue.ids[:4]))
+        contrastive_loss(images, texts, Sphere(), scale, ids, queue._replace(ids=queue.ids[:4]))
 
 
 # two processes
@@ -437,11 +436,11 @@ def loss_and_gradients(case):
     towers = Towers()
     x, y, scale = towers(images[share], texts[share])
     if case == "nt_xent":
-        loss = nt_xent(x, y, inner_product_similarity, scale)
+        loss = nt_xent(x, y, Sphere(), scale)
     else:
         queue = QueuedPairs(*old, old_ids) if "queue" in case else None
         known = ids[share] if "ids" in case else None
-        loss = contrastive_loss(x, y, inner_product_similarity, scale, known, queue)
+        loss = contrastive_loss(x, y, Sphere(), scale, known, queue)
     loss.backward()
     gradients = {name: mean_over_processes(parameter.grad) for name, parameter in towers.named_parameters()}
     return mean_over_processes(loss), gradients
@@ -475,3 +474,12 @@ def test_loss_and_every_gradient_of_two_processes_equal_one():
                 torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
             assert worst_error(right[case][1], expected) <= 1e-12
             assert worst_error(faulty[case][1], expected) > 1e-3
+
+
+def test_every_loss_takes_a_geometry_and_says_so_to_a_bare_similarity():
+    """A function of all pairs cannot give partners the digits that differences keep."""
+    rows, scale = torch.eye(3), torch.tensor(2.0)
+    for loss in (contrastive_loss, nt_xent, geometry_loss, tiled_contrastive_loss):
+        assert list(inspect.signature(loss).parameters)[2:4] == ["geometry", "logit_scale"]
+        with pytest.raises(ValueError, match=r"a loss takes a geometry, such as Sphere.*inner_product_similarity"):
+            loss(rows, rows, inner_product_similarity, scale)

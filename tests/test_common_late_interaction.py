@@ -6,8 +6,8 @@ from processes import in_processes
 
 from common.distributed import rank, world_size
 from common.geometry import unit
-from common.info_nce import symmetric_info_nce
-from common.late_interaction import LateInteraction, late_interaction, late_interaction_loss
+from common.info_nce import contrastive_loss, symmetric_info_nce
+from common.late_interaction import LateInteraction, late_interaction
 from common.tiled import geometry_loss
 
 
@@ -55,7 +55,7 @@ def test_one_token_on_either_side_is_the_inner_product():
     for matrix in late_interaction(images, texts):
         torch.testing.assert_close(matrix, images[:, 0] @ texts[:, 0].T)
     scale = torch.tensor(7.0, dtype=torch.float64)
-    loss = late_interaction_loss(images[:4], texts, scale)
+    loss = contrastive_loss(images[:4], texts, LateInteraction(), scale)
     torch.testing.assert_close(loss, symmetric_info_nce(scale * images[:4, 0] @ texts[:, 0].T))
 
 
@@ -70,9 +70,9 @@ def test_chunks_do_not_change_the_result(monkeypatch):
 def test_more_padding_changes_nothing_and_padding_gets_no_gradient():
     images, texts = tokens(0, 4, 7, 6), padded_texts().requires_grad_()
     scale = torch.tensor(5.0, dtype=torch.float64)
-    loss = late_interaction_loss(images, texts, scale)
+    loss = contrastive_loss(images, texts, LateInteraction(), scale)
     longer = torch.cat([texts, torch.zeros(4, 3, 6, dtype=torch.float64)], dim=1)
-    torch.testing.assert_close(late_interaction_loss(images, longer, scale), loss)
+    torch.testing.assert_close(contrastive_loss(images, longer, LateInteraction(), scale), loss)
     loss.backward()
     assert torch.isfinite(texts.grad).all()
     assert (texts.grad[2, 1:] == 0).all()
@@ -97,7 +97,7 @@ def test_the_loss_takes_one_matrix_for_its_rows_and_the_other_for_its_columns():
     pair = [*zip(i2t, range(4)), *zip(t2i.T, range(4))]
     expected = sum(float(torch.logsumexp(row, 0) - row[own]) for row, own in pair) / 8
     geometry = LateInteraction()
-    assert float(late_interaction_loss(images, texts, scale)) == pytest.approx(expected)
+    assert float(contrastive_loss(images, texts, geometry, scale)) == pytest.approx(expected)
     assert float(geometry_loss(images, texts, geometry, scale)) == pytest.approx(expected)
     torch.testing.assert_close(geometry.paired_similarity(images, texts), i2t.diagonal() / 3.0)
     with pytest.raises(ValueError, match=r"tile = 2 .*geometry late_interaction, which has two matrices; accepted: 0"):

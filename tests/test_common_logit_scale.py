@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from common.logit_scale import LogitScale
+from euclip.geometry import Euclidean
 
 
 def test_multiplier_starts_where_asked_and_the_parameter_is_its_log():
@@ -47,3 +48,16 @@ def test_frozen_scale_never_moves():
 def test_impossible_values_are_refused(arguments):
     with pytest.raises(ValueError, match="logit_scale"):
         LogitScale(**arguments)
+
+
+def test_the_defaults_are_those_of_clip_and_of_euclip():
+    scale = LogitScale()
+    assert (scale().item(), scale.minimum, scale.maximum) == (pytest.approx(1 / 0.07), None, 100.0)
+    assert scale.log_logit_scale.requires_grad
+    assert Euclidean().name == "euclidean_squared"
+
+
+def test_a_fixed_multiplier_outside_its_bounds_is_refused_rather_than_moved():
+    with pytest.raises(ValueError, match=r"a fixed logit_scale_init = 200.0 is outside its bounds None and 100.0"):
+        LogitScale(200.0, trainable=False)
+    assert LogitScale(200.0, maximum=None, trainable=False)().item() == pytest.approx(200.0)

@@ -5,6 +5,7 @@ Every geometry, scheme and number of processes: tests/test_info_nce_matrix.py.
 
 import pytest
 import torch
+from comparison import Comparison
 from hard_pairs import hard_pairs
 from test_info_nce_matrix import GEOMETRIES
 
@@ -98,7 +99,7 @@ def test_keys_without_mass_change_nothing_and_are_not_compared():
 def test_at_once_or_in_tiles_by_one_name():
     geometry, scale = Hyperbolic(DIM, squared=False).double(), scale_of(3.0)
     images, texts, options = world(geometry, "all of them")
-    plain = contrastive_loss(images, texts, geometry.similarity, scale, **options)
+    plain = contrastive_loss(images, texts, geometry, scale, **options)
     for tile in (0, 5):
         torch.testing.assert_close(geometry_loss(images, texts, geometry, scale, tile=tile, **options), plain)
 
@@ -119,7 +120,7 @@ def test_partners_keep_their_digits_in_float32_however_close(name, tile):
         x, y, scale = images.to(dtype).requires_grad_(), texts.to(dtype).requires_grad_(), scale_of(3.0, dtype)
         converted = GEOMETRIES[name]().to(dtype)
         if similarity is not None:
-            loss = contrastive_loss(x, y, converted.similarity, scale)
+            loss = contrastive_loss(x, y, Comparison(converted.similarity), scale)
         else:
             loss = geometry_loss(x, y, converted, scale, tile=tile)
         return torch.autograd.grad(loss, [x, y])
@@ -143,7 +144,7 @@ def test_a_batch_that_is_almost_solved_keeps_the_digits_of_loss_and_gradients_in
         return tiled_contrastive_loss(x, y, Sphere(), scale, tile=20)
 
     def plain(x, y, scale):
-        return contrastive_loss(x, y, Sphere().similarity, scale)
+        return contrastive_loss(x, y, Sphere(), scale)
 
     expected = of(plain, torch.float64)
     assert expected[0] < 1e-5
@@ -213,7 +214,7 @@ def test_bf16_embeddings_are_compared_in_float32_and_get_their_own_dtype_back():
         loss = tiled_contrastive_loss(images, texts, Sphere(), torch.tensor(3.0), tile=5)
     loss.backward()
     wide = [side.detach().float().requires_grad_() for side in (images, texts)]
-    plain = contrastive_loss(*wide, Sphere().similarity, torch.tensor(3.0))
+    plain = contrastive_loss(*wide, Sphere(), torch.tensor(3.0))
     torch.testing.assert_close(loss, plain)
     for narrow, gradient in zip((images, texts), torch.autograd.grad(plain, wide)):
         assert narrow.grad.dtype == torch.bfloat16
@@ -225,17 +226,12 @@ def test_a_bf16_product_rounds_the_factors_and_nothing_else(geometry):
     images, texts, options = world(geometry, "all of them", torch.float32)
     scale = scale_of(3.0, torch.float32)
 
-    def rounded_similarity(x, y):
-        return geometry.similarity(x.bfloat16(), y.bfloat16())
-
-    plain = contrastive_loss(
-        images, texts, rounded_similarity, scale, paired_similarity=lambda x, y: geometry.paired_similarity(x, y),
-        **options,
-    )  # fmt: skip
+    rounded = Comparison(lambda x, y: geometry.similarity(x.bfloat16(), y.bfloat16()), geometry.paired_similarity)
+    plain = contrastive_loss(images, texts, rounded, scale, **options)
     loss = tiled_contrastive_loss(images, texts, geometry, scale, tile=5, bf16_product=True, **options)
     torch.testing.assert_close(loss, plain)
     assert geometry_loss(images, texts, geometry, scale, tile=5, bf16_product=True, **options) == loss
-    exact = contrastive_loss(images, texts, geometry.similarity, scale, **options)
+    exact = contrastive_loss(images, texts, geometry, scale, **options)
     assert 1e-6 < abs(loss - exact) < 0.01
     expected = gradients_of(exact, geometry, images, texts, scale)
     for found, wanted in zip(gradients_of(loss, geometry, images, texts, scale), expected):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.evaluation.retrieval import Positives, recall_at_k, retrieval_metrics, retrieval_ranks
-from common.geometry import inner_product_similarity, unit
+from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import contrastive_loss, info_nce, symmetric_info_nce
 from common.late_interaction import late_interaction
 from common.report.claims.decide import HOLDS, NEEDS, NOT_RUN, measured_at_every_scale, our_cells
@@ -126,8 +126,8 @@ def test_a_batch_of_256_is_a_choice_among_256():
 def test_eq8_is_symmetric_and_its_gradient_is_softmax_minus_positives():
     images, texts = embeddings(12)
     scale = torch.tensor(5.0, dtype=torch.float64)
-    there = contrastive_loss(images, texts, inner_product_similarity, scale)
-    back = contrastive_loss(texts, images, inner_product_similarity, scale)
+    there = contrastive_loss(images, texts, Sphere(), scale)
+    back = contrastive_loss(texts, images, Sphere(), scale)
     assert float(there) == pytest.approx(float(back), abs=1e-14)
     logits = double(12, 12).requires_grad_()
     symmetric_info_nce(logits).backward()
@@ -181,11 +181,11 @@ def test_the_expected_hardest_negative_rises_with_their_number():
 def test_averaging_micro_batches_is_an_easier_task_than_the_batch():
     images, texts = embeddings(64)
     scale = torch.tensor(10.0, dtype=torch.float64)
-    full = float(contrastive_loss(images, texts, inner_product_similarity, scale))
+    full = float(contrastive_loss(images, texts, Sphere(), scale))
     averages = []
     for size in (2, 8, 16, 32):
         parts = zip(images.split(size), texts.split(size))
-        averages.append(np.mean([float(contrastive_loss(*part, inner_product_similarity, scale)) for part in parts]))
+        averages.append(np.mean([float(contrastive_loss(*part, Sphere(), scale)) for part in parts]))
     assert (np.diff([*averages, full]) > 0.1).all()
 
 
@@ -196,7 +196,7 @@ def test_a_larger_batch_keeps_more_memory_for_backward():
     def kept(batch):
         def loss():
             sides = [unit(encoder(side)) for encoder, side in zip(encoders, world.pairs(batch, generator(0)))]
-            return contrastive_loss(*sides, inner_product_similarity, torch.tensor(10.0))
+            return contrastive_loss(*sides, Sphere(), torch.tensor(10.0))
 
         return bytes_kept_for_backward(loss, weights)
 

@@ -246,7 +246,7 @@ def queue_steps(folder):
         share = slice(rank() * 16 // world_size(), (rank() + 1) * 16 // world_size())
         images, token_ids, ids = images[share].double(), token_ids[share], batch.image_index[share]
         embeddings = model(images, token_ids)
-        loss = contrastive_loss(*embeddings[:2], model.geometry.similarity, embeddings[2], ids, model.memory.pairs())
+        loss = contrastive_loss(*embeddings[:2], model.geometry, embeddings[2], ids, model.memory.pairs())
         model.zero_grad()
         loss.backward()
         losses.append(float(mean_over_processes(loss)))

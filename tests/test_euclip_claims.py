@@ -109,7 +109,7 @@ def test_some_steps_with_no_guard_but_the_clamp_go_where_ours_go(name):
         images.requires_grad_()
         optimizer = torch.optim.Adam([texts, images], lr=1e-2)
         for _ in range(200):
-            loss = contrastive_loss(images, texts, geometry.similarity, torch.tensor(5.0))
+            loss = contrastive_loss(images, texts, geometry, torch.tensor(5.0))
             loss = loss + 0.2 * residual(texts=texts, images=images, min_radius=radius).mean()
             optimizer.zero_grad()
             loss.backward()

@@ -1,6 +1,7 @@
 """Entailment cones: values of the authors' functions, hand-made cones, laws, finite gradients."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def vectors(*shape):
 @PRECISIONS
 def test_euclidean_cones_equal_those_of_the_authors(dtype, atol):
     texts, images = golden(dtype)
-    exterior = euclidean_exterior_angle(texts, images)
+    exterior = euclidean_exterior_angle(images=images, texts=texts)
     assert exterior.dtype == dtype
     assert exterior.tolist() == pytest.approx([0.4636476090, 0.4086378551, 0.4977961740], abs=atol)
     for min_radius, apertures in (
@@ -53,7 +54,9 @@ def test_euclidean_cones_equal_those_of_the_authors(dtype, atol):
         (texts, images, 0.3, [0, 0, 0.1663660158]),
         (images, texts, 0.3, [2.6779450446, 2.6895073463, 2.7162591096]),  # swapped: the apex is the text's
     ):
-        assert euclidean_entailment_residual(first, second, min_radius).tolist() == pytest.approx(residuals, abs=atol)
+        assert euclidean_entailment_residual(
+            images=second, texts=first, min_radius=min_radius
+        ).tolist() == pytest.approx(residuals, abs=atol)
 
 
 @PRECISIONS
@@ -69,8 +72,10 @@ def test_euclidean_cones_equal_those_of_the_authors(dtype, atol):
 def test_hyperbolic_cones_equal_those_of_the_authors(c, exterior, min_radius, residual, dtype, atol):
     texts, images = golden(dtype)
     if exterior:
-        assert lorentz_exterior_angle(texts, images, scalar(c, dtype)).tolist() == pytest.approx(exterior, abs=atol)
-    found = lorentz_entailment_residual(texts, images, min_radius, scalar(c, dtype))
+        assert lorentz_exterior_angle(images=images, texts=texts, curvature=scalar(c, dtype)).tolist() == pytest.approx(
+            exterior, abs=atol
+        )
+    found = lorentz_entailment_residual(images=images, texts=texts, min_radius=min_radius, curvature=scalar(c, dtype))
     assert found.dtype == dtype
     assert found.tolist() == pytest.approx(residual, abs=atol)
 
@@ -89,8 +94,10 @@ def test_hyperbolic_cones_equal_those_of_the_authors(c, exterior, min_radius, re
 )
 def test_cones_in_the_plane(text, image, min_radius, exterior, residual):
     texts, images = scalar([text]), scalar([image])
-    assert euclidean_exterior_angle(texts, images).item() == pytest.approx(exterior, abs=1e-6)
-    assert euclidean_entailment_residual(texts, images, min_radius).item() == pytest.approx(residual, abs=1e-6)
+    assert euclidean_exterior_angle(images=images, texts=texts).item() == pytest.approx(exterior, abs=1e-6)
+    assert euclidean_entailment_residual(images=images, texts=texts, min_radius=min_radius).item() == pytest.approx(
+        residual, abs=1e-6
+    )
 
 
 # the formulas as the paper prints them
@@ -115,7 +122,7 @@ def paper_lorentz(text, image, min_radius, c):
 
 def test_euclidean_residual_equals_loops_from_the_paper():
     texts, images = vectors(40, 5), vectors(40, 5)
-    found = euclidean_entailment_residual(texts, images, 0.3)
+    found = euclidean_entailment_residual(images=images, texts=texts, min_radius=0.3)
     for text, image, residual in zip(texts.tolist(), images.tolist(), found.tolist()):
         exterior, aperture = paper_euclidean(text, image, 0.3)
         assert residual == pytest.approx(max(0.0, exterior - aperture), abs=1e-12)
@@ -124,8 +131,8 @@ def test_euclidean_residual_equals_loops_from_the_paper():
 @pytest.mark.parametrize("c", [0.1, 1.0, 10.0])
 def test_lorentz_residual_equals_loops_from_the_paper(c):
     texts, images = vectors(40, 5) / 2, vectors(40, 5) / 2
-    exteriors = lorentz_exterior_angle(texts, images, scalar(c))
-    found = lorentz_entailment_residual(texts, images, 0.3, scalar(c))
+    exteriors = lorentz_exterior_angle(images=images, texts=texts, curvature=scalar(c))
+    found = lorentz_entailment_residual(images=images, texts=texts, min_radius=0.3, curvature=scalar(c))
     for k in range(40):
         exterior, aperture = paper_lorentz(texts[k], images[k], 0.3, c)
         assert exteriors[k].item() == pytest.approx(exterior, abs=1e-8)
@@ -138,9 +145,11 @@ def test_lorentz_residual_equals_loops_from_the_paper(c):
 def test_hyperbolic_cone_tends_to_the_euclidean_one_of_radius_2k_over_root_c():
     """Deviations on the parity data: 2.4e-2, 2.4e-3, 2.4e-5, 2.4e-7, linear in c."""
     texts, images = golden(torch.float64)
-    euclidean = euclidean_entailment_residual(texts, images, 0.3)
+    euclidean = euclidean_entailment_residual(images=images, texts=texts, min_radius=0.3)
     for c in (1e-1, 1e-2, 1e-4, 1e-6):
-        hyperbolic = lorentz_entailment_residual(texts, images, 0.3 * c**0.5 / 2, scalar(c))
+        hyperbolic = lorentz_entailment_residual(
+            images=images, texts=texts, min_radius=0.3 * c**0.5 / 2, curvature=scalar(c)
+        )
         assert (hyperbolic - euclidean).abs().max().item() == pytest.approx(0.24 * c, rel=0.05)
 
 
@@ -157,20 +166,22 @@ def test_entailment_is_transitive_outside_min_radius():
     texts = 0.5 * unit(vectors(4_000, 2)) * (1 + vectors(4_000, 1).abs())
     middles = 2 * texts + 0.5 * vectors(4_000, 2)
     ends = 2 * middles + vectors(4_000, 2)
-    first = euclidean_entailment_residual(texts, middles, 0.3) == 0
-    second = euclidean_entailment_residual(middles, ends, 0.3) == 0
+    first = euclidean_entailment_residual(images=middles, texts=texts, min_radius=0.3) == 0
+    second = euclidean_entailment_residual(images=ends, texts=middles, min_radius=0.3) == 0
     both = first & second & (middles.norm(dim=1) > 0.3)
     assert 200 < both.sum() < 3_500
-    assert (euclidean_entailment_residual(texts, ends, 0.3)[both] < 1e-9).all()
+    assert (euclidean_entailment_residual(images=ends, texts=texts, min_radius=0.3)[both] < 1e-9).all()
 
 
 @pytest.mark.parametrize("c", [0.1, 1.0, 10.0])
 def test_points_on_the_ray_are_at_0_behind_the_text_and_at_pi_before_it(c):
     texts = unit(torch.randn(20, 8))
-    for exterior in (lambda x, y: lorentz_exterior_angle(x, y, torch.tensor(c)), euclidean_exterior_angle):
-        assert exterior(texts, 1.5 * texts).abs().max() < 1e-4
+    for exterior in (euclidean_exterior_angle, partial(lorentz_exterior_angle, curvature=torch.tensor(c))):
+        assert exterior(images=1.5 * texts, texts=texts).abs().max() < 1e-4
         for before in (0.5, 0.0, -1.0):
-            torch.testing.assert_close(exterior(texts, before * texts), torch.full((20,), math.pi), rtol=0, atol=1e-4)
+            torch.testing.assert_close(
+                exterior(images=before * texts, texts=texts), torch.full((20,), math.pi), rtol=0, atol=1e-4
+            )
 
 
 @pytest.mark.parametrize("c", [0.1, 1.0, 10.0])
@@ -179,8 +190,8 @@ def test_a_pair_that_coincides_and_a_text_at_the_origin_entail_without_gradient(
     images = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 2.0], [0.0, 0.0, 0.0]], requires_grad=True)
     curvature = torch.tensor(c, requires_grad=True)
     for residual in (
-        euclidean_entailment_residual(texts, images, 0.1),
-        lorentz_entailment_residual(texts, images, 0.1, curvature),
+        euclidean_entailment_residual(images=images, texts=texts, min_radius=0.1),
+        lorentz_entailment_residual(images=images, texts=texts, min_radius=0.1, curvature=curvature),
     ):
         assert residual.tolist() == [0, 0, 0]
         residual.sum().backward()
@@ -192,23 +203,25 @@ def test_min_radius_0_closes_the_cone():
     texts, images = golden(torch.float64)
     assert (euclidean_half_aperture(texts, 0.0) == 0).all()
     assert (lorentz_half_aperture(texts, 0.0, scalar(1.0)) == 0).all()
-    exterior = euclidean_exterior_angle(texts, images)
-    assert torch.equal(euclidean_entailment_residual(texts, images, 0.0), exterior)
+    exterior = euclidean_exterior_angle(images=images, texts=texts)
+    assert torch.equal(euclidean_entailment_residual(images=images, texts=texts, min_radius=0.0), exterior)
 
 
 def test_leading_axes_broadcast_to_all_pairs():
     texts, points = vectors(5, 3), vectors(4, 3)
     for residual in (
-        lambda x, y: euclidean_entailment_residual(x, y, 0.3),
-        lambda x, y: lorentz_entailment_residual(x, y, 0.3, scalar(0.7)),
+        partial(euclidean_entailment_residual, min_radius=0.3),
+        partial(lorentz_entailment_residual, min_radius=0.3, curvature=scalar(0.7)),
     ):
-        matrix = residual(texts[:, None], points)
+        matrix = residual(images=points, texts=texts[:, None])
         assert matrix.shape == (5, 4)
         for k in range(5):
-            torch.testing.assert_close(matrix[k], residual(texts[k].expand(4, 3), points), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(
+                matrix[k], residual(images=points, texts=texts[k].expand(4, 3)), rtol=1e-12, atol=1e-12
+            )
 
 
-def test_geometries_take_texts_first():
+def test_geometries_put_the_apex_at_the_text():
     texts, images = golden(torch.float32)
     residual = Euclidean(squared=True).entailment_residual(images=images, texts=texts, min_radius=0.3)
     assert residual.tolist() == pytest.approx([0, 0, 0.1663660158], abs=1e-5)
@@ -216,10 +229,22 @@ def test_geometries_take_texts_first():
     assert residual.tolist() == pytest.approx([0, 0, 0.0934091414], abs=1e-5)
 
 
+def test_sides_have_names_so_that_none_can_be_taken_for_the_other():
+    texts, images = golden(torch.float64)
+    for function, rest in (
+        (euclidean_exterior_angle, {}),
+        (euclidean_entailment_residual, {"min_radius": 0.3}),
+        (lorentz_exterior_angle, {"curvature": scalar(1.0)}),
+        (lorentz_entailment_residual, {"min_radius": 0.3, "curvature": scalar(1.0)}),
+    ):
+        with pytest.raises(TypeError, match="positional argument"):
+            function(images, texts, **rest)
+
+
 def test_axes_that_do_not_fit_are_both_named():
-    for function in (euclidean_exterior_angle, lambda x, y: lorentz_exterior_angle(x, y, torch.tensor(1.0))):
-        with pytest.raises(ValueError, match=r"\(2, 3\).*\(2, 4\)"):
-            function(torch.zeros(2, 3), torch.zeros(2, 4))
+    for function in (euclidean_exterior_angle, partial(lorentz_exterior_angle, curvature=torch.tensor(1.0))):
+        with pytest.raises(ValueError, match=r"images \(2, 4\) and texts \(2, 3\)"):
+            function(images=torch.zeros(2, 4), texts=torch.zeros(2, 3))
 
 
 # gradients and precision
@@ -227,11 +252,15 @@ def test_axes_that_do_not_fit_are_both_named():
 
 def test_gradients_are_right():
     texts, images, c = vectors(6, 3).requires_grad_(), vectors(6, 3).requires_grad_(), scalar(0.7).requires_grad_()
-    assert torch.autograd.gradcheck(euclidean_exterior_angle, (texts, images))
-    assert torch.autograd.gradcheck(lorentz_exterior_angle, (texts, images, c))
+    assert torch.autograd.gradcheck(lambda x, y: euclidean_exterior_angle(images=y, texts=x), (texts, images))
+    assert torch.autograd.gradcheck(
+        lambda x, y, k: lorentz_exterior_angle(images=y, texts=x, curvature=k), (texts, images, c)
+    )
     assert torch.autograd.gradcheck(lambda x: euclidean_half_aperture(x, 0.3), (texts,))
     assert torch.autograd.gradcheck(lambda x, k: lorentz_half_aperture(x, 0.1, k), (texts, c))
-    assert torch.autograd.gradcheck(lambda x, y, k: lorentz_entailment_residual(x, y, 0.1, k), (texts, images, c))
+    assert torch.autograd.gradcheck(
+        lambda x, y, k: lorentz_entailment_residual(images=y, texts=x, min_radius=0.1, curvature=k), (texts, images, c)
+    )
 
 
 def test_the_slope_of_the_aperture_is_bounded_at_min_radius():
@@ -250,7 +279,11 @@ def test_the_slope_of_the_exterior_angle_is_bounded_near_coincidence():
     step = 10 ** torch.empty(2_000, 1).uniform_(-7, 0) * unit(torch.randn(2_000, 16))
     for c in (None, 0.1, 1.0):
         x, y = texts.clone().requires_grad_(), (texts + step).requires_grad_()
-        exterior = euclidean_exterior_angle(x, y) if c is None else lorentz_exterior_angle(x, y, torch.tensor(c))
+        exterior = (
+            euclidean_exterior_angle(images=y, texts=x)
+            if c is None
+            else lorentz_exterior_angle(images=y, texts=x, curvature=torch.tensor(c))
+        )
         exterior.sum().backward()
         assert max(x.grad.norm(dim=1).max(), y.grad.norm(dim=1).max()) < 2.5e4
         assert (exterior[step.norm(dim=1) < 5e-5] == 0).all()
@@ -262,10 +295,13 @@ def test_exterior_angle_keeps_its_digits_in_float32(c, distance):
     texts = torch.randn(200, 512) / 512**0.5
     images = texts + distance * unit(torch.randn(200, 512))
     for ours, exact in (
-        (euclidean_exterior_angle(texts, images), euclidean_exterior_angle(texts.double(), images.double())),
         (
-            lorentz_exterior_angle(texts, images, torch.tensor(c)),
-            lorentz_exterior_angle(texts.double(), images.double(), torch.tensor(c).double()),
+            euclidean_exterior_angle(images=images, texts=texts),
+            euclidean_exterior_angle(images=images.double(), texts=texts.double()),
+        ),
+        (
+            lorentz_exterior_angle(images=images, texts=texts, curvature=torch.tensor(c)),
+            lorentz_exterior_angle(images=images.double(), texts=texts.double(), curvature=torch.tensor(c).double()),
         ),
     ):
         assert (ours - exact).abs().max() < 2e-6
@@ -283,10 +319,10 @@ def count_finite(num_pairs, dtype):
     for curvature in (None, 0.1, 1.0, 10.0):
         texts, images = (side.requires_grad_() for side in hard_pairs(num_pairs, 64, dtype))
         if curvature is None:
-            residual = euclidean_entailment_residual(texts, images, 0.3)
+            residual = euclidean_entailment_residual(images=images, texts=texts, min_radius=0.3)
         else:
             curvature = torch.tensor(curvature, requires_grad=True)
-            residual = lorentz_entailment_residual(texts, images, 0.3, curvature)
+            residual = lorentz_entailment_residual(images=images, texts=texts, min_radius=0.3, curvature=curvature)
             residual.mean().backward(retain_graph=True)
             assert torch.isfinite(curvature.grad)
         assert residual.dtype == torch.float32
@@ -312,11 +348,13 @@ def test_finite_at_a_million_hard_pairs(dtype):
 def test_everything_runs_in_float32_alone_whatever_autocast_says():
     texts, images, c = torch.randn(9, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True), torch.tensor(0.7)
     with Dtypes() as dtypes:
-        expected = lorentz_entailment_residual(texts, images, 0.3, c) + euclidean_entailment_residual(
-            texts, images, 0.3
-        )
+        expected = lorentz_entailment_residual(
+            images=images, texts=texts, min_radius=0.3, curvature=c
+        ) + euclidean_entailment_residual(images=images, texts=texts, min_radius=0.3)
         expected.sum().backward()
     assert dtypes.seen <= {torch.float32, torch.bool}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = lorentz_entailment_residual(texts, images, 0.3, c) + euclidean_entailment_residual(texts, images, 0.3)
+        found = lorentz_entailment_residual(
+            images=images, texts=texts, min_radius=0.3, curvature=c
+        ) + euclidean_entailment_residual(images=images, texts=texts, min_radius=0.3)
     assert torch.equal(found, expected)

@@ -178,7 +178,7 @@ def test_one_step_of_a_shrunk_paper_model_in_micro_batches_moves_every_parameter
     token_ids = torch.randint(1, 62, (8, 8))
     token_ids[:, -1] = 63
     images, texts, scale = micro_batches.embed(torch.randn(8, 3, 32, 32), token_ids)
-    loss = contrastive_loss(images, texts, model.geometry.similarity, scale)
+    loss = contrastive_loss(images, texts, model.geometry, scale)
     method = config.method
     if method.entailment_weight:
         residuals = model.geometry.entailment_residual(images=images, texts=texts, min_radius=method.min_radius)

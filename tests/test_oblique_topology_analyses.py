@@ -311,7 +311,7 @@ def test_gradient_norms_on_the_line_are_those_of_backward():
             moved.zero_grad()
             images, texts, _ = moved(*inputs)
             scale = torch.tensor(multiplier, dtype=torch.float64)
-            contrastive_loss(images, texts, moved.geometry.similarity, scale).backward()
+            contrastive_loss(images, texts, moved.geometry, scale).backward()
             squares = [weight.grad.square().sum() for weight in moved.parameters() if weight.grad is not None]
             assert found[row, column] == pytest.approx(float(sum(squares).sqrt()), rel=1e-9)
 

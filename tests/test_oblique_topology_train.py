@@ -18,7 +18,6 @@ from common.distributed import rank
 from common.evaluation.embed import evaluate_zero_shot
 from common.geometry import Sphere
 from common.info_nce import contrastive_loss
-from common.late_interaction import late_interaction_loss
 from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
 from common.run.guards import NonFiniteLoss
@@ -312,10 +311,7 @@ def loss_and_gradients(name, share=None):
     part = slice(None) if share is None else share
     images, texts = geometry.embed_image(features[0][part]), geometry.embed_text(features[1][part])
     scale = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
-    if name == "max_average":
-        loss = late_interaction_loss(images, texts, scale)
-    else:
-        loss = contrastive_loss(images, texts, geometry.similarity, scale)
+    loss = contrastive_loss(images, texts, geometry, scale)
     loss.backward()
     return loss.detach(), scale.grad, *(each.grad[part] for each in features)
 

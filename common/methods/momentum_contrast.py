@@ -13,7 +13,7 @@ The published code updates the momentum encoder between the two forward passes. 
 forward pass of the query encoder changes buffers alone, this is the same. It also enqueues before the backward pass,
 from a copy of the whole queue; here the queue is read in place, and such an order is a RuntimeError.
 
-The temperature is 1 / logit_scale, fixed in all three: LogitScale(1 / T, trainable=False).
+The temperature is 1 / logit_scale, fixed in all three: LogitScale(1 / T, maximum=None, trainable=False).
 """
 
 import itertools
@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.distributed import gather_without_gradient, rank, world_size
-from common.geometry import Geometry
-from common.info_nce import PairSimilarity, info_nce
+from common.geometry import Geometry, PairSimilarity
+from common.info_nce import info_nce
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder
 from common.pool import Pool, QueueCandidates

@@ -94,7 +94,7 @@ class SimCLR(Method):
     ) -> StepLoss:
         """(batch, 3, height, width) twice; the mean of NT-Xent, half of what the published code returns."""
         first, second = unit(self.encoder(torch.cat([first_views, second_views]))).chunk(2)
-        return StepLoss(nt_xent(first, second, inner_product_similarity, self.logit_scale()))
+        return StepLoss(nt_xent(first, second, Sphere(), self.logit_scale()))
 
 
 class MoCo(Method):
@@ -241,7 +241,7 @@ def _built(config: VisionConfig, num_classes: int, seed: int) -> Method:
     method = config.method
     backbone = build_backbone(config.model, method.batch_norm_parts)
     width, dim = backbone.output_dim, method.head_dim
-    logit_scale = None if method.logit_scale is None else LogitScale(method.logit_scale, trainable=False)
+    logit_scale = None if method.logit_scale is None else LogitScale(method.logit_scale, maximum=None, trainable=False)
     if method.name == "simclr":
         return SimCLR(_encoder(backbone, simclr_head(width, dim)), logit_scale)
     if method.name in ("moco_v1", "moco_v2"):

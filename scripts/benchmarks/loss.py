@@ -270,7 +270,7 @@ def loss_gpu(reference: str, batch: int, quick: bool, folder: Path) -> Compariso
     if reference == "matmul":
         return Comparison(f"{what} / bare products, 8 B^2 d operations each", "throughput", 0.55, batch, ours, products)
     losses = {
-        "plain": lambda: contrastive_loss(images, texts, Sphere().similarity, scale),
+        "plain": lambda: contrastive_loss(images, texts, Sphere(), scale),
         "open_clip": lambda: open_clip.ClipLoss()(images.bfloat16(), texts.bfloat16(), scale.bfloat16()),
     }
     return Comparison(f"{what} / {reference}", "memory", 1 / 8, batch, ours, timed(losses[reference], reference))

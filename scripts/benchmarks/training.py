@@ -86,7 +86,7 @@ def open_clips_clip(towers: Towers) -> open_clip.CLIP:
 def our_loss(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """As in train.py."""
     image_embeddings, text_embeddings, logit_scale = model(images, token_ids)
-    return contrastive_loss(image_embeddings, text_embeddings, model.geometry.similarity, logit_scale)
+    return contrastive_loss(image_embeddings, text_embeddings, model.geometry, logit_scale)
 
 
 def training_step(
