@@ -2,18 +2,29 @@
 # The first of them makes a virtual environment in .venv and installs requirements.txt; nothing is installed again
 # unless the requirements change. To use an environment of your own: make test PY=python3
 
-PAPER   ?= oblique_topology
-SCALE   ?= demo
-SEEDS   ?= 1
-DATA    ?=
-ROWS    ?=
-SET     ?=
-OUTPUT  ?= outputs
-RESULTS ?=
-PYTHON  ?= python3
-VENV    ?= .venv
+SETTINGS = PAPER SCALE SEEDS DATA ROWS SET OUTPUT RESULTS PY PYTHON VENV
 
-ifdef PY
+# Settings count behind `make` only: a DATA or OUTPUT that the shell happens to have must not change a result or
+# what `make clean` removes. Such a one is named, and so is a setting that there is not, such as SEDS=3.
+ifeq ($(MAKELEVEL),0)
+IGNORED := $(strip $(foreach name,$(SETTINGS),$(if $(filter environment,$(lastword $(origin $(name)))),$(name))))
+$(if $(IGNORED),$(warning $(IGNORED) of the environment: not used; settings stand behind make, as in: make reproduce-table2 SEEDS=3))
+UNKNOWN := $(strip $(filter-out $(SETTINGS),$(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))))
+$(if $(UNKNOWN),$(error no setting $(UNKNOWN); accepted: $(SETTINGS)))
+endif
+
+PAPER   = oblique_topology
+SCALE   = demo
+SEEDS   = 1
+DATA    =
+ROWS    =
+SET     =
+OUTPUT  = outputs
+RESULTS =
+PYTHON  = python3
+VENV    = .venv
+
+ifeq ($(filter command,$(origin PY)),command)
 RUN_READY :=
 DEV_READY :=
 else
@@ -27,17 +38,20 @@ export TOKENIZERS_PARALLELISM := false
 # threads that wait by spinning take many times as long when another program has one of two cores
 export OMP_WAIT_POLICY ?= PASSIVE
 
-REPRODUCE = $(PY) scripts/reproduce.py $(PAPER)
-OPTIONS   = --scale $(SCALE) --seeds $(SEEDS) --output "$(OUTPUT)" \
-            $(if $(DATA),--data "$(DATA)") $(if $(ROWS),--rows "$(ROWS)") $(if $(RESULTS),--results "$(RESULTS)") $(SET)
+# a setting as one word of the shell, just as it was typed: spaces, quotes and $ mean nothing here
+typed     = '$(subst ','\'',$(value $1))'
+option    = $(if $(value $1),--$2 $(call typed,$1))
+REPRODUCE = $(PY) scripts/reproduce.py
+OPTIONS   = --scale $(call typed,SCALE) --seeds $(call typed,SEEDS) --output $(call typed,OUTPUT) \
+            $(call option,DATA,data) $(call option,ROWS,rows) $(call option,RESULTS,results) $(call option,SET,set)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-gpu lint format benchmark report reproduce reproduce-all scenes clean
+.PHONY: help install test test-slow test-gpu lint format benchmark report reproduce reproduce-all rows scenes clean
 
 help: ## this list
 	@echo "make reproduce-table2        train and evaluate what the table needs, print ours beside the paper's"
 	@echo "make reproduce-tableN        PAPER=$(PAPER) SCALE=smoke|demo|photos|paper DATA=<folder> SEEDS=<how many>"
-	@echo "                             ROWS=\"<config> <config> ...\" for some rows of a table only"
+	@echo "                             ROWS=\"<row> <row> ...\" for some rows of a table only, see make rows"
 	@echo "                             SET=\"section.key=value ...\" OUTPUT=<folder> RESULTS=<folder>; also reproduce-figureN"
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */make \1|/' \
 	    | awk -F'|' '{printf "%-28s %s\n", $$1, $$2}'
@@ -78,26 +92,36 @@ format: $(DEV_READY) ## ruff, rewriting files
 	$(PY) -m ruff check --fix .
 
 benchmark: $(DEV_READY) ## performance as ratios against the alternative a user would pick
-	$(PY) scripts/benchmark.py $(if $(RESULTS),--output "$(RESULTS)/benchmark")
+	$(PY) scripts/benchmark.py $(if $(value RESULTS),--output $(call typed,RESULTS)/benchmark)
 
 scenes: $(RUN_READY) ## contact sheets of the embedded data set, and the ceiling of its captions
 	$(PY) scripts/draw_scenes.py
 	$(PY) scripts/draw_scenes.py --ceiling
 
 report: $(RUN_READY) ## one page of everything that was reproduced
-	$(PY) -m common.report.page --results results "$(OUTPUT)/results" --output "$(OUTPUT)/report.html"
+	$(PY) -m common.report.page --results results $(call typed,OUTPUT)/results --output $(call typed,OUTPUT)/report.html
+
+rows: ## the rows of PAPER: what each is, and whether it was run
+	@$(PYTHON) scripts/parts.py rows $(call typed,PAPER) $(call typed,OUTPUT)
 
 # what does not exist is said before anything is installed
 reproduce-%:
-	@$(PYTHON) scripts/parts.py $(PAPER) $*
+	@$(PYTHON) scripts/parts.py part $(call typed,PAPER) '$*'
 	@$(MAKE) --no-print-directory install
-	@$(REPRODUCE) $* $(OPTIONS)
+	@$(REPRODUCE) $(call typed,PAPER) $* $(OPTIONS)
 
 reproduce: $(RUN_READY) ## every table and figure of PAPER
-	@$(REPRODUCE) all $(OPTIONS)
+	@$(REPRODUCE) $(call typed,PAPER) all $(OPTIONS)
 
 reproduce-all: $(RUN_READY) ## every table and figure of every paper
-	@$(PY) scripts/reproduce.py all all $(OPTIONS)
+	@$(REPRODUCE) all all $(OPTIONS)
 
 clean: ## removes runs, tables and page from outputs/; committed results and .venv stay
-	rm -rf "$(OUTPUT)/runs" "$(OUTPUT)/results" "$(OUTPUT)/shard_index" "$(OUTPUT)/report.html"
+	$(if $(filter OUTPUT,$(IGNORED)),$(error OUTPUT of the environment: what is meant? make clean OUTPUT=<folder>))
+	@output=$(call typed,OUTPUT); there=$$(cd -- "$${output:-/}" 2>/dev/null && pwd -P); \
+	case "$$there" in /|"$$(pwd -P)"|"$${HOME:-/}") \
+	    echo "error: OUTPUT=$$output: $$there is no folder of outputs; runs/ and results/ in it stay" >&2; exit 1;; esac; \
+	cd -- "$$output" 2>/dev/null || exit 0; rm -rf runs results shard_index report.html; echo "cleaned: $$there"
+
+.DEFAULT:
+	@$(PYTHON) scripts/parts.py target '$@'

@@ -1,11 +1,18 @@
-"""What can be reproduced: `python3 scripts/parts.py euclip table4` ends with status 0, or with a line of what exists.
+"""What can be reproduced; `make` asks here before it installs anything: standard library only.
 
-`make reproduce-...` asks here before it installs anything: standard library only.
+python3 scripts/parts.py part euclip table4        status 0, or a line of what exists
+python3 scripts/parts.py rows euclip outputs       rows: what each is, and whether it was run
+python3 scripts/parts.py target reprodcue          the nearest target of the Makefile
 """
 
 import re
 import sys
 from pathlib import Path
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from common.base.arguments import accepted, did_you_mean, rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = ("contrastive_basics", "oblique_topology", "euclip", "geomm")
@@ -20,19 +27,66 @@ def parts_of(paper: str) -> list[str]:
 
 def wanted(paper: str, part: str) -> list[tuple[str, str]]:
     """(paper, part) pairs that two names ask for, "all" for every one; ValueError, in one line, with what exists."""
-    if paper not in (*PAPERS, "all"):
-        raise ValueError(f"PAPER={paper} is unknown; accepted: {', '.join(PAPERS)}")
+    _check_paper(paper, "all")
     papers = PAPERS if paper == "all" else (paper,)
     pairs = [(name, each) for name in papers for each in (parts_of(name) if part == "all" else [part])]
     missing = [f"{name} has no {each}" for name, each in pairs if each not in parts_of(name)]
     if missing or not pairs:
         exist = "; ".join(f"{name}: {', '.join(parts_of(name)) or 'none yet'}" for name in PAPERS)
-        raise ValueError(f"{[*missing, f'{paper} has no part'][0]} here yet; what exists: {exist}")
+        hint = did_you_mean(part, parts_of(paper))
+        raise ValueError(f"{[*missing, f'{paper} has no part'][0]} here yet; what exists: {exist}{hint}")
     return pairs
+
+
+def described_rows(paper: str, output: Path) -> list[str]:
+    """A line for each row of a paper: its name, what it is, its committed results, and finished runs of one's own.
+
+    Args:
+        paper: the folder; the comments that open its configs say what a row is and where its results are.
+        output: folder with runs/.
+    Raises:
+        ValueError: no such paper, or it has no rows.
+    """
+    _check_paper(paper)
+    rows = rows_of(ROOT / paper)
+    if not rows:
+        raise ValueError(f"PAPER={paper} has no rows yet")
+    lines = []
+    for row in rows:
+        text = (ROOT / paper / "configs" / f"{row}.yaml").read_text(encoding="utf-8")
+        what = text.partition("\n")[0].partition(": ")[2]
+        ours = re.search(r"^#.*\bOurs: (.+?)(?:[.;] .*|\.?)$", text, re.MULTILINE)[1]
+        own = sorted((output / "runs" / paper).glob(f"{row}-*/seed*/evaluation.json"))
+        here = sorted({f"{run.parts[-3].removeprefix(f'{row}-').split('-')[0]} {run.parts[-2]}" for run in own})
+        committed = ours.replace("results/", "committed: results/", 1)
+        mine = [f"in {output}: {', '.join(here)}"] if here else []
+        lines.append(f"{row:{max(map(len, rows))}}  {'; '.join([what, committed, *mine])}")
+    return lines
+
+
+def targets() -> list[str]:
+    """Targets of the Makefile."""
+    names = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    return names + [f"reproduce-{part}" for part in dict.fromkeys(each for name in PAPERS for each in parts_of(name))]
+
+
+def _check_paper(paper: str, *others: str) -> None:
+    if paper not in (*PAPERS, *others):
+        raise ValueError(f"PAPER={paper} is unknown; {accepted(paper, PAPERS)}")
+
+
+def main(asked: str, name: str, more: str = "") -> None:
+    if asked == "part":
+        wanted(name, more)
+    elif asked == "rows":
+        print("\n".join(described_rows(name, Path(more))))
+        print(f"\nthe file of a row, {name}/configs/<row>.yaml, opens with the command that trains it")
+    else:
+        raise ValueError(f"make has no target {name}{did_you_mean(name, targets())} (make help lists them)")
 
 
 if __name__ == "__main__":
     try:
-        wanted(*sys.argv[1:3])
+        main(*sys.argv[1:])
     except ValueError as error:
         sys.exit(f"error: {error}")

@@ -95,7 +95,7 @@ def test_a_missing_file_lists_those_that_are_there():
 
 
 def test_an_unknown_scale_lists_the_known_ones():
-    with pytest.raises(ConfigError, match=r"'huge' is unknown \(accepted: smoke, demo, photos, paper"):
+    with pytest.raises(ConfigError, match="'huge' is unknown; accepted: smoke, demo, photos, paper"):
         load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "huge")
 
 
@@ -125,7 +125,7 @@ def test_a_row_is_found_by_its_name_and_a_mistyped_one_has_a_nearest(tmp_path, m
     file = FOLDER / "configs" / "table2_multi.yaml"
     assert {row_file(FOLDER, name) for name in ("table2_multi", "table2_multi.yaml", str(file))} == {file}
     with pytest.raises(
-        ConfigError, match=r"--config table2_mutli: no such .*; did you mean table2_multi\? \(acc.*table2_clip"
+        ConfigError, match=r"--config table2_mutli: no such .*table2_clip, .*; did you mean table2_multi\?"
     ):
         row_file(FOLDER, "table2_mutli")
     monkeypatch.chdir(tmp_path)

@@ -192,7 +192,7 @@ def message_of(main, *arguments):
     [
         (["optim.learning_rate=nan"], "command line: optim.learning_rate = nan; accepted: a finite number"),
         (["--config", "no/where.yaml"], "no/where.yaml: no such config file"),
-        (["--config", "table2_mutli"], "no row of oblique_topology; did you mean table2_multi? (accepted: a file, or "),
+        (["--config", "table2_mutli"], "no row of oblique_topology; accepted: ablation_"),
         (["optim.global_batch_size=100000"], "global_batch_size = 100000 is larger than the training set of 256"),
         (["--scale", "photos"], "data.source = shards needs a folder"),
         (["--scale", "photos", "data.root=/nowhere"], "'/nowhere'"),
@@ -238,6 +238,10 @@ def test_a_tracker_whose_package_is_missing_ends_a_run_before_it_trains(tracker,
             "SCALE=big is unknown; accepted: smoke, demo, photos, paper",
         ),
         (["oblique_topology", "table2", "--seeds", "0"], "SEEDS=0 must be a whole number of seeds"),
+        (
+            ["oblique_topology", "table2", "--set", "data.train='a"],
+            "SET=data.train='a: No closing quotation; accepted: ",
+        ),
         (["oblique_topology", "table2", "--data", "x"], "DATA=x has no effect at scale demo"),
     ],
 )

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 from processes import as_launched, in_processes
 
+from common.base.arguments import rows_of
 from common.base.config import ConfigError
 from common.report.experiments import read_experiment
 from common.report.table import QUERIES_INTERVAL, from_json
@@ -60,12 +62,16 @@ def test_the_list_of_parts_is_that_of_the_code():
     assert parts_of("geomm") == []
 
 
+def make(*arguments, **environment):
+    """make in this folder, as a user calls it; it is not told that a make may have started these tests."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "OMP_WAIT"))}
+    done = ["make", "--no-print-directory", *arguments]
+    return subprocess.run(done, cwd=ROOT, env=kept | environment, capture_output=True, text=True, timeout=300)
+
+
 def test_make_refuses_an_unknown_part_before_it_installs_anything(tmp_path):
     for asked in ("reproduce-table99", "reproduce-figure1"):
-        done = subprocess.run(
-            ["make", f"VENV={tmp_path}/venv", f"PYTHON={sys.executable}", asked],
-            cwd=ROOT, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+        done = make(f"VENV={tmp_path}/venv", f"PYTHON={sys.executable}", asked)
         assert done.returncode != 0
         assert f"oblique_topology has no {asked.removeprefix('reproduce-')} here yet" in done.stderr
         assert not (tmp_path / "venv").exists()
@@ -135,20 +141,85 @@ def test_rows_that_a_part_does_not_train_are_refused_before_anything_is_trained(
 
 def test_make_hands_every_part_to_this_paper():
     for part in PARTS:
-        done = subprocess.run(
-            ["make", "-n", "PY=python", f"reproduce-{part}", "SCALE=smoke", "DATA=/a b", "ROWS=a b"],
-            cwd=ROOT, capture_output=True, text=True,
-        )  # fmt: skip
-        assert f"scripts/reproduce.py oblique_topology {part} --scale smoke --seeds 1" in done.stdout
-        assert '--data "/a b" --rows "a b"' in done.stdout
+        done = make("-n", "PY=python", f"reproduce-{part}", "SCALE=smoke", "DATA=/a b", "ROWS=a b")
+        words = shlex.split(done.stdout)
+        at = words.index("scripts/reproduce.py") + 1
+        assert words[at : at + 6] == ["oblique_topology", part, "--scale", "smoke", "--seeds", "1"]
+        assert words[words.index("--data") :][:4] == ["--data", "/a b", "--rows", "a b"]
+
+
+def test_make_hands_on_what_was_typed_letter_by_letter(tmp_path):
+    settings = {
+        "--data": "/it's \"my\" $HOME/$(pictures) `a`", "--output": "o$x;u t", "--set": "data.train='a $b.tar' c=\"d\""
+    }  # fmt: skip
+    given = [f"{name.removeprefix('--').upper()}={value}" for name, value in settings.items()]
+    show = "import json, sys; print(json.dumps(sys.argv[2:]))"
+    done = make(f"PY={sys.executable} -c '{show}'", "reproduce", "SCALE=photos", *given)
+    words = json.loads(done.stdout)
+    assert {name: words[words.index(name) + 1] for name in settings} == settings
+
+
+def test_settings_of_the_environment_are_named_and_change_nothing(tmp_path):
+    plain = make("-n", "PY=python", "reproduce-table2")
+    done = make("-n", "PY=python", "reproduce-table2", DATA="/x", SEEDS="9", OUTPUT=str(tmp_path), PAPER="euclip")
+    assert (done.stdout, done.returncode) == (plain.stdout, 0)
+    assert "PAPER SEEDS DATA OUTPUT of the environment: not used" in done.stderr
+    assert not plain.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"), [(["OUTPUT="], {}), (["OUTPUT=/"], {}), (["OUTPUT=."], {}), ([], {"OUTPUT": ""})]
+)
+def test_make_clean_refuses_a_folder_that_is_none_of_outputs(arguments, environment, tmp_path):
+    (tmp_path / "rm").write_text("#!/bin/sh\necho REMOVED\n")  # in the place of rm, should clean not refuse
+    (tmp_path / "rm").chmod(0o755)
+    done = make("clean", *arguments, PATH=f"{tmp_path}:{os.environ['PATH']}", **environment)
+    assert done.returncode != 0
+    assert "OUTPUT" in done.stderr
+    assert "REMOVED" not in done.stdout
+
+
+def test_make_clean_removes_what_was_made_and_nothing_else(tmp_path):
+    for name in ("runs/a", "results/b", "mine"):
+        (tmp_path / "my outputs" / name).mkdir(parents=True)
+    assert make("clean", f"OUTPUT={tmp_path}/my outputs").returncode == 0
+    assert [path.name for path in (tmp_path / "my outputs").iterdir()] == ["mine"]
+    assert make("clean", f"OUTPUT={tmp_path}/none").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tset"], "make has no target tset; did you mean test?"),
+        (["reproduce-tabel2"], "oblique_topology has no tabel2 here yet; what exists: "),
+        (["reproduce-tabel2"], "; did you mean table2?"),
+        (["rows", "PAPER=euclid"], "PAPER=euclid is unknown; accepted: contrastive_basics, "),
+        (["rows", "PAPER=euclid"], "; did you mean euclip?"),
+        (["rows", "PAPER=geomm"], "PAPER=geomm has no rows yet"),
+        (["reproduce-table2", "SEDS=3"], "no setting SEDS; accepted: PAPER SCALE SEEDS"),
+    ],
+)  # fmt: skip
+def test_what_make_does_not_know_has_a_nearest(arguments, words):
+    done = make(f"PYTHON={sys.executable}", *arguments)
+    assert done.returncode != 0
+    assert words in done.stderr
+
+
+def test_make_lists_rows_with_what_they_are_and_whether_they_were_run(tmp_path):
+    run = tmp_path / "runs" / "oblique_topology" / "table2_clip-demo-0123456789ab" / "seed1" / "evaluation.json"
+    run.parent.mkdir(parents=True)
+    run.touch()
+    done = make("rows", f"PYTHON={sys.executable}", f"OUTPUT={tmp_path}")
+    rows = {line.split()[0]: line.split("  ", 1)[1].strip() for line in done.stdout.split("\n\n")[0].splitlines()}
+    assert set(rows) == set(rows_of(ROOT / "oblique_topology"))
+    said = "Table 2, row CLIP [our-impl.] (ViT-B/16, 420M pairs); committed: results/oblique_topology/table2"
+    assert rows["table2_clip"] == f"{said}; in {tmp_path}: demo seed1"
+    assert "not run" in make("rows", f"PYTHON={sys.executable}", "PAPER=euclip").stdout
 
 
 @pytest.mark.parametrize(("given", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
 def test_threads_of_make_do_not_spin_while_they_wait_unless_the_user_says_so(given, policy):
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | given
-    show = ["make", "--no-print-directory", "--eval", "show: ; @echo $$OMP_WAIT_POLICY", "show"]
-    done = subprocess.run(show, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout == f"{policy}\n"
+    assert make("--eval", "show: ; @echo $$OMP_WAIT_POLICY", "show", **given).stdout == f"{policy}\n"
 
 
 def test_table2_is_written_in_every_format_with_figures_and_page(output):
@@ -286,16 +357,14 @@ def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):
 
 
 def test_a_part_runs_from_the_command_line_of_make(tmp_path):
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-    environment["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(
-        ["make", f"PY={sys.executable}", "reproduce-table5", "SCALE=smoke", f"OUTPUT={tmp_path}", "SET=optim.steps=2"],
-        cwd=ROOT, capture_output=True, text=True, env=environment, timeout=300,
-    )  # fmt: skip
+    given = ["SCALE=smoke", f"OUTPUT={tmp_path}", "SET=optim.steps=2 'data.crop_scale=[0.5, 1]'"]
+    done = make(f"PY={sys.executable}", "reproduce-table5", *given, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
+    assert "scale smoke, seed 0\n" in done.stdout
+    assert " seeds 0" not in done.stdout
     assert "table5 of Design of the topology" in done.stdout.lstrip().splitlines()[0]
     (path,) = tmp_path.glob("results/oblique_topology/table5/smoke-*/table5.json")
-    assert "optim.steps=2" in from_json(path.read_text()).command
+    assert from_json(path.read_text()).command.endswith(f' SET="{given[-1].removeprefix("SET=")}"')
     assert (tmp_path / "report.html").stat().st_size > 100_000  # with all that is committed
 
 

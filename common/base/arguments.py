@@ -6,7 +6,7 @@ The standard library suffices: `make` asks here before anything is installed.
 import argparse
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -19,6 +19,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message that refuses a word, "; did you mean X?", or nothing where no known word is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def accepted(word: str, known: Sequence[str]) -> str:
+    """The known words, for a message that refuses one: "accepted: a, b", and the nearest."""
+    return f"accepted: {', '.join(known) or 'none'}{did_you_mean(word, known)}"
 
 
 class Parser(argparse.ArgumentParser):

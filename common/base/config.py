@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import yaml
 
-from common.base.arguments import Parser, did_you_mean, rows_of
+from common.base.arguments import Parser, accepted, did_you_mean, rows_of
 from common.base.settings import NAMES_IN_A_SOURCE, TAKEN_BY, TAKEN_BY_TOKENIZER, DataConfig
 
 SCALES = ("smoke", "demo", "photos", "paper")
@@ -142,10 +142,8 @@ def row_file(folder: Path, row: str) -> Path:
     if path.is_file() or path.name != row:
         return path
     if not named.is_file():
-        rows = rows_of(folder)
         raise ConfigError(
-            f"--config {row}: no such file, and no row of {folder.name}{did_you_mean(named.stem, rows)} "
-            f"(accepted: a file, or {', '.join(rows)})"
+            f"--config {row}: no such file, and no row of {folder.name}; {accepted(named.stem, rows_of(folder))}"
         )
     return named
 
@@ -164,7 +162,7 @@ def load_row(
     at paper scale the files scale_paper_ablation.yaml, ..., scale_paper_ablation_ob_64_8.yaml, those that exist.
     """
     if scale not in SCALES:
-        raise ConfigError(f"scale {scale!r} is unknown{did_you_mean(scale, SCALES)} (accepted: {', '.join(SCALES)})")
+        raise ConfigError(f"scale {scale!r} is unknown; {accepted(scale, SCALES)}")
     words = Path(row).stem.split("_")
     beginnings = ["_".join(words[: count + 1]) for count in range(len(words))]
     general = folder / "configs" / f"{scale_files}_{scale}.yaml"

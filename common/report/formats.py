@@ -97,7 +97,7 @@ def provenance(table: Table) -> list[tuple[str, str]]:
         ("table", table.table_id),
         ("scale", table.scale),
         ("data", table.data),
-        ("seeds", ", ".join(map(str, table.seeds))),
+        (seeds_name(table.seeds), ", ".join(map(str, table.seeds))),
         ("git revision", table.git_revision),
         ("command", table.command),
         ("created", table.created),
@@ -195,7 +195,12 @@ def _decimals(mean: float, half: float) -> int | None:
 
 def count_seeds(number: int) -> str:
     """ "1 seed", "3 seeds"."""
-    return f"{number} seed" if number == 1 else f"{number} seeds"
+    return f"{number} {seeds_name(range(number))}"
+
+
+def seeds_name(seeds: Sequence[int]) -> str:
+    """What stands before so many seeds."""
+    return "seed" if len(seeds) == 1 else "seeds"
 
 
 def _split_columns(groups: Sequence[Sequence[Line]], start: int, stop: int) -> list[list[Line]]:
@@ -367,7 +372,7 @@ def to_latex(table: Table) -> str:
 def to_text(table: Table, width: int = 100) -> str:
     """For a terminal of `width` characters; a table that is too wide continues in further blocks of columns."""
     facts = dict(provenance(table))
-    run = [f"{name} {facts[name]}" for name in ("scale", "data", "seeds", "git revision", "created", "hardware")]
+    run = [f"{name} {text}" for name, text in facts.items() if name not in ("paper", "table", "command")]
     head = [f"{table.table_id} of {facts['paper']}", table.caption, " | ".join(run), f"command: {facts['command']}"]
     out = [_filled(text, width) for text in [*head, warning(table), reading(table)] if text]
     # the labels are a line like others

@@ -1,6 +1,8 @@
 """The command line of every paper's reproduce.py, and what it writes: table, figure, page."""
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 
-from common.base.arguments import Parser
+from common.base.arguments import Parser, accepted
 from common.base.config import SCALES, ConfigError
 from common.base.files import shown, write_atomically
 from common.base.provenance import ROOT, hash_of
@@ -18,7 +20,7 @@ from common.report.claims.show import judge, to_markdown, touching
 from common.report.claims.show import to_text as claims_to_text
 from common.report.experiments import collect_experiments
 from common.report.figures import plot_table
-from common.report.formats import to_text, write_table
+from common.report.formats import seeds_name, to_text, write_table
 from common.report.page import collect, collect_page
 from common.report.table import Table
 from common.reproduce.rows import paper_tables
@@ -80,6 +82,7 @@ class Command:
     def text(self, paper: str) -> str:
         """The command as it would be typed, without paths of this machine."""
         extra = [_without_path(text) for text in self.overrides if not text.startswith("data.root=")]
+        extra = [shlex.quote(text) if re.search(r"[\s'\"]", text) else text for text in extra]
         data = " DATA=<folder>" if any(text.startswith("data.root=") for text in self.overrides) else ""
         rows = f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
         more = f' SET="{" ".join(extra)}"' if extra else ""
@@ -102,7 +105,9 @@ class Command:
 def reproduce_main(
     description: str, paper: str, parts: dict[str, Callable[[Command], list[Table]]], arguments: list[str] | None = None
 ) -> None:
-    """Command line: PART --scale --seeds --data --rows --output [section.key=value ...]; `arguments` replaces sys.argv.
+    """Command line: PART --scale --seeds --data --rows --set --output [section.key=value ...].
+
+    `arguments` replaces sys.argv.
 
     Raises:
         ConfigError: an unknown part, scale, seed or row, or DATA at a scale that trains on scenes.
@@ -117,16 +122,23 @@ def reproduce_main(
     )
     parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="runs, results and page")
     parser.add_argument("--results", type=Path, default=None, help="where the tables go; default <output>/results")
+    parser.add_argument("--set", default="", help="section.key=value ... in one text, quotes as in a shell")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     given = parser.parse_intermixed_args(arguments)
 
     if given.part not in parts:
-        raise ConfigError(f"{paper} has no {given.part} yet; it has: {', '.join(parts)}")
+        raise ConfigError(f"{paper} has no {given.part} yet; {accepted(given.part, [*parts])}")
     if given.scale not in SCALES:
-        raise ConfigError(f"SCALE={given.scale} is unknown; accepted: {', '.join(SCALES)}")
+        raise ConfigError(f"SCALE={given.scale} is unknown; {accepted(given.scale, SCALES)}")
     if not given.seeds.isdigit() or int(given.seeds) < 1:
         raise ConfigError(f"SEEDS={given.seeds} must be a whole number of seeds, at least 1")
-    overrides = list(given.overrides)
+    try:
+        overrides = [*shlex.split(given.set), *given.overrides]
+    except ValueError as error:
+        raise ConfigError(
+            f"SET={given.set}: {error}; accepted: section.key=value, one with spaces or quotes quoted as in a shell, "
+            """SET='data.train="a b.tar" optim.steps=9'"""
+        ) from None
     for key, instead in (("run.seed=", "SEEDS"), ("data.root=", "DATA")):
         if any(text.startswith(key) for text in overrides):
             raise ConfigError(f"{key.rstrip('=')} cannot be overridden here; use {instead}")
@@ -142,7 +154,7 @@ def reproduce_main(
     known = _trained_rows(printed, given.part)
     for row in rows:
         if row not in known:
-            raise ConfigError(f"ROWS={row}: {given.part} trains no such row; accepted: {', '.join(known) or 'none'}")
+            raise ConfigError(f"ROWS={row}: {given.part} trains no such row; {accepted(row, known)}")
     if set(rows) == set(known):
         rows = ()  # the whole table
     results = given.results if given.results is not None else given.output / "results"
@@ -152,7 +164,7 @@ def reproduce_main(
     if is_main_process():
         source = printed["paper"]
         print(f"{command.part} of {source['title']} ({paper}, version {source['version']})")
-        print(f"scale {command.scale}, seeds {', '.join(map(str, command.seeds))}", flush=True)
+        print(f"scale {command.scale}, {seeds_name(seeds)} {', '.join(map(str, seeds))}", flush=True)
     tables = parts[given.part](command)
     if tables and is_main_process():  # without tables the part has said why
         _write(command, paper, tables)
