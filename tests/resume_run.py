@@ -2,17 +2,19 @@
 
 Two towers with dropout, their momentum copy, two feature queues, a logit scale and AdamW learn scenes through the
 repository's own order, loader, micro-batches, log and checkpoints. The loop has the form of a train.py. It can be told
-to kill itself, or to send itself SIGTERM, at a named point of a step or of the writing of a checkpoint.
+to kill itself, or to ask itself to stop, at a named point of a step or of the writing of a checkpoint.
 
     accelerate launch tests/resume_run.py FOLDER [--resume] section.key=value ...
 """
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import shutil
 import signal
 import sys
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +46,13 @@ from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder, ema_momentum_at
 from common.run.folder import RunFiles, checkpoint_to_resume, only_run_in
 from common.run.guards import check_finite
-from common.run.launch import launched_accelerator, prepare, run_or_explain, seed_step
+from common.run.launch import (
+    interrupted_with_saved_step,
+    launched_accelerator,
+    prepare,
+    run_or_explain,
+    seed_step,
+)
 from common.run.log import RunLog
 from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
 
@@ -73,17 +81,20 @@ class Config:
 class Trigger:
     """What happens when the run reaches a point.
 
-    signal: SIGKILL or SIGTERM.
+    signal: SIGKILL or one of those that ask a run to stop.
     point: one of IN_A_STEP or IN_A_SAVE.
     step: updates made when the point is reached (of a save: those that it saves).
+    times: how often, so long one after the other that a second Ctrl-C is one.
     """
 
     signal: signal.Signals
     point: str
     step: int
+    times: int = 1
 
     def reached(self, point: str, step: int) -> None:
-        if (point, step) == (self.point, self.step):
+        for number in range(self.times if (point, step) == (self.point, self.step) else 0):
+            time.sleep(0.55 * min(number, 1))
             os.kill(os.getpid(), self.signal)
 
 
@@ -128,7 +139,8 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
     data, optim, run = config.data, config.optim, config.run
     accelerator = launched_accelerator()
     reached = (lambda point, step: None) if trigger is None else trigger.reached
-    with only_run_in(files) if accelerator.is_main_process else nullcontext():
+    alone = only_run_in(files) if accelerator.is_main_process else nullcontext()
+    with alone, interrupted_with_saved_step(files):
         pairs = open_training_pairs(data, run.seed)
         checkpoint = checkpoint_to_resume(files, resume, config, pairs.fingerprint)
         order = SampleOrder(len(pairs), optim.global_batch_size, run.seed)
@@ -237,7 +249,7 @@ def in_child(
         overrides: "section.key=value".
         trigger: when to be killed.
         variables: of the environment (rank and world size).
-        script: "resume_run" or "oblique_topology".
+        script: "resume_run", or the module of a train.py.
     """
     os.setsid()  # a process group of its own, as a job has
     multiprocessing.set_start_method("fork", force=True)  # for loader workers, as in a run that nobody forked
@@ -251,11 +263,8 @@ def in_child(
         config = load_config(Config, [], [*SIZES, *overrides])
         run_or_explain(lambda: train(config, RunFiles(Path(folder)), True, trigger))
     else:
-        from oblique_topology.train import main
-
-        resume = ["--resume"] if checkpoints.has_checkpoints(Path(folder) / "checkpoints") else []
-        sys.argv = ["train.py", "--scale", "smoke", "--output-dir", folder, *resume, *overrides]
-        run_or_explain(main)
+        sys.argv = ["train.py", "--scale", "smoke", "--output-dir", folder, "--resume", "auto", *overrides]
+        run_or_explain(importlib.import_module(script).main)
 
 
 def main() -> None:

@@ -17,11 +17,11 @@ from common.run.checkpoint import (
     FILES,
     SUMS,
     CheckpointError,
-    has_checkpoints,
     last_checkpoint,
     named_checkpoint,
     open_checkpoint,
     save_checkpoint,
+    saved_step,
     set_aside_later,
 )
 
@@ -178,10 +178,10 @@ def test_the_sums_are_those_of_the_standard_tool(tmp_path):
 
 
 def test_half_written_folders_and_copies_with_other_names_are_no_checkpoints_and_copies_stay(tmp_path):
-    assert not has_checkpoints(tmp_path / "nowhere")
+    assert saved_step(tmp_path / "nowhere") is None
     (tmp_path / ".writing-step-00000009").mkdir()
     (tmp_path / ".writing-step-00000009" / "model.safetensors").write_bytes(b"half")
-    assert not has_checkpoints(tmp_path)
+    assert saved_step(tmp_path) is None
     assert last_checkpoint(tmp_path) is None
     model, optimizer = saved(tmp_path, 1)
     shutil.copytree(tmp_path / "step-00000001", tmp_path / "step-00000001-mine")

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.base.config import ConfigError, from_dict, load_config, load_row, override, row_file, to_dict
+from common.base.config import (
+    ConfigError,
+    entry_arguments,
+    from_dict,
+    load_config,
+    load_row,
+    override,
+    row_file,
+    to_dict,
+)
 from common.base.settings import TAKEN_BY, DataConfig
 from contrastive_basics.vision.config import VisionConfig
 from oblique_topology.config import Config
@@ -246,6 +255,16 @@ def test_a_crop_scale_out_of_order_or_range_is_refused_when_the_config_is_read(t
 def test_a_config_survives_yaml_and_back():
     config = load_config(Config, [], ["data.crop_scale=[0.5, 1]", "run.seed=3"])
     assert from_dict(Config, yaml.safe_load(yaml.safe_dump(to_dict(config))), "saved") == config
+
+
+@pytest.mark.parametrize(
+    ("words", "resume"),
+    [([], None), (["--resume"], "last"), (["--resume", "auto"], "auto"), (["--resume=auto"], "auto")],
+)
+def test_resume_takes_no_override_for_its_value(words, resume, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", *words, "optim.steps=70"])
+    config, arguments = entry_arguments("", FOLDER, Config, "table2_clip.yaml")
+    assert (arguments.resume, config.optim.steps) == (resume, 70)
 
 
 def test_override_changes_a_copy():

@@ -43,7 +43,7 @@ from common.run.folder import (
 )
 from common.run.guards import NonFiniteLoss, check_finite, check_finite_gradient
 from common.run.journal import BrokenLog, StepClock
-from common.run.launch import run_or_explain, seed_step
+from common.run.launch import interrupted_with_saved_step, run_or_explain, seed_step
 from common.run.log import RunLog, read_log
 from contrastive_basics.vision.config import VisionConfig
 from oblique_topology.config import Config
@@ -205,9 +205,10 @@ def test_broken_samples_are_counted_over_a_resume_and_judged_over_the_whole_run(
 
 
 def test_signals_are_noted_within_and_as_before_outside():
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
+    asked = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in asked]
     cpu = torch.device("cpu")
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in asked:
         with stop_signals() as stop:
             assert not stop.agreed(cpu)
             os.kill(os.getpid(), number)
@@ -216,7 +217,58 @@ def test_signals_are_noted_within_and_as_before_outside():
             assert stop.agreed(cpu)
     with pytest.raises(KeyError), stop_signals():
         raise KeyError
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
+    assert [signal.getsignal(number) for number in asked] == before
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])  # as a launcher passes it on
+def test_a_second_ctrl_c_ends_at_once_and_is_none_where_the_launcher_sends_the_first_one_again(second, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("common.base.signals.time.monotonic", lambda: now[0])
+    with stop_signals() as stop:
+        for now[0] in (100.0, 100.1):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.agreed(torch.device("cpu"))
+        now[0] = 101.0
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), second)
+
+
+def test_what_nohup_or_a_script_s_background_ignores_stays_ignored():
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        with stop_signals() as stop:
+            for number in before:
+                os.kill(os.getpid(), number)
+            assert not stop.received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def trained_on_a_terminal(terminal, at_step):
+    os.setsid()
+    for number in (1, 2):
+        os.dup2(os.open(terminal, os.O_RDWR), number)  # the first terminal of a session is its own
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))
+    with stop_signals() as stop:
+        at_step.set()
+        while not stop.received:
+            time.sleep(0.01)
+        print("saved")
+        print("saved", file=sys.stderr)
+
+
+def test_a_run_whose_terminal_closes_saves_and_says_so_to_nobody():
+    screen, terminal = os.openpty()
+    context = multiprocessing.get_context("forkserver")
+    at_step = context.Event()
+    run = context.Process(target=trained_on_a_terminal, args=(os.ttyname(terminal), at_step))
+    run.start()
+    assert at_step.wait(60)
+    os.close(terminal)
+    os.close(screen)
+    run.join(20)
+    assert run.exitcode == 0
 
 
 def test_outside_the_main_thread_a_run_trains_without_looking_at_signals():
@@ -246,7 +298,7 @@ def test_a_stuck_loader_worker_obeys_its_trainer_and_nobody_else(method):
     worker = context.Process(target=stuck_worker, args=(ready,), daemon=True)
     worker.start()
     assert ready.wait(60)
-    for number in ("TERM", "USR1", "TERM"):
+    for number in ("TERM", "USR1", "INT", "HUP", "TERM"):
         subprocess.run(["kill", f"-{number}", str(worker.pid)], check=True)
     worker.join(0.3)
     assert worker.is_alive()
@@ -270,6 +322,25 @@ def test_a_stopped_run_ends_with_its_message_and_status_143(capsys, tmp_path):
     assert end.value.code == 143
     message = f"asked to stop: saved at step 40 of 600 in {tmp_path}; the same command goes on from there"
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_a_run_ended_at_once_says_what_is_saved_or_that_nothing_is(capsys, tmp_path):
+    files = RunFiles(tmp_path)
+
+    def main():
+        with interrupted_with_saved_step(files):
+            raise KeyboardInterrupt
+
+    said = []
+    for step in (None, 7):
+        if step is not None:
+            save(files, step, to_dict(Config()))
+        with pytest.raises(SystemExit) as end:
+            run_or_explain(main)
+        assert end.value.code == 130
+        said.append(capsys.readouterr().err.strip())
+    assert said[0] == f"stopped at once: nothing is saved in {tmp_path}; the same command starts anew"
+    assert said[1].startswith(f"stopped at once: saved is step 7 in {tmp_path}; the same command goes on from there")
 
 
 def test_a_folder_is_held_by_one_run(tmp_path):
@@ -391,7 +462,7 @@ def test_every_setting_that_may_change_in_a_resume_is_tried_below():
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_may_change_in_a_resume_leads_to_the_same_folder(tmp_path, change):
     config = override(Config(), PHOTOGRAPHS)
-    arguments = argparse.Namespace(row="table2_clip", scale="smoke", output_dir=None, resume=True)
+    arguments = argparse.Namespace(row="table2_clip", scale="smoke", output_dir=None, resume="last")
     there = run_files(TRAIN, "table2_clip", "smoke", config, "data", tmp_path)
     save(there, 7, to_dict(config))
     changed = override(config, [change])
@@ -418,9 +489,11 @@ def test_what_may_not_change_in_a_resume_leads_to_another_folder(tmp_path, chang
 def test_a_resume_of_nothing_is_an_error_that_names_the_folder(tmp_path, named):
     folder = tmp_path / "empty" if named else run_files(TRAIN, "row", "smoke", Config(), "no such data").folder
     options = {"row": "row", "scale": "smoke", "output_dir": str(folder) if named else None}
-    assert chosen_files(TRAIN, argparse.Namespace(**options, resume=False), Config(), "no such data").folder == folder
+    for resume in (None, "auto"):
+        arguments = argparse.Namespace(**options, resume=resume)
+        assert chosen_files(TRAIN, arguments, Config(), "no such data").folder == folder
     with pytest.raises(ConfigError, match=re.escape(f"--resume: {folder} holds no checkpoint.")):
-        chosen_files(TRAIN, argparse.Namespace(**options, resume=True), Config(), "no such data")
+        chosen_files(TRAIN, argparse.Namespace(**options, resume="last"), Config(), "no such data")
 
 
 def test_other_test_sets_and_another_evaluation_are_seen_though_the_folder_is_the_same(tmp_path):

@@ -17,6 +17,7 @@ from torch.multiprocessing import ProcessExitedException
 
 from common.base.settings import RunConfig
 from common.run.launch import run_or_explain, start_accelerator
+from contrastive_basics import pretrain
 from oblique_topology import train
 from scripts import reproduce
 
@@ -225,6 +226,26 @@ def test_a_tracker_whose_package_is_missing_ends_a_run_before_it_trains(tracker,
     said = message_of(train.main, *FEW, "--output-dir", str(tmp_path), f"run.tracker={tracker}")
     assert f"run.tracker = {tracker} needs the package {needs}, which is not installed; accepted: pip install" in said
     assert not (tmp_path / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("main", "opens", "arguments"),
+    [
+        (pretrain.main, pretrain, ["--scale", "smoke", "--resume", "auto", "--output-dir"]),
+        (reproduce.main, train, ["oblique_topology", "table2", "--scale", "smoke", "--output"]),
+    ],
+)
+def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(
+    main, opens, arguments, tmp_path, monkeypatch, capsys
+):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(opens, "open_run", interrupted)
+    assert message_of(main, *arguments, str(tmp_path)) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"stopped at once: nothing is saved in {tmp_path}")
+    assert said.endswith("; the same command starts anew")
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ STEPS, EPOCH, SAVE_EVERY = 18, 8, 3  # as in resume_run.py
 KILLED = -signal.SIGKILL
 
 
-def started(folder, *overrides, trigger=None, processes=1, script="resume_run"):
-    """Processes of one run, going on from the last checkpoint in the folder. trigger: for process 0 alone."""
+def started(folder, *overrides, trigger=None, everywhere=False, processes=1, script="resume_run"):
+    """Processes of one run, going on from the last checkpoint in the folder. trigger: for process 0, or everywhere."""
     variables = [{}]
     if processes > 1:
         with socket.socket() as free:
@@ -38,9 +38,10 @@ def started(folder, *overrides, trigger=None, processes=1, script="resume_run"):
         group = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         group |= {"LOCAL_WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "true"}
         variables = [{**group, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    triggers = [trigger if rank == 0 or everywhere else None for rank in range(processes)]
     children = [
-        FORKS.Process(target=in_child, args=(str(folder), list(overrides), trigger if rank == 0 else None, own, script))
-        for rank, own in enumerate(variables)
+        FORKS.Process(target=in_child, args=(str(folder), list(overrides), own_trigger, own, script))
+        for own_trigger, own in zip(triggers, variables)
     ]
     for child in children:
         child.start()
@@ -225,6 +226,7 @@ def test_without_a_whole_checkpoint_the_run_stops_and_touches_nothing(tmp_path):
 def test_asked_to_stop_a_run_saves_its_step_and_goes_on_from_there(tmp_path, unbroken):
     only_at_the_end = "run.save_every=0"
     steps = {"embedded": (4, signal.SIGTERM), "gradients": (8, signal.SIGUSR1)}
+    steps |= {"updated": (11, signal.SIGINT), "enqueued": (14, signal.SIGHUP)}
     for point, (step, asked) in steps.items():
         assert run(tmp_path, only_at_the_end, trigger=Trigger(asked, point, step)) == STOPPED_EXIT_STATUS
         assert saved_steps(tmp_path)[-1] == step + 1
@@ -245,8 +247,9 @@ def test_a_signal_to_the_whole_process_group_leaves_the_loader_alone(tmp_path, u
     children = started(tmp_path, "run.num_workers=2", "run.save_every=0")
     while not (tmp_path / "log.jsonl").exists() or len(read_log(tmp_path / "log.jsonl")) < 2:
         time.sleep(0.001)
-    for _ in range(3):  # impatient, as Slurm and a launcher together are
-        os.killpg(children[0].pid, signal.SIGTERM)
+    # impatient, as Slurm and a launcher together are; Ctrl-C and a closed terminal reach the loader, too
+    for asked in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        os.killpg(children[0].pid, asked)
     assert ended(children) == [STOPPED_EXIT_STATUS]
     assert "Traceback" not in (tmp_path / "output-0.txt").read_text()
     assert len(records(tmp_path)) == saved_steps(tmp_path)[-1] < STEPS
@@ -276,7 +279,7 @@ def test_two_processes_killed_give_the_losses_of_two_unbroken_and_agree_when_one
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert ended(started(whole, processes=2)) == [0, 0]
     assert run(broken, trigger=Trigger(signal.SIGKILL, "optimizer half", 9), processes=2) == KILLED
-    asked = ended(started(broken, trigger=Trigger(signal.SIGTERM, "embedded", 12), processes=2))
+    asked = ended(started(broken, trigger=Trigger(signal.SIGINT, "embedded", 12), processes=2))
     assert asked == [STOPPED_EXIT_STATUS] * 2
     assert saved_steps(broken)[-1] == 13
     assert run(broken, processes=2) == 0
@@ -305,6 +308,20 @@ def test_a_disk_that_is_full_on_the_main_process_stops_all_of_them(tmp_path):
         assert re.match(r"error: cannot write .*step-00000006: .*What was saved before stays: step-00000003", last)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_second_ctrl_c_ends_at_once_and_tells_what_is_saved(tmp_path, processes):
+    goes_on = f"saved is step 3 in {tmp_path}; the same command goes on from there"
+    for step, said in ((1, f"nothing is saved in {tmp_path}; the same command starts anew"), (4, goes_on)):
+        twice = Trigger(signal.SIGINT, "embedded", step, times=2)
+        assert ended(started(tmp_path, trigger=twice, everywhere=True, processes=processes)) == [130] * processes
+        first, *_, last = (tmp_path / "output-0.txt").read_text().splitlines()[-3:]
+        assert first.startswith("asked to stop: this step is finished and saved first; Ctrl-C again ends at once")
+        assert last.startswith(f"stopped at once: {said}")
+        assert saved_steps(tmp_path) == ([] if step == 1 else [3])
+    others = [(tmp_path / f"output-{rank}.txt").read_text() for rank in range(1, processes)]
+    assert not any("stop" in output or "Traceback" in output for output in others)
+
+
 def test_the_paper_s_script_killed_and_asked_to_stop_goes_on_to_the_same_losses(tmp_path):
     few = (
         "run.log_every=1",
@@ -315,9 +332,10 @@ def test_the_paper_s_script_killed_and_asked_to_stop_goes_on_to_the_same_losses(
         "data.num_labelled=8",
     )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert run(whole, *few, script="oblique_topology") == 0
+    script = "oblique_topology.train"
+    assert run(whole, *few, script=script) == 0
     for asked, reached, status in ((signal.SIGKILL, 2, KILLED), (signal.SIGTERM, 12, STOPPED_EXIT_STATUS)):
-        children = started(broken, *few, script="oblique_topology")
+        children = started(broken, *few, script=script)
         while children[0].is_alive() and max(saved_steps(broken), default=0) < reached:
             time.sleep(0.001)
         os.kill(children[0].pid, asked)
@@ -326,7 +344,7 @@ def test_the_paper_s_script_killed_and_asked_to_stop_goes_on_to_the_same_losses(
     assert 12 <= step < 40
     assert f"asked to stop: saved at step {step} of 40 in {broken}" in (broken / "output-0.txt").read_text()
     assert not (broken / "evaluation.json").exists()
-    assert run(broken, *few, script="oblique_topology") == 0
+    assert run(broken, *few, script=script) == 0
     one, other = (read_log(folder / "log.jsonl") for folder in (broken, whole))
     losses = [[record["loss"] for record in log if record["event"] == "train"] for log in (one, other)]
     assert losses[0] == losses[1]  # to the last bit

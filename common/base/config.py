@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Sequence
@@ -107,7 +108,7 @@ def override(config: Any, overrides: list[str]) -> Any:
 def entry_arguments(
     description: str, folder: Path, config_class: type, default_row: str, scale_files: str = "scale"
 ) -> tuple[Any, argparse.Namespace]:
-    """Command line of a train.py: --config, --scale, --output-dir, --resume, then overrides.
+    """Command line of a train.py: --config, --scale, --output-dir, --resume [auto], then overrides.
 
     Args:
         description: first help line.
@@ -116,16 +117,22 @@ def entry_arguments(
         default_row: file name of the row that is trained without --config.
         scale_files: a scale's file is `<scale_files>_<scale>.yaml`; for a folder with two kinds of config.
     Returns:
-        (config, arguments); arguments.row is the row's name.
+        (config, arguments); arguments.row is the row's name, arguments.resume one of None, "last" and "auto".
     """
     parser = Parser(description)
     row = Path(default_row).stem
     parser.add_argument("--config", default=row, help="a row of the paper (`make rows`) or a file, default %(default)s")
     parser.add_argument("--scale", default="demo", choices=SCALES, help=f"file configs/{scale_files}_<scale>.yaml")
     parser.add_argument("--output-dir", default=None, help="default outputs/runs/<paper>/<row>-<scale>-<hash>/seed<n>")
-    parser.add_argument("--resume", action="store_true", help="go on from the last whole checkpoint in the output dir")
+    resume_help = "go on from the last whole checkpoint in the output dir; auto: or start afresh where there is none"
+    parser.add_argument("--resume", nargs="?", choices=("last", "auto"), const="last", help=resume_help)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
-    arguments = parser.parse_intermixed_args()
+    given = sys.argv[1:]
+    # argparse would take an override behind a bare --resume for its value
+    bare = [
+        word == "--resume" and following not in ("last", "auto") for word, following in zip(given, [*given[1:], ""])
+    ]
+    arguments = parser.parse_intermixed_args([f"{word}=last" if alone else word for word, alone in zip(given, bare)])
     arguments.row = Path(arguments.config).stem
     file = row_file(folder, arguments.config)
     return load_row(config_class, folder, file, arguments.scale, arguments.overrides, scale_files), arguments

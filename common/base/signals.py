@@ -1,7 +1,9 @@
-"""Signals that ask a run to save and end: SIGTERM and SIGUSR1, as Slurm, Kubernetes and cloud machines send them.
+"""Signals that ask a run to save and end: SIGTERM and SIGUSR1, as Slurm, Kubernetes and cloud machines send them,
+SIGINT, as Ctrl-C does, and SIGHUP, which a terminal sends when it closes.
 
 A run that was asked so finishes its step, writes a checkpoint whatever run.save_every says, and ends with exit status
-143 (128 + SIGTERM, whichever of the two it was). The same command with --resume goes on from that step.
+143 (128 + SIGTERM, whichever it was). The same command with --resume goes on from that step. A second Ctrl-C ends it at
+once, with status 130.
 """
 
 import contextlib
@@ -9,15 +11,19 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from common.distributed import mean_over_processes, world_size
+from common.distributed import is_main_process, mean_over_processes, world_size
 
 STOPPED_EXIT_STATUS = 143
-_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+_OF_TERMINAL = [getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name)]
+_SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)] + _OF_TERMINAL
+_AGAIN = 0.5  # seconds after which a Ctrl-C is a second one; a launcher passes on what the terminal has sent already
 
 
 class Stopped(Exception):
@@ -40,6 +46,24 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.received = False
+        self._interrupted = None  # when Ctrl-C came first, seconds of the clock
+
+    def note(self, number: int, frame: Any) -> None:
+        """The handler.
+
+        Raises:
+            KeyboardInterrupt: at a second Ctrl-C, which a launcher passes on as SIGTERM.
+        """
+        self.received = True
+        if number == signal.SIGINT and self._interrupted is None:
+            self._interrupted = time.monotonic()
+            if is_main_process():
+                _tell("\nasked to stop: this step is finished and saved first; Ctrl-C again ends at once\n")
+        elif number in (signal.SIGINT, signal.SIGTERM) and self._interrupted is not None:
+            if time.monotonic() - self._interrupted > _AGAIN:
+                raise KeyboardInterrupt
+        elif number in _OF_TERMINAL:
+            _tell("\n")
 
     def agreed(self, device: torch.device) -> bool:
         """True as soon as one process has been asked, on all of them at the same step. Call on every process.
@@ -55,19 +79,26 @@ class StopRequest:
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopRequest]:
     """Within it the signals are noted and do not end the process at once; outside the main thread nothing changes."""
-    request = StopRequest()
-
-    def note(number, frame):
-        request.received = True
-
-    before = {}
+    request, before = StopRequest(), {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, note) for number in _SIGNALS}
+        for number in _SIGNALS:
+            # nohup and the background of a script ignore those of the terminal, and so it stays
+            if number not in _OF_TERMINAL or signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, request.note)
     try:
         yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _tell(text: str) -> None:
+    """Writes to the screen, from within a handler too; where the terminal is gone, nothing is printed from now on."""
+    try:
+        os.write(2, text.encode())
+    except OSError:
+        for descriptor in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def leave_signals_to_trainer(worker: int) -> None:
@@ -76,13 +107,15 @@ def leave_signals_to_trainer(worker: int) -> None:
     A worker that dies makes torch raise an error in the trainer, which then could not save. SIGTERM from the trainer
     itself is how workers are ended that do not end by themselves, and is obeyed.
     """
-    if hasattr(signal, "sigwaitinfo"):  # elsewhere, as on macOS, workers die and the last checkpoint has to do
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    for number in _SIGNALS[1:]:
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # elsewhere, as on macOS, SIGTERM ends them and the last checkpoint has to do
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         threading.Thread(target=_obey, args=(multiprocessing.parent_process().pid,), daemon=True).start()
 
 
 def _obey(trainer: int) -> None:
-    """Ends this process when a signal comes from the trainer."""
-    while signal.sigwaitinfo(_SIGNALS).si_pid != trainer:
+    """Ends this process when SIGTERM comes from the trainer."""
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != trainer:
         pass
     os._exit(0)

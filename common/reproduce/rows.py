@@ -22,7 +22,7 @@ from common.distributed import gather_objects, wait_for_everyone
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles, evaluation_code, only_run_in, run_files
 from common.run.guards import NonFiniteLoss
-from common.run.launch import start_accelerator
+from common.run.launch import interrupted_with_saved_step, start_accelerator
 
 
 def _open_tests(data: Any) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
 
     state = state_for_all()
     alone = accelerator.is_main_process and state != "current"  # several may read what is finished
-    with only_run_in(files) if alone else nullcontext():
+    with only_run_in(files) if alone else nullcontext(), interrupted_with_saved_step(files):
         state = state if state == "current" else state_for_all()  # another process may have finished it meanwhile
         if state == "diverged":
             error = _read(_diverged(files))["error"]

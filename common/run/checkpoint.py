@@ -229,9 +229,9 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
     return None
 
 
-def has_checkpoints(folder: Path) -> bool:
-    """Whether a run has got as far as its first checkpoint, whole or not."""
-    return bool(_step_folders(folder))
+def saved_step(folder: Path) -> int | None:
+    """Step of the newest checkpoint of a run, whole or not, by its name; None if there is none."""
+    return max(map(_step_of, _step_folders(folder)), default=None)
 
 
 def set_aside_later(folder: Path, step: int) -> None:

@@ -24,7 +24,7 @@ from common.base.provenance import (
 from common.base.settings import DataConfig, RunConfig
 from common.data.text import build_tokenizer
 from common.distributed import gather_objects, is_main_process
-from common.run.checkpoint import Checkpoint, has_checkpoints, last_checkpoint, set_aside_later
+from common.run.checkpoint import Checkpoint, last_checkpoint, saved_step, set_aside_later
 
 # What decides no weight: a run may go on with other values, and its key leaves them out. Data are known by fingerprints
 # instead (of names and captions, not of pixels), and evaluated again where those of the tests have changed.
@@ -158,16 +158,16 @@ def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_
         script, config, data_fingerprint: as in `run_key`.
         arguments: of `entry_arguments`.
     Raises:
-        ConfigError: --resume where no checkpoint is: a fresh run would be no resume.
+        ConfigError: --resume where no checkpoint is: a fresh run would be no resume (--resume auto is).
     """
     if arguments.output_dir is not None:
         files = RunFiles(Path(arguments.output_dir))
     else:
         files = run_files(script, arguments.row, arguments.scale, config, data_fingerprint)
-    if arguments.resume and not has_checkpoints(files.checkpoints):
+    if arguments.resume == "last" and saved_step(files.checkpoints) is None:
         raise ConfigError(
             f"--resume: {files.folder} holds no checkpoint. Another config, data or code has another folder; accepted: "
-            "--output-dir with the folder of the run, or no --resume for a fresh run"
+            "--output-dir with the folder of the run, or --resume auto, which starts afresh where there is none"
         )
     return files
 

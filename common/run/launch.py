@@ -3,8 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from common.data.broken import TooManyBroken
 from common.data.pairs import open_training_pairs
 from common.distributed import is_main_process, leave_process_group, rank, wait_for_everyone
 from common.evaluation.protocol import in_words
+from common.run.checkpoint import saved_step
 from common.run.folder import RunFiles, chosen_files, only_run_in, precision_of
 from common.run.guards import NonFiniteLoss
 
@@ -104,6 +105,20 @@ def seed_step(seed: int, step: int) -> None:
     torch.manual_seed(derive_key("draws of a step", seed, step, rank()))
 
 
+@contextmanager
+def interrupted_with_saved_step(files: RunFiles) -> Iterator[None]:
+    """Within it, a KeyboardInterrupt gets a message: what is saved of the run, or that nothing is."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        step = saved_step(files.checkpoints)
+        raise KeyboardInterrupt(
+            f"nothing is saved in {files.folder}; the same command starts anew"
+            if step is None
+            else f"saved is step {step} in {files.folder}; the same command goes on from there (train.py: add --resume)"
+        ) from None
+
+
 def run_or_explain(main) -> None:
     """Runs an entry script's main; errors that are the user's to mend are printed as one message, exit status 1.
 
@@ -125,8 +140,9 @@ def run_or_explain(main) -> None:
         if not _meant_for_user(error):
             raise
         sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("\nstopped; the same command goes on from the last checkpoint (train.py: add --resume)", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        if is_main_process():
+            print(f"\nstopped at once: {stopped or 'nothing was being trained'}", file=sys.stderr)
         sys.exit(130)
 
 
@@ -169,8 +185,9 @@ def train_main(
     accelerator.print(
         f"{paper.name}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}"
     )
-    with only_run_in(files) if accelerator.is_main_process else nullcontext():
-        train(config, data_set, files, arguments.resume, accelerator, arguments.row)
+    alone = only_run_in(files) if accelerator.is_main_process else nullcontext()
+    with alone, interrupted_with_saved_step(files):
+        train(config, data_set, files, arguments.resume is not None, accelerator, arguments.row)
     if accelerator.is_main_process:
         content = json.loads(files.evaluation.read_text(encoding="utf-8"))
         print(f"{in_words(content)}\nrun folder with evaluation.json, hits.json, checkpoints: {shown(files.folder)}")
