@@ -4,10 +4,12 @@
     python scripts/label_files.py /data/labelled/imagenet_a --among /data/labelled/imagenet
     python scripts/label_files.py /data/labelled/food101 --source prompts.json --dataset food101
 
-Names are in the order of the labels, that of the sorted class folders. A set that has only some of another's classes,
-in folders of the same names (ImageNet-A and -R have WordNet ids, as ImageNet), gets those with `--among`.
+Names are in the order of the labels, that of the sorted class folders: where there are any, there must be as many, and
+names that are those of the folders are put in their order. A set that has only some of another's classes, in folders of
+the same names (ImageNet-A and -R have WordNet ids, as ImageNet), gets those with `--among`.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -21,30 +23,54 @@ from common.run.launch import run_or_explain
 
 
 def folders_of_classes(folder: Path) -> list[str]:
-    """Sorted names of a set's class folders: in test, in val, in train, or directly in its folder.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """Sorted names of a set's class folders: in test, in val, in train, or directly in its folder; none for shards."""
     for place in (folder / "test", folder / "val", folder / "train", folder):
-        if place.is_dir() and any(item.is_dir() for item in place.iterdir()):
+        if place.is_dir() and any(item.is_dir() and item.name[0] != "." for item in place.iterdir()):
             return class_folders(place)
-    raise ValueError(f"{folder} has no class folders; accepted: in test, val or train, or directly in it")
+    return []
+
+
+def names_for(folder: Path, folders: list[str], names: list[str]) -> list[str]:
+    """The names in the order of the class folders, which is that of the labels.
+
+    Args:
+        folder: of the set, for messages.
+        folders: its class folders, sorted.
+        names: in the order of the source; kept where they do not say which folder is meant, as beside WordNet ids.
+    Raises:
+        ValueError: not as many names as folders.
+    """
+    if len(names) != len(folders):
+        raise ValueError(
+            f"{folder} has {len(folders)} class folders ({', '.join(folders[:3])}, ...) for {len(names)} names "
+            f"({', '.join(names[:3])}, ...); accepted: one each. --source and --dataset choose other names, --among "
+            "gives some of another set's"
+        )
+    name_of = dict(zip(map(_letters, names), names))
+    if name_of.keys() == set(map(_letters, folders)):
+        return [name_of[_letters(item)] for item in folders]
+    return names
+
+
+def _letters(name: str) -> str:
+    """What a class and its folder have in common: "Apple pie", "apple_pie"."""
+    return re.sub(r"[\W_]", "", name.lower())
 
 
 def names_among(names: list[str], folder: Path, whole: Path) -> list[str]:
     """The names of the classes that a set has, out of those of the set that has them all.
 
     Args:
-        names: of `whole`, in the order of its class folders.
+        names: of `whole`, see `names_for`.
         folder: of the set with some of the classes.
         whole: of the set with all of them.
     Raises:
-        ValueError: a folder of the one that the other lacks, or not as many names as folders.
+        ValueError: a folder of the one that the other lacks, no folders, or not as many names as folders.
     """
     all_folders, some = folders_of_classes(whole), folders_of_classes(folder)
-    if len(names) != len(all_folders):
-        raise ValueError(f"{whole} has {len(all_folders)} class folders for {len(names)} names; accepted: one each")
+    if not some:
+        raise ValueError(f"{folder} has no class folders; accepted: in test, val or train, or directly in it")
+    names = names_for(whole, all_folders, names)
     unknown = sorted(set(some) - set(all_folders))
     if unknown:
         raise ValueError(f"{folder}: {whole} has no class folder {unknown[0]!r}; accepted: folders of the same names")
@@ -63,6 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
     templates = read_templates(given.source, given.dataset)
     if given.among is not None:
         names = names_among(names, given.folder, given.among)
+    elif folders := folders_of_classes(given.folder):
+        names = names_for(given.folder, folders, names)
     files = {given.folder / CLASS_NAMES_FILE: names, given.folder / TEMPLATES_FILE: templates}
     there = [path for path in files if path.exists()]
     if there:

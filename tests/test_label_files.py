@@ -50,11 +50,23 @@ def test_imagenets_names_and_templates_come_from_open_clip(tmp_path):
     assert lines[CLASS_NAMES_FILE].startswith("tench\n")
 
 
+def test_names_of_another_set_are_refused_and_those_of_the_folders_take_their_order(tmp_path, prompts):
+    pictures(tmp_path / "cifar10" / "test", ["airplane", "automobile", "bird"])
+    message = r"cifar10 has 3 class folders \(airplane, .* for 1000 names \(tench, .*; accepted: one each"
+    with pytest.warns(UserWarning, match="missile"), pytest.raises(ValueError, match=message):
+        main([str(tmp_path / "cifar10")])
+    assert not list((tmp_path / "cifar10").glob("*.txt"))
+    prompts.write_text(json.dumps({"zoo": {"classes": ["Guinea pig", "emu", "boa"], "templates": ["a {}."]}}))
+    pictures(tmp_path / "zoo", ["guinea_pig", "boa", "emu"])
+    main([str(tmp_path / "zoo"), "--source", str(prompts), "--dataset", "zoo"])
+    assert (tmp_path / "zoo" / CLASS_NAMES_FILE).read_text() == "boa\nemu\nGuinea pig\n"
+
+
 def test_folders_that_do_not_fit_are_named(tmp_path, prompts):
     arguments = ["--source", str(prompts), "--dataset", "pets", "--among", str(tmp_path / "all")]
     pictures(tmp_path / "all", ["n1", "n2"])
     pictures(tmp_path / "some", ["n1", "n9"])
-    with pytest.raises(ValueError, match="all has 2 class folders for 3 names"):
+    with pytest.raises(ValueError, match=r"all has 2 class folders \(n1, n2, ...\) for 3 names \(cat, dog, emu"):
         main([str(tmp_path / "some"), *arguments])
     pictures(tmp_path / "all", ["n3"])
     with pytest.raises(ValueError, match="all has no class folder 'n9'"):
