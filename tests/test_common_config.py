@@ -190,6 +190,42 @@ def test_every_source_takes_what_the_table_says():
                 DataConfig(source=source, **{name: values[name]})
 
 
+def test_a_set_of_a_mixture_is_the_data_section_with_keys_of_its_own(tmp_path):
+    row = write(
+        tmp_path,
+        "data:\n  source: tsv\n  root: /data\n  train: a.tsv\n  caption_column: text\n  mixture:\n"
+        "    - {weight: 3}\n    - {train: b.tsv, root: b}\n    - {source: shards, root: /c, weight: 0.5}\n",
+    )
+    config = load_config(Config, [row])
+    assert from_dict(Config, yaml.safe_load(yaml.safe_dump(to_dict(config))), "saved") == config
+    common = {"source": "tsv", "root": "/data", "caption_column": "text"}
+    first, second, third = (part.as_data(config.data) for part in config.data.mixture)
+    assert first == DataConfig(train="a.tsv", **common)
+    assert second == DataConfig(train="b.tsv", **common | {"root": "/data/b"})
+    assert third == DataConfig(source="shards", root="/c")
+    assert (
+        load_config(Config, [], ["data.mixture=[{source: tsv, train: x}, {weight: 2}]"]).data.mixture[1].weight == 2.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("mixture", "message"),
+    [
+        ("[{weight: 0}]", r"data\.mixture\[0\]: weight = 0.*; accepted: > 0"),
+        ("[{}, {trian: x}]", r"data\.mixture\[1\]: unknown key 'trian'; did you mean train\?"),
+        ("[a.tsv]", r"data\.mixture\[0\] = 'a\.tsv'; accepted: keys and values, as in \{weight, source, root, "),
+        ("a.tsv", r"data\.mixture = 'a\.tsv'; accepted: a list"),
+        (
+            "[{}, {source: shards, num_train: 5}]",
+            r"data\.mixture, set 2: data\.num_train = 5 has no effect with data\.so",
+        ),
+    ],
+)
+def test_a_mixture_that_cannot_be_read_names_the_set_and_its_key(mixture, message):
+    with pytest.raises(ConfigError, match=f"command line: {message}"):
+        load_config(Config, [], [f"data.mixture={mixture}"])
+
+
 def test_what_a_tokenizer_does_not_take_is_refused_or_set_back(tmp_path):
     scale = write(tmp_path, "data: {source: shards, min_word_count: 5, max_words: 90}", "scale.yaml")
     for name in ("min_word_count = 3", "max_words = 70"):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.base.random_keys import mix64, mix64_array
-from common.data.order import BatchPositions, SampleOrder, permuted, seed_of
+from common.data.order import BatchPositions, MixedOrder, SampleOrder, permuted, seed_of, shares_of
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,6 +66,34 @@ def test_resuming_is_the_tail_of_the_unbroken_run():
     order = SampleOrder(50, 12, 0)
     assert list(BatchPositions(order, 0, 10))[6:] == list(BatchPositions(order, 6, 10))
     assert len(BatchPositions(order, 6, 10)) == 4
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 700), min_size=1, max_size=4),
+    weights=st.lists(st.floats(0.01, 50), min_size=4, max_size=4),
+    seed=st.integers(0, 1000),
+)
+def test_a_mixture_draws_its_shares_and_goes_through_each_set_epoch_by_epoch(sizes, weights, seed):
+    weights, count = weights[: len(sizes)], len(sizes)
+    order = MixedOrder([SampleOrder(size, 1, seed + k) for k, size in enumerate(sizes)], weights, 1, seed)
+    indices = order.epochs_and_indices(np.arange(3_000))[1]
+    for number, size in enumerate(sizes):
+        shares = [(indices[cycle : cycle + 1_000] % count == number).sum() for cycle in (0, 1_000, 2_000)]
+        assert shares[0] == shares[1] == shares[2] >= 1
+        assert abs(shares[0] - 1_000 * weights[number] / sum(weights)) <= count / 2 + 1
+        inside = indices[indices % count == number] // count
+        for start in range(0, len(inside) - size + 1, size):  # every sample once in each epoch of the set
+            assert np.array_equal(np.sort(inside[start : start + size]), np.arange(size))
+        assert {order.substitute(int(indices[7]), k) % count for k in range(20)} == {indices[7] % count}
+    some = np.array([2_500, 1, 999, 1_000])
+    assert np.array_equal(order.epochs_and_indices(some)[1], indices[some])
+
+
+@pytest.mark.parametrize("weights", [[], [1.0, 0.0], [1.0, float("inf")], [1.0] * 1_001])
+def test_weights_that_are_no_shares_are_refused(weights):
+    with pytest.raises(ValueError, match=r"weights of a mixture are \[.*; accepted: 1 to 1000 numbers above 0"):
+        shares_of(weights)
 
 
 def test_batches_that_cannot_be_dealt_out_or_filled_are_refused():

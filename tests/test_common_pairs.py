@@ -7,17 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from tars import jpeg, pair, write_tar
 
 from common.base.config import load_config, load_row
-from common.base.settings import DataConfig
+from common.base.settings import DataConfig, MixedSet
 from common.data import pairs as pairs_module
 from common.data.batches import TrainingView, training_batches
 from common.data.broken import TooManyBroken
 from common.data.decoding import number_of
-from common.data.order import BatchPositions, SampleOrder
+from common.data.order import BatchPositions, order_of
 from common.data.pairs import (
     ZERO_SHOT_SETS,
     image_transform,
@@ -28,6 +29,7 @@ from common.data.pairs import (
     open_validation_pairs,
     open_zero_shot_sets,
 )
+from common.data.text import build_tokenizer
 from common.data.tokenizer import WordTokenizer
 from contrastive_basics.config import Config as BasicsConfig
 from euclip.config import Config as EuclipConfig
@@ -56,7 +58,7 @@ def config_of(source, root, **values):
 def view_of(data, batch_size=6, seed=3):
     pairs = open_training_pairs(data, seed)
     words = sorted({"picture", "a", "view", "of", *map(str, range(NUM_SAMPLES))})
-    order = SampleOrder(len(pairs), batch_size, seed)
+    order = order_of(pairs, batch_size, seed)
     return TrainingView(pairs, order, image_transform(data), WordTokenizer.from_words(words), 8)
 
 
@@ -156,7 +158,7 @@ def test_every_source_opens_by_role_and_trains(tmp_path, write):
     assert len(list(train.all_captions())) == 2 * NUM_SAMPLES
     epoch = batches_of(view_of(data), steps=4)
     assert len({image_id for batch in epoch for image_id in batch["image_ids"]}) == NUM_SAMPLES
-    assert pickle.loads(pickle.dumps(view_of(data))).forward_only is False
+    assert pickle.loads(pickle.dumps(view_of(data))).order.forward_only is False
 
 
 @pytest.mark.parametrize("scale", ["photos", "paper"])
@@ -463,3 +465,67 @@ def test_evaluation_sets_are_never_streamed(stream, tmp_path):
     test = open_retrieval_sets(stream)["test"]
     assert not hasattr(test, "forward_only")
     assert test[0]["captions"] == ["a"]
+
+
+# --- mixtures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixture(stream, tmp_path):
+    """A table of pictures, one of them broken, three times as often as a stream of rows and as scenes."""
+    (tmp_path / "table").mkdir()
+    write_tables(tmp_path / "table")
+    (tmp_path / "table" / "pictures" / "id3.jpg").write_bytes(b"no picture")
+    parts = (
+        MixedSet(weight=3),
+        MixedSet(source="hugging_face", root=str(tmp_path), train="set", stream_buffer=5),
+        MixedSet(source="scenes", num_train=40),
+    )
+    return config_of("tsv", tmp_path / "table", train="train.tsv", mixture=parts)
+
+
+@pytest.mark.parametrize(("num_workers", "first"), [(2, 0), (0, 1), (2, 7)])
+def test_a_mixture_trains_in_one_order_for_any_number_of_workers_and_from_any_step(mixture, num_workers, first):
+    plain = batches_of(view_of(mixture), steps=10)
+    assert_same(plain[first:], batches_of(view_of(mixture), 10, first, num_workers))
+
+
+def test_a_mixture_trains_in_one_order_for_any_number_of_processes(mixture):
+    views = [view_of(mixture) for _ in range(3)]  # each process opens its own
+    positions = [BatchPositions(view.order, 0, 10, place, 3) for place, view in enumerate(views)]
+    shares = [list(training_batches(view, where, 0, False)) for view, where in zip(views, positions)]
+    for step, batch in enumerate(batches_of(view_of(mixture), steps=10)):
+        assert torch.equal(batch["images"], torch.cat([share[step].images for share in shares]))
+        assert torch.equal(batch["token_ids"], torch.cat([share[step].token_ids for share in shares]))
+
+
+def test_a_broken_sample_of_a_mixture_is_replaced_by_one_of_its_set_and_ids_of_two_sets_never_meet(mixture):
+    view = view_of(mixture)
+    batches = batches_of(view, steps=30)
+    drawn = view.order.epochs_and_indices(np.arange(30 * 6))[1] % 3
+    ids = [image_id for batch in batches for image_id in batch["image_ids"]]
+    assert [image_id[:2] for image_id in ids] == [f"{number}:" for number in drawn]
+    assert {broken.path.rpartition("/")[2] for batch in batches for broken in batch["broken"]} > {"id3.jpg"}
+    assert {"0:id2.jpg", "1:id2"} < {image_id.replace("pictures/", "") for image_id in ids}
+    assert len(open_training_pairs(mixture, 0)) == 2 * NUM_SAMPLES + 40
+
+
+def test_the_words_of_a_mixture_are_those_of_all_its_sets_and_its_fingerprint_knows_the_weights(mixture, monkeypatch):
+    monkeypatch.setattr("common.data.text.ROOT", pairs_module.ROOT)
+    pairs = open_training_pairs(mixture, 0)
+    tokenizer = build_tokenizer(mixture, pairs)
+    rows = tokenizer.encode(["picture view of", "circle square triangle"], 8)
+    assert tokenizer.unknown_id not in rows
+    half = replace(mixture, mixture=(replace(mixture.mixture[0], weight=1.5), *mixture.mixture[1:]))
+    other_seed = open_training_pairs(mixture, 1)
+    prints = {each.fingerprint for each in (pairs, open_training_pairs(half, 0), other_seed)}
+    assert len(prints) == 3
+    assert pairs.name.startswith("60 % train + 20 % ")
+
+
+def test_a_mixture_of_scenes_keeps_the_scenes_own_words_and_draws_two_worlds():
+    data = DataConfig(num_train=8, image_size=16, mixture=(MixedSet(), MixedSet(caption_noise=1.0)))
+    pairs = open_training_pairs(data, 0)
+    assert build_tokenizer(data, pairs).fingerprint == build_tokenizer(DataConfig(), None).fingerprint
+    assert pairs.parts[0].captions(0) != pairs.parts[1].captions(0)
+    assert not (pairs.parts[0][0]["image"] == pairs.parts[1][0]["image"]).all()

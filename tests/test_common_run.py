@@ -449,7 +449,7 @@ PHOTOGRAPHS = ["data.source=karpathy", "data.root=/a", "data.train=a.json", "dat
 CHANGES = [  # what a run may go on with
     "data.root=/b", "data.train=/a/a.json", "data.val=c.json", "data.test=c.json", "data.second_test=c.json",
     "data.images=/b", "data.labelled=labels", "data.max_broken_share=0.5", "optim.micro_batch_size=64",
-    "optim.loss_tile=32", "run.log_every=3", "run.diagnose_every=5", "run.num_workers=7",
+    "data.mixture=[{root: /c}]", "optim.loss_tile=32", "run.log_every=3", "run.diagnose_every=5", "run.num_workers=7",
 ]  # fmt: skip
 
 
@@ -592,13 +592,18 @@ def test_every_file_of_ours_that_python_loads_for_a_script_is_among_its_imports(
 
 def test_a_run_does_not_depend_on_the_readers_that_it_does_not_use(copied):
     photographs = ["data.source=karpathy", "data.root=/a", "data.train=a.json", "data.test=b.json"]
-    configs = Config(), override(Config(), photographs)
+    configs = Config(), override(Config(), photographs), override(Config(), ["data.mixture=[{}, {source: karpathy}]"])
 
     def keys():
         return [run_key(copied / "oblique_topology/train.py", config, "data") for config in configs]
 
     before = keys()
-    expected = {"karpathy.py": (0, 1), "scenes/wording.py": (1, 0), "shards.py": (0, 0), "transforms.py": (1, 1)}
+    expected = {  # scenes, photographs, both
+        "karpathy.py": (0, 1, 1),
+        "scenes/wording.py": (1, 0, 1),
+        "shards.py": (0, 0, 0),
+        "transforms.py": (1, 1, 1),
+    }
     for name, changes in expected.items():
         changed = tuple(int(new != old) for new, old in zip(edited(f"common/data/{name}", keys), before))
         assert changed == changes, name

@@ -317,9 +317,17 @@ def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
         return value
     if origin is tuple:
         parts = typing.get_args(hint)
+        if parts[-1] is ...:
+            if not isinstance(value, list | tuple):
+                raise ConfigError(f"{where} = {value!r}; accepted: a list")
+            return tuple(_checked(item, parts[0], {}, f"{where}[{place}]") for place, item in enumerate(value))
         if not isinstance(value, list | tuple) or len(value) != len(parts):
             raise ConfigError(f"{where} = {value!r}; accepted: a list of {len(parts)} numbers")
         return tuple(_checked(item, part, bounds, where) for item, part in zip(value, parts))
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where} = {value!r}; accepted: keys and values, as in {{{', '.join(_all_keys(hint))}}}")
+        return _build(hint, {key: (item, where) for key, item in _flatten(hint, value, where)}, prefix="")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):

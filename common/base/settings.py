@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -42,6 +43,41 @@ TAKEN_BY_TOKENIZER = dict.fromkeys(("min_word_count", "max_words"), ("words",))
 NAMES_IN_A_SOURCE = ("train", "val", "test", "second_test", "images", "image_column", "caption_column")
 
 
+Source = Literal["scenes", *_PHOTOGRAPHS]
+
+
+@dataclass(frozen=True)
+class MixedSet:
+    """One training set of `data.mixture`. Keys have their meaning in `data`; what is not given is as there."""
+
+    weight: float = setting(1.0, above=0.0)  # samples of it for each of a set with weight 1; counts in thousandths
+    source: Source | None = None
+    root: str | None = None  # below data.root unless it is a full path
+    train: str | None = None
+    images: str | None = None
+    image_column: str | None = None
+    caption_column: str | None = None
+    stream_buffer: int | None = setting(None, at_least=0)
+    num_train: int | None = setting(None, at_least=1)
+    caption_noise: float | None = setting(None, at_least=0.0, at_most=1.0)
+    ambiguity: float | None = setting(None, at_least=0.0, at_most=1.0)
+
+    def as_data(self, data: "DataConfig") -> "DataConfig":
+        """The config that names this set alone, as a source would be chosen over `data` on the command line.
+
+        Raises:
+            ValueError: a key that its source does not take.
+        """
+        given = {key: value for key, value in dataclasses.asdict(self).items() if value is not None and key != "weight"}
+        source = given.get("source", data.source)
+        others = set(NAMES_IN_A_SOURCE) if source != data.source else set()
+        others |= {name for name, takers in TAKEN_BY.items() if source not in takers}
+        inherited = {key: getattr(data, key) for key in dataclasses.asdict(self).keys() - others - {"weight"}}
+        given["root"] = str(Path(data.root) / Path(given["root"]).expanduser()) if "root" in given else data.root
+        shared = {"image_size": data.image_size, "max_broken_share": data.max_broken_share}
+        return DataConfig(**shared, **(inherited | given))
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """Which pairs to train on and to rank, and how pixels and words become tensors.
@@ -52,7 +88,7 @@ class DataConfig:
     """
 
     # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
-    source: Literal["scenes", "shards", "karpathy", "tsv", "hugging_face"] = "scenes"
+    source: Source = "scenes"
     root: str = ""  # folder that the names below start from
     # shards: braces and globs, e.g. "{00000..01287}.tar", "" = "*train*.tar"; karpathy, tsv: a file; hugging_face: a
     # folder, files, or a name on the hub. karpathy and hugging_face: "#split" may follow, else the role's own split
@@ -60,6 +96,8 @@ class DataConfig:
     val: str = ""  # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
     test: str = ""  # likewise; ranked at the end
     second_test: str = ""  # a second test set, "" = none
+    # several training sets instead of data.train, e.g. [{train: a.tsv, weight: 3}, {source: shards, root: /data/b}]
+    mixture: tuple[MixedSet, ...] = ()
     images: str = ""  # folder of the pictures, "" = looked for beside the file
     image_column: str = ""  # of the picture or its path, "" = by the usual names
     caption_column: str = ""  # likewise
@@ -92,6 +130,11 @@ class DataConfig:
                         f"data.{item.name} = {value!r} has no effect with data.{choice} = {chosen}; accepted: "
                         f"data.{choice} = {' or '.join(takers)}, or the default, {item.default!r}"
                     )
+        for number, part in enumerate(self.mixture, start=1):
+            try:
+                part.as_data(self)
+            except ValueError as error:
+                raise ValueError(f"data.mixture, set {number}: {error}") from None
         if self.gallery is not None and self.num_test > self.gallery and self.num_test % self.gallery:
             raise ValueError(
                 f"data.num_test = {self.num_test} makes no whole galleries of data.gallery = {self.gallery}; accepted: "
@@ -102,6 +145,11 @@ class DataConfig:
                 f"data.crop_scale = {list(self.crop_scale)}; accepted: smallest and largest share, in this order, both "
                 "above 0 and at most 1"
             )
+
+    @property
+    def training_sources(self) -> set[str]:
+        """Of the training set, or of those that it is mixed from."""
+        return {part.source or self.source for part in self.mixture} or {self.source}
 
 
 @dataclass(frozen=True)

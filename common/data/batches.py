@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 from common.base.signals import leave_signals_to_trainer
 from common.data.broken import BrokenSample, TooManyBroken
 from common.data.decoding import number_of
-from common.data.order import BatchPositions, SampleOrder, seed_of
+from common.data.order import BatchPositions, MixedOrder, SampleOrder, seed_of
 from common.data.pairs import Pairs
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
@@ -38,8 +38,8 @@ class Batch:
 class TrainingView(Dataset):
     """Training pairs addressed by position; a sample is a pure function of (seed, position).
 
-    A broken sample is replaced by another one drawn from (seed, position), so the order of all others stays; in a
-    stream by the next one.
+    A broken sample is replaced by another one of its set drawn from (seed, position), so the order of all others stays;
+    in a stream by the next one.
 
     Args:
         pairs: the training set.
@@ -54,20 +54,19 @@ class TrainingView(Dataset):
     def __init__(
         self,
         pairs: Pairs,
-        order: SampleOrder,
+        order: SampleOrder | MixedOrder,
         transform: ImageTransform,
         tokenizer: Tokenizer,
         context_length: int,
     ) -> None:
         self.pairs, self.order, self.transform = pairs, order, transform
         self.tokenizer, self.context_length = tokenizer, context_length
-        self.forward_only = getattr(pairs, "forward_only", False)
 
     def __len__(self) -> int:
         return self.order.samples_per_epoch
 
     def __getitems__(self, positions: list[int]) -> Batch:
-        indices = positions if self.forward_only else self.order.epochs_and_indices(np.asarray(positions))[1]
+        indices = self.order.epochs_and_indices(np.asarray(positions))[1]
         images, captions, image_ids, image_index, broken = [], [], [], [], []
         for position, index in zip(positions, indices):
             sample_seed = seed_of(self.order.seed, position)
@@ -85,8 +84,7 @@ class TrainingView(Dataset):
                 return self.pairs[index]
             except BrokenSample as error:
                 broken.append(error)
-                other = seed_of(sample_seed, 2 + attempt) % self.order.num_samples
-                index = index + 1 if self.forward_only else other
+                index = self.order.substitute(index, seed_of(sample_seed, 2 + attempt))
         raise TooManyBroken(f"{self.max_attempts} samples in a row are broken; the last: {broken[-1]}")
 
 

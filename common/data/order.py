@@ -4,7 +4,8 @@ Position p is the p-th sample of the whole run. Resuming is one integer, and nei
 the number of processes changes which samples make up a global batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,28 +54,106 @@ class SampleOrder:
         num_samples: size of the training set.
         global_batch_size: pairs per step over all processes.
         seed: of the run.
+        forward_only: the set is a stream, which has an order of its own and is indexed by position.
     Raises:
         ValueError: if one global batch is larger than the data set.
     """
 
-    def __init__(self, num_samples: int, global_batch_size: int, seed: int) -> None:
+    def __init__(self, num_samples: int, global_batch_size: int, seed: int, forward_only: bool = False) -> None:
         if global_batch_size > num_samples:
             raise ValueError(
                 f"optim.global_batch_size = {global_batch_size} is larger than the training set of {num_samples} "
                 f"samples; accepted: at most {num_samples}"
             )
-        self.num_samples, self.seed = num_samples, seed
+        self.num_samples, self.seed, self.forward_only = num_samples, seed, forward_only
         self.global_batch_size = global_batch_size
         self.samples_per_epoch = num_samples // global_batch_size * global_batch_size
 
     def epochs_and_indices(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(epoch, index into the data set) of each position, both shaped like positions."""
-        epochs, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.samples_per_epoch)
+        positions = np.asarray(positions, dtype=np.int64)
+        epochs, offsets = np.divmod(positions, self.samples_per_epoch)
+        if self.forward_only:
+            return epochs, positions
         indices = np.empty_like(offsets)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             indices[chosen] = permuted(offsets[chosen], self.num_samples, seed_of(self.seed, int(epoch)))
         return epochs, indices
+
+    def substitute(self, index: int, seed: int) -> int:
+        """What stands in for a broken sample: another one drawn by the seed, in a stream the next."""
+        return index + 1 if self.forward_only else seed % self.num_samples
+
+
+MIXING_CYCLE = 1_000  # samples
+
+
+def shares_of(weights: Sequence[float]) -> list[float]:
+    """The share of each set in a mixture, in whole thousandths, at least one; what rounding leaves is the largest's.
+
+    Raises:
+        ValueError: weights that are not above 0, or more sets than thousandths.
+    """
+    parts = np.asarray(weights, dtype=np.float64)
+    if not len(parts) or not (np.isfinite(parts) & (parts > 0)).all() or len(parts) > MIXING_CYCLE:
+        raise ValueError(f"weights of a mixture are {list(weights)}; accepted: 1 to {MIXING_CYCLE} numbers above 0")
+    counts = np.maximum(1, np.rint(MIXING_CYCLE * parts / parts.sum()))
+    counts[counts.argmax()] += MIXING_CYCLE - counts.sum()
+    return (counts / MIXING_CYCLE).tolist()
+
+
+class MixedOrder:
+    """The order of a `Mixture`: which sample of which set stands at which position.
+
+    Every cycle of 1,000 positions draws exactly its share from each set, in places that are shuffled anew. What falls
+    to a set goes through it as if it were alone, epoch after epoch, each of its samples once in each: a small set with
+    a large weight begins again the sooner. A batch may hold a picture twice where its set begins again within it.
+
+    Args:
+        parts: the order of each set, by single samples.
+        weights: of the sets.
+        global_batch_size: pairs per step over all processes.
+        seed: of the run.
+    Raises:
+        ValueError: if one global batch is larger than all sets together, or see `shares_of`.
+    """
+
+    def __init__(
+        self, parts: Sequence[SampleOrder], weights: Sequence[float], global_batch_size: int, seed: int
+    ) -> None:
+        whole = SampleOrder(sum(part.num_samples for part in parts), global_batch_size, seed)
+        self.num_samples, self.samples_per_epoch = whole.num_samples, whole.samples_per_epoch
+        self.parts, self.global_batch_size, self.seed = list(parts), global_batch_size, seed
+        self.counts = [round(MIXING_CYCLE * share) for share in shares_of(weights)]
+
+    def epochs_and_indices(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(epoch, index into the mixture) of each position, both shaped like positions."""
+        positions = np.asarray(positions, dtype=np.int64)
+        cycles, offsets = np.divmod(positions, MIXING_CYCLE)
+        indices = np.empty_like(positions)
+        for cycle in np.unique(cycles):
+            slots = permuted(np.arange(MIXING_CYCLE), MIXING_CYCLE, seed_of(self.seed, int(cycle)))
+            set_at = np.searchsorted(np.cumsum(self.counts), slots, side="right")
+            for number, (part, count) in enumerate(zip(self.parts, self.counts)):
+                drawn = np.cumsum(set_at == number) - 1  # of this set in this cycle, before each offset
+                chosen = (cycles == cycle) & (set_at[offsets] == number)
+                inside = part.epochs_and_indices(cycle * count + drawn[offsets[chosen]])[1]
+                indices[chosen] = inside * len(self.parts) + number
+        return positions // self.samples_per_epoch, indices
+
+    def substitute(self, index: int, seed: int) -> int:
+        """What stands in for a broken sample: another one of the same set."""
+        inside, number = divmod(index, len(self.parts))
+        return self.parts[number].substitute(inside, seed) * len(self.parts) + number
+
+
+def order_of(pairs: Any, global_batch_size: int, seed: int) -> SampleOrder | MixedOrder:
+    """The order in which a run goes through a training set, a stream or a mixture of such."""
+    if hasattr(pairs, "parts"):
+        parts = [order_of(part, 1, seed_of(seed, number)) for number, part in enumerate(pairs.parts)]
+        return MixedOrder(parts, pairs.weights, global_batch_size, seed)
+    return SampleOrder(len(pairs), global_batch_size, seed, getattr(pairs, "forward_only", False))
 
 
 class BatchPositions:
@@ -89,7 +168,7 @@ class BatchPositions:
     """
 
     def __init__(
-        self, order: SampleOrder, start_step: int, stop_step: int, process: int = 0, num_processes: int = 1
+        self, order: SampleOrder | MixedOrder, start_step: int, stop_step: int, process: int = 0, num_processes: int = 1
     ) -> None:
         if order.global_batch_size % num_processes:
             raise ValueError(

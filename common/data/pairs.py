@@ -8,6 +8,8 @@ from common.base.provenance import ROOT
 from common.base.settings import DataConfig
 from common.data.broken import BrokenSample
 from common.data.karpathy import open_karpathy
+from common.data.mixture import Mixture
+from common.data.order import seed_of
 from common.data.scenes import SceneDataset, classification_task
 from common.data.shards import ShardDataset
 from common.data.transforms import ImageTransform
@@ -37,7 +39,14 @@ class Pairs(Protocol):
 
 
 def open_training_pairs(data: DataConfig, seed: int) -> Pairs:
-    """The training set that the config names. For scenes the run's seed draws another world of the same kind."""
+    """The training set that the config names. For scenes the run's seed draws another world of the same kind.
+
+    Of a mixture each set has a seed of its own, so that two sets of scenes are two.
+    """
+    if data.mixture:
+        configs = [part.as_data(data) for part in data.mixture]
+        parts = [open_training_pairs(part, seed_of(seed, number)) for number, part in enumerate(configs)]
+        return Mixture(parts, [part.weight for part in data.mixture])
     if data.source == "scenes":
         return SceneDataset(
             split="train",

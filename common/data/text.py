@@ -94,6 +94,6 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
             f"data.vocabulary = {data.vocabulary!r} is not used with data.tokenizer = words, whose vocabulary comes "
             "from the training captions; accepted: clip_bpe, bert_wordpiece"
         )
-    if data.source == "scenes":
+    if data.training_sources == {"scenes"}:
         return WordTokenizer.from_words(scene_words())
     return words_of(training_pairs, data.min_word_count, data.max_words, ROOT / "outputs" / "tokenizers")

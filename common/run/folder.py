@@ -34,6 +34,7 @@ MAY_CHANGE = (
     "data.val",
     "data.test",
     "data.second_test",
+    "data.mixture",
     "data.images",
     "data.labelled",
     "data.winogavil",
@@ -119,7 +120,8 @@ def run_key(script: Path, config: Any, data_fingerprint: str) -> str:
     if isinstance(data, DataConfig):
         leave_out += NOT_IN_KEY_OF_PAIRS
         for setting, files in CHOSEN_CODE.items():
-            leave_out += tuple(file for choice, file in files.items() if choice != getattr(data, setting))
+            chosen = {getattr(data, setting), *(data.training_sources if setting == "source" else ())}
+            leave_out += tuple(file for choice, file in files.items() if choice not in chosen)
         if data.tokenizer != "words":  # those are counted in the training set
             content["tokenizer"] = build_tokenizer(data, training_pairs=None).fingerprint
     code = code_fingerprint(imported_files(script, leave_out))

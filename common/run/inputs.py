@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from common.data.batches import Batch, TrainingView, training_batches
 from common.data.broken import BrokenSample
-from common.data.order import BatchPositions, SampleOrder
+from common.data.order import BatchPositions, MixedOrder, SampleOrder, order_of
 from common.data.pairs import (
     EvaluationSets,
     Pairs,
@@ -34,7 +34,7 @@ class Training(Protocol):
     description: the training set in one line, for every result.
     """
 
-    order: SampleOrder
+    order: SampleOrder | MixedOrder
     view: Dataset
     description: str
 
@@ -60,7 +60,7 @@ class TrainingData:
     """
 
     pairs: Pairs
-    order: SampleOrder
+    order: SampleOrder | MixedOrder
     view: Dataset
     tokenizer: Tokenizer
     transform: ImageTransform
@@ -103,7 +103,7 @@ def open_training_data(config: Any, pairs: Pairs, checkpoint: Checkpoint | None)
         tokenizer = build_tokenizer(data, pairs)
     else:
         tokenizer = tokenizer_from_json(checkpoint.state["tokenizer"])
-    order, transform = SampleOrder(len(pairs), config.optim.global_batch_size, run.seed), image_transform(data)
+    order, transform = order_of(pairs, config.optim.global_batch_size, run.seed), image_transform(data)
     sets = open_evaluation_sets(data)
     return TrainingData(
         pairs=pairs,

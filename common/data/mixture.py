@@ -1,0 +1,56 @@
+"""Several training sets as one, drawn from by weight (`data.mixture`)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from common.base.provenance import hash_of
+from common.data.broken import BrokenSample
+from common.data.order import shares_of
+
+
+class Mixture:
+    """Training pairs from several sets; in which order they come is `MixedOrder`'s business.
+
+    Sample i of set k has the index `i * len(parts) + k`, so that a stream, which counts on without end, can be a part.
+    Pictures of two sets count as two, whatever their ids: sets number their pictures alike, and an id says nothing
+    beyond its own set. The fingerprint changes with any set and any share.
+
+    Args:
+        parts: the sets.
+        weights: how often each is drawn from, relative to the others; above 0.
+    Raises:
+        ValueError: see `shares_of`.
+    """
+
+    def __init__(self, parts: Sequence[Any], weights: Sequence[float]) -> None:
+        self.parts, self.weights = list(parts), list(weights)
+        shares = shares_of(self.weights)
+        self.name = " + ".join(f"{100 * share:.3g} % {part.name}" for share, part in zip(shares, self.parts))
+        self.fingerprint = hash_of([[share, part.fingerprint] for share, part in zip(shares, self.parts)])
+        self.broken_at_open: list[BrokenSample] = [
+            sample for part in self.parts for sample in getattr(part, "broken_at_open", [])
+        ]
+
+    def __len__(self) -> int:
+        """Pictures of all sets together; as many samples are an epoch, whatever the weights."""
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """As the set gives it, with the number of the set before the id."""
+        inside, number = divmod(index, len(self.parts))
+        sample = self.parts[number][inside]
+        return {**sample, "image_id": f"{number}:{sample['image_id']}"}
+
+    def captions(self, index: int) -> list[str]:
+        """Those of one sample."""
+        inside, number = divmod(index, len(self.parts))
+        return self.parts[number].captions(inside)
+
+    def all_captions(self) -> Iterator[str]:
+        """Those of every set, each once: weights do not decide which words there are."""
+        for part in self.parts:
+            if hasattr(part, "all_captions"):
+                yield from part.all_captions()
+            else:
+                for index in range(len(part)):
+                    yield from part.captions(index)
