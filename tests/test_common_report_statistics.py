@@ -10,6 +10,7 @@ from common.report.statistics import (
     bootstrap_interval,
     bootstrap_means,
     contrast_interval,
+    interval_of_hits,
     interval_over_seeds,
     percentile_interval,
 )
@@ -83,6 +84,19 @@ def test_bootstrap_gives_the_same_interval_for_the_same_seed_and_any_block_size(
     assert first == bootstrap_interval(hits, seed=5) != bootstrap_interval(hits, seed=6)
     monkeypatch.setattr("common.report.statistics._RESAMPLED_CLUSTERS_AT_ONCE", 999)
     assert bootstrap_interval(hits, seed=5) == first
+
+
+def test_hits_that_are_all_alike_have_wilsons_interval():
+    z = stats.norm.ppf(0.975)
+    for hits in ([[0.0]] * 40, [[0.0] * 5] * 40, [*[[0]] * 40, []]):
+        (low, high), kind = interval_of_hits(hits)
+        assert (low, kind) == (0, "Wilson")
+        assert high == pytest.approx(z**2 / (40 + z**2), rel=1e-12)
+    (low, high), kind = interval_of_hits([[1.0]] * 40)
+    assert (low, high) == (pytest.approx(40 / (40 + z**2), rel=1e-12), 1)
+    mixed = [[1.0], *[[0.0]] * 39]
+    assert interval_of_hits(mixed) == (bootstrap_interval(mixed), "bootstrap")
+    assert interval_of_hits([[0.3]] * 9)[1] == "bootstrap"  # no share of hits
 
 
 def test_bootstrap_leaves_out_images_without_queries_and_needs_two_others():

@@ -22,7 +22,7 @@ from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_zero_shot
 from common.report.table import from_json
 from common.reproduce.rows import RowRun
-from common.reproduce.tables import collapse_note
+from common.reproduce.tables import collapse_note, measured_cell
 from common.run.folder import RunFiles
 from oblique_topology import token_subsets
 from oblique_topology.coco_table import CocoFiles, open_coco
@@ -143,6 +143,14 @@ def test_a_run_that_ended_at_the_loss_of_a_guess_is_named(tmp_path):
         runs.append(RowRun(RunFiles(tmp_path / str(seed)), seed, {}, {}, "scenes", "a machine", "a revision"))
     assert collapse_note(runs) == "; seed 1, 2 ended at the loss of a guess"
     assert collapse_note(runs[:1]) == ""
+
+
+def test_a_cell_of_none_hit_has_an_interval_and_says_of_what_kind(tmp_path):
+    evaluation = {"protocol": {"data": "d", "fingerprint": "0" * 64}, "metrics": {"acc1": 0.0}, "chance": {}}
+    run = RowRun(RunFiles(tmp_path), 0, {"knn": evaluation}, {"knn": {"acc1": [[0.0]] * 40}}, "d", "", "")
+    cell = measured_cell([run], "knn", "acc1", "smoke")
+    assert cell.interval == (0, pytest.approx(8.76, abs=0.01))  # percent
+    assert cell.interval_kind == "95 % Wilson over queries, one seed"
 
 
 def row(trainable):

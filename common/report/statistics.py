@@ -7,6 +7,7 @@ A table cell names which one it carries. Chance levels are no business of this f
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -55,6 +56,25 @@ def contrast_interval(blocks: Sequence[Sequence[float]], level: float = 0.95) ->
     freedom = variances.sum() ** 2 / sum(v**2 / (sample.size - 1) for v, sample in zip(variances, samples))
     half_width = float(stats.t.ppf(0.5 + level / 2, freedom) * np.sqrt(variances.sum()))
     return center - half_width, center + half_width
+
+
+def interval_of_hits(
+    hits_per_query: Sequence[Sequence[float]], level: float = 0.95
+) -> tuple[tuple[float, float], Literal["bootstrap", "Wilson"]]:
+    """Interval of a share of hits over the queries of one seed, and its kind.
+
+    The bootstrap, as `bootstrap_interval`; where every query is a hit, or none is, it has nothing to draw from, and
+    Wilson's interval of so many images, 0 of 40 for instance, takes its place.
+
+    Raises:
+        ValueError: as `bootstrap_interval`.
+    """
+    interval = bootstrap_interval(hits_per_query, level)
+    if interval not in ((0.0, 0.0), (1.0, 1.0)):
+        return interval, "bootstrap"
+    images = sum(len(hits) > 0 for hits in hits_per_query)
+    found = stats.binomtest(round(interval[0]) * images, images).proportion_ci(level, method="wilson")
+    return (float(found.low), float(found.high)), "Wilson"
 
 
 def bootstrap_interval(

@@ -126,19 +126,20 @@ def measured_over_seeds(
     protocol: str,
     chance: float | None = None,
     query_interval: tuple[float, float] | None = None,
+    query_interval_kind: str = QUERIES_INTERVAL,
     full_protocol: Mapping[str, Any] | None = None,
     per_image: PerImage | None = None,
 ) -> Measured:
     """A `Measured` with the interval that its number of seeds allows.
 
-    Two seeds or more: 95 % Student t over seeds, and `query_interval` is ignored. One seed: `query_interval`, a
-    95 % bootstrap over queries in the column's unit, or no interval when it is None. `full_protocol` and `per_image`
-    (of a single seed) are what claims are decided with.
+    Two seeds or more: 95 % Student t over seeds, and `query_interval` is ignored. One seed: `query_interval`, 95 % over
+    queries in the column's unit, a bootstrap unless its kind says else, or no interval when it is None.
+    `full_protocol` and `per_image` (of a single seed) are what claims are decided with.
     """
     if len(values) >= 2:
         interval, kind = interval_over_seeds(values), SEEDS_INTERVAL
     else:
-        interval, kind = query_interval, "" if query_interval is None else QUERIES_INTERVAL
+        interval, kind = query_interval, "" if query_interval is None else query_interval_kind
     return Measured(
         tuple(values), tuple(seeds), interval, kind, scale, data, protocol, chance, dict(full_protocol or {}), per_image
     )

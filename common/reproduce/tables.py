@@ -11,8 +11,8 @@ from common.diagnosis import PLATEAU
 from common.distributed import is_main_process
 from common.evaluation.protocol import check_alike, data_text, protocol_text
 from common.report.figures import plot_training
-from common.report.statistics import bootstrap_interval
-from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table, measured_over_seeds
+from common.report.statistics import interval_of_hits
+from common.report.table import MEASURED, QUERIES_INTERVAL, Column, Measured, PerImage, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.rows import PaperCode, RowRun, paper_tables, run_row
 from common.run.folder import precision_of
@@ -92,7 +92,7 @@ def columns_of(command: Command, source: dict[str, Any], runs: Runs) -> list[Col
 def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Measured | None:
     """Our number for one cell, in percent.
 
-    Two seeds or more carry Student's t interval over seeds; a single one a bootstrap interval over its test images.
+    Two seeds or more carry Student's t interval over seeds; a single one an interval over its test images.
 
     Args:
         runs: one per seed.
@@ -111,9 +111,10 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
     protocol = evaluations[0]["protocol"]
     values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
     query_interval = per_image = None
+    kind = "bootstrap"
     if len(runs) == 1:
         per_image = PerImage.of([hits for hits in runs[0].hits[role][metric] if hits], unit=100)
-        low, high = bootstrap_interval(runs[0].hits[role][metric])
+        (low, high), kind = interval_of_hits(runs[0].hits[role][metric])
         query_interval = (100 * low, 100 * high)
     chance = evaluations[0]["chance"].get(metric)
     return measured_over_seeds(
@@ -124,6 +125,7 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
         protocol=protocol_text(protocol),
         chance=None if chance is None else 100 * chance,
         query_interval=query_interval,
+        query_interval_kind=QUERIES_INTERVAL.replace("bootstrap", kind),
         full_protocol=protocol,
         per_image=per_image,
     )
