@@ -7,12 +7,12 @@ None of the long lists is copied here. Accepted sources:
 Order is label order: for a folder data set sort by WordNet id, not by name.
 """
 
-import difflib
 import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
+from common.base.arguments import accepted
 from common.data.text_files import read_json_object, read_lines
 
 OPEN_CLIP = "open_clip"
@@ -110,9 +110,7 @@ def _read_list(path: Path, dataset: str, key: str) -> tuple[list[Any], str]:
     else:
         content = read_json_object(path)  # from data sets to lists
         if dataset not in content:
-            near = difflib.get_close_matches(dataset, content, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{path} has no data set {dataset!r}{hint} (known: {', '.join(sorted(content))})")
+            raise ValueError(f"{path} has no data set {dataset!r}; {accepted(dataset, sorted(content))}")
         entries, where = content[dataset], f"{path}, {dataset}"
         if isinstance(entries, dict):
             if key not in entries:
