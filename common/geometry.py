@@ -183,13 +183,13 @@ def norm(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def safe_sqrt(values: torch.Tensor) -> torch.Tensor:
-    """Square root whose value and gradient are 0 where rounding has left nothing positive. Same shape.
+    """Square root whose value and gradient are 0 where rounding has left nothing positive; NaN stays. Same shape.
 
     Squared distances from a matrix product are 0 or at least one rounding step of their terms, so that the slope of
     the root, though it has no bound in itself, amplifies their error by no more than about a thousand.
     """
-    positive = values > 0
-    return torch.where(positive, torch.where(positive, values, 1.0).sqrt(), 0.0)  # both: where(p, sqrt(0), 0) is NaN
+    nothing = values <= 0  # not `~(values > 0)`: NaN must stay NaN and not become the distance of a perfect match
+    return torch.where(nothing, 0.0, torch.where(nothing, 1.0, values).sqrt())  # both: where(n, 0, sqrt(0)) is NaN
 
 
 def straight_path(start: torch.Tensor, end: torch.Tensor, num_points: int) -> torch.Tensor:

@@ -20,12 +20,16 @@ import math
 
 import torch
 
-from common.geometry import at_least_float32, norm
-from euclip.lorentz import norm_difference, parallelogram_area, shorten, sinh_over, versine
+from common.geometry import at_least_float32, norm, paired_angles, unit
+from euclip.lorentz import area_and_versine, norm_difference, shorten, sinh_over
 
-# An image nearer than this to its text, in the embeddings' units, counts as lying on the apex, inside the cone: the
-# direction from one to the other has a gradient of 1 / distance, and below it is made of rounding errors anyway.
+# The one guard: an image within this distance of its text, in the embeddings' units (hyperbolic: sinh(sqrt(c) d) /
+# sqrt(c), the hypotenuse of the triangle), counts as lying on the apex, inside the cone. The direction from one to the
+# other has a gradient of 1 / distance, and below it is made of rounding errors anyway.
 COINCIDENT = 1.0e-4
+ORIGIN = (
+    1.0e-12  # a text of a smaller norm is the origin (`unit`), which has no direction: its angle is 0 by definition
+)
 
 
 def euclidean_entailment_residual(*, images: torch.Tensor, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
@@ -85,10 +89,9 @@ def euclidean_exterior_angle(*, images: torch.Tensor, texts: torch.Tensor) -> to
     """
     _check_same_last_axis(images, texts)
     texts, images = at_least_float32(texts), at_least_float32(images)
-    text_norms = norm(texts).clamp(min=COINCIDENT)
-    opposite = parallelogram_area(texts, images) / text_norms  # |y| sin(theta)
-    adjacent = norm_difference(images, texts) - versine(texts, images) / text_norms  # |y| cos(theta) - |x|
-    return _angle(opposite, adjacent)
+    step = images - texts
+    on_apex = (norm(step) <= COINCIDENT) | (norm(texts) < ORIGIN)
+    return torch.where(on_apex, 0.0, paired_angles(unit(texts).expand_as(step), unit(step)))
 
 
 def lorentz_exterior_angle(*, images: torch.Tensor, texts: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
@@ -107,25 +110,23 @@ def lorentz_exterior_angle(*, images: torch.Tensor, texts: torch.Tensor, curvatu
     _check_same_last_axis(images, texts)
     texts, images, curvature = (at_least_float32(tensor) for tensor in (texts, images, curvature))
     texts, images, root_c = shorten(texts, curvature), shorten(images, curvature), curvature.sqrt()
-    text_norms = norm(texts).clamp(min=COINCIDENT)
-    stretch = sinh_over(root_c * norm(images)) / text_norms  # sinh(s) / (|u| s); both legs are over sqrt(c)
-    opposite = stretch * parallelogram_area(texts, images)  # sinh(s) sin(theta)
+    text_norms = norm(texts)
+    stretch = sinh_over(root_c * norm(images)) / text_norms.clamp(
+        min=ORIGIN
+    )  # sinh(s) / (|u| s); legs are over sqrt(c)
+    area, versine = area_and_versine(texts, images)
     radial = torch.sinh(root_c * norm_difference(images, texts)) / root_c
+    opposite = stretch * area  # sinh(s) sin(theta)
     # sinh(s - r) - sinh(s) cosh(r) (1 - cos(theta)): the second leg at the top of this file, with 1 - cos(theta) in it
-    adjacent = radial - stretch * torch.cosh(root_c * norm(texts)) * versine(texts, images)
-    return _angle(opposite, adjacent)
+    adjacent = radial - stretch * torch.cosh(root_c * text_norms) * versine
+    on_apex = (torch.hypot(opposite, adjacent) <= COINCIDENT) | (text_norms < ORIGIN)
+    return torch.atan2(torch.where(on_apex, 0.0, opposite), torch.where(on_apex, 1.0, adjacent))
 
 
 def _half_aperture(length: torch.Tensor, min_radius: float) -> torch.Tensor:
     """arcsin(min(1, K / length)); the slope, which has no bound where they are equal, ends at 707 / K."""
-    outside = length > (1 + 1.0e-6) * min_radius
-    return torch.where(outside, torch.arcsin(min_radius / torch.where(outside, length, math.inf)), math.pi / 2)
-
-
-def _angle(opposite: torch.Tensor, adjacent: torch.Tensor) -> torch.Tensor:
-    """atan2 of the legs of a right triangle from text to image; 0, with gradient 0, where both are too short."""
-    long = (opposite > COINCIDENT) | (adjacent.abs() > COINCIDENT)
-    return torch.atan2(torch.where(long, opposite, 0.0), torch.where(long, adjacent, 1.0))
+    within = length <= (1 + 1.0e-6) * min_radius
+    return torch.where(within, math.pi / 2, torch.arcsin(min_radius / torch.where(within, math.inf, length)))
 
 
 def _check_same_last_axis(images: torch.Tensor, texts: torch.Tensor) -> None:

@@ -20,7 +20,7 @@ matched pairs, which are the close ones, from the difference u - v. Everything r
 
 import torch
 
-from common.geometry import at_least_float32, check_same_dim, full_precision, norm, safe_sqrt
+from common.geometry import at_least_float32, check_same_dim, full_precision, norm, safe_sqrt, unit
 
 # Tangent vectors with a larger radius are shortened to it: float32 cannot hold sinh(r) sinh(s) much beyond.
 MAX_RADIUS = 40.0
@@ -136,7 +136,7 @@ def _paired_squared_half_chord(
         radii, other_radii = curvature.sqrt() * norm(tangents), curvature.sqrt() * norm(other_tangents)
         weights = curvature * (sinh_over(radii) * sinh_over(other_radii))
         radial = curvature.sqrt() * norm_difference(tangents, other_tangents)
-        return torch.sinh(radial / 2).square() + weights * versine(tangents, other_tangents) / 2
+        return torch.sinh(radial / 2).square() + weights * area_and_versine(tangents, other_tangents)[1] / 2
 
 
 def _distance(squared_half_chord: torch.Tensor, curvature: torch.Tensor) -> torch.Tensor:
@@ -171,23 +171,23 @@ def norm_difference(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     return ((first - second) * (first + second)).sum(dim=-1) / torch.where(lengths > 0, lengths, 1.0)
 
 
-def versine(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """|u||v| (1 - cos(theta)), to all digits for close vectors: (..., dim) twice -> (...,).
+def area_and_versine(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """|u||v| sin(theta) and |u||v| (1 - cos(theta)), to all digits whether vectors are close or their norms far apart.
 
-    For acute angles it is |u||v| sin(theta) tan(theta / 2), with tan(theta / 2) = sin(theta) / (1 + cos(theta)).
+    The area is the shorter norm times that part of the difference which is across the shorter vector: the difference of
+    close vectors is exact, and what rounds is small beside it. The versine of an acute angle is the area times
+    tan(theta / 2) = sin(theta) / (1 + cos(theta)).
+
+    Args:
+        first, second: (..., dim), u and v; leading axes broadcast.
+    Returns:
+        (...,) twice.
     """
-    lengths, inner = norm(first) * norm(second), (first * second).sum(dim=-1)
-    acute = inner > 0
-    area = parallelogram_area(first, second)
-    return torch.where(acute, area * (area / torch.where(acute, lengths + inner, 1.0)), lengths - inner)
-
-
-def parallelogram_area(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """|u||v| sin(theta), as half of |u + v| times the part of u - v across it: (..., dim) twice -> (...,).
-
-    The difference of close vectors is exact, so that the area keeps its digits.
-    """
-    difference, total = first - second, first + second
-    squared_total = total.square().sum(dim=-1)
-    along = (difference * total).sum(dim=-1) / torch.where(squared_total > 0, squared_total, 1.0)
-    return norm(total) * norm(difference - along[..., None] * total) / 2
+    swapped = (norm(first) > norm(second))[..., None]
+    shorter, longer = torch.where(swapped, second, first), torch.where(swapped, first, second)
+    direction, difference = unit(shorter), longer - shorter
+    height = norm(difference - (difference * direction).sum(dim=-1, keepdim=True) * direction)  # |longer| sin(theta)
+    along, lengths = (longer * direction).sum(dim=-1), (norm(shorter), norm(longer))
+    area, acute = lengths[0] * height, along > 0
+    near = area * (height / torch.where(acute, lengths[1] + along, 1.0))
+    return area, torch.where(acute, near, lengths[0] * lengths[1] - (first * second).sum(dim=-1))

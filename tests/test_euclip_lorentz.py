@@ -12,6 +12,7 @@ from common.base.provenance import ROOT
 from common.geometry import unit
 from euclip.lorentz import (
     MAX_RADIUS,
+    area_and_versine,
     exp_map0,
     log_map0,
     lorentz_distance,
@@ -19,12 +20,10 @@ from euclip.lorentz import (
     norm_difference,
     paired_lorentz_distance,
     paired_squared_lorentz_distance,
-    parallelogram_area,
     shorten,
     sinh_over,
     squared_lorentz_distance,
     time_component,
-    versine,
 )
 from scripts.lorentz_errors import CURVATURES, errors, markdown
 
@@ -268,17 +267,17 @@ def test_parts_of_the_law_of_haversines_equal_their_definitions():
     first, second = vectors(50, 5), vectors(50, 5)
     lengths = first.norm(dim=1) * second.norm(dim=1)
     angles = torch.arccos((first * second).sum(dim=1) / lengths)
-    torch.testing.assert_close(versine(first, second), lengths * (1 - angles.cos()))
-    torch.testing.assert_close(parallelogram_area(first, second), lengths * angles.sin())
+    area, versine = area_and_versine(first, second)
+    torch.testing.assert_close(versine, lengths * (1 - angles.cos()))
+    torch.testing.assert_close(area, lengths * angles.sin())
     torch.testing.assert_close(norm_difference(first, second), first.norm(dim=1) - second.norm(dim=1))
 
 
 def test_parts_of_vectors_without_a_direction_are_0():
     zero, one = torch.zeros(1, 3), torch.tensor([[1.0, 0.0, 0.0]])
     for first, second in ((zero, zero), (zero, one), (one, one)):
-        assert versine(first, second).item() == 0
-        assert parallelogram_area(first, second).item() == 0
-    assert versine(one, -one).item() == 2
+        assert [part.item() for part in area_and_versine(first, second)] == [0, 0]
+    assert [part.item() for part in area_and_versine(one, -one)] == [0, 2]
     assert norm_difference(zero, zero).item() == 0
 
 

@@ -348,3 +348,42 @@ def test_cones_have_their_apex_at_the_text_and_arguments_have_names(case):
     assert (before > math.pi / 3).all()
     with pytest.raises(TypeError):
         geometry.entailment_residual(texts, texts, 0.1)
+
+
+@every_case
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_gives_no_score(case, bad):
+    """A NaN that became distance 0 would be the best match of all."""
+    geometry = case.build(DIM)
+    for side in (0, 1):
+        sides = features(4, 4, dtype=torch.float32)
+        sides[side][2, 5] = bad
+        pair = embedded(geometry, *sides)
+        spoilt = torch.arange(4) == 2
+        scores, paired = geometry.similarity(*pair), geometry.paired_similarity(*pair)
+        assert torch.equal(scores.isfinite().all(dim=1 - side), ~spoilt)
+        assert not scores.select(side, 2).isfinite().any()
+        assert torch.equal(paired.isfinite(), ~spoilt)
+        if case.cones:
+            residual = geometry.entailment_residual(images=pair[0], texts=pair[1], min_radius=0.1)
+            assert torch.equal(residual.isfinite(), ~spoilt)
+        if case.distance is not None:
+            assert torch.equal(geometry.distance_to(pair[side], pair[1 - side][0]).isfinite(), ~spoilt)
+
+
+@every_case
+@pytest.mark.parametrize("size", [1e-20, 1e-30, 1e-42])
+def test_tiny_features_have_finite_gradients(case, size):
+    geometry = case.build(DIM)
+    images, texts = (size * side for side in features(4, 4, dtype=torch.float32))
+    texts[3], texts[2] = images[3], 0.0
+    for leaves in ((images, texts), (images, torch.randn(4, DIM))):
+        leaves = [leaf.clone().requires_grad_() for leaf in leaves]
+        pair = geometry.embed_image(leaves[0]), geometry.embed_text(leaves[1])
+        total = geometry.similarity(*pair).sum() + geometry.paired_similarity(*pair).sum()
+        if case.cones:
+            total = total + geometry.entailment_residual(images=pair[0], texts=pair[1], min_radius=0.1).sum()
+            total = total + geometry.entailment_residual(images=pair[1], texts=pair[0], min_radius=0.1).sum()
+        total.backward()
+        for tensor in (total, *(leaf.grad for leaf in leaves), *(weight.grad for weight in geometry.parameters())):
+            assert tensor.isfinite().all()
