@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 import common.base.provenance as provenance
 from common.base.config import ConfigError, load_config, override, to_dict
@@ -41,7 +42,7 @@ from common.run.folder import (
     run_files,
     run_key,
 )
-from common.run.guards import NonFiniteLoss, check_finite, check_finite_gradient
+from common.run.guards import NonFiniteLoss, check_finite, check_finite_gradient, clip_gradient
 from common.run.journal import BrokenLog, StepClock
 from common.run.launch import interrupted_with_saved_step, run_or_explain, seed_step
 from common.run.log import RunLog, read_log
@@ -353,9 +354,20 @@ def test_a_folder_is_held_by_one_run(tmp_path):
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_stops_before_the_step(norm):
-    with pytest.raises(NonFiniteLoss, match=r"gradient norm is .* at step 3"):
-        check_finite_gradient(norm, 3)
-    check_finite_gradient(5.0, 3)
+    norms = {name: torch.tensor(each) for name, each in (("a", 1.0), ("b", norm), ("c", 2.0))}
+    with pytest.raises(NonFiniteLoss, match=r"gradient norm is .* at step 3, .* the gradient of b\. The weights"):
+        check_finite_gradient(norm, 3, norms)
+    check_finite_gradient(5.0, 3, norms)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_names_its_parameters(bad):
+    """Clipping by such a norm would make NaN of all gradients, so names are found before."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    model[1].bias.grad[0] = bad
+    with pytest.raises(NonFiniteLoss, match=r"not finite is the gradient of 1\.bias\. The"):
+        clip_gradient(Accelerator(cpu=True), model, OptimConfig(max_gradient_norm=1.0), 3)
 
 
 def test_log_drops_later_steps_and_a_torn_last_line_on_resume(tmp_path):

@@ -1,6 +1,7 @@
 """Guards around a step: what is not finite stops the run before it can spoil the weights."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -8,22 +9,28 @@ from accelerate import Accelerator
 from torch import nn
 
 from common.base.settings import OptimConfig
+from common.distributed import whole
 
 
 class NonFiniteLoss(ArithmeticError):
     """Training met NaN or infinity and stopped before the step could spoil the weights."""
 
 
-def check_finite_gradient(gradient_norm: float, step: int) -> None:
-    """Stops the run before a step with a gradient that is not finite.
+def check_finite_gradient(gradient_norm: float, step: int, norms: Mapping[str, torch.Tensor]) -> None:
+    """Stops the run before a step with a gradient that is not finite, naming the parameters that it belongs to.
 
+    Args:
+        gradient_norm: of all parameters together.
+        step: that is not made.
+        norms: of the gradient of each parameter, by its name. Under FSDP2 call it on every process.
     Raises:
         NonFiniteLoss.
     """
     if not math.isfinite(gradient_norm):
+        bad = [name for name, norm in norms.items() if not math.isfinite(float(whole(norm)))]
         raise NonFiniteLoss(
-            f"the gradient norm is {gradient_norm} at step {step}, while the loss is finite; the weights are those "
-            "before this step. Try a lower optim.learning_rate."
+            f"the gradient norm is {gradient_norm} at step {step}, while the loss is finite; not finite is the "
+            f"gradient of {_some(bad)}. The weights are those before this step. Try a lower optim.learning_rate."
         )
 
 
@@ -40,8 +47,7 @@ def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) 
     largest = sorted(((norm, name) for name, norm in norms.items() if name not in bad), reverse=True)[:3]
     scalars = ", ".join(f"{name} {value}" for name, value in values.items())
     raise NonFiniteLoss(
-        f"loss is {loss} at step {step} ({scalars}). Parameters that are not finite: {', '.join(bad[:4]) or 'none'}"
-        f"{f' and {len(bad) - 4} more' if len(bad) > 4 else ''}. "
+        f"loss is {loss} at step {step} ({scalars}). Parameters that are not finite: {_some(bad)}. "
         f"Largest norms: {', '.join(f'{name} {norm:.3g}' for norm, name in largest)}. "
         "Checkpoints are from before this step. Try a lower optim.learning_rate or more optim.warmup_steps."
     )
@@ -53,10 +59,17 @@ def clip_gradient(accelerator: Accelerator, model: nn.Module, optim: OptimConfig
     Returns:
         Its norm before that.
     Raises:
-        NonFiniteLoss: if the norm is not finite.
+        NonFiniteLoss: if the norm is not finite; names the parameters.
     """
+    # taken before, as clipping by a norm that is not finite spoils all gradients; read only where it is not
+    graded = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    norms = dict(zip(graded, torch._foreach_norm(list(graded.values())))) if graded else {}
     # an infinite bound measures the norm and changes nothing
     max_norm = math.inf if optim.max_gradient_norm is None else optim.max_gradient_norm
     gradient_norm = float(accelerator.clip_grad_norm_(model.parameters(), max_norm))
-    check_finite_gradient(gradient_norm, step)
+    check_finite_gradient(gradient_norm, step, norms)
     return gradient_norm
+
+
+def _some(names: list[str]) -> str:
+    return (", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")) or "none"
