@@ -19,6 +19,7 @@ class LogitScale(nn.Module):
         init: multiplier at the start; CLIP's is the default. Moved into the bounds if it trains and is outside.
         minimum, maximum: bounds of the multiplier; None = none. CLIP: at most 100.
         trainable: False keeps the multiplier at its start for the whole run.
+        dtype: of the parameter; None = PyTorch's default. `double()` afterwards keeps the digits of float32 alone.
     Raises:
         ValueError: unless 0 < minimum <= maximum and init > 0; a fixed multiplier outside its bounds.
     """
@@ -29,6 +30,7 @@ class LogitScale(nn.Module):
         minimum: float | None = None,
         maximum: float | None = 100.0,
         trainable: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         low = 0.0 if minimum is None else minimum
@@ -42,7 +44,7 @@ class LogitScale(nn.Module):
         self.minimum, self.maximum = minimum, maximum
         start = math.log(min(max(init, low), high))
         # one entry, not none: FSDP2 refuses parameters without a dimension
-        self.log_logit_scale = nn.Parameter(torch.tensor([start]), requires_grad=trainable)
+        self.log_logit_scale = nn.Parameter(torch.tensor([start], dtype=dtype), requires_grad=trainable)
 
     @classmethod
     def from_config(cls, method: Any) -> "LogitScale":

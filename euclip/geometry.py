@@ -158,6 +158,7 @@ class Hyperbolic(nn.Module):
             curvature at its bound keeps its gradient (MERU's code).
         absorbing_bounds: True clamps c in the forward pass instead, as EuCLIP's code does (`Scalar.absorbing`).
         embedding_scale_max: of both scales; None = none (EuCLIP's code), 1 = MERU's.
+        dtype: of the scalars; None = PyTorch's default. `double()` afterwards keeps the digits of float32 alone.
     Raises:
         ValueError: unless 0 < curvature_min <= curvature_init <= curvature_max.
     """
@@ -174,6 +175,7 @@ class Hyperbolic(nn.Module):
         curvature_max: float = 10.0,
         absorbing_bounds: bool = False,
         embedding_scale_max: float | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if not 0 < curvature_min <= curvature_init <= curvature_max:
@@ -186,9 +188,9 @@ class Hyperbolic(nn.Module):
         self.curvature_min, self.curvature_max = curvature_min, curvature_max
         self.absorbing_bounds, self.embedding_scale_max = absorbing_bounds, embedding_scale_max
         # one entry each, not none: FSDP2 refuses parameters without a dimension
-        self.log_curvature = nn.Parameter(torch.tensor([math.log(curvature_init)]))
-        self.log_image_scale = nn.Parameter(torch.tensor([-0.5 * math.log(dim)]))
-        self.log_text_scale = nn.Parameter(torch.tensor([-0.5 * math.log(dim)]))
+        self.log_curvature = nn.Parameter(torch.tensor([math.log(curvature_init)], dtype=dtype))
+        self.log_image_scale = nn.Parameter(torch.tensor([-0.5 * math.log(dim)], dtype=dtype))
+        self.log_text_scale = nn.Parameter(torch.tensor([-0.5 * math.log(dim)], dtype=dtype))
 
     def curvature(self) -> torch.Tensor:
         """c, a scalar tensor."""

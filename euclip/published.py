@@ -72,7 +72,12 @@ _LOGIT_SCALES = ("logit_scale", "eu_logit_scale", "hyper_logit_scale")  # the fo
 
 
 def euclip_from_open_clip(
-    state: Mapping[str, torch.Tensor], geometry: GeometryName, activation: Activation = "gelu", source: str = "state"
+    state: Mapping[str, torch.Tensor],
+    geometry: GeometryName,
+    activation: Activation = "gelu",
+    source: str = "state",
+    image_heads: int | None = None,
+    text_heads: int | None = None,
 ) -> TwoTowers:
     """A model of EuCLIP's fork of open_clip, or open_clip's own CLIP.
 
@@ -81,8 +86,10 @@ def euclip_from_open_clip(
         geometry: that it was trained with.
         activation: of both towers.
         source: named in errors.
+        image_heads, text_heads: None = width / 64.
     Raises:
-        WeightsError: tensors that are missing or left over; hyperbolic scalars with another geometry.
+        WeightsError: tensors that are missing, left over or not finite; hyperbolic scalars with another geometry; heads
+            that do not divide a width.
     """
     state = without_ddp(state)
     scales = [name for name in _LOGIT_SCALES if name in state]
@@ -90,7 +97,7 @@ def euclip_from_open_clip(
         raise WeightsError(f"{source} has {len(scales)} logit scales; accepted: one of {', '.join(_LOGIT_SCALES)}")
     state["logit_scale"] = state.pop(scales[0])
     scalars = _scalars_of(state, 0)
-    clip = clip_from_open_clip(state, activation, source=source)
+    clip = clip_from_open_clip(state, activation, text_heads=text_heads, source=source, image_heads=image_heads)
     return _with_geometry(clip, geometry, scalars, source)
 
 
@@ -131,6 +138,7 @@ def _scalars_of(state: dict[str, torch.Tensor], layout: int) -> dict[str, torch.
 def _with_geometry(clip: TwoTowers, name: GeometryName, scalars: Mapping[str, torch.Tensor], source: str) -> TwoTowers:
     """The same towers and logit scale with another geometry, whose scalars are filled."""
     geometry = build_geometry(MethodConfig(geometry=name), clip.image_tower.projection_dim)
+    geometry.to(clip.logit_scale.log_logit_scale.dtype)
     wanted = {scalar.name: scalar.logarithm for scalar in geometry.scalars()}
     if set(scalars) != set(wanted):
         raise WeightsError(

@@ -35,24 +35,32 @@ def load_released(path: str | Path) -> TwoTowers:
     return from_released(read_weights(path), str(path))
 
 
-def from_released(state: Mapping[str, torch.Tensor], source: str = "state") -> TwoTowers:
-    """The model of a state dict in the released layout; all sizes are read off the shapes.
+def from_released(
+    state: Mapping[str, torch.Tensor],
+    source: str = "state",
+    image_heads: int | None = None,
+    text_heads: int | None = None,
+) -> TwoTowers:
+    """The model of a state dict in the released layout; all other sizes are read off the shapes.
 
     Args:
         state: as the released code saves it.
         source: named in errors.
+        image_heads, text_heads: None = width / 64, as released.
     Returns:
         TwoTowers in eval mode, on the sphere where there is one class token, else on the product of spheres. Captions
         longer than the released code's 77 ids are refused, as there.
     Raises:
-        WeightsError: tensors that are missing, left over, or of another shape.
+        WeightsError: tensors that are missing, left over, of another shape or not finite; heads that do not divide a
+            width.
     """
     told = [name for name in ("visual.class_embedding", "text_projection") if name not in state]
     if told:
         raise WeightsError(f"{source} is no released checkpoint of the oblique-topology paper: it lacks {told[0]}")
     tokens, width = state["visual.class_embedding"].shape
     text_width, projection_dim = state["text_projection"].shape
-    image, text = {"heads": width // HEAD_WIDTH}, {"heads": text_width // HEAD_WIDTH, "end_id": END_ID}
+    image = {"heads": width // HEAD_WIDTH if image_heads is None else image_heads}
+    text = {"heads": text_width // HEAD_WIDTH if text_heads is None else text_heads, "end_id": END_ID}
     model = two_towers_from(state, RELEASED, image, text, source, maximum=MAXIMA.get(tokens))
     if tokens == 1:
         return model

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import nn
 
 import common.run.checkpoint as checkpoint_module
@@ -167,6 +168,17 @@ def test_300_faults_of_all_kinds_give_no_silent_load(tmp_path):
     ):
         last_checkpoint(tmp_path)
     assert len(warned) == 300
+
+
+def test_weights_that_are_not_finite_are_refused_when_loaded(tmp_path):
+    """A model of NaN ranks too; nothing of ours writes such a file, a tool that averages or converts may."""
+    model, _ = saved(tmp_path, 1)
+    checkpoint = open_checkpoint(tmp_path / "step-00000001")
+    tensors, name = checkpoint.model_tensors(), next(iter(dict(model.named_parameters())))
+    for bad in (float("nan"), float("inf")):
+        save_file(tensors | {name: torch.full_like(tensors[name], bad)}, checkpoint.path / "model.safetensors")
+        with pytest.raises(CheckpointError, match=rf"model.safetensors holds weights that are not finite: {name}$"):
+            checkpoint.load_model(model)
 
 
 def test_the_sums_are_those_of_the_standard_tool(tmp_path):

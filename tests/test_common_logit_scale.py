@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from common.geometry import scalar_values
 from common.logit_scale import LogitScale
-from euclip.geometry import Euclidean
+from euclip.geometry import Euclidean, Hyperbolic
 
 
 def test_multiplier_starts_where_asked_and_the_parameter_is_its_log():
@@ -55,6 +56,15 @@ def test_the_defaults_are_those_of_clip_and_of_euclip():
     assert (scale().item(), scale.minimum, scale.maximum) == (pytest.approx(1 / 0.07), None, 100.0)
     assert scale.log_logit_scale.requires_grad
     assert Euclidean().name == "euclidean_squared"
+
+
+def test_constructors_keep_float64():
+    """Of a parameter made in float32 `double()` gives 0.10000000149."""
+    exact = torch.float64
+    assert LogitScale(0.1, dtype=exact)().item() == pytest.approx(0.1, rel=1e-15)
+    hyperbolic = Hyperbolic(7, squared=False, curvature_init=0.3, dtype=exact)
+    values = scalar_values(hyperbolic.scalars())
+    assert values == pytest.approx({"curvature": 0.3, "image_scale": 7**-0.5, "text_scale": 7**-0.5}, rel=1e-15)
 
 
 def test_a_fixed_multiplier_outside_its_bounds_is_refused_rather_than_moved():

@@ -167,6 +167,36 @@ def test_open_clips_own_weights_evaluate_on_the_sphere():
     torch.testing.assert_close(ours.encode_text(ids), theirs.encode_text(ids, True), rtol=1e-4, atol=1e-5)
 
 
+@torch.no_grad()
+def test_float64_weights_stay_float64_and_heads_are_told_where_no_shape_tells_them():
+    image = open_clip.CLIPVisionCfg(image_size=32, patch_size=16, width=48, layers=2, head_width=16)
+    text = open_clip.CLIPTextCfg(context_length=8, vocab_size=50, width=32, heads=2, layers=1)
+    theirs = without_final_norms(open_clip.CLIP(16, image, text)).eval().double()
+    scalars = {"alpha_img": -1.2, "alpha_txt": -1.9, "curvature": -0.3}
+    state = theirs.state_dict() | {name: torch.tensor(value).double() for name, value in scalars.items()}
+    state["hyper_logit_scale"] = state.pop("logit_scale")
+    ours = euclip_from_open_clip(state, "hyperbolic", image_heads=3, text_heads=2)
+    assert {parameter.dtype for parameter in ours.parameters()} == {torch.float64}
+    images, ids = inputs(50, 8)
+    expected = math.exp(-1.2) * theirs.encode_image(images.double())
+    torch.testing.assert_close(ours.encode_image(images.double()), expected, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(ours.encode_text(ids), math.exp(-1.9) * theirs.encode_text(ids), rtol=1e-7, atol=1e-9)
+    for heads, told in (
+        ({"text_heads": 2}, "image tower's width 48 .* 0 heads"),
+        ({"image_heads": 3}, "text .* 32 .* 0"),
+    ):
+        with pytest.raises(WeightsError, match=rf"fork.pt: the {told}.*accepted: (image|text)_heads that divide it"):
+            euclip_from_open_clip(state, "hyperbolic", source="fork.pt", **heads)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_published_weights_that_are_not_finite_are_refused(bad):
+    state = dict(open_clips().state_dict())
+    state["ln_final.weight"] = state["ln_final.weight"] * bad
+    with pytest.raises(WeightsError, match=r"fork.pt holds weights that are not finite: ln_final\.weight$"):
+        euclip_from_open_clip(state, "sphere", source="fork.pt")
+
+
 def test_weights_that_do_not_fit_say_what_is_missing_or_left():
     state = Meru().state_dict()
     with pytest.raises(WeightsError, match=r"state lacks visual\.norm\.weight"):

@@ -126,6 +126,15 @@ def test_both_released_models_have_their_size_and_ours_has_a_place_for_every_ten
     assert ours.logit_scale.maximum == bound
 
 
+@torch.no_grad()
+def test_heads_of_a_small_model_are_told():
+    state = release(SMALL, 8, 3).state_dict()
+    halved = from_released(state, image_heads=4, text_heads=2)
+    assert [tower.transformer.blocks[0].attention.heads for tower in (halved.image_tower, halved.text_tower)] == [4, 2]
+    with pytest.raises(WeightsError, match=r"a file: the text tower's width 64 cannot be cut into 5 heads"):
+        from_released(state, "a file", text_heads=5)
+
+
 def test_a_file_is_read_without_running_anything(tmp_path):
     theirs = release(SMALL, 8, 3)
     torch.save(theirs.state_dict(), tmp_path / "released.pt")

@@ -167,9 +167,10 @@ def two_towers_from(
         source: named in errors.
         maximum: of the logit scale.
     Returns:
-        TwoTowers on the sphere, float32, in eval mode.
+        TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
     Raises:
-        WeightsError: tensors that are missing, left over, or of another shape.
+        WeightsError: tensors that are missing, left over, of another shape or not finite; heads that do not divide a
+            width.
     """
     entries = _tower_entries(
         layout, *(_count(state, blocks[0]) for blocks in (layout.image_blocks, layout.text_blocks))
@@ -187,6 +188,12 @@ def two_towers_from(
     num_class_tokens = image_tensors["class_embedding"].numel() // width
     num_patches = image_tensors["position_embedding"].numel() // width - num_class_tokens
     context_length = text_tensors["position_embedding"].numel() // text_width
+    for side, tower_width, heads in (("image", width, image["heads"]), ("text", text_width, text["heads"])):
+        if not heads or heads < 0 or tower_width % heads:
+            raise WeightsError(
+                f"{source}: the {side} tower's width {tower_width} cannot be cut into {heads} heads, which no shape "
+                f"tells; accepted: {side}_heads that divide it"
+            )
     with torch.device("meta"):  # the tensors of the state take the place of these
         image_tower = VisionTransformer(
             image_size=round(num_patches**0.5) * patch_size,
@@ -228,6 +235,7 @@ def clip_from_open_clip(
     vision_head_width: int = 64,
     text_heads: int | None = None,
     source: str = "state",
+    image_heads: int | None = None,
 ) -> TwoTowers:
     """CLIP from a state dict in OpenAI's layout, which open_clip shares; sizes are read off the shapes.
 
@@ -240,8 +248,9 @@ def clip_from_open_clip(
         vision_head_width: width of an attention head; 64 in all of OpenAI's models, 80 in open_clip's ViT-H/14.
         text_heads: None = text width / 64.
         source: named in errors.
+        image_heads: None = image width / vision_head_width.
     Returns:
-        TwoTowers on the sphere, float32, in eval mode.
+        TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
     Raises:
         WeightsError: not a CLIP with a ViT, or tensors left over.
     """
@@ -254,7 +263,9 @@ def clip_from_open_clip(
         )
     if text_heads is None and "token_embedding.weight" in state:
         text_heads = state["token_embedding.weight"].shape[1] // 64
-    image = {"heads": len(state["visual.conv1.weight"]) // vision_head_width, "activation": activation}
+    if image_heads is None:
+        image_heads = len(state["visual.conv1.weight"]) // vision_head_width
+    image = {"heads": image_heads, "activation": activation}
     return two_towers_from(state, OPEN_CLIP, image, {"heads": text_heads, "activation": activation}, source)
 
 
@@ -264,7 +275,7 @@ def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
     Args:
         model: any CLIPModel; a folder or hub name is read by CLIPModel.from_pretrained.
     Returns:
-        TwoTowers on the sphere, float32, in eval mode.
+        TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
     Raises:
         WeightsError: a configuration that our towers cannot express.
     """
@@ -564,6 +575,9 @@ def _in_our_names(state: State, entries: list[_Entry], source: str, complete: bo
     left = [name for name in state.keys() - set(used) if not _NOT_WEIGHTS.search(name)]
     if complete and left:
         raise WeightsError(f"{source} has tensors that this model has no place for: {_some(sorted(left))}")
+    spoilt = [name for name in used if not state[name].is_meta and not state[name].isfinite().all()]
+    if spoilt:
+        raise WeightsError(f"{source} holds weights that are not finite: {_some(spoilt)}")
     found = {}
     for entry in entries:
         parts = [state[name].detach() for name in entry.theirs]
@@ -575,13 +589,14 @@ def _put(module: nn.Module, found: State, entries: list[_Entry], source: str, ke
     """Copies tensors under our names into a module; every tensor of ours is filled or named in `kept`."""
     target = module.state_dict()
     filled = {name: target[name] for name in kept}
+    dtype = torch.float64 if all(value.dtype == torch.float64 for value in found.values()) else torch.float32
     for entry in entries:
         value, expected = found[entry.ours], target[entry.ours].shape
         if [n for n in value.shape if n > 1] != [n for n in expected if n > 1]:  # axes of length 1 may come and go
             raise WeightsError(
                 f"{source}: {', '.join(entry.theirs)} has shape {tuple(value.shape)}, {entry.ours} is {tuple(expected)}"
             )
-        filled[entry.ours] = value.reshape(expected).float().clone(memory_format=torch.contiguous_format)
+        filled[entry.ours] = value.reshape(expected).to(dtype).clone(memory_format=torch.contiguous_format)
     unfilled = [name for name in target if name not in filled]
     if unfilled:
         raise WeightsError(f"{source} has nothing for {_some(unfilled)}")

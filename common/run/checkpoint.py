@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ class Checkpoint:
         """Fills an unwrapped model; names and shapes must agree exactly.
 
         Raises:
-            CheckpointError: names the parameters that are missing, left over or of another shape.
+            CheckpointError: names the parameters that are missing, left over, of another shape or not finite.
         """
         tensors = self.model_tensors()
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -69,6 +70,9 @@ class Checkpoint:
                 f"{self.path} is a checkpoint of another model: {len(problems)} parameters differ ({shown}"
                 f"{'; ...' if len(problems) > 4 else ''})"
             )
+        spoilt = _spoilt(tensors, dict(model.named_parameters()))
+        if spoilt:  # made elsewhere: `save_checkpoint` writes no such thing
+            raise CheckpointError(f"{self.path / 'model.safetensors'} holds weights that are not finite: {spoilt}")
         model.load_state_dict(tensors)
 
     def load_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -110,16 +114,10 @@ def save_checkpoint(
     optimizer_state = get_optimizer_state_dict(model, optimizer, options=everything)
     problem = None
     if is_main_process():
-        trained = optimizer_state["state"]
-        spoilt = sorted(  # a buffer may hold infinity, say for "no path", but nothing may hold NaN
-            name
-            for name, tensor in tensors.items()
-            if tensor.isnan().any() or (name in trained and not tensor.isfinite().all())
-        )
+        spoilt = _spoilt(tensors, optimizer_state["state"])
         if spoilt:
-            shown = ", ".join(spoilt[:4]) + (f" and {len(spoilt) - 4} more" if len(spoilt) > 4 else "")
             problem = (
-                f"not saved: after step {step} these are not finite: {shown}; earlier checkpoints in "
+                f"not saved: after step {step} these are not finite: {spoilt}; earlier checkpoints in "
                 f"{folder} stay. Try a lower optim.learning_rate."
             )
         else:
@@ -127,6 +125,16 @@ def save_checkpoint(
     problem = gather_objects(problem)[0]  # every process waits here and learns whether the main one could write
     if problem is not None:
         raise CheckpointError(problem)
+
+
+def _spoilt(tensors: Mapping[str, torch.Tensor], weights: Container[str]) -> str:
+    """Names of those that are not finite, for a message; a buffer may hold infinity, say for "no path", but no NaN."""
+    found = sorted(
+        name
+        for name, tensor in tensors.items()
+        if tensor.isnan().any() or (name in weights and not tensor.isfinite().all())
+    )
+    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
 
 
 def _write(
