@@ -70,6 +70,10 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("run: {mixed_precision: false}", ["run.mixed_precision = 'false'", "no, bf16"]),
         ("optim: {steps: 1}\nrun: {seed: 1}\noptim: {beta1: 0.5}", ["row.yaml: optim stands", "in lines 1 and 3"]),
         ("optim:\n  steps: 1\n  steps: 2", ["row.yaml: optim.steps stands", "in lines 2 and 3; accepted: once"]),
+        (
+            "data:\n mixture:\n - {weight: 1}\n - {root: a,\n    root: b}",
+            ["data.mixture[1].root stands", "lines 4 and 5"],
+        ),
         ("optim: {steps: \xff}", ["row.yaml: optim.steps = '\xff'"]),
         ("- a\n- b", ["row.yaml", "a mapping of sections"]),
         ("optim: {steps: 1", ["row.yaml", "not valid YAML"]),

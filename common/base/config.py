@@ -236,6 +236,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _refuse_twice(node: yaml.Node | None, path: Path, prefix: str = "") -> None:
     """A later key or section of one name would take the place of an earlier one, whose values would be lost."""
+    for place, item in enumerate(node.value if isinstance(node, yaml.SequenceNode) else ()):
+        _refuse_twice(item, path, f"{prefix.rstrip('.')}[{place}].")
     lines: dict[str, int] = {}
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         dotted, line = f"{prefix}{key.value}", key.start_mark.line + 1
