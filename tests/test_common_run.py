@@ -468,7 +468,8 @@ CHANGES = [  # what a run may go on with
 def test_every_setting_that_may_change_in_a_resume_is_tried_below():
     tried = {change.partition("=")[0] for change in CHANGES}
     of_euclip = {"data.winogavil", "data.averages"}  # tests/test_euclip_model.py
-    assert set(MAY_CHANGE) - tried == {"data.vocabulary", *of_euclip}  # above
+    initial = {"model.init", "model.image.init", "model.text.init"}  # tests/test_common_initial.py
+    assert set(MAY_CHANGE) - tried == {"data.vocabulary", *of_euclip, *initial}  # above
 
 
 @pytest.mark.parametrize("change", CHANGES)

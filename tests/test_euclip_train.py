@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from euclip_step import share_of_a_step
-from processes import in_processes
+from processes import as_launched, in_processes
 
 import euclip.train as script
 from common.base.config import load_row
@@ -20,6 +21,7 @@ from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles, run_key
 from common.run.inputs import as_inputs, batches_from, open_training_data
+from common.run.launch import launched_accelerator
 from common.run.log import read_log
 from euclip.config import Config
 from euclip.evaluate import load_encoder
@@ -258,6 +260,30 @@ def test_two_processes_equal_one(tile):
         for side in (0, 1):
             joined = torch.cat([half["features"][side] for half in halves]) / 2
             torch.testing.assert_close(joined, one["features"][side], rtol=1e-10, atol=1e-14)
+
+
+def run_from_weights(folder, source):
+    """Two steps of the text tower on a run's locked image tower; on as many processes as there are."""
+    if dist.is_initialized():
+        as_launched()
+    config = config_of("table4_clip", *SHORT, "optim.steps=2", f"model.init={source}", "model.image.lock=all")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "evaluate_and_save", lambda *arguments: None)
+        files, pairs = RunFiles(Path(folder)), open_training_pairs(config.data, 0)
+        train(config, pairs, files, False, launched_accelerator(), "test")
+
+
+def test_two_processes_start_from_the_same_weights_as_one(unbroken, tmp_path):
+    run_from_weights(tmp_path / "one", unbroken.folder)
+    in_processes(2, run_from_weights, str(tmp_path / "two"), str(unbroken.folder))
+    one, two = (lines(RunFiles(tmp_path / name)) for name in ("one", "two"))
+    for name in ("loss", "gradient_norm"):
+        assert [record[name] for record in two] == pytest.approx([record[name] for record in one], rel=1e-4)
+    trained, before = (
+        last_checkpoint(each / "checkpoints").model_tensors() for each in (tmp_path / "two", unbroken.folder)
+    )
+    still = {name for name, value in before.items() if name in trained and torch.equal(trained[name], value)}
+    assert still == {name for name in before if name.startswith("image_tower.")}
 
 
 @pytest.mark.slow

@@ -304,11 +304,15 @@ def _build(config_class: type, values: dict[str, tuple[Any, str]], prefix: str) 
 
 def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
     """The value converted to the field's type, or ConfigError."""
+    words = ()
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         options = [option for option in typing.get_args(hint) if option is not type(None)]
         if value is None:
             return None
-        hint = options[0]
+        words = typing.get_args(options[0]) if len(options) > 1 else ()  # a word, or a value of the last type
+        if value in words:
+            return value
+        hint = options[-1]
     origin = typing.get_origin(hint)
     if isinstance(value, str):
         value = _read_as(hint, value)
@@ -334,7 +338,7 @@ def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
         value = float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
-        raise ConfigError(f"{where} = {value!r}; accepted: {names[hint]}")
+        raise ConfigError(f"{where} = {value!r}; accepted: {', '.join([*words, names[hint]])}")
     if hint is float and not math.isfinite(value):
         raise ConfigError(f"{where} = {value}; accepted: a finite number")
     if hint in (int, float):

@@ -154,21 +154,32 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TowerConfig:
-    """Size of one transformer."""
+    """Size of one transformer, and the weights that it starts from.
+
+    What no size tells (activation, eps) comes with the weights where it is null. `lock` holds still what the weights
+    have filled, so a new projection is always trained: all of it, or the embeddings and so many of the lowest layers.
+    """
 
     width: int = setting(128, at_least=1)
     layers: int = setting(2, at_least=1)
     heads: int = setting(4, at_least=1)
     mlp_ratio: float = setting(4.0, above=0.0)
+    activation: Literal["gelu", "quick_gelu"] | None = None  # of the MLPs; null = the initial weights', else gelu
+    norm_eps: float | None = setting(None, above=0.0)  # of every LayerNorm; null = the initial weights', else 1e-5
+    init: str = ""  # weights to start from: file, folder, run or hub name; "" = model.init
+    lock: Literal["all"] | int | None = setting(None, at_least=0)  # gets no gradient; 0 = the embeddings alone
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes of both towers and of the embedding."""
+    """Sizes of both towers and of the embedding, and the weights that both start from."""
 
+    init: str = ""  # weights to start from: file, folder, run or hub name of a model with both towers; "" = random
     image: TowerConfig = field(default_factory=lambda: TowerConfig(layers=4))
     text: TowerConfig = field(default_factory=TowerConfig)
     patch_size: int = setting(8, at_least=1)  # pixels
+    # timm: patches with a bias and no LayerNorm before the blocks (ViT, DeiT); null = the initial weights', else clip
+    image_kind: Literal["clip", "timm"] | None = None
     embedding_dim: int = setting(128, at_least=1)  # numbers per picture or caption
     final_layer_norm: bool = True  # False: the last LayerNorm of both towers becomes the identity
     patch_dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of patches a training picture loses
@@ -185,6 +196,16 @@ class ModelConfig:
                 raise ValueError(
                     f"model.{name}.mlp_ratio = {tower.mlp_ratio} of model.{name}.width = {tower.width} is no neuron; "
                     f"accepted: at least {1 / tower.width:.2g}"
+                )
+            if tower.lock is not None and not (tower.init or self.init):
+                raise ValueError(
+                    f"model.{name}.lock = {tower.lock} without model.init and model.{name}.init would hold random "
+                    "weights; accepted: null, or weights to start from"
+                )
+            if isinstance(tower.lock, int) and tower.lock > tower.layers:
+                raise ValueError(
+                    f"model.{name}.lock = {tower.lock} is more than model.{name}.layers = {tower.layers}; accepted: "
+                    f"all, or 0 to {tower.layers}"
                 )
 
 

@@ -28,6 +28,8 @@ def vision_transformer(data: DataConfig, model: ModelConfig, num_class_tokens: i
         image_size=data.image_size,
         patch_size=model.patch_size,
         num_class_tokens=num_class_tokens,
+        patch_bias=model.image_kind == "timm",
+        input_norm=model.image_kind != "timm",
         patch_dropout=model.patch_dropout,
         **_sizes(model, model.image),
     )
@@ -80,6 +82,8 @@ def _sizes(model: ModelConfig, tower: TowerConfig) -> dict[str, Any]:
         "layers": tower.layers,
         "heads": tower.heads,
         "mlp_ratio": tower.mlp_ratio,
+        "activation": "gelu" if tower.activation is None else tower.activation,
+        "norm_eps": 1.0e-5 if tower.norm_eps is None else tower.norm_eps,
         "projection_dim": model.embedding_dim,
         "final_layer_norm": model.final_layer_norm,
         "gradient_checkpointing": model.gradient_checkpointing,

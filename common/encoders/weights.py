@@ -12,7 +12,7 @@ are not understood would be lost silently. In tables
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from common.data.text_files import find_file, read_json_object
+from common.data.transforms import CLIP_MEAN, CLIP_STD
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.transformer import Activation, QuickGELU, Transformer
@@ -179,8 +181,22 @@ def two_towers_from(
     if not final_norms & state.keys():
         entries = [entry for entry in entries if ".final_norm." not in entry.ours]
     found = _in_our_names(state, entries, source)
+    model = TwoTowers(*towers_of_sizes(found, image, text), Sphere(), LogitScale(init=1 / 0.07, maximum=maximum))
+    _put(model, found, entries, source, kept=[])
+    return model.eval()
+
+
+def towers_of_sizes(
+    tensors: State, image: dict[str, Any], text: dict[str, Any]
+) -> tuple[VisionTransformer, CausalTextTransformer | BidirectionalTextTransformer]:
+    """Towers on the meta device for tensors under our names, of the sizes that their shapes tell.
+
+    Args:
+        tensors: "image_tower.patch_embedding.weight", ...
+        image, text: as in `two_towers_from`.
+    """
     image_tensors, text_tensors = (
-        {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
+        {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         for prefix in ("image_tower.", "text_tower.")
     )
     width, _, patch_size, _ = image_tensors["patch_embedding.weight"].shape
@@ -213,9 +229,7 @@ def two_towers_from(
             )
         else:
             text_tower = CausalTextTransformer(context_length=context_length, **shared)
-    model = TwoTowers(image_tower, text_tower, Sphere(), LogitScale(init=1 / 0.07, maximum=maximum))
-    _put(model, found, entries, source, kept=[])
-    return model.eval()
+    return image_tower, text_tower
 
 
 def _read_sizes(tensors: State, width: int) -> dict[str, Any]:
@@ -370,52 +384,160 @@ def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
     return exported
 
 
-def load_clip(path: str | Path, activation: Activation | None = None) -> TwoTowers:
-    """CLIP from whatever stands at a path, without executing anything from it.
+@dataclass(frozen=True)
+class Weights:
+    """Weights that somebody has trained, in towers of ours, filled, float32, in eval mode.
+
+    source: named in errors.
+    image_tower, text_tower: None where the source has no such side.
+    beside: what a model holds beside its towers, under our names: "logit_scale.log_logit_scale", "geometry....".
+    geometry: name of the geometry that both were trained with; None = they were not trained together.
+    tokenizer: fingerprint of the tokenizer that made the ids; None = not told.
+    pixels: mean and standard deviation of the colours that the image tower was trained with; None = CLIP's.
+    """
+
+    source: str
+    image_tower: VisionTransformer | None = None
+    text_tower: CausalTextTransformer | BidirectionalTextTransformer | None = None
+    beside: State = field(default_factory=dict)
+    geometry: str | None = None
+    tokenizer: str | None = None
+    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+    def clip(self) -> TwoTowers:
+        """Both towers on the sphere.
+
+        Raises:
+            WeightsError: a side is missing, or they were trained with another geometry.
+        """
+        if self.geometry is None:
+            raise WeightsError(f"{self.source} has one tower only; accepted: a model of pictures and captions")
+        if self.geometry != "sphere":
+            raise WeightsError(
+                f"{self.source} was trained with geometry {self.geometry!r}: other code compares by cosine, only the "
+                "sphere can be exported"
+            )
+        model = TwoTowers(self.image_tower, self.text_tower, Sphere(), LogitScale(init=1 / 0.07, maximum=100.0))
+        with torch.no_grad():
+            model.logit_scale.log_logit_scale.copy_(self.beside["logit_scale.log_logit_scale"])
+        return model.eval()
+
+
+def read_source(name: str, activation: Activation | None = None, key: str = "weights") -> Weights:
+    """Weights from whatever a user names, without executing anything from it; runs of ours: `open_source`.
 
     Args:
-        path: a transformers folder or hub name, a folder in open_clip's hub layout (open_clip_config.json beside the
-            weights), or a file of weights in OpenAI's layout (.safetensors, .pt, .bin; of TorchScript archives the
-            tensors alone are taken).
-        activation: must be given for a bare file of weights, which does not tell it; elsewhere it must be left out.
+        name: a folder that transformers wrote (CLIP, ViT, DeiT, BERT) or that is in open_clip's hub layout
+            (open_clip_config.json beside the weights), the name of such a model on the Hugging Face hub (looked for in
+            the local cache, then downloaded), or a file of weights in OpenAI's layout (.safetensors, .pt, .bin).
+        activation: of the MLPs. A bare file of weights does not tell it, so it must be given, except for an archive of
+            OpenAI's (TorchScript), which is quick_gelu; where the source tells it, another one is refused.
+        key: setting or option that the user named it with, for messages.
     Raises:
-        WeightsError, FileNotFoundError.
+        WeightsError, FileNotFoundError, ValueError: what cannot be read or had.
     """
-    name, path = str(path), Path(path)
-    if not path.exists() and (path.is_absolute() or name.startswith(".")):
+    path = Path(name).expanduser()
+    if not path.exists() and (path.is_absolute() or name.startswith(".") or path.suffix in _SUFFIXES):
         raise FileNotFoundError(f"{path} does not exist; accepted: a file of weights, a folder, a hub name")
     if path.is_file():
-        if activation is None:
+        state, is_archive = _read_file(path)
+        if activation is None and not is_archive:
             raise WeightsError(
-                f"{path} does not tell its activation: give quick_gelu (OpenAI's own weights) or gelu (most others)"
+                f"{path} does not tell its activation: give quick_gelu (OpenAI's own weights) or gelu (most others), "
+                "by --activation, or by model.image.activation where a run starts from it"
             )
-        return clip_from_open_clip(read_weights(path), activation, source=str(path))
-    if activation is not None:
-        raise WeightsError(
-            f"{path} has a configuration with its own activation; activation = {activation!r} is not taken"
+        told = _agreed(path, "quick_gelu" if is_archive else activation, activation)
+        return _of_clip(clip_from_open_clip(state, told, source=str(path)), name)
+    told = find_file(name, CONFIGURATIONS, key)
+    if told.name == "open_clip_config.json":
+        return _of_clip(_read_open_clip(name, told, activation, key), name)
+    return _read_transformers(name, told, activation)
+
+
+def load_clip(path: str | Path, activation: Activation | None = None) -> TwoTowers:
+    """CLIP from whatever `read_source` reads; arguments and errors as there."""
+    return read_source(str(path), activation).clip()
+
+
+def _agreed(source: str | Path, told: Activation, activation: Activation | None) -> Activation:
+    if activation not in (None, told):
+        raise WeightsError(f"{source} tells its own activation, {told}; {activation} is not taken")
+    return told
+
+
+def _of_clip(clip: TwoTowers, source: str) -> Weights:
+    beside = {"logit_scale.log_logit_scale": clip.logit_scale.log_logit_scale.detach()}
+    return Weights(source, clip.image_tower, clip.text_tower, beside, "sphere")
+
+
+def _read_open_clip(name: str, told: Path, activation: Activation | None, key: str) -> TwoTowers:
+    """Of open_clip's hub layout, whose configuration is `told`."""
+    try:
+        content = json.loads(told.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise WeightsError(f"{told} is no JSON: {error}") from None
+    config = content.get("model_cfg", content)
+    found = find_file(name, ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"), key)
+    return clip_from_open_clip(
+        read_weights(found),
+        _agreed(name, "quick_gelu" if config.get("quick_gelu", False) else "gelu", activation),
+        vision_head_width=config["vision_cfg"].get("head_width", 64),
+        text_heads=config["text_cfg"].get("heads"),
+        source=str(found),
+    )
+
+
+def _read_transformers(name: str, told: Path, activation: Activation | None) -> Weights:
+    """Of a model of transformers, whose config.json is `told`."""
+    kind = read_json_object(told).get("model_type")
+    if kind not in ("clip", "vit", "deit", "bert"):
+        raise WeightsError(f"{name} is a {kind} of transformers; accepted: clip, vit, deit, bert")
+    from transformers import AutoModel
+
+    folder = Path(name).expanduser()
+    options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
+    try:
+        model, info = AutoModel.from_pretrained(folder if folder.is_dir() else name, **options)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise WeightsError(f"{name} cannot be read by transformers: {str(error).strip().splitlines()[0]}") from error
+    missing = [one for one in sorted(info["missing_keys"]) if "pooler" not in one and not _NOT_WEIGHTS.search(one)]
+    if missing:  # transformers has drawn them at random
+        raise WeightsError(f"{name} lacks {_some(missing)}")
+    if kind == "clip":
+        clip = clip_from_transformers(model)
+        _agreed(name, _sizes(clip.image_tower.transformer)["hidden_act"], activation)
+        return _of_clip(clip, name)
+    config = model.config
+    shared = {
+        "width": config.hidden_size,
+        "layers": config.num_hidden_layers,
+        "heads": config.num_attention_heads,
+        "mlp_ratio": config.intermediate_size / config.hidden_size,
+        "projection_dim": None,
+        "activation": _agreed(name, _our_activation(config.hidden_act), activation),
+        "norm_eps": config.layer_norm_eps,
+    }
+    if kind == "bert":
+        text_tower = BidirectionalTextTransformer(
+            config.vocab_size, config.max_position_embeddings, final_layer_norm=False, **shared
         )
-    if (path / "open_clip_config.json").is_file():
-        try:
-            content = json.loads((path / "open_clip_config.json").read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise WeightsError(f"{path / 'open_clip_config.json'} is no JSON: {error}") from None
-        config = content.get("model_cfg", content)
-        files = [path / name for name in ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")]
-        found = next((file for file in files if file.is_file()), None)
-        if found is None:
-            raise FileNotFoundError(f"{path} has no weights; looked for {', '.join(file.name for file in files)}")
-        return clip_from_open_clip(
-            read_weights(found),
-            "quick_gelu" if config.get("quick_gelu", False) else "gelu",
-            vision_head_width=config["vision_cfg"].get("head_width", 64),
-            text_heads=config["text_cfg"].get("heads"),
-            source=str(found),
-        )
-    from transformers import CLIPModel
-
-    return clip_from_transformers(CLIPModel.from_pretrained(name))
+        load_bert_(model, text_tower)
+        return Weights(name, text_tower=text_tower.eval())
+    tokens = 1 + ("embeddings.distillation_token" in model.state_dict())
+    image_tower = VisionTransformer(
+        config.image_size, config.patch_size, num_class_tokens=tokens, patch_bias=True, input_norm=False, **shared
+    )
+    load_vit_(image_tower, model)
+    try:
+        processor = read_json_object(find_file(name, ("preprocessor_config.json",), "weights"))
+        pixels = tuple(processor["image_mean"]), tuple(processor["image_std"])
+    except (ValueError, KeyError):  # a model that was saved without it
+        pixels = None
+    return Weights(name, image_tower=image_tower.eval(), pixels=pixels)
 
 
+CONFIGURATIONS = ("open_clip_config.json", "config.json")  # one of them tells what a folder holds
+_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")  # of files of weights: no hub name
 _ARCHIVE_NUMBERS = ("input_resolution", "context_length", "vocab_size")  # of OpenAI's archives, not weights
 
 
@@ -428,10 +550,15 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
     Raises:
         WeightsError: the file holds no state dict or cannot be read; names it.
     """
-    path = Path(path)
+    return _read_file(Path(path))[0]
+
+
+def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
+    """Its tensors, and whether it is a TorchScript archive."""
+    is_archive = False
     if path.suffix == ".safetensors":
         try:
-            return load_file(path)
+            return load_file(path), is_archive
         except SafetensorError as error:
             raise WeightsError(f"{path} is no whole safetensors file: {error}") from None
     try:
@@ -441,13 +568,14 @@ def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
             raise WeightsError(f"{path} is no file of weights: {error}") from None
         content = torch.jit.load(str(path), map_location="cpu").state_dict()
         content = {name: value for name, value in content.items() if name not in _ARCHIVE_NUMBERS}
+        is_archive = True
     except Exception as error:  # pickle's own errors have no common class
         raise WeightsError(f"{path} cannot be read without executing code from it: {error}") from None
     for key in ("state_dict", "model"):  # beside an optimiser's
         content = content.get(key, content) if isinstance(content, dict) else content
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise WeightsError(f"{path} holds no state dict: accepted is a mapping of names to tensors")
-    return dict(content)
+    return dict(content), is_archive
 
 
 def without_ddp(state: State) -> dict[str, torch.Tensor]:
@@ -555,6 +683,124 @@ def load_bert_(
     for part, entries in parts:
         kept = [name for name in part.state_dict() if name == "projection" or "cross_attention" in name]
         _put(part, _in_our_names(state, entries, source, complete=False), entries, source, kept)
+
+
+# ---------------------------------------------------------------- into the towers of a run
+
+
+def settings_of(tower: VisionTransformer | CausalTextTransformer | BidirectionalTextTransformer) -> dict[str, Any]:
+    """What must agree where the tensors of one tower are to fill another: setting, or words for it -> value.
+
+    Left out are the numbers that `fill_` has a rule for, and a last LayerNorm and projection that are not there.
+    """
+    sizes = _sizes(tower.transformer)
+    is_image = isinstance(tower, VisionTransformer)
+    side = "model.image" if is_image else "model.text"
+    told = {
+        f"{side}.width": tower.width,
+        f"{side}.layers": sizes["num_hidden_layers"],
+        f"{side}.heads": sizes["num_attention_heads"],
+        f"{side}.mlp_ratio": sizes["intermediate_size"] / tower.width,
+        f"{side}.activation": sizes["hidden_act"],
+        f"{side}.norm_eps": sizes["layer_norm_eps"],
+    }
+    if is_image:
+        told["model.patch_size"] = tower.patch_size
+        told["model.image_kind"] = "clip" if tower.patch_embedding.bias is None else "timm"
+        told["class tokens of the image tower"] = tower.num_class_tokens
+    else:
+        is_causal = isinstance(tower, CausalTextTransformer)
+        told["the text tower's order"] = "causal (CLIP)" if is_causal else "bidirectional (BERT)"
+        told["ids of data.vocabulary"] = tower.token_embedding.num_embeddings
+        if is_causal:
+            told["id of the end token"] = tower.end_id
+    has_final_norm = not isinstance(tower.final_norm, nn.Identity)
+    if tower.projection is not None:
+        tokens = getattr(tower, "num_class_tokens", 1)
+        told["model.embedding_dim"] = tokens * tower.projection_dim
+        if not is_image:
+            told["class tokens of the text tower"] = tokens
+    if tower.projection is not None or has_final_norm:
+        told["model.final_layer_norm"] = has_final_norm
+    return told
+
+
+@torch.no_grad()
+def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
+    """Fills the tower of a run with that of the same side, in place.
+
+    Rules for what need not be equal:
+        image size     position rows are interpolated bicubically, with antialiasing as open_clip does it for CLIP,
+                       without it as DeiT's authors do for the other kind
+        captions       of data.context_length ids take the first position rows; longer than the weights' is an error.
+                       Several class tokens on top of BERT take its first rows
+        colours        pictures are normalised as CLIP's; what the weights were trained with instead is folded into the
+                       patch embedding, which has a bias there
+        projection     new, and with it the last LayerNorm where the weights have none (ViT, DeiT, BERT)
+
+    Args:
+        tower: of the run, not yet wrapped.
+        weights: with a tower of the same side.
+        key: setting that names them, for messages.
+    Returns:
+        Names of the tower's parameters that are filled.
+    Raises:
+        WeightsError: what does not fit, each with its key and both values.
+    """
+    is_image = isinstance(tower, VisionTransformer)
+    source = weights.image_tower if is_image else weights.text_tower
+    if source is None:
+        side, other = ("image", "text") if is_image else ("text", "image")
+        raise WeightsError(f"{key} = {weights.source} has no {side} tower; accepted: model.{other}.init for the other")
+    ours, theirs = settings_of(tower), settings_of(source)
+    unlike = {name: value for name, value in theirs.items() if ours.get(name, value) != value}
+    rows, told_rows = len(tower.position_embedding), len(source.position_embedding)
+    if not is_image and rows > told_rows:
+        unlike["data.context_length"] = source.context_length
+        ours["data.context_length"] = tower.context_length
+    if unlike:
+        settings = [f"{name}={str(value).lower()}" for name, value in unlike.items() if name.startswith("model.")]
+        fit = f"; as the weights have it: {' '.join(settings)}" if settings else ""
+        found = "; ".join(f"{name} = {ours[name]}, in the weights {value}" for name, value in unlike.items())
+        raise WeightsError(f"{key} = {weights.source} does not fit: {found}{fit}")
+    state = dict(source.state_dict())
+    if is_image:
+        grid, tokens = tower.image_size // tower.patch_size, tower.num_class_tokens
+        antialias = tower.patch_embedding.bias is None
+        state["position_embedding"] = interpolate_positions(state["position_embedding"], tokens, grid, antialias)
+    else:
+        state["position_embedding"] = state["position_embedding"][:rows]
+    if weights.pixels is not None:
+        _fold_colours_(state, *weights.pixels)
+    left = tower.load_state_dict(state, strict=False).unexpected_keys
+    assert not left, left  # the settings agree
+    return [name for name, _ in tower.named_parameters() if name in state]
+
+
+def _fold_colours_(state: dict[str, torch.Tensor], mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """Makes a patch embedding of pixels (p - mean) / std one of pixels normalised as CLIP's; exact, as nothing pads."""
+    mean, std, clip_mean, clip_std = (torch.tensor(each).view(3, 1, 1) for each in (mean, std, CLIP_MEAN, CLIP_STD))
+    weight = state["patch_embedding.weight"] / std
+    state["patch_embedding.bias"] = state["patch_embedding.bias"] + (weight * (clip_mean - mean)).sum(dim=(1, 2, 3))
+    state["patch_embedding.weight"] = weight * clip_std
+
+
+def lock_(tower: nn.Module, filled: Iterable[str], lowest: int | str) -> None:
+    """Takes the gradient from what the weights have filled: all of it, or the embeddings and the lowest blocks.
+
+    The towers have no running statistics, so nothing of what is locked moves in train mode either.
+
+    Args:
+        tower: of the run.
+        filled: as `fill_` returns them; a new projection is always trained.
+        lowest: "all", or how many blocks.
+    """
+    parameters = dict(tower.named_parameters())
+    for name in filled:
+        block = re.match(r"transformer\.blocks\.(\d+)\.", name)
+        height = int(block[1]) if block else float("inf") if name.startswith(("final_norm", "projection")) else -1
+        if lowest == "all" or height < lowest:
+            parameters[name].requires_grad_(False)
 
 
 # ---------------------------------------------------------------- moving tensors

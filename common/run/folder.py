@@ -25,6 +25,7 @@ from common.base.settings import DataConfig, RunConfig
 from common.data.text import build_tokenizer
 from common.distributed import gather_objects, is_main_process
 from common.run.checkpoint import Checkpoint, last_checkpoint, saved_step, set_aside_later
+from common.run.sources import initial_fingerprints
 
 # What decides no weight: a run may go on with other values, and its key leaves them out. Data are known by fingerprints
 # instead (of names and captions, not of pixels), and evaluated again where those of the tests have changed.
@@ -39,6 +40,9 @@ MAY_CHANGE = (
     "data.labelled",
     "data.winogavil",
     "data.averages",
+    "model.init",  # and the next two: the key and a checkpoint hold fingerprints of the weights
+    "model.image.init",
+    "model.text.init",
     "data.vocabulary",  # the key holds what it says, and a checkpoint brings its tokenizer
     "data.max_broken_share",
     "optim.micro_batch_size",
@@ -56,6 +60,8 @@ NOT_IN_KEY = (
     "common/data/scenes/tasks/",
 )
 NOT_IN_KEY_OF_PAIRS = ("common/data/labelled.py", "common/data/class_names.py")  # pretrain.py trains on labelled sets
+
+FOR_INITIAL_WEIGHTS = ("common/run/initial.py", "common/encoders/weights.py")
 
 # Readers by setting and choice. A run uses what it chose, so that a change of another reader trains nothing again; what
 # only the left-out files import is left out with them.
@@ -110,13 +116,16 @@ def run_key(script: Path, config: Any, data_fingerprint: str) -> str:
         config: of the run.
         data_fingerprint: of the training set.
     Raises:
-        ValueError: if data.vocabulary cannot be read.
+        ValueError: if data.vocabulary, or weights to start from, cannot be read.
     """
     paper, data = script.resolve().parent.name, config.data
     leave_out = (*NOT_IN_KEY, f"{paper}/evaluate.py", f"{paper}/vision/evaluate.py")
     content = _what_decides(to_dict(config))
     # in the key though a run may go on with another one: a launch may say it, and the results are two
     content["precision"] = precision_of(config.run)
+    content["initial_weights"] = initial_fingerprints(config)
+    if not content["initial_weights"]:
+        leave_out += FOR_INITIAL_WEIGHTS
     if isinstance(data, DataConfig):
         leave_out += NOT_IN_KEY_OF_PAIRS
         for setting, files in CHOSEN_CODE.items():
@@ -217,6 +226,8 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
     ]
     if changed:
         raise ConfigError(f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}")
+    if found.state.get("initial_weights", {}) != initial_fingerprints(config):
+        raise ConfigError(f"{files.folder} holds a run that started from other weights than model.init names now")
     if found.state["data_fingerprint"] != data_fingerprint:
         raise ConfigError(f"{files.folder} holds a run on other training data than data.train and data.root name now")
     if is_main_process():

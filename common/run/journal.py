@@ -276,6 +276,11 @@ class Journal:
         self.broken.write_new(done)
         return {"broken": self.broken.counts(), "watch": self.watch.state()}
 
+    def told(self, event: str, words: str, /, **facts: Any) -> None:
+        """Takes in what is known before the first step: facts into the log, words onto the screen."""
+        self.log.write(event, step=self.first_step, **facts)
+        self._tell(words)
+
     def _tell(self, text: str) -> None:
         if self.accelerator.is_main_process:
             self.progress.write(text, file=sys.stderr)

@@ -20,10 +20,12 @@ from common.base.signals import Stopped, StopRequest
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import save_checkpoint
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
+from common.run.initial import InitialWeights, in_words
 from common.run.inputs import Training, TrainingData, batches_from, open_training_data
 from common.run.journal import Journal
 from common.run.launch import prepare
 from common.run.schedule import build_optimizer
+from common.run.sources import initial_fingerprints
 from common.run.utilisation import Utilisation
 
 
@@ -92,6 +94,8 @@ def open_run(
         ConfigError, CheckpointError: see `checkpoint_to_resume`.
     """
     provenance = provenance_of(paper, evaluation_script)
+    initial = InitialWeights.opened(config)
+    config = initial.resolved(config)
     checkpoint = checkpoint_to_resume(files, resume, config, data_set.fingerprint)
     training = open_training(config, data_set, checkpoint)
     steps = config.optim.steps if steps is None else steps
@@ -99,6 +103,7 @@ def open_run(
     # the seed draws the weights, whatever opening the data has drawn
     torch.manual_seed(config.run.seed)
     model = build_model(config, training)
+    started = initial.start_(model, config, training.tokenizer) if initial.of else {}
     optimizer = build_optimizer(model, config.optim)
     one_sample = training.one_sample()
     utilisation = None
@@ -124,9 +129,12 @@ def open_run(
         "data_fingerprint": data_set.fingerprint,
         "training_data": training.description,
         "precision": accelerator.mixed_precision,
+        "initial_weights": initial_fingerprints(config),
         **training.state(bare_model),
     }
     journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label, steps)
+    if started and checkpoint is None:
+        journal.told("initial_weights", in_words(started), **started)
     model.train()
     return Run(
         config=config,

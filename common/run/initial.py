@@ -1,0 +1,150 @@
+"""Weights that a run starts from: `model.init`, `model.image.init`, `model.text.init`, and what of them is locked."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+
+from common.base.config import ConfigError
+from common.data.text import tokenizer_from_json
+from common.data.tokenizer import Tokenizer
+from common.encoders.transformer import Activation
+from common.encoders.weights import (
+    Weights,
+    WeightsError,
+    fill_,
+    lock_,
+    read_source,
+    settings_of,
+    towers_of_sizes,
+)
+from common.geometry import clamp_scalars_
+from common.run.checkpoint import Checkpoint
+from common.run.sources import SIDES, named_sources, own_checkpoint
+
+
+def open_source(name: str, activation: Activation | None = None, key: str = "weights") -> Weights:
+    """Weights from whatever a user names: a run, a checkpoint, or what `read_source` reads; arguments as there."""
+    checkpoint = own_checkpoint(name)
+    return read_source(name, activation, key) if checkpoint is None else _of_checkpoint(checkpoint, activation)
+
+
+def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Weights:
+    """Both towers, of sizes that the tensors tell; what they do not tell stands in the config."""
+    state, name = checkpoint.state, str(checkpoint.path)
+    if state.get("kind") == "vision":
+        raise WeightsError(f"{name} was written by pretrain.py and holds a ResNet; accepted: a run of two transformers")
+    tokenizer = tokenizer_from_json(state["tokenizer"])
+    told = {}
+    for side in SIDES:
+        config = state["config"]["model"][side]
+        told[side] = {key: config[key] for key in ("heads", "activation", "norm_eps") if config.get(key) is not None}
+        if activation not in (None, told[side].get("activation", "gelu")):
+            raise WeightsError(f"{name} tells its own activation; {activation} is not taken")
+    # late interaction wraps its towers, and a momentum encoder beside them is no part of the weights
+    tensors = {key.replace("_tower.tower.", "_tower."): value for key, value in checkpoint.model_tensors().items()}
+    towers = towers_of_sizes(tensors, told["image"], {**told["text"], "end_id": tokenizer.end_id})
+    for side, tower in zip(SIDES, towers, strict=True):
+        prefix = f"{side}_tower."
+        own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        tower.load_state_dict(own, assign=True)
+    beside = {key: value for key, value in tensors.items() if key.startswith(("logit_scale.", "geometry."))}
+    return Weights(name, towers[0].eval(), towers[1].eval(), beside, state["geometry"], tokenizer.fingerprint)
+
+
+@dataclasses.dataclass(frozen=True)
+class InitialWeights:
+    """What a run starts from. of: side -> the setting that names it, and the weights; empty = at random."""
+
+    of: dict[str, tuple[str, Weights]]
+
+    @classmethod
+    def opened(cls, config: Any) -> "InitialWeights":
+        """Reads what a config names, each source once."""
+        read: dict[str, Weights] = {}
+        of = {}
+        for side, (key, name) in named_sources(config).items():
+            activation = getattr(config.model, side).activation
+            read[name] = read[name] if name in read else open_source(name, activation, key)
+            of[side] = key, read[name]
+        return cls(of)
+
+    def resolved(self, config: Any) -> Any:
+        """The config with the weights' own activation, eps and kind of image tower where it has null."""
+        model = config.model
+        for side, (_, weights) in self.of.items():
+            tower = getattr(weights, f"{side}_tower")
+            told = {} if tower is None else settings_of(tower)
+            section = getattr(model, side)
+            own = {name: told.get(f"model.{side}.{name}") for name in ("activation", "norm_eps")}
+            missing = {name: value for name, value in own.items() if getattr(section, name) is None}
+            model = dataclasses.replace(model, **{side: dataclasses.replace(section, **missing)})
+            if side == "image" and model.image_kind is None:
+                model = dataclasses.replace(model, image_kind=told.get("model.image_kind"))
+        return dataclasses.replace(config, model=model) if self.of else config
+
+    @torch.no_grad()
+    def start_(self, model: nn.Module, config: Any, tokenizer: Tokenizer) -> dict[str, Any]:
+        """Fills both towers and locks what the config says, in place; a momentum encoder is left to its owner.
+
+        Where both sides come from model.init, and it was trained with the same geometry, the logit scale (unless it is
+        fixed) and the geometry's scalars go on from there too, inside their bounds.
+
+        Args:
+            model: unwrapped, with two towers.
+            config: of the run.
+            tokenizer: of the run.
+        Returns:
+            What a log says of it.
+        Raises:
+            WeightsError: what does not fit, with its keys and both values.
+            ConfigError: nothing is left to train.
+        """
+        told: dict[str, Any] = {}
+        for side, (key, weights) in self.of.items():
+            wrapped = getattr(model, f"{side}_tower")
+            tower = getattr(wrapped, "tower", wrapped)  # late interaction wraps its towers
+            if side == "text" and weights.tokenizer not in (None, tokenizer.fingerprint):
+                raise WeightsError(
+                    f"{key} = {weights.source} was trained with other words: data.tokenizer and data.vocabulary make "
+                    f"another tokenizer ({tokenizer.fingerprint[:8]}) than the weights have ({weights.tokenizer[:8]})"
+                )
+            filled = fill_(tower, weights, key)
+            lock = getattr(config.model, side).lock
+            if lock is not None:
+                lock_(tower, filled, lock)
+            parameters = dict(tower.named_parameters())
+            told[side] = {
+                "weights": weights.source,
+                "filled": len(filled),
+                "new": [name for name in parameters if name not in filled],
+                "lock": lock,
+                "locked_parameters": sum(each.numel() for each in parameters.values() if not each.requires_grad),
+                "trained_parameters": sum(each.numel() for each in parameters.values() if each.requires_grad),
+            }
+        sources = {id(weights): weights for _, weights in self.of.values()}
+        if len(self.of) == 2 and len(sources) == 1:
+            (weights,) = sources.values()
+            told["scalars"] = []
+            if weights.geometry == model.geometry.name:
+                parameters = {name: each for name, each in model.named_parameters() if each.requires_grad}
+                for name, value in weights.beside.items():
+                    if name in parameters and parameters[name].shape == value.shape:
+                        parameters[name].copy_(value)
+                        told["scalars"].append(name)
+                clamp_scalars_(model.scalars())
+        if self.of and not any(each.requires_grad for each in model.parameters()):
+            raise ConfigError("model.image.lock = all and model.text.lock = all leave nothing to train")
+        return told
+
+
+def in_words(told: dict[str, Any]) -> str:
+    """What `start_` returns, for the screen."""
+    sides = [
+        f"{side} tower from {of['weights']}, {of['locked_parameters']:,} parameters locked, "
+        f"{of['trained_parameters']:,} trained"
+        for side, of in told.items()
+        if side in SIDES
+    ]
+    return "; ".join(sides)

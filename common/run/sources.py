@@ -1,0 +1,54 @@
+"""Which weights a run starts from, and what changes with them; apart from the towers that they fill (initial.py)."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from common.base.settings import ModelConfig
+from common.data.text_files import find_file
+from common.run.checkpoint import SUMS, Checkpoint, named_checkpoint, saved_step
+
+SIDES = ("image", "text")
+
+
+def own_checkpoint(name: str) -> Checkpoint | None:
+    """The checkpoint that a name stands for; None where it names something else than a folder of ours."""
+    path = Path(name).expanduser()
+    has_steps = any(saved_step(folder) is not None for folder in (path / "checkpoints", path))
+    return named_checkpoint(path) if has_steps or (path / "state.json").is_file() else None
+
+
+def named_sources(config: Any) -> dict[str, tuple[str, str]]:
+    """Side -> the setting that names its weights and its value, for the sides that do not start at random."""
+    if not isinstance(getattr(config, "model", None), ModelConfig):  # two towers alone take such weights
+        return {}
+    names = {}
+    for side in SIDES:
+        own = getattr(config.model, side).init
+        if own or config.model.init:
+            names[side] = (f"model.{side}.init", own) if own else ("model.init", config.model.init)
+    return names
+
+
+def initial_fingerprints(config: Any) -> dict[str, str]:
+    """Setting -> what changes with the weights that it names; empty where a run starts at random."""
+    return {key: _fingerprint(name) for key, name in dict(named_sources(config).values()).items()}
+
+
+def _fingerprint(name: str) -> str:
+    checkpoint = own_checkpoint(name)
+    if checkpoint is None:
+        return weights_fingerprint(name)
+    return (checkpoint.path / SUMS).read_text().partition(" ")[0][:12]  # of model.safetensors, the first
+
+
+def weights_fingerprint(name: str) -> str:
+    """What changes with weights of others: the hub's commit, or 12 hex digits of the SHA-256 of a file or folder."""
+    path = Path(name).expanduser()
+    if not path.exists():  # the folder of a cached file is called by its commit
+        return find_file(name, ("config.json", "open_clip_config.json"), "weights").parent.name
+    digest = hashlib.sha256()
+    for file in [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file()):
+        with file.open("rb") as opened:
+            digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:12]

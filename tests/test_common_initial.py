@@ -1,0 +1,301 @@
+"""Runs that start from weights: towers are the public model's, what is locked stays, what does not fit is named."""
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from accelerate import Accelerator
+from safetensors.torch import load_file
+from test_common_weights import shaken
+
+from common.base.config import ConfigError, load_row
+from common.data.clip_tokenizer import ClipTokenizer
+from common.data.pairs import open_training_pairs
+from common.data.text import build_tokenizer
+from common.data.transforms import CLIP_MEAN, CLIP_STD
+from common.encoders.weights import Weights, WeightsError, clip_from_transformers, settings_of
+from common.run.checkpoint import last_checkpoint
+from common.run.folder import RunFiles, run_key
+from common.run.initial import InitialWeights
+from common.run.log import read_log
+
+ROOT = Path(__file__).resolve().parents[1]
+SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 64}
+# of a smoke scale the sizes of the tiny public models; the evaluation at the end is not the point
+SMALL = (
+    "model.image.width=32", "model.image.layers=2", "model.image.heads=2", "model.image.mlp_ratio=2",
+    "run.save_every=2", "model.text.width=32", "model.text.layers=2", "model.text.heads=2", "model.text.mlp_ratio=2",
+    "run.log_every=1", "model.patch_size=8", "model.embedding_dim=16", "data.image_size=32", "data.context_length=16",
+    "optim.steps=4", "run.evaluate_every=0", "data.num_test=4", "data.num_labelled=4", "run.diagnose_every=0",
+)  # fmt: skip
+ROWS = {"contrastive_basics": "table1_ours", "euclip": "table4_meru", "oblique_topology": "table2_clip"}
+
+
+def config_of(paper, *overrides, row=None):
+    config_class = importlib.import_module(f"{paper}.config").Config
+    path = ROOT / paper / "configs" / f"{row or ROWS[paper]}.yaml"
+    return load_row(config_class, ROOT / paper, path, "smoke", [*SMALL, *overrides])
+
+
+WORDS = build_tokenizer(config_of("euclip").data, None)
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory):
+    """Folders that transformers wrote: random CLIP, ViT with its own colours, DeiT, BERT."""
+    folder = tmp_path_factory.mktemp("public")
+    text = {**SIZES, "vocab_size": WORDS.vocabulary_size, "max_position_embeddings": 20}
+    vision = {**SIZES, "image_size": 32, "patch_size": 8}
+    ends = {"eos_token_id": WORDS.end_id, "bos_token_id": WORDS.cls_id, "pad_token_id": 0}
+    torch.manual_seed(7)
+    models = {
+        "clip": transformers.CLIPModel(
+            transformers.CLIPConfig(
+                text_config={**text, **ends, "hidden_act": "quick_gelu"},
+                vision_config={**vision, "hidden_act": "quick_gelu"},
+                projection_dim=16,
+            )
+        ),
+        "vit": transformers.ViTModel(transformers.ViTConfig(**{**vision, "image_size": 48})),
+        "deit": transformers.DeiTModel(transformers.DeiTConfig(**vision)),
+        "bert": transformers.BertModel(transformers.BertConfig(**text)),
+    }
+    for name, model in models.items():
+        shaken(model).save_pretrained(folder / name)
+    processor = {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}
+    (folder / "vit/preprocessor_config.json").write_text(json.dumps(processor))
+    return folder, models
+
+
+def model_of(paper, config):
+    """A run's model before its first step, and what the log would say."""
+    initial = InitialWeights.opened(config)
+    config = initial.resolved(config)
+    torch.manual_seed(config.run.seed)
+    model = importlib.import_module(f"{paper}.model").build_model(config, WORDS)
+    return model, initial.start_(model, config, WORDS)
+
+
+def run(folder, config, paper, resume=False):
+    script, files = importlib.import_module(f"{paper}.train"), RunFiles(folder)
+    pairs = open_training_pairs(config.data, config.run.seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "evaluate_and_save", lambda *arguments: None)
+        script.train(config, pairs, files, resume, Accelerator(cpu=True), "test")
+    return files
+
+
+def inputs():
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    return images, WORDS.encode(["a red cube", "two balls", "a cone left of a cube"], 16)
+
+
+@pytest.mark.parametrize("paper", ["contrastive_basics", "euclip"])
+def test_a_locked_public_clip_is_itself_after_training_in_every_paper(tmp_path, public, paper):
+    lock = (f"model.init={public[0] / 'clip'}", "model.image.lock=all", "model.text.lock=all")
+    files = run(tmp_path / "run", config_of(paper, *lock, "optim.micro_batch_size=9"), paper)
+    checkpoint = last_checkpoint(files.checkpoints)
+    _, encoder = importlib.import_module(f"{paper}.evaluate").load_encoder(checkpoint, torch.device("cpu"))
+    (images, ids), theirs = inputs(), public[1]["clip"]
+    expected = theirs(input_ids=ids, pixel_values=images)
+    model = encoder.model
+    for ours, other in (
+        (model.image_tower(images), expected.image_embeds),
+        (model.text_tower(ids), expected.text_embeds),
+    ):
+        unit = (ours / ours.norm(dim=1, keepdim=True)).detach()
+        torch.testing.assert_close(unit, other.detach(), rtol=1e-4, atol=1e-5)
+    if paper == "contrastive_basics":  # the sphere: the multiplier goes on from theirs, and trains
+        first = read_log(files.log)[-4]["logit_scale"]
+        assert first == pytest.approx(min(100.0, theirs.logit_scale.exp().item()), rel=1e-5)
+    # no optimiser state for what is locked, and the log says how much that is
+    state = load_file(checkpoint.path / "optimizer.safetensors")
+    assert state
+    assert not any("tower" in name for name in state)
+    (said,) = (record for record in read_log(files.log) if record["event"] == "initial_weights")
+    assert said["image"]["trained_parameters"] == said["text"]["trained_parameters"] == 0
+    assert said["image"]["locked_parameters"] == sum(p.numel() for p in encoder.model.image_tower.parameters())
+
+
+@torch.no_grad()
+def test_a_vit_and_a_bert_are_the_towers_of_the_oblique_paper(public):
+    """Another picture size, other colours: positions as transformers interpolates them, the same pixels."""
+    folder, models = public
+    init = (f"model.image.init={folder / 'vit'}", f"model.text.init={folder / 'bert'}", "model.image.lock=all")
+    model, said = model_of("oblique_topology", config_of("oblique_topology", *init))
+    images, ids = inputs()
+    pixels = images * torch.tensor(CLIP_STD).view(3, 1, 1) + torch.tensor(CLIP_MEAN).view(3, 1, 1)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in ([0.5, 0.4, 0.3], [0.5, 0.6, 0.7]))
+    expected = models["vit"]((pixels - mean) / std, interpolate_pos_encoding=True).last_hidden_state
+    torch.testing.assert_close(model.image_tower.forward_tokens(images), expected, rtol=1e-4, atol=1e-4)
+    mask = ids != 0
+    text = models["bert"](ids, attention_mask=mask.long()).last_hidden_state
+    torch.testing.assert_close(model.text_tower._blocks(ids)[mask], text[mask], rtol=1e-4, atol=1e-4)
+    # what the weights lack is new, and is trained though the tower is locked
+    assert said["image"]["new"] == ["projection"]
+    assert set(said["text"]["new"]) == {"final_norm.weight", "final_norm.bias", "projection"}
+    assert [name for name, p in model.image_tower.named_parameters() if p.requires_grad] == ["projection"]
+
+
+def test_a_deit_with_its_distillation_token_fills_two_class_tokens(public):
+    two = ("method.num_spheres=2", f"model.image.init={public[0] / 'deit'}")
+    model, _ = model_of("oblique_topology", config_of("oblique_topology", *two, row="table2_multi"))
+    own = public[1]["deit"].state_dict()
+    assert torch.equal(model.image_tower.class_embedding[1], own["embeddings.distillation_token"][0, 0])
+
+
+@pytest.mark.parametrize("lowest", [0, 1])
+def test_the_lowest_layers_are_locked_and_all_others_move(tmp_path, public, lowest):
+    clip = f"model.init={public[0] / 'clip'}"
+    before, _ = model_of("euclip", config_of("euclip", clip))
+    config = config_of("euclip", clip, f"model.text.lock={lowest}", "optim.steps=2")
+    after = last_checkpoint(run(tmp_path, config, "euclip").checkpoints).model_tensors()
+    still = {name for name, value in before.state_dict().items() if torch.equal(value, after[name])}
+    locked = {
+        name for name in after if name.startswith(("text_tower.token_embedding", "text_tower.position_embedding"))
+    }
+    locked |= {name for name in after if lowest and name.startswith("text_tower.transformer.blocks.0.")}
+    assert still == locked
+
+
+def test_a_run_that_started_from_weights_resumes_to_the_last_bit_and_from_no_others(tmp_path, public):
+    source = shutil.copytree(public[0] / "clip", tmp_path / "clip")
+    config = config_of("euclip", f"model.init={source}", "model.image.lock=1")
+    whole = run(tmp_path / "whole", config, "euclip")
+    shutil.copytree(whole.folder, tmp_path / "half")
+    shutil.rmtree(tmp_path / "half/checkpoints/step-00000004")
+    resumed = run(tmp_path / "half", config, "euclip", resume=True)
+    one, other = (last_checkpoint(files.checkpoints).model_tensors() for files in (whole, resumed))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert len([record for record in read_log(resumed.log) if record["event"] == "initial_weights"]) == 1
+    script, key = ROOT / "euclip/train.py", run_key(ROOT / "euclip/train.py", config, "data")
+    moved = config_of("euclip", f"model.init={source.rename(tmp_path / 'moved')}", "model.image.lock=1")
+    assert run_key(script, moved, "data") == key  # the bytes count, not where they lie
+    (tmp_path / "moved/model.safetensors").write_bytes((public[0] / "bert/model.safetensors").read_bytes())
+    assert run_key(script, moved, "data") != key
+    shutil.copy(public[0] / "clip/model.safetensors", tmp_path / "moved")
+    (tmp_path / "moved/config.json").write_text((tmp_path / "moved/config.json").read_text() + " ")
+    with pytest.raises(ConfigError, match=r"holds a run that started from other weights than model\.init"):
+        run(tmp_path / "half", moved, "euclip", resume=True)
+
+
+def test_a_run_of_ours_goes_on_as_a_new_run_with_all_its_scalars(tmp_path, public):
+    first = run(tmp_path, config_of("euclip", "optim.steps=2"), "euclip")
+    tensors = last_checkpoint(first.checkpoints).model_tensors()
+    for name in (first.folder, first.checkpoints / "step-00000002"):
+        model, said = model_of("euclip", config_of("euclip", f"model.init={name}"))
+        assert all(torch.equal(tensors[key], value) for key, value in model.state_dict().items())
+        assert len(said["scalars"]) == 4
+    # with another geometry the towers alone; the multiplier is the row's
+    model, said = model_of("euclip", config_of("euclip", f"model.init={first.folder}", row="table4_elliptic"))
+    assert said["scalars"] == []
+    assert model.logit_scale().item() == pytest.approx(1 / 0.07)
+
+
+@pytest.mark.parametrize("row", ["table1_late_interaction", "negatives_queue"])
+def test_wrapped_towers_and_momentum_copies_start_from_the_weights(tmp_path, public, row):
+    lock = ("model.image.lock=all", "model.text.lock=all")
+    config = config_of("contrastive_basics", f"model.init={public[0] / 'clip'}", "optim.steps=2", *lock, row=row)
+    tensors = last_checkpoint(run(tmp_path, config, "contrastive_basics").checkpoints).model_tensors()
+    own = public[1]["clip"].state_dict()["vision_model.post_layernorm.weight"]
+    names = [name for name in tensors if name.endswith("final_norm.weight") and "image" in name]
+    assert len(names) == (1 if row == "table1_late_interaction" else 2)
+    for name in names:
+        torch.testing.assert_close(tensors[name], own)
+
+
+@pytest.mark.parametrize(
+    ("paper", "source", "overrides", "message"),
+    [
+        ("euclip", "clip", ("model.image.layers=1",), r"image\.layers = 1, in the weights 2; as the weights have "),
+        ("euclip", "clip", ("model.text.width=16",), r"text\.width = 16, in the weights 32.*model\.text\.width=32"),
+        ("euclip", "clip", ("model.patch_size=16",), r"model\.patch_size = 16, in the weights 8"),
+        ("euclip", "clip", ("model.embedding_dim=8",), r"model\.embedding_dim = 8, in the weights 16"),
+        ("euclip", "clip", ("model.final_layer_norm=false",), r"final_layer_norm = False, in the weights True"),
+        ("euclip", "clip", ("data.context_length=24",), r"data\.context_length = 24, in the weights 20"),
+        ("euclip", "clip", ("model.text.activation=gelu",), r"text\.activation = gelu, in the weights quick_gelu"),
+        ("euclip", "clip", ("model.image.activation=gelu",), r"tells its own activation, quick_gelu; gelu is not"),
+        ("euclip", "clip", ("model.image.norm_eps=1.0e-6",), r"image\.norm_eps = 1e-06, in the weights 1e-05"),
+        ("euclip", "vit", (), r"model\.init = .*vit has no text tower; accepted: model\.image\.init"),
+        ("oblique_topology", "clip", (), r"order = bidirectional \(BERT\), in the weights causal \(CLIP\)"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_names_the_key_and_both_values(public, paper, source, overrides, message):
+    with pytest.raises(WeightsError, match=message):
+        model_of(paper, config_of(paper, f"model.init={public[0] / source}", *overrides))
+
+
+def test_the_file_for_fine_tuning_has_the_sizes_of_the_public_clip_that_it_names():
+    path = ROOT / "docs/finetune_meru.yaml"
+    config = load_row(importlib.import_module("euclip.config").Config, ROOT / "euclip", path, "photos")
+    with torch.device("meta"):  # transformers' defaults are those of openai/clip-vit-base-patch32
+        clip = clip_from_transformers(transformers.CLIPModel(transformers.CLIPConfig()))
+        weights = Weights("clip", clip.image_tower, clip.text_tower)
+        initial = InitialWeights(dict.fromkeys(("image", "text"), ("model.init", weights)))
+        tokenizer = ClipTokenizer.from_vocabulary()
+        ours = importlib.import_module("euclip.model").build_model(initial.resolved(config), tokenizer)
+        assert settings_of(ours.image_tower) == settings_of(clip.image_tower)
+        assert settings_of(ours.text_tower) == settings_of(clip.text_tower)
+        assert ours.image_tower.image_size == clip.image_tower.image_size
+
+
+def test_other_words_and_class_tokens_are_named(tmp_path, public):
+    multi = config_of("oblique_topology", f"model.image.init={public[0] / 'clip'}", "method.num_spheres=2",
+                      row="table2_multi")  # fmt: skip
+    with pytest.raises(WeightsError, match="class tokens of the image tower = 2, in the weights 1"):
+        model_of("oblique_topology", multi)
+    first = run(tmp_path, config_of("euclip", "optim.steps=2"), "euclip")
+    path = first.checkpoints / "step-00000002/state.json"
+    other = type(WORDS)([*WORDS.words[:-1], "zebra"])
+    state = json.loads(path.read_text()) | {"tokenizer": other.to_json()}
+    initial = importlib.import_module("common.run.initial")
+    weights = initial._of_checkpoint(type(last_checkpoint(first.checkpoints))(path.parent, state), None)
+    assert weights.tokenizer == other.fingerprint
+    config = config_of("euclip", f"model.text.init={first.folder}")
+    with pytest.raises(WeightsError, match=r"model\.text\.init = .* was trained with other words"):
+        InitialWeights({"text": ("model.text.init", weights)}).start_(model_of("euclip", config)[0], config, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["model.image.lock=all"],
+            r"model\.image\.lock = all without model\.init and model\.image\.init would hold rand",
+        ),
+        (["model.init=x", "model.text.lock=9"], r"model\.text\.lock = 9 is more than model\.text\.layers = 2"),
+        (
+            ["model.init=x", "model.text.lock=some"],
+            r"model\.text\.lock = 'some'; accepted: all, a whole number",
+        ),
+        (["model.init=x", "model.text.lock=-1"], r"model\.text\.lock = -1; accepted: >= 0"),
+    ],
+)
+def test_a_lock_that_means_nothing_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of("euclip", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nobody/no-such-model", r"model\.init = 'nobody/no-such-model': no such file or folder, and no .* hub"),
+        ("./nowhere", "nowhere does not exist; accepted: a file of weights, a folder, a hub name"),
+        ("vit-b-32.pt", r"vit-b-32\.pt does not exist"),
+    ],
+)
+def test_weights_that_cannot_be_had_are_named_offline_too(name, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        InitialWeights.opened(config_of("euclip", f"model.init={name}"))
+
+
+def test_weights_that_transformers_would_draw_at_random_are_missed(tmp_path, public):
+    shutil.copytree(public[0] / "bert", tmp_path / "bert")
+    config = json.loads((tmp_path / "bert/config.json").read_text())
+    (tmp_path / "bert/config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(WeightsError, match=r"bert lacks encoder\.layer\.2\.attention"):
+        InitialWeights.opened(config_of("euclip", f"model.text.init={tmp_path / 'bert'}"))
