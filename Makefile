@@ -2,7 +2,7 @@
 # The first of them makes a virtual environment in .venv and installs requirements.txt; nothing is installed again
 # unless the requirements change. To use an environment of your own: make test PY=python3
 
-SETTINGS = PAPER SCALE SEEDS DATA ROWS SET OUTPUT RESULTS PY PYTHON VENV
+SETTINGS = PAPER SCALE SEEDS DATA ROWS RUNS SET OUTPUT RESULTS PY PYTHON VENV
 
 # Settings count behind `make` only: a DATA or OUTPUT that the shell happens to have must not change a result or
 # what `make clean` removes. Such a one is named, and so is a setting that there is not, such as SEDS=3.
@@ -18,6 +18,7 @@ SCALE   = demo
 SEEDS   = 1
 DATA    =
 ROWS    =
+RUNS    =
 SET     =
 OUTPUT  = outputs
 RESULTS =
@@ -46,7 +47,7 @@ OPTIONS   = --scale $(call typed,SCALE) --seeds $(call typed,SEEDS) --output $(c
             $(call option,DATA,data) $(call option,ROWS,rows) $(call option,RESULTS,results) $(call option,SET,set)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-gpu lint format benchmark report reproduce reproduce-all rows scenes clean
+.PHONY: help install test test-slow test-gpu lint format benchmark report reproduce reproduce-all compare rows scenes clean
 
 help: ## this list
 	@echo "make reproduce-table2        train and evaluate what the table needs, print ours beside the paper's"
@@ -100,6 +101,9 @@ scenes: $(RUN_READY) ## contact sheets of the embedded data set, and the ceiling
 
 report: $(RUN_READY) ## one page of everything that was reproduced
 	$(PY) -m common.report.page --results results $(call typed,OUTPUT)/results --output $(call typed,OUTPUT)/report.html
+
+compare: $(RUN_READY) ## models side by side, with paired tests: RUNS="<run, checkpoint or evaluation.json> ..."
+	@$(PY) scripts/compare.py $(call typed,RUNS) $(call option,SET,set) $(call option,OUTPUT,output)
 
 rows: ## the rows of PAPER: what each is, and whether it was run
 	@$(PYTHON) scripts/parts.py rows $(call typed,PAPER) $(call typed,OUTPUT)

@@ -1,5 +1,6 @@
 """Intervals: against scipy, and how often they cover the truth in simulations. All numbers are made up."""
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from common.report.statistics import (
     interval_of_hits,
     interval_over_seeds,
     percentile_interval,
+    sign_flip_p_value,
 )
 
 
@@ -139,3 +141,14 @@ def test_bootstrap_means_of_one_test_set_are_drawn_together():
     apart = bootstrap_means(sums + 1, counts, 500, seed=3) - bootstrap_means(sums, counts, 500, seed=4)
     assert apart.std() > 0.01
     assert percentile_interval(np.arange(1001.0), 0.9) == pytest.approx((50.0, 950.0))
+
+
+def test_the_sign_flip_test_is_that_of_all_signs_and_with_one_result_per_image_mcnemars():
+    differences = np.array([3.0, -1.0, 0.0, 2.0, 2.5, -0.5, 1.0, 4.0, -2.0])
+    signs = np.array(list(itertools.product([-1, 1], repeat=9)))
+    exact = float((abs(signs @ differences) >= abs(differences.sum()) - 1e-9).mean())
+    assert sign_flip_p_value(differences, num_draws=200_000) == pytest.approx(exact, abs=0.004)
+    hits = np.repeat([1.0, -1.0, 0.0], [9, 2, 30])
+    assert sign_flip_p_value(20 * hits) == pytest.approx(2 * (1 + 11 + 55) / 2**11)
+    assert sign_flip_p_value(np.zeros(5)) == 1.0
+    assert sign_flip_p_value(np.ones(40) + np.arange(40)) == 1 / 10_001

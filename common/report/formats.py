@@ -79,7 +79,9 @@ def stand_in(table: Table, column: Column) -> str | None:
 
 
 def warning(table: Table) -> str:
-    """The sentence above a table whose two kinds of numbers must not be compared; empty at scale paper."""
+    """The sentence above a table whose two kinds of numbers must not be compared; else empty."""
+    if all(value is None for row in table.rows for value in row.paper.values()):
+        return ""
     if table.scale != PAPER_SCALE:
         return (
             f"Scale {table.scale}: our numbers are measured on other data than the paper's (named in the first line of "

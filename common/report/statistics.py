@@ -134,6 +134,35 @@ def bootstrap_means(sums: np.ndarray, counts: np.ndarray, num_resamples: int = 2
     return means
 
 
+def sign_flip_p_value(differences: np.ndarray, num_draws: int = 10_000, seed: int = 0) -> float:
+    """Two-sided p value of "these two models do equally well on such images", paired by test image.
+
+    If they do, each image's difference could as well have had the other sign. Where all differences have one size, as
+    with one hit or miss per image, that is McNemar's exact test: binomial, over the images on which the models
+    disagree. Otherwise (five captions per image, means over seeds) signs are drawn at random.
+
+    Args:
+        differences: (num_images,) what the queries of an image add to one model's number, less the other's.
+        num_draws: of random signs; p is no less than 1 / (num_draws + 1).
+        seed: of the draws.
+    Returns:
+        p in (0, 1]; 1 where the models agree on every image.
+    """
+    differences = np.asarray(differences, dtype=np.float64)
+    differences = differences[np.abs(differences) > 1e-9 * max(1.0, np.abs(differences).max(initial=0.0))]
+    if not len(differences):
+        return 1.0
+    sizes = np.abs(differences)
+    if np.allclose(sizes, sizes[0]):
+        return float(stats.binomtest(int((differences > 0).sum()), len(differences), 0.5).pvalue)
+    generator = np.random.default_rng(seed)
+    observed, block, extreme = abs(differences.sum()), max(1, _RESAMPLED_CLUSTERS_AT_ONCE // len(differences)), 0
+    for start in range(0, num_draws, block):
+        signs = generator.integers(2, size=(min(block, num_draws - start), len(differences))) * 2 - 1
+        extreme += int((np.abs(signs @ differences) >= observed * (1 - 1e-9)).sum())
+    return (1 + extreme) / (1 + num_draws)
+
+
 def percentile_interval(resampled: np.ndarray, level: float = 0.95) -> tuple[float, float]:
     """The central `level` of resampled values."""
     _check_level(level)

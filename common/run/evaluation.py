@@ -173,11 +173,17 @@ def evaluate_main(description: str, models: TrainedModels) -> None:
     """The command line of an evaluate.py: --checkpoint, --output, then `data.key=value` and `run.key=value`."""
     given = command_line(description, "folder of a run, or step-XXXXXXXX in it").parse_intermixed_args()
     checkpoint = named_checkpoint(Path(given.checkpoint))
-    config, encoder = models.load_encoder(checkpoint, this_device(), given.overrides)
-    results = models.evaluate_all(config, encoder, open_evaluation_sets(config.data))
-    state = checkpoint.state
-    content = as_json(models.paper, results, state["step"], state, provenance_of(models.paper))
+    content, results = evaluate_checkpoint(models, checkpoint, given.overrides)
     save_answer(content, results, given.checkpoint, given.output)
+
+
+def evaluate_checkpoint(
+    models: TrainedModels, checkpoint: Checkpoint, overrides: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, Evaluation]]:
+    """What an evaluation's file holds, and the evaluations by role; arguments as in `load_encoder`."""
+    config, encoder = models.load_encoder(checkpoint, this_device(), overrides)
+    results, state = models.evaluate_all(config, encoder, open_evaluation_sets(config.data)), checkpoint.state
+    return as_json(models.paper, results, state["step"], state, provenance_of(models.paper)), results
 
 
 def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpoint: str, output: Path | None) -> None:

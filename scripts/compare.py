@@ -1,0 +1,274 @@
+"""Compares models, own, reproduced and published: one table, one plot, and a paired test over test images.
+
+    make compare RUNS="outputs/runs/euclip/table4_clip-demo-0a1b outputs/runs/euclip/table4_meru-demo-2c3d/seed0"
+    make compare RUNS="<run> <run>" SET="data.source=shards data.root=/data/flickr8k"
+    python scripts/compare.py <run> <evaluation.json> ...
+
+A model is named by the folder of a run, or of its seeds (seed0, seed1, ...); by a checkpoint, step-XXXXXXXX; or by the
+JSON file of an evaluate.py, published.py or public.py, which is how published weights are compared. What lies in the
+folder of a run is taken as it is; another checkpoint than the last one, and all with SET, are evaluated now.
+
+Runs that differ in nothing but the seed are one line. Numbers of unlike protocols share no column, and a note says what
+differs; only how pictures are prepared belongs to the model and may differ, which a note says too. The first model is
+the one that others are compared with, on the images of the test set in pairs: difference, its 95 % bootstrap
+interval, and p of McNemar's exact test, or of a sign-flip test where an image has several captions or a line several
+seeds (common/report/statistics.py). They tell how these weights would differ on new pictures. How newly trained ones
+would differ only several seeds can tell: where both lines have some, Welch's 95 % interval over seeds stands behind.
+"""
+
+import datetime
+import importlib
+import itertools
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
+import yaml
+
+from common.base.arguments import Parser
+from common.base.config import SCALES, ConfigError
+from common.base.files import shown
+from common.base.provenance import ROOT, hash_of
+from common.evaluation.protocol import HEADLINES, MAY_DIFFER, data_text, first_difference
+from common.report.figures import plot_table
+from common.report.formats import to_text, write_table
+from common.report.statistics import bootstrap_means, contrast_interval, percentile_interval, sign_flip_p_value
+from common.report.table import MEASURED, Column, PerImage, Row, Table
+from common.reproduce.rows import RowRun
+from common.reproduce.tables import measured_cell, trained_on
+from common.run.checkpoint import named_checkpoint
+from common.run.evaluation import evaluate_checkpoint, hits_beside
+from common.run.folder import RunFiles
+from common.run.launch import run_or_explain
+from scripts.parts import PAPERS
+
+SCALE = "as trained"  # models of unlike scales may be compared on one test set
+
+
+@dataclass(frozen=True)
+class Model:
+    """One of those that were named. line: equal for seeds of one line. code: that evaluated it."""
+
+    label: str
+    line: str
+    code: str
+    run: RowRun
+
+
+def opened(text: str, overrides: Sequence[str]) -> list[Model]:
+    """The models that a word of the command names, several where it is a folder of seeds.
+
+    Raises:
+        ConfigError: if it names none.
+    """
+    path = Path(text).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        return [_of_file(path, overrides)]
+    seeds = sorted(path.glob("seed*/config.yaml"), key=lambda file: (len(file.parent.name), file.parent.name))
+    folders = [file.parent for file in seeds] or [path]
+    if not any((folders[0] / name).is_file() for name in ("config.yaml", "state.json")):
+        raise ConfigError(
+            f"{text} is no run; accepted: the folder of a run or of its seeds, a checkpoint, or the JSON file of an "
+            "evaluation. Published weights are evaluated first: python <paper>/published.py --checkpoint ..."
+        )
+    return [_of_run(folder, overrides) for folder in folders]
+
+
+def _of_file(path: Path, overrides: Sequence[str]) -> Model:
+    """An evaluation that a command has written."""
+    if overrides:
+        raise ConfigError(f"{path} is measured already, {overrides[0]} needs a checkpoint; accepted: no SET, or a run")
+    content, hits = json.loads(path.read_text(encoding="utf-8")), hits_beside(path)
+    if not isinstance(content, dict) or "evaluations" not in content or not hits.is_file():
+        raise ConfigError(f"{path} is no evaluation with its hits in {hits.name} beside it; accepted: both files")
+    return _model(content["training_data"], str(path.resolve()), 0, content, json.loads(hits.read_text("utf-8")))
+
+
+def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
+    """A run, or a checkpoint in its folder."""
+    step = folder.name if (folder / "state.json").is_file() else ""
+    files = RunFiles(folder.resolve().parents[1] if step else folder.resolve())
+    config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
+    name = files.folder.parent.name if re.fullmatch(r"seed\d+", files.folder.name) else files.folder.name
+    label = re.sub(rf"-({'|'.join(SCALES)})-[0-9a-f]+$", r", \1", name)
+    content = hits = None
+    if files.evaluation.is_file() and files.hits.is_file() and not overrides:
+        content, hits = (json.loads(file.read_text("utf-8")) for file in (files.evaluation, files.hits))
+    if content is None or (step and int(step.rpartition("-")[2]) != content["step"]):
+        checkpoint = named_checkpoint(folder)
+        if (paper := checkpoint.state["paper"]) not in PAPERS:  # it is imported
+            raise ConfigError(f"{checkpoint.path} belongs to {paper!r}; accepted: {', '.join(PAPERS)}")
+        models = importlib.import_module(f"{paper}.evaluate").MODELS
+        content, results = evaluate_checkpoint(models, checkpoint, overrides)
+        hits = {role: result.hits for role, result in results.items()}
+        label += f", step {content['step']}" if step else ""
+    settings = {key: value for key, value in config.items() if key != "run"}
+    line = hash_of([content["paper"], content["step"], name, settings])
+    return _model(label, line, config["run"]["seed"], content, hits)
+
+
+def _model(label: str, line: str, seed: int, content: dict[str, Any], hits: dict[str, Any]) -> Model:
+    run = RowRun(
+        files=None,
+        seed=seed,
+        evaluations=content["evaluations"],
+        hits=hits,
+        training_data=content["training_data"],
+        hardware=content["hardware"],
+        git_revision=content["training_revision"],
+    )
+    return Model(label, line, content["evaluation_code"], run)
+
+
+def lines_of(models: Sequence[Model]) -> dict[str, list[RowRun]]:
+    """Label -> one run per seed, in the order in which they were named.
+
+    Raises:
+        ConfigError: one model, or a seed of a line, was named twice; fewer than two lines.
+    """
+    groups: dict[str, list[Model]] = {}
+    for model in models:
+        groups.setdefault(model.line, []).append(model)
+    lines: dict[str, list[RowRun]] = {}
+    for group in groups.values():
+        runs = [model.run for model in group]
+        if len({run.seed for run in runs}) < len(runs):
+            raise ConfigError(f"{group[0].label}: seed {runs[-1].seed} is named twice; accepted: each model once")
+        label = group[0].label
+        numbers = (f"{label} ({number})" for number in itertools.count(2))
+        lines[label if label not in lines else next(name for name in numbers if name not in lines)] = runs
+    if len(lines) < 2:
+        raise ConfigError(f"RUNS names {len(lines)} model; accepted: at least two, and seeds of one count as one")
+    return lines
+
+
+def compare(models: Sequence[Model], command: str) -> Table:
+    """The table; its notes hold the differences, and what shares no column and why.
+
+    Raises:
+        ConfigError: nothing can be compared; says why. See `lines_of`.
+        ProtocolError: the seeds of one line were evaluated under unlike protocols.
+    """
+    lines = lines_of(models)
+    columns, cells, differences, notes = [], {label: {} for label in lines}, [], []
+    for role in dict.fromkeys(role for runs in lines.values() for role in runs[0].evaluations):
+        have = {label: runs[0].evaluations[role] for label, runs in lines.items() if role in runs[0].evaluations}
+        alike, refused = _alike({label: evaluation["protocol"] for label, evaluation in have.items()})
+        notes += [f"{role}: {text}" for text in refused]
+        for metric, name in HEADLINES.items():
+            measured = [label for label in alike if metric in have[label]["metrics"]]
+            if len(measured) < 2:
+                continue
+            column = Column(
+                f"{role}/{metric}", f"{role} {name}", stands_in_for=data_text(have[measured[0]]["protocol"])
+            )
+            columns.append(column)
+            for label in measured:
+                cells[label][column.key] = measured_cell(lines[label], role, metric, SCALE)
+            reference, *others = measured
+            for other in others:
+                told = difference(lines[other], lines[reference], role, metric)
+                differences.append(f"{column.label}: {other} less {reference}: {told}")
+    if not columns:
+        raise ConfigError(f"no two of these models have a number of one protocol. {'; '.join(notes)}")
+    if len({model.code for model in models}) > 1:
+        notes.append("evaluated by unlike versions of the code; evaluate.py or SET measures again")
+    if len(differences) > 1:
+        count = len(differences)
+        notes.append(f"p values stand as they are; of {count} comparisons one below {0.05 / count:.2g} counts at 5 %")
+    every = [run for runs in lines.values() for run in runs]
+    return Table(
+        paper="comparison",
+        paper_title="models side by side",
+        paper_version="no paper's table",
+        table_id="compare",
+        caption="Differences in points, over the test images in pairs: 95 % bootstrap interval and p value.",
+        columns=columns,
+        rows=[Row(label, {}, found, MEASURED) for label, found in cells.items() if found],
+        scale=SCALE,
+        data=trained_on(every),
+        seeds=sorted({run.seed for run in every}),
+        git_revision=", ".join(sorted({run.git_revision for run in every})),
+        command=command,
+        created=datetime.date.today().isoformat(),
+        hardware=", ".join(sorted({run.hardware for run in every})),
+        notes=[*differences, *notes],
+    )
+
+
+def _alike(protocols: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Labels under the first protocol that two share, and why the others are left out."""
+    labels = list(protocols)
+    may_differ = (*MAY_DIFFER, "preprocessing")
+
+    def same(one: str, other: str) -> bool:
+        return first_difference(protocols[one], protocols[other], may_differ) is None
+
+    first = next((one for one in labels if sum(same(one, other) for other in labels) > 1), labels[0])
+    notes = []
+    for label in labels:
+        found = first_difference(protocols[first], protocols[label], may_differ)
+        if found is not None:
+            notes.append(f"{label} shares no column with {first}: {found[0]} is {found[2]}, there {found[1]}")
+        elif (prepared := first_difference(protocols[first], protocols[label])) is not None:
+            notes.append(
+                f"pictures are prepared unlike: {prepared[0]} is {prepared[2]} for {label}, {prepared[1]} for {first}"
+            )
+    return [label for label in labels if same(first, label)], notes
+
+
+def difference(one: Sequence[RowRun], other: Sequence[RowRun], role: str, metric: str) -> str:
+    """What one line has more than the other, in points, with interval and p value.
+
+    Args:
+        one, other: seeds of a line.
+        role, metric: of their evaluations.
+    """
+    sums, counts = zip(*(_over_images(runs, role, metric) for runs in (one, other)))
+    values = [[100 * run.evaluations[role]["metrics"][metric] for run in runs] for runs in (one, other)]
+    text = f"{np.mean(values[0]) - np.mean(values[1]):+.1f}"
+    if np.array_equal(*counts):
+        low, high = percentile_interval(bootstrap_means(sums[0] - sums[1], counts[0]))
+        text += f" [{low:+.1f}, {high:+.1f}], p {sign_flip_p_value(sums[0] - sums[1]):.2g}"
+    else:
+        text += ", not paired: the two were not measured on the same queries"
+    if min(map(len, values)) > 1:
+        low, high = contrast_interval([values[0], [-value for value in values[1]]])
+        text += f"; over seeds [{low:+.1f}, {high:+.1f}]"
+    return text
+
+
+def _over_images(runs: Sequence[RowRun], role: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """(num_images,) what an image's queries add to the number, mean over seeds, and how many queries it has."""
+    parts = [PerImage.of(run.hits[role][metric], unit=100) for run in runs]
+    asked = parts[0].counts > 0
+    return np.mean([part.sums[asked] for part in parts], axis=0), parts[0].counts[asked]
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("runs", nargs="+", help="runs, checkpoints or evaluations, at least two; quotes as in a shell")
+    parser.add_argument("--set", default="", help="data.key=value run.key=value ...: evaluate on other data")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="default %(default)s")
+    given = parser.parse_args()
+    names, overrides = [name for text in given.runs for name in shlex.split(text)], shlex.split(given.set)
+    models = [model for name in names for model in opened(name, overrides)]
+    words = " ".join(shlex.quote(Path(name).name) for name in names)  # without paths of this machine
+    table = compare(models, f'make compare RUNS="{words}"')
+    folder = given.output / "comparisons" / hash_of([names, overrides])
+    write_table(table, folder)
+    plot_table(table, folder / "compare.png")
+    print(f"{to_text(table)}\ntable and plot: {shown(folder)}")
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

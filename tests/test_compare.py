@@ -1,0 +1,117 @@
+"""scripts/compare.py: seeds are one line, unlike protocols share no column, differences are paired over test images."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import yaml
+from accelerate import Accelerator
+from scipy import stats
+
+from common.base.config import ConfigError, load_row
+from common.base.provenance import ROOT
+from common.data.pairs import open_training_pairs
+from common.report.table import read_table
+from common.run.folder import RunFiles
+from contrastive_basics.config import Config
+from contrastive_basics.train import train
+from scripts import compare
+
+NUM_IMAGES = 60
+
+
+def evaluation(hits, **protocol):
+    """What an evaluation's two files hold: of a labelled set, one hit or miss per picture."""
+    told = {"task": "zero_shot", "data": "pets", "fingerprint": "0123456789", "num_images": len(hits)}
+    told |= {"preprocessing": {"size": 48}, **protocol}
+    found = {"metrics": {"acc1": float(np.mean(hits))}, "chance": {"acc1": 0.5}, "protocol": told}
+    facts = {"paper": "euclip", "step": 9, "training_data": "photos, published", "training_revision": "abc"}
+    facts |= {"hardware": "a CPU", "evaluation_code": "code"}
+    return {**facts, "evaluations": {"pets": found}}, {"pets": {"acc1": [[float(hit)] for hit in hits]}}
+
+
+def write_run(folder, seed, hits, row=1, **protocol):
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"method": {"row": row}, "run": {"seed": seed}}))
+    for name, content in zip(("evaluation.json", "hits.json"), evaluation(hits, **protocol)):
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def compared(tmp_path, *arguments):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["compare.py", *map(str, arguments), "--output", str(tmp_path / "out")])
+        compare.main()
+    (file,) = (tmp_path / "out" / "comparisons").glob("*/compare.json")
+    assert file.with_suffix(".png").stat().st_size > 1_000
+    return read_table(file)
+
+
+@pytest.fixture
+def hits():
+    return np.random.default_rng(0).random((4, NUM_IMAGES)) < [[0.3], [0.5], [0.5], [0.8]]
+
+
+def test_seeds_are_one_line_and_published_weights_another_with_mcnemars_p_value(tmp_path, hits, capsys):
+    seeds = [write_run(tmp_path / "mine-demo-0a1b" / f"seed{k}", k, hits[k + 1]).parent for k in range(2)]
+    other = write_run(tmp_path / "other-demo-2c3d" / "seed0", 0, hits[0], row=2)
+    for name, content in zip(("clip.json", "clip_hits.json"), evaluation(hits[3], preprocessing={"size": 224})):
+        (tmp_path / name).write_text(json.dumps(content))
+    table = compared(tmp_path, other, seeds[0], tmp_path / "clip.json")
+    assert [row.method for row in table.rows] == ["other, demo", "mine, demo", "photos, published"]
+    one, mine, published = (row.ours["pets/acc1"] for row in table.rows)
+    assert (one.mean, published.mean) == pytest.approx((100 * hits[0].mean(), 100 * hits[3].mean()))
+    assert mine.values == pytest.approx(tuple(100 * hits[1:3].mean(axis=1)))
+    assert (mine.seeds, mine.interval_kind) == ((0, 1), "95 % t over seeds")
+    won, lost = (hits[3] & ~hits[0]).sum(), (hits[0] & ~hits[3]).sum()
+    p = stats.binomtest(int(won), int(won + lost)).pvalue
+    gain = 100 * (hits[3].mean() - hits[0].mean())
+    note = next(note for note in table.notes if note.startswith("pets acc: photos, published less other, demo: "))
+    assert f": {gain:+.1f} [" in note
+    assert note.endswith(f"p {p:.2g}")
+    assert any("preprocessing.size is 224 for photos, published, 48 for other, demo" in note for note in table.notes)
+    said = capsys.readouterr().out
+    assert all(label in said for label in ("other, demo", "mine, demo", "table and plot: "))
+    assert "reproduce no cell of the paper" not in said
+
+
+def test_unlike_protocols_share_no_column_and_the_note_says_why(tmp_path, hits):
+    runs = [write_run(tmp_path / name / "seed0", 0, hits[0], row=name) for name in "ab"]
+    runs.append(write_run(tmp_path / "c" / "seed0", 0, hits[1], row="c", prompt_average="scores"))
+    table = compared(tmp_path, *runs)
+    assert [row.method for row in table.rows] == ["a", "b"]
+    why = 'pets: c shares no column with a: prompt_average is "scores", there absent'
+    assert why in table.notes
+    with pytest.raises(ConfigError, match=r"have a number of one protocol\. pets: c shares no"):
+        compared(tmp_path, runs[0], runs[2])
+
+
+def test_a_checkpoint_is_evaluated_now_on_the_data_that_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("contrastive_basics.train.evaluate_and_save", lambda *arguments: None)
+    monkeypatch.setattr("common.data.pairs.ZERO_SHOT_SETS", ("imagenet",))
+    row = ROOT / "contrastive_basics" / "configs" / "table1_ours.yaml"
+    settings = ["optim.steps=2", "optim.warmup_steps=0", "run.save_every=1", "run.evaluate_every=0"]
+    few = ["data.num_train=16", "data.num_test=4", "data.num_labelled=4", "optim.global_batch_size=8"]
+    config = load_row(Config, ROOT / "contrastive_basics", row, "smoke", [*settings, *few])
+    files = RunFiles(tmp_path / "run")
+    train(config, open_training_pairs(config.data, 0), files, False, Accelerator(cpu=True))
+    table = compared(tmp_path, files.checkpoints / "step-00000001", files.folder, "--set", "data.num_test=6")
+    assert [row.method for row in table.rows] == ["run, step 1", "run"]
+    assert {row.ours["test/i2t_recall_at_1"].full_protocol["num_images"] for row in table.rows} == {6}
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (["run/seed0", "ViT-B-32.pt"], r"ViT-B-32\.pt is no run; accepted: .* Published weights are evaluated first"),
+        (["run/seed0", "run/seed0"], r"run: seed 0 is named twice"),
+        (["run/seed0"], r"RUNS names 1 model; accepted: at least two"),
+        (["run/seed0", "alone.json"], r"alone\.json is no evaluation with its hits in alone_hits\.json beside it"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(tmp_path, hits, named, message):
+    write_run(tmp_path / "run" / "seed0", 0, hits[0])
+    (tmp_path / "alone.json").write_text(json.dumps(evaluation(hits[0])[0]))
+    with pytest.raises(ConfigError, match=message):
+        compared(tmp_path, *(tmp_path / name for name in named))
