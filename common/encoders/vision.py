@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from common.encoders.stem import Stem
 from common.encoders.transformer import Activation, Transformer
 
 
@@ -22,8 +23,10 @@ class VisionTransformer(nn.Module):
         final_layer_norm: False replaces the last LayerNorm by the identity (EuCLIP, Sec. 3.3).
         patch_bias, input_norm: see above.
         patch_dropout: share of the patches that each picture of a training batch loses, in [0, 1); class tokens stay.
+        stem: its features stand in for the patches (hybrid architecture); None = pixels are cut into patches.
     Raises:
-        ValueError: if image_size is no multiple of patch_size, or patch_dropout leaves no patch.
+        ValueError: if image_size is no multiple of patch_size, patch_dropout leaves no patch, or the stem makes another
+            grid.
     """
 
     def __init__(
@@ -43,10 +46,17 @@ class VisionTransformer(nn.Module):
         input_norm: bool = True,
         patch_dropout: float = 0.0,
         gradient_checkpointing: bool = False,
+        stem: Stem | None = None,
     ) -> None:
         super().__init__()
         if image_size % patch_size:
             raise ValueError(f"image_size {image_size} is not a multiple of patch_size {patch_size}")
+        if stem is not None and stem.grid != image_size // patch_size:
+            raise ValueError(
+                f"the stem {stem.name} makes {stem.grid} x {stem.grid} places of {image_size} pixels, patches of "
+                f"{patch_size} would be {image_size // patch_size} x {image_size // patch_size}; accepted: patches of "
+                f"{image_size / stem.grid:g}"
+            )
         self.image_size, self.patch_size, self.width = image_size, patch_size, width
         self.num_class_tokens, self.projection_dim, self.patch_dropout = num_class_tokens, projection_dim, patch_dropout
         num_patches = (image_size // patch_size) ** 2
@@ -54,7 +64,9 @@ class VisionTransformer(nn.Module):
         if not 0 <= patch_dropout < 1 or not self.kept_patches:
             raise ValueError(f"patch_dropout {patch_dropout} of {num_patches} patches; accepted: [0, 1), one must stay")
         scale = width**-0.5
-        self.patch_embedding = nn.Conv2d(3, width, patch_size, stride=patch_size, bias=patch_bias)
+        self.stem = stem
+        channels, side = (3, patch_size) if stem is None else (stem.channels, 1)
+        self.patch_embedding = nn.Conv2d(channels, width, side, stride=side, bias=patch_bias)
         self.class_embedding = nn.Parameter(scale * torch.randn(num_class_tokens, width))
         self.position_embedding = nn.Parameter(scale * torch.randn(num_class_tokens + num_patches, width))
         self.input_norm = nn.LayerNorm(width, eps=norm_eps) if input_norm else nn.Identity()
@@ -74,7 +86,8 @@ class VisionTransformer(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """
         Args:
-            images: (batch, 3, image_size, image_size), normalised.
+            images: (batch, 3, image_size, image_size), normalised; with a stem also what it makes of them, (batch,
+                channels, grid, grid).
         Returns:
             image_features: (batch, num_class_tokens * projection_dim); token k fills the k-th block of projection_dim.
         """
@@ -85,13 +98,15 @@ class VisionTransformer(nn.Module):
         """All tokens after the last LayerNorm, before any projection: what a fusion transformer looks at.
 
         Args:
-            images: (batch, 3, image_size, image_size), normalised.
+            images: as in `forward`.
         Returns:
             (batch, num_class_tokens + num_patches, width), class tokens first, patches row by row.
         """
         return self.final_norm(self._blocks(images))
 
     def _blocks(self, images: torch.Tensor) -> torch.Tensor:
+        if self.stem is not None and images.shape[1] == 3:
+            images = self.stem(images)
         patches = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, num_patches, width)
         class_tokens = self.class_embedding.to(patches.dtype).expand(len(images), -1, -1)
         tokens = torch.cat([class_tokens, patches], dim=1) + self.position_embedding.to(patches.dtype)

@@ -1,0 +1,148 @@
+"""A pre-trained network whose grid of features stands in for the patches of a Vision Transformer.
+
+The hybrid architecture of Dosovitskiy et al. 2021 (Sec. 3.1): the patch embedding is a 1 x 1 convolution on the
+features of a network of timm's, convolutional or a ViT, so that class tokens, positions, LayerNorms and fusion are
+those of the trained transformer. Pictures come in normalised as for every image tower; the stem turns that into what it
+was trained with.
+"""
+
+import difflib
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from common.data.transforms import CLIP_MEAN, CLIP_STD
+from common.geometry import full_precision
+
+
+class StemError(ValueError):
+    """A stem that cannot be had; the message is meant for the user as it stands."""
+
+
+class Stem(nn.Module):
+    """Features of one network of timm's, before its pooling and head, with random weights until `load_`.
+
+    Args:
+        name: as timm has it, e.g. "tf_efficientnet_lite0".
+        image_size: side of the square input in pixels.
+        trainable: False holds it still: no gradient, and running statistics as they are, in training too.
+    Attributes:
+        channels: numbers per place. grid: places along each side.
+    Raises:
+        StemError: a name that timm does not have, or a network that does not take such pictures.
+    """
+
+    def __init__(self, name: str, image_size: int, trainable: bool = False) -> None:
+        super().__init__()
+        self.name, self.image_size, self.trainable = name, image_size, trainable
+        self.network = _create(name, image_size)
+        self.num_prefix_tokens = getattr(self.network, "num_prefix_tokens", 0)
+        try:
+            with torch.no_grad():
+                shape = self._features(torch.zeros(2, 3, image_size, image_size)).shape
+        except (RuntimeError, AssertionError) as error:
+            raise StemError(f"{name} does not take pictures of {image_size} pixels: {error}") from None
+        _, self.channels, self.grid, columns = shape
+        if columns != self.grid:
+            raise StemError(f"{name} makes {self.grid} x {columns} places of a square picture; accepted: a square")
+        own = self.network.pretrained_cfg
+        mean, std, clip_mean, clip_std = (
+            torch.tensor(each).view(3, 1, 1) for each in (own["mean"], own["std"], CLIP_MEAN, CLIP_STD)
+        )
+        self.register_buffer("gain", clip_std / std, persistent=False)
+        self.register_buffer("offset", (clip_mean - mean) / std, persistent=False)
+        self.network.requires_grad_(trainable)
+        self.train()
+
+    def train(self, mode: bool = True) -> "Stem":
+        """A stem that is held still stays in evaluation mode: BatchNorm would move, dropout would change a cache."""
+        return super().train(mode and self.trainable)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            images: (batch, 3, image_size, image_size), normalised as CLIP's.
+        Returns:
+            (batch, channels, grid, grid).
+        """
+        images = images * self.gain + self.offset
+        if self.trainable:
+            return self._features(images)
+        with torch.no_grad(), full_precision(images):  # the same as a cache holds, whatever autocast says
+            return self._features(images.float())
+
+    def _features(self, images: torch.Tensor) -> torch.Tensor:
+        found = self.network.forward_features(images)
+        if found.ndim == 3:  # tokens of a ViT: class and register tokens first
+            patches = found[:, self.num_prefix_tokens :]
+            side = round(patches.shape[1] ** 0.5)
+            found = patches.transpose(1, 2).unflatten(2, (side, -1))
+        elif found.shape[-1] == self.network.num_features != found.shape[1]:  # Swin and its like: channels last
+            found = found.permute(0, 3, 1, 2)
+        return found
+
+    def load_(self, weights: str) -> None:
+        """Fills the network.
+
+        Args:
+            weights: a file in timm's layout, a folder with model.safetensors, or "" = timm's own for this name, from
+                the local cache of the hub or the hub itself.
+        Raises:
+            StemError: weights that are not there or belong to another network.
+        """
+        source = _create(self.name, self.image_size, weights)
+        self.network.load_state_dict(source.state_dict())
+
+
+def weights_file(weights: str) -> Path | None:
+    """The file that a name of weights stands for; None = timm's own.
+
+    Raises:
+        StemError: a path at which there are none.
+    """
+    if not weights:
+        return None
+    path = Path(weights).expanduser()
+    found = [path / "model.safetensors", path / "pytorch_model.bin"] if path.is_dir() else [path]
+    for file in found:
+        if file.is_file():
+            return file
+    raise StemError(
+        f"{weights} holds no weights; accepted: a file in timm's layout, or a folder with model.safetensors"
+    )
+
+
+def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module:
+    """The network; weights None = random."""
+    import timm  # slow, and few runs have a stem
+
+    if name not in timm.list_models() and name.partition(".")[0] not in timm.list_models():
+        near = difflib.get_close_matches(name, timm.list_models(), n=3)
+        raise StemError(f"timm has no network {name!r}; nearest: {', '.join(near) or 'none'}")
+    file = None if weights is None else weights_file(weights)
+    try:
+        network = timm.create_model(name, num_classes=0, pretrained=weights is not None and file is None)
+        if file is not None:
+            _fill_(network, timm.models.load_state_dict(str(file), weights_only=True))
+    except Exception as error:  # of the hub, of safetensors, of shapes: no common class
+        where = weights or f"{name} on the hub"
+        raise StemError(f"weights of {name} cannot be had from {where}: {str(error).splitlines()[0]}") from None
+    if hasattr(network, "set_input_size"):  # a ViT: positions are interpolated
+        network.set_input_size(img_size=(image_size, image_size))
+    return network
+
+
+def _fill_(network: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """All of the network, and nothing but its head left over."""
+    heads = network.pretrained_cfg["classifier"]
+    heads = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
+    own = network.state_dict()
+    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
+    left = [name for name in state if name not in own and not name.startswith(heads)]
+    unlike = [name for name in own if name in state and own[name].shape != state[name].shape]
+    if missing or left or unlike:
+        raise ValueError(
+            f"they are of another network (missing {missing[:2]}, not taken {left[:2]}, of another shape {unlike[:2]})"
+        )
+    network.load_state_dict({name: tensor for name, tensor in state.items() if name in own}, strict=False)

@@ -1,0 +1,97 @@
+"""Hybrid towers: a pre-trained network's features in the place of patches (Dosovitskiy et al. 2021)."""
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+from common.data.transforms import CLIP_MEAN, CLIP_STD
+from common.encoders.stem import Stem, StemError
+from common.encoders.vision import VisionTransformer
+
+SIZE = 64
+TINY = ("test_efficientnet", "test_resnet", "test_vit")  # of timm's, made for tests
+
+
+def saved(name, folder):
+    """A network of timm's with its head and random weights, saved in its layout."""
+    torch.manual_seed(3)
+    network = timm.create_model(name).eval()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(network.state_dict(), folder / "model.safetensors")
+    return network
+
+
+def pixels(count=3):
+    return torch.rand(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+
+
+def as_clip(pictures):
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (CLIP_MEAN, CLIP_STD))
+    return (pictures - mean) / std
+
+
+def hybrid(stem, **options):
+    torch.manual_seed(0)
+    return VisionTransformer(SIZE, SIZE // stem.grid, 24, 2, 2, projection_dim=16, stem=stem, **options)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_features_are_those_of_timm_for_pictures_normalised_its_way(name, tmp_path):
+    network = saved(name, tmp_path / name)
+    if name == "test_vit":
+        network.set_input_size(img_size=(SIZE, SIZE))
+    own = network.pretrained_cfg
+    normalised = (pixels() - torch.tensor(own["mean"]).view(3, 1, 1)) / torch.tensor(own["std"]).view(3, 1, 1)
+    with torch.no_grad():
+        wanted = network.forward_features(normalised)
+    if name == "test_vit":
+        wanted = wanted[:, 1:].transpose(1, 2).reshape(3, 64, 4, 4)
+    for weights in (tmp_path / name, tmp_path / name / "model.safetensors"):
+        stem = Stem(name, SIZE)
+        stem.load_(str(weights))
+        torch.testing.assert_close(stem(as_clip(pixels())), wanted, rtol=1e-4, atol=1e-4)
+        assert wanted.shape[1:] == (stem.channels, stem.grid, stem.grid)
+
+
+def test_a_tower_takes_pictures_or_what_its_stem_made_of_them():
+    stem = Stem("test_efficientnet", SIZE)
+    tower = hybrid(stem, num_class_tokens=2).eval()
+    torch.testing.assert_close(tower(as_clip(pixels())), tower(stem(as_clip(pixels()))), rtol=0, atol=0)
+    assert tower(as_clip(pixels())).shape == (3, 2 * 16)
+    assert tower.forward_tokens(as_clip(pixels())).shape == (3, 2 + stem.grid**2, 24)
+
+
+def test_a_stem_that_is_held_still_moves_in_nothing_and_one_that_trains_does():
+    for trainable in (False, True):
+        tower = hybrid(Stem("test_efficientnet", SIZE, trainable)).train()
+        before = {name: tensor.clone() for name, tensor in tower.state_dict().items()}
+        optimizer = torch.optim.SGD([each for each in tower.parameters() if each.requires_grad], lr=0.1)
+        tower(as_clip(pixels(8))).square().sum().backward()
+        optimizer.step()
+        moved = {name for name, tensor in tower.state_dict().items() if not torch.equal(tensor, before[name])}
+        assert any(name.startswith("stem.") for name in moved) == trainable
+        assert "patch_embedding.weight" in moved
+
+
+def test_bfloat16_leaves_a_stem_in_float32():
+    stem = Stem("test_resnet", SIZE)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = stem(as_clip(pixels()))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, stem(as_clip(pixels())), rtol=0, atol=0)
+
+
+def test_what_is_no_stem_is_refused(tmp_path):
+    saved("test_resnet", tmp_path)
+    stem = Stem("test_efficientnet", SIZE)
+    for wrong, message in (
+        (lambda: Stem("test_eficientnet", SIZE), "timm has no network 'test_eficientnet'; nearest: test_efficientnet"),
+        (lambda: stem.load_(str(tmp_path)), "are of another network"),
+        (lambda: stem.load_(str(tmp_path / "nowhere")), "holds no weights; accepted: a file in timm's layout"),
+        (lambda: stem.load_(""), "cannot be had from test_efficientnet on the hub"),
+    ):
+        with pytest.raises(StemError, match=message):
+            wrong()
+    with pytest.raises(ValueError, match=r"makes 2 x 2 places of 64 pixels, .*; accepted: patches of 32"):
+        VisionTransformer(SIZE, 16, 24, 2, 2, projection_dim=16, stem=stem)
