@@ -120,6 +120,15 @@ class ImageTransform:
             pixels = pixels.flip(-1)
         return pixels
 
+    def inputs(self, images: Tensor) -> Tensor:
+        """What a tower takes: a batch of views, normalised (`normalize`)."""
+        return normalize(images, self.mean, self.std)
+
+    @property
+    def blank(self) -> Tensor:
+        """Stands for a picture that cannot be read."""
+        return torch.zeros(3, self.size, self.size, dtype=torch.uint8)
+
     def to_json(self) -> str:
         """All values as a JSON text, in a fixed order; equal transforms give equal texts."""
         return json.dumps(asdict(self))

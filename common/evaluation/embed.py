@@ -22,9 +22,10 @@ from tqdm import tqdm
 from common.base.signals import leave_signals_to_trainer
 from common.data.bert_tokenizer import clean_caption
 from common.data.broken import BrokenSample
+from common.data.feature_cache import FeatureCache
 from common.data.pairs import Pairs, lost_at_open
 from common.data.tokenizer import Tokenizer
-from common.data.transforms import ImageTransform, normalize
+from common.data.transforms import ImageTransform
 from common.distributed import gather_rows, is_main_process, rank, world_size
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.accuracy import classification_evaluation
@@ -65,6 +66,7 @@ class Encoder:
     model: unwrapped (no DDP around it), on `device`.
     context_length: of the text tower.
     batch_size: pictures or captions per forward pass and process.
+    cache: of the features of a stem that is held still; None = computed anew.
     """
 
     model: TwoTowers
@@ -74,6 +76,7 @@ class Encoder:
     batch_size: int
     device: torch.device
     num_workers: int = 0
+    cache: FeatureCache | None = None
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -91,7 +94,10 @@ class Encoder:
         """
         size = min(self.batch_size, max(len(data_set), 1))
         batches = _batches_here(len(data_set), size)
-        pictures = _Pictures(data_set, self.transform)
+        transform = self.transform
+        if self.cache is not None:
+            data_set, transform = self.cache.of(data_set, transform, training=False)
+        pictures = _Pictures(data_set, transform)
         rows, readable = [], []
         loader = DataLoader(
             pictures,
@@ -101,7 +107,7 @@ class Encoder:
         )
         with evaluation_mode(self.model):
             for images, ok in _with_bar(loader, getattr(data_set, "name", "pictures")):
-                images = normalize(images.to(self.device), self.transform.mean, self.transform.std)
+                images = transform.inputs(images.to(self.device))
                 rows.append(self.model.encode_image(images))
                 readable.append(ok.to(self.device))
         return _in_order(rows, size, len(data_set)), _in_order(readable, size, len(data_set))
@@ -394,4 +400,4 @@ class _Pictures(torch.utils.data.Dataset):
         try:
             return self.transform.eval(self.data_set[index]["image"]), True
         except BrokenSample:
-            return torch.zeros(3, self.transform.size, self.transform.size, dtype=torch.uint8), False
+            return self.transform.blank, False

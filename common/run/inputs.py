@@ -22,7 +22,7 @@ from common.data.pairs import (
 )
 from common.data.text import build_tokenizer, tokenizer_from_json
 from common.data.tokenizer import Tokenizer
-from common.data.transforms import ImageTransform, normalize
+from common.data.transforms import ImageTransform
 from common.run.checkpoint import Checkpoint
 
 
@@ -137,5 +137,5 @@ def batches_from(
 
 def as_inputs(batch: Batch, transform: ImageTransform, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """(batch, 3, size, size) normalised pixels and (batch, context_length) ids, on the device."""
-    images = normalize(batch.images.to(device, non_blocking=True), transform.mean, transform.std)
+    images = transform.inputs(batch.images.to(device, non_blocking=True))
     return images, batch.token_ids.to(device, non_blocking=True)

@@ -111,8 +111,12 @@ class SceneDataset:
         return {
             "image": render(self.scene(index), self.image_size),
             "captions": self.captions(index),
-            "image_id": f"{self.split}-{self.seed}-{index}",
+            "image_id": self.image_id(index),
         }
+
+    def image_id(self, index: int) -> str:
+        """Id of a picture, without drawing it."""
+        return f"{self.split}-{self.seed}-{check_index(index, self.size)}"
 
     def scene(self, index: int) -> Scene:
         """What the picture shows."""

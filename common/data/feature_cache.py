@@ -1,0 +1,244 @@
+"""Features of a network that is held still, computed once: float16 on disk, one file for each set of pictures and view.
+
+Training and evaluation read them through the two things that they read pictures through: a data set, whose item holds a
+row number in the place of a picture, and a transform, which gives the row in the place of pixels. A file is known by
+the network's weights, the transform, the view and the data set's fingerprint, never by paths. It is written in chunks
+and goes on where it stopped.
+"""
+
+import io
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from common.base.files import write_json
+from common.base.provenance import hash_of
+from common.base.signals import leave_signals_to_trainer
+from common.data.broken import BrokenSample
+from common.data.order import seed_of
+from common.data.transforms import ImageTransform
+from common.distributed import is_main_process, wait_for_everyone
+
+CENTRE, MIRROR = "centre", "mirror"
+
+
+@dataclass(frozen=True)
+class FeatureCache:
+    """Where features lie, and how they are made.
+
+    folder: takes the files.
+    network: what changes with the weights, for the name of a file.
+    compute: (batch, 3, size, size) uint8 -> (batch, *shape), on any device.
+    shape: of a picture's features.
+    views: of a training picture: "centre" (the evaluation view), "mirror" (its mirror image), or numbers of random
+        crops by the transform's crop_scale, each with draws of its own that depend on nothing but picture and number.
+    max_bytes: of one set, all its views; a larger one is an error before anything is computed.
+    batch_size, num_workers: of computing.
+    """
+
+    folder: Path
+    network: str
+    compute: Callable[[torch.Tensor], torch.Tensor]
+    shape: tuple[int, ...]
+    views: tuple[str | int, ...] = (CENTRE,)
+    max_bytes: float = 20e9
+    batch_size: int = 64
+    num_workers: int = 0
+
+    def of(self, pictures: Any, transform: ImageTransform, training: bool) -> tuple["Cached", "CachedTransform"]:
+        """A set of pictures and its transform, as cached; computes what is not there yet. Call on every process.
+
+        Args:
+            pictures: data set with a name and a fingerprint.
+            transform: that its pictures go through.
+            training: all views; else the centre alone.
+        Raises:
+            ValueError: larger than max_bytes or than the disk has room for.
+        """
+        views = self.views if training else (CENTRE,)
+        files = [self._file(pictures, transform, view) for view in views]
+        missing = [(file, view) for file, view in zip(files, views) if not file.is_file()]
+        if missing and is_main_process():
+            self._check_room(pictures, len(missing))
+            for file, view in missing:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with filelock.FileLock(f"{file}.lock"):
+                    if not file.is_file():  # another run may have been quicker
+                        self._fill(file, pictures, transform, view)
+        wait_for_everyone()
+        broken = json.loads(_notes(files[0]).read_text(encoding="utf-8"))["broken"]
+        kept = {int(index): BrokenSample(*args) for index, args in broken.items()}
+        return Cached(pictures, kept), CachedTransform(transform, tuple(_Rows(file) for file in files))
+
+    def _file(self, pictures: Any, transform: ImageTransform, view: str | int) -> Path:
+        # how training augments decides random crops alone
+        told = transform if isinstance(view, int) else replace(transform, crop_scale=None, flip_probability=0.0)
+        key = hash_of([self.network, told.to_json(), view, pictures.fingerprint])
+        return self.folder / f"{str(pictures.name).replace('/', '-')}-{key}.npy"
+
+    def _check_room(self, pictures: Any, num_views: int) -> None:
+        size = 2 * len(pictures) * num_views * int(np.prod(self.shape))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.folder).free
+        said = (
+            f"features of {pictures.name}: {len(pictures)} pictures x {num_views} views take {size / 1e9:.2f} GB in "
+            f"{self.folder}"
+        )
+        if size > min(self.max_bytes, free):
+            raise ValueError(f"{said}; accepted are {self.max_bytes / 1e9:.2f} GB, free are {free / 1e9:.2f} GB")
+        print(said, flush=True)
+
+    def _fill(self, file: Path, pictures: Any, transform: ImageTransform, view: str | int) -> None:
+        """Computes one view in chunks; notes say after each how many rows are whole."""
+        part, notes = file.with_suffix(".part"), _notes(file)
+        done: dict[str, Any] = {"rows": 0, "broken": {}}
+        if part.is_file() and notes.is_file():
+            with suppress(ValueError):
+                done = json.loads(notes.read_text(encoding="utf-8"))
+        header = _header((len(pictures), *self.shape))
+        row_bytes = 2 * int(np.prod(self.shape))
+        loader = DataLoader(
+            _View(pictures, transform, view, done["rows"]),
+            batch_size=self.batch_size,
+            num_workers=self.num_workers,
+            collate_fn=list,
+            worker_init_fn=leave_signals_to_trainer,
+        )
+        # written and not mapped: a full disk then is an error, and not a signal that ends the process
+        with part.open("r+b" if done["rows"] else "wb") as stream:
+            stream.write(header)
+            stream.truncate(len(header) + done["rows"] * row_bytes)
+            stream.seek(0, 2)
+            bar = tqdm(total=len(pictures), initial=done["rows"], desc=f"features of {pictures.name}", unit="picture")
+            with bar, torch.no_grad():
+                for batch in loader:
+                    good = [pixels for pixels in batch if isinstance(pixels, torch.Tensor)]
+                    rows = np.zeros((len(batch), *self.shape), np.float16)
+                    if good:
+                        found = self.compute(torch.stack(good)).cpu().numpy().astype(np.float16)
+                        rows[[isinstance(pixels, torch.Tensor) for pixels in batch]] = found
+                    for place, pixels in enumerate(batch):
+                        if not isinstance(pixels, torch.Tensor):
+                            done["broken"][str(done["rows"] + place)] = list(pixels.args)
+                    stream.write(rows.tobytes())
+                    stream.flush()
+                    done["rows"] += len(batch)
+                    write_json(notes, done)
+                    bar.update(len(batch))
+        part.replace(file)
+
+
+class Cached:
+    """A data set whose items hold row numbers in the place of pictures; all else is asked of the set itself."""
+
+    def __init__(self, pictures: Any, broken: dict[int, BrokenSample]) -> None:
+        self._pictures, self._broken = pictures, broken
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_pictures", "_broken"):  # asked for while a copy is being made
+            raise AttributeError(name)
+        return getattr(self._pictures, name)
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """{"image": row number, "captions", "image_id"} without decoding the picture."""
+        if index in self._broken:
+            raise self._broken[index]
+        pictures = self._pictures
+        if not hasattr(pictures, "captions"):
+            return {"image": index}
+        return {"image": index, "captions": pictures.captions(index), "image_id": pictures.image_id(index)}
+
+
+@dataclass(frozen=True)
+class CachedTransform:
+    """Row number -> features of a view, in the place of picture -> pixels.
+
+    transform: that the pictures went through before they became features.
+    rows: a file for each view, that of the evaluation first.
+    """
+
+    transform: ImageTransform
+    rows: tuple["_Rows", ...]
+
+    @property
+    def size(self) -> int:
+        return self.transform.size
+
+    def to_json(self) -> str:
+        """That of pictures: a checkpoint must be able to do without the cache."""
+        return self.transform.to_json()
+
+    def eval(self, row: int) -> torch.Tensor:
+        return self.rows[0][row]
+
+    def train(self, row: int, rng: int) -> torch.Tensor:
+        """A view that the seed chooses."""
+        return self.rows[seed_of(rng, 3) % len(self.rows)][row]
+
+    @property
+    def blank(self) -> torch.Tensor:
+        return torch.zeros_like(self.rows[0][0])
+
+    def inputs(self, features: torch.Tensor) -> torch.Tensor:
+        """float32, as a tower takes them."""
+        return features.float()
+
+
+class _Rows:
+    """A file of features, mapped when it is first read; a copy for another process takes the path alone."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self._array = file, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"file": self.file, "_array": None}
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        if self._array is None:
+            self._array = np.load(self.file, mmap_mode="r")
+        return torch.from_numpy(np.array(self._array[row]))
+
+
+class _View(Dataset):
+    """Pixels of one view, or the broken sample, from a row on."""
+
+    def __init__(self, pictures: Any, transform: ImageTransform, view: str | int, start: int) -> None:
+        self.pictures, self.transform, self.view, self.start = pictures, transform, view, start
+
+    def __len__(self) -> int:
+        return len(self.pictures) - self.start
+
+    def __getitem__(self, place: int) -> torch.Tensor | BrokenSample:
+        index = self.start + place
+        try:
+            picture = self.pictures[index]["image"]
+        except BrokenSample as error:
+            return error
+        if isinstance(self.view, int):
+            return self.transform.train(picture, seed_of(index, self.view))
+        pixels = self.transform.eval(picture)
+        return pixels.flip(-1) if self.view == MIRROR else pixels
+
+
+def _notes(file: Path) -> Path:
+    return file.with_suffix(".json")
+
+
+def _header(shape: Sequence[int]) -> bytes:
+    """What NumPy writes before such an array."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_2_0(stream, {"descr": "<f2", "fortran_order": False, "shape": tuple(shape)})
+    return stream.getvalue()

@@ -1,0 +1,149 @@
+"""common/data/feature_cache.py: features computed once are those computed anew, whatever interrupts or breaks."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from processes import in_processes
+
+from common.data.broken import BrokenSample
+from common.data.feature_cache import FeatureCache
+from common.data.order import seed_of
+from common.data.scenes import SceneDataset
+from common.data.transforms import ImageTransform
+from common.distributed import rank, world_size
+
+SIZE = 16
+TRANSFORM = ImageTransform(SIZE, crop_scale=(0.4, 1.0))
+
+
+class Pictures(SceneDataset):
+    """Scenes, some of which cannot be read; counts how often a picture is drawn."""
+
+    broken = (3, 7)
+
+    def __init__(self, size=10):
+        super().__init__("test", size, 24)
+        self.drawn = []
+
+    @property
+    def fingerprint(self):
+        return f"{self.size} pictures"
+
+    def __getitem__(self, index):
+        if index in self.broken:
+            raise BrokenSample("scenes", str(index), "torn")
+        self.drawn.append(index)
+        return super().__getitem__(index)
+
+
+def pooled(pixels):
+    """Stands for a network: (batch, 3, 16, 16) uint8 -> (batch, 3, 2, 2)."""
+    return torch.nn.functional.avg_pool2d(pixels.float(), 8)
+
+
+def cache(folder, compute=pooled, **options):
+    return FeatureCache(folder, "net", compute, (3, 2, 2), batch_size=4, **options)
+
+
+def on_the_fly(view, index):
+    picture = SceneDataset("test", 10, 24)[index]["image"]
+    pixels = TRANSFORM.train(picture, seed_of(index, view)) if isinstance(view, int) else TRANSFORM.eval(picture)
+    return pooled((pixels.flip(-1) if view == "mirror" else pixels)[None])[0].half()
+
+
+def test_views_are_those_computed_on_the_fly_and_computed_once(tmp_path):
+    pictures, views = Pictures(), ("centre", "mirror", 0, 1)
+    for _ in range(2):
+        rows, transform = cache(tmp_path, views=views).of(pictures, TRANSFORM, training=True)
+    good = [index for index in range(10) if index not in Pictures.broken]
+    assert sorted(pictures.drawn) == sorted(good * len(views))
+    for index in good:
+        sample = rows[index]
+        assert sample["captions"] == pictures.captions(index)
+        assert sample["image_id"] == SceneDataset("test", 10, 24)[index]["image_id"]
+        torch.testing.assert_close(transform.eval(sample["image"]), on_the_fly("centre", index), rtol=0, atol=0)
+        seen = {tuple(transform.train(sample["image"], seed).flatten().tolist()) for seed in range(60)}
+        assert seen == {tuple(on_the_fly(view, index).flatten().tolist()) for view in views}
+    for index in Pictures.broken:
+        with pytest.raises(BrokenSample, match="torn"):
+            rows[index]
+    assert transform.inputs(transform.blank[None]).dtype == torch.float32
+    assert transform.to_json() == TRANSFORM.to_json()
+    assert (rows.name, rows.fingerprint, len(rows)) == (pictures.name, pictures.fingerprint, 10)
+
+
+def test_other_weights_pictures_or_preprocessing_are_computed_anew_and_another_crop_of_training_is_not(tmp_path):
+    pictures = Pictures()
+    cache(tmp_path).of(pictures, TRANSFORM, training=False)
+    before = len(pictures.drawn)
+    cache(tmp_path).of(pictures, ImageTransform(SIZE), training=True)
+    assert len(pictures.drawn) == before
+    FeatureCache(tmp_path, "other", pooled, (3, 2, 2)).of(pictures, TRANSFORM, training=False)
+    cache(tmp_path).of(pictures, ImageTransform(SIZE, "squeeze"), training=False)
+    other = Pictures(9)
+    cache(tmp_path).of(other, TRANSFORM, training=False)
+    assert len(pictures.drawn) == 3 * before
+    assert len(list(tmp_path.glob("*.npy"))) == 4
+
+
+def test_what_is_interrupted_goes_on_and_a_torn_end_is_written_again(tmp_path):
+    calls = []
+
+    def stops(pixels):
+        calls.append(len(pixels))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return pooled(pixels)
+
+    pictures = Pictures()
+    with pytest.raises(KeyboardInterrupt):
+        cache(tmp_path, stops).of(pictures, TRANSFORM, training=False)
+    assert not list(tmp_path.glob("*.npy"))
+    (part,) = tmp_path.glob("*.part")
+    part.write_bytes(part.read_bytes() + b"torn")
+    pictures.drawn.clear()
+    _, transform = cache(tmp_path).of(pictures, TRANSFORM, training=False)
+    assert min(pictures.drawn) == 4  # the first chunk is not computed again
+    for index in (0, 5, 9):
+        torch.testing.assert_close(transform.eval(index), on_the_fly("centre", index), rtol=0, atol=0)
+
+
+def test_a_set_that_is_too_large_is_refused_before_anything_is_computed(tmp_path):
+    pictures = Pictures()
+    message = r"10 pictures x 2 views take 0.00 GB in .*; accepted are 0.00 GB, free are"
+    with pytest.raises(ValueError, match=message):
+        cache(tmp_path, views=("centre", "mirror"), max_bytes=400).of(pictures, TRANSFORM, training=True)
+    assert not pictures.drawn
+
+
+def test_a_copy_for_another_process_takes_no_features_with_it(tmp_path):
+    both = cache(tmp_path).of(Pictures(), TRANSFORM, training=False)
+    both[1].eval(0)
+    rows, transform = pickle.loads(pickle.dumps(both))
+    assert len(pickle.dumps(both[1])) < 2000
+    torch.testing.assert_close(transform.eval(rows[0]["image"]), on_the_fly("centre", 0), rtol=0, atol=0)
+
+
+def of_each_process(folder):
+    drawn = Pictures()
+    rows, transform = cache(folder).of(drawn, TRANSFORM, training=False)
+    return rank(), world_size(), len(drawn.drawn), np.asarray(transform.eval(rows[1]["image"])).tolist()
+
+
+def test_of_two_processes_one_computes_and_both_read(tmp_path):
+    first, second = in_processes(2, of_each_process, tmp_path)
+    assert (first[2], second[2]) == (8, 0)
+    assert first[3] == second[3] == on_the_fly("centre", 1).tolist()
+
+
+def test_notes_that_are_torn_begin_anew(tmp_path):
+    cache(tmp_path).of(Pictures(), TRANSFORM, training=False)
+    (file,) = tmp_path.glob("*.npy")
+    file.rename(file.with_suffix(".part"))
+    file.with_suffix(".json").write_text('{"rows": 8, "bro')
+    _, transform = cache(tmp_path).of(Pictures(), TRANSFORM, training=False)
+    assert json.loads(file.with_suffix(".json").read_text())["rows"] == 10
+    torch.testing.assert_close(transform.eval(9), on_the_fly("centre", 9), rtol=0, atol=0)
