@@ -1,15 +1,29 @@
 """Hybrid towers: a pre-trained network's features in the place of patches (Dosovitskiy et al. 2021)."""
 
+import json
+import shutil
+
 import pytest
 import timm
 import torch
+from accelerate import Accelerator
 from safetensors.torch import save_file
 
+from common.base.config import load_row
+from common.base.provenance import ROOT
+from common.data.pairs import open_training_pairs
 from common.data.transforms import CLIP_MEAN, CLIP_STD
 from common.encoders.stem import Stem, StemError
 from common.encoders.vision import VisionTransformer
+from common.run.folder import RunFiles
+from common.run.log import read_log
+from euclip.config import Config
+from euclip.train import train
 
 SIZE = 64
+EUCLIP = ROOT / "euclip"
+SMALL = ("optim.steps=3", "optim.warmup_steps=0", "run.evaluate_every=0", "data.num_train=24", "data.num_test=8",
+         "data.num_labelled=8", "optim.global_batch_size=16")  # fmt: skip
 TINY = ("test_efficientnet", "test_resnet", "test_vit")  # of timm's, made for tests
 
 
@@ -95,3 +109,43 @@ def test_what_is_no_stem_is_refused(tmp_path):
             wrong()
     with pytest.raises(ValueError, match=r"makes 2 x 2 places of 64 pixels, .*; accepted: patches of 32"):
         VisionTransformer(SIZE, 16, 24, 2, 2, projection_dim=16, stem=stem)
+
+
+def hybrid_run(folder, weights, *overrides, resume=False):
+    """EuCLIP's main row at smoke scale on a stem: its losses and evaluation."""
+    stem = {"name": "test_efficientnet", "weights": weights}
+    settings = [f"model.image.stem.{key}={value}" for key, value in stem.items()]
+    settings += ["data.image_size=64", "model.patch_size=32", "run.log_every=1", *SMALL, *overrides]
+    row = EUCLIP / "configs" / "table4_euclip.yaml"
+    config = load_row(Config, EUCLIP, row, "smoke", settings)
+    files = RunFiles(folder)
+    train(config, open_training_pairs(config.data, 0), files, resume, Accelerator(cpu=True), "test")
+    losses = [line["loss"] for line in read_log(files.log) if line["event"] == "train"]
+    return losses, json.loads(files.evaluation.read_text())["evaluations"]
+
+
+def test_training_on_kept_features_is_training_on_pictures(tmp_path, monkeypatch):
+    saved("test_efficientnet", tmp_path / "weights")
+    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    kept, kept_evaluation = hybrid_run(tmp_path / "kept", tmp_path / "weights")
+    assert len(list((tmp_path / "outputs" / "features").glob("*.npy"))) > 3  # training pairs and every test set
+    computed, evaluation = hybrid_run(tmp_path / "computed", tmp_path / "weights", "model.image.stem.cache_gb=0")
+    assert kept == pytest.approx(computed, rel=2e-3)  # float16 on disk
+    assert kept_evaluation.keys() == evaluation.keys()
+    assert kept_evaluation["test"]["protocol"] == evaluation["test"]["protocol"]
+    other, _ = hybrid_run(tmp_path / "other", tmp_path / "weights", "model.image.stem.trainable=true")
+    assert other[0] != pytest.approx(computed[0], rel=1e-9)  # batch statistics
+
+
+def test_a_hybrid_run_goes_on_to_the_same_losses_and_is_what_another_starts_from(tmp_path, monkeypatch):
+    saved("test_efficientnet", tmp_path / "weights")
+    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    often = ("run.save_every=1", "run.keep_checkpoints=3")
+    whole, _ = hybrid_run(tmp_path / "run", tmp_path / "weights", *often)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000003")
+    again, _ = hybrid_run(tmp_path / "run", tmp_path / "weights", *often, resume=True)
+    assert again[-1] == whole[-1]
+    child, _ = hybrid_run(tmp_path / "child", tmp_path / "weights", f"model.init={tmp_path / 'run'}")
+    assert child[0] < whole[0]
+    with pytest.raises(ValueError, match=r"model.image.stem.name = , in the weights test_efficientnet"):
+        hybrid_run(tmp_path / "none", "", f"model.init={tmp_path / 'run'}", "model.image.stem.name=")

@@ -171,11 +171,35 @@ class TowerConfig:
 
 
 @dataclass(frozen=True)
+class StemConfig:
+    """A pre-trained network of timm's whose features stand in for the patches (common/encoders/stem.py)."""
+
+    name: str = ""  # as timm has it, e.g. tf_efficientnet_lite0; "" = none, pixels are cut into patches
+    weights: str = ""  # file or folder in timm's layout; "" = timm's own, from the hub
+    trainable: bool = False  # false: held still, and its features computed once and kept on disk
+    # kept of a training picture: the evaluation view; that and its mirror image; so many crops by data.crop_scale
+    views: Literal["centre", "mirror"] | int = setting("centre", at_least=1)
+    cache_gb: float = setting(20.0, at_least=0.0)  # largest file set of one data set; 0 = computed anew in every step
+
+
+@dataclass(frozen=True)
+class ImageTowerConfig(TowerConfig):
+    """The image tower's."""
+
+    stem: StemConfig = field(default_factory=StemConfig)
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether features of the stem are kept."""
+        return bool(self.stem.name) and not self.stem.trainable and self.stem.cache_gb > 0
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes of both towers and of the embedding, and the weights that both start from."""
 
     init: str = ""  # weights to start from: file, folder, run or hub name of a model with both towers; "" = random
-    image: TowerConfig = field(default_factory=lambda: TowerConfig(layers=4))
+    image: ImageTowerConfig = field(default_factory=lambda: ImageTowerConfig(layers=4))
     text: TowerConfig = field(default_factory=TowerConfig)
     patch_size: int = setting(8, at_least=1)  # pixels
     # timm: patches with a bias and no LayerNorm before the blocks (ViT, DeiT); null = the initial weights', else clip
@@ -219,6 +243,13 @@ def check_patches(data: DataConfig, model: ModelConfig) -> None:
         raise ValueError(
             f"data.image_size = {data.image_size} is not a multiple of model.patch_size = {model.patch_size}; "
             f"accepted: {data.image_size // model.patch_size * model.patch_size or model.patch_size}, or another one"
+        )
+    stem = model.image.stem
+    crops = isinstance(stem.views, int)
+    if model.image.has_cache and crops != (data.crop_scale is not None):
+        raise ValueError(
+            f"model.image.stem.views = {stem.views} with data.crop_scale = {data.crop_scale}; accepted: "
+            "a crop_scale with a number of crops, no crop_scale with centre or mirror, or model.image.stem.cache_gb=0"
         )
     patches = (data.image_size // model.patch_size) ** 2
     if round(patches * (1 - model.patch_dropout)) < 1:

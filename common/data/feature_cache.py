@@ -30,6 +30,7 @@ from common.data.transforms import ImageTransform
 from common.distributed import is_main_process, wait_for_everyone
 
 CENTRE, MIRROR = "centre", "mirror"
+WORTH_SAYING = 10e6  # bytes
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class FeatureCache:
         )
         if size > min(self.max_bytes, free):
             raise ValueError(f"{said}; accepted are {self.max_bytes / 1e9:.2f} GB, free are {free / 1e9:.2f} GB")
-        print(said, flush=True)
+        if size > WORTH_SAYING:
+            print(said, flush=True)
 
     def _fill(self, file: Path, pictures: Any, transform: ImageTransform, view: str | int) -> None:
         """Computes one view in chunks; notes say after each how many rows are whole."""
@@ -119,7 +121,9 @@ class FeatureCache:
             stream.write(header)
             stream.truncate(len(header) + done["rows"] * row_bytes)
             stream.seek(0, 2)
-            bar = tqdm(total=len(pictures), initial=done["rows"], desc=f"features of {pictures.name}", unit="picture")
+            bar = tqdm(
+                total=len(pictures), initial=done["rows"], desc=f"features of {pictures.name}", unit="picture", delay=2
+            )
             with bar, torch.no_grad():
                 for batch in loader:
                     good = [pixels for pixels in batch if isinstance(pixels, torch.Tensor)]
@@ -191,10 +195,6 @@ class CachedTransform:
     @property
     def blank(self) -> torch.Tensor:
         return torch.zeros_like(self.rows[0][0])
-
-    def inputs(self, features: torch.Tensor) -> torch.Tensor:
-        """float32, as a tower takes them."""
-        return features.float()
 
 
 class _Rows:

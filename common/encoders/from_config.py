@@ -22,8 +22,10 @@ def vision_transformer(data: DataConfig, model: ModelConfig, num_class_tokens: i
         model: sizes.
         num_class_tokens: each has its own output of model.embedding_dim numbers.
     """
+    from common.encoders.stem import Stem
     from common.encoders.vision import VisionTransformer
 
+    stem = model.image.stem
     return VisionTransformer(
         image_size=data.image_size,
         patch_size=model.patch_size,
@@ -31,6 +33,7 @@ def vision_transformer(data: DataConfig, model: ModelConfig, num_class_tokens: i
         patch_bias=model.image_kind == "timm",
         input_norm=model.image_kind != "timm",
         patch_dropout=model.patch_dropout,
+        stem=Stem(stem.name, data.image_size, stem.trainable) if stem.name else None,
         **_sizes(model, model.image),
     )
 

@@ -7,6 +7,7 @@ was trained with.
 """
 
 import difflib
+import hashlib
 from pathlib import Path
 
 import torch
@@ -81,6 +82,13 @@ class Stem(nn.Module):
         elif found.shape[-1] == self.network.num_features != found.shape[1]:  # Swin and its like: channels last
             found = found.permute(0, 3, 1, 2)
         return found
+
+    def fingerprint(self) -> str:
+        """12 hex digits that change with any weight or running statistic."""
+        digest = hashlib.sha256()
+        for name, tensor in self.network.state_dict().items():
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:12]
 
     def load_(self, weights: str) -> None:
         """Fills the network.

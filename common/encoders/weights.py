@@ -211,6 +211,8 @@ def towers_of_sizes(
                 f"tells; accepted: {side}_heads that divide it"
             )
     with torch.device("meta"):  # the tensors of the state take the place of these
+        stem = image.get("stem")
+        patch_size = patch_size if stem is None else stem.image_size // stem.grid
         image_tower = VisionTransformer(
             image_size=round(num_patches**0.5) * patch_size,
             patch_size=patch_size,
@@ -706,6 +708,7 @@ def settings_of(tower: VisionTransformer | CausalTextTransformer | Bidirectional
     }
     if is_image:
         told["model.patch_size"] = tower.patch_size
+        told["model.image.stem.name"] = "" if tower.stem is None else tower.stem.name
         told["model.image_kind"] = "clip" if tower.patch_embedding.bias is None else "timm"
         told["class tokens of the image tower"] = tower.num_class_tokens
     else:

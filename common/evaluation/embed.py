@@ -107,7 +107,7 @@ class Encoder:
         )
         with evaluation_mode(self.model):
             for images, ok in _with_bar(loader, getattr(data_set, "name", "pictures")):
-                images = transform.inputs(images.to(self.device))
+                images = self.transform.inputs(images.to(self.device))
                 rows.append(self.model.encode_image(images))
                 readable.append(ok.to(self.device))
         return _in_order(rows, size, len(data_set)), _in_order(readable, size, len(data_set))

@@ -3,7 +3,7 @@ a published.py and a public.py are made of."""
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_s
 from common.evaluation.protocol import Evaluation, as_json, in_words
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
 from common.run.folder import RunFiles, provenance_of
+from common.run.inputs import feature_cache
 
 # ---------------------------------------------------------------- from a checkpoint to its model
 
@@ -85,6 +86,7 @@ class TrainedModels:
     def reevaluate(self, checkpoint: Checkpoint, config: Any, files: RunFiles, accelerator: Accelerator) -> None:
         """Evaluates a trained run again, after a change of the evaluation code or of the test data."""
         _, encoder = self.load_encoder(checkpoint, accelerator.device)
+        encoder = replace(encoder, cache=feature_cache(encoder.model, config, accelerator.device))
         sets, state = open_evaluation_sets(config.data), checkpoint.state
         evaluate_and_save(self, config, encoder, sets, files, state["step"], state, provenance_of(self.paper))
 

@@ -43,6 +43,8 @@ MAY_CHANGE = (
     "model.init",  # and the next two: the key and a checkpoint hold fingerprints of the weights
     "model.image.init",
     "model.text.init",
+    "model.image.stem.weights",
+    "model.image.stem.cache_gb",
     "data.vocabulary",  # the key holds what it says, and a checkpoint brings its tokenizer
     "data.max_broken_share",
     "optim.micro_batch_size",

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from common.base.config import ConfigError
+from common.base.settings import ModelConfig
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
+from common.encoders.stem import Stem
 from common.encoders.transformer import Activation
 from common.encoders.weights import (
     Weights,
@@ -40,6 +42,10 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
     for side in SIDES:
         config = state["config"]["model"][side]
         told[side] = {key: config[key] for key in ("heads", "activation", "norm_eps") if config.get(key) is not None}
+        stem = config.get("stem") or {"name": ""}
+        if stem["name"]:
+            size = state["config"]["data"]["image_size"]
+            told[side]["stem"] = Stem(stem["name"], size, stem["trainable"])
         if activation not in (None, told[side].get("activation", "gelu")):
             raise WeightsError(f"{name} tells its own activation; {activation} is not taken")
     # late interaction wraps its towers, and a momentum encoder beside them is no part of the weights
@@ -51,6 +57,21 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
         tower.load_state_dict(own, assign=True)
     beside = {key: value for key, value in tensors.items() if key.startswith(("logit_scale.", "geometry."))}
     return Weights(name, towers[0].eval(), towers[1].eval(), beside, state["geometry"], tokenizer.fingerprint)
+
+
+def load_stem_(model: nn.Module, config: Any) -> None:
+    """Fills the stem of the image tower, if there is one, in place.
+
+    Raises:
+        StemError: weights that are not there or belong to another network.
+    """
+    if isinstance(config.model, ModelConfig) and config.model.image.stem.name:
+        _bare(model.image_tower).stem.load_(config.model.image.stem.weights)
+
+
+def _bare(tower: nn.Module) -> nn.Module:
+    """The tower itself; late interaction wraps its towers."""
+    return getattr(tower, "tower", tower)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +124,7 @@ class InitialWeights:
         """
         told: dict[str, Any] = {}
         for side, (key, weights) in self.of.items():
-            wrapped = getattr(model, f"{side}_tower")
-            tower = getattr(wrapped, "tower", wrapped)  # late interaction wraps its towers
+            tower = _bare(getattr(model, f"{side}_tower"))
             if side == "text" and weights.tokenizer not in (None, tokenizer.fingerprint):
                 raise WeightsError(
                     f"{key} = {weights.source} was trained with other words: data.tokenizer and data.vocabulary make "

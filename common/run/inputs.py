@@ -1,6 +1,7 @@
 """What a run trains on: samples in order, as tensors on the device."""
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -8,8 +9,11 @@ from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from common.base.provenance import ROOT
+from common.base.settings import ModelConfig
 from common.data.batches import Batch, TrainingView, training_batches
 from common.data.broken import BrokenSample
+from common.data.feature_cache import CENTRE, MIRROR, FeatureCache
 from common.data.order import BatchPositions, MixedOrder, SampleOrder, order_of
 from common.data.pairs import (
     EvaluationSets,
@@ -22,7 +26,7 @@ from common.data.pairs import (
 )
 from common.data.text import build_tokenizer, tokenizer_from_json
 from common.data.tokenizer import Tokenizer
-from common.data.transforms import ImageTransform
+from common.data.transforms import ImageTransform, normalize
 from common.run.checkpoint import Checkpoint
 
 
@@ -44,6 +48,12 @@ class Training(Protocol):
     def one_sample(self) -> tuple[torch.Tensor, ...] | None:
         """The model's inputs for one sample, on the meta device, to count what it costs; None = not counted."""
 
+    def with_features(self, model: nn.Module, config: Any, device: torch.device) -> "Training":
+        """Itself, with features kept on disk in the place of pictures where the model has a stem that is held still.
+
+        Call on every process, with the model on the device.
+        """
+
     def state(self, model: nn.Module) -> dict[str, Any]:
         """JSON values with which a checkpoint rebuilds the model and its preprocessing, beside the config."""
 
@@ -57,6 +67,7 @@ class TrainingData:
     validation_pairs: ranked during training; None where run.evaluate_every is 0.
     validation_task: classified zero-shot during training; None likewise, and where there is no labelled set.
     evaluation_sets: of the end, opened now so that a missing one is known at once.
+    cache: of a stem's features; None = there is no stem, or it trains.
     """
 
     pairs: Pairs
@@ -67,6 +78,7 @@ class TrainingData:
     validation_pairs: Pairs | None
     validation_task: Any | None
     evaluation_sets: EvaluationSets
+    cache: FeatureCache | None = None
 
     @property
     def description(self) -> str:
@@ -79,10 +91,43 @@ class TrainingData:
         size, length = self.transform.size, self.view.context_length
         return torch.empty(1, 3, size, size, device="meta"), torch.zeros(1, length, dtype=torch.long, device="meta")
 
+    def with_features(self, model: nn.Module, config: Any, device: torch.device) -> "TrainingData":
+        cache = feature_cache(model, config, device)
+        if cache is None:
+            return self
+        view = copy.copy(self.view)
+        view.pairs, view.transform = cache.of(self.pairs, self.transform, training=True)
+        return replace(self, view=view, cache=cache)
+
     def state(self, model: nn.Module) -> dict[str, Any]:
         """The model is two towers with a geometry."""
         geometry, tokenizer = model.geometry.name, self.tokenizer.to_json()
         return {"geometry": geometry, "tokenizer": tokenizer, "transform": self.transform.to_json()}
+
+
+def feature_cache(model: nn.Module, config: Any, device: torch.device) -> FeatureCache | None:
+    """Of the features of the image tower's stem; None where there is none, it trains, or nothing is to be kept.
+
+    Args:
+        model: unwrapped, on the device, with the stem's weights.
+        config: of the run.
+        device: computes.
+    """
+    if not isinstance(config.model, ModelConfig) or not config.model.image.has_cache:
+        return None
+    tower = getattr(model.image_tower, "tower", model.image_tower)  # late interaction wraps its towers
+    stem, settings = tower.stem, config.model.image.stem
+    views = {"centre": (CENTRE,), "mirror": (CENTRE, MIRROR)}.get(settings.views)
+    return FeatureCache(
+        folder=ROOT / "outputs" / "features",
+        network=f"{stem.name} {stem.fingerprint()}",
+        compute=lambda pixels: stem(normalize(pixels.to(device))),
+        shape=(stem.channels, stem.grid, stem.grid),
+        views=tuple(range(settings.views)) if views is None else views,
+        max_bytes=settings.cache_gb * 1e9,
+        batch_size=config.run.evaluation_batch_size,
+        num_workers=config.run.num_workers,
+    )
 
 
 def described(data_set: Any) -> str:

@@ -20,7 +20,7 @@ from common.base.signals import Stopped, StopRequest
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import save_checkpoint
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
-from common.run.initial import InitialWeights, in_words
+from common.run.initial import InitialWeights, in_words, load_stem_
 from common.run.inputs import Training, TrainingData, batches_from, open_training_data
 from common.run.journal import Journal
 from common.run.launch import prepare
@@ -34,7 +34,7 @@ class Run:
     """What a loop holds while it trains.
 
     config, files: of the run. steps: at which it is finished.
-    training: the data, as `open_training` gave them.
+    training: the data, as `open_training` gave them, with kept features where the model has a stem that is held still.
     model, optimizer: as Accelerate wraps them. bare_model: the same model, unwrapped.
     micro_batches: embeds a batch in parts, see `MicroBatches`. batches: of the steps that are left.
     journal: log, progress bar, speed. state: what a checkpoint holds beside tensors.
@@ -104,6 +104,8 @@ def open_run(
     torch.manual_seed(config.run.seed)
     model = build_model(config, training)
     started = initial.start_(model, config, training.tokenizer) if initial.of else {}
+    if checkpoint is None:
+        load_stem_(model, config)
     optimizer = build_optimizer(model, config.optim)
     one_sample = training.one_sample()
     utilisation = None
@@ -118,6 +120,7 @@ def open_run(
     if checkpoint is not None:
         checkpoint.load_optimizer(model, optimizer.optimizer)
     bare_model = accelerator.unwrap_model(model)
+    training = training.with_features(bare_model, config, accelerator.device)
 
     state = {
         "paper": paper,
@@ -164,6 +167,7 @@ def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: to
         run.evaluation_batch_size,
         device,
         run.num_workers,
+        training.cache,
     )
 
 

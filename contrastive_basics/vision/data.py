@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from common.data.broken import BrokenSample
@@ -112,6 +113,9 @@ class VisionTraining:
 
     def one_sample(self) -> None:
         return None  # batch normalisation wants more than one
+
+    def with_features(self, model: nn.Module, config: VisionConfig, device: torch.device) -> "VisionTraining":
+        return self  # the encoder trains
 
     def state(self, model: nn.Module) -> dict[str, Any]:
         return {"kind": "vision", "transform": self.transform.to_json()}
