@@ -10,6 +10,7 @@ from processes import in_processes
 
 from common.data.broken import BrokenSample
 from common.data.feature_cache import FeatureCache
+from common.data.mixture import Mixture
 from common.data.order import seed_of
 from common.data.scenes import SceneDataset
 from common.data.transforms import ImageTransform
@@ -105,10 +106,10 @@ def test_what_is_interrupted_goes_on_and_a_torn_end_is_written_again(tmp_path):
     (part,) = tmp_path.glob("*.part")
     part.write_bytes(part.read_bytes() + b"torn")
     pictures.drawn.clear()
-    _, transform = cache(tmp_path).of(pictures, TRANSFORM, training=False)
+    rows, transform = cache(tmp_path).of(pictures, TRANSFORM, training=False)
     assert min(pictures.drawn) == 4  # the first chunk is not computed again
     for index in (0, 5, 9):
-        torch.testing.assert_close(transform.eval(index), on_the_fly("centre", index), rtol=0, atol=0)
+        torch.testing.assert_close(transform.eval(rows[index]["image"]), on_the_fly("centre", index), rtol=0, atol=0)
 
 
 def test_a_set_that_is_too_large_is_refused_before_anything_is_computed(tmp_path):
@@ -121,9 +122,9 @@ def test_a_set_that_is_too_large_is_refused_before_anything_is_computed(tmp_path
 
 def test_a_copy_for_another_process_takes_no_features_with_it(tmp_path):
     both = cache(tmp_path).of(Pictures(), TRANSFORM, training=False)
-    both[1].eval(0)
+    both[1].eval(both[0][0]["image"])
     rows, transform = pickle.loads(pickle.dumps(both))
-    assert len(pickle.dumps(both[1])) < 2000
+    assert len(pickle.dumps(both)) < 5000
     torch.testing.assert_close(transform.eval(rows[0]["image"]), on_the_fly("centre", 0), rtol=0, atol=0)
 
 
@@ -144,6 +145,23 @@ def test_notes_that_are_torn_begin_anew(tmp_path):
     (file,) = tmp_path.glob("*.npy")
     file.rename(file.with_suffix(".part"))
     file.with_suffix(".json").write_text('{"rows": 8, "bro')
-    _, transform = cache(tmp_path).of(Pictures(), TRANSFORM, training=False)
+    rows, transform = cache(tmp_path).of(Pictures(), TRANSFORM, training=False)
     assert json.loads(file.with_suffix(".json").read_text())["rows"] == 10
-    torch.testing.assert_close(transform.eval(9), on_the_fly("centre", 9), rtol=0, atol=0)
+    torch.testing.assert_close(transform.eval(rows[9]["image"]), on_the_fly("centre", 9), rtol=0, atol=0)
+
+
+def test_sets_of_a_mixture_are_kept_each_for_itself_and_a_stream_is_refused(tmp_path):
+    mixture = Mixture([Pictures(), Pictures(8)], [1.0, 3.0])
+    rows, transform = cache(tmp_path).of(mixture, TRANSFORM, training=True)
+    assert (rows.name, rows.fingerprint) == (mixture.name, mixture.fingerprint)
+    for index in (0, 1, 9, 11):  # sample index // 2 of set index % 2
+        torch.testing.assert_close(
+            transform.train(rows[index]["image"], 5), on_the_fly("centre", index // 2), rtol=0, atol=0
+        )
+        assert rows[index]["image_id"] == mixture[index]["image_id"]
+    stream = Pictures()
+    stream.forward_only = True
+    with pytest.raises(
+        ValueError, match=r"is a stream, .*; accepted: data.stream_buffer=0, or model.image.stem.cache_gb"
+    ):
+        cache(tmp_path).of(stream, TRANSFORM, training=True)

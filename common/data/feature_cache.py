@@ -1,8 +1,8 @@
 """Features of a network that is held still, computed once: float16 on disk, one file for each set of pictures and view.
 
-Training and evaluation read them through the two things that they read pictures through: a data set, whose item holds a
-row number in the place of a picture, and a transform, which gives the row in the place of pixels. A file is known by
-the network's weights, the transform, the view and the data set's fingerprint, never by paths. It is written in chunks
+Training and evaluation read them through the two things that they read pictures through: a data set, whose item holds
+features in the place of a picture, and a transform, which gives those of a view in the place of pixels. A file is known
+by the network's weights, the transform, the view and the data set's fingerprint, never by paths. It is written in chunks
 and goes on where it stopped.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import filelock
 import numpy as np
@@ -25,6 +25,7 @@ from common.base.files import write_json
 from common.base.provenance import hash_of
 from common.base.signals import leave_signals_to_trainer
 from common.data.broken import BrokenSample
+from common.data.mixture import Mixture
 from common.data.order import seed_of
 from common.data.transforms import ImageTransform
 from common.distributed import is_main_process, wait_for_everyone
@@ -66,6 +67,15 @@ class FeatureCache:
         Raises:
             ValueError: larger than max_bytes or than the disk has room for.
         """
+        as_cached = CachedTransform(transform, self.shape)
+        if isinstance(pictures, Mixture):
+            parts = [self.of(part, transform, training)[0] for part in pictures.parts]
+            return Mixture(parts, pictures.weights), as_cached
+        if getattr(pictures, "forward_only", False):
+            raise ValueError(
+                f"{pictures.name} is a stream, whose features cannot be kept; accepted: data.stream_buffer=0, or "
+                "model.image.stem.cache_gb=0"
+            )
         views = self.views if training else (CENTRE,)
         files = [self._file(pictures, transform, view) for view in views]
         missing = [(file, view) for file, view in zip(files, views) if not file.is_file()]
@@ -79,7 +89,7 @@ class FeatureCache:
         wait_for_everyone()
         broken = json.loads(_notes(files[0]).read_text(encoding="utf-8"))["broken"]
         kept = {int(index): BrokenSample(*args) for index, args in broken.items()}
-        return Cached(pictures, kept), CachedTransform(transform, tuple(_Rows(file) for file in files))
+        return Cached(pictures, tuple(map(_Rows, files)), kept), as_cached
 
     def _file(self, pictures: Any, transform: ImageTransform, view: str | int) -> Path:
         # how training augments decides random crops alone
@@ -143,13 +153,13 @@ class FeatureCache:
 
 
 class Cached:
-    """A data set whose items hold row numbers in the place of pictures; all else is asked of the set itself."""
+    """A data set whose items hold features in the place of pictures; all else is asked of the set itself."""
 
-    def __init__(self, pictures: Any, broken: dict[int, BrokenSample]) -> None:
-        self._pictures, self._broken = pictures, broken
+    def __init__(self, pictures: Any, views: tuple["_Rows", ...], broken: dict[int, BrokenSample]) -> None:
+        self._pictures, self._views, self._broken = pictures, views, broken
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_pictures", "_broken"):  # asked for while a copy is being made
+        if name.startswith("_"):  # asked for while a copy is being made
             raise AttributeError(name)
         return getattr(self._pictures, name)
 
@@ -157,44 +167,52 @@ class Cached:
         return len(self._pictures)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """{"image": row number, "captions", "image_id"} without decoding the picture."""
+        """{"image": Features, "captions", "image_id"} without decoding the picture."""
         if index in self._broken:
             raise self._broken[index]
-        pictures = self._pictures
+        pictures, features = self._pictures, Features(self._views, index)
         if not hasattr(pictures, "captions"):
-            return {"image": index}
-        return {"image": index, "captions": pictures.captions(index), "image_id": pictures.image_id(index)}
+            return {"image": features}
+        return {"image": features, "captions": pictures.captions(index), "image_id": pictures.image_id(index)}
+
+
+class Features(NamedTuple):
+    """Where the features of one picture lie: a file for each view, and the row in all of them."""
+
+    views: tuple["_Rows", ...]
+    row: int
 
 
 @dataclass(frozen=True)
 class CachedTransform:
-    """Row number -> features of a view, in the place of picture -> pixels.
+    """Features -> those of a view, in the place of picture -> pixels.
 
     transform: that the pictures went through before they became features.
-    rows: a file for each view, that of the evaluation first.
+    shape: of a picture's features.
     """
 
     transform: ImageTransform
-    rows: tuple["_Rows", ...]
+    shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
         return self.transform.size
 
+    @property
+    def blank(self) -> torch.Tensor:
+        return torch.zeros(self.shape, dtype=torch.float16)
+
     def to_json(self) -> str:
         """That of pictures: a checkpoint must be able to do without the cache."""
         return self.transform.to_json()
 
-    def eval(self, row: int) -> torch.Tensor:
-        return self.rows[0][row]
+    def eval(self, features: Features) -> torch.Tensor:
+        """The first view."""
+        return features.views[0][features.row]
 
-    def train(self, row: int, rng: int) -> torch.Tensor:
+    def train(self, features: Features, rng: int) -> torch.Tensor:
         """A view that the seed chooses."""
-        return self.rows[seed_of(rng, 3) % len(self.rows)][row]
-
-    @property
-    def blank(self) -> torch.Tensor:
-        return torch.zeros_like(self.rows[0][0])
+        return features.views[seed_of(rng, 3) % len(features.views)][features.row]
 
 
 class _Rows:

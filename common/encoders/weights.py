@@ -181,19 +181,23 @@ def two_towers_from(
     if not final_norms & state.keys():
         entries = [entry for entry in entries if ".final_norm." not in entry.ours]
     found = _in_our_names(state, entries, source)
-    model = TwoTowers(*towers_of_sizes(found, image, text), Sphere(), LogitScale(init=1 / 0.07, maximum=maximum))
+    model = TwoTowers(
+        *towers_of_sizes(found, image, text, source), Sphere(), LogitScale(init=1 / 0.07, maximum=maximum)
+    )
     _put(model, found, entries, source, kept=[])
     return model.eval()
 
 
 def towers_of_sizes(
-    tensors: State, image: dict[str, Any], text: dict[str, Any]
+    tensors: State, image: dict[str, Any], text: dict[str, Any], source: str
 ) -> tuple[VisionTransformer, CausalTextTransformer | BidirectionalTextTransformer]:
     """Towers on the meta device for tensors under our names, of the sizes that their shapes tell.
 
     Args:
         tensors: "image_tower.patch_embedding.weight", ...
-        image, text: as in `two_towers_from`.
+        image, text, source: as in `two_towers_from`.
+    Raises:
+        WeightsError: a number of heads that does not divide the width.
     """
     image_tensors, text_tensors = (
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

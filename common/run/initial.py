@@ -50,7 +50,7 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
             raise WeightsError(f"{name} tells its own activation; {activation} is not taken")
     # late interaction wraps its towers, and a momentum encoder beside them is no part of the weights
     tensors = {key.replace("_tower.tower.", "_tower."): value for key, value in checkpoint.model_tensors().items()}
-    towers = towers_of_sizes(tensors, told["image"], {**told["text"], "end_id": tokenizer.end_id})
+    towers = towers_of_sizes(tensors, told["image"], {**told["text"], "end_id": tokenizer.end_id}, name)
     for side, tower in zip(SIDES, towers, strict=True):
         prefix = f"{side}_tower."
         own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
