@@ -140,13 +140,19 @@ def squared_arccos(cosines: torch.Tensor) -> torch.Tensor:
 class _SquaredArccos(torch.autograd.Function):
     """Keeps nothing but its input for the backward pass: a product of spheres has one such matrix for each of them."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, cosines):
-        ctx.save_for_backward(cosines)
+    def forward(cosines):
         defect = 1 - cosines
         series = defect * (2 + defect * (1 / 3 + defect * (4 / 45 + defect * (1 / 35))))  # next: 16/1575 defect^5
-        far = torch.arccos(cosines.clamp(-1 + 1.0e-7, 1)).square_()
+        far = torch.arccos(cosines.clamp(-1 + 1.0e-7, 1))
+        far.mul_(far)  # vmap has no rule for square_
         return torch.where(defect < 1.0e-2, series, far)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -205,14 +211,24 @@ def straight_path(start: torch.Tensor, end: torch.Tensor, num_points: int) -> to
     return torch.lerp(start, end, weights.reshape(-1, *[1] * start.ndim))
 
 
-def both_ways(similarity: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both directions of a symmetric comparison: (num_images, num_texts) -> the matrix, and its transpose as a view."""
-    return similarity, similarity.T
+class OneMatrix(NamedTuple):
+    """Both directions of a symmetric comparison: a matrix (num_images, num_texts), and its transpose as a view."""
+
+    image_to_text: torch.Tensor
+    text_to_image: torch.Tensor
 
 
-def one_matrix(image_to_text: torch.Tensor, text_to_image: torch.Tensor) -> bool:
-    """Whether two directions are one matrix and its view: then its numbers need be kept, scaled and filled in once."""
-    return text_to_image.T.is_set_to(image_to_text)
+def both_ways(similarity: torch.Tensor) -> OneMatrix:
+    """Both directions of a symmetric comparison, from its matrix (num_images, num_texts)."""
+    return OneMatrix(similarity, similarity.T)
+
+
+def one_matrix(directions: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    """Whether two directions are one matrix and its view: then its numbers need be kept, scaled and filled in once.
+
+    Their type says it (`both_ways`): a compiler that asks for storage breaks the graph.
+    """
+    return isinstance(directions, OneMatrix)
 
 
 class Scalar(NamedTuple):
@@ -297,7 +313,8 @@ class Geometry(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """By which images rank texts, (num_images, num_texts), and texts images, (num_texts, num_images).
 
-        The first is `similarity`. For nearly all geometries the second is its transpose (`both_ways`).
+        The first is `similarity`. For nearly all geometries the second is its transpose: return
+        `both_ways(similarity)`, by which losses and evaluations know it.
         """
 
     def paired_similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:

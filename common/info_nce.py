@@ -77,20 +77,24 @@ def info_nce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
             f"targets {tuple(targets.shape)} {targets.dtype} do not fit logits {tuple(logits.shape)}; accepted: "
             f"({logits.shape[0]},) int64 indices, or {tuple(logits.shape)} floating row-stochastic"
         )
+    if by_index:
+        _refuse_rows((targets < 0) | (targets >= logits.shape[1]), f"index targets outside [0, {logits.shape[1]})")
+    loss = _cross_entropy(logits, targets)
+    if loss.device.type == "cpu" and not torch.isfinite(loss):
+        picked = logits.gather(1, targets[:, None]) if by_index else logits.masked_fill(~(targets > 0), 0.0)
+        _refuse_rows((picked == -torch.inf).any(dim=1), "the positive is masked (its logit is -inf)")
+    return loss
+
+
+def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """`info_nce` of targets that fit and are there: what a distance that overflowed leaves is infinite or NaN."""
     with full_precision(logits):
         logits = at_least_float32(logits)
-        if by_index:
-            _refuse_rows((targets < 0) | (targets >= logits.shape[1]), f"index targets outside [0, {logits.shape[1]})")
-            loss = F.cross_entropy(logits, targets)
-        else:
-            positive = targets > 0  # 0 * -inf would be NaN for a masked candidate
-            log_probabilities = logits.log_softmax(dim=1)
-            terms = targets.to(logits.dtype) * log_probabilities.where(positive, 0.0)
-            loss = -terms.sum() / len(logits)
-        if loss.device.type == "cpu" and not torch.isfinite(loss):
-            picked = logits.gather(1, targets[:, None]) if by_index else logits.masked_fill(~positive, 0.0)
-            _refuse_rows((picked == -torch.inf).any(dim=1), "the positive is masked (its logit is -inf)")
-        return loss
+        if targets.ndim == 1:
+            return F.cross_entropy(logits, targets)
+        positive = targets > 0  # 0 * -inf would be NaN for a masked candidate
+        terms = targets.to(logits.dtype) * logits.log_softmax(dim=1).where(positive, 0.0)
+        return -terms.sum() / len(logits)
 
 
 def symmetric_info_nce(logits: torch.Tensor) -> torch.Tensor:
@@ -152,8 +156,8 @@ def contrastive_loss(
 
     def both_directions(images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         all_images, all_texts = gather_with_gradient(images), gather_with_gradient(texts)
-        image_to_text, text_to_image = geometry.directions(images, all_texts)
-        symmetric = one_matrix(image_to_text, text_to_image)
+        image_to_text, text_to_image = found = geometry.directions(images, all_texts)
+        symmetric = one_matrix(found)
         partners = geometry.paired_similarity(images, texts)[:, None] if symmetric else None
 
         def logits(scores: torch.Tensor) -> torch.Tensor:
@@ -186,7 +190,7 @@ def contrastive_loss(
         with torch.no_grad():
             pseudo = both_directions(distillation.image_keys, distillation.text_keys)
         targets = [distilled_targets(logits, hard, distillation.alpha) for logits, hard in zip(pseudo, targets)]
-    return sum(info_nce(logits, target) for logits, target in zip(found, targets)) / 2
+    return sum(_cross_entropy(logits, target) for logits, target in zip(found, targets)) / 2
 
 
 def nt_xent(
@@ -227,7 +231,7 @@ def nt_xent(
     )
     local = torch.arange(len(first_embeddings), device=logits.device) + rank() * len(first_embeddings)
     itself, partner = torch.cat([local, local + len(all_first)]), torch.cat([local + len(all_first), local])
-    return info_nce(at_least_float32(logits).scatter(1, itself[:, None], -torch.inf), partner)
+    return _cross_entropy(at_least_float32(logits).scatter(1, itself[:, None], -torch.inf), partner)
 
 
 def positives_from_ids(
@@ -259,7 +263,8 @@ def positives_from_ids(
     if own_columns is not None:
         positive = positive.scatter(1, own_columns[:, None], True)
     count = positive.sum(dim=1, keepdim=True)
-    _refuse_rows(count[:, 0] == 0, "no candidate has the id of the query", query_ids)
+    if own_columns is None:
+        _refuse_rows(count[:, 0] == 0, "no candidate has the id of the query", query_ids)
     return positive.to(dtype) / count
 
 

@@ -90,7 +90,7 @@ def tiled_contrastive_loss(
         )
     with torch.no_grad():
         one_pair = geometry.directions(image_embeddings[:1], text_embeddings[:1])
-    if not one_matrix(*one_pair):
+    if not one_matrix(one_pair):
         raise ValueError(
             f"tile = {tile} (optim.loss_tile) with geometry {geometry.name}, which has two matrices; accepted: 0"
         )

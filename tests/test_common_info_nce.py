@@ -24,7 +24,9 @@ from common.info_nce import (
     positives_from_ids,
     symmetric_info_nce,
 )
+from common.run.guards import NonFiniteLoss, check_finite
 from common.tiled import geometry_loss, tiled_contrastive_loss
+from euclip.geometry import Euclidean
 
 
 def double(*shape):
@@ -474,6 +476,14 @@ def test_loss_and_every_gradient_of_two_processes_equal_one():
                 torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
             assert worst_error(right[case][1], expected) <= 1e-12
             assert worst_error(faulty[case][1], expected) > 1e-3
+
+
+@pytest.mark.parametrize("tile", [0, 2])
+def test_distances_that_overflow_are_a_divergence_and_no_mask(tile):
+    embeddings = torch.randn(4, 3) * 1e25
+    loss = geometry_loss(embeddings, -embeddings, Euclidean(), torch.tensor(1.0), tile=tile)
+    with pytest.raises(NonFiniteLoss, match=r"loss is (inf|nan) at step 7"):
+        check_finite(float(loss), 7, torch.nn.Linear(2, 2))
 
 
 def test_every_loss_takes_a_geometry_and_says_so_to_a_bare_similarity():

@@ -28,6 +28,7 @@ from common.geometry import (
     scalar_values,
     unit,
 )
+from common.info_nce import contrastive_loss
 from common.oblique import Oblique
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 from oblique_topology.geometry import L2, ObliqueGeodesic, max_average
@@ -193,13 +194,13 @@ def test_similarities_are_those_of_the_formula_in_both_directions(case):
     assert isinstance(geometry, Geometry)
     assert geometry.name == case.name
     pair = embedded(geometry, images, texts)
-    by_images, by_texts = geometry.directions(*pair)
+    by_images, by_texts = directions = geometry.directions(*pair)
     assert torch.equal(by_images, geometry.similarity(*pair))
     for i, x in enumerate(images.tolist()):
         for j, y in enumerate(texts.tolist()):
             assert by_images[i, j].item() == pytest.approx(case.formula(x, y), rel=1e-8, abs=1e-9)
             assert by_texts[j, i].item() == pytest.approx(case.formula(y, x), rel=1e-8, abs=1e-9)
-    assert one_matrix(by_images, by_texts) == (case.name != "max_average")
+    assert one_matrix(directions) == by_texts.T.is_set_to(by_images) == (case.name != "max_average")
     paired = geometry.paired_similarity(pair[0], pair[1][:4])
     torch.testing.assert_close(paired, by_images.diagonal(), rtol=1e-8, atol=1e-9)
     if geometry.is_inner_product:
@@ -387,3 +388,33 @@ def test_tiny_features_have_finite_gradients(case, size):
         total.backward()
         for tensor in (total, *(leaf.grad for leaf in leaves), *(weight.grad for weight in geometry.parameters())):
             assert tensor.isfinite().all()
+
+
+@every_case
+def test_similarities_and_their_gradients_go_through_vmap(case):
+    geometry, (images, texts) = exact(case), (torch.stack(features(4, 4, 4)), torch.stack(features(5, 5, 5)))
+
+    def total(x, y):
+        pair = geometry.embed_image(x), geometry.embed_text(y)
+        return geometry.similarity(*pair).sin().sum() + geometry.paired_similarity(pair[0], pair[1][:4]).sum()
+
+    step = torch.func.grad_and_value(total, argnums=(0, 1))
+    gradients, values = torch.func.vmap(step)(images, texts)
+    for k in range(3):
+        expected, value = step(images[k], texts[k])
+        torch.testing.assert_close(values[k], value)
+        for found, wanted in zip(gradients, expected):
+            torch.testing.assert_close(found[k], wanted)
+
+
+@each_case(lambda case: case is next(each for each in CASES.values() if each.name == case.name))
+def test_the_loss_compiles_into_one_graph(case):
+    geometry, scale, ids = case.build(DIM), torch.tensor(2.0, requires_grad=True), torch.tensor([1, 2, 1, 4])
+    images, texts = (side.requires_grad_() for side in features(4, 4, dtype=torch.float32))
+
+    def loss(images, texts, scale):
+        return contrastive_loss(geometry.embed_image(images), geometry.embed_text(texts), geometry, scale, ids)
+
+    torch._dynamo.reset()
+    found = torch._dynamo.explain(loss)(images, texts, scale)
+    assert found.graph_break_count <= 2, found.break_reasons

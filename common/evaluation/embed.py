@@ -301,7 +301,7 @@ def scores_here(
     rows = torch.tensor([row for tile in tiles for row in tile], dtype=torch.long)
     one_pair = directions(images[:1].to(encoder.device), texts[:1])
     scores = torch.empty(len(rows), len(texts), dtype=one_pair[0].dtype)
-    text_scores = None if one_matrix(*one_pair) else torch.empty_like(scores)
+    text_scores = None if one_matrix(one_pair) else torch.empty_like(scores)
     for start, tile in zip(range(0, len(rows), _ROWS_AT_ONCE), tiles):
         part = slice(start, start + len(tile))
         scores[part], by_texts = directions(images[tile].to(encoder.device), texts)
