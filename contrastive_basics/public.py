@@ -10,7 +10,6 @@ the third row of Table 1, is cited: transformers has no BEiT-3, and the printed 
 public.
 """
 
-import hashlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +25,14 @@ from common.base.config import load_beside_weights
 from common.base.settings import RunConfig
 from common.data.pairs import open_retrieval_sets
 from common.data.transforms import ImageTransform
+from common.encoders.weights import agreed_activation
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
 from common.evaluation.protocol import as_json
 from common.geometry import Sphere
-from common.run.evaluation import command_line, save_answer, this_device
+from common.run.evaluation import command_line, read_with, save_answer, this_device
 from common.run.folder import provenance_of
 from common.run.launch import run_or_explain
+from common.run.sources import weights_fingerprint
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import PAPER
 
@@ -159,18 +160,6 @@ def transform_of(processor: dict[str, Any], source: str) -> ImageTransform:
     )
 
 
-def weights_fingerprint(source: str) -> str:
-    """What changes with a checkpoint: the hub's commit, or 12 hex digits of the SHA-256 of a folder's files."""
-    folder = Path(source).expanduser()
-    if not folder.is_dir():
-        return str(getattr(_read("AutoConfig", source), "_commit_hash", None))
-    digest = hashlib.sha256()
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
-        with path.open("rb") as file:
-            digest.update(path.name.encode() + hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:12]
-
-
 def evaluate_public(encoder: Encoder, config: Config, prefix: str = "") -> dict[str, Any]:
     """Retrieval on every test set that config.data names, by role.
 
@@ -180,7 +169,16 @@ def evaluate_public(encoder: Encoder, config: Config, prefix: str = "") -> dict[
         prefix: put before every caption.
     """
     rule = CaptionRule(prefix=prefix)
-    return {role: evaluate_retrieval(encoder, pairs, rule) for role, pairs in open_retrieval_sets(config.data).items()}
+    sets = open_retrieval_sets(config.data)
+    return read_with(
+        activation_of(encoder), {role: evaluate_retrieval(encoder, pairs, rule) for role, pairs in sets.items()}
+    )
+
+
+def activation_of(encoder: Encoder) -> str:
+    """Of the image tower, as the checkpoint's configuration tells it."""
+    config = encoder.model.model.config
+    return (config.vision_config if config.model_type == "clip" else config.image_config).hidden_act
 
 
 def public_state(source: str, git_revision: str) -> dict[str, str]:
@@ -213,12 +211,13 @@ def _read(kind: str, source: str, **options: Any) -> Any:
 
 
 def main() -> None:
-    parser = command_line(__doc__, "folder written by transformers, or hub name")
+    parser = command_line(__doc__, "folder written by transformers, or hub name", published=True)
     parser.add_argument("--prefix", default="", help='before every caption, e.g. "a photo of "')
     arguments = parser.parse_intermixed_args()
 
     config = load_beside_weights(Config, arguments.overrides)
     encoder = open_public(arguments.checkpoint, config.run, this_device())
+    agreed_activation(arguments.checkpoint, activation_of(encoder), arguments.activation)
     results = evaluate_public(encoder, config, arguments.prefix)
     provenance = provenance_of(PAPER, "public.py")
     state = public_state(arguments.checkpoint, provenance["git_revision"])

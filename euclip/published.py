@@ -1,7 +1,7 @@
 """Evaluates published weights as a row is evaluated: MERU's own, EuCLIP's, and CLIP of open_clip, OpenAI, transformers.
 
 python euclip/published.py --checkpoint meru_vit_b.pth --layout meru data.source=shards data.root=/data/flickr8k
-python euclip/published.py --checkpoint euclip.pt --layout open_clip --geometry euclidean_squared \\
+python euclip/published.py --checkpoint euclip.pt --layout open_clip --geometry euclidean_squared --activation gelu \\
     data.source=shards data.root=/data/flickr8k
 python euclip/published.py --checkpoint openai/clip-vit-base-patch32
 
@@ -31,8 +31,10 @@ from common.encoders.weights import (
     OPENAI_BLOCK,
     Layout,
     WeightsError,
+    agreed_activation,
     clip_from_open_clip,
     load_clip,
+    read_bare,
     read_weights,
     two_towers_from,
     without_ddp,
@@ -165,7 +167,7 @@ def open_published(
         checkpoint: file of weights; layout transformers: a folder or hub name, or whatever `load_clip` takes.
         layout: one of LAYOUTS.
         geometry: that it was trained with; layout open_clip alone.
-        activation: of a bare file in open_clip's layout; None = gelu there, and what a folder says elsewhere.
+        activation: of a bare file in open_clip's layout; elsewhere the source tells it, MERU's layout gelu.
         config: data.vocabulary names the tokenizer's file, run its batch size.
         device: where the model goes.
     Raises:
@@ -175,9 +177,11 @@ def open_published(
         raise ValueError(f"geometry {geometry} with layout {layout}, which tells its own; accepted: layout open_clip")
     check_layout(checkpoint, layout, of_files=LAYOUTS[1:], of_folders=LAYOUTS[:1])
     if layout == "meru":
+        agreed_activation(checkpoint, "gelu", activation)
         model = meru_from_state(read_weights(checkpoint), source=checkpoint)
     elif layout == "open_clip":
-        model = euclip_from_open_clip(read_weights(checkpoint), geometry, activation or "gelu", checkpoint)
+        state, activation = read_bare(checkpoint, activation)
+        model = euclip_from_open_clip(state, geometry, activation, checkpoint)
     else:
         model = load_clip(checkpoint, activation)
     mean, std = (IMAGENET_MEAN, IMAGENET_STD) if layout == "meru" else (CLIP_MEAN, CLIP_STD)
@@ -199,10 +203,9 @@ def published_config(overrides: Sequence[str], geometry: str) -> Config:
 
 
 def main() -> None:
-    parser = command_line(__doc__, "file of weights; layout transformers: folder or hub name")
+    parser = command_line(__doc__, "file of weights; layout transformers: folder or hub name", published=True)
     parser.add_argument("--layout", default="transformers", help=", ".join(LAYOUTS))
     parser.add_argument("--geometry", default="sphere", help="layout open_clip: that it was trained with")
-    parser.add_argument("--activation", default=None, choices=("gelu", "quick_gelu"), help="of a bare file of weights")
     arguments = parser.parse_intermixed_args()
 
     config = published_config(arguments.overrides, arguments.geometry)

@@ -20,7 +20,8 @@ from common.base.config import load_beside_weights, load_config
 from common.data.bert_tokenizer import BertTokenizer
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets
-from common.encoders.weights import load_clip
+from common.encoders.transformer import Activation
+from common.encoders.weights import agreed_activation, load_clip
 from common.evaluation.coco import evaluate_coco
 from common.evaluation.embed import Encoder
 from common.run.evaluation import answer_of_published, check_layout, command_line, published_encoder, this_device
@@ -31,7 +32,9 @@ from oblique_topology.evaluate import PAPER, evaluate_all
 from oblique_topology.released import load_released
 
 
-def open_published(checkpoint: str, layout: str, config: Config, device: torch.device) -> Encoder:
+def open_published(
+    checkpoint: str, layout: str, config: Config, device: torch.device, activation: Activation | None = None
+) -> Encoder:
     """Model, preprocessing and tokenizer of published weights; pictures are scaled and cropped as CLIP's, in both.
 
     Args:
@@ -39,19 +42,21 @@ def open_published(checkpoint: str, layout: str, config: Config, device: torch.d
         layout: released or clip.
         config: data.vocabulary names the tokenizer's file, run its batch size.
         device: where the model goes.
+        activation: layout clip: of a bare file; elsewhere the source tells it, the released layout gelu.
     Raises:
         WeightsError, FileNotFoundError, ValueError: what cannot be read, or does not fit.
     """
     check_layout(checkpoint, layout, of_files=("released",), of_folders=("clip",))
     if layout == "released":
+        agreed_activation(checkpoint, "gelu", activation)
         model, tokenizer = load_released(checkpoint), BertTokenizer.from_vocabulary(config.data.vocabulary)
     else:
-        model, tokenizer = load_clip(checkpoint), ClipTokenizer.from_vocabulary(config.data.vocabulary)
+        model, tokenizer = load_clip(checkpoint, activation), ClipTokenizer.from_vocabulary(config.data.vocabulary)
     return published_encoder(model, tokenizer, config.run, device)
 
 
 def main() -> None:
-    parser = command_line(__doc__, "file of weights; layout clip: also a folder or hub name")
+    parser = command_line(__doc__, "file of weights; layout clip: also a folder or hub name", published=True)
     parser.add_argument("--layout", default="released", help="released, clip")
     given = parser.parse_intermixed_args()
 
@@ -60,7 +65,7 @@ def main() -> None:
     files = load_config(CocoConfig, [], of_coco).coco
     if of_coco and not files.test:
         raise ValueError(f"{of_coco[0]} without coco.test, the file of the test pictures; accepted: both")
-    encoder = open_published(given.checkpoint, given.layout, config, this_device())
+    encoder = open_published(given.checkpoint, given.layout, config, this_device(), given.activation)
     if files.test:
         test = open_coco(files)
         results = evaluate_coco(encoder, test.pairs, test.relations)

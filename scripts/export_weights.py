@@ -4,9 +4,9 @@ python scripts/export_weights.py --model outputs/runs/<paper>/<run>/seed0/checkp
     --output exported
 python scripts/export_weights.py --model ViT-B-32.pt --activation quick_gelu --to transformers --output exported
 
---model is a checkpoint of this repository with CLIP's towers (a causal text tower; the oblique paper's is bidirectional
-and has no such layout), a transformers folder or hub name, a folder in open_clip's hub layout, or a
-file of weights in OpenAI's layout (which needs --activation).
+--model is a run or checkpoint of any paper with CLIP's towers on the sphere (the oblique paper's text tower is
+bidirectional, other geometries compare otherwise: no such layout), a transformers folder or hub name, a folder in
+open_clip's hub layout, or a file of weights in OpenAI's layout (its --activation; OpenAI's archives: quick_gelu).
 """
 
 import json
@@ -19,25 +19,12 @@ if not __package__:
 import torch
 from safetensors.torch import save_file
 
-import contrastive_basics.evaluate
-import oblique_topology.evaluate
 from common.base.arguments import Parser
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import clip_to_open_clip, clip_to_transformers, load_clip
 from common.geometry import unit
-from common.run.checkpoint import open_checkpoint
+from common.run.initial import open_source
 from common.run.launch import run_or_explain
-
-MODELS = {models.paper: models for models in (contrastive_basics.evaluate.MODELS, oblique_topology.evaluate.MODELS)}
-
-
-def load(path: str, activation: str | None) -> TwoTowers:
-    """The model at a path, whatever wrote it."""
-    if not (Path(path) / "state.json").is_file():
-        return load_clip(path, activation)
-    checkpoint = open_checkpoint(Path(path))
-    _, encoder = MODELS[checkpoint.state["paper"]].load_encoder(checkpoint, torch.device("cpu"))
-    return encoder.model
 
 
 def export_to_transformers(model: TwoTowers, folder: Path):
@@ -87,7 +74,7 @@ def main() -> None:
     parser.add_argument("--output", required=True, type=Path, help="folder to write")
     arguments = parser.parse_args()
 
-    model = load(arguments.model, arguments.activation).eval()
+    model = open_source(arguments.model, arguments.activation).clip()
     export = {"transformers": export_to_transformers, "open_clip": export_to_open_clip}[arguments.to]
     encode, reader = export(model, arguments.output)
 

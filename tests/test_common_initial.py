@@ -18,10 +18,11 @@ from common.data.pairs import open_training_pairs
 from common.data.text import build_tokenizer
 from common.data.transforms import CLIP_MEAN, CLIP_STD
 from common.encoders.weights import Weights, WeightsError, clip_from_transformers, settings_of
-from common.run.checkpoint import last_checkpoint
+from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.folder import RunFiles, run_key
-from common.run.initial import InitialWeights
+from common.run.initial import InitialWeights, open_source
 from common.run.log import read_log
+from scripts import export_weights
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 64}
@@ -299,3 +300,34 @@ def test_weights_that_transformers_would_draw_at_random_are_missed(tmp_path, pub
     (tmp_path / "bert/config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
     with pytest.raises(WeightsError, match=r"bert lacks encoder\.layer\.2\.attention"):
         InitialWeights.opened(config_of("euclip", f"model.text.init={tmp_path / 'bert'}"))
+
+
+@pytest.mark.parametrize(
+    ("paper", "row", "message"),
+    [
+        ("contrastive_basics", "table1_ours", None),
+        ("contrastive_basics", "negatives_queue", None),
+        ("contrastive_basics", "table1_late_interaction", "geometry 'late_interaction': other code compares by cosine"),
+        ("euclip", "table4_clip", None),
+        ("euclip", "table4_meru", "geometry 'hyperbolic': other code compares by cosine"),
+        ("oblique_topology", "table2_clip", "these are VisionTransformer and BidirectionalTextTransformer"),
+    ],
+)
+def test_runs_of_every_paper_are_exported_or_refused_in_words(tmp_path, monkeypatch, capsys, paper, row, message):
+    files = run(tmp_path / "run", config_of(paper, "optim.steps=2", row=row), paper)
+    arguments = ["--model", files.folder, "--to", "transformers", "--output", tmp_path / "out"]
+    monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
+    if message is None:
+        export_weights.main()
+        assert "read again by transformers" in capsys.readouterr().out
+    else:
+        with pytest.raises(WeightsError, match=message):
+            export_weights.main()
+
+
+def test_weights_of_pictures_alone_are_named(tmp_path):
+    state = {"kind": "vision", "paper": "contrastive_basics"}
+    model = torch.nn.Linear(2, 2)
+    save_checkpoint(tmp_path, 1, model, torch.optim.AdamW(model.parameters()), state)
+    with pytest.raises(WeightsError, match=r"written by pretrain\.py and holds a ResNet; accepted: a run of two trans"):
+        open_source(str(tmp_path))

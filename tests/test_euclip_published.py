@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.base.config import ConfigError
-from common.encoders.weights import WeightsError
+from common.encoders.weights import WeightsError, load_clip
 from common.geometry import unit
 from euclip.config import Config
 from euclip.lorentz import exp_map0
@@ -229,6 +229,35 @@ def test_what_cannot_be_opened_is_named(checkpoint, layout, geometry, message):
         open_published(checkpoint, layout, geometry, None, Config(), torch.device("cpu"))
 
 
+def test_a_bare_file_tells_no_activation_and_openais_archive_is_quick_gelu(tmp_path):
+    """One rule for every paper: --activation; only an archive of OpenAI's needs none."""
+    clip = open_clips()
+    torch.save(clip.state_dict(), tmp_path / "bare.pt")
+
+    class Archive(nn.Module):  # a scripted module that holds every weight of CLIP
+        def __init__(self):
+            super().__init__()
+            self.visual, self.transformer, self.token_embedding = clip.visual, clip.transformer, clip.token_embedding
+            self.ln_final, self.positional_embedding = clip.ln_final, clip.positional_embedding
+            self.text_projection, self.logit_scale = clip.text_projection, clip.logit_scale
+
+        def forward(self, images):
+            return self.visual(images)
+
+    torch.jit.trace(Archive(), torch.randn(1, 3, 32, 32)).save(str(tmp_path / "archive.pt"))
+    for layout, geometry in (("transformers", "sphere"), ("open_clip", "sphere"), ("open_clip", "euclidean")):
+        device = torch.device("cpu")
+        with pytest.raises(WeightsError, match=r"does not tell its activation: give quick_gelu .* by --activation"):
+            open_published(str(tmp_path / "bare.pt"), layout, geometry, None, Config(), device)
+        with pytest.raises(WeightsError, match=r"archive\.pt tells its own activation, quick_gelu; gelu is not taken"):
+            open_published(str(tmp_path / "archive.pt"), layout, geometry, "gelu", Config(), device)
+    images, _ = inputs(50, 8)
+    read = load_clip(tmp_path / "archive.pt")
+    torch.testing.assert_close(
+        read.image_tower(images), load_clip(tmp_path / "bare.pt", "quick_gelu").image_tower(images)
+    )
+
+
 def test_the_command_line_evaluates_a_file_of_merus(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = Meru()
@@ -243,6 +272,7 @@ def test_the_command_line_evaluates_a_file_of_merus(tmp_path, monkeypatch):
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["training_data"] == "meru.pth, published"
     assert (found["layout"], found["geometry"]) == ("meru", "hyperbolic")
+    assert found["evaluations"]["test"]["protocol"]["activation"] == "gelu"
     assert 0 <= found["evaluations"]["mean_all"]["metrics"]["score"] <= 1
     assert found["evaluations"]["imagenet"]["protocol"]["preprocessing"]["mean"][0] == pytest.approx(0.485)
 

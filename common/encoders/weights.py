@@ -446,13 +446,7 @@ def read_source(name: str, activation: Activation | None = None, key: str = "wei
     if not path.exists() and (path.is_absolute() or name.startswith(".") or path.suffix in _SUFFIXES):
         raise FileNotFoundError(f"{path} does not exist; accepted: a file of weights, a folder, a hub name")
     if path.is_file():
-        state, is_archive = _read_file(path)
-        if activation is None and not is_archive:
-            raise WeightsError(
-                f"{path} does not tell its activation: give quick_gelu (OpenAI's own weights) or gelu (most others), "
-                "by --activation, or by model.image.activation where a run starts from it"
-            )
-        told = _agreed(path, "quick_gelu" if is_archive else activation, activation)
+        state, told = read_bare(path, activation)
         return _of_clip(clip_from_open_clip(state, told, source=str(path)), name)
     told = find_file(name, CONFIGURATIONS, key)
     if told.name == "open_clip_config.json":
@@ -465,7 +459,30 @@ def load_clip(path: str | Path, activation: Activation | None = None) -> TwoTowe
     return read_source(str(path), activation).clip()
 
 
-def _agreed(source: str | Path, told: Activation, activation: Activation | None) -> Activation:
+def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation]:
+    """Tensors of a bare file of weights, and the activation of its MLPs, which no tensor tells.
+
+    Args:
+        path: as in `read_weights`.
+        activation: must be given but for a TorchScript archive: OpenAI's, quick_gelu.
+    Raises:
+        WeightsError: it is not given, or not the archive's.
+    """
+    state, is_archive = _read_file(Path(path))
+    if activation is None and not is_archive:
+        raise WeightsError(
+            f"{path} does not tell its activation: give quick_gelu (OpenAI's own weights) or gelu (most others), by "
+            "--activation, or by model.image.activation where a run starts from it"
+        )
+    return state, agreed_activation(path, "quick_gelu", activation) if is_archive else activation
+
+
+def agreed_activation(source: str | Path, told: Activation, activation: Activation | None) -> Activation:
+    """The activation that a source tells; a user may say the same (None = says nothing).
+
+    Raises:
+        WeightsError: the user says another one.
+    """
     if activation not in (None, told):
         raise WeightsError(f"{source} tells its own activation, {told}; {activation} is not taken")
     return told
@@ -486,7 +503,7 @@ def _read_open_clip(name: str, told: Path, activation: Activation | None, key: s
     found = find_file(name, ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"), key)
     return clip_from_open_clip(
         read_weights(found),
-        _agreed(name, "quick_gelu" if config.get("quick_gelu", False) else "gelu", activation),
+        agreed_activation(name, "quick_gelu" if config.get("quick_gelu", False) else "gelu", activation),
         vision_head_width=config["vision_cfg"].get("head_width", 64),
         text_heads=config["text_cfg"].get("heads"),
         source=str(found),
@@ -511,7 +528,7 @@ def _read_transformers(name: str, told: Path, activation: Activation | None) -> 
         raise WeightsError(f"{name} lacks {_some(missing)}")
     if kind == "clip":
         clip = clip_from_transformers(model)
-        _agreed(name, _sizes(clip.image_tower.transformer)["hidden_act"], activation)
+        agreed_activation(name, _sizes(clip.image_tower.transformer)["hidden_act"], activation)
         return _of_clip(clip, name)
     config = model.config
     shared = {
@@ -520,7 +537,7 @@ def _read_transformers(name: str, told: Path, activation: Activation | None) -> 
         "heads": config.num_attention_heads,
         "mlp_ratio": config.intermediate_size / config.hidden_size,
         "projection_dim": None,
-        "activation": _agreed(name, _our_activation(config.hidden_act), activation),
+        "activation": agreed_activation(name, _our_activation(config.hidden_act), activation),
         "norm_eps": config.layer_norm_eps,
     }
     if kind == "bert":
@@ -714,6 +731,7 @@ def settings_of(tower: VisionTransformer | CausalTextTransformer | Bidirectional
         told["model.patch_size"] = tower.patch_size
         told["model.image.stem.name"] = "" if tower.stem is None else tower.stem.name
         told["model.image_kind"] = "clip" if tower.patch_embedding.bias is None else "timm"
+        told["model.image.stem.name"] = "" if tower.stem is None else tower.stem.name
         told["class tokens of the image tower"] = tower.num_class_tokens
     else:
         is_causal = isinstance(tower, CausalTextTransformer)

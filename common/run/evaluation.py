@@ -21,6 +21,7 @@ from common.data.tokenizer import Tokenizer
 from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
 from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
+from common.encoders.weights import settings_of
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.evaluation.protocol import Evaluation, as_json, in_words
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
@@ -151,15 +152,22 @@ def save_evaluations(
 # ---------------------------------------------------------------- commands
 
 
-def command_line(description: str, checkpoint: str) -> Parser:
+def command_line(description: str, checkpoint: str, published: bool = False) -> Parser:
     """What every command that evaluates takes: --checkpoint, --output and overrides.
 
     Args:
         description: the docstring of the command.
         checkpoint: what is accepted there.
+        published: of weights that others have published: --activation too.
     """
     parser = Parser(description)
     parser.add_argument("--checkpoint", required=True, help=checkpoint)
+    if published:
+        parser.add_argument(
+            "--activation",
+            choices=("gelu", "quick_gelu"),
+            help="of a bare file of weights, which does not tell it; OpenAI's files: quick_gelu",
+        )
     parser.add_argument(
         "--output",
         type=Path,
@@ -235,6 +243,13 @@ def check_layout(checkpoint: str, layout: str, of_files: tuple[str, ...], of_fol
         raise FileNotFoundError(f"{checkpoint} does not exist; layout {layout} takes a file of weights")
 
 
+def read_with(activation: str, results: dict[str, Evaluation]) -> dict[str, Evaluation]:
+    """Evaluations whose protocols say with which activation the weights were read; the wrong one costs accuracy."""
+    return {
+        role: replace(found, protocol={**found.protocol, "activation": activation}) for role, found in results.items()
+    }
+
+
 def published_encoder(
     model: TwoTowers,
     tokenizer: Tokenizer,
@@ -276,4 +291,5 @@ def answer_of_published(
     name = Path(checkpoint).name if Path(checkpoint).exists() else checkpoint
     weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
     facts = {"layout": layout, "geometry": encoder.model.geometry.name}
+    results = read_with(settings_of(encoder.model.image_tower)["model.image.activation"], results)
     save_answer({**facts, **as_json(paper, results, 0, weights, provenance_of(paper))}, results, checkpoint, output)

@@ -33,7 +33,8 @@ def named_sources(config: Any) -> dict[str, tuple[str, str]]:
 def initial_fingerprints(config: Any) -> dict[str, str]:
     """Setting -> what changes with the weights that it names; empty where a run starts at random."""
     found = {key: _fingerprint(name) for key, name in dict(named_sources(config).values()).items()}
-    stem = config.model.image.stem if isinstance(config.model, ModelConfig) else None
+    model = getattr(config, "model", None)
+    stem = model.image.stem if isinstance(model, ModelConfig) else None
     if stem is not None and stem.name:
         found["model.image.stem.weights"] = weights_fingerprint(stem.weights) if stem.weights else stem.name
     return found
