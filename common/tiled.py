@@ -11,6 +11,10 @@ Partners are compared by the geometry's `paired_similarity`, which keeps the dig
 With W processes each owns its rows and walks them against the columns of all, which arrive one tile at a time: no
 process holds more than its share, its gradient and a tile. Column sums are put together over processes, a tile's column
 gradient is summed where its columns belong.
+
+With several processes the gradients of scalars (logit scale, curvature) agree with those of `contrastive_loss` after
+averaging over processes, as DDP and FSDP2 do it, and not before: here a process adds up the tiles of its rows, there
+its rows and its columns. Who does not average them (a loop without DDP) has to.
 """
 
 from collections.abc import Iterator
@@ -66,7 +70,7 @@ def tiled_contrastive_loss(
     Args:
         image_embeddings, text_embeddings: (local_batch, ...), the same shape on every process; half precision is
             exchanged as it is and compared in float32.
-        geometry: a module; its parameters get their gradients, those of the global batch.
+        geometry: a module; its parameters get their gradients, averaged over processes those of the global batch.
         logit_scale: scalar tensor, the multiplier.
         ids, queue, distillation: as in `contrastive_loss`.
         tile: rows and columns of a tile, at least 1.

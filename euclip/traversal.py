@@ -25,6 +25,9 @@ ROOT = "[ROOT]"
 def mean_of_modalities(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
     """Mean of all embeddings in which both modalities weigh alike, however many captions a picture has.
 
+    The authors' script averages all embeddings together: the same with one caption a picture, as they trained, and
+    nearer to the texts with several ("Two readings" in the README).
+
     Args:
         images, texts: (num, dim) embeddings.
     Returns:

@@ -176,6 +176,11 @@ def test_the_root_of_a_sphere_is_the_mean_in_which_both_modalities_weigh_alike(n
     assert torch.allclose(mean_of_modalities(images, texts), mean)
     assert torch.allclose(root_of(GEOMETRIES[name](), images, texts), mean / mean.norm())
     assert torch.allclose(root_of(GEOMETRIES[name](), images, texts, normalised=False), mean)
+    # all embeddings together is the other reading: the same point with one caption a picture, another with five
+    together = [torch.cat([images, captions]).mean(dim=0) for captions in (texts[: len(images)], texts)]
+    one_each = root_of(GEOMETRIES[name](), images, texts[: len(images)], normalised=False)
+    assert torch.allclose(one_each, together[0])
+    assert not torch.allclose(mean, together[1], atol=1e-3)
     assert mean.norm() < 0.9
 
 
