@@ -17,7 +17,7 @@ from common.report.table import Table
 from common.reproduce.command import Command, reproduce_main
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import trained_table
+from common.reproduce.tables import trained_table, with_own_rows
 from common.run.launch import run_or_explain
 from common.run.log import read_log
 from euclip import figures, hierarchies, stability
@@ -64,7 +64,8 @@ def _trained(command: Command, table_id: str) -> list[Table]:
     table, runs = trained_table(command, CODE, table_id)
     if not is_main_process():
         return [table]
-    configs = {row["method"]: row["config"] for row in CODE.printed(table_id)["rows"]}
+    source = with_own_rows(command, CODE.printed(table_id))
+    configs = {row["method"]: row["config"] for row in source["rows"]}
     keys = {method: Path(config).stem.removeprefix(f"{table_id}_") for method, config in configs.items()}
     last = {
         method: [[line for line in read_log(run.files.log) if line["event"] == "train"][-1] for run in seeds]
@@ -75,7 +76,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
         caption=f"Trainable scalars, mean norms and entailment loss at the last step of the rows of {table_id}.",
         data=table.data,
         protocol="training log",
-        settings={method: configs[method] for method in runs},
+        settings={method: Path(configs[method]).name for method in runs},
         rows={keys[method]: method for method in runs},
         columns=AT_THE_END,
         values={

@@ -40,6 +40,7 @@ from common.reproduce.tables import (
     table_of,
     train_rows,
     trained_table,
+    with_own_rows,
 )
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import this_device
@@ -104,7 +105,7 @@ def table4(command: Command) -> list[Table]:
 
 def table5(command: Command) -> list[Table]:
     """Table 5: the settings, ours at the command's scale beside the paper's; nothing is trained."""
-    source = CODE.printed("table5")
+    source = with_own_rows(command, CODE.printed("table5"))
     ours = {}
     for row in source["rows"]:
         if not command.trains(row["config"]):
@@ -130,7 +131,7 @@ def table5(command: Command) -> list[Table]:
 
 def table6(command: Command) -> list[Table]:
     """Table 6: where the temperature of Table 3's runs ends, and when it stands still; from their logs."""
-    source = CODE.printed("table6")
+    source = with_own_rows(command, CODE.printed("table6"))
     configs = {row["method"]: row["config"] for row in source["rows"]}
     runs = train_rows(command, CODE, configs)
     ours = {
@@ -145,7 +146,7 @@ def table6(command: Command) -> list[Table]:
 
 def table7(command: Command) -> list[Table]:
     """Table 7: the models of Table 2 on MSCOCO 1K and 5K, CxC and ECCV Caption, where the user has these files."""
-    source = CODE.printed("table7")
+    source = with_own_rows(command, CODE.printed("table7"))
     files = load_config(CocoConfig, [], [text for text in command.overrides if text.startswith("coco.")]).coco
     trained = replace(command, overrides=tuple(text for text in command.overrides if not text.startswith("coco.")))
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}

@@ -54,13 +54,13 @@ def described_rows(paper: str, output: Path) -> list[str]:
     lines = []
     for row in rows:
         text = (ROOT / paper / "configs" / f"{row}.yaml").read_text(encoding="utf-8")
-        what = text.partition("\n")[0].partition(": ")[2]
-        ours = re.search(r"^#.*\bOurs: (.+?)(?:[.;] .*|\.?)$", text, re.MULTILINE)[1]
+        what = re.match(r"#.*?: (.*)|", text)[1]  # of a row of one's own maybe nothing
+        ours = re.search(r"^#.*\bOurs: (.+?)(?:[.;] .*|\.?)$", text, re.MULTILINE)
         own = sorted((output / "runs" / paper).glob(f"{row}-*/seed*/evaluation.json"))
         here = sorted({f"{run.parts[-3].removeprefix(f'{row}-').split('-')[0]} {run.parts[-2]}" for run in own})
-        committed = ours.replace("results/", "committed: results/", 1)
+        committed = ours[1].replace("results/", "committed: results/", 1) if ours else "a row of your own"
         mine = [f"in {output}: {', '.join(here)}"] if here else []
-        lines.append(f"{row:{max(map(len, rows))}}  {'; '.join([what, committed, *mine])}")
+        lines.append(f"{row:{max(map(len, rows))}}  {'; '.join(filter(None, [what, committed, *mine]))}")
     return lines
 
 

@@ -9,6 +9,7 @@ import yaml
 from test_euclip_claims import columns_of_claims
 
 import euclip.stability as stability_part
+from common.base.config import ConfigError
 from common.report.experiments import read_experiment
 from common.report.table import from_json
 from euclip import train
@@ -67,9 +68,40 @@ def test_the_experiment_has_a_value_per_seed_and_is_not_of_changed_rows(euclip, 
     assert len(experiment.values["b16_meru_curvature"]) == 2
     assert experiment.values["b16_clip_image_norm"] == pytest.approx((1, 1))
     assert "b16_clip_curvature" not in experiment.values
-    main(["table1", "--scale", "smoke", "--rows", "b16_clip", "--output", str(tmp_path), *euclip.overrides])
-    assert (tmp_path / "results" / "euclip" / "table1").is_dir()
+    (tmp_path / "my_row.yaml").write_text("method: {geometry: elliptic}\n")
+    rows = f"b16_clip {tmp_path / 'my_row.yaml'}"
+    main(["table1", "--scale", "smoke", "--rows", rows, "--output", str(tmp_path), *euclip.overrides])
+    (path,) = (tmp_path / "results" / "euclip" / "table1").glob("smoke-*/table1.json")
     assert not experiments_of(tmp_path).exists()
+
+    # a row of one's own stands below those of the paper, in the same columns and with nothing printed
+    table = from_json(path.read_text(encoding="utf-8"))
+    clip, own = (row for row in table.rows if row.ours)
+    assert table.rows[-1] is own
+    assert (own.method, own.paper, set(own.ours)) == ("my_row", {}, set(clip.ours))
+    assert 'ROWS="b16_clip my_row"' in table.command
+    (run,) = tmp_path.glob("runs/euclip/my_row-smoke-*/seed0/config.yaml")
+    assert "geometry: elliptic" in run.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("part", "row", "message"),
+    [
+        ("table1", "b16_clip.yaml", r"two rows are called b16_clip; accepted: another name of your own file"),
+        (
+            "table1",
+            "nowhere.yaml",
+            r"table1 trains no such row; accepted: .*or a YAML file of your own, by",
+        ),
+        ("table2", "my_row.yaml", r"table2 trains no such row; accepted: none"),
+    ],
+)
+def test_a_row_of_ones_own_that_cannot_be_taken_is_refused(part, row, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("my_row.yaml", "b16_clip.yaml"):
+        Path(name).write_text("method: {geometry: elliptic}\n")
+    with pytest.raises(ConfigError, match=message):
+        main([part, "--scale", "smoke", "--rows", f"b16_clip {row}" if part == "table1" else row])
 
 
 def stability(folder, *overrides):

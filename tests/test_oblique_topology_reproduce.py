@@ -19,9 +19,10 @@ from common.base.config import ConfigError
 from common.report.experiments import read_experiment
 from common.report.table import QUERIES_INTERVAL, from_json
 from common.reproduce.command import Command
+from common.reproduce.tables import train_rows
 from common.run.folder import RunFiles, only_run_in
-from oblique_topology.reproduce import PARTS, _note, main
-from scripts.parts import parts_of
+from oblique_topology.reproduce import CODE, PARTS, _note, main
+from scripts.parts import described_rows, parts_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -137,6 +138,26 @@ def test_rows_that_a_part_does_not_train_are_refused_before_anything_is_trained(
     with pytest.raises(ConfigError, match=rf"ROWS={row}: {part} trains no such row; accepted: {accepted}"):
         main([part, "--scale", "smoke", "--rows", row, "--output", str(tmp_path)])
     assert not list(tmp_path.iterdir())
+
+
+def test_a_row_of_ones_own_stands_in_the_tables_of_settings_too_and_is_never_left_out_in_silence(tmp_path):
+    own = tmp_path / "mine.yaml"
+    own.write_text("method: {geometry: sphere}\noptim: {weight_decay: 0.07}\n")
+    main(["table5", "--scale", "smoke", "--rows", str(own), "--output", str(tmp_path)])
+    (path,) = tmp_path.glob("results/oblique_topology/table5/smoke-*/table5.json")
+    row = from_json(path.read_text()).rows[-1]
+    assert (row.method, row.paper, row.ours["weight_decay"].mean) == ("mine", {}, 0.07)
+    command = Command("figure4", "smoke", (0,), (), tmp_path, tmp_path, ("mine",), (own,))
+    with pytest.raises(ConfigError, match="ROWS=mine: figure4 takes no row of your own; accepted: without it"):
+        train_rows(command, CODE, {"a row": "table2_clip.yaml"})
+
+
+def test_a_row_of_ones_own_in_configs_is_among_the_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr("scripts.parts.ROOT", tmp_path)
+    configs = tmp_path / "euclip" / "configs"
+    configs.mkdir(parents=True)
+    (configs / "my_row.yaml").write_text("method: {geometry: sphere}\n")
+    assert described_rows("euclip", tmp_path) == ["my_row  a row of your own"]
 
 
 def test_make_hands_every_part_to_this_paper():

@@ -45,6 +45,7 @@ class Command:
     output: folder of runs, results and the page.
     results: folder of the tables, `output`/results unless named.
     rows: of a printed table those to train, as the files of their configs are called; none = all.
+    own: files of rows among them that the paper does not print.
     """
 
     part: str
@@ -54,6 +55,7 @@ class Command:
     output: Path
     results: Path
     rows: tuple[str, ...] = ()
+    own: tuple[Path, ...] = ()
 
     @property
     def runs(self) -> Path:
@@ -118,7 +120,7 @@ def reproduce_main(
     parser.add_argument("--seeds", default="1", help="how many seeds, counted from 0")
     parser.add_argument("--data", default="", help="folder of tar shards with captioned photographs")
     parser.add_argument(
-        "--rows", default="", help="of a table those to train: names of their configs, 'a b'; default all"
+        "--rows", default="", help="of a table those to train, 'a b', also a row of your own or its file; default all"
     )
     parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="runs, results and page")
     parser.add_argument("--results", type=Path, default=None, help="where the tables go; default <output>/results")
@@ -150,16 +152,13 @@ def reproduce_main(
             )
         overrides.append(f"data.root={given.data}")
     printed = paper_tables(paper)
-    rows = tuple(dict.fromkeys(given.rows.split()))
     known = _trained_rows(printed, given.part)
-    for row in rows:
-        if row not in known:
-            raise ConfigError(f"ROWS={row}: {given.part} trains no such row; {accepted(row, known)}")
+    rows, own = _asked_rows(dict.fromkeys(shlex.split(given.rows)), known, given.part, paper, printed)
     if set(rows) == set(known):
         rows = ()  # the whole table
     results = given.results if given.results is not None else given.output / "results"
     seeds = tuple(range(int(given.seeds)))
-    command = Command(given.part, given.scale, seeds, tuple(overrides), given.output, results, rows)
+    command = Command(given.part, given.scale, seeds, tuple(overrides), given.output, results, rows, own)
     _join_processes()
     if is_main_process():
         source = printed["paper"]
@@ -217,6 +216,38 @@ def _trained_rows(printed: dict[str, Any], part: str) -> list[str]:
     rows = printed["tables"].get(part, {}).get("rows", [])
     names = [Path(row["config"]).stem for row in rows if "config" in row]
     return names if len(set(names)) == len(names) else []
+
+
+def _asked_rows(
+    asked: Iterable[str], known: list[str], part: str, paper: str, printed: dict[str, Any]
+) -> tuple[tuple[str, ...], tuple[Path, ...]]:
+    """The rows that a user names, and the files of those that the table does not print.
+
+    Args:
+        asked: names of configs, or paths of YAML files.
+        known: rows that the part trains.
+        part, paper: of the command.
+        printed: all tables; the row of another one is none of the user's own.
+    Raises:
+        ConfigError: no such row, or two of one name.
+    """
+    rows, own, others = [], [], {row for table in printed["tables"] for row in _trained_rows(printed, table)}
+    for row in asked:
+        file = next((file for file in (ROOT / paper / "configs" / f"{row}.yaml", Path(row)) if file.is_file()), None)
+        if row in known:
+            rows.append(row)
+        elif known and row not in others and file is not None and file.suffix == ".yaml":
+            rows.append(file.stem)
+            own.append(file.resolve())
+        else:
+            raise ConfigError(
+                f"ROWS={row}: {part} trains no such row; {accepted(row, known)}"
+                + ("; or a YAML file of your own, by its name in configs/ or its path" if known else "")
+            )
+    twice = [row for row in rows if rows.count(row) > 1] or [file.stem for file in own if file.stem in known]
+    if twice:
+        raise ConfigError(f"ROWS: two rows are called {twice[0]}; accepted: another name of your own file")
+    return tuple(rows), tuple(own)
 
 
 def _without_path(override: str) -> str:

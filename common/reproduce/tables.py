@@ -3,9 +3,10 @@
 import datetime
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from common.base.config import load_row
+from common.base.config import ConfigError, load_row
 from common.base.provenance import git_revision
 from common.diagnosis import PLATEAU
 from common.distributed import is_main_process
@@ -28,13 +29,24 @@ def train_rows(command: Command, code: PaperCode, configs: Mapping[str, str]) ->
     Args:
         command: scale, seeds, overrides, rows.
         code: the paper's.
-        configs: method -> file in the paper's configs/.
+        configs: method -> file in the paper's configs/, or the path of a row of one's own.
+    Raises:
+        ConfigError: the command names a row of one's own that is none of these.
     """
+    left_out = {file.stem for file in command.own} - {Path(config).stem for config in configs.values()}
+    if left_out:
+        raise ConfigError(f"ROWS={min(left_out)}: {command.part} takes no row of your own; accepted: without it")
     return {
         method: [run_row(code, config, command.scale, seed, command.overrides, command.runs) for seed in command.seeds]
         for method, config in configs.items()
         if command.trains(config)
     }
+
+
+def with_own_rows(command: Command, source: dict[str, Any]) -> dict[str, Any]:
+    """A printed table with the rows of one's own that the command names: each has a config and nothing printed."""
+    own = [{"method": file.stem, "config": str(file), "values": []} for file in command.own]
+    return {**source, "rows": [*source["rows"], *own]}
 
 
 def collapse_note(runs: list[RowRun]) -> str:
@@ -221,7 +233,7 @@ def trained_table(
         table_id: key in its paper_tables.yaml.
         note: file in configs/ -> what was trained for the row; None = `Command.note`.
     """
-    source = code.printed(table_id)
+    source = with_own_rows(command, code.printed(table_id))
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
     runs = train_rows(command, code, configs)
     ours = {}
