@@ -2,8 +2,8 @@
 
 Training and evaluation read them through the two things that they read pictures through: a data set, whose item holds
 features in the place of a picture, and a transform, which gives those of a view in the place of pixels. A file is known
-by the network's weights, the transform, the view and the data set's fingerprint, never by paths. It is written in chunks
-and goes on where it stopped.
+by the network's weights, the transform, the view and the data set's fingerprint, never by paths. It is written in
+chunks and goes on where it stopped.
 """
 
 import io
