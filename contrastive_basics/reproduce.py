@@ -31,7 +31,7 @@ from common.reproduce.tables import (
     table_of,
     train_rows,
 )
-from common.run.evaluation import save_evaluations
+from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.launch import run_or_explain, start_accelerator
 from contrastive_basics import experiments, negatives_sweep
@@ -96,7 +96,7 @@ def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
         Config, CODE.folder, CODE.folder / "configs" / "table1_ours.yaml", command.scale, list(command.overrides)
     )
     key = hash_of([weights_fingerprint(checkpoint), prefix, to_dict(config.data)])
-    files = RunFiles(command.runs / PAPER / f"public_{Path(checkpoint).name}-{key}")
+    files = RunFiles(command.runs / PAPER / f"public_{Path(checkpoint).name}-{key}", {"key": key})
     device = start_accelerator(config.run, files.folder).device
     if not gather_objects(is_current(files, PAPER, open_retrieval_sets(config.data), "public.py"))[0]:
         results = evaluate_public(open_public(checkpoint, config.run, device), config, prefix)
@@ -104,7 +104,7 @@ def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
         state = public_state(checkpoint, provenance["git_revision"])
         save_evaluations(PAPER, results, files, 0, state, provenance)
     wait_for_everyone()
-    return read_run(files, seed=0)
+    return read_run(files, config)
 
 
 def _trained_here(table: Table) -> Experiment:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from common.base.config import load_config
 from common.distributed import is_main_process
 from common.report.table import Table
 from common.reproduce.command import Command
@@ -95,7 +94,7 @@ def _outcome(command: Command, code: PaperCode, setting: Setting, seed: int) -> 
         if is_main_process():
             print(error)
         return {"unstable": 1.0}, None
-    optim = load_config(code.config_class, [run.files.config]).optim
+    optim = run.config.optim
     lines = [line for line in read_log(run.files.log) if line["event"] == "train"]
     return judge(lines, optim.warmup_steps, optim.global_batch_size), run
 

@@ -15,8 +15,8 @@ from common.data.pairs import Pairs, open_retrieval_sets
 from common.distributed import gather_objects, wait_for_everyone
 from common.evaluation.coco import Relation, evaluate_coco, read_cxc, read_eccv
 from common.reproduce.rows import RowRun, is_current, read_run
-from common.run.checkpoint import last_checkpoint
-from common.run.evaluation import save_evaluations
+from common.run.checkpoint import last_checkpoint, saved_weights
+from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.launch import start_accelerator
 from oblique_topology.evaluate import PAPER, load_encoder
@@ -77,14 +77,14 @@ def open_coco(files: CocoFiles) -> CocoTest:
 
 def coco_run(run: RowRun, test: CocoTest) -> RowRun:
     """The evaluations of a trained run on MSCOCO, found beside the run or made now."""
-    checkpoint = last_checkpoint(run.files.checkpoints)
-    config, _ = load_encoder(checkpoint, "cpu")
-    files = RunFiles(run.files.folder / f"coco-{test.key}")
-    accelerator: Accelerator = start_accelerator(replace(config.run, tracker="none"), files.folder)
+    identity = {**run.files.identity, "weights": saved_weights(run.files.checkpoints)}
+    files = RunFiles(run.files.folder / f"coco-{test.key}", identity)
+    accelerator: Accelerator = start_accelerator(replace(run.config.run, tracker="none"), files.folder)
     if not gather_objects(is_current(files, PAPER, test.by_role, "coco_table.py"))[0]:
+        checkpoint = last_checkpoint(run.files.checkpoints)
         _, encoder = load_encoder(checkpoint, accelerator.device)
         results = evaluate_coco(encoder, test.pairs, test.relations)
         provenance = provenance_of(PAPER, "coco_table.py")
         save_evaluations(PAPER, results, files, checkpoint.state["step"], checkpoint.state, provenance)
     wait_for_everyone()
-    return read_run(files, run.seed)
+    return read_run(files, run.config)

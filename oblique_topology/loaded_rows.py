@@ -17,9 +17,9 @@ from oblique_topology.evaluate import load_encoder
 
 def trained_model(run: RowRun) -> tuple[Config, Encoder]:
     """The config and the model of a finished run, in evaluation mode; parameters want no gradient."""
-    config, encoder = load_encoder(last_checkpoint(run.files.checkpoints), this_device())
+    _, encoder = load_encoder(last_checkpoint(run.files.checkpoints), this_device())
     encoder.model.requires_grad_(False)
-    return config, encoder
+    return run.config, encoder
 
 
 def readable_items(pairs: Pairs, count: int) -> list[dict[str, Any]]:

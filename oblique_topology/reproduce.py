@@ -319,8 +319,9 @@ def _final_temperature(table: Table, runs: Runs) -> Experiment:
 
 def _subset_hits(run: RowRun, sizes: list[int]) -> dict[int, torch.Tensor]:
     checkpoint = last_checkpoint(run.files.checkpoints)
-    config, encoder = load_encoder(checkpoint, this_device())
-    return subset_hits(encoder, evaluated_sets(config.data)["imagenet"], sizes, config.method.prompt_average)
+    _, encoder = load_encoder(checkpoint, this_device())
+    tests, average = evaluated_sets(run.config.data), run.config.method.prompt_average
+    return subset_hits(encoder, tests["imagenet"], sizes, average)
 
 
 def _subset_cells(command: Command, runs: list[RowRun], hits: list[torch.Tensor]) -> dict[str, Measured]:

@@ -19,12 +19,11 @@ would differ only several seeds can tell: where both lines have some, Welch's 95
 import datetime
 import importlib
 import itertools
-import json
 import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ import yaml
 
 from common.base.arguments import Parser
 from common.base.config import SCALES, ConfigError
-from common.base.files import shown
+from common.base.files import read_json, shown
 from common.base.provenance import ROOT, hash_of
 from common.evaluation.protocol import HEADLINES, MAY_DIFFER, data_text, first_difference
 from common.report.figures import plot_table
@@ -47,6 +46,7 @@ from common.reproduce.rows import RowRun
 from common.reproduce.tables import measured_cell, trained_on
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import evaluate_checkpoint, hits_beside
+from common.run.evaluation_files import read_evaluations
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain
 from scripts.parts import PAPERS
@@ -87,22 +87,25 @@ def _of_file(path: Path, overrides: Sequence[str]) -> Model:
     """An evaluation that a command has written."""
     if overrides:
         raise ConfigError(f"{path} is measured already, {overrides[0]} needs a checkpoint; accepted: no SET, or a run")
-    content, hits = json.loads(path.read_text(encoding="utf-8")), hits_beside(path)
-    if not isinstance(content, dict) or "evaluations" not in content or not hits.is_file():
-        raise ConfigError(f"{path} is no evaluation with its hits in {hits.name} beside it; accepted: both files")
-    return _model(content["training_data"], str(path.resolve()), 0, content, json.loads(hits.read_text("utf-8")))
+    content, hits = read_json(path), read_json(hits_beside(path))
+    if not isinstance(content, dict) or "evaluations" not in content or hits is None:
+        said = f"{path} is no evaluation with its hits in {hits_beside(path).name} beside it"
+        raise ConfigError(f"{said}; accepted: both files, whole")
+    return _model(content["training_data"], str(path.resolve()), 0, content, hits)
 
 
 def _of_run(folder: Path, overrides: Sequence[str]) -> Model:
     """A run, or a checkpoint in its folder."""
     step = folder.name if (folder / "state.json").is_file() else ""
     files = RunFiles(folder.resolve().parents[1] if step else folder.resolve())
-    config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
+    try:
+        config = yaml.safe_load(files.config.read_text(encoding="utf-8"))
+        files = replace(files, identity={"seed": config["run"]["seed"]})
+    except (yaml.YAMLError, UnicodeDecodeError, TypeError, KeyError) as error:
+        raise ConfigError(f"{files.config} is torn; accepted: the resolved config of a run") from error
     name = files.folder.parent.name if re.fullmatch(r"seed\d+", files.folder.name) else files.folder.name
     label = re.sub(rf"-({'|'.join(SCALES)})-[0-9a-f]+$", r", \1", name)
-    content = hits = None
-    if files.evaluation.is_file() and files.hits.is_file() and not overrides:
-        content, hits = (json.loads(file.read_text("utf-8")) for file in (files.evaluation, files.hits))
+    content, hits = (None if overrides else read_evaluations(files)) or (None, None)
     if content is None or (step and int(step.rpartition("-")[2]) != content["step"]):
         checkpoint = named_checkpoint(folder)
         if (paper := checkpoint.state["paper"]) not in PAPERS:  # it is imported
@@ -125,6 +128,8 @@ def _model(label: str, line: str, seed: int, content: dict[str, Any], hits: dict
         training_data=content["training_data"],
         hardware=content["hardware"],
         git_revision=content["training_revision"],
+        versions=content.get("versions", "not known"),
+        config=None,
     )
     return Model(label, line, content["evaluation_code"], run)
 

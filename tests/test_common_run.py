@@ -29,12 +29,16 @@ from common.data.broken import BrokenSample, TooManyBroken
 from common.data.order import BatchPositions, SampleOrder
 from common.data.pairs import image_transform, open_training_pairs
 from common.data.text import build_tokenizer
+from common.evaluation.protocol import Evaluation
 from common.reproduce.rows import is_current
-from common.run.checkpoint import save_checkpoint
+from common.run.checkpoint import last_checkpoint, save_checkpoint
+from common.run.evaluation_files import save_evaluations
 from common.run.folder import (
     CHOSEN_CODE,
     MAY_CHANGE,
+    MEASURES,
     RunFiles,
+    check_same_run,
     checkpoint_to_resume,
     chosen_files,
     evaluation_code,
@@ -463,6 +467,7 @@ CHANGES = [  # what a run may go on with
     "data.images=/b", "data.labelled=labels", "data.max_broken_share=0.5", "optim.micro_batch_size=64",
     "model.image.stem.weights=/b", "model.image.stem.cache_gb=3", "data.mixture=[{root: /c}]",
     "optim.loss_tile=32", "run.log_every=3", "run.diagnose_every=5", "run.num_workers=7",
+    "method.prompt_average=embeddings",
 ]  # fmt: skip
 
 
@@ -470,7 +475,10 @@ def test_every_setting_that_may_change_in_a_resume_is_tried_below():
     tried = {change.partition("=")[0] for change in CHANGES}
     of_euclip = {"data.winogavil", "data.averages"}  # tests/test_euclip_model.py
     initial = {"model.init", "model.image.init", "model.text.init"}  # tests/test_common_initial.py
-    assert set(MAY_CHANGE) - tried == {"data.vocabulary", *of_euclip, *initial}  # above
+    of_scenes = {"data.num_val", "data.num_test", "data.num_labelled", "data.gallery"}  # below
+    of_pictures = {"evaluation"}  # alone
+    untried = {"data.vocabulary", *of_euclip, *initial, *of_scenes, *of_pictures}  # the first above
+    assert {*MAY_CHANGE, *MEASURES} - tried == untried
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -486,6 +494,21 @@ def test_what_may_change_in_a_resume_leads_to_the_same_folder(tmp_path, change):
     assert (
         chosen_files(TRAIN, argparse.Namespace(**{**vars(arguments), "output_dir": there.folder}), changed, "") == there
     )
+
+
+def test_how_many_pictures_are_looked_at_leads_to_the_same_run_evaluated_otherwise(tmp_path):
+    changes = ["data.num_test=3000", "data.num_labelled=7", "data.gallery=500", "method.prompt_average=embeddings"]
+    files = [run_files(TRAIN, "a", "smoke", override(Config(), [*each]), "data", tmp_path) for each in ([], changes)]
+    assert files[0] == files[1]
+    assert files[0].identity != files[1].identity
+    same = run_files(TRAIN, "a", "smoke", override(Config(), ["data.num_val=7"]), "data", tmp_path)
+    assert (same, same.identity) == (files[0], files[0].identity)
+    script = ROOT / "contrastive_basics" / "pretrain.py"
+    changes = ["data.num_test=7", "evaluation.neighbours=3", "evaluation.probe_epochs=7"]
+    configs = [override(VisionConfig(), each) for each in ([], changes)]
+    one, other = (run_files(script, "vision_moco_v2", "smoke", each, "data", tmp_path) for each in configs)
+    assert one == other
+    assert one.identity != other.identity
 
 
 @pytest.mark.parametrize("change", ["optim.steps=7", "data.context_length=9", "data.caption_column=x", "run.seed=2"])
@@ -510,19 +533,71 @@ def test_a_resume_of_nothing_is_an_error_that_names_the_folder(tmp_path, named):
         chosen_files(TRAIN, argparse.Namespace(**options, resume="last"), Config(), "no such data")
 
 
-def test_other_test_sets_and_another_evaluation_are_seen_though_the_folder_is_the_same(tmp_path):
-    @dataclasses.dataclass
-    class Set:
-        fingerprint: str
+@dataclasses.dataclass
+class Set:
+    fingerprint: str
 
+
+def evaluated(files, fingerprint="one", code=None, recall=0.5):
+    code = evaluation_code("oblique_topology") if code is None else code
+    result = Evaluation({"recall": recall}, {"fingerprint": fingerprint}, {}, {"recall": [[1.0], [0.0]]})
+    training = {"training_data": "scenes", "training_revision": "today"}
+    save_evaluations("oblique_topology", {"test": result}, files, 7, training, {"evaluation_code": code})
+
+
+def current(files, **sets):
+    return is_current(files, "oblique_topology", sets or {"test": Set("one")})
+
+
+def test_other_test_sets_and_another_evaluation_are_seen_though_the_folder_is_the_same(tmp_path):
     files = RunFiles(tmp_path)
-    result = {"protocol": {"fingerprint": "one"}}
-    for code, current in ((evaluation_code("oblique_topology"), True), ("other code", False)):
-        write_json(files.evaluation, {"evaluation_code": code, "evaluations": {"test": result}})
-        write_json(files.hits, {})
-        assert is_current(files, "oblique_topology", {"test": Set("one")}) is current
-        assert not is_current(files, "oblique_topology", {"test": Set("other")})
-        assert not is_current(files, "oblique_topology", {"test": Set("one"), "second_test": Set("one")})
+    evaluated(files, code="other code")
+    assert not current(files)
+    evaluated(files)
+    assert current(files)
+    assert not current(files, test=Set("other"))
+    assert not current(files, test=Set("one"), second_test=Set("one"))
+
+
+def test_an_evaluation_that_is_torn_changed_by_hand_or_another_run_s_is_not_current(tmp_path):
+    config, others = Config(), (["run.seed=1"], ["optim.steps=7", "optim.warmup_steps=0"], ["data.gallery=500"])
+    run = run_files(TRAIN, "table2_clip", "smoke", config, "data", tmp_path)
+    evaluated(run)
+    assert current(run)
+    for change in others:  # as if their folders had been swapped
+        other = run_files(TRAIN, "table2_clip", "smoke", override(config, change), "data", tmp_path)
+        assert not current(RunFiles(run.folder, other.identity))
+    assert not current(RunFiles(run.folder, {**run.identity, "row": "table2_multi"}))
+    for file in (run.evaluation, run.hits):
+        whole = file.read_bytes()
+        for torn in (b"", whole[: len(whole) // 2], b"[]", b"null", b"\xff\xfe", whole.replace(b"0", b"7", 1)):
+            file.write_bytes(torn)
+            assert not current(run)
+        file.write_bytes(whole)
+    evaluation = json.loads(run.evaluation.read_text())
+    evaluation["evaluations"]["test"]["metrics"]["recall"] = 7.5
+    write_json(run.evaluation, evaluation)
+    assert not current(run)
+    evaluated(run)
+    save(run, 7, to_dict(config))  # of weights that came later
+    assert not current(run)
+    evaluated(run)
+    assert current(run)
+
+
+def test_a_checkpoint_of_another_seed_row_data_or_code_is_refused(tmp_path):
+    config = Config()
+    run = run_files(TRAIN, "table2_clip", "smoke", config, "data", tmp_path)
+    save(run, 7, to_dict(config))
+    found = last_checkpoint(run.checkpoints)
+    check_same_run(found, run, override(config, ["data.num_test=7", "method.prompt_average=embeddings"]), "data")
+    with pytest.raises(ConfigError, match=r"holds a run of another config: run\.seed 0 -> 1"):
+        check_same_run(found, run, override(config, ["run.seed=1"]), "data")
+    with pytest.raises(ConfigError, match="holds a run on other training data"):
+        check_same_run(found, run, config, "other data")
+    found.state["run_key"] = "0123456789ab"
+    with pytest.raises(ConfigError, match=r"holds a run that other code has trained \(key 0123456789ab"):
+        check_same_run(found, run, config, "data")
 
 
 def test_cache_key_depends_on_the_values_of_a_row_file_and_not_on_its_text(tmp_path):
@@ -574,6 +649,7 @@ def test_an_edit_changes_the_keys_of_the_runs_that_it_can_change_and_no_others(c
         "common/report/page.py": (0, 0, 0, 0, 0, 0),
         "common/run/training.py": (1, 1, 1, 1, 0, 0),
         "common/run/evaluation.py": (0, 0, 0, 0, 1, 0),
+        "common/run/evaluation_files.py": (0, 0, 0, 0, 1, 1),
         "common/diagnosis.py": (0, 0, 0, 0, 0, 1),
         "common/run/log.py": (0, 0, 0, 0, 0, 0),
         "oblique_topology/train.py": (1, 0, 0, 0, 0, 0),

@@ -10,7 +10,8 @@ from accelerate import Accelerator
 from scipy import stats
 
 from common.base.config import ConfigError, load_row
-from common.base.provenance import ROOT
+from common.base.files import write_json
+from common.base.provenance import ROOT, hash_of
 from common.data.pairs import open_training_pairs
 from common.report.table import read_table
 from common.run.folder import RunFiles
@@ -34,8 +35,10 @@ def evaluation(hits, **protocol):
 def write_run(folder, seed, hits, row=1, **protocol):
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({"method": {"row": row}, "run": {"seed": seed}}))
-    for name, content in zip(("evaluation.json", "hits.json"), evaluation(hits, **protocol)):
-        (folder / name).write_text(json.dumps(content))
+    content, found = evaluation(hits, **protocol)
+    content |= {"seed": seed, "weights": None}
+    write_json(folder / "evaluation.json", content | {"hash": hash_of([content, found])})
+    write_json(folder / "hits.json", found)
     return folder
 
 
@@ -107,11 +110,18 @@ def test_a_checkpoint_is_evaluated_now_on_the_data_that_are_named(tmp_path, monk
         (["run/seed0", "ViT-B-32.pt"], r"ViT-B-32\.pt is no run; accepted: .* Published weights are evaluated first"),
         (["run/seed0", "run/seed0"], r"run: seed 0 is named twice"),
         (["run/seed0"], r"RUNS names 1 model; accepted: at least two"),
+        (["run/seed0", "torn"], r"config\.yaml is torn; accepted: the resolved config of a run"),
+        (["run/seed0", "torn.json"], r"torn\.json is no evaluation"),
+        (["run/seed0", "changed"], r"changed is no whole checkpoint"),  # it would be evaluated again
         (["run/seed0", "alone.json"], r"alone\.json is no evaluation with its hits in alone_hits\.json beside it"),
     ],
 )
 def test_what_cannot_be_compared_is_named(tmp_path, hits, named, message):
     write_run(tmp_path / "run" / "seed0", 0, hits[0])
     (tmp_path / "alone.json").write_text(json.dumps(evaluation(hits[0])[0]))
-    with pytest.raises(ConfigError, match=message):
+    (write_run(tmp_path / "torn", 0, hits[0]) / "config.yaml").write_text("method: {row")
+    (tmp_path / "torn.json").write_text('{"evalu')
+    changed = write_run(tmp_path / "changed", 0, hits[0]) / "evaluation.json"
+    changed.write_text(changed.read_text().replace('"acc1": 0', '"acc1": 7'))
+    with pytest.raises(ValueError, match=message):  # a ConfigError, of a checkpoint its own
         compared(tmp_path, *(tmp_path / name for name in named))

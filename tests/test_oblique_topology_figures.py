@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.base.config import ConfigError
+from common.base.config import ConfigError, load_config
 from common.base.random_keys import derive_key
 from common.base.settings import DataConfig, OptimConfig
 from common.data.scenes import annotation_task
@@ -25,6 +25,7 @@ from common.reproduce.command import Command
 from common.reproduce.rows import RowRun, measured_once
 from common.run.folder import RunFiles
 from oblique_topology import class_token_cost
+from oblique_topology.config import Config
 from oblique_topology.distance_distributions import TOPOLOGIES, open_domains
 from oblique_topology.equilibrium import log_ratios
 from oblique_topology.loaded_rows import as_model_inputs, embed_batch, trained_model, training_batch
@@ -73,7 +74,8 @@ def only_run(output, row):
     if row == "table2_multi":  # Table 10 has 16 tokens of 32 numbers
         found = (each for each in found if "embedding_dim: 32\n" in (each / "config.yaml").read_text())
     (folder,) = found
-    return RowRun(RunFiles(folder), 0, {}, {}, "", "", "")
+    config = load_config(Config, [folder / "config.yaml"])
+    return RowRun(RunFiles(folder), 0, {}, {}, "", "", "", "", config)
 
 
 def test_every_part_that_is_no_table_is_looked_at_here():
@@ -257,7 +259,7 @@ def test_where_curves_rest_is_told_of_t_and_of_the_multiplier(output, tmp_path):
     log = RunFiles(tmp_path).log
     lines = [{"event": "train", "step": int(k) + 1, "logit_scale": float(np.exp(v))} for k, v in zip(steps, t)]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    run = RowRun(RunFiles(tmp_path), 0, {}, {}, "made up", "", "")
+    run = RowRun(RunFiles(tmp_path), 0, {}, {}, "made up", "", "", "", Config())
     values = _findings({"Sphere, e^0": [run]}, OptimConfig(warmup_steps=0)).values
     found = {column: values["sphere_e_0", column][0] for _, column in values}
     assert found["final_t"] == pytest.approx(t[-1])

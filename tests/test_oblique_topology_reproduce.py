@@ -19,6 +19,7 @@ from common.base.config import ConfigError
 from common.report.experiments import read_experiment
 from common.report.table import QUERIES_INTERVAL, from_json
 from common.reproduce.command import Command
+from common.reproduce.rows import run_row
 from common.reproduce.tables import train_rows
 from common.run.folder import RunFiles, only_run_in
 from oblique_topology.reproduce import CODE, PARTS, _note, main
@@ -314,21 +315,62 @@ def test_a_second_call_trains_nothing_and_an_override_trains_another_run(output,
         assert 1 < cell.interval[1] - cell.interval[0] < 60  # percent, from 16 pictures
 
 
-def test_changed_test_data_or_a_lost_evaluation_are_evaluated_again_without_training(output, capsys, monkeypatch):
-    runs = [folder for folder in output.glob("runs/*/*/seed0") if (folder / "checkpoints/step-00000006").is_dir()]
-    evaluations = {run / "evaluation.json": json.loads((run / "evaluation.json").read_text()) for run in runs}
-    assert len(runs) == 2
-    for path, content in evaluations.items():
-        content["evaluations"]["test"]["protocol"]["fingerprint"] = "as if the shards had been other ones then"
-        content["evaluations"]["test"]["metrics"]["i2t_recall_at_1"] = 0.99
-        path.write_text(json.dumps(content))
-    reproduce("table2", output, seeds=1)
-    assert "evaluating the checkpoint again" in capsys.readouterr().out
-    assert next(row for row in table(output).rows if row.ours.get("flickr_i2t_r1")).ours["flickr_i2t_r1"].mean < 90
-    for path in evaluations:
-        path.unlink()
-    reproduce("table2", output, seeds=1)
-    assert "evaluating the checkpoint again" in capsys.readouterr().out
+def again(output, *more, row="table2_clip", seed=0):
+    return run_row(CODE, f"{row}.yaml", "smoke", seed, [*FEW, *more], output / "runs")
+
+
+def test_other_test_data_and_a_lost_or_foreign_evaluation_are_evaluated_again_without_training(output, capsys):
+    clip, multi = (again(output, row=row) for row in ("table2_clip", "table2_multi"))
+    weights = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/checkpoints/*/*")}
+    shutil.copy(multi.files.evaluation, clip.files.evaluation)
+    (clip.files.folder / "diverged.json").write_text('{"err')
+    found = again(output)
+    assert (found.evaluations, found.hits) == (clip.evaluations, clip.hits)
+    assert again(output, "data.num_test=8").evaluations["test"]["protocol"]["num_images"] == 8
+    clip.files.hits.unlink()
+    assert again(output).evaluations == clip.evaluations
+    assert capsys.readouterr().out.count("evaluating the checkpoint again") == 3
+    assert {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/checkpoints/*/*")} == weights
+
+
+def test_swapped_and_copied_seeds_are_refused(output):
+    seeds = [again(output, seed=seed).files.folder for seed in (0, 1)]
+    aside = seeds[0].with_name("aside")
+
+    def swap():
+        for one, other in ((seeds[0], aside), (seeds[1], seeds[0]), (aside, seeds[1])):
+            one.rename(other)
+
+    swap()
+    with pytest.raises(ConfigError, match=r"seed0 holds a run of another config: run\.seed 1 -> 0"):
+        again(output)
+    swap()
+    seeds[1].rename(aside)
+    shutil.copytree(*seeds)
+    with pytest.raises(ConfigError, match=r"seed1 holds a run of another config: run\.seed 0 -> 1"):
+        again(output, seed=1)
+    shutil.rmtree(seeds[1])
+    aside.rename(seeds[1])
+
+
+@pytest.mark.parametrize(
+    ("torn", "said"),
+    [
+        (lambda whole: whole[: len(whole) // 2], "does not go on to step 6"),
+        (lambda whole: b"[]\n" + whole, "line 1 is no JSON"),
+        (lambda whole: b"\xff" * 9 + whole, "line 1 is no JSON"),
+        (lambda whole: None, "No such file"),
+    ],
+)
+def test_a_finished_run_whose_log_is_torn_is_refused_with_the_folder_to_remove(output, torn, said):
+    log = again(output).files.log
+    whole = log.read_bytes()
+    log.unlink()
+    if torn(whole) is not None:
+        log.write_bytes(torn(whole))
+    with pytest.raises(ConfigError, match=rf"{said}.*remove .*seed0 to train again"):
+        again(output)
+    log.write_bytes(whole)
 
 
 def test_a_damaged_last_checkpoint_is_trained_again_from_the_one_before(output, capsys):
@@ -398,7 +440,7 @@ def table5_told(folder):
 
 def test_two_processes_write_a_table_that_trains_nothing_once(tmp_path):
     first, second = in_processes(2, table5_told, tmp_path)
-    assert first.count("scale smoke, seeds 0") == first.count("tables and figures:") == 1
+    assert first.count("scale smoke, seed 0") == first.count("tables and figures:") == 1
     assert second == ""
     assert table_of(tmp_path, "table5").rows
 

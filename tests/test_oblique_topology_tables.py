@@ -22,7 +22,7 @@ from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_zero_shot
 from common.report.table import from_json
 from common.reproduce.rows import RowRun
-from common.reproduce.tables import collapse_note, measured_cell
+from common.reproduce.tables import _versions_note, collapse_note, measured_cell
 from common.run.folder import RunFiles
 from oblique_topology import token_subsets
 from oblique_topology.coco_table import CocoFiles, open_coco
@@ -130,7 +130,7 @@ def logged_run(folder, scales, seed=0):
     lines = [{"event": "train", "step": step + 1, "logit_scale": scale} for step, scale in enumerate(scales)]
     lines.insert(1, {"event": "evaluate", "step": 1})
     (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return RowRun(RunFiles(folder), seed, {}, {}, "scenes", "a machine", "a revision")
+    return RowRun(RunFiles(folder), seed, {}, {}, "scenes", "a machine", "a revision", "versions", Config())
 
 
 def test_a_run_that_ended_at_the_loss_of_a_guess_is_named(tmp_path):
@@ -140,17 +140,28 @@ def test_a_run_that_ended_at_the_loss_of_a_guess_is_named(tmp_path):
         lines = [{"event": "train", "step": step, "loss_over_chance": each} for step, each in enumerate(ratios)]
         lines.append({"event": "evaluate", "step": 2})
         (tmp_path / str(seed) / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        runs.append(RowRun(RunFiles(tmp_path / str(seed)), seed, {}, {}, "scenes", "a machine", "a revision"))
+        files = RunFiles(tmp_path / str(seed))
+        runs.append(RowRun(files, seed, {}, {}, "scenes", "a machine", "a revision", "versions", Config()))
     assert collapse_note(runs) == "; seed 1, 2 ended at the loss of a guess"
     assert collapse_note(runs[:1]) == ""
 
 
 def test_a_cell_of_none_hit_has_an_interval_and_says_of_what_kind(tmp_path):
     evaluation = {"protocol": {"data": "d", "fingerprint": "0" * 64}, "metrics": {"acc1": 0.0}, "chance": {}}
-    run = RowRun(RunFiles(tmp_path), 0, {"knn": evaluation}, {"knn": {"acc1": [[0.0]] * 40}}, "d", "", "")
+    run = RowRun(RunFiles(tmp_path), 0, {"knn": evaluation}, {"knn": {"acc1": [[0.0]] * 40}}, "d", "", "", "", Config())
     cell = measured_cell([run], "knn", "acc1", "smoke")
     assert cell.interval == (0, pytest.approx(8.76, abs=0.01))  # percent
     assert cell.interval_kind == "95 % Wilson over queries, one seed"
+    evaluation["metrics"]["acc1"] = 7.5
+    with pytest.raises(ValueError, match=r"seed 0, knn: acc1 = 7.5; accepted: a share in \[0, 1\]"):
+        measured_cell([run], "knn", "acc1", "smoke")
+
+
+def test_runs_made_with_unlike_versions_are_named_and_others_are_not(tmp_path):
+    clip, multi = logged_run(tmp_path / "clip", [1.0]), replace(logged_run(tmp_path / "multi", [1.0]), versions="newer")
+    assert _versions_note({"CLIP": [clip], "Multi": [clip]}) == []
+    (note,) = _versions_note({"CLIP": [clip], "Multi": [clip, multi]})
+    assert note == "Runs were made with unlike versions. versions: CLIP, seed 0, Multi, seed 0; newer: Multi, seed 0."
 
 
 def row(trainable):

@@ -28,6 +28,14 @@ def write_atomically(path: str | Path, content: str | bytes) -> Path:
     return path
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; None where there is no such file, or one that is torn."""
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+
+
 def write_json(path: str | Path, content: Any) -> Path:
     """Write plain values as JSON on one line, whole or not at all."""
     return write_atomically(path, json.dumps(content, ensure_ascii=False))

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import PIL
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,6 +123,11 @@ def computes_bfloat16() -> bool:
         return False
     known = getattr(torch.cpu, "get_capabilities", dict)()  # a torch that does not tell counts as one without
     return any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def versions() -> str:
+    """Of the libraries that numbers and pixels come from."""
+    return f"torch {torch.__version__}, Pillow {PIL.__version__}"
 
 
 def _processor() -> str:

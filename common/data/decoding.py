@@ -20,6 +20,7 @@ FILE_FORMATS = (*SHARD_FORMATS, "BMP", "GIF", "PPM", "TIFF")  # of picture files
 ROLES = ("train", "val", "test", "second_test")
 
 _BITS_PER_SAMPLE = 258  # TIFF's number for it
+_SAMPLED = 64  # pictures that a fingerprint reads
 _HALF_SIGN = re.compile("[\ud800-\udfff]")  # JSON can spell it, UTF-8 cannot: no hash, no file would take it
 
 
@@ -157,6 +158,23 @@ def row_of(index: int, data_set: Any) -> int:
     if not -len(data_set) <= index < len(data_set):
         raise IndexError(f"sample {index} of {data_set.name!r}, which has {len(data_set)}")
     return index % len(data_set)
+
+
+def sampled_places(count: int) -> list[int]:
+    """Evenly spaced places in [0, count), the first and the last among them: of these pictures a fingerprint reads all.
+
+    Other pictures of as many bytes as before show where they lie at one of these places.
+    """
+    return sorted(set(np.linspace(0, count - 1, min(count, _SAMPLED)).round().astype(int).tolist()))
+
+
+def content_hash(path: Path) -> bytes:
+    """SHA-256 of a file; of one that cannot be read, nothing."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    except OSError:
+        return b""
 
 
 class PackedTexts:

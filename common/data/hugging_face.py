@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from common.data.broken import BrokenSample, check_opened
-from common.data.decoding import check_reading_options, refuse_split, row_of
+from common.data.decoding import check_reading_options, refuse_split, row_of, sampled_places
 from common.data.rows import RowReader, captions_of, pictures_of, rows_of_batch
 from common.data.shards import expand_shards
 from common.data.streamed import StreamedPairs
@@ -123,15 +123,14 @@ class HuggingFacePairs:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over captions, ids and the sizes of the pictures; 64 hex digits.
-
-        Reads no picture: one that is replaced by one of equal length does not show.
-        """
+        """SHA-256 over captions, ids, the sizes of the pictures, and some of these: `sampled_places`."""
         digest = hashlib.sha256()
         for batch in self._rows.with_format("arrow").iter(1000):
             for name in self.reader.text_columns:
                 digest.update(json.dumps(batch[name].to_pylist(), ensure_ascii=True, default=str).encode())
             digest.update(json.dumps(_picture_sizes(batch[self.reader.image], self.reader.folder)).encode())
+        for place in sampled_places(len(self._rows)):
+            digest.update(self.reader.picture_hash(self._rows[place]))
         return digest.hexdigest()
 
     def __repr__(self) -> str:

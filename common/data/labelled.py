@@ -25,7 +25,7 @@ from PIL import Image
 
 from common.data.broken import BrokenSample, check_opened
 from common.data.class_names import read_class_names, read_templates
-from common.data.decoding import PackedTexts, read_picture, row_of
+from common.data.decoding import PackedTexts, content_hash, read_picture, row_of, sampled_places
 from common.data.shards import ShardDataset
 
 _PARTS = {"test", "val", "train"}  # folders of a set that are no classes
@@ -97,7 +97,7 @@ class LabelledPictures:
 
 
 class _Files:
-    """Picture files below one folder. Their fingerprint: paths, labels, sizes of the files."""
+    """Picture files below one folder. Their fingerprint: paths, labels, sizes of the files, some of them whole."""
 
     def __init__(self, root: Path, paths: list[str], labels: list[int], sizes: list[int]) -> None:
         self._root, self._paths = root, PackedTexts(paths)
@@ -115,11 +115,13 @@ class _Files:
     def feed(self, update: Callable[[bytes], Any]) -> None:
         self._paths.feed(update)
         update(self._labels.tobytes() + self._sizes.tobytes())
+        for row in sampled_places(len(self)):
+            update(content_hash(self._root / self._paths[row]))
 
 
 class _Torchvision:
     """Torchvision's data sets, one behind the other. Their fingerprint: pixels where they lie in memory, else names
-    and sizes of the files."""
+    and sizes of the files, some of them whole."""
 
     def __init__(self, parts: list[Any]) -> None:
         self.parts = parts
@@ -147,8 +149,11 @@ class _Torchvision:
         update(self.labels.tobytes())
         for part, order in zip(self.parts, self._orders):
             files = _files_of(part)
-            for path in () if files is None else (Path(files[place]) for place in order):
+            paths = [] if files is None else [Path(files[place]) for place in order]
+            for path in paths:
                 update(f"{path.name}\0{path.stat().st_size if path.is_file() else -1}\0".encode())
+            for place in sampled_places(len(paths)):
+                update(content_hash(paths[place]))
             if files is None and hasattr(part, "data"):
                 update(np.ascontiguousarray(part.data).tobytes())
 

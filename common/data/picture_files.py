@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from common.data.broken import BrokenSample, check_opened
-from common.data.decoding import PackedTexts, check_reading_options, read_picture, row_of
+from common.data.decoding import (
+    PackedTexts,
+    check_reading_options,
+    content_hash,
+    read_picture,
+    row_of,
+    sampled_places,
+)
 from common.data.rows import Entry
 
 _PROBED = 20  # pictures by which the folder of all is recognised
@@ -137,15 +144,14 @@ class PictureFiles:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over paths, sizes of the picture files, ids and captions; 64 hex digits.
-
-        A picture that is replaced by one of equal length does not show.
-        """
+        """SHA-256 over paths, sizes of the picture files, ids, captions, and some pictures (`sampled_places`)."""
         digest = hashlib.sha256()
         for texts in (self._paths, self._ids, self._captions):
             texts.feed(digest.update)
         for numbers in (self._first_caption, self._sizes, self._caption_ids):
             digest.update(b"-" if numbers is None else numbers.tobytes())
+        for place in sampled_places(len(self)):
+            digest.update(content_hash(self.path(place)))
         return digest.hexdigest()
 
     def __repr__(self) -> str:

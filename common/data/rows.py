@@ -5,6 +5,7 @@ cannot be used is listed with its place and its reason (`pictures_of`). Tables t
 opening are checked row by row when they are read (`RowReader`).
 """
 
+import hashlib
 import posixpath
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -15,7 +16,14 @@ from typing import Any, Literal, NamedTuple
 from PIL import Image
 
 from common.data.broken import BrokenSample, Unusable, named
-from common.data.decoding import FILE_FORMATS, checked_captions, decode_picture, id_text, read_picture
+from common.data.decoding import (
+    FILE_FORMATS,
+    checked_captions,
+    content_hash,
+    decode_picture,
+    id_text,
+    read_picture,
+)
 
 _MAX_NAME, _MAX_PATH = 255, 1000  # bytes of one name, characters of a whole path; file systems refuse longer ones
 
@@ -175,6 +183,15 @@ class RowReader:
             if not isinstance(content, str) or not content:
                 raise Unusable(f"missing picture: {self.image} is {str(content)[:40]!r}")
             return read_picture(self.folder / picture_path(content), self.decode_size)
+
+    def picture_hash(self, row: dict[str, Any]) -> bytes:
+        """SHA-256 of the picture's file or bytes; of one that cannot be read, nothing."""
+        content = picture_bytes(row[self.image])
+        if isinstance(content, bytes):
+            return hashlib.sha256(content).digest()
+        with suppress(Unusable, ValueError):
+            return content_hash(self.folder / picture_path(content))
+        return b""
 
     def identity(self, row: dict[str, Any], index: int) -> str | None:
         """The id that the row gives, else the path of its picture; None for bytes without id. Raises: BrokenSample."""

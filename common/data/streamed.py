@@ -103,12 +103,12 @@ class StreamedPairs:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the data files (names with sizes; on the hub, with the revision) and the first 100 rows.
+        """SHA-256 over the data files (names, sizes; on the hub, the revision) and the first 100 rows and pictures.
 
         A change behind the first rows that keeps name and size of a local file does not show.
         """
         first = [
-            [row[name] for name in self.reader.text_columns] + [len(picture_bytes(row[self.reader.image]) or b"")]
+            [row[name] for name in self.reader.text_columns] + [self.reader.picture_hash(row).hex()]
             for batch in self._plain.take(100).iter(100)
             for row in rows_of_batch(batch)
         ]

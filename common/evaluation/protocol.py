@@ -190,6 +190,7 @@ def as_json(
         "step": step,
         "training_data": training["training_data"],
         "training_revision": training["training_revision"],
+        "training_versions": training.get("training_versions", "not known"),
         "precision": training.get("precision", "not known"),
         **provenance,
         "evaluations": {

@@ -5,7 +5,6 @@ stale result is never shown as current. If only the evaluation code has changed,
 """
 
 import inspect
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -14,15 +13,17 @@ from typing import Any
 
 import yaml
 
-from common.base.config import load_row
-from common.base.files import write_json
+from common.base.config import ConfigError, load_row
+from common.base.files import read_json, write_json
 from common.base.provenance import ROOT, code_fingerprint, hash_of, imported_files
 from common.data.pairs import open_evaluation_sets, open_training_pairs
 from common.distributed import gather_objects, wait_for_everyone
 from common.run.checkpoint import last_checkpoint
-from common.run.folder import RunFiles, evaluation_code, only_run_in, run_files
+from common.run.evaluation_files import read_evaluations
+from common.run.folder import RunFiles, check_same_run, evaluation_code, only_run_in, run_files
 from common.run.guards import NonFiniteLoss
 from common.run.launch import interrupted_with_saved_step, start_accelerator
+from common.run.log import read_log
 
 
 def _open_tests(data: Any) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def paper_tables(paper: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RowRun:
-    """One finished run: its files, seed, and the evaluations by role."""
+    """One finished run: its files, seed, the evaluations by role, and the config that was asked for."""
 
     files: RunFiles
     seed: int
@@ -83,6 +84,8 @@ class RowRun:
     training_data: str
     hardware: str
     git_revision: str
+    versions: str
+    config: Any
 
 
 def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[str], runs: Path) -> RowRun:
@@ -99,6 +102,7 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
         The finished run.
     Raises:
         NonFiniteLoss: if training diverged, now or in an earlier call; what it said stands in the run's diverged.json.
+        ConfigError: if the folder holds another run, or the log of a finished one is torn.
     """
     config = load_row(
         paper.config_class,
@@ -115,42 +119,53 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
     label = f"{name}, seed {seed}"
 
     def state_for_all() -> str:
-        return gather_objects(_state_of(paper, config, files))[0]  # the main process decides
+        return gather_objects(_state_of(paper, config, pairs.fingerprint, files))[0]  # the main process decides
 
     state = state_for_all()
     alone = accelerator.is_main_process and state != "current"  # several may read what is finished
     with only_run_in(files) if alone else nullcontext(), interrupted_with_saved_step(files):
         state = state if state == "current" else state_for_all()  # another process may have finished it meanwhile
         if state == "diverged":
-            error = _read(_diverged(files))["error"]
-            raise NonFiniteLoss(f"{label}, earlier: {error} Remove {files.folder} to train it again.")
+            raise NonFiniteLoss(f"{label}, earlier: {_divergence(files)} Remove {files.folder} to train it again.")
         if state == "current":
             accelerator.print(f"{label}: found in {files.folder}")
         elif state == "trained":
-            accelerator.print(f"{label}: evaluation code or test data have changed, evaluating the checkpoint again")
+            accelerator.print(
+                f"{label}: evaluation code, test data or files have changed, evaluating the checkpoint again"
+            )
             paper.evaluate(last_checkpoint(files.checkpoints), config, files, accelerator)
         else:
             try:
                 paper.train(config, pairs, files, True, accelerator, label)
             except NonFiniteLoss as error:
                 if accelerator.is_main_process:
-                    write_json(_diverged(files), {"error": str(error)})
+                    write_json(_diverged(files), {"error": str(error), **files.identity})
                 raise NonFiniteLoss(f"{label}: {error}") from error
     wait_for_everyone()
-    return read_run(files, seed)
+    return read_run(files, config)
 
 
-def read_run(files: RunFiles, seed: int) -> RowRun:
-    """A finished run, from its files."""
-    evaluation = _read(files.evaluation)
+def read_run(files: RunFiles, config: Any) -> RowRun:
+    """A finished run, from its files.
+
+    Raises:
+        ConfigError: if they are not what the run has written.
+    """
+    kept = read_evaluations(files)
+    if kept is None:
+        raise ConfigError(f"{files.evaluation} has been changed just now, by another process or by hand")
+    evaluation, hits = kept
+    trained, measured = evaluation["training_versions"], evaluation["versions"]
     return RowRun(
         files=files,
-        seed=seed,
+        seed=config.run.seed,
         evaluations=evaluation["evaluations"],
-        hits=_read(files.hits),
+        hits=hits,
         training_data=evaluation["training_data"],
         hardware=evaluation["hardware"],
         git_revision=evaluation["training_revision"],
+        versions=measured if measured == trained else f"{trained}, measured with {measured}",
+        config=config,
     )
 
 
@@ -160,30 +175,54 @@ def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[]
     Args:
         run: with its final weights.
         script: that measures; what it imports counts, but for reports. A stale measurement is not found.
-        settings: plain values that the measurement depends on beside the run.
+        settings: plain values that the measurement depends on beside the run and its test sets.
         measure: () -> what JSON can hold.
     """
     code = code_fingerprint(imported_files(script, ("common/report/",)))
-    path = run.files.folder / "measured" / f"{script.stem}-{hash_of({'code': code, 'settings': settings})}.json"
-    if not path.is_file():
+    tests = {role: result["protocol"]["fingerprint"] for role, result in run.evaluations.items()}
+    key = hash_of({"code": code, "settings": settings, "tests": tests, "run": dict(run.files.identity)})
+    path = run.files.folder / "measured" / f"{script.stem}-{key}.json"
+    found = read_json(path)
+    if found is None:
         write_json(path, measure())
-    return _read(path)
+        found = read_json(path)
+    return found
 
 
-def _state_of(paper: PaperCode, config: Any, files: RunFiles) -> str:
+def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFiles) -> str:
     """One of "current" (evaluated with today's code, on today's test sets), "trained" (evaluate it), "diverged" and
     "unfinished".
+
+    Raises:
+        ConfigError: if the folder holds another run, or the log of a finished one is torn.
     """
     if is_current(files, paper.name, paper.open_tests(config.data), paper.evaluation):
+        _check_log(files)
         return "current"
     checkpoint = last_checkpoint(files.checkpoints)
-    if checkpoint is not None and checkpoint.state["step"] == config.optim.steps:
-        return "trained"
-    return "diverged" if _diverged(files).is_file() else "unfinished"
+    if checkpoint is not None:
+        check_same_run(checkpoint, files, config, data_fingerprint)
+        if checkpoint.state["step"] == config.optim.steps:
+            return "trained"
+    return "unfinished" if _divergence(files) is None else "diverged"
+
+
+def _check_log(files: RunFiles) -> None:
+    """Whether the log, which tables take curves and last values from, goes on to the step that was evaluated."""
+    step = read_json(files.evaluation)["step"]
+    try:
+        steps = [record["step"] for record in read_log(files.log) if record["event"] == "train"]
+        problem = None if max(steps, default=0) == step else f"{files.log} does not go on to step {step}"
+    except (FileNotFoundError, ValueError) as error:
+        problem = str(error)
+    if problem is not None:
+        raise ConfigError(
+            f"{problem}: the run was whole and its log is no longer; remove {files.folder} to train again"
+        )
 
 
 def is_current(files: RunFiles, paper: str, tests: dict[str, Any], script: str = "evaluate.py") -> bool:
-    """Whether the evaluations in a run's folder are those of today's code on today's test sets.
+    """Whether the evaluations in a run's folder are its own, by today's code, on today's test sets.
 
     Args:
         files: of the run.
@@ -191,9 +230,10 @@ def is_current(files: RunFiles, paper: str, tests: dict[str, Any], script: str =
         tests: today's sets by role, each with a fingerprint.
         script: of the folder, that evaluates.
     """
-    if not (files.evaluation.is_file() and files.hits.is_file()):
+    kept = read_evaluations(files)
+    if kept is None:
         return False
-    found = _read(files.evaluation)
+    found, _ = kept
     today = {role: data_set.fingerprint for role, data_set in tests.items()}
     then = {role: result["protocol"]["fingerprint"] for role, result in found["evaluations"].items()}
     return found["evaluation_code"] == evaluation_code(paper, script) and then == today
@@ -203,5 +243,9 @@ def _diverged(files: RunFiles) -> Path:
     return files.folder / "diverged.json"
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _divergence(files: RunFiles) -> str | None:
+    """What the training of this run said when it diverged; None where it did not."""
+    found = read_json(_diverged(files))
+    if not isinstance(found, dict) or any(found.get(name) != value for name, value in files.identity.items()):
+        return None
+    return found.get("error")

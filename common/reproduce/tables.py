@@ -115,12 +115,17 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
         None if the runs were not evaluated on such a data set.
     Raises:
         ProtocolError: if the seeds were evaluated under different protocols; it names the key.
+        ValueError: a metric that is no share.
     """
     if role not in runs[0].evaluations:
         return None
     evaluations = [run.evaluations[role] for run in runs]
     check_alike({f"seed {run.seed}": evaluation["protocol"] for run, evaluation in zip(runs, evaluations)})
     protocol = evaluations[0]["protocol"]
+    for run, evaluation in zip(runs, evaluations):
+        if not 0 <= evaluation["metrics"][metric] <= 1:
+            said = f"seed {run.seed}, {role}: {metric} = {evaluation['metrics'][metric]}"
+            raise ValueError(f"{said}; accepted: a share in [0, 1]")
     values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
     query_interval = per_image = None
     kind = "bootstrap"
@@ -206,11 +211,23 @@ def table_of(
         "created": datetime.date.today().isoformat(),
         "hardware": ", ".join(sorted({run.hardware for run in every_run})),
         "errata": () if suffix else source.get("errata", ()),
+        **differs,
     }
+    fields["notes"] = [*fields.get("notes", ()), *_versions_note(runs)]
     return Table(
         paper=paper, table_id=table_id + suffix, columns=columns, rows=rows, scale=command.scale, seeds=command.seeds,
-        command=command.text(paper), **(fields | differs),
+        command=command.text(paper), **fields,
     )  # fmt: skip
+
+
+def _versions_note(runs: Runs) -> list[str]:
+    """Which runs were made with which versions of torch and Pillow; empty where all were made with the same."""
+    made: dict[str, list[str]] = {}
+    for method, seeds in runs.items():
+        for run in seeds:
+            made.setdefault(run.versions, []).append(f"{method}, seed {run.seed}")
+    told = "; ".join(f"{versions}: {', '.join(which)}" for versions, which in made.items())
+    return [f"Runs were made with unlike versions. {told}."] if len(made) > 1 else []
 
 
 def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> None:

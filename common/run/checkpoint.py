@@ -242,6 +242,16 @@ def saved_step(folder: Path) -> int | None:
     return max(map(_step_of, _step_folders(folder)), default=None)
 
 
+def saved_weights(folder: Path) -> str | None:
+    """SHA-256 of the weights of the newest checkpoint, as its sums tell it; None if there is no checkpoint."""
+    paths = _step_folders(folder)
+    if not paths:
+        return None
+    sums = paths[-1] / SUMS
+    told = re.search(r"(\w+)  model\.safetensors", sums.read_text("utf-8", "replace") if sums.is_file() else "")
+    return "not told" if told is None else told[1]
+
+
 def set_aside_later(folder: Path, step: int) -> None:
     """Renames checkpoints of later steps to damaged-step-XXXXXXXX; call on the main process of a run that resumes.
 

@@ -19,12 +19,12 @@ from common.data.pairs import EvaluationSets, open_evaluation_sets
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
-from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import settings_of
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.evaluation.protocol import Evaluation, as_json, in_words
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
+from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.inputs import feature_cache
 
@@ -133,20 +133,6 @@ def evaluate_and_save(
 ) -> None:
     """Evaluates on all processes; the main one writes metrics, and the hits that intervals are computed from."""
     save_evaluations(models.paper, models.evaluate_all(config, encoder, sets), files, step, training, provenance)
-
-
-def save_evaluations(
-    paper: str,
-    results: dict[str, Evaluation],
-    files: RunFiles,
-    step: int,
-    training: dict[str, Any],
-    provenance: dict[str, str],
-) -> None:
-    """The files of evaluations that are there already; arguments as in `as_json`. The main process writes."""
-    if is_main_process():
-        write_json(files.hits, {name: result.hits for name, result in results.items()})
-        write_json(files.evaluation, as_json(paper, results, step, training, provenance))
 
 
 # ---------------------------------------------------------------- commands

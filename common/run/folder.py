@@ -3,8 +3,8 @@
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from common.base.provenance import (
     hardware,
     hash_of,
     imported_files,
+    versions,
 )
 from common.base.settings import DataConfig, RunConfig
 from common.data.text import build_tokenizer
@@ -28,7 +29,7 @@ from common.run.checkpoint import Checkpoint, last_checkpoint, saved_step, set_a
 from common.run.sources import initial_fingerprints
 
 # What decides no weight: a run may go on with other values, and its key leaves them out. Data are known by fingerprints
-# instead (of names and captions, not of pixels), and evaluated again where those of the tests have changed.
+# instead (of names, captions and some of the pictures), and evaluated again where those of the tests have changed.
 MAY_CHANGE = (
     "data.root",
     "data.train",
@@ -39,7 +40,6 @@ MAY_CHANGE = (
     "data.images",
     "data.labelled",
     "data.winogavil",
-    "data.averages",
     "model.init",  # and the next two: the key and a checkpoint hold fingerprints of the weights
     "model.image.init",
     "model.text.init",
@@ -47,9 +47,20 @@ MAY_CHANGE = (
     "model.image.stem.cache_gb",
     "data.vocabulary",  # the key holds what it says, and a checkpoint brings its tokenizer
     "data.max_broken_share",
+    "data.num_val",
     "optim.micro_batch_size",
     "optim.loss_tile",
-)  # and all of `run` but the seed
+)  # and all of `run` but the seed, and of what follows
+
+# What measures alone: a run that was evaluated with other values is evaluated again.
+MEASURES = (
+    "data.num_test",
+    "data.num_labelled",
+    "data.gallery",
+    "data.averages",
+    "method.prompt_average",
+    "evaluation",
+)  # the last is a section
 
 # Code that decides no weight either: it evaluates, measures or writes. What a log holds was measured by the code of its
 # day; the evaluation of the end is made again after a change (`evaluation_code`).
@@ -57,6 +68,7 @@ NOT_IN_KEY = (
     "common/evaluation/",
     "common/diagnosis.py",
     "common/run/evaluation.py",
+    "common/run/evaluation_files.py",
     "common/run/log.py",
     "common/run/utilisation.py",
     "common/data/scenes/tasks/",
@@ -84,9 +96,14 @@ CHOSEN_CODE = {
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where one run (a row, a scale, a seed) keeps its files."""
+    """Where one run (a row, a scale, a seed) keeps its files.
+
+    folder: of the run.
+    identity: what evaluation.json must say of itself to be this run's: row, scale, seed, key, and how it is evaluated.
+    """
 
     folder: Path
+    identity: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def config(self) -> Path:
@@ -152,16 +169,28 @@ def evaluation_code(paper: str, script: str = "evaluate.py") -> str:
 
 
 def provenance_of(paper: str, script: str = "evaluate.py") -> dict[str, str]:
-    """Revision, evaluation code (arguments as above) and machine of a run; taken once at its start."""
-    return {"git_revision": git_revision(), "evaluation_code": evaluation_code(paper, script), "hardware": hardware()}
+    """Revision, evaluation code (arguments as above), machine and versions of a run; taken once at its start."""
+    return {
+        "git_revision": git_revision(),
+        "evaluation_code": evaluation_code(paper, script),
+        "hardware": hardware(),
+        "versions": versions(),
+    }
 
 
 def run_files(
     script: Path, row: str, scale: str, config: Any, data_fingerprint: str, runs: Path = ROOT / "outputs" / "runs"
 ) -> RunFiles:
     """Folder of a run, named by its cache key, below the folder of all runs; arguments as in `run_key`."""
-    name = f"{row}-{scale}-{run_key(script, config, data_fingerprint)}"
-    return RunFiles(runs / script.resolve().parent.name / name / f"seed{config.run.seed}")
+    key = run_key(script, config, data_fingerprint)
+    folder = runs / script.resolve().parent.name / f"{row}-{scale}-{key}" / f"seed{config.run.seed}"
+    return RunFiles(folder, _identity(row, scale, config) | {"key": key})
+
+
+def _identity(row: str, scale: str, config: Any) -> dict[str, Any]:
+    flat = _flat(to_dict(config))
+    evaluated = {name: value for name, value in flat.items() if _is_of(name, MEASURES)}
+    return {"row": row, "scale": scale, "seed": config.run.seed, "evaluated_with": evaluated}
 
 
 def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_fingerprint: str) -> RunFiles:
@@ -174,7 +203,7 @@ def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_
         ConfigError: --resume where no checkpoint is: a fresh run would be no resume (--resume auto is).
     """
     if arguments.output_dir is not None:
-        files = RunFiles(Path(arguments.output_dir))
+        files = RunFiles(Path(arguments.output_dir), _identity(arguments.row, arguments.scale, config))
     else:
         files = run_files(script, arguments.row, arguments.scale, config, data_fingerprint)
     if arguments.resume == "last" and saved_step(files.checkpoints) is None:
@@ -220,6 +249,18 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
             f"{files.folder} holds a run up to step {found.state['step']}: add --resume to go on from there, "
             "or choose another --output-dir"
         )
+    check_same_run(found, files, config, data_fingerprint)
+    if is_main_process():
+        set_aside_later(files.checkpoints, found.state["step"])
+    return found
+
+
+def check_same_run(found: Checkpoint, files: RunFiles, config: Any, data_fingerprint: str) -> None:
+    """Whether a checkpoint is of the run in whose folder it lies; arguments as in `checkpoint_to_resume`.
+
+    Raises:
+        ConfigError: if it was trained with another config, on other data, or by other code.
+    """
     now = _what_decides(to_dict(config))
     # what the code has learnt since is taken to have had its default
     before = _what_decides(to_dict(type(config)())) | _what_decides(found.state["config"])
@@ -232,20 +273,26 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
         raise ConfigError(f"{files.folder} holds a run that started from other weights than model.init names now")
     if found.state["data_fingerprint"] != data_fingerprint:
         raise ConfigError(f"{files.folder} holds a run on other training data than data.train and data.root name now")
-    if is_main_process():
-        set_aside_later(files.checkpoints, found.state["step"])
-    return found
+    key = files.identity.get("key")
+    if None not in (key, found.state.get("run_key")) and found.state["run_key"] != key:
+        raise ConfigError(f"{files.folder} holds a run that other code has trained (key {found.state['run_key']})")
 
 
-def _what_decides(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value of the settings that decide a run's weights: all but MAY_CHANGE and how often one writes."""
+def _what_decides(content: dict[str, Any]) -> dict[str, Any]:
+    """Dotted key -> value of the settings that decide a run's weights."""
+    others = (*MAY_CHANGE, *MEASURES, "run")
+    return {name: value for name, value in _flat(content).items() if name == "run.seed" or not _is_of(name, others)}
+
+
+def _is_of(name: str, names: tuple[str, ...]) -> bool:
+    """Whether a dotted key is one of these, or lies in a section among them."""
+    return name in names or name.partition(".")[0] in names
+
+
+def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            flat |= _what_decides(value, f"{name}.")
-        elif name == "run.seed" or not (name in MAY_CHANGE or name.startswith("run.")):
-            flat[name] = value
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
 
 

@@ -39,7 +39,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Records of a log; a last line cut off by a crash is left out.
 
     Raises:
-        ValueError: if a line before the last one is no JSON; the message names file and line.
+        ValueError: if a line before the last one is no object of JSON; the message names file and line.
     """
     # a crash may cut inside a character; splitlines() would also split inside a text
     lines = path.read_bytes().decode("utf-8", "replace").split("\n")
@@ -47,8 +47,11 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             if line:
-                records.append(json.loads(line))
-        except json.JSONDecodeError as error:
+                record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise ValueError("it is no object")
+                records.append(record)
+        except ValueError as error:
             if any(lines[number:]):
                 raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
     return records

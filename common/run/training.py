@@ -18,7 +18,7 @@ from common.accumulation import MicroBatches
 from common.base.config import to_dict
 from common.base.signals import Stopped, StopRequest
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
-from common.run.checkpoint import save_checkpoint
+from common.run.checkpoint import Checkpoint, save_checkpoint
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
 from common.run.initial import InitialWeights, in_words, load_stem_
 from common.run.inputs import Training, TrainingData, batches_from, open_training_data
@@ -129,6 +129,8 @@ def open_run(
         "training_revision": (
             provenance["git_revision"] if checkpoint is None else checkpoint.state["training_revision"]
         ),
+        "training_versions": _versions(provenance, checkpoint),
+        "run_key": files.identity.get("key"),
         "data_fingerprint": data_set.fingerprint,
         "training_data": training.description,
         "precision": accelerator.mixed_precision,
@@ -154,6 +156,13 @@ def open_run(
         state=state,
         provenance=provenance,
     )
+
+
+def _versions(provenance: dict[str, str], checkpoint: Checkpoint | None) -> str:
+    """Of the libraries that a run was trained with, one after the other where it went on with others."""
+    now = provenance["versions"]
+    before = now if checkpoint is None else checkpoint.state.get("training_versions", "not known")
+    return before if before.endswith(now) else f"{before}, then {now}"
 
 
 def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: torch.device) -> Encoder:

@@ -13,15 +13,14 @@ import torch
 from accelerate import Accelerator
 
 from common.base.config import from_dict
-from common.base.files import write_json
 from common.data.transforms import ImageTransform
 from common.diagnosis import collapse_statistics
-from common.distributed import is_main_process
 from common.evaluation.embed import Encoder
 from common.evaluation.knn import evaluate_knn, knn_scores, labelled_features
 from common.evaluation.linear_probe import PROBES, TowerFeatures, evaluate_linear_probe
-from common.evaluation.protocol import Evaluation, as_json
+from common.evaluation.protocol import Evaluation
 from common.run.checkpoint import Checkpoint, CheckpointError
+from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from contrastive_basics.vision.config import VisionConfig
 from contrastive_basics.vision.data import SomePictures, open_test_set, open_training_set
@@ -140,10 +139,7 @@ def evaluate_and_save(
         provenance: of the evaluation.
     """
     results = evaluate_all(config, model, encoder, *sets)
-    if is_main_process():
-        write_json(files.hits, {role: result.hits for role, result in results.items()})
-        content = as_json(PAPER, results, step, training, provenance)
-        write_json(files.evaluation, content | {"method": asdict(config.method)})
+    save_evaluations(PAPER, results, files, step, training, provenance, method=asdict(config.method))
 
 
 def reevaluate(checkpoint: Checkpoint, config: VisionConfig, files: RunFiles, accelerator: Accelerator) -> None:

@@ -1,0 +1,49 @@
+"""The files of a run's evaluations: written, and read back where they are whole, of this run and of its weights."""
+
+from typing import Any
+
+from common.base.files import read_json, write_json
+from common.base.provenance import hash_of
+from common.distributed import is_main_process
+from common.evaluation.protocol import Evaluation, as_json
+from common.run.checkpoint import saved_weights
+from common.run.folder import RunFiles
+
+
+def save_evaluations(
+    paper: str,
+    results: dict[str, Evaluation],
+    files: RunFiles,
+    step: int,
+    training: dict[str, Any],
+    provenance: dict[str, str],
+    **more: Any,
+) -> None:
+    """The files of evaluations that are there already. The main process writes.
+
+    Args:
+        files: of the run.
+        more: further entries of evaluation.json.
+        The others as in `as_json`.
+    """
+    if not is_main_process():
+        return
+    hits = {name: result.hits for name, result in results.items()}
+    content = as_json(paper, results, step, training, provenance) | more
+    content |= {"weights": saved_weights(files.checkpoints), **files.identity}
+    write_json(files.hits, hits)
+    write_json(files.evaluation, content | {"hash": hash_of([content, hits])})
+
+
+def read_evaluations(files: RunFiles) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """What `save_evaluations` wrote: evaluation.json and hits.json.
+
+    None where a file is missing or not as it was written, where they are another run's or evaluated otherwise than
+    files.identity says, or of other weights than the run's newest checkpoint has.
+    """
+    content, hits = read_json(files.evaluation), read_json(files.hits)
+    if not isinstance(content, dict) or content.pop("hash", None) != hash_of([content, hits]):
+        return None
+    weights = saved_weights(files.checkpoints)
+    own = files.identity if weights is None else {"weights": weights, **files.identity}
+    return (content, hits) if all(content.get(name) == value for name, value in own.items()) else None
