@@ -41,10 +41,19 @@ from common.encoders.weights import (
 )
 from common.evaluation.embed import Encoder
 from common.geometry import clamp_scalars_
-from common.run.evaluation import answer_of_published, check_layout, command_line, published_encoder, this_device
+from common.run.evaluation import (
+    answer_of_published,
+    check_layout,
+    command_line,
+    evaluate_checkpoint,
+    published_encoder,
+    save_answer,
+    this_device,
+)
 from common.run.launch import run_or_explain
+from common.run.sources import own_checkpoint
 from euclip.config import Config, GeometryName, MethodConfig
-from euclip.evaluate import PAPER
+from euclip.evaluate import MODELS, PAPER
 from euclip.model import build_geometry
 from euclip.suite import evaluate_suite
 
@@ -207,6 +216,10 @@ def main() -> None:
     parser.add_argument("--layout", default="transformers", help=", ".join(LAYOUTS))
     parser.add_argument("--geometry", default="sphere", help="layout open_clip: that it was trained with")
     arguments = parser.parse_intermixed_args()
+    own = own_checkpoint(arguments.checkpoint)
+    if own is not None:  # a run or a published model of this repository says how it was made
+        save_answer(*evaluate_checkpoint(MODELS, own, arguments.overrides), arguments.checkpoint, arguments.output)
+        return
 
     config = published_config(arguments.overrides, arguments.geometry)
     encoder = open_published(

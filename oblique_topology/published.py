@@ -24,11 +24,20 @@ from common.encoders.transformer import Activation
 from common.encoders.weights import agreed_activation, load_clip
 from common.evaluation.coco import evaluate_coco
 from common.evaluation.embed import Encoder
-from common.run.evaluation import answer_of_published, check_layout, command_line, published_encoder, this_device
+from common.run.evaluation import (
+    answer_of_published,
+    check_layout,
+    command_line,
+    evaluate_checkpoint,
+    published_encoder,
+    save_answer,
+    this_device,
+)
 from common.run.launch import run_or_explain
+from common.run.sources import own_checkpoint
 from oblique_topology.coco_table import CocoConfig, open_coco
 from oblique_topology.config import Config
-from oblique_topology.evaluate import PAPER, evaluate_all
+from oblique_topology.evaluate import MODELS, PAPER, evaluate_all
 from oblique_topology.released import load_released
 
 
@@ -59,6 +68,10 @@ def main() -> None:
     parser = command_line(__doc__, "file of weights; layout clip: also a folder or hub name", published=True)
     parser.add_argument("--layout", default="released", help="released, clip")
     given = parser.parse_intermixed_args()
+    own = own_checkpoint(given.checkpoint)
+    if own is not None:  # a run or a published model of this repository says how it was made
+        save_answer(*evaluate_checkpoint(MODELS, own, given.overrides), given.checkpoint, given.output)
+        return
 
     of_coco = [text for text in given.overrides if text.startswith("coco.")]
     config = load_beside_weights(Config, [text for text in given.overrides if text not in of_coco])

@@ -216,9 +216,9 @@ def trigger_in_save(reached, step: int) -> None:
         path.write_bytes(whole)
         reached(path.stem, step)
 
-    def sum_lines(path):
+    def sum_lines(path, *files):
         reached("state", step)
-        return SUM_LINES(path)
+        return SUM_LINES(path, *files)
 
     def flush(path):
         FLUSH(path)

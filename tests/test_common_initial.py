@@ -22,7 +22,7 @@ from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.folder import RunFiles, run_key
 from common.run.initial import InitialWeights, open_source
 from common.run.log import read_log
-from scripts import export_weights
+from scripts import export_weights, publish
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 64}
@@ -331,3 +331,76 @@ def test_weights_of_pictures_alone_are_named(tmp_path):
     save_checkpoint(tmp_path, 1, model, torch.optim.AdamW(model.parameters()), state)
     with pytest.raises(WeightsError, match=r"written by pretrain\.py and holds a ResNet; accepted: a run of two trans"):
         open_source(str(tmp_path))
+
+
+def test_a_published_run_is_evaluated_and_started_from_again_and_nothing_is_uploaded_unasked(
+    tmp_path, monkeypatch, capsys
+):
+    run_folder, uploads = tmp_path / "table1_ours-smoke-0123abcd/seed0", []
+    config, script = (
+        config_of("contrastive_basics", "optim.steps=2"),
+        importlib.import_module("contrastive_basics.train"),
+    )
+    script.train(config, open_training_pairs(config.data, 0), RunFiles(run_folder), False, Accelerator(cpu=True))
+    shutil.copytree(run_folder, run_folder.with_name("seed1"))
+
+    class Hub:
+        def create_repo(self, name, exist_ok):
+            uploads.append(name)
+
+        def upload_folder(self, repo_id, folder_path):
+            uploads.append(sorted(file.name for file in Path(folder_path).iterdir()))
+            return f"https://hub/{repo_id}"
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+
+    def published(name, *more):
+        arguments = ["--run", run_folder, "--licence", "cc-by-4.0", "--output", tmp_path / name, *more]
+        monkeypatch.setattr("sys.argv", ["publish.py", *map(str, arguments)])
+        publish.main()
+        return tmp_path / name
+
+    folder = published("mine")
+    assert uploads == []
+    card = (folder / "README.md").read_text()
+    for said in (
+        "license: cc-by-4.0",
+        "row table1_ours at smoke scale",
+        "Seeds: 2",
+        "scenes",
+        "sphere",
+        "## Limits",
+    ):
+        assert said in card
+    measured = json.loads((run_folder / "evaluation.json").read_text())["evaluations"]
+    assert f"| test | {measured['test']['protocol']['data']} | i2t_recall_at_1 | " in card
+    assert (folder / "vocabulary.txt").read_text().split("\n")[:-1] == list(WORDS.vocabulary)
+    # the same numbers again, the same way through published.py, the same weights by model.init
+    monkeypatch.setattr("sys.argv", ["evaluate.py", "--checkpoint", str(folder), "--output", str(tmp_path / "a.json")])
+    importlib.import_module("contrastive_basics.evaluate").main()
+    assert (
+        json.loads((tmp_path / "a.json").read_text())["evaluations"]["test"]["metrics"] == measured["test"]["metrics"]
+    )
+    module, asked = importlib.import_module("euclip.published"), []
+    monkeypatch.setattr(
+        module, "evaluate_checkpoint", lambda models, own, overrides: asked.append(own.path) or ({}, {})
+    )
+    monkeypatch.setattr(module, "save_answer", lambda *arguments: None)
+    module.main()
+    assert asked == [folder]
+    model, _ = model_of("contrastive_basics", config_of("contrastive_basics", f"model.init={folder}"))
+    tensors = load_file(folder / "model.safetensors")
+    assert all(torch.equal(tensors[name], value) for name, value in model.state_dict().items())
+    published("again", "--to", "me/mine")
+    assert uploads == ["me/mine", sorted(file.name for file in folder.iterdir())]
+    assert "uploaded to https://hub/me/mine" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="mine is there already; accepted: --output with a new folder"):
+        published("mine")
+    # by hub name, as from its cache
+    found = staticmethod(lambda name, files, key: next(folder / each for each in files if (folder / each).is_file()))
+    for module in ("sources", "checkpoint"):
+        monkeypatch.setattr(f"common.run.{module}.find_file", found)
+    assert open_source("me/mine").tokenizer == WORDS.fingerprint
+    (folder / "state.json").write_text((folder / "state.json").read_text() + " ")
+    with pytest.raises(ValueError, match=r"damaged: the sha256 of state\.json"):
+        open_source(str(folder))

@@ -26,10 +26,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from common.data.text_files import find_file
 from common.distributed import gather_objects, is_main_process
 
 FORMAT = 2
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+PUBLISHED = ("model.safetensors", "state.json")  # of a model folder, which trains no further (scripts/publish.py)
 SUMS = "SHA256SUMS"
 
 
@@ -176,18 +178,29 @@ def _write(
     return None
 
 
+def write_published(checkpoint: Checkpoint, folder: Path) -> None:
+    """Writes a model folder, which opens as a checkpoint does but trains no further."""
+    folder.mkdir(parents=True)
+    save_file(checkpoint.model_tensors(), folder / "model.safetensors")
+    content = {**checkpoint.state, "optimizer_groups": []}
+    (folder / "state.json").write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+    (folder / SUMS).write_bytes("".join(_sum_lines(folder, PUBLISHED)).encode())
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Checks one checkpoint folder, every byte of it.
+    """Checks one checkpoint folder, every byte of it; a published model, whose sums name no optimiser, has none.
 
     Raises:
         CheckpointError: not a checkpoint, a missing or damaged file, an unknown format.
     """
-    missing = [name for name in (*FILES, SUMS) if not (path / name).is_file()]
+    is_published = (path / SUMS).is_file() and b"optimizer.safetensors" not in (path / SUMS).read_bytes()
+    files = PUBLISHED if is_published else FILES
+    missing = [name for name in (*files, SUMS) if not (path / name).is_file()]
     if missing:
         raise CheckpointError(f"{path} is no whole checkpoint: {', '.join(missing)} missing")
-    recorded, found = (path / SUMS).read_bytes(), [line.encode() for line in _sum_lines(path)]
+    recorded, found = (path / SUMS).read_bytes(), [line.encode() for line in _sum_lines(path, files)]
     if recorded != b"".join(found):
-        differing = [name for name, line in zip(FILES, found) if line not in recorded] or [SUMS]
+        differing = [name for name, line in zip(files, found) if line not in recorded] or [SUMS]
         raise CheckpointError(f"{path} is damaged: the sha256 of {', '.join(differing)} is not the one in {SUMS}")
     state_path = path / "state.json"
     try:
@@ -203,11 +216,16 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def named_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint that a user names: its own folder, or that of a run, whose last whole one it is.
+    """The checkpoint that a user names: its own folder, or that of a run, whose last whole one it is, or a hub name.
 
     Raises:
         CheckpointError: as `open_checkpoint` and `last_checkpoint`.
+        ValueError: what looks like a hub name, user/model, and cannot be had.
     """
+    if not path.exists() and not path.is_absolute() and len(path.parts) == 2:
+        for name in (*PUBLISHED, SUMS):
+            found = find_file(str(path), (name,), "checkpoint")
+        path = found.parent
     for folder in (path / "checkpoints", path):
         found = last_checkpoint(folder)
         if found is not None:
@@ -286,9 +304,10 @@ def _without_shared_memory(tensors: dict[str, torch.Tensor]) -> dict[str, torch.
     return own
 
 
-def _sum_lines(path: Path) -> list[str]:
+def _sum_lines(path: Path, files: tuple[str, ...] = FILES) -> list[str]:
+    """Of SHA256SUMS, for files of a folder."""
     lines = []
-    for name in FILES:
+    for name in files:
         with (path / name).open("rb") as file:
             lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
     return lines

@@ -167,7 +167,9 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
 
 def evaluate_main(description: str, models: TrainedModels) -> None:
     """The command line of an evaluate.py: --checkpoint, --output, then `data.key=value` and `run.key=value`."""
-    given = command_line(description, "folder of a run, or step-XXXXXXXX in it").parse_intermixed_args()
+    given = command_line(
+        description, "a run, step-XXXXXXXX in it, a published model, or its name on the hub"
+    ).parse_intermixed_args()
     checkpoint = named_checkpoint(Path(given.checkpoint))
     content, results = evaluate_checkpoint(models, checkpoint, given.overrides)
     save_answer(content, results, given.checkpoint, given.output)

@@ -14,6 +14,12 @@ SIDES = ("image", "text")
 def own_checkpoint(name: str) -> Checkpoint | None:
     """The checkpoint that a name stands for; None where it names something else than a folder of ours."""
     path = Path(name).expanduser()
+    if not path.exists() and not path.is_absolute() and len(path.parts) == 2:  # a hub name
+        try:
+            told = find_file(name, ("open_clip_config.json", "config.json", "state.json"), "weights")
+        except ValueError:  # said by whoever reads it
+            return None
+        return named_checkpoint(path) if told.name == "state.json" else None
     has_steps = any(saved_step(folder) is not None for folder in (path / "checkpoints", path))
     return named_checkpoint(path) if has_steps or (path / "state.json").is_file() else None
 

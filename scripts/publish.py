@@ -1,0 +1,161 @@
+"""Makes a model folder of a run: weights, config, vocabulary, measured numbers and a model card; --to uploads it.
+
+python scripts/publish.py --run outputs/runs/euclip/<run>/seed0 --licence cc-by-4.0 --output published/my-euclip
+python euclip/evaluate.py --checkpoint published/my-euclip
+python euclip/train.py model.init=published/my-euclip
+
+Nothing leaves the machine without --to, which creates the repository if there is none (huggingface_hub, your login).
+A model on the hub is named by its repository in the place of the folder.
+"""
+
+import json
+import re
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import yaml
+
+from common.base.arguments import Parser
+from common.base.config import SCALES, ConfigError
+from common.data.text import tokenizer_from_json
+from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint, write_published
+from common.run.launch import run_or_explain
+
+SHOWN = ("acc1", "i2t_recall_at_1", "t2i_recall_at_1", "score")  # of each set, what the card shows; all are in the JSON
+
+
+def publish(run: Path, folder: Path, licence: str) -> None:
+    """Writes the model folder.
+
+    Args:
+        run: of a finished run; its seeds beside it are counted in.
+        folder: does not exist yet.
+        licence: of the weights, as the hub names it.
+    Raises:
+        CheckpointError: no checkpoint, or one of pictures alone.
+        ConfigError: the folder is there.
+    """
+    checkpoint = named_checkpoint(run)
+    state = checkpoint.state
+    if state.get("kind") == "vision":
+        raise CheckpointError(f"{checkpoint.path} was written by pretrain.py; accepted: a run of pictures and captions")
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already; accepted: --output with a new folder")
+    write_published(checkpoint, folder)
+    (folder / "config.yaml").write_text(yaml.safe_dump(state["config"], sort_keys=False), encoding="utf-8")
+    words = tokenizer_from_json(state["tokenizer"]).vocabulary
+    (folder / "vocabulary.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    measured = _measured(run, state["step"])
+    if measured:
+        shutil.copy(run / "evaluation.json", folder)
+    (folder / "README.md").write_text(card(checkpoint, run, measured, licence, folder.name), encoding="utf-8")
+
+
+def _measured(run: Path, step: int) -> list[dict[str, Any]]:
+    """Evaluations of this run, first, and of the other seeds of its row that got as far; empty without its own."""
+    folders = [run, *sorted(other for other in run.parent.glob("seed*") if other.resolve() != run.resolve())]
+    found = [each / "evaluation.json" for each in folders if (each / "evaluation.json").is_file()]
+    if not found or found[0].parent != run:
+        return []
+    return [each for each in (json.loads(file.read_text(encoding="utf-8")) for file in found) if each["step"] == step]
+
+
+def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], licence: str, name: str) -> str:
+    """The model card, in Markdown with the hub's header."""
+    state = checkpoint.state
+    config, paper = state["config"], state["paper"]
+    row = re.fullmatch(rf"(.+)-({'|'.join(SCALES)})-[0-9a-f]+", run.parent.name)
+    what = f"row {row[1]} at {row[2]} scale" if row else "settings of its own"
+    made_of = "".join(f"\n- started from {key}: {value}" for key, value in state.get("initial_weights", {}).items())
+    recipe = yaml.safe_dump({part: config[part] for part in ("method", "model", "optim")}, sort_keys=False)
+    lines = []
+    for role, one in (measured[0]["evaluations"] if measured else {}).items():
+        for metric in SHOWN:
+            if metric not in one["metrics"]:
+                continue
+            of_seeds = [100 * each["evaluations"][role]["metrics"][metric] for each in measured]
+            spread = f"{statistics.mean(of_seeds):.1f} +- {statistics.stdev(of_seeds):.1f}" if of_seeds[1:] else "-"
+            chance = one["chance"].get(metric)
+            guess = "-" if chance is None else f"{100 * chance:.1f}"
+            cells = (role, one["protocol"].get("data", "-"), metric, f"{of_seeds[0]:.1f}", spread, guess)
+            lines.append(f"| {' | '.join(cells)} |")
+    numbers = "\n".join(lines) or "| not evaluated | | | | | |"
+    return f"""---
+license: {licence}
+library_name: contrastive-geometry
+pipeline_tag: zero-shot-image-classification
+---
+# {name}
+
+Two towers for pictures and captions, compared by the geometry `{state["geometry"]}`; folder `{paper}` of the
+repository, {what}, seed {config["run"]["seed"]}, after {state["step"]:,} steps.
+
+```sh
+python {paper}/evaluate.py --checkpoint {name}
+python {paper}/train.py model.init={name}
+```
+
+## Data
+
+- trained on {state["training_data"]}
+- words: `vocabulary.txt`; pictures: {json.dumps(state["transform"])}{made_of}
+
+## Recipe
+
+Code at revision {state["training_revision"]}; all settings are in `config.yaml`.
+
+```yaml
+{recipe}```
+
+## Measured
+
+Percent. Seeds: {max(len(measured), 1)} (mean +- standard deviation where there are several). What each number means,
+its protocol and test set, is in `evaluation.json`.
+
+| role | data | metric | this model | over seeds | a guess |
+|---|---|---|---|---|---|
+{numbers}
+
+## Limits
+
+The numbers hold for the data and the scale named above and for no other. The model repeats what is in its training
+captions, wrong or not; nobody has looked at it for bias or safety. It reproduces no number of a paper unless its data
+are the paper's.
+
+## Licence
+
+Weights: {licence}. The data that they were trained on have licences of their own.
+"""
+
+
+def upload(folder: Path, repository: str) -> str:
+    """Creates a model repository on the Hugging Face hub, if there is none, and uploads the folder; its address."""
+    from huggingface_hub import HfApi
+
+    hub = HfApi()
+    hub.create_repo(repository, exist_ok=True)
+    return str(hub.upload_folder(repo_id=repository, folder_path=folder))
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--run", required=True, type=Path, help="folder of a finished run, .../seed0")
+    parser.add_argument("--licence", required=True, help="of the weights, as the hub names it: mit, cc-by-4.0, ...")
+    parser.add_argument("--output", type=Path, help="new folder; default published/<row>-<seed>")
+    parser.add_argument("--to", help="repository on the Hugging Face hub, user/name; without it nothing is uploaded")
+    given = parser.parse_args()
+    folder = given.output or Path("published") / f"{given.run.parent.name}-{given.run.name}"
+    publish(given.run, folder, given.licence)
+    print(f"{folder}: {', '.join(sorted(file.name for file in folder.iterdir()))}")
+    if given.to is not None:
+        print(f"uploaded to {upload(folder, given.to)}")
+
+
+if __name__ == "__main__":
+    run_or_explain(main)
