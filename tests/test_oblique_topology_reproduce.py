@@ -390,6 +390,7 @@ def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):
         "model.image.heads=2", "model.text.heads=2", "model.image.layers=1", "model.text.layers=1",
         "run.num_workers=0", "run.evaluate_every=0", "optim.warmup_steps=1",
         "data.train=flickr8k-val-*.tar", "run.save_every=0", "data.image_size=32",
+        "run.mixed_precision=no",  # of one process there is one precision
     ]  # fmt: skip
     root = str(data_dir / "flickr8k")
     photos = ["--scale", "photos", "--data", root, "--rows", "table2_clip", "--output", str(tmp_path)]
