@@ -295,7 +295,7 @@ def test_the_authors_accumulation_multiplies_the_gradients_of_beta_and_c_alone()
         (["method.min_radius=-1"], "method.min_radius = -1.0; accepted: >= 0"),
         (["method.logit_scale_min=200"], "method.logit_scale_min = 200.0 is above method.logit_scale_max = 100.0"),
         (["method.curvature=1"], "unknown key 'method.curvature'; did you mean method.curvature_"),
-        (["data.averages=38"], "data.averages = 38; accepted: present, datacomp"),
+        (["data.averages=38"], "data.averages = '38'; accepted: present, datacomp"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_with_what_is_accepted(overrides, message):
