@@ -104,7 +104,7 @@ python {paper}/train.py model.init={name}
 ## Data
 
 - trained on {state["training_data"]}
-- words: `vocabulary.txt`; pictures: {json.dumps(state["transform"])}{made_of}
+- words: `vocabulary.txt`; pictures: {state["transform"]}{made_of}
 
 ## Recipe
 

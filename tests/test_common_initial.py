@@ -290,8 +290,11 @@ def test_a_lock_that_means_nothing_is_refused(overrides, message):
     ],
 )
 def test_weights_that_cannot_be_had_are_named_offline_too(name, message):
+    config = config_of("euclip", f"model.init={name}")
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        InitialWeights.opened(config_of("euclip", f"model.init={name}"))
+        InitialWeights.opened(config)
+    with pytest.raises(ValueError, match=r"model\.init = .*: no such file"):
+        run_key(ROOT / "euclip/train.py", config, "data")
 
 
 def test_weights_that_transformers_would_draw_at_random_are_missed(tmp_path, public):

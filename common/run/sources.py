@@ -38,7 +38,7 @@ def named_sources(config: Any) -> dict[str, tuple[str, str]]:
 
 def initial_fingerprints(config: Any) -> dict[str, str]:
     """Setting -> what changes with the weights that it names; empty where a run starts at random."""
-    found = {key: _fingerprint(name) for key, name in dict(named_sources(config).values()).items()}
+    found = {key: _fingerprint(name, key) for key, name in dict(named_sources(config).values()).items()}
     model = getattr(config, "model", None)
     stem = model.image.stem if isinstance(model, ModelConfig) else None
     if stem is not None and stem.name:
@@ -46,18 +46,23 @@ def initial_fingerprints(config: Any) -> dict[str, str]:
     return found
 
 
-def _fingerprint(name: str) -> str:
+def _fingerprint(name: str, key: str) -> str:
     checkpoint = own_checkpoint(name)
     if checkpoint is None:
-        return weights_fingerprint(name)
+        return weights_fingerprint(name, key)
     return (checkpoint.path / SUMS).read_text().partition(" ")[0][:12]  # of model.safetensors, the first
 
 
-def weights_fingerprint(name: str) -> str:
-    """What changes with weights of others: the hub's commit, or 12 hex digits of the SHA-256 of a file or folder."""
+def weights_fingerprint(name: str, key: str = "weights") -> str:
+    """What changes with weights of others: the hub's commit, or 12 hex digits of the SHA-256 of a file or folder.
+
+    Args:
+        name: file, folder or hub name.
+        key: setting that names it, for messages.
+    """
     path = Path(name).expanduser()
     if not path.exists():  # the folder of a cached file is called by its commit
-        return find_file(name, ("config.json", "open_clip_config.json"), "weights").parent.name
+        return find_file(name, ("config.json", "open_clip_config.json"), key).parent.name
     digest = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file()):
         with file.open("rb") as opened:
