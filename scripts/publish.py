@@ -25,6 +25,8 @@ from common.base.arguments import Parser
 from common.base.config import SCALES, ConfigError
 from common.data.text import tokenizer_from_json
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint, write_published
+from common.run.evaluation_files import read_evaluations
+from common.run.folder import RunFiles
 from common.run.launch import run_or_explain
 
 SHOWN = ("acc1", "i2t_recall_at_1", "t2i_recall_at_1", "score")  # of each set, what the card shows; all are in the JSON
@@ -58,12 +60,17 @@ def publish(run: Path, folder: Path, licence: str) -> None:
 
 
 def _measured(run: Path, step: int) -> list[dict[str, Any]]:
-    """Evaluations of this run, first, and of the other seeds of its row that got as far; empty without its own."""
+    """Evaluations of this run, first, and of the other seeds of its row that got as far, each once.
+
+    Empty without its own, as its files were written and of these weights.
+    """
     folders = [run, *sorted(other for other in run.parent.glob("seed*") if other.resolve() != run.resolve())]
-    found = [each / "evaluation.json" for each in folders if (each / "evaluation.json").is_file()]
-    if not found or found[0].parent != run:
-        return []
-    return [each for each in (json.loads(file.read_text(encoding="utf-8")) for file in found) if each["step"] == step]
+    kept = [read_evaluations(RunFiles(each)) for each in folders]
+    found = {}
+    for content, _ in filter(None, kept):
+        if content["step"] == step:
+            found.setdefault(content.get("seed"), content)
+    return [] if kept[0] is None else list(found.values())
 
 
 def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], licence: str, name: str) -> str:

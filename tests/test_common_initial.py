@@ -340,12 +340,12 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_nothing_is_uplo
     tmp_path, monkeypatch, capsys
 ):
     run_folder, uploads = tmp_path / "table1_ours-smoke-0123abcd/seed0", []
-    config, script = (
-        config_of("contrastive_basics", "optim.steps=2"),
-        importlib.import_module("contrastive_basics.train"),
-    )
-    script.train(config, open_training_pairs(config.data, 0), RunFiles(run_folder), False, Accelerator(cpu=True))
-    shutil.copytree(run_folder, run_folder.with_name("seed1"))
+    script = importlib.import_module("contrastive_basics.train")
+    for seed in (1, 0):
+        config = config_of("contrastive_basics", "optim.steps=2", f"run.seed={seed}")
+        files = RunFiles(run_folder.with_name(f"seed{seed}"), {"seed": seed})
+        script.train(config, open_training_pairs(config.data, seed), files, False, Accelerator(cpu=True))
+    shutil.copytree(run_folder, run_folder.with_name("seed2"))  # which is none
 
     class Hub:
         def create_repo(self, name, exist_ok):
