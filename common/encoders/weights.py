@@ -211,7 +211,7 @@ def towers_of_sizes(
     for side, tower_width, heads in (("image", width, image["heads"]), ("text", text_width, text["heads"])):
         if not heads or heads < 0 or tower_width % heads:
             raise WeightsError(
-                f"the {side} tower's width {tower_width} cannot be cut into {heads} heads, which no shape "
+                f"{source}: the {side} tower's width {tower_width} cannot be cut into {heads} heads, which no shape "
                 f"tells; accepted: {side}_heads that divide it"
             )
     with torch.device("meta"):  # the tensors of the state take the place of these
