@@ -8,7 +8,6 @@ Nothing leaves the machine without --to, which creates the repository if there i
 A model on the hub is named by its repository in the place of the folder.
 """
 
-import json
 import re
 import shutil
 import statistics
