@@ -19,7 +19,7 @@ from common.distributed import leave_process_group
 
 # the server is one for all that fork from it, and takes its imports when it starts
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["oblique_topology.train", "euclip.train", "contrastive_basics.train"])
+FORKS.set_forkserver_preload(["tests.preloaded"])
 
 
 def in_processes(count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -32,7 +32,6 @@ from common.base.signals import Stopped, stop_signals
 from common.data.batches import TrainingView, training_batches
 from common.data.order import BatchPositions, SampleOrder
 from common.data.pairs import image_transform, open_training_pairs
-from common.data.scenes import SceneDataset
 from common.data.text import build_tokenizer
 from common.data.transforms import normalize
 from common.distributed import gather_objects, mean_over_processes
@@ -278,5 +277,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     run_or_explain(main)
-else:  # what the forked processes need not do again: load the compiled kernels of the scenes
-    SceneDataset(split="train", size=1, image_size=16)[0]
