@@ -123,7 +123,7 @@ class SmokeParts:
 
 @pytest.fixture(scope="session")
 def oblique(tmp_path_factory) -> SmokeParts:
-    few = ("data.num_test=16", "data.num_labelled=8", "run.evaluate_every=0", "run.save_every=0")
+    few = ("data.num_test=16", "data.num_labelled=8", "run.evaluate_every=0")
     return SmokeParts("oblique_topology", tmp_path_factory.mktemp("oblique"), few)
 
 
