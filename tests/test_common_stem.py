@@ -15,6 +15,7 @@ from common.data.pairs import open_training_pairs
 from common.data.transforms import CLIP_MEAN, CLIP_STD
 from common.encoders.stem import Stem, StemError
 from common.encoders.vision import VisionTransformer
+from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
 from euclip.config import Config
@@ -124,6 +125,11 @@ def hybrid_run(folder, weights, *overrides, resume=False):
     return losses, json.loads(files.evaluation.read_text())["evaluations"]
 
 
+def stem_of(run):
+    tensors = last_checkpoint(run / "checkpoints").model_tensors()
+    return {name: tensor for name, tensor in tensors.items() if ".stem." in name}
+
+
 def test_training_on_kept_features_is_training_on_pictures(tmp_path, monkeypatch):
     saved("test_efficientnet", tmp_path / "weights")
     monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
@@ -145,7 +151,13 @@ def test_a_hybrid_run_goes_on_to_the_same_losses_and_is_what_another_starts_from
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000003")
     again, _ = hybrid_run(tmp_path / "run", tmp_path / "weights", *often, resume=True)
     assert again[-1] == whole[-1]
-    child, _ = hybrid_run(tmp_path / "child", tmp_path / "weights", f"model.init={tmp_path / 'run'}")
+    # whose stem has trained, and needs no weights of its own
+    hybrid_run(tmp_path / "tuned", tmp_path / "weights", "model.image.stem.trainable=true")
+    child, _ = hybrid_run(tmp_path / "child", "", f"model.init={tmp_path / 'tuned'}")
     assert child[0] < whole[0]
+    untuned, tuned, held = (stem_of(tmp_path / name) for name in ("run", "tuned", "child"))
+    assert any(not torch.equal(untuned[name], tuned[name]) for name in tuned)
+    assert all(torch.equal(held[name], tuned[name]) for name in tuned)
+    assert last_checkpoint(tmp_path / "child" / "checkpoints").state["initial_weights"].keys() == {"model.init"}
     with pytest.raises(ValueError, match=r"model.image.stem.name = , in the weights test_efficientnet"):
         hybrid_run(tmp_path / "none", "", f"model.init={tmp_path / 'run'}", "model.image.stem.name=")

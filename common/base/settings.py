@@ -175,7 +175,7 @@ class StemConfig:
     """A pre-trained network of timm's whose features stand in for the patches (common/encoders/stem.py)."""
 
     name: str = ""  # as timm has it, e.g. tf_efficientnet_lite0; "" = none, pixels are cut into patches
-    weights: str = ""  # file or folder in timm's layout; "" = timm's own, from the hub
+    weights: str = ""  # file or folder in timm's layout; "" = timm's own, from the hub; not read with an init
     trainable: bool = False  # false: held still, and its features computed once and kept on disk
     # kept of a training picture: the evaluation view; that and its mirror image; so many crops by data.crop_scale
     views: Literal["centre", "mirror"] | int = setting("centre", at_least=1)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from common.base.config import ConfigError
-from common.base.settings import ModelConfig
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.encoders.stem import Stem
@@ -23,7 +22,7 @@ from common.encoders.weights import (
 )
 from common.geometry import clamp_scalars_
 from common.run.checkpoint import Checkpoint
-from common.run.sources import SIDES, named_sources, own_checkpoint
+from common.run.sources import SIDES, named_sources, own_checkpoint, stem_to_load
 
 
 def open_source(name: str, activation: Activation | None = None, key: str = "weights") -> Weights:
@@ -60,13 +59,14 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
 
 
 def load_stem_(model: nn.Module, config: Any) -> None:
-    """Fills the stem of the image tower, if there is one, in place.
+    """Fills the stem of the image tower, if it takes weights of its own, in place.
 
     Raises:
         StemError: weights that are not there or belong to another network.
     """
-    if isinstance(config.model, ModelConfig) and config.model.image.stem.name:
-        _bare(model.image_tower).stem.load_(config.model.image.stem.weights)
+    stem = stem_to_load(config)
+    if stem is not None:
+        _bare(model.image_tower).stem.load_(stem.weights)
 
 
 def _bare(tower: nn.Module) -> nn.Module:
