@@ -27,9 +27,8 @@ from euclip.lorentz import area_and_versine, norm_difference, shorten, sinh_over
 # sqrt(c), the hypotenuse of the triangle), counts as lying on the apex, inside the cone. The direction from one to the
 # other has a gradient of 1 / distance, and below it is made of rounding errors anyway.
 COINCIDENT = 1.0e-4
-ORIGIN = (
-    1.0e-12  # a text of a smaller norm is the origin (`unit`), which has no direction: its angle is 0 by definition
-)
+# A text of a smaller norm is the origin (`unit`), which has no direction: its angle is 0 by definition.
+ORIGIN = 1.0e-12
 
 
 def euclidean_entailment_residual(*, images: torch.Tensor, texts: torch.Tensor, min_radius: float) -> torch.Tensor:
@@ -111,9 +110,8 @@ def lorentz_exterior_angle(*, images: torch.Tensor, texts: torch.Tensor, curvatu
     texts, images, curvature = (at_least_float32(tensor) for tensor in (texts, images, curvature))
     texts, images, root_c = shorten(texts, curvature), shorten(images, curvature), curvature.sqrt()
     text_norms = norm(texts)
-    stretch = sinh_over(root_c * norm(images)) / text_norms.clamp(
-        min=ORIGIN
-    )  # sinh(s) / (|u| s); legs are over sqrt(c)
+    # sinh(s) / (|u| s); legs are over sqrt(c)
+    stretch = sinh_over(root_c * norm(images)) / text_norms.clamp(min=ORIGIN)
     area, versine = area_and_versine(texts, images)
     radial = torch.sinh(root_c * norm_difference(images, texts)) / root_c
     opposite = stretch * area  # sinh(s) sin(theta)

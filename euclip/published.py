@@ -45,13 +45,11 @@ from common.run.evaluation import (
     answer_of_published,
     check_layout,
     command_line,
-    evaluate_checkpoint,
+    evaluated_own,
     published_encoder,
-    save_answer,
     this_device,
 )
 from common.run.launch import run_or_explain
-from common.run.sources import own_checkpoint
 from euclip.config import Config, GeometryName, MethodConfig
 from euclip.evaluate import MODELS, PAPER
 from euclip.model import build_geometry
@@ -216,9 +214,7 @@ def main() -> None:
     parser.add_argument("--layout", default="transformers", help=", ".join(LAYOUTS))
     parser.add_argument("--geometry", default="sphere", help="layout open_clip: that it was trained with")
     arguments = parser.parse_intermixed_args()
-    own = own_checkpoint(arguments.checkpoint)
-    if own is not None:  # a run or a published model of this repository says how it was made
-        save_answer(*evaluate_checkpoint(MODELS, own, arguments.overrides), arguments.checkpoint, arguments.output)
+    if evaluated_own(MODELS, arguments):  # which says how it was made
         return
 
     config = published_config(arguments.overrides, arguments.geometry)

@@ -6,7 +6,6 @@ import torch
 
 from common.data.broken import BrokenSample
 from common.data.pairs import Pairs, open_training_pairs
-from common.data.transforms import normalize
 from common.evaluation.embed import Encoder
 from common.reproduce.rows import RowRun
 from common.run.checkpoint import last_checkpoint
@@ -40,7 +39,7 @@ def as_model_inputs(encoder: Encoder, pictures: list[Any], captions: list[str]) 
     transform = encoder.transform
     pixels = torch.stack([transform.eval(picture) for picture in pictures]).to(encoder.device)
     token_ids = encoder.tokenizer.encode(captions, encoder.context_length).to(encoder.device)
-    return normalize(pixels, transform.mean, transform.std), token_ids
+    return transform.inputs(pixels), token_ids
 
 
 def training_batch(config: Config, encoder: Encoder, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,13 +28,11 @@ from common.run.evaluation import (
     answer_of_published,
     check_layout,
     command_line,
-    evaluate_checkpoint,
+    evaluated_own,
     published_encoder,
-    save_answer,
     this_device,
 )
 from common.run.launch import run_or_explain
-from common.run.sources import own_checkpoint
 from oblique_topology.coco_table import CocoConfig, open_coco
 from oblique_topology.config import Config
 from oblique_topology.evaluate import MODELS, PAPER, evaluate_all
@@ -68,9 +66,7 @@ def main() -> None:
     parser = command_line(__doc__, "file of weights; layout clip: also a folder or hub name", published=True)
     parser.add_argument("--layout", default="released", help="released, clip")
     given = parser.parse_intermixed_args()
-    own = own_checkpoint(given.checkpoint)
-    if own is not None:  # a run or a published model of this repository says how it was made
-        save_answer(*evaluate_checkpoint(MODELS, own, given.overrides), given.checkpoint, given.output)
+    if evaluated_own(MODELS, given):  # which says how it was made
         return
 
     of_coco = [text for text in given.overrides if text.startswith("coco.")]

@@ -23,12 +23,11 @@ import yaml
 from common.base.arguments import Parser
 from common.base.config import SCALES, ConfigError
 from common.data.text import tokenizer_from_json
+from common.evaluation.protocol import HEADLINES
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint, write_published
 from common.run.evaluation_files import read_evaluations
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain
-
-SHOWN = ("acc1", "i2t_recall_at_1", "t2i_recall_at_1", "score")  # of each set, what the card shows; all are in the JSON
 
 
 def publish(run: Path, folder: Path, licence: str) -> None:
@@ -82,7 +81,7 @@ def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], lice
     recipe = yaml.safe_dump({part: config[part] for part in ("method", "model", "optim")}, sort_keys=False)
     lines = []
     for role, one in (measured[0]["evaluations"] if measured else {}).items():
-        for metric in SHOWN:
+        for metric in HEADLINES:  # all are in the JSON
             if metric not in one["metrics"]:
                 continue
             of_seeds = [100 * each["evaluations"][role]["metrics"][metric] for each in measured]

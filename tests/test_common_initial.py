@@ -384,13 +384,12 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_nothing_is_uplo
     assert (
         json.loads((tmp_path / "a.json").read_text())["evaluations"]["test"]["metrics"] == measured["test"]["metrics"]
     )
-    module, asked = importlib.import_module("euclip.published"), []
-    monkeypatch.setattr(
-        module, "evaluate_checkpoint", lambda models, own, overrides: asked.append(own.path) or ({}, {})
-    )
-    monkeypatch.setattr(module, "save_answer", lambda *arguments: None)
-    module.main()
-    assert asked == [folder]
+    asked, where = [], "common.run.evaluation"
+    monkeypatch.setattr(f"{where}.evaluate_checkpoint", lambda models, own, _: asked.append(own.path) or ({}, {}))
+    monkeypatch.setattr(f"{where}.save_answer", lambda *arguments: None)
+    for paper in ("euclip", "oblique_topology"):
+        importlib.import_module(f"{paper}.published").main()
+    assert asked == [folder, folder]
     model, _ = model_of("contrastive_basics", config_of("contrastive_basics", f"model.init={folder}"))
     tensors = load_file(folder / "model.safetensors")
     assert all(torch.equal(tensors[name], value) for name, value in model.state_dict().items())

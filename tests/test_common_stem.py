@@ -101,7 +101,7 @@ def test_what_is_no_stem_is_refused(tmp_path):
     saved("test_resnet", tmp_path)
     stem = Stem("test_efficientnet", SIZE)
     for wrong, message in (
-        (lambda: Stem("test_eficientnet", SIZE), "timm has no network 'test_eficientnet'; nearest: test_efficientnet"),
+        (lambda: Stem("test_eficientnet", SIZE), "no network 'test_eficientnet'; did you mean test_efficientnet"),
         (lambda: stem.load_(str(tmp_path)), "are of another network"),
         (lambda: stem.load_(str(tmp_path / "nowhere")), "holds no weights; accepted: a file in timm's layout"),
         (lambda: stem.load_(""), "cannot be had from test_efficientnet on the hub"),

@@ -67,7 +67,7 @@ class FeatureCache:
         Raises:
             ValueError: larger than max_bytes or than the disk has room for.
         """
-        as_cached = CachedTransform(transform, self.shape)
+        as_cached = CachedTransform(self.shape)
         if isinstance(pictures, Mixture):
             parts = [self.of(part, transform, training)[0] for part in pictures.parts]
             return Mixture(parts, pictures.weights), as_cached
@@ -187,24 +187,14 @@ class Features(NamedTuple):
 class CachedTransform:
     """Features -> those of a view, in the place of picture -> pixels.
 
-    transform: that the pictures went through before they became features.
     shape: of a picture's features.
     """
 
-    transform: ImageTransform
     shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return self.transform.size
 
     @property
     def blank(self) -> torch.Tensor:
         return torch.zeros(self.shape, dtype=torch.float16)
-
-    def to_json(self) -> str:
-        """That of pictures: a checkpoint must be able to do without the cache."""
-        return self.transform.to_json()
 
     def eval(self, features: Features) -> torch.Tensor:
         """The first view."""

@@ -6,13 +6,13 @@ those of the trained transformer. Pictures come in normalised as for every image
 was trained with.
 """
 
-import difflib
 import hashlib
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from common.base.arguments import did_you_mean
 from common.data.transforms import CLIP_MEAN, CLIP_STD
 from common.geometry import full_precision
 
@@ -125,9 +125,9 @@ def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module
     """The network; weights None = random."""
     import timm  # slow, and few runs have a stem
 
-    if name not in timm.list_models() and name.partition(".")[0] not in timm.list_models():
-        near = difflib.get_close_matches(name, timm.list_models(), n=3)
-        raise StemError(f"timm has no network {name!r}; nearest: {', '.join(near) or 'none'}")
+    known = timm.list_models()
+    if name.partition(".")[0] not in known:
+        raise StemError(f"timm has no network {name!r}{did_you_mean(name, known)}")
     file = None if weights is None else weights_file(weights)
     try:
         network = timm.create_model(name, num_classes=0, pretrained=weights is not None and file is None)

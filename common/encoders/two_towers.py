@@ -42,3 +42,8 @@ class TwoTowers(nn.Module):
     def forward(self, images: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Image embeddings, text embeddings and the logit scale, in one call that DDP and FSDP can wrap."""
         return self.encode_image(images), self.encode_text(token_ids), self.logit_scale()
+
+
+def bare_tower(tower: nn.Module) -> nn.Module:
+    """The tower itself; late interaction wraps its towers."""
+    return getattr(tower, "tower", tower)

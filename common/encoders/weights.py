@@ -729,7 +729,6 @@ def settings_of(tower: VisionTransformer | CausalTextTransformer | Bidirectional
     }
     if is_image:
         told["model.patch_size"] = tower.patch_size
-        told["model.image.stem.name"] = "" if tower.stem is None else tower.stem.name
         told["model.image_kind"] = "clip" if tower.patch_embedding.bias is None else "timm"
         told["model.image.stem.name"] = "" if tower.stem is None else tower.stem.name
         told["class tokens of the image tower"] = tower.num_class_tokens

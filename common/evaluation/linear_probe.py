@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 from common.data.broken import BrokenSample
 from common.data.order import permuted, seed_of
 from common.data.pairs import lost_at_open
-from common.data.transforms import ImageTransform, normalize
+from common.data.transforms import ImageTransform
 from common.evaluation.accuracy import classification_evaluation
 from common.evaluation.embed import evaluation_mode
 from common.evaluation.knn import labelled_features
@@ -237,8 +237,7 @@ def augmented_batches(encoder: Any, task: Any, config: ProbeConfig, seed: int) -
         order = [rows.tolist() for rows in _shuffled(len(task), seed, epoch).split(config.batch_size)]
         for images, labels in DataLoader(views, batch_sampler=order, num_workers=encoder.num_workers):
             with torch.no_grad():
-                pixels = normalize(images.to(encoder.device), transform.mean, transform.std)
-                features = encoder.model.encode_image(pixels).flatten(1)
+                features = encoder.model.encode_image(transform.inputs(images.to(encoder.device))).flatten(1)
             yield features, labels
 
     return batches

@@ -1,6 +1,7 @@
 """From weights to metrics, in this order: a checkpoint, its model, its evaluations, their files; what an evaluate.py,
 a published.py and a public.py are made of."""
 
+import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.inputs import feature_cache
+from common.run.sources import own_checkpoint
 
 # ---------------------------------------------------------------- from a checkpoint to its model
 
@@ -170,7 +172,18 @@ def evaluate_main(description: str, models: TrainedModels) -> None:
     given = command_line(
         description, "a run, step-XXXXXXXX in it, a published model, or its name on the hub"
     ).parse_intermixed_args()
-    checkpoint = named_checkpoint(Path(given.checkpoint))
+    _evaluate_named(models, named_checkpoint(Path(given.checkpoint)), given)
+
+
+def evaluated_own(models: TrainedModels, given: argparse.Namespace) -> bool:
+    """Evaluates what --checkpoint names if a run of this repository wrote it, as evaluate.py does; whether it did."""
+    own = own_checkpoint(given.checkpoint)
+    if own is not None:
+        _evaluate_named(models, own, given)
+    return own is not None
+
+
+def _evaluate_named(models: TrainedModels, checkpoint: Checkpoint, given: argparse.Namespace) -> None:
     content, results = evaluate_checkpoint(models, checkpoint, given.overrides)
     save_answer(content, results, given.checkpoint, given.output)
 

@@ -11,6 +11,7 @@ from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.encoders.stem import Stem
 from common.encoders.transformer import Activation
+from common.encoders.two_towers import bare_tower
 from common.encoders.weights import (
     Weights,
     WeightsError,
@@ -66,12 +67,7 @@ def load_stem_(model: nn.Module, config: Any) -> None:
     """
     stem = stem_to_load(config)
     if stem is not None:
-        _bare(model.image_tower).stem.load_(stem.weights)
-
-
-def _bare(tower: nn.Module) -> nn.Module:
-    """The tower itself; late interaction wraps its towers."""
-    return getattr(tower, "tower", tower)
+        bare_tower(model.image_tower).stem.load_(stem.weights)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +120,7 @@ class InitialWeights:
         """
         told: dict[str, Any] = {}
         for side, (key, weights) in self.of.items():
-            tower = _bare(getattr(model, f"{side}_tower"))
+            tower = bare_tower(getattr(model, f"{side}_tower"))
             if side == "text" and weights.tokenizer not in (None, tokenizer.fingerprint):
                 raise WeightsError(
                     f"{key} = {weights.source} was trained with other words: data.tokenizer and data.vocabulary make "

@@ -27,6 +27,7 @@ from common.data.pairs import (
 from common.data.text import build_tokenizer, tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform, normalize
+from common.encoders.two_towers import bare_tower
 from common.run.checkpoint import Checkpoint
 
 
@@ -115,8 +116,7 @@ def feature_cache(model: nn.Module, config: Any, device: torch.device) -> Featur
     """
     if not isinstance(config.model, ModelConfig) or not config.model.image.has_cache:
         return None
-    tower = getattr(model.image_tower, "tower", model.image_tower)  # late interaction wraps its towers
-    stem, settings = tower.stem, config.model.image.stem
+    stem, settings = bare_tower(model.image_tower).stem, config.model.image.stem
     views = {"centre": (CENTRE,), "mirror": (CENTRE, MIRROR)}.get(settings.views)
     return FeatureCache(
         folder=ROOT / "outputs" / "features",
