@@ -274,6 +274,10 @@ def test_other_words_and_class_tokens_are_named(tmp_path, public):
             r"model\.text\.lock = 'some'; accepted: all, a whole number",
         ),
         (["model.init=x", "model.text.lock=-1"], r"model\.text\.lock = -1; accepted: >= 0"),
+        (
+            ["model.init=x", "model.image.lock=0", "model.image.stem.name=x", "model.image.stem.trainable=true"],
+            r"model\.image\.lock = 0 holds the stem, .*; accepted: lock=null, or trainable=false",
+        ),
     ],
 )
 def test_a_lock_that_means_nothing_is_refused(overrides, message):

@@ -231,6 +231,12 @@ class ModelConfig:
                     f"model.{name}.lock = {tower.lock} is more than model.{name}.layers = {tower.layers}; accepted: "
                     f"all, or 0 to {tower.layers}"
                 )
+        stem = self.image.stem
+        if stem.name and stem.trainable and self.image.lock is not None:
+            raise ValueError(
+                f"model.image.lock = {self.image.lock} holds the stem, which model.image.stem.trainable = true trains; "
+                "accepted: lock=null, or trainable=false"
+            )
 
 
 def check_patches(data: DataConfig, model: ModelConfig) -> None:

@@ -812,7 +812,8 @@ def _fold_colours_(state: dict[str, torch.Tensor], mean: tuple[float, ...], std:
 def lock_(tower: nn.Module, filled: Iterable[str], lowest: int | str) -> None:
     """Takes the gradient from what the weights have filled: all of it, or the embeddings and the lowest blocks.
 
-    The towers have no running statistics, so nothing of what is locked moves in train mode either.
+    The towers have no running statistics, and a locked stem is one that is held still, so nothing of what is locked
+    moves in train mode either.
 
     Args:
         tower: of the run.
