@@ -113,7 +113,7 @@ def test_galleries_are_the_mean_of_parts_ranked_by_themselves(encoder):
     assert whole.hits == {key: parts[0].hits[key] + parts[1].hits[key] for key in whole.hits}
     assert whole.chance["i2t_recall_at_1"] == parts[0].chance["i2t_recall_at_1"]  # six captions each
     assert whole.protocol["candidates"] == "own gallery of 4 images, mean over 2 folds"
-    assert whole.protocol["num_images"] == 4
+    assert (whole.protocol["num_images"], whole.protocol["num_texts"]) == (4, 6)
     assert evaluate_retrieval(encoder, Part(range(8)), gallery=9) == evaluate_retrieval(encoder, Part(range(8)))
     with pytest.raises(ValueError, match="pictures: 8 readable pictures make no galleries of 3"):
         evaluate_retrieval(encoder, Part(range(8)), gallery=3)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 
 import pytest
 import timm
@@ -25,7 +26,7 @@ SIZE = 64
 EUCLIP = ROOT / "euclip"
 SMALL = ("optim.steps=3", "optim.warmup_steps=0", "run.evaluate_every=0", "data.num_train=24", "data.num_test=8",
          "data.num_labelled=8", "optim.global_batch_size=16")  # fmt: skip
-TINY = ("test_efficientnet", "test_resnet", "test_vit")  # of timm's, made for tests
+TINY = ("test_efficientnet", "test_mambaout", "test_resnet", "test_vit")  # of timm's, made for tests
 
 
 def saved(name, folder):
@@ -62,9 +63,13 @@ def test_features_are_those_of_timm_for_pictures_normalised_its_way(name, tmp_pa
         wanted = network.forward_features(normalised)
     if name == "test_vit":
         wanted = wanted[:, 1:].transpose(1, 2).reshape(3, 64, 4, 4)
+    if name == "test_mambaout":  # channels last
+        wanted = wanted.movedim(3, 1)
     for weights in (tmp_path / name, tmp_path / name / "model.safetensors"):
         stem = Stem(name, SIZE)
+        at_random = stem.fingerprint()
         stem.load_(str(weights))
+        assert stem.fingerprint() != at_random
         torch.testing.assert_close(stem(as_clip(pixels())), wanted, rtol=1e-4, atol=1e-4)
         assert wanted.shape[1:] == (stem.channels, stem.grid, stem.grid)
 
@@ -99,10 +104,14 @@ def test_bfloat16_leaves_a_stem_in_float32():
 
 def test_what_is_no_stem_is_refused(tmp_path):
     saved("test_resnet", tmp_path)
-    stem = Stem("test_efficientnet", SIZE)
+    stem, own = Stem("test_efficientnet", SIZE), saved("test_efficientnet", tmp_path / "own").state_dict()
+    save_file({name: own[name] for name in own if name != "conv_stem.weight"}, tmp_path / "less.safetensors")
+    save_file({**own, "another": torch.ones(1)}, tmp_path / "more.safetensors")
     for wrong, message in (
         (lambda: Stem("test_eficientnet", SIZE), "no network 'test_eficientnet'; did you mean test_efficientnet"),
         (lambda: stem.load_(str(tmp_path)), "are of another network"),
+        (lambda: stem.load_(str(tmp_path / "less.safetensors")), r"missing \['conv_stem.weight'\], not taken \[\]"),
+        (lambda: stem.load_(str(tmp_path / "more.safetensors")), r"missing \[\], not taken \['another'\]"),
         (lambda: stem.load_(str(tmp_path / "nowhere")), "holds no weights; accepted: a file in timm's layout"),
         (lambda: stem.load_(""), "cannot be had from test_efficientnet on the hub"),
     ):
@@ -130,11 +139,17 @@ def stem_of(run):
     return {name: tensor for name, tensor in tensors.items() if ".stem." in name}
 
 
+def kept_files(folder):
+    """Set of pictures -> how many files hold its features."""
+    return Counter(file.name.rpartition("-")[0] for file in (folder / "outputs" / "features").glob("*.npy"))
+
+
 def test_training_on_kept_features_is_training_on_pictures(tmp_path, monkeypatch):
     saved("test_efficientnet", tmp_path / "weights")
     monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
     kept, kept_evaluation = hybrid_run(tmp_path / "kept", tmp_path / "weights")
-    assert len(list((tmp_path / "outputs" / "features").glob("*.npy"))) > 3  # training pairs and every test set
+    kept_sets = kept_files(tmp_path)
+    assert kept_sets["scenes-train"] == kept_sets["scenes-test"] == 1
     computed, evaluation = hybrid_run(tmp_path / "computed", tmp_path / "weights", "model.image.stem.cache_gb=0")
     assert kept == pytest.approx(computed, rel=2e-3)  # float16 on disk
     assert kept_evaluation.keys() == evaluation.keys()
@@ -144,10 +159,11 @@ def test_training_on_kept_features_is_training_on_pictures(tmp_path, monkeypatch
 
 
 def test_a_hybrid_run_goes_on_to_the_same_losses_and_is_what_another_starts_from(tmp_path, monkeypatch):
-    saved("test_efficientnet", tmp_path / "weights")
+    network = saved("test_efficientnet", tmp_path / "weights")
     monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
-    often = ("run.save_every=1", "run.keep_checkpoints=3")
+    often = ("run.save_every=1", "run.keep_checkpoints=3", "model.image.stem.views=mirror")
     whole, _ = hybrid_run(tmp_path / "run", tmp_path / "weights", *often)
+    assert (kept_files(tmp_path)["scenes-train"], kept_files(tmp_path)["scenes-test"]) == (2, 1)
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000003")
     again, _ = hybrid_run(tmp_path / "run", tmp_path / "weights", *often, resume=True)
     assert again[-1] == whole[-1]
@@ -156,6 +172,7 @@ def test_a_hybrid_run_goes_on_to_the_same_losses_and_is_what_another_starts_from
     child, _ = hybrid_run(tmp_path / "child", "", f"model.init={tmp_path / 'tuned'}")
     assert child[0] < whole[0]
     untuned, tuned, held = (stem_of(tmp_path / name) for name in ("run", "tuned", "child"))
+    assert torch.equal(untuned["image_tower.stem.network.conv_stem.weight"], network.conv_stem.weight)
     assert any(not torch.equal(untuned[name], tuned[name]) for name in tuned)
     assert all(torch.equal(held[name], tuned[name]) for name in tuned)
     assert last_checkpoint(tmp_path / "child" / "checkpoints").state["initial_weights"].keys() == {"model.init"}

@@ -26,6 +26,11 @@ def accepted(word: str, known: Sequence[str]) -> str:
     return f"accepted: {', '.join(known) or 'none'}{did_you_mean(word, known)}"
 
 
+def some(names: Sequence[str], most: int = 4) -> str:
+    """The first names, and how many more there are, for a message."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's, with a description that is printed as it is written, and the nearest flag or choice in its errors."""
 

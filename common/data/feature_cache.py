@@ -28,7 +28,6 @@ from common.data.broken import BrokenSample
 from common.data.mixture import Mixture
 from common.data.order import seed_of
 from common.data.transforms import ImageTransform
-from common.distributed import is_main_process, wait_for_everyone
 
 CENTRE, MIRROR = "centre", "mirror"
 WORTH_SAYING = 10e6  # bytes
@@ -58,7 +57,7 @@ class FeatureCache:
     num_workers: int = 0
 
     def of(self, pictures: Any, transform: ImageTransform, training: bool) -> tuple["Cached", "CachedTransform"]:
-        """A set of pictures and its transform, as cached; computes what is not there yet. Call on every process.
+        """A set of pictures and its transform, as cached; computes what is not there yet.
 
         Args:
             pictures: data set with a name and a fingerprint.
@@ -78,15 +77,14 @@ class FeatureCache:
             )
         views = self.views if training else (CENTRE,)
         files = [self._file(pictures, transform, view) for view in views]
-        missing = [(file, view) for file, view in zip(files, views) if not file.is_file()]
-        if missing and is_main_process():
-            self._check_room(pictures, len(missing))
-            for file, view in missing:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with filelock.FileLock(f"{file}.lock"):
-                    if not file.is_file():  # another run may have been quicker
-                        self._fill(file, pictures, transform, view)
-        wait_for_everyone()
+        if not all(file.is_file() for file in files):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(f"{files[0]}.lock"):  # one computes, other processes and runs wait, however long
+                missing = [(file, view) for file, view in zip(files, views) if not file.is_file()]
+                if missing:
+                    self._check_room(pictures, len(missing))
+                for file, view in missing:
+                    self._fill(file, pictures, transform, view)
         broken = json.loads(_notes(files[0]).read_text(encoding="utf-8"))["broken"]
         kept = {int(index): BrokenSample(*args) for index, args in broken.items()}
         return Cached(pictures, tuple(map(_Rows, files)), kept), as_cached
@@ -99,7 +97,6 @@ class FeatureCache:
 
     def _check_room(self, pictures: Any, num_views: int) -> None:
         size = 2 * len(pictures) * num_views * int(np.prod(self.shape))
-        self.folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.folder).free
         said = (
             f"features of {pictures.name}: {len(pictures)} pictures x {num_views} views take {size / 1e9:.2f} GB in "
@@ -136,14 +133,12 @@ class FeatureCache:
             )
             with bar, torch.no_grad():
                 for batch in loader:
-                    good = [pixels for pixels in batch if isinstance(pixels, torch.Tensor)]
+                    broken = {place: error for place, error in enumerate(batch) if isinstance(error, BrokenSample)}
+                    good = [place for place in range(len(batch)) if place not in broken]
                     rows = np.zeros((len(batch), *self.shape), np.float16)
                     if good:
-                        found = self.compute(torch.stack(good)).cpu().numpy().astype(np.float16)
-                        rows[[isinstance(pixels, torch.Tensor) for pixels in batch]] = found
-                    for place, pixels in enumerate(batch):
-                        if not isinstance(pixels, torch.Tensor):
-                            done["broken"][str(done["rows"] + place)] = list(pixels.args)
+                        rows[good] = self.compute(torch.stack([batch[place] for place in good])).cpu().numpy()
+                    done["broken"] |= {str(done["rows"] + place): list(error.args) for place, error in broken.items()}
                     stream.write(rows.tobytes())
                     stream.flush()
                     done["rows"] += len(batch)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from common.base.arguments import some
 from common.data.broken import BrokenSample, check_opened
 from common.data.decoding import (
     PackedTexts,
@@ -197,10 +198,8 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
     if found:
         several = " and ".join(str(place) for place in list(found.values())[:2])
         raise ValueError(f"{annotations}: its pictures lie in {several}; set data.images to the folder that is meant")
-    looked = ", ".join(str(place) for place in list(places)[:8])
-    more = f" and {len(places) - 8} more" if len(places) > 8 else ""
     raise FileNotFoundError(
-        f"{annotations}: no folder has its pictures, such as {probed[0]!r}; looked in {looked}{more}; "
+        f"{annotations}: no folder has its pictures, such as {probed[0]!r}; looked in {some([*map(str, places)], 8)}; "
         "set data.images to their folder"
     )
 

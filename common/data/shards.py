@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from common.base.arguments import some
 from common.data.broken import BrokenSample, Unusable, check_opened, named
 from common.data.decoding import check_reading_options, checked_captions, decode_picture, row_of, sampled_places
 from common.data.tar_index import COLUMNS, cached_index, given_image_id, max_bytes
@@ -124,10 +125,9 @@ def expand_shards(pattern: str | Path | list[str] | list[Path], root: str | Path
             if not files:
                 missing.append(str(folder / name))
         if missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise FileNotFoundError(
                 f"no shards for pattern {item!r} with root {str(folder)!r}: {len(missing)} of {len(names)} names "
-                f"found nothing, looked for {', '.join(missing[:3])}{more}"
+                f"found nothing, looked for {some(missing, 3)}"
                 + ("" if folder.is_dir() else "; the root folder does not exist")
             )
     return [Path(file) for file in sorted(found)]

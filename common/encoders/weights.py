@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from common.base.arguments import some
 from common.data.text_files import find_file, read_json_object
 from common.data.transforms import CLIP_MEAN, CLIP_STD
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
@@ -525,7 +526,7 @@ def _read_transformers(name: str, told: Path, activation: Activation | None) -> 
         raise WeightsError(f"{name} cannot be read by transformers: {str(error).strip().splitlines()[0]}") from error
     missing = [one for one in sorted(info["missing_keys"]) if "pooler" not in one and not _NOT_WEIGHTS.search(one)]
     if missing:  # transformers has drawn them at random
-        raise WeightsError(f"{name} lacks {_some(missing)}")
+        raise WeightsError(f"{name} lacks {some(missing)}")
     if kind == "clip":
         clip = clip_from_transformers(model)
         agreed_activation(name, _sizes(clip.image_tower.transformer)["hidden_act"], activation)
@@ -842,13 +843,13 @@ def _in_our_names(state: State, entries: list[_Entry], source: str, complete: bo
     used = [name for entry in entries for name in entry.theirs]
     missing = [name for name in used if name not in state]
     if missing:
-        raise WeightsError(f"{source} lacks {_some(missing)}")
+        raise WeightsError(f"{source} lacks {some(missing)}")
     left = [name for name in state.keys() - set(used) if not _NOT_WEIGHTS.search(name)]
     if complete and left:
-        raise WeightsError(f"{source} has tensors that this model has no place for: {_some(sorted(left))}")
+        raise WeightsError(f"{source} has tensors that this model has no place for: {some(sorted(left))}")
     spoilt = [name for name in used if not state[name].is_meta and not state[name].isfinite().all()]
     if spoilt:
-        raise WeightsError(f"{source} holds weights that are not finite: {_some(spoilt)}")
+        raise WeightsError(f"{source} holds weights that are not finite: {some(spoilt)}")
     found = {}
     for entry in entries:
         parts = [state[name].detach() for name in entry.theirs]
@@ -870,7 +871,7 @@ def _put(module: nn.Module, found: State, entries: list[_Entry], source: str, ke
         filled[entry.ours] = value.reshape(expected).to(dtype).clone(memory_format=torch.contiguous_format)
     unfilled = [name for name in target if name not in filled]
     if unfilled:
-        raise WeightsError(f"{source} has nothing for {_some(unfilled)}")
+        raise WeightsError(f"{source} has nothing for {some(unfilled)}")
     module.load_state_dict(filled, assign=any(parameter.is_meta for parameter in module.parameters()))
 
 
@@ -887,7 +888,7 @@ def _exported(model: TwoTowers, layout: Layout) -> dict[str, torch.Tensor]:
         parts = value.chunk(len(entry.theirs)) if len(entry.theirs) > 1 else [value]
         exported |= {name: part.contiguous().clone() for name, part in zip(entry.theirs, parts)}
     if state:
-        raise WeightsError(f"the layout has no place for {_some(list(state))}")
+        raise WeightsError(f"the layout has no place for {some(list(state))}")
     return exported
 
 
@@ -945,7 +946,3 @@ def _count(names: Iterable[str], prefix: str) -> int:
     """Blocks behind a prefix: one more than the highest number."""
     found = [int(match[1]) for match in (re.match(rf"{re.escape(prefix)}(\d+)\.", name) for name in names) if match]
     return max(found, default=-1) + 1
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

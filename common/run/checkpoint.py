@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from common.base.arguments import some
 from common.data.text_files import find_file
 from common.distributed import gather_objects, is_main_process
 
@@ -136,7 +137,7 @@ def _spoilt(tensors: Mapping[str, torch.Tensor], weights: Container[str]) -> str
         for name, tensor in tensors.items()
         if tensor.isnan().any() or (name in weights and not tensor.isfinite().all())
     )
-    return ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+    return some(found)
 
 
 def _write(

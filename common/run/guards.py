@@ -8,6 +8,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from common.base.arguments import some
 from common.base.settings import OptimConfig
 from common.distributed import whole
 
@@ -30,7 +31,8 @@ def check_finite_gradient(gradient_norm: float, step: int, norms: Mapping[str, t
         bad = [name for name, norm in norms.items() if not math.isfinite(float(whole(norm)))]
         raise NonFiniteLoss(
             f"the gradient norm is {gradient_norm} at step {step}, while the loss is finite; not finite is the "
-            f"gradient of {_some(bad)}. The weights are those before this step. Try a lower optim.learning_rate."
+            f"gradient of {some(bad) or 'none'}. The weights are those before this step. Try a lower "
+            "optim.learning_rate."
         )
 
 
@@ -47,7 +49,7 @@ def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) 
     largest = sorted(((norm, name) for name, norm in norms.items() if name not in bad), reverse=True)[:3]
     scalars = ", ".join(f"{name} {value}" for name, value in values.items())
     raise NonFiniteLoss(
-        f"loss is {loss} at step {step} ({scalars}). Parameters that are not finite: {_some(bad)}. "
+        f"loss is {loss} at step {step} ({scalars}). Parameters that are not finite: {some(bad) or 'none'}. "
         f"Largest norms: {', '.join(f'{name} {norm:.3g}' for norm, name in largest)}. "
         "Checkpoints are from before this step. Try a lower optim.learning_rate or more optim.warmup_steps."
     )
@@ -69,7 +71,3 @@ def clip_gradient(accelerator: Accelerator, model: nn.Module, optim: OptimConfig
     gradient_norm = float(accelerator.clip_grad_norm_(model.parameters(), max_norm))
     check_finite_gradient(gradient_norm, step, norms)
     return gradient_norm
-
-
-def _some(names: list[str]) -> str:
-    return (", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")) or "none"

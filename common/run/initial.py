@@ -15,6 +15,7 @@ from common.encoders.two_towers import bare_tower
 from common.encoders.weights import (
     Weights,
     WeightsError,
+    agreed_activation,
     fill_,
     lock_,
     read_source,
@@ -44,10 +45,8 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
         told[side] = {key: config[key] for key in ("heads", "activation", "norm_eps") if config.get(key) is not None}
         stem = config.get("stem") or {"name": ""}
         if stem["name"]:
-            size = state["config"]["data"]["image_size"]
-            told[side]["stem"] = Stem(stem["name"], size, stem["trainable"])
-        if activation not in (None, told[side].get("activation", "gelu")):
-            raise WeightsError(f"{name} tells its own activation; {activation} is not taken")
+            told[side]["stem"] = Stem(stem["name"], state["config"]["data"]["image_size"], stem["trainable"])
+        agreed_activation(name, told[side].get("activation", "gelu"), activation)
     # late interaction wraps its towers, and a momentum encoder beside them is no part of the weights
     tensors = {key.replace("_tower.tower.", "_tower."): value for key, value in checkpoint.model_tensors().items()}
     towers = towers_of_sizes(tensors, told["image"], {**told["text"], "end_id": tokenizer.end_id}, name)
