@@ -173,9 +173,8 @@ def compare(models: Sequence[Model], command: str) -> Table:
             measured = [label for label in alike if metric in have[label]["metrics"]]
             if len(measured) < 2:
                 continue
-            column = Column(
-                f"{role}/{metric}", f"{role} {name}", stands_in_for=data_text(have[measured[0]]["protocol"])
-            )
+            data = data_text(have[measured[0]]["protocol"])
+            column = Column(f"{role}/{metric}", f"{role} {name}", stands_in_for=data)
             columns.append(column)
             for label in measured:
                 cells[label][column.key] = measured_cell(lines[label], role, metric, SCALE)
@@ -224,10 +223,8 @@ def _alike(protocols: dict[str, dict[str, Any]]) -> tuple[list[str], list[str]]:
         found = first_difference(protocols[first], protocols[label], may_differ)
         if found is not None:
             notes.append(f"{label} shares no column with {first}: {found[0]} is {found[2]}, there {found[1]}")
-        elif (prepared := first_difference(protocols[first], protocols[label])) is not None:
-            notes.append(
-                f"pictures are prepared unlike: {prepared[0]} is {prepared[2]} for {label}, {prepared[1]} for {first}"
-            )
+        elif (found := first_difference(protocols[first], protocols[label])) is not None:
+            notes.append(f"pictures are prepared unlike: {found[0]} is {found[2]} for {label}, {found[1]} for {first}")
     return [label for label in labels if same(first, label)], notes
 
 

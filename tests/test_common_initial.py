@@ -104,10 +104,8 @@ def test_a_locked_public_clip_is_itself_after_training_in_every_paper(tmp_path, 
     (images, ids), theirs = inputs(), public[1]["clip"]
     expected = theirs(input_ids=ids, pixel_values=images)
     model = encoder.model
-    for ours, other in (
-        (model.image_tower(images), expected.image_embeds),
-        (model.text_tower(ids), expected.text_embeds),
-    ):
+    own = model.image_tower(images), model.text_tower(ids)
+    for ours, other in zip(own, (expected.image_embeds, expected.text_embeds)):
         unit = (ours / ours.norm(dim=1, keepdim=True)).detach()
         torch.testing.assert_close(unit, other.detach(), rtol=1e-4, atol=1e-5)
     if paper == "contrastive_basics":  # the sphere: the multiplier goes on from theirs, and trains
@@ -156,10 +154,8 @@ def test_the_lowest_layers_are_locked_and_all_others_move(tmp_path, public, lowe
     config = config_of("euclip", clip, f"model.text.lock={lowest}", "optim.steps=2")
     after = last_checkpoint(run(tmp_path, config, "euclip").checkpoints).model_tensors()
     still = {name for name, value in before.state_dict().items() if torch.equal(value, after[name])}
-    locked = {
-        name for name in after if name.startswith(("text_tower.token_embedding", "text_tower.position_embedding"))
-    }
-    locked |= {name for name in after if lowest and name.startswith("text_tower.transformer.blocks.0.")}
+    names = ("token_embedding", "position_embedding", *(["transformer.blocks.0."] if lowest else []))
+    locked = {name for name in after if name.removeprefix("text_tower.").startswith(names)}
     assert still == locked
 
 
@@ -264,15 +260,9 @@ def test_other_words_and_class_tokens_are_named(tmp_path, public):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["model.image.lock=all"],
-            r"model\.image\.lock = all without model\.init and model\.image\.init would hold rand",
-        ),
+        (["model.image.lock=all"], r"model\.image\.lock = all without model\.init and model\.image\.init would hold"),
         (["model.init=x", "model.text.lock=9"], r"model\.text\.lock = 9 is more than model\.text\.layers = 2"),
-        (
-            ["model.init=x", "model.text.lock=some"],
-            r"model\.text\.lock = 'some'; accepted: all, a whole number",
-        ),
+        (["model.init=x", "model.text.lock=some"], r"model\.text\.lock = 'some'; accepted: all, a whole number"),
         (["model.init=x", "model.text.lock=-1"], r"model\.text\.lock = -1; accepted: >= 0"),
         (
             ["model.init=x", "model.image.lock=0", "model.image.stem.name=x", "model.image.stem.trainable=true"],
@@ -340,9 +330,7 @@ def test_weights_of_pictures_alone_are_named(tmp_path):
         open_source(str(tmp_path))
 
 
-def test_a_published_run_is_evaluated_and_started_from_again_and_nothing_is_uploaded_unasked(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_asked(tmp_path, monkeypatch, capsys):
     run_folder, uploads = tmp_path / "table1_ours-smoke-0123abcd/seed0", []
     script = importlib.import_module("contrastive_basics.train")
     for seed in (1, 0):
@@ -370,14 +358,7 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_nothing_is_uplo
     folder = published("mine")
     assert uploads == []
     card = (folder / "README.md").read_text()
-    for said in (
-        "license: cc-by-4.0",
-        "row table1_ours at smoke scale",
-        "Seeds: 2",
-        "scenes",
-        "sphere",
-        "## Limits",
-    ):
+    for said in ("license: cc-by-4.0", "row table1_ours at smoke scale", "Seeds: 2", "scenes", "sphere", "## Limits"):
         assert said in card
     measured = json.loads((run_folder / "evaluation.json").read_text())["evaluations"]
     assert f"| test | {measured['test']['protocol']['data']} | i2t_recall_at_1 | " in card
@@ -385,9 +366,8 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_nothing_is_uplo
     # the same numbers again, the same way through published.py, the same weights by model.init
     monkeypatch.setattr("sys.argv", ["evaluate.py", "--checkpoint", str(folder), "--output", str(tmp_path / "a.json")])
     importlib.import_module("contrastive_basics.evaluate").main()
-    assert (
-        json.loads((tmp_path / "a.json").read_text())["evaluations"]["test"]["metrics"] == measured["test"]["metrics"]
-    )
+    found = json.loads((tmp_path / "a.json").read_text())["evaluations"]
+    assert found["test"]["metrics"] == measured["test"]["metrics"]
     asked, where = [], "common.run.evaluation"
     monkeypatch.setattr(f"{where}.evaluate_checkpoint", lambda models, own, _: asked.append(own.path) or ({}, {}))
     monkeypatch.setattr(f"{where}.save_answer", lambda *arguments: None)

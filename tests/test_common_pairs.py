@@ -528,4 +528,5 @@ def test_a_mixture_of_scenes_keeps_the_scenes_own_words_and_draws_two_worlds():
     pairs = open_training_pairs(data, 0)
     assert build_tokenizer(data, pairs).fingerprint == build_tokenizer(DataConfig(), None).fingerprint
     assert pairs.parts[0].captions(0) != pairs.parts[1].captions(0)
+    assert [pairs.captions(index) for index in range(4)] == [pairs[index]["captions"] for index in range(4)]
     assert not (pairs.parts[0][0]["image"] == pairs.parts[1][0]["image"]).all()

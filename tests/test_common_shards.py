@@ -158,10 +158,7 @@ def test_a_picture_that_memory_cannot_hold_is_a_broken_sample(tmp_path):
     buffer = io.BytesIO()
     Image.new("1", (9_000, 9_500)).save(buffer, "PNG")
     pairs = one_sample(tmp_path, jpg=None, png=buffer.getvalue())
-    with (
-        at_most(megabytes=100),
-        pytest.raises(BrokenSample, match=r"\[odd\]: sample is too large: there is not enough"),
-    ):
+    with at_most(megabytes=100), pytest.raises(BrokenSample, match=r"\[odd\]: sample is too large: there is not eno"):
         pairs[0]
     assert pairs[1]["image_id"] == "id1"
 

@@ -181,10 +181,7 @@ def test_float64_weights_stay_float64_and_heads_are_told_where_no_shape_tells_th
     expected = math.exp(-1.2) * theirs.encode_image(images.double())
     torch.testing.assert_close(ours.encode_image(images.double()), expected, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(ours.encode_text(ids), math.exp(-1.9) * theirs.encode_text(ids), rtol=1e-7, atol=1e-9)
-    for heads, told in (
-        ({"text_heads": 2}, "image tower's width 48 .* 0 heads"),
-        ({"image_heads": 3}, "text .* 32 .* 0"),
-    ):
+    for heads, told in (({"text_heads": 2}, "image tower's width 48 .* 0 h"), ({"image_heads": 3}, "text .* 32 .* 0")):
         with pytest.raises(WeightsError, match=rf"fork.pt: the {told}.*accepted: (image|text)_heads that divide it"):
             euclip_from_open_clip(state, "hyperbolic", source="fork.pt", **heads)
 

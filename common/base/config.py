@@ -9,6 +9,7 @@ the file, the key, the value and what is accepted. No interpolation, no class pa
 
 import argparse
 import dataclasses
+import itertools
 import math
 import re
 import sys
@@ -127,12 +128,10 @@ def entry_arguments(
     resume_help = "go on from the last whole checkpoint in the output dir; auto: or start afresh where there is none"
     parser.add_argument("--resume", nargs="?", choices=("last", "auto"), const="last", help=resume_help)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
-    given = sys.argv[1:]
     # argparse would take an override behind a bare --resume for its value
-    bare = [
-        word == "--resume" and following not in ("last", "auto") for word, following in zip(given, [*given[1:], ""])
-    ]
-    arguments = parser.parse_intermixed_args([f"{word}=last" if alone else word for word, alone in zip(given, bare)])
+    words = itertools.pairwise([*sys.argv[1:], ""])
+    given = [f"{word}=last" if word == "--resume" and after not in ("last", "auto") else word for word, after in words]
+    arguments = parser.parse_intermixed_args(given)
     arguments.row = Path(arguments.config).stem
     file = row_file(folder, arguments.config)
     return load_row(config_class, folder, file, arguments.scale, arguments.overrides, scale_files), arguments
@@ -149,9 +148,8 @@ def row_file(folder: Path, row: str) -> Path:
     if path.is_file() or path.name != row:
         return path
     if not named.is_file():
-        raise ConfigError(
-            f"--config {row}: no such file, and no row of {folder.name}; {accepted(named.stem, rows_of(folder))}"
-        )
+        known = accepted(named.stem, rows_of(folder))
+        raise ConfigError(f"--config {row}: no such file, and no row of {folder.name}; {known}")
     return named
 
 
@@ -242,9 +240,7 @@ def _refuse_twice(node: yaml.Node | None, path: Path, prefix: str = "") -> None:
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         dotted, line = f"{prefix}{key.value}", key.start_mark.line + 1
         if dotted in lines:
-            raise ConfigError(
-                f"{path}: {dotted} stands there twice, in lines {lines[dotted]} and {line}; accepted: once"
-            )
+            raise ConfigError(f"{path}: {dotted} stands there twice, lines {lines[dotted]} and {line}; accepted: once")
         lines[dotted] = line
         _refuse_twice(value, path, f"{dotted}.")
 

@@ -128,10 +128,8 @@ class FeatureCache:
             stream.write(header)
             stream.truncate(len(header) + done["rows"] * row_bytes)
             stream.seek(0, 2)
-            bar = tqdm(
-                total=len(pictures), initial=done["rows"], desc=f"features of {pictures.name}", unit="picture", delay=2
-            )
-            with bar, torch.no_grad():
+            told = {"desc": f"features of {pictures.name}", "unit": "picture", "delay": 2}
+            with tqdm(total=len(pictures), initial=done["rows"], **told) as bar, torch.no_grad():
                 for batch in loader:
                     broken = {place: error for place, error in enumerate(batch) if isinstance(error, BrokenSample)}
                     good = [place for place in range(len(batch)) if place not in broken]

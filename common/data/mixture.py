@@ -27,9 +27,8 @@ class Mixture:
         shares = shares_of(self.weights)
         self.name = " + ".join(f"{100 * share:.3g} % {part.name}" for share, part in zip(shares, self.parts))
         self.fingerprint = hash_of([[share, part.fingerprint] for share, part in zip(shares, self.parts)])
-        self.broken_at_open: list[BrokenSample] = [
-            sample for part in self.parts for sample in getattr(part, "broken_at_open", [])
-        ]
+        lost = [getattr(part, "broken_at_open", []) for part in self.parts]
+        self.broken_at_open: list[BrokenSample] = [sample for samples in lost for sample in samples]
 
     def __len__(self) -> int:
         """Pictures of all sets together; as many samples are an epoch, whatever the weights."""

@@ -48,9 +48,8 @@ class Stem(nn.Module):
         if columns != self.grid:
             raise StemError(f"{name} makes {self.grid} x {columns} places of a square picture; accepted: a square")
         own = self.network.pretrained_cfg
-        mean, std, clip_mean, clip_std = (
-            torch.tensor(each).view(3, 1, 1) for each in (own["mean"], own["std"], CLIP_MEAN, CLIP_STD)
-        )
+        colours = own["mean"], own["std"], CLIP_MEAN, CLIP_STD
+        mean, std, clip_mean, clip_std = (torch.tensor(each).view(3, 1, 1) for each in colours)
         self.register_buffer("gain", clip_std / std, persistent=False)
         self.register_buffer("offset", (clip_mean - mean) / std, persistent=False)
         self.network.requires_grad_(trainable)
@@ -116,9 +115,7 @@ def weights_file(weights: str) -> Path | None:
     for file in found:
         if file.is_file():
             return file
-    raise StemError(
-        f"{weights} holds no weights; accepted: a file in timm's layout, or a folder with model.safetensors"
-    )
+    raise StemError(f"{weights} holds no weights; accepted: a file in timm's layout, a folder with model.safetensors")
 
 
 def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module:
@@ -150,7 +147,6 @@ def _fill_(network: nn.Module, state: dict[str, torch.Tensor]) -> None:
     left = [name for name in state if name not in own and not name.startswith(heads)]
     unlike = [name for name in own if name in state and own[name].shape != state[name].shape]
     if missing or left or unlike:
-        raise ValueError(
-            f"they are of another network (missing {missing[:2]}, not taken {left[:2]}, of another shape {unlike[:2]})"
-        )
+        found = f"missing {missing[:2]}, not taken {left[:2]}, of another shape {unlike[:2]}"
+        raise ValueError(f"they are of another network ({found})")
     network.load_state_dict({name: tensor for name, tensor in state.items() if name in own}, strict=False)

@@ -182,9 +182,8 @@ def two_towers_from(
     if not final_norms & state.keys():
         entries = [entry for entry in entries if ".final_norm." not in entry.ours]
     found = _in_our_names(state, entries, source)
-    model = TwoTowers(
-        *towers_of_sizes(found, image, text, source), Sphere(), LogitScale(init=1 / 0.07, maximum=maximum)
-    )
+    towers = towers_of_sizes(found, image, text, source)
+    model = TwoTowers(*towers, Sphere(), LogitScale(init=1 / 0.07, maximum=maximum))
     _put(model, found, entries, source, kept=[])
     return model.eval()
 

@@ -118,9 +118,8 @@ def zero_shot_and_retrieval(config: Any, encoder: Encoder, sets: EvaluationSets)
     """What most tables want: every set of `sets` by role; prompts are combined as config.method.prompt_average says."""
     average = config.method.prompt_average
     results = {name: evaluate_zero_shot(encoder, task, average) for name, task in sets.zero_shot.items()}
-    return results | {
-        role: evaluate_retrieval(encoder, pairs, gallery=config.data.gallery) for role, pairs in sets.retrieval.items()
-    }
+    gallery = config.data.gallery
+    return results | {role: evaluate_retrieval(encoder, each, gallery=gallery) for role, each in sets.retrieval.items()}
 
 
 def evaluate_and_save(
@@ -156,22 +155,16 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
             choices=("gelu", "quick_gelu"),
             help="of a bare file of weights, which does not tell it; OpenAI's files: quick_gelu",
         )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="JSON file, default one in outputs/evaluations; - prints the JSON alone",
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="section.key=value", help="data.* and run.*, data.num_test=5000"
-    )
+    output_help = "JSON file, default one in outputs/evaluations; - prints the JSON alone"
+    parser.add_argument("--output", type=Path, help=output_help)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.* and run.*: data.num_test=50")
     return parser
 
 
 def evaluate_main(description: str, models: TrainedModels) -> None:
     """The command line of an evaluate.py: --checkpoint, --output, then `data.key=value` and `run.key=value`."""
-    given = command_line(
-        description, "a run, step-XXXXXXXX in it, a published model, or its name on the hub"
-    ).parse_intermixed_args()
+    accepted = "a run, step-XXXXXXXX in it, a published model, or its name on the hub"
+    given = command_line(description, accepted).parse_intermixed_args()
     _evaluate_named(models, named_checkpoint(Path(given.checkpoint)), given)
 
 
@@ -246,9 +239,8 @@ def check_layout(checkpoint: str, layout: str, of_files: tuple[str, ...], of_fol
 
 def read_with(activation: str, results: dict[str, Evaluation]) -> dict[str, Evaluation]:
     """Evaluations whose protocols say with which activation the weights were read; the wrong one costs accuracy."""
-    return {
-        role: replace(found, protocol={**found.protocol, "activation": activation}) for role, found in results.items()
-    }
+    told = {"activation": activation}
+    return {role: replace(found, protocol=found.protocol | told) for role, found in results.items()}
 
 
 def published_encoder(
