@@ -2,7 +2,7 @@
 # The first of them makes a virtual environment in .venv and installs requirements.txt; nothing is installed again
 # unless the requirements change. To use an environment of your own: make test PY=python3
 
-SETTINGS = PAPER SCALE SEEDS DATA ROWS RUNS SET OUTPUT RESULTS PY PYTHON VENV
+SETTINGS = PAPER SCALE SEEDS DATA WEIGHTS ROWS RUNS SET OUTPUT RESULTS PY PYTHON VENV
 
 # Settings count behind `make` only: a DATA or OUTPUT that the shell happens to have must not change a result or
 # what `make clean` removes. Such a one is named, and so is a setting that there is not, such as SEDS=3.
@@ -17,6 +17,7 @@ PAPER   = oblique_topology
 SCALE   = demo
 SEEDS   = 1
 DATA    =
+WEIGHTS =
 ROWS    =
 RUNS    =
 SET     =
@@ -44,14 +45,16 @@ typed     = '$(subst ','\'',$(value $1))'
 option    = $(if $(value $1),--$2 $(call typed,$1))
 REPRODUCE = $(PY) scripts/reproduce.py
 OPTIONS   = --scale $(call typed,SCALE) --seeds $(call typed,SEEDS) --output $(call typed,OUTPUT) \
-            $(call option,DATA,data) $(call option,ROWS,rows) $(call option,RESULTS,results) $(call option,SET,set)
+            $(call option,DATA,data) $(call option,WEIGHTS,weights) \
+            $(call option,ROWS,rows) $(call option,RESULTS,results) $(call option,SET,set)
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-gpu lint format benchmark report reproduce reproduce-all compare rows scenes clean
 
 help: ## this list
 	@echo "make reproduce-table2        train and evaluate what the table needs, print ours beside the paper's"
-	@echo "make reproduce-tableN        PAPER=$(PAPER) SCALE=smoke|demo|photos|paper DATA=<folder> SEEDS=<how many>"
+	@echo "make reproduce-tableN        PAPER=$(PAPER) SCALE=smoke|demo|photos|photos_scratch|paper SEEDS=<how many>"
+	@echo "                             DATA=<folder of pictures and captions> WEIGHTS=<folder of pre-trained weights>"
 	@echo "                             ROWS=\"<row> <row> ...\" for some rows of a table only, see make rows"
 	@echo "                             SET=\"section.key=value ...\" OUTPUT=<folder> RESULTS=<folder>; also reproduce-figureN"
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */make \1|/' \

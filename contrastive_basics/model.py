@@ -68,6 +68,11 @@ class MomentumQueue(nn.Module):
         images, texts = self.image_pool.queue, self.text_pool.queue
         return QueuedPairs(images.rows(), texts.rows(), images.row_ids())
 
+    def start_(self, towers: TwoTowers) -> None:
+        """Makes the copies what the towers are now, running statistics of a stem included."""
+        self.image_encoder.encoder.load_state_dict(towers.image_tower.state_dict())
+        self.text_encoder.encoder.load_state_dict(towers.text_tower.state_dict())
+
     def update_(self, towers: TwoTowers, ema_momentum: float) -> None:
         """theta_k <- m theta_k + (1 - m) theta over the parameters of both towers."""
         self.image_encoder.update_(towers.image_tower, ema_momentum)

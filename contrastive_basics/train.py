@@ -64,7 +64,7 @@ def train(
     model, journal, transform = run.bare_model, run.journal, run.training.transform
     memory = model.memory  # momentum encoder and queue of past pairs, or None
     if memory is not None and not journal.first_step:
-        memory.update_(model, ema_momentum=0.0)  # a copy of the towers as model.init has filled them
+        memory.start_(model)  # as model.init and stems have filled the towers
     encoder = encoder_of(model, config, run.training, accelerator.device)
 
     with stop_signals() as stop:

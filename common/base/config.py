@@ -22,7 +22,7 @@ from typing import Any, Literal
 import yaml
 
 from common.base.arguments import Parser, accepted, did_you_mean, rows_of
-from common.base.settings import NAMES_IN_A_SOURCE, TAKEN_BY, TAKEN_BY_TOKENIZER, DataConfig
+from common.base.settings import NAMES_IN_A_SOURCE, TAKEN_BY, TAKEN_BY_TOKENIZER, DataConfig, located
 
 SCALES = ("smoke", "demo", "photos", "paper")
 
@@ -59,7 +59,11 @@ def load_config(config_class: type, files: list[Path], overrides: list[str] = ()
     for path in files:
         layer = {key: (value, str(path)) for key, value in _flatten(config_class, _read_yaml(path), str(path))}
         values = _overlaid(config_class, values, layer)
-    return _build(config_class, _overlaid(config_class, values, _parsed(config_class, overrides)), prefix="")
+    config = _build(config_class, _overlaid(config_class, values, _parsed(config_class, overrides)), prefix="")
+    try:
+        return located(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Sequence[str] = ()) -> Any:

@@ -1,7 +1,7 @@
 """The sections that every paper's config shares: data, model, optimiser, run."""
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -186,6 +186,8 @@ class StemConfig:
 class ImageTowerConfig(TowerConfig):
     """The image tower's."""
 
+    layers: int = setting(4, at_least=0)  # 0: the mean over a stem's places stands for a picture
+    projection: bool = True  # False, without layers: the mean itself is the embedding, and nothing of it trains (LiT)
     stem: StemConfig = field(default_factory=StemConfig)
 
     @property
@@ -195,12 +197,35 @@ class ImageTowerConfig(TowerConfig):
 
 
 @dataclass(frozen=True)
+class TextStemConfig:
+    """A pre-trained BERT whose tokens stand in for the word embeddings (common/encoders/text_stem.py)."""
+
+    weights: str = ""  # folder or hub name; "" = none, words are embedded from scratch
+    layers: int | None = setting(None, at_least=0)  # lowest ones taken; 0 = the embeddings alone, null = all
+    # null = the weights'; written down so that a checkpoint can do without them
+    width: int | None = setting(None, at_least=1)
+    heads: int | None = setting(None, at_least=1)
+    mlp_ratio: float | None = setting(None, above=0.0)
+    trainable: bool = False  # false: held still, and its tokens computed once and kept on disk
+    cache_gb: float = setting(20.0, at_least=0.0)  # largest file of one network; 0 = computed anew in every step
+
+
+@dataclass(frozen=True)
+class TextTowerConfig(TowerConfig):
+    """The text tower's."""
+
+    layers: int = setting(2, at_least=0)  # 0: the mean over a stem's words stands for a caption
+    stem: TextStemConfig = field(default_factory=TextStemConfig)
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes of both towers and of the embedding, and the weights that both start from."""
 
+    weights: str = ""  # folder in which weights and vocabularies lie under their names; others come from the hub
     init: str = ""  # weights to start from: file, folder, run or hub name of a model with both towers; "" = random
-    image: ImageTowerConfig = field(default_factory=lambda: ImageTowerConfig(layers=4))
-    text: TowerConfig = field(default_factory=TowerConfig)
+    image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
+    text: TextTowerConfig = field(default_factory=TextTowerConfig)
     patch_size: int = setting(8, at_least=1)  # pixels
     # timm: patches with a bias and no LayerNorm before the blocks (ViT, DeiT); null = the initial weights', else clip
     image_kind: Literal["clip", "timm"] | None = None
@@ -226,6 +251,13 @@ class ModelConfig:
                     f"model.{name}.lock = {tower.lock} without model.init and model.{name}.init would hold random "
                     "weights; accepted: null, or weights to start from"
                 )
+            if not tower.layers and not (tower.stem.name if name == "image" else tower.stem.weights):
+                raise ValueError(f"model.{name}.layers = 0 without a stem; accepted: at least 1, or model.{name}.stem")
+            if name == "image" and tower.layers and not tower.projection:
+                raise ValueError(
+                    f"model.image.projection = false with model.image.layers = {tower.layers}; accepted: "
+                    "model.image.layers=0, or true"
+                )
             if isinstance(tower.lock, int) and tower.lock > tower.layers:
                 raise ValueError(
                     f"model.{name}.lock = {tower.lock} is more than model.{name}.layers = {tower.layers}; accepted: "
@@ -237,6 +269,38 @@ class ModelConfig:
                 f"model.image.lock = {self.image.lock} holds the stem, which model.image.stem.trainable = true trains; "
                 "accepted: lock=null, or trainable=false"
             )
+
+
+def located(config: Any) -> Any:
+    """A config whose weights and vocabulary are paths, where they lie in the folder model.weights under their names.
+
+    The name of a hub's model is the part behind the slash, that of a stem is timm's.
+
+    Raises:
+        ValueError: no such folder.
+    """
+    model = getattr(config, "model", None)
+    if not isinstance(model, ModelConfig) or not model.weights:
+        return config
+    folder = Path(model.weights).expanduser()
+    if not folder.is_dir():
+        raise ValueError(f"model.weights = {model.weights}: no such folder; accepted: one that holds weights by name")
+
+    def at(name: str) -> str:
+        path = folder / name.rpartition("/")[2]
+        return str(path) if name and path.exists() else name
+
+    image, text = model.image, model.text
+    stem = image.stem
+    if stem.name and (folder / stem.name).exists():
+        stem = replace(stem, weights=stem.weights or str(folder / stem.name))
+    model = replace(
+        model,
+        init=at(model.init),
+        image=replace(image, init=at(image.init), stem=stem),
+        text=replace(text, init=at(text.init), stem=replace(text.stem, weights=at(text.stem.weights))),
+    )
+    return replace(config, model=model, data=replace(config.data, vocabulary=at(config.data.vocabulary)))
 
 
 def check_patches(data: DataConfig, model: ModelConfig) -> None:

@@ -10,22 +10,37 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from common.base.settings import DataConfig, ModelConfig, TowerConfig
     from common.data.tokenizer import Tokenizer
+    from common.encoders.stem import PooledStem
     from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
+    from common.encoders.text_stem import PooledTextStem, TextStem
     from common.encoders.vision import VisionTransformer
 
 
-def vision_transformer(data: DataConfig, model: ModelConfig, num_class_tokens: int = 1) -> VisionTransformer:
+def vision_transformer(
+    data: DataConfig, model: ModelConfig, num_class_tokens: int = 1
+) -> VisionTransformer | PooledStem:
     """The image tower.
 
     Args:
         data: gives the size of a picture.
         model: sizes.
         num_class_tokens: each has its own output of model.embedding_dim numbers.
+    Raises:
+        ValueError: an embedding that is not as wide as a stem without projection.
     """
-    from common.encoders.stem import Stem
+    from common.encoders.stem import PooledStem, Stem
     from common.encoders.vision import VisionTransformer
 
     stem = model.image.stem
+    stem = Stem(stem.name, data.image_size, stem.trainable) if stem.name else None
+    if not model.image.layers:
+        dim = num_class_tokens * model.embedding_dim
+        if not model.image.projection and dim != stem.channels:
+            raise ValueError(
+                f"model.embedding_dim = {dim} with model.image.projection = false; accepted: {stem.channels}, as the "
+                f"features of {stem.name}"
+            )
+        return PooledStem(stem, dim if model.image.projection else None)
     return VisionTransformer(
         image_size=data.image_size,
         patch_size=model.patch_size,
@@ -33,12 +48,14 @@ def vision_transformer(data: DataConfig, model: ModelConfig, num_class_tokens: i
         patch_bias=model.image_kind == "timm",
         input_norm=model.image_kind != "timm",
         patch_dropout=model.patch_dropout,
-        stem=Stem(stem.name, data.image_size, stem.trainable) if stem.name else None,
+        stem=stem,
         **_sizes(model, model.image),
     )
 
 
-def causal_text_transformer(data: DataConfig, model: ModelConfig, tokenizer: Tokenizer) -> CausalTextTransformer:
+def causal_text_transformer(
+    data: DataConfig, model: ModelConfig, tokenizer: Tokenizer
+) -> CausalTextTransformer | PooledTextStem:
     """CLIP's text tower.
 
     Args:
@@ -48,17 +65,21 @@ def causal_text_transformer(data: DataConfig, model: ModelConfig, tokenizer: Tok
     """
     from common.encoders.text import CausalTextTransformer
 
+    stem = _text_stem(data, model, tokenizer)
+    if not model.text.layers:
+        return _pooled(stem, model.embedding_dim)
     return CausalTextTransformer(
         vocabulary_size=tokenizer.vocabulary_size,
         context_length=data.context_length,
         end_id=tokenizer.end_id,
+        stem=stem,
         **_sizes(model, model.text),
     )
 
 
 def bidirectional_text_transformer(
     data: DataConfig, model: ModelConfig, tokenizer: Tokenizer, num_class_tokens: int = 1
-) -> BidirectionalTextTransformer:
+) -> BidirectionalTextTransformer | PooledTextStem:
     """BERT's order, with a projection.
 
     Args:
@@ -69,13 +90,36 @@ def bidirectional_text_transformer(
     """
     from common.encoders.text import BidirectionalTextTransformer
 
+    stem = _text_stem(data, model, tokenizer)
+    if not model.text.layers:
+        return _pooled(stem, num_class_tokens * model.embedding_dim)
     return BidirectionalTextTransformer(
         vocabulary_size=tokenizer.vocabulary_size,
         context_length=data.context_length,
         num_class_tokens=num_class_tokens,
         end_id=tokenizer.end_id,
+        stem=stem,
         **_sizes(model, model.text),
     )
+
+
+def _text_stem(data: DataConfig, model: ModelConfig, tokenizer: Tokenizer) -> TextStem | None:
+    """The stem of the text tower, of the sizes that `InitialWeights.resolved` has written down."""
+    from common.encoders.text_stem import TextStem
+
+    stem = model.text.stem
+    if not stem.weights:
+        return None
+    return TextStem(
+        tokenizer.vocabulary_size, data.context_length, stem.width, stem.layers, stem.heads, stem.mlp_ratio,
+        tokenizer.end_id, stem.trainable,
+    )  # fmt: skip
+
+
+def _pooled(stem: TextStem, dim: int) -> PooledTextStem:
+    from common.encoders.text_stem import PooledTextStem
+
+    return PooledTextStem(stem, dim)
 
 
 def _sizes(model: ModelConfig, tower: TowerConfig) -> dict[str, Any]:

@@ -102,6 +102,44 @@ class Stem(nn.Module):
         self.network.load_state_dict(source.state_dict())
 
 
+class PooledStem(nn.Module):
+    """An image tower without a transformer: the mean over a stem's places, then a matrix, or nothing.
+
+    Without a matrix and with a stem that is held still no number of it is trained: locked-image tuning (LiT, Zhai et
+    al. 2022), in which the text tower alone learns.
+
+    Args:
+        stem: its features.
+        projection_dim: output numbers; None = the mean itself, `stem.channels` wide.
+    """
+
+    num_class_tokens = 0  # in front of the places in `forward_tokens`
+
+    def __init__(self, stem: Stem, projection_dim: int | None) -> None:
+        super().__init__()
+        self.stem, self.image_size, self.patch_size = stem, stem.image_size, stem.image_size // stem.grid
+        self.width, self.projection_dim = stem.channels, projection_dim
+        scale = self.width**-0.5
+        self.projection = (
+            None if projection_dim is None else nn.Parameter(scale * torch.randn(self.width, projection_dim))
+        )
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            images: (batch, 3, image_size, image_size), normalised, or what the stem makes of them.
+        Returns:
+            image_features: (batch, projection_dim).
+        """
+        mean = self.forward_tokens(images).mean(dim=1)
+        return mean if self.projection is None else mean @ self.projection
+
+    def forward_tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """(batch, grid * grid, channels), the stem's places row by row; arguments as in `forward`."""
+        features = self.stem(images) if images.shape[1] == 3 else images
+        return features.flatten(2).transpose(1, 2)
+
+
 def weights_file(weights: str) -> Path | None:
     """The file that a name of weights stands for; None = timm's own.
 

@@ -26,6 +26,7 @@ class BidirectionalTextTransformer(nn.Module):
         pad_id: id that is masked.
         end_id: what follows the first such id is masked, whatever it is; None = all of pad_id. Some vocabularies pad
             with an ordinary word (CLIP's id 0 is "!").
+        stem: its tokens, (batch, length, stem.width) for ids, stand in for the word embeddings; None = there is none.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class BidirectionalTextTransformer(nn.Module):
         norm_eps: float = 1.0e-5,
         dropout: float = 0.0,
         gradient_checkpointing: bool = False,
+        stem: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.context_length, self.width, self.pad_id, self.end_id = context_length, width, pad_id, end_id
         self.num_class_tokens, self.projection_dim = num_class_tokens, projection_dim
-        self.token_embedding = nn.Embedding(vocabulary_size, width)
+        self.vocabulary_size = vocabulary_size
+        self.stem, self.token_embedding = stem, _token_embedding(vocabulary_size, width, stem)
         self.position_embedding = nn.Parameter(0.01 * torch.randn(context_length + num_class_tokens - 1, width))
         self.input_norm = nn.LayerNorm(width, eps=norm_eps)
         self.dropout = nn.Dropout(dropout)
@@ -68,7 +71,8 @@ class BidirectionalTextTransformer(nn.Module):
         self.projection = (
             None if projection_dim is None else nn.Parameter(width**-0.5 * torch.randn(width, projection_dim))
         )
-        nn.init.normal_(self.token_embedding.weight, std=0.02)
+        if stem is None:
+            nn.init.normal_(self.token_embedding.weight, std=0.02)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """
@@ -104,9 +108,9 @@ class BidirectionalTextTransformer(nn.Module):
         _check_length(token_ids, self.context_length)
         word_mask = self.word_mask(token_ids) if word_mask is None else word_mask
         more = self.num_class_tokens - 1  # class tokens in front of the first
-        token_ids = torch.cat([token_ids[:, :1].expand(-1, more), token_ids], dim=1)
-        tokens = self.token_embedding(token_ids)
-        tokens = self.input_norm(tokens + self.position_embedding[: token_ids.shape[1]].to(tokens.dtype))
+        tokens = self.token_embedding(token_ids if self.stem is None else self.stem(token_ids))
+        tokens = torch.cat([tokens[:, :1].expand(-1, more, -1), tokens], dim=1)
+        tokens = self.input_norm(tokens + self.position_embedding[: tokens.shape[1]].to(tokens.dtype))
         return self.transformer(self.dropout(tokens), key_mask=F.pad(word_mask, (more, 0), value=True))
 
 
@@ -122,6 +126,7 @@ class CausalTextTransformer(nn.Module):
         projection_dim: output numbers; None = no projection.
         end_id: of the end token; CLIP's byte-pair vocabulary: 49,407, the largest id.
         final_layer_norm: False replaces the last LayerNorm by the identity (EuCLIP, Sec. 3.3).
+        stem: as in `BidirectionalTextTransformer`.
     """
 
     def __init__(
@@ -138,11 +143,12 @@ class CausalTextTransformer(nn.Module):
         activation: Activation = "gelu",
         norm_eps: float = 1.0e-5,
         gradient_checkpointing: bool = False,
+        stem: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.context_length, self.width, self.projection_dim = context_length, width, projection_dim
-        self.end_id = end_id
-        self.token_embedding = nn.Embedding(vocabulary_size, width)
+        self.end_id, self.vocabulary_size = end_id, vocabulary_size
+        self.stem, self.token_embedding = stem, _token_embedding(vocabulary_size, width, stem)
         self.position_embedding = nn.Parameter(0.01 * torch.randn(context_length, width))
         self.transformer = Transformer(
             width,
@@ -159,7 +165,8 @@ class CausalTextTransformer(nn.Module):
         self.projection = (
             None if projection_dim is None else nn.Parameter(width**-0.5 * torch.randn(width, projection_dim))
         )
-        nn.init.normal_(self.token_embedding.weight, std=0.02)
+        if stem is None:
+            nn.init.normal_(self.token_embedding.weight, std=0.02)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """
@@ -191,9 +198,13 @@ class CausalTextTransformer(nn.Module):
 
     def _blocks(self, token_ids: torch.Tensor) -> torch.Tensor:
         _check_length(token_ids, self.context_length)
-        tokens = self.token_embedding(token_ids)
-        tokens = tokens + self.position_embedding[: token_ids.shape[1]].to(tokens.dtype)
+        tokens = self.token_embedding(token_ids if self.stem is None else self.stem(token_ids))
+        tokens = tokens + self.position_embedding[: tokens.shape[1]].to(tokens.dtype)
         return self.transformer(tokens)
+
+
+def _token_embedding(vocabulary_size: int, width: int, stem: nn.Module | None) -> nn.Module:
+    return nn.Embedding(vocabulary_size, width) if stem is None else nn.Linear(stem.width, width)
 
 
 def _check_length(token_ids: torch.Tensor, context_length: int) -> None:

@@ -204,7 +204,10 @@ def towers_of_sizes(
         for prefix in ("image_tower.", "text_tower.")
     )
     width, _, patch_size, _ = image_tensors["patch_embedding.weight"].shape
-    vocabulary_size, text_width = text_tensors["token_embedding.weight"].shape
+    embedding = text_tensors["token_embedding.weight"]
+    vocabulary_size, text_width = embedding.shape
+    if text.get("stem") is not None:  # a linear map of its tokens
+        vocabulary_size, text_width = text["stem"].network.vocabulary_size, len(embedding)
     num_class_tokens = image_tensors["class_embedding"].numel() // width
     num_patches = image_tensors["position_embedding"].numel() // width - num_class_tokens
     context_length = text_tensors["position_embedding"].numel() // text_width
@@ -349,7 +352,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
         "text_cfg": {
             **shared(text, of_text),
             "context_length": text.context_length,
-            "vocab_size": text.token_embedding.num_embeddings,
+            "vocab_size": text.vocabulary_size,
             "heads": of_text["num_attention_heads"],
         },
     }
@@ -375,7 +378,7 @@ def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
         vision_config={**shared(image), "image_size": image.image_size, "patch_size": image.patch_size},
         text_config={
             **shared(text),
-            "vocab_size": text.token_embedding.num_embeddings,
+            "vocab_size": text.vocabulary_size,
             "max_position_embeddings": text.context_length,
             "eos_token_id": text.end_id,
             "bos_token_id": max(text.end_id - 1, 0),
@@ -735,7 +738,9 @@ def settings_of(tower: VisionTransformer | CausalTextTransformer | Bidirectional
     else:
         is_causal = isinstance(tower, CausalTextTransformer)
         told["the text tower's order"] = "causal (CLIP)" if is_causal else "bidirectional (BERT)"
-        told["ids of data.vocabulary"] = tower.token_embedding.num_embeddings
+        told["ids of data.vocabulary"] = tower.vocabulary_size
+        stem = tower.stem
+        told["model.text.stem"] = stem and f"{len(stem.network.transformer.blocks)} layers of width {stem.width}"
         if is_causal:
             told["id of the end token"] = tower.end_id
     has_final_norm = not isinstance(tower.final_norm, nn.Identity)
@@ -771,6 +776,10 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
     Raises:
         WeightsError: what does not fit, each with its key and both values.
     """
+    if not hasattr(tower, "transformer"):
+        raise WeightsError(
+            f"{key}: a tower of no layers takes weights through its stem; accepted: model.*.layers above 0"
+        )
     is_image = isinstance(tower, VisionTransformer)
     source = weights.image_tower if is_image else weights.text_tower
     if source is None:

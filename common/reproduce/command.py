@@ -31,7 +31,7 @@ WHERE_DATA_LIE = {  # settings of where the data lie; others of `data` make othe
         "source", "root", "train", "val", "test", "second_test", "images", "image_column", "caption_column", "labelled",
         "vocabulary", "winogavil", "max_broken_share",
     )
-}  # fmt: skip
+} | {"model.weights"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,11 @@ class Command:
 
     def text(self, paper: str) -> str:
         """The command as it would be typed, without paths of this machine."""
-        extra = [_without_path(text) for text in self.overrides if not text.startswith("data.root=")]
+        folders = {"data.root": "DATA", "model.weights": "WEIGHTS"}
+        keys = [text.partition("=")[0] for text in self.overrides]
+        extra = [_without_path(text) for text, key in zip(self.overrides, keys) if key not in folders]
         extra = [shlex.quote(text) if re.search(r"[\s'\"]", text) else text for text in extra]
-        data = " DATA=<folder>" if any(text.startswith("data.root=") for text in self.overrides) else ""
+        data = "".join(f" {name}=<folder>" for key, name in folders.items() if key in keys)
         rows = f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
         more = f' SET="{" ".join(extra)}"' if extra else ""
         return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} SEEDS={len(self.seeds)}{data}{rows}{more}"
@@ -107,7 +109,7 @@ class Command:
 def reproduce_main(
     description: str, paper: str, parts: dict[str, Callable[[Command], list[Table]]], arguments: list[str] | None = None
 ) -> None:
-    """Command line: PART --scale --seeds --data --rows --set --output [section.key=value ...].
+    """Command line: PART --scale --seeds --data --weights --rows --set --output [section.key=value ...].
 
     `arguments` replaces sys.argv.
 
@@ -119,6 +121,7 @@ def reproduce_main(
     parser.add_argument("--scale", default="demo", help=", ".join(SCALES))
     parser.add_argument("--seeds", default="1", help="how many seeds, counted from 0")
     parser.add_argument("--data", default="", help="folder of tar shards with captioned photographs")
+    parser.add_argument("--weights", default="", help="folder of pre-trained weights by name; others from the hub")
     parser.add_argument(
         "--rows", default="", help="of a table those to train, 'a b', also a row of your own or its file; default all"
     )
@@ -141,16 +144,17 @@ def reproduce_main(
             f"SET={given.set}: {error}; accepted: section.key=value, one with spaces or quotes quoted as in a shell, "
             """SET='data.train="a b.tar" optim.steps=9'"""
         ) from None
-    for key, instead in (("run.seed=", "SEEDS"), ("data.root=", "DATA")):
+    for key, instead in (("run.seed=", "SEEDS"), ("data.root=", "DATA"), ("model.weights=", "WEIGHTS")):
         if any(text.startswith(key) for text in overrides):
             raise ConfigError(f"{key.rstrip('=')} cannot be overridden here; use {instead}")
-    if given.data:
-        if given.scale in ("smoke", "demo"):
+    for key, name, value in (("data.root", "DATA", given.data), ("model.weights", "WEIGHTS", given.weights)):
+        if value and given.scale in ("smoke", "demo"):
             raise ConfigError(
-                f"DATA={given.data} has no effect at scale {given.scale}, which trains on the embedded scenes; "
+                f"{name}={value} has no effect at scale {given.scale}, which trains on the embedded scenes; "
                 "use SCALE=photos or SCALE=paper"
             )
-        overrides.append(f"data.root={given.data}")
+        if value:
+            overrides.append(f"{key}={value}")
     printed = paper_tables(paper)
     known = _trained_rows(printed, given.part)
     rows, own = _asked_rows(dict.fromkeys(shlex.split(given.rows)), known, given.part, paper, printed)

@@ -27,7 +27,7 @@ from common.evaluation.protocol import Evaluation, as_json, in_words
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
-from common.run.inputs import feature_cache
+from common.run.inputs import feature_cache, keep_captions
 from common.run.sources import own_checkpoint
 
 # ---------------------------------------------------------------- from a checkpoint to its model
@@ -89,8 +89,9 @@ class TrainedModels:
     def reevaluate(self, checkpoint: Checkpoint, config: Any, files: RunFiles, accelerator: Accelerator) -> None:
         """Evaluates a trained run again, after a change of the evaluation code or of the test data."""
         _, encoder = self.load_encoder(checkpoint, accelerator.device)
-        encoder = replace(encoder, cache=feature_cache(encoder.model, config, accelerator.device))
         sets, state = open_evaluation_sets(config.data), checkpoint.state
+        keep_captions(encoder.model, config, encoder.tokenizer, sets.retrieval.values(), accelerator.device)
+        encoder = replace(encoder, cache=feature_cache(encoder.model, config, accelerator.device))
         evaluate_and_save(self, config, encoder, sets, files, state["step"], state, provenance_of(self.paper))
 
 
@@ -262,7 +263,7 @@ def published_encoder(
     Raises:
         ValueError: a vocabulary of another size.
     """
-    ids, rows = tokenizer.vocabulary_size, model.text_tower.token_embedding.num_embeddings
+    ids, rows = tokenizer.vocabulary_size, model.text_tower.vocabulary_size
     if ids != rows:
         raise ValueError(f"data.vocabulary has {ids} ids, the text tower of these weights {rows}; accepted: as many")
     transform = ImageTransform(model.image_tower.image_size, "crop", mean=mean, std=std)

@@ -43,8 +43,14 @@ MAY_CHANGE = (
     "model.init",  # and the next two: the key and a checkpoint hold fingerprints of the weights
     "model.image.init",
     "model.text.init",
+    "model.weights",
     "model.image.stem.weights",
     "model.image.stem.cache_gb",
+    "model.text.stem.weights",
+    "model.text.stem.width",  # this and the next two are the weights'
+    "model.text.stem.heads",
+    "model.text.stem.mlp_ratio",
+    "model.text.stem.cache_gb",
     "data.vocabulary",  # the key holds what it says, and a checkpoint brings its tokenizer
     "data.max_broken_share",
     "data.num_val",
@@ -75,7 +81,14 @@ NOT_IN_KEY = (
 )
 NOT_IN_KEY_OF_PAIRS = ("common/data/labelled.py", "common/data/class_names.py")  # pretrain.py trains on labelled sets
 
-FOR_INITIAL_WEIGHTS = ("common/run/initial.py", "common/encoders/weights.py")
+FOR_INITIAL_WEIGHTS = (
+    "common/run/initial.py",
+    "common/encoders/weights.py",
+    "common/encoders/stem.py",
+    "common/encoders/text_stem.py",
+    "common/data/feature_cache.py",
+    "common/data/caption_cache.py",
+)
 
 # Readers by setting and choice. A run uses what it chose, so that a change of another reader trains nothing again; what
 # only the left-out files import is left out with them.

@@ -10,6 +10,7 @@ from common.base.config import ConfigError
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.encoders.stem import Stem
+from common.encoders.text_stem import TextStem
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import bare_tower
 from common.encoders.weights import (
@@ -24,7 +25,7 @@ from common.encoders.weights import (
 )
 from common.geometry import clamp_scalars_
 from common.run.checkpoint import Checkpoint
-from common.run.sources import SIDES, named_sources, own_checkpoint, stem_to_load
+from common.run.sources import SIDES, named_sources, own_checkpoint, stems_to_load
 
 
 def open_source(name: str, activation: Activation | None = None, key: str = "weights") -> Weights:
@@ -42,10 +43,17 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
     told = {}
     for side in SIDES:
         config = state["config"]["model"][side]
+        if not config["layers"]:
+            raise WeightsError(f"{name} has no layers in its {side} tower; accepted: a run of two transformers")
         told[side] = {key: config[key] for key in ("heads", "activation", "norm_eps") if config.get(key) is not None}
-        stem = config.get("stem") or {"name": ""}
-        if stem["name"]:
-            told[side]["stem"] = Stem(stem["name"], state["config"]["data"]["image_size"], stem["trainable"])
+        stem, data = config.get("stem", {}), state["config"]["data"]
+        if stem.get("name"):
+            told[side]["stem"] = Stem(stem["name"], data["image_size"], stem["trainable"])
+        if side == "text" and stem.get("weights"):
+            sizes = (stem[name] for name in ("width", "layers", "heads", "mlp_ratio"))
+            told[side]["stem"] = TextStem(
+                tokenizer.vocabulary_size, data["context_length"], *sizes, tokenizer.end_id, stem["trainable"]
+            )
         agreed_activation(name, told[side].get("activation", "gelu"), activation)
     # late interaction wraps its towers, and a momentum encoder beside them is no part of the weights
     tensors = {key.replace("_tower.tower.", "_tower."): value for key, value in checkpoint.model_tensors().items()}
@@ -58,22 +66,16 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
     return Weights(name, towers[0].eval(), towers[1].eval(), beside, state["geometry"], tokenizer.fingerprint)
 
 
-def load_stem_(model: nn.Module, config: Any) -> None:
-    """Fills the stem of the image tower, if it takes weights of its own, in place.
-
-    Raises:
-        StemError: weights that are not there or belong to another network.
-    """
-    stem = stem_to_load(config)
-    if stem is not None:
-        bare_tower(model.image_tower).stem.load_(stem.weights)
-
-
 @dataclasses.dataclass(frozen=True)
 class InitialWeights:
-    """What a run starts from. of: side -> the setting that names it, and the weights; empty = at random."""
+    """What a run starts from.
+
+    of: side -> the setting that names it, and the weights; empty = at random.
+    text_stem: of the text tower's stem, where it takes weights of its own.
+    """
 
     of: dict[str, tuple[str, Weights]]
+    text_stem: Weights | None = None
 
     @classmethod
     def opened(cls, config: Any) -> "InitialWeights":
@@ -84,10 +86,13 @@ class InitialWeights:
             activation = getattr(config.model, side).activation
             read[name] = read[name] if name in read else open_source(name, activation, key)
             of[side] = key, read[name]
-        return cls(of)
+        stem = stems_to_load(config).get("text")
+        return cls(of, None if stem is None else read_source(stem.weights, key="model.text.stem.weights"))
 
     def resolved(self, config: Any) -> Any:
-        """The config with the weights' own activation, eps and kind of image tower where it has null."""
+        """The config with the weights' own activation, eps, kind of image tower and stem sizes where it has null."""
+        if not self.of and self.text_stem is None:
+            return config
         model = config.model
         for side, (_, weights) in self.of.items():
             tower = getattr(weights, f"{side}_tower")
@@ -98,7 +103,28 @@ class InitialWeights:
             model = dataclasses.replace(model, **{side: dataclasses.replace(section, **missing)})
             if side == "image" and model.image_kind is None:
                 model = dataclasses.replace(model, image_kind=told.get("model.image_kind"))
-        return dataclasses.replace(config, model=model) if self.of else config
+        bert = self.text_stem and self.text_stem.text_tower
+        if "text" in self.of and self.of["text"][1].text_tower is not None:
+            bert = getattr(self.of["text"][1].text_tower.stem, "network", None)
+        if bert is not None and model.text.stem.weights:
+            stem, told = model.text.stem, settings_of(bert)
+            sizes = {name: told[f"model.text.{name}"] for name in ("layers", "width", "heads", "mlp_ratio")}
+            sizes = {name: value for name, value in sizes.items() if getattr(stem, name) is None}
+            text = dataclasses.replace(model.text, stem=dataclasses.replace(stem, **sizes))
+            model = dataclasses.replace(model, text=text)
+        return dataclasses.replace(config, model=model)
+
+    def load_stems_(self, model: nn.Module, config: Any) -> None:
+        """Fills the stems that take weights of their own, in place.
+
+        Raises:
+            StemError: weights that are not there or belong to another network.
+        """
+        stems = stems_to_load(config)
+        if "image" in stems:
+            bare_tower(model.image_tower).stem.load_(stems["image"].weights)
+        if "text" in stems:
+            bare_tower(model.text_tower).stem.load_(self.text_stem.source, self.text_stem.text_tower)
 
     @torch.no_grad()
     def start_(self, model: nn.Module, config: Any, tokenizer: Tokenizer) -> dict[str, Any]:

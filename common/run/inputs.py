@@ -1,6 +1,7 @@
 """What a run trains on: samples in order, as tensors on the device."""
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from common.base.provenance import ROOT
 from common.base.settings import ModelConfig
 from common.data.batches import Batch, TrainingView, training_batches
 from common.data.broken import BrokenSample
+from common.data.caption_cache import CaptionCache
 from common.data.feature_cache import CENTRE, MIRROR, FeatureCache
 from common.data.order import BatchPositions, MixedOrder, SampleOrder, order_of
 from common.data.pairs import (
@@ -27,6 +29,7 @@ from common.data.pairs import (
 from common.data.text import build_tokenizer, tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform, normalize
+from common.distributed import is_main_process, wait_for_everyone
 from common.encoders.two_towers import bare_tower
 from common.run.checkpoint import Checkpoint
 
@@ -93,6 +96,8 @@ class TrainingData:
         return torch.empty(1, 3, size, size, device="meta"), torch.zeros(1, length, dtype=torch.long, device="meta")
 
     def with_features(self, model: nn.Module, config: Any, device: torch.device) -> "TrainingData":
+        sets = self.evaluation_sets.retrieval.values()
+        keep_captions(model, config, self.tokenizer, [self.pairs, self.validation_pairs, *sets], device)
         cache = feature_cache(model, config, device)
         if cache is None:
             return self
@@ -128,6 +133,37 @@ def feature_cache(model: nn.Module, config: Any, device: torch.device) -> Featur
         batch_size=config.run.evaluation_batch_size,
         num_workers=config.run.num_workers,
     )
+
+
+def keep_captions(
+    model: nn.Module, config: Any, tokenizer: Tokenizer, sets: Iterable[Pairs | None], device: torch.device
+) -> None:
+    """Lets a text stem that is held still read what was computed once. Call on every process, with the weights in.
+
+    Sets whose captions are not known in advance (scenes, streams) are computed as they come.
+
+    Args:
+        model: unwrapped, on the device; momentum copies in it read the same.
+        config: of the run.
+        tokenizer: of the run.
+        sets: whose captions are computed now, where they are not kept yet.
+        device: computes.
+    """
+    text = config.model.text.stem if isinstance(config.model, ModelConfig) else None
+    if text is None or not text.weights or text.trainable or not text.cache_gb:
+        return
+    stems = [module for module in model.modules() if hasattr(module, "kept")]
+    stem, length = stems[0], config.data.context_length
+    file = ROOT / "outputs" / "features" / f"captions-{stem.fingerprint()}.f16"
+    cache = CaptionCache(file, stem.width, tokenizer.end_id, stem.compute, text.cache_gb * 1e9)
+    if is_main_process():
+        known = (pairs for pairs in sets if hasattr(pairs, "all_captions"))
+        for pairs in {id(pairs): pairs for pairs in known}.values():
+            cache.keep(pairs.name, (tokenizer.encode([text], length) for text in pairs.all_captions()), device)
+    wait_for_everyone()
+    cache.reopen()
+    for stem in stems:
+        stem.kept = cache
 
 
 def described(data_set: Any) -> str:

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from common.base.settings import ModelConfig, StemConfig
+from common.base.settings import ModelConfig, StemConfig, TextStemConfig
 from common.data.text_files import find_file
 from common.run.checkpoint import SUMS, Checkpoint, named_checkpoint, saved_step
 
@@ -36,18 +36,21 @@ def named_sources(config: Any) -> dict[str, tuple[str, str]]:
     return names
 
 
-def stem_to_load(config: Any) -> StemConfig | None:
-    """The stem that takes weights of its own; None where there is none, or the image tower's weights hold it."""
-    stem = config.model.image.stem if isinstance(getattr(config, "model", None), ModelConfig) else None
-    return stem if stem is not None and stem.name and "image" not in named_sources(config) else None
+def stems_to_load(config: Any) -> dict[str, StemConfig | TextStemConfig]:
+    """Side -> the stem that takes weights of its own, where there is one and the tower's weights do not hold it."""
+    if not isinstance(getattr(config, "model", None), ModelConfig):
+        return {}
+    image, text, named = config.model.image.stem, config.model.text.stem, named_sources(config)
+    return {side: stem for side, stem, name in (("image", image, image.name), ("text", text, text.weights))
+            if name and side not in named}  # fmt: skip
 
 
 def initial_fingerprints(config: Any) -> dict[str, str]:
     """Setting -> what changes with the weights that it names; empty where a run starts at random."""
     found = {key: _fingerprint(name, key) for key, name in dict(named_sources(config).values()).items()}
-    stem = stem_to_load(config)
-    if stem is not None:
-        found["model.image.stem.weights"] = weights_fingerprint(stem.weights) if stem.weights else stem.name
+    for side, stem in stems_to_load(config).items():
+        key = f"model.{side}.stem.weights"
+        found[key] = weights_fingerprint(stem.weights, key) if stem.weights else stem.name
     return found
 
 

@@ -20,7 +20,7 @@ from common.base.signals import Stopped, StopRequest
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import Checkpoint, save_checkpoint
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
-from common.run.initial import InitialWeights, in_words, load_stem_
+from common.run.initial import InitialWeights, in_words
 from common.run.inputs import Training, TrainingData, batches_from, open_training_data
 from common.run.journal import Journal
 from common.run.launch import prepare
@@ -105,7 +105,7 @@ def open_run(
     model = build_model(config, training)
     started = initial.start_(model, config, training.tokenizer) if initial.of else {}
     if checkpoint is None:
-        load_stem_(model, config)
+        initial.load_stems_(model, config)
     optimizer = build_optimizer(model, config.optim)
     one_sample = training.one_sample()
     utilisation = None

@@ -1,0 +1,155 @@
+"""Features of captions that a network held still makes, computed once: float16 on disk, known by the captions' ids.
+
+A caption without its padding is a row in one file that grows: whatever data set it comes from, it is computed once for
+each network. A chunk counts when the index that names it is written, after its numbers; what an interrupted run has
+left behind the last one is cut off.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import filelock
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from common.caption_lengths import up_to_first
+
+_RECORD = np.dtype([("hash", "<u8"), ("start", "<i8"), ("length", "<i8")])  # start and length in tokens
+_CHUNK = 256  # captions
+WORTH_SAYING = 10e6  # bytes
+
+
+class CaptionCache:
+    """Token features of one network.
+
+    Args:
+        file: of the numbers; the index lies beside it.
+        width: numbers of a token.
+        end_id: what follows the first such id is padding.
+        compute: (batch, length) ids -> (batch, length, width).
+        max_bytes: of the file; where it would become larger, nothing is computed.
+    """
+
+    def __init__(
+        self, file: Path, width: int, end_id: int, compute: Callable[[torch.Tensor], torch.Tensor], max_bytes: float
+    ) -> None:
+        self.file, self.width, self.end_id, self.compute, self.max_bytes = file, width, end_id, compute, max_bytes
+        self._index = file.with_suffix(".index")
+        self._open()
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Features of captions, computed where they are not kept; a caption is found whatever it is padded to.
+
+        Args:
+            token_ids: (batch, length).
+        Returns:
+            (batch, length, width) float32, zero behind the end token of what is kept.
+        """
+        ids = token_ids.cpu()
+        lengths = self._lengths(ids)
+        records = self._find(_hashes(ids, lengths))
+        features = torch.zeros(*ids.shape, self.width)
+        for row, record in enumerate(records):
+            if record >= 0:
+                start, length = self._records["start"][record], self._records["length"][record]
+                features[row, :length] = torch.from_numpy(self._numbers[start : start + length].astype(np.float32))
+        features = features.to(token_ids.device)
+        missing = torch.from_numpy(np.flatnonzero(records < 0)).to(token_ids.device)
+        if len(missing):
+            features[missing] = self.compute(token_ids[missing]).half().float()
+        return features
+
+    def keep(self, name: str, batches: Iterable[torch.Tensor], device: torch.device) -> None:
+        """Computes the captions that are not kept yet. On one process alone; the others `reopen` afterwards.
+
+        Args:
+            name: of the data set, for the progress bar and errors.
+            batches: (batch, length) ids each, padded to the same length.
+            device: computes.
+        Raises:
+            ValueError: the file would become larger than max_bytes, or than the disk has room for.
+        """
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{self.file}.lock"):
+            self._open()  # another run may have written since
+            ids = torch.cat([*batches])
+            lengths = self._lengths(ids)
+            hashes = _hashes(ids, lengths)
+            _, first = np.unique(hashes, return_index=True)
+            wanted = np.sort(first[self._find(hashes[first]) < 0])
+            if not len(wanted):
+                return
+            wanted = wanted[np.argsort(lengths[wanted], kind="stable")]  # of like length together: little padding
+            self._check_room(name, int(lengths[wanted].sum()))
+            tokens = int(self._records["start"][-1] + self._records["length"][-1]) if len(self._records) else 0
+            with self.file.open("ab") as numbers, self._index.open("ab") as index:
+                numbers.truncate(tokens * 2 * self.width)
+                index.truncate(len(self._records) * _RECORD.itemsize)
+                bar = tqdm(total=len(wanted), desc=f"features of the captions of {name}", unit="caption", delay=2)
+                with bar:
+                    for rows in np.split(wanted, range(_CHUNK, len(wanted), _CHUNK)):
+                        longest = int(lengths[rows].max())
+                        found = self.compute(ids[rows, :longest].to(device)).cpu().numpy().astype(np.float16)
+                        records = np.empty(len(rows), _RECORD)
+                        records["hash"], records["length"] = hashes[rows], lengths[rows]
+                        records["start"] = tokens + np.cumsum(lengths[rows]) - lengths[rows]
+                        for row, features in zip(rows, found, strict=True):
+                            numbers.write(features[: lengths[row]].tobytes())
+                        numbers.flush()
+                        index.write(records.tobytes())
+                        index.flush()
+                        tokens += int(lengths[rows].sum())
+                        bar.update(len(rows))
+        self._open()
+
+    def reopen(self) -> None:
+        """Sees what another process has written."""
+        self._open()
+
+    def _open(self) -> None:
+        records = np.zeros(0, _RECORD)
+        self._numbers = np.zeros((0, self.width), np.float16)
+        if self.file.is_file() and self._index.is_file() and self.file.stat().st_size >= 2 * self.width:
+            content = self._index.read_bytes()
+            records = np.frombuffer(content[: len(content) // _RECORD.itemsize * _RECORD.itemsize], _RECORD)
+            tokens = self.file.stat().st_size // (2 * self.width)
+            records = records[: np.searchsorted(records["start"] + records["length"], tokens, side="right")]
+            self._numbers = np.memmap(self.file, np.float16, "r", shape=(tokens, self.width))
+        self._records = records
+        self._order = np.argsort(records["hash"])
+        self._sorted = records["hash"][self._order]
+
+    def _find(self, hashes: np.ndarray) -> np.ndarray:
+        """Numbers of the captions' records, -1 where there is none."""
+        if not len(self._records):
+            return np.full(len(hashes), -1)
+        place = np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
+        return np.where(self._sorted[place] == hashes, self._order[place], -1)
+
+    def _lengths(self, ids: torch.Tensor) -> np.ndarray:
+        return up_to_first(ids, self.end_id).sum(dim=1).numpy()
+
+    def _check_room(self, name: str, tokens: int) -> None:
+        size = 2 * self.width * tokens
+        there = self.file.stat().st_size if self.file.is_file() else 0
+        free = shutil.disk_usage(self.file.parent).free
+        said = f"features of the captions of {name}: {tokens} tokens take {size / 1e9:.2f} GB in {self.file.parent}"
+        if there + size > self.max_bytes or size > free:
+            raise ValueError(
+                f"{said}, where {there / 1e9:.2f} GB lie; accepted are {self.max_bytes / 1e9:.2f} GB in all "
+                f"(model.text.stem.cache_gb), free are {free / 1e9:.2f} GB"
+            )
+        if size > WORTH_SAYING:
+            print(said, flush=True)
+
+
+def _hashes(ids: torch.Tensor, lengths: np.ndarray) -> np.ndarray:
+    """(batch,) uint64 that tell captions apart, whatever stands behind their ends."""
+    rows = ids.numpy().astype("<i4")
+    found = b"".join(
+        hashlib.blake2b(row[:length].tobytes(), digest_size=8).digest() for row, length in zip(rows, lengths)
+    )
+    return np.frombuffer(found, "<u8")

@@ -1,0 +1,130 @@
+"""A pre-trained BERT whose tokens stand in for the word embeddings of a text tower: `Stem`, for captions.
+
+The embeddings of a BERT and so many of its lowest layers, from none (the embeddings alone) to all. What is trained
+stands on them: a linear map to the tower's width, its positions, class tokens and blocks, causal or not.
+"""
+
+import hashlib
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from common.caption_lengths import up_to_first
+from common.encoders.stem import StemError
+from common.encoders.text import BidirectionalTextTransformer
+from common.geometry import full_precision
+
+BERT_EPS = 1.0e-12
+
+
+class TextStem(nn.Module):
+    """Tokens of a BERT, with random weights until `load_`.
+
+    Args:
+        vocabulary_size, context_length, width, layers, heads, mlp_ratio, end_id: as in `BidirectionalTextTransformer`.
+        trainable: False holds it still.
+    Attributes:
+        kept: ids (batch, length) -> what `forward` gives for them, without computing it; None = it is computed.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        context_length: int,
+        width: int,
+        layers: int,
+        heads: int,
+        mlp_ratio: float,
+        end_id: int,
+        trainable: bool = False,
+    ) -> None:
+        super().__init__()
+        self.width, self.heads, self.trainable = width, heads, trainable
+        self.network = BidirectionalTextTransformer(
+            vocabulary_size, context_length, width, layers, heads, projection_dim=None, mlp_ratio=mlp_ratio,
+            final_layer_norm=False, end_id=end_id, norm_eps=BERT_EPS,
+        )  # fmt: skip
+        self.network.requires_grad_(trainable)
+        self.kept: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            token_ids: (batch, length <= context_length), of the BERT's own vocabulary.
+        Returns:
+            (batch, length, width); what stands behind the end token is of no use.
+        """
+        if self.trainable:
+            return self.network.forward_tokens(token_ids)
+        return self.compute(token_ids) if self.kept is None else self.kept(token_ids)
+
+    @torch.no_grad()
+    def compute(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """What `forward` gives where the stem is held still; float32, whatever autocast says."""
+        with full_precision(self.network.token_embedding.weight):
+            return self.network.forward_tokens(token_ids)
+
+    def fingerprint(self) -> str:
+        """12 hex digits that change with any weight and with the number of heads."""
+        digest = hashlib.sha256(str(self.heads).encode())
+        for name, tensor in self.network.state_dict().items():
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:12]
+
+    @torch.no_grad()
+    def load_(self, source: str, tower: nn.Module | None) -> None:
+        """Fills the embeddings and layers with the lowest of a BERT's.
+
+        Args:
+            source: named in errors.
+            tower: of the weights, in our names.
+        Raises:
+            StemError: it is no BERT, or one of other sizes.
+        """
+        if not isinstance(tower, BidirectionalTextTransformer) or tower.num_class_tokens != 1:
+            raise StemError(f"model.text.stem.weights = {source} is no BERT; accepted: a folder or hub name of one")
+        if tower.vocabulary_size != self.network.vocabulary_size:
+            raise StemError(
+                f"model.text.stem.weights = {source} has {tower.vocabulary_size} ids, the tokenizer of this run "
+                f"{self.network.vocabulary_size}; accepted: data.tokenizer=bert_wordpiece data.vocabulary={source}"
+            )
+        state, own = tower.state_dict(), self.network.state_dict()
+        state["position_embedding"] = state["position_embedding"][: len(own["position_embedding"])]
+        unlike = [
+            f"{name} {tuple(tensor.shape)} instead of {tuple(state[name].shape) if name in state else 'none'}"
+            for name, tensor in own.items()
+            if name not in state or state[name].shape != tensor.shape
+        ]
+        if unlike:
+            raise StemError(f"model.text.stem.weights = {source} does not fit this run: {', '.join(unlike[:3])}")
+        self.network.load_state_dict({name: state[name] for name in own})
+
+
+class PooledTextStem(nn.Module):
+    """A text tower without a transformer: the mean over a stem's words, class and end token included, then a matrix.
+
+    The mean is what sentence encoders are trained to (Reimers and Gurevych 2019, Sec. 3).
+
+    Args:
+        stem: its tokens.
+        projection_dim: output numbers.
+    """
+
+    num_class_tokens = 1
+
+    def __init__(self, stem: TextStem, projection_dim: int) -> None:
+        super().__init__()
+        self.stem, self.width, self.projection_dim = stem, stem.width, projection_dim
+        self.vocabulary_size, self.end_id = stem.network.vocabulary_size, stem.network.end_id
+        self.context_length = stem.network.context_length
+        self.projection = nn.Parameter(stem.width**-0.5 * torch.randn(stem.width, projection_dim))
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length) ids -> (batch, projection_dim)."""
+        words = up_to_first(token_ids, self.end_id)[..., None]
+        return (self.forward_tokens(token_ids) * words).sum(dim=1) / words.sum(dim=1) @ self.projection
+
+    def forward_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length, width), the stem's tokens; what stands behind the end token is of no use."""
+        return self.stem(token_ids)

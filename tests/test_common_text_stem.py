@@ -1,0 +1,323 @@
+"""Text towers on a pre-trained BERT: tokens are transformers' own, kept captions those computed anew."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from accelerate import Accelerator
+from PIL import Image
+from processes import in_processes
+from safetensors.torch import load_file
+from test_common_weights import shaken
+
+from common.base.config import ConfigError, load_row
+from common.base.provenance import ROOT
+from common.data.bert_tokenizer import SPECIAL_TOKENS, BertTokenizer
+from common.data.caption_cache import CaptionCache
+from common.data.pairs import open_training_pairs
+from common.distributed import rank, wait_for_everyone
+from common.encoders.stem import PooledStem, Stem, StemError
+from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
+from common.encoders.text_stem import PooledTextStem, TextStem
+from common.encoders.weights import read_source
+from common.run.checkpoint import last_checkpoint
+from common.run.folder import RunFiles, run_key
+from common.run.initial import open_source
+from common.run.log import read_log
+from euclip.config import Config
+from euclip.train import train
+
+WORDS = ["a", "red", "blue", "cube", "ball", "cone", "left", "of", "right", "two", "in", "the", "and"]
+TOKENIZER = BertTokenizer([*SPECIAL_TOKENS, *WORDS])
+CAPTIONS = ["a red cube", "two balls left of the blue cone", "ball", "a cube and a ball in the red cone and a cube"]
+LENGTH = 12
+IDS = TOKENIZER.encode(CAPTIONS, LENGTH)
+EUCLIP = ROOT / "euclip"
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A folder of weights by name: a random BERT of three layers with its vocabulary, and the model."""
+    folder = tmp_path_factory.mktemp("weights") / "tiny"
+    torch.manual_seed(5)
+    config = transformers.BertConfig(
+        vocab_size=TOKENIZER.vocabulary_size, hidden_size=24, num_hidden_layers=3, num_attention_heads=2,
+        intermediate_size=40, max_position_embeddings=20,
+    )  # fmt: skip
+    model = shaken(transformers.BertModel(config)).eval()
+    model.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(TOKENIZER.vocabulary) + "\n")
+    return folder, model
+
+
+def stem_of(bert, layers, trainable=False):
+    stem = TextStem(TOKENIZER.vocabulary_size, LENGTH, 24, layers, 2, 40 / 24, TOKENIZER.end_id, trainable)
+    stem.load_(str(bert[0]), read_source(str(bert[0])).text_tower)
+    return stem
+
+
+def words_of(ids):
+    return (ids != TOKENIZER.pad_id)[..., None]
+
+
+@pytest.mark.parametrize("layers", [0, 2, 3])
+def test_tokens_are_those_of_transformers_after_as_many_layers(bert, layers):
+    mask = words_of(IDS)
+    with torch.no_grad():
+        wanted = bert[1](IDS, attention_mask=mask[..., 0].long(), output_hidden_states=True).hidden_states[layers]
+    found = stem_of(bert, layers)(IDS)
+    torch.testing.assert_close(found * mask, wanted * mask, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [BidirectionalTextTransformer, CausalTextTransformer])
+def test_a_tower_gives_the_same_on_kept_captions_whatever_they_are_padded_to(bert, kind, tmp_path):
+    stem = stem_of(bert, 2)
+    torch.manual_seed(0)
+    more = {"num_class_tokens": 3} if kind is BidirectionalTextTransformer else {}
+    tower = kind(TOKENIZER.vocabulary_size, LENGTH, 16, 1, 2, 8, end_id=TOKENIZER.end_id, stem=stem, **more).eval()
+    with torch.no_grad():
+        wanted = tower(IDS)
+        stem.kept = cache_of(tmp_path, stem)
+        stem.kept.keep("captions", [IDS[:3]], torch.device("cpu"))
+        stem.kept.compute = lambda ids: stem.compute(ids) if len(ids) == 1 else pytest.fail("computed again")
+        torch.testing.assert_close(tower(IDS), wanted, rtol=5e-3, atol=5e-3)  # the fourth is not kept
+        torch.testing.assert_close(tower(IDS[:1, :5]), wanted[:1], rtol=5e-3, atol=5e-3)
+    assert wanted.shape == (4, 8 * more.get("num_class_tokens", 1))
+    assert not any(each.requires_grad for each in stem.parameters())
+    tower(IDS).square().sum().backward()
+    assert tower.token_embedding.weight.grad.abs().sum() > 0
+
+
+def test_bfloat16_leaves_a_stem_that_is_held_still_in_float32_and_a_trained_one_gets_a_gradient(bert):
+    stem = stem_of(bert, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = stem(IDS)
+    torch.testing.assert_close(found, stem(IDS), rtol=0, atol=0)
+    trained = stem_of(bert, 1, trainable=True)
+    trained(IDS).sum().backward()
+    assert all(each.grad is not None for each in trained.parameters())
+
+
+def cache_of(folder, stem=None, compute=None, max_bytes=1e9):
+    compute = compute or (stem.compute if stem else counted)
+    return CaptionCache(folder / "captions.f16", 24 if stem else 2, TOKENIZER.end_id, compute, max_bytes)
+
+
+def counted(ids):
+    """Stands for a network: the id, and the place in the caption."""
+    places = torch.arange(ids.shape[1]).expand_as(ids)
+    return torch.stack([ids.float(), places.float()], dim=-1)
+
+
+def many(count, length=LENGTH):
+    words = torch.Generator().manual_seed(3)
+    texts = [" ".join(WORDS[i] for i in torch.randint(len(WORDS), (n % 7 + 1,), generator=words)) for n in range(count)]
+    return TOKENIZER.encode(texts, length)
+
+
+def computed_of(calls):
+    def compute(ids):
+        calls.append(len(ids))
+        return counted(ids)
+
+    return compute
+
+
+def test_each_caption_is_computed_once_whatever_set_it_comes_from(tmp_path):
+    ids, calls = many(700), []
+    cache = cache_of(tmp_path, compute=computed_of(calls))
+    cache.keep("a", [ids[:300], ids[200:500]], torch.device("cpu"))
+    cache.keep("b", ids.split(1), torch.device("cpu"))
+    assert sum(calls) == len(ids.unique(dim=0))
+    calls.clear()
+    for again in (cache, cache_of(tmp_path, compute=computed_of(calls))):
+        again.keep("c", [ids], torch.device("cpu"))
+        rows = torch.randperm(700)[:64]
+        torch.testing.assert_close(again(ids[rows]), counted(ids[rows]) * words_of(ids[rows]), rtol=0, atol=0)
+    assert not calls
+
+
+def test_what_is_interrupted_goes_on_and_torn_ends_are_cut_off(tmp_path):
+    ids, calls = many(900).unique(dim=0), []
+
+    def stops(part):
+        if calls:
+            raise KeyboardInterrupt
+        return computed_of(calls)(part)
+
+    with pytest.raises(KeyboardInterrupt):
+        cache_of(tmp_path, compute=stops).keep("a", [ids], torch.device("cpu"))
+    for file in (tmp_path / "captions.f16", tmp_path / "captions.index"):
+        with file.open("ab") as stream:
+            stream.write(b"torn!")
+    cache = cache_of(tmp_path, compute=computed_of(calls))
+    cache.keep("a", [ids], torch.device("cpu"))
+    assert sum(calls) == len(ids)
+    torch.testing.assert_close(cache(ids), counted(ids) * words_of(ids), rtol=0, atol=0)
+    # numbers that the index names and a power cut has lost
+    with (tmp_path / "captions.f16").open("r+b") as stream:
+        stream.truncate(400)
+    again = cache_of(tmp_path, compute=computed_of(calls))
+    torch.testing.assert_close(again(ids), counted(ids) * (words_of(ids) | (again(ids) != 0)), rtol=0, atol=0)
+    again.keep("a", [ids], torch.device("cpu"))
+    torch.testing.assert_close(cache_of(tmp_path)(ids), counted(ids) * words_of(ids), rtol=0, atol=0)
+
+
+def test_a_file_that_would_be_too_large_is_refused_before_anything_is_computed(tmp_path):
+    calls = []
+    with pytest.raises(
+        ValueError, match=r"of the captions of a: \d+ tokens take .* accepted are 0.00 GB in all \(model"
+    ):
+        cache_of(tmp_path, compute=computed_of(calls), max_bytes=99).keep("a", [many(50)], torch.device("cpu"))
+    assert not calls
+
+
+def of_each_process(folder):
+    calls = []
+    cache = cache_of(folder, compute=computed_of(calls))
+    if rank() == 0:
+        cache.keep("a", [many(60)], torch.device("cpu"))
+    wait_for_everyone()
+    cache.reopen()
+    found = cache(many(60))
+    return sum(calls), found.tolist()
+
+
+def test_of_two_processes_one_computes_and_both_read(tmp_path):
+    first, second = in_processes(2, of_each_process, tmp_path)
+    assert first[0] > 0 == second[0]
+    assert first[1] == second[1]
+
+
+def test_what_is_no_stem_is_refused(bert, tmp_path):
+    tower = read_source(str(bert[0])).text_tower
+    for wrong, message in (
+        (
+            TextStem(99, LENGTH, 24, 2, 2, 40 / 24, 3),
+            r"has 18 ids, the tokenizer of this run 99; accepted: .*wordpiece",
+        ),
+        (TextStem(18, LENGTH, 24, 5, 2, 40 / 24, 3), r"does not fit this run: transformer.blocks.3.* instead of none"),
+        (TextStem(18, 30, 24, 1, 2, 40 / 24, 3), r"does not fit this run: position_embedding \(30, 24\) instead of"),
+    ):
+        with pytest.raises(StemError, match=message):
+            wrong.load_("there", tower)
+    with pytest.raises(StemError, match="there is no BERT"):
+        stem_of(bert, 1).load_("there", None)
+
+
+# ---------------------------------------------------------------- in runs
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Twelve pictures with a caption each, as a table."""
+    folder = tmp_path_factory.mktemp("photographs")
+    rng, lines = np.random.default_rng(0), ["path\tcaption"]
+    for number in range(12):
+        Image.fromarray(rng.integers(0, 255, (64, 64, 3), np.uint8)).save(folder / f"{number}.png")
+        lines.append(f"{number}.png\ta {WORDS[1 + number % 2]} {WORDS[3 + number % 3]} {WORDS[number]}")
+    (folder / "all.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def config_of(photographs, bert, *overrides):
+    settings = [
+        "data.source=tsv", f"data.root={photographs}", "data.train=all.tsv", "data.val=all.tsv", "data.test=all.tsv",
+        f"model.weights={bert[0].parent}", "model.text.stem.weights=someone/tiny", "data.tokenizer=bert_wordpiece",
+        "data.vocabulary=someone/tiny", "data.image_size=32", "model.patch_size=16", f"data.context_length={LENGTH}",
+        "optim.steps=3", "optim.warmup_steps=0", "optim.global_batch_size=6", "run.log_every=1", "run.save_every=1",
+        "run.keep_checkpoints=3", "run.mixed_precision=no", *overrides,
+    ]  # fmt: skip
+    return load_row(Config, EUCLIP, EUCLIP / "configs" / "table4_euclip.yaml", "smoke", settings)
+
+
+def run(folder, config, resume=False):
+    files = RunFiles(folder)
+    train(config, open_training_pairs(config.data, 0), files, resume, Accelerator(cpu=True), "test")
+    losses = [line["loss"] for line in read_log(files.log) if line["event"] == "train"]
+    return losses, json.loads(files.evaluation.read_text())["evaluations"]["test"]["metrics"]
+
+
+def test_training_on_kept_captions_is_training_on_captions_and_goes_on(photographs, bert, tmp_path, monkeypatch):
+    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    config = config_of(photographs, bert)
+    whole, metrics = run(tmp_path / "kept", config)
+    (file,) = (tmp_path / "outputs" / "features").glob("*.f16")
+    size = file.stat().st_size
+    assert size == 2 * 24 * sum(len(TOKENIZER.encode([text], 30)[0].nonzero()) for text in
+                                set(open_training_pairs(config.data, 0).all_captions()))  # fmt: skip
+    computed, same = run(tmp_path / "computed", config_of(photographs, bert, "model.text.stem.cache_gb=0"))
+    assert whole == pytest.approx(computed, rel=2e-3)
+    assert metrics.keys() == same.keys()
+    last = last_checkpoint(tmp_path / "kept" / "checkpoints")
+    for step in (2, 3):
+        (last.path.parent / f"step-{step:08}").rename(tmp_path / f"away{step}")
+    again, _ = run(tmp_path / "kept", config, resume=True)
+    assert again[-2:] == whole[-2:]
+    assert file.stat().st_size == size
+    # a run of ours is weights, too, and needs the BERT no more
+    source = open_source(str(tmp_path / "kept")).text_tower
+    stem = stem_of(bert, 3)
+    torch.testing.assert_close(source.stem(IDS), stem(IDS), rtol=0, atol=0)
+    child, _ = run(tmp_path / "child", config_of(photographs, bert, f"model.init={tmp_path / 'kept'}"))
+    assert child[0] != whole[0]
+
+
+def test_a_key_holds_the_hash_of_weights_and_not_their_path(photographs, bert, tmp_path):
+    script = EUCLIP / "train.py"
+
+    def key(*overrides):
+        return run_key(script, config_of(photographs, bert, *overrides), "data")
+
+    copied = tmp_path / "elsewhere" / "tiny"
+    copied.mkdir(parents=True)
+    for file in bert[0].iterdir():
+        (copied / file.name).write_bytes(file.read_bytes())
+    assert key() == key(f"model.weights={copied.parent}") == key(f"model.text.stem.weights={copied}")
+    (copied / "config.json").write_bytes((bert[0] / "config.json").read_bytes() + b"\n")
+    assert key() != key(f"model.weights={copied.parent}")
+    assert key() != key("model.text.stem.layers=1")
+    with pytest.raises(
+        ConfigError, match=r"model.weights = /nowhere: no such folder; accepted: one that holds weights"
+    ):
+        key("model.weights=/nowhere")
+
+
+def test_lit_trains_the_text_side_alone(photographs, bert, tmp_path, monkeypatch):
+    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    lit = ("model.image.stem.name=test_efficientnet", "model.image.stem.weights=", "model.image.layers=0",
+           "model.image.projection=false", "data.image_size=64", "model.patch_size=32")  # fmt: skip
+    monkeypatch.setattr(Stem, "load_", lambda self, weights: None)
+    monkeypatch.setattr("common.run.sources.weights_fingerprint", lambda *arguments: "")
+    channels = Stem("test_efficientnet", 64).channels
+    config = config_of(photographs, bert, *lit, f"model.embedding_dim={channels}")
+    run(tmp_path / "lit", config)
+    first, last = (last_checkpoint(tmp_path / "lit" / "checkpoints").path.with_name(f"step-0000000{n}") for n in (1, 3))
+    before, after = load_file(first / "model.safetensors"), load_file(last / "model.safetensors")
+    moved = {name.partition(".")[0] for name in after if not torch.equal(after[name], before[name])}
+    assert "image_tower" not in moved
+    assert "text_tower" in moved
+    with pytest.raises(ValueError, match=rf"model.embedding_dim = 16 .*; accepted: {channels}, as the features of"):
+        run(tmp_path / "wrong", config_of(photographs, bert, *lit, "model.embedding_dim=16"))
+    with pytest.raises(ValueError, match="has no layers in its image tower; accepted: a run of two transformers"):
+        open_source(str(tmp_path / "lit"))
+    with pytest.raises(ConfigError, match=r"model.image.layers = 0 without a stem; accepted: "):
+        config_of(photographs, bert, "model.image.layers=0")
+
+
+def test_a_pooled_text_stem_is_the_mean_over_words_as_sentence_encoders_take_it(bert):
+    tower, mask = PooledTextStem(stem_of(bert, 3), 5), words_of(IDS)
+    with torch.no_grad():
+        tokens = bert[1](IDS, attention_mask=mask[..., 0].long()).last_hidden_state
+    wanted = (tokens * mask).sum(dim=1) / mask.sum(dim=1) @ tower.projection
+    torch.testing.assert_close(tower(IDS), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pooled_stem_is_the_mean_over_its_places():
+    stem = Stem("test_resnet", 64).eval()
+    pixels = torch.rand(2, 3, 64, 64)
+    tower = PooledStem(stem, 5)
+    torch.testing.assert_close(tower(pixels), stem(pixels).mean(dim=(2, 3)) @ tower.projection)
+    torch.testing.assert_close(tower(stem(pixels)), tower(pixels))
