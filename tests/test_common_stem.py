@@ -16,6 +16,7 @@ from common.data.pairs import open_training_pairs
 from common.data.transforms import CLIP_MEAN, CLIP_STD
 from common.encoders.stem import Stem, StemError
 from common.encoders.vision import VisionTransformer
+from common.encoders.weights import Weights, fill_
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
@@ -49,7 +50,8 @@ def as_clip(pictures):
 
 def hybrid(stem, **options):
     torch.manual_seed(0)
-    return VisionTransformer(SIZE, SIZE // stem.grid, 24, 2, 2, projection_dim=16, stem=stem, **options)
+    size = stem.image_size
+    return VisionTransformer(size, size // stem.grid, 24, 2, 2, projection_dim=16, stem=stem, **options)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -80,6 +82,20 @@ def test_a_tower_takes_pictures_or_what_its_stem_made_of_them():
     torch.testing.assert_close(tower(as_clip(pixels())), tower(stem(as_clip(pixels()))), rtol=0, atol=0)
     assert tower(as_clip(pixels())).shape == (3, 2 * 16)
     assert tower.forward_tokens(as_clip(pixels())).shape == (3, 2 + stem.grid**2, 24)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_tower_starts_from_one_whose_stem_had_pictures_of_another_size(name, tmp_path):
+    saved(name, tmp_path)
+    source, tower = hybrid(Stem(name, SIZE)), hybrid(Stem(name, 2 * SIZE))
+    source.stem.load_(str(tmp_path))
+    before = source.stem(as_clip(pixels()))
+    assert {each for each, _ in tower.named_parameters()} == set(fill_(tower, Weights("a run", source), "model.init"))
+    torch.testing.assert_close(source.stem(as_clip(pixels())), before, rtol=0, atol=0)
+    if name == "test_vit":
+        source.stem.network.set_input_size(img_size=(2 * SIZE, 2 * SIZE))
+    pictures = as_clip(torch.rand(2, 3, 2 * SIZE, 2 * SIZE))
+    torch.testing.assert_close(tower.stem(pictures), source.stem(pictures), rtol=1e-4, atol=1e-4)
 
 
 def test_a_stem_that_is_held_still_moves_in_nothing_and_one_that_trains_does():

@@ -6,6 +6,7 @@ those of the trained transformer. Pictures come in normalised as for every image
 was trained with.
 """
 
+import copy
 import hashlib
 from pathlib import Path
 
@@ -89,6 +90,12 @@ class Stem(nn.Module):
             digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:12]
 
+    def state_at(self, image_size: int) -> dict[str, torch.Tensor]:
+        """Its state dict for pictures of another size: positions of a ViT are interpolated."""
+        other = copy.deepcopy(self)
+        _resize_(other.network, image_size)
+        return other.state_dict()
+
     def load_(self, weights: str) -> None:
         """Fills the network.
 
@@ -171,9 +178,13 @@ def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module
     except Exception as error:  # of the hub, of safetensors, of shapes: no common class
         where = weights or f"{name} on the hub"
         raise StemError(f"weights of {name} cannot be had from {where}: {str(error).splitlines()[0]}") from None
+    _resize_(network, image_size)
+    return network
+
+
+def _resize_(network: nn.Module, image_size: int) -> None:
     if hasattr(network, "set_input_size"):  # a ViT: positions are interpolated
         network.set_input_size(img_size=(image_size, image_size))
-    return network
 
 
 def _fill_(network: nn.Module, state: dict[str, torch.Tensor]) -> None:

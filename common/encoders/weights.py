@@ -760,7 +760,7 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
 
     Rules for what need not be equal:
         image size     position rows are interpolated bicubically, with antialiasing as open_clip does it for CLIP,
-                       without it as DeiT's authors do for the other kind
+                       without it as DeiT's authors do for the other kind; those of a stem as timm does it
         captions       of data.context_length ids take the first position rows; longer than the weights' is an error.
                        Several class tokens on top of BERT take its first rows
         colours        pictures are normalised as CLIP's; what the weights were trained with instead is folded into the
@@ -801,6 +801,8 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
         grid, tokens = tower.image_size // tower.patch_size, tower.num_class_tokens
         antialias = tower.patch_embedding.bias is None
         state["position_embedding"] = interpolate_positions(state["position_embedding"], tokens, grid, antialias)
+        if source.stem is not None:
+            state |= {f"stem.{name}": value for name, value in source.stem.state_at(tower.image_size).items()}
     else:
         state["position_embedding"] = state["position_embedding"][:rows]
     if weights.pixels is not None:
