@@ -18,14 +18,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from common.geometry import (
-    Scalar,
-    at_least_float32,
-    both_ways,
-    euclidean_distance,
-    paired_euclidean_distance,
-    unit,
-)
+from common.geometry import Scalar, at_least_float32, both_ways, euclidean_distance, paired_euclidean_distance, unit
 from common.late_interaction import LateInteraction
 from common.oblique import to_spheres
 from oblique_topology.oblique import oblique_geodesic_distance, paired_oblique_geodesic_distance

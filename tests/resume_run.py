@@ -45,13 +45,7 @@ from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder, ema_momentum_at
 from common.run.folder import RunFiles, checkpoint_to_resume, only_run_in
 from common.run.guards import check_finite
-from common.run.launch import (
-    interrupted_with_saved_step,
-    launched_accelerator,
-    prepare,
-    run_or_explain,
-    seed_step,
-)
+from common.run.launch import interrupted_with_saved_step, launched_accelerator, prepare, run_or_explain, seed_step
 from common.run.log import RunLog
 from common.run.schedule import build_optimizer, learning_rate_at, set_learning_rate
 

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from common.data.scenes import annotation_task
-from common.evaluation.annotated import (
-    entailment_metrics,
-    nlvr2_metrics,
-    normalize_answer,
-    vqa_metrics,
-    vqa_score,
-)
+from common.evaluation.annotated import entailment_metrics, nlvr2_metrics, normalize_answer, vqa_metrics, vqa_score
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from common.base.random_keys import Draws
-from common.data.scenes import (
-    SceneDataset,
-    describes,
-    image_to_text_ceiling,
-    matches,
-    text_to_image_ceilings,
-)
+from common.data.scenes import SceneDataset, describes, image_to_text_ceiling, matches, text_to_image_ceilings
 from common.data.scenes.negatives import replaced_statements, swapped_statements
 from common.data.scenes.positives import encode_scenes, encode_statements
 from common.data.scenes.statements import Mention, Statement

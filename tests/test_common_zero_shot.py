@@ -9,13 +9,7 @@ from torch import nn
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_zero_shot
-from common.evaluation.zero_shot import (
-    class_scores,
-    classification_hits,
-    fill,
-    plain_mean,
-    prompt_scores,
-)
+from common.evaluation.zero_shot import class_scores, classification_hits, fill, plain_mean, prompt_scores
 from common.geometry import Sphere, inner_product_similarity, unit
 
 SPHERE = Sphere()

@@ -11,14 +11,7 @@ import numpy as np
 
 from common.base.arguments import some
 from common.data.broken import BrokenSample, check_opened
-from common.data.decoding import (
-    PackedTexts,
-    check_reading_options,
-    content_hash,
-    read_picture,
-    row_of,
-    sampled_places,
-)
+from common.data.decoding import PackedTexts, check_reading_options, content_hash, read_picture, row_of, sampled_places
 from common.data.rows import Entry
 
 _PROBED = 20  # pictures by which the folder of all is recognised

@@ -16,14 +16,7 @@ from typing import Any, Literal, NamedTuple
 from PIL import Image
 
 from common.data.broken import BrokenSample, Unusable, named
-from common.data.decoding import (
-    FILE_FORMATS,
-    checked_captions,
-    content_hash,
-    decode_picture,
-    id_text,
-    read_picture,
-)
+from common.data.decoding import FILE_FORMATS, checked_captions, content_hash, decode_picture, id_text, read_picture
 
 _MAX_NAME, _MAX_PATH = 255, 1000  # bytes of one name, characters of a whole path; file systems refuse longer ones
 
