@@ -130,7 +130,8 @@ def feature_cache(model: nn.Module, config: Any, device: torch.device) -> Featur
         shape=(stem.channels, stem.grid, stem.grid),
         views=tuple(range(settings.views)) if views is None else views,
         max_bytes=settings.cache_gb * 1e9,
-        batch_size=config.run.evaluation_batch_size,
+        # of a CPU's cache a small batch fits in, which makes it twice as fast
+        batch_size=16 if device.type == "cpu" else config.run.evaluation_batch_size,
         num_workers=config.run.num_workers,
     )
 
