@@ -63,7 +63,7 @@ class CaptionCache:
         return features
 
     def keep(self, name: str, batches: Iterable[torch.Tensor], device: torch.device) -> None:
-        """Computes the captions that are not kept yet. On one process alone; the others `reopen` afterwards.
+        """Computes the captions that are not kept yet. Call on every process: the first computes, the others wait.
 
         Args:
             name: of the data set, for the progress bar and errors.
@@ -74,7 +74,7 @@ class CaptionCache:
         """
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(f"{self.file}.lock"):
-            self._open()  # another run may have written since
+            self._open()  # another process may have written since
             ids = torch.cat([*batches])
             lengths = self._lengths(ids)
             hashes = _hashes(ids, lengths)
@@ -103,10 +103,6 @@ class CaptionCache:
                         index.flush()
                         tokens += int(lengths[rows].sum())
                         bar.update(len(rows))
-        self._open()
-
-    def reopen(self) -> None:
-        """Sees what another process has written."""
         self._open()
 
     def _open(self) -> None:

@@ -29,7 +29,6 @@ from common.data.pairs import (
 from common.data.text import build_tokenizer, tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform, normalize
-from common.distributed import is_main_process, wait_for_everyone
 from common.encoders.two_towers import bare_tower
 from common.run.checkpoint import Checkpoint
 
@@ -157,12 +156,9 @@ def keep_captions(
     stem, length = stems[0], config.data.context_length
     file = ROOT / "outputs" / "features" / f"captions-{stem.fingerprint()}.f16"
     cache = CaptionCache(file, stem.width, tokenizer.end_id, stem.compute, text.cache_gb * 1e9)
-    if is_main_process():
-        known = (pairs for pairs in sets if hasattr(pairs, "all_captions"))
-        for pairs in {id(pairs): pairs for pairs in known}.values():
-            cache.keep(pairs.name, (tokenizer.encode([text], length) for text in pairs.all_captions()), device)
-    wait_for_everyone()
-    cache.reopen()
+    known = (pairs for pairs in sets if hasattr(pairs, "all_captions"))
+    for pairs in {id(pairs): pairs for pairs in known}.values():
+        cache.keep(pairs.name, (tokenizer.encode([text], length) for text in pairs.all_captions()), device)
     for stem in stems:
         stem.kept = cache
 
