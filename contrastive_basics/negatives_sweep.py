@@ -17,7 +17,8 @@ from common.report.experiments import Experiment, write_experiment
 from common.report.figures import Curves, plot_curves
 from common.report.table import MEASURED, Column, Row, Table
 from common.reproduce.command import Command
-from common.reproduce.rows import PaperCode, RowRun, run_row
+from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.side_by_side import Job, run_rows
 from common.reproduce.tables import measured_cell, stand_in_for, table_of
 
 METRICS = {
@@ -169,7 +170,7 @@ def _measured(
     experiment_name: str,
 ) -> list[Table]:
     """Trains the points for all seeds of a command; gives the table, writes the experiment and the curves."""
-    runs = {point.name: _runs(command, code, sweep, point) for point in points}
+    runs = run_rows({point.name: _jobs(command, code, sweep, point) for point in points})
     first = runs[points[0].name][0]
     keys = {
         f"{role}_{metric}": (role, metric)
@@ -231,24 +232,22 @@ def _measured(
     return [table]
 
 
-def _runs(command: Command, code: PaperCode, sweep: Sweep, point: Point) -> list[RowRun]:
+def _jobs(command: Command, code: PaperCode, sweep: Sweep, point: Point) -> list[Job]:
     """One point of a series, for all seeds."""
     steps = sweep.samples // point.batch
-    overrides = [
+    overrides = (
         *sweep.overrides,
         *command.overrides,
         f"optim.global_batch_size={point.batch}",
         f"optim.steps={steps}",
         f"optim.warmup_steps={steps // WARMUP_SHARE}",
-    ]
+        *([f"method.queue_size={point.queue}"] if point.queue else []),
+        *([f"method.group_size={point.group}"] if point.group else []),
+    )
     row = "negatives_queue.yaml" if point.queue else "negatives_batch.yaml"
-    if point.queue:
-        overrides.append(f"method.queue_size={point.queue}")
-    if point.group:
-        overrides.append(f"method.group_size={point.group}")
     if is_main_process():
         print(f"{command.part}: {point}, {steps} steps", flush=True)
-    return [run_row(code, row, command.scale, seed, overrides, command.runs) for seed in command.seeds]
+    return [Job(code, row, command.scale, seed, overrides, command.runs) for seed in command.seeds]
 
 
 def _percent(runs: Sequence[RowRun], metric: str) -> list[float]:

@@ -14,6 +14,7 @@ from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun, run_row
+from common.reproduce.side_by_side import Job, train_side_by_side
 from common.run.guards import NonFiniteLoss
 from common.run.log import read_log
 
@@ -55,10 +56,15 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
         command: scale, seeds, overrides.
         code: the paper's.
     """
-    found = {
-        method: [_outcome(command, code, setting, seed) for seed in command.seeds]
+    jobs = {
+        method: [
+            Job(code, setting.row, command.scale, seed, (*command.overrides, *setting.overrides), command.runs)
+            for seed in command.seeds
+        ]
         for method, setting in SETTINGS.items()
     }
+    train_side_by_side([job for each in jobs.values() for job in each])
+    found = {method: [_outcome(job) for job in each] for method, each in jobs.items()}
     runs = {method: [run for _, run in each if run is not None] for method, each in found.items()}
     data = next((run.training_data for each in runs.values() for run in each), "no run went through")
     if not is_main_process():
@@ -86,10 +92,10 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
     return [write_findings(command, code.name, findings)]
 
 
-def _outcome(command: Command, code: PaperCode, setting: Setting, seed: int) -> tuple[dict[str, float], RowRun | None]:
+def _outcome(job: Job) -> tuple[dict[str, float], RowRun | None]:
     """What became of one run; of one that met NaN or infinity, now or in an earlier call, only that."""
     try:
-        run = run_row(code, setting.row, command.scale, seed, [*command.overrides, *setting.overrides], command.runs)
+        run = run_row(*job)
     except NonFiniteLoss as error:
         if is_main_process():
             print(error)

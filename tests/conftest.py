@@ -85,6 +85,16 @@ def committed_results_left_out():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def rows_one_after_the_other():
+    """Processes of their own take longer to start than the small runs of a test take."""
+    module = sys.modules.get("common.reproduce.side_by_side")
+    with pytest.MonkeyPatch.context() as patch:
+        if module is not None:
+            patch.setattr(module, "at_once", lambda: 1)
+        yield
+
+
 class SmokeParts:
     """Tables and figures of a paper at smoke scale in one folder, for the tests of all files to read.
 

@@ -191,7 +191,7 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
                         files.checkpoints, done + 1, model, optimizer.optimizer, state, run.keep_checkpoints
                     )
                 if asked_to_stop:
-                    raise Stopped(done + 1, optim.steps, files.folder)
+                    raise Stopped.at(done + 1, optim.steps, files.folder)
 
 
 def steps_per_epoch(order: SampleOrder) -> int:

@@ -320,7 +320,7 @@ def test_the_training_loader_leaves_signals_to_the_trainer():
 
 def test_a_stopped_run_ends_with_its_message_and_status_143(capsys, tmp_path):
     def main():
-        raise Stopped(40, 600, tmp_path)
+        raise Stopped.at(40, 600, tmp_path)
 
     with pytest.raises(SystemExit) as end:
         run_or_explain(main)

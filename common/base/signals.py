@@ -27,15 +27,12 @@ _AGAIN = 0.5  # seconds after which a Ctrl-C is a second one; a launcher passes 
 
 
 class Stopped(Exception):
-    """The run was asked to end and has saved; the message is meant for the user as it stands.
+    """A run was asked to end and has saved; the message is meant for the user as it stands."""
 
-    Args:
-        step, steps: updates made, and in all.
-        folder: of the run.
-    """
-
-    def __init__(self, step: int, steps: int, folder: Path) -> None:
-        super().__init__(
+    @classmethod
+    def at(cls, step: int, steps: int, folder: Path) -> "Stopped":
+        """After so many of all updates; the folder is the run's."""
+        return cls(
             f"asked to stop: saved at step {step} of {steps} in {folder}; the same command goes on from there "
             "(train.py: add --resume)"
         )

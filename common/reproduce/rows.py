@@ -5,7 +5,7 @@ stale result is never shown as current. If only the evaluation code has changed,
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,7 @@ class RowRun:
     config: Any
 
 
-def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[str], runs: Path) -> RowRun:
+def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequence[str], runs: Path) -> RowRun:
     """Trains a row at a scale unless the same run is there already.
 
     Args:
@@ -104,19 +104,9 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
         NonFiniteLoss: if training diverged, now or in an earlier call; what it said stands in the run's diverged.json.
         ConfigError: if the folder holds another run, or the log of a finished one is torn.
     """
-    config = load_row(
-        paper.config_class,
-        paper.folder,
-        paper.folder / "configs" / row,
-        scale,
-        [*overrides, f"run.seed={seed}"],
-        paper.scale_files,
-    )
-    pairs = paper.open_training(config.data, seed)
-    name = Path(row).stem
-    files = run_files(Path(inspect.getsourcefile(paper.train)), name, scale, config, pairs.fingerprint, runs)
+    config, pairs, files = _opened(paper, row, scale, seed, overrides, runs)
     accelerator = start_accelerator(config.run, files.folder)
-    label = f"{name}, seed {seed}"
+    label = label_of(row, seed)
 
     def state_for_all() -> str:
         return gather_objects(_state_of(paper, config, pairs.fingerprint, files))[0]  # the main process decides
@@ -143,6 +133,38 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: list[s
                 raise NonFiniteLoss(f"{label}: {error}") from error
     wait_for_everyone()
     return read_run(files, config)
+
+
+def is_missing(paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequence[str], runs: Path) -> bool:
+    """Whether `run_row` of the same arguments would train or evaluate.
+
+    Raises:
+        ConfigError: if the folder holds another run, or the log of a finished one is torn.
+    """
+    config, pairs, files = _opened(paper, row, scale, seed, overrides, runs)
+    return _state_of(paper, config, pairs.fingerprint, files) in ("unfinished", "trained")
+
+
+def label_of(row: str, seed: int) -> str:
+    """What a run of a row is called on the screen."""
+    return f"{Path(row).stem}, seed {seed}"
+
+
+def _opened(
+    paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequence[str], runs: Path
+) -> tuple[Any, Any, RunFiles]:
+    """Config, training set and files of a run; arguments as in `run_row`."""
+    config = load_row(
+        paper.config_class,
+        paper.folder,
+        paper.folder / "configs" / row,
+        scale,
+        [*overrides, f"run.seed={seed}"],
+        paper.scale_files,
+    )
+    pairs = paper.open_training(config.data, seed)
+    script = Path(inspect.getsourcefile(paper.train))
+    return config, pairs, run_files(script, Path(row).stem, scale, config, pairs.fingerprint, runs)
 
 
 def read_run(files: RunFiles, config: Any) -> RowRun:

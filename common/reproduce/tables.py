@@ -15,7 +15,8 @@ from common.report.figures import plot_training
 from common.report.statistics import interval_of_hits
 from common.report.table import MEASURED, QUERIES_INTERVAL, Column, Measured, PerImage, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
-from common.reproduce.rows import PaperCode, RowRun, paper_tables, run_row
+from common.reproduce.rows import PaperCode, RowRun, paper_tables
+from common.reproduce.side_by_side import Job, run_rows
 from common.run.folder import precision_of
 from common.run.log import read_log
 
@@ -36,11 +37,13 @@ def train_rows(command: Command, code: PaperCode, configs: Mapping[str, str]) ->
     left_out = {file.stem for file in command.own} - {Path(config).stem for config in configs.values()}
     if left_out:
         raise ConfigError(f"ROWS={min(left_out)}: {command.part} takes no row of your own; accepted: without it")
-    return {
-        method: [run_row(code, config, command.scale, seed, command.overrides, command.runs) for seed in command.seeds]
-        for method, config in configs.items()
-        if command.trains(config)
-    }
+    return run_rows(
+        {
+            method: [Job(code, config, command.scale, seed, command.overrides, command.runs) for seed in command.seeds]
+            for method, config in configs.items()
+            if command.trains(config)
+        }
+    )
 
 
 def with_own_rows(command: Command, source: dict[str, Any]) -> dict[str, Any]:

@@ -216,4 +216,4 @@ def save_if_due(run: Run, done: int, stop: StopRequest) -> None:
     if done == run.steps or asked_to_stop:
         journal.progress.close()
     if asked_to_stop:
-        raise Stopped(done, run.steps, run.files.folder)
+        raise Stopped.at(done, run.steps, run.files.folder)

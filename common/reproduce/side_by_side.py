@@ -1,0 +1,282 @@
+"""Rows of a table trained side by side on a CPU: a run gains little from a second core, two runs use both.
+
+Each process trains one run, just as `run_row` does, and as many run as there are cores. Whoever asked for the rows
+then finds them in the cache. Screen and signals belong to the first process: it shows the progress of all, and passes
+on that they are to end. The number of threads is in no run's key, though the last bits of a run depend on it.
+"""
+
+import io
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import psutil
+import torch
+from tqdm import tqdm
+
+from common.base.signals import Stopped, stop_signals
+from common.distributed import world_size
+from common.reproduce.rows import PaperCode, RowRun, is_missing, label_of, run_row
+from common.run.guards import NonFiniteLoss
+
+MEMORY = 2 * 2**30  # bytes free for each run; one at demo scale takes 1.4 GB
+PATIENCE = 10  # seconds in which runs that end at once tell what is saved
+LOOK = 0.2  # seconds after which a signal that has come is passed on
+PROCESSES = multiprocessing.get_context("spawn")  # one forked after torch has used its threads hangs
+# a terminal and a scheduler send them to all processes; the first one says what they mean
+OF_FIRST_PROCESS = {getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)}
+AT_ONCE = getattr(signal, "SIGUSR2", None)  # from the first process: end without saving
+
+
+class Job(NamedTuple):
+    """Arguments of `run_row`."""
+
+    paper: PaperCode
+    row: str
+    scale: str
+    seed: int
+    overrides: tuple[str, ...]
+    runs: Path
+
+
+def run_rows(jobs: Mapping[str, Sequence[Job]]) -> dict[str, list[RowRun]]:
+    """Runs by name, found or trained, missing ones side by side where that is faster.
+
+    Raises:
+        Stopped, NonFiniteLoss, ConfigError: as `run_row`.
+    """
+    diverged = train_side_by_side([job for each in jobs.values() for job in each])
+
+    def run(job: Job) -> RowRun:
+        if job in diverged:
+            raise NonFiniteLoss(diverged[job])
+        return run_row(*job)
+
+    return {name: [run(job) for job in each] for name, each in jobs.items()}
+
+
+def train_side_by_side(jobs: Sequence[Job]) -> dict[Job, str]:
+    """Trains and evaluates what is missing where at least two runs are and can be had at once; else does nothing.
+
+    A run that fails, or whose process is killed, is left to the `run_row` that follows.
+
+    Returns:
+        What those that diverged have said.
+    Raises:
+        Stopped, KeyboardInterrupt: a signal has come; the message tells of each run what is saved.
+    """
+    if len(jobs) < 2 or at_once() < 2:
+        return {}
+    missing = [job for job in jobs if job.scale != "smoke" and is_missing(*job)]  # smoke runs take seconds
+    count = min(len(missing), at_once())
+    if count < 2:
+        return {}
+    print(f"{len(missing)} runs are missing, {count} are trained side by side", flush=True)
+    return _Trainer(missing, count).train()
+
+
+def at_once() -> int:
+    """Runs that are trained at once: one on an accelerator and in a launch of processes, else one for each core.
+
+    A run has one core, or as many as OMP_NUM_THREADS says.
+    """
+    if torch.accelerator.is_available() or world_size() > 1 or "WORLD_SIZE" in os.environ or AT_ONCE is None:
+        return 1
+    return min(cores() // _threads_asked(), psutil.virtual_memory().available // MEMORY)
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _threads_asked() -> int:
+    return torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else 1
+
+
+class _Trainer:
+    """The first process while others train.
+
+    Args:
+        jobs: to be done, in order.
+        count: at once.
+    """
+
+    def __init__(self, jobs: Sequence[Job], count: int) -> None:
+        self.waiting, self.count = list(jobs)[::-1], count
+        self.threads = max(_threads_asked(), cores() // count)
+        self.running: list[_Worker] = []
+        self.said: dict[str, list[str]] = {"stopped": [], "interrupted": []}
+        self.diverged: dict[Job, str] = {}
+        # of each place the line of progress, where the screen can rewrite it
+        self.bars = [
+            tqdm(bar_format="{desc}", position=place, leave=False, dynamic_ncols=True, disable=None)
+            for place in range(count)
+        ]
+
+    def train(self) -> dict[Job, str]:
+        """As `train_side_by_side`."""
+        try:
+            with stop_signals() as stop:
+                passed_on = False
+                while self.running or (self.waiting and not stop.received):
+                    if stop.received and not passed_on:
+                        self._signal(signal.SIGTERM)
+                        passed_on = True
+                    while self.waiting and len(self.running) < self.count and not stop.received:
+                        self._start(self.waiting.pop())
+                    self._listen()
+        except KeyboardInterrupt:  # a second Ctrl-C
+            self._signal(AT_ONCE)
+            until = time.monotonic() + PATIENCE
+            while self.running and time.monotonic() < until:
+                self._listen()
+            raise KeyboardInterrupt(self._saved()) from None
+        finally:
+            self._signal(signal.SIGKILL)
+            for bar in self.bars:
+                bar.close()
+        if stop.received:
+            raise (Stopped if self.said["stopped"] else KeyboardInterrupt)(self._saved())
+        return self.diverged
+
+    def _saved(self) -> str:
+        told = [*self.said["stopped"], *self.said["interrupted"]]
+        return "\n".join(filter(None, told)) or "the same command goes on"
+
+    def _start(self, job: Job) -> None:
+        listener, speaker = PROCESSES.Pipe(duplex=False)
+        process = PROCESSES.Process(target=_work, args=(speaker, self.threads, job))
+        resource_tracker.ensure_running()  # its start would undo what is blocked
+        # a process that imports cannot tell yet what a signal is to do
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {*OF_FIRST_PROCESS, signal.SIGTERM, AT_ONCE})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        speaker.close()
+        place = min({*range(self.count)} - {each.place for each in self.running})
+        self.running.append(_Worker(process, listener, job, place))
+
+    def _signal(self, number: int) -> None:
+        for worker in self.running:
+            if worker.process.is_alive():
+                os.kill(worker.process.pid, number)
+
+    def _listen(self) -> None:
+        """Takes in what the processes have said since the last call, and which have ended."""
+        wait([each.listener for each in self.running] + [each.process.sentinel for each in self.running], LOOK)
+        for worker in list(self.running):
+            ended = not worker.process.is_alive()  # asked first: what it has said by then is there to be read
+            with suppress(EOFError, OSError):
+                while worker.listener.poll():
+                    self._hear(worker, *worker.listener.recv())
+            if ended:
+                self.running.remove(worker)
+                worker.listener.close()
+                self.bars[worker.place].set_description_str("")
+
+    def _hear(self, worker: "_Worker", what: str, text: str) -> None:
+        """Takes in how a process ended, or what it has written."""
+        label = label_of(worker.job.row, worker.job.seed)
+        if what == "wrote":
+            *lines, worker.unfinished = f"{worker.unfinished}{text}".split("\n")
+            self.bars[worker.place].set_description_str(worker.unfinished.rpartition("\r")[2])
+        else:
+            lines = [text]
+        if what == "diverged":
+            self.diverged[worker.job] = text
+        elif what in self.said:
+            self.said[what].append(text)
+            return
+        for line in lines:
+            line = line.rpartition("\r")[2].strip()
+            if line:
+                tqdm.write(line if line.startswith(label) else f"{label}: {line}", file=sys.stderr)
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process that trains: its end of the pipe, its job, its place on the screen, what it wrote of a line."""
+
+    process: Any
+    listener: Connection
+    job: Job
+    place: int
+    unfinished: str = ""
+
+
+# ---------------------------------------------------------------- in the process that trains
+
+
+def _work(speaker: Connection, threads: int, job: Job) -> None:
+    """Does a job; tells how it ended."""
+    written = _Written(speaker)
+    sys.stdout = sys.stderr = written
+    torch.set_num_threads(threads)
+    try:
+        for number in OF_FIRST_PROCESS:
+            signal.signal(number, signal.SIG_IGN)
+        for number in (signal.SIGTERM, AT_ONCE):
+            signal.signal(number, _end_at_once)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        threading.Thread(target=_end_with_first_process, daemon=True).start()
+        run_row(*job)
+    except Stopped as stopped:
+        written.send("stopped", str(stopped))
+    except KeyboardInterrupt as interrupted:
+        written.send("interrupted", str(interrupted))
+    except NonFiniteLoss as error:
+        written.send("diverged", str(error))
+    except Exception as error:  # comes again in the first process, where it is raised
+        written.send("failed", f"{type(error).__name__}: {error}")
+
+
+def _end_at_once(number: int, frame: Any) -> NoReturn:
+    """A signal outside of a training, or the second one.
+
+    Raises:
+        KeyboardInterrupt: always.
+    """
+    raise KeyboardInterrupt
+
+
+def _end_with_first_process() -> None:
+    """Saves and ends when nobody waits for this process any more."""
+    wait([multiprocessing.parent_process().sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Written(io.TextIOBase):
+    """What goes to the screen goes to the process that has it.
+
+    Args:
+        speaker: the pipe.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, speaker: Connection) -> None:
+        self.speaker, self.lock = speaker, threading.Lock()
+
+    def send(self, what: str, text: str) -> None:
+        with self.lock, suppress(OSError):  # the first process may have died
+            self.speaker.send((what, text))
+
+    def write(self, text: str) -> int:
+        self.send("wrote", text)
+        return len(text)
+
+    def fileno(self) -> int:
+        """Of the screen, whose width is asked for."""
+        return 2
