@@ -104,7 +104,8 @@ SWEEPS = {
         overrides=("run.evaluate_every=0", "data.num_test=8", "data.num_labelled=8"),
     ),
     "demo": _SCENES,
-    "photos": replace(_SCENES, overrides=(*_CHEAP, *_NARROW)),
+    "photos": replace(_SCENES, overrides=_CHEAP),
+    "photos_scratch": replace(_SCENES, overrides=(*_CHEAP, *_NARROW)),
 }
 
 

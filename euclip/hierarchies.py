@@ -1,7 +1,7 @@
 """Do trained rows know what is general and what is specific? On chains of captions, and on nouns and their hypernyms.
 
     make reproduce-hierarchies PAPER=euclip SEEDS=3
-    make reproduce-hierarchies PAPER=euclip SCALE=photos DATA=/data/flickr8k \\
+    make reproduce-hierarchies PAPER=euclip SCALE=photos DATA=/data/flickr8k WEIGHTS=/data/weights \\
         SET="data.second_test=/data/coco_mini/coco-test*.tar hierarchies.nouns=/data/wordnet/nouns.tsv"
 
 A chain runs from the most specific text about a subject to the most generic one. Two questions, neither of which the

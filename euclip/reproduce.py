@@ -1,7 +1,7 @@
 """Reproduces the tables of EuCLIP: trains what is missing, prints ours beside the paper's.
 
 make reproduce-table4 PAPER=euclip                                        scenes at demo scale, one seed
-make reproduce-table4 PAPER=euclip SCALE=photos DATA=/data/flickr8k SEEDS=3
+make reproduce-table4 PAPER=euclip SCALE=photos DATA=/data/flickr8k WEIGHTS=/data/weights SEEDS=3
 python euclip/reproduce.py table5 --scale smoke --output outputs
 """
 

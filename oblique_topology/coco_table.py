@@ -1,7 +1,8 @@
 """Table 7: the models of Table 2 on MSCOCO 1K and 5K, CxC and ECCV Caption, with pictures and annotations from a user.
 
-    make reproduce-table7 SCALE=photos DATA=/data/flickr8k SET="coco.root=/data/coco coco.test=dataset_coco.json#test \\
-        coco.images=images coco.cxc=/data/cxc/sits_test.csv coco.eccv=/data/eccv_caption"
+    make reproduce-table7 SCALE=photos DATA=/data/flickr8k WEIGHTS=/data/weights \\
+        SET="coco.root=/data/coco coco.test=dataset_coco.json#test coco.images=images coco.cxc=/data/sits_test.csv \\
+        coco.eccv=/data/eccv_caption"
 """
 
 from dataclasses import dataclass, field, replace

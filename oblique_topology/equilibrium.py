@@ -53,8 +53,7 @@ class Grid:
 
 GRIDS = {
     "smoke": Grid(16, 40, 64),
-    "demo": Grid(64, 256, 1024),
-    "photos": Grid(64, 256, 1024),
+    **dict.fromkeys(("demo", "photos", "photos_scratch"), Grid(64, 256, 1024)),
     "paper": Grid(),
 }
 SIZES = ("small", "middle", "large")

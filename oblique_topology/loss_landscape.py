@@ -68,7 +68,11 @@ class Grid:
         return np.linspace(-1, 1, self.line).tolist()
 
 
-GRIDS = {"smoke": Grid(32, 5, 3), "demo": Grid(256, 21, 11), "photos": Grid(256, 21, 11), "paper": Grid()}
+GRIDS = {
+    "smoke": Grid(32, 5, 3),
+    **dict.fromkeys(("demo", "photos", "photos_scratch"), Grid(256, 21, 11)),
+    "paper": Grid(),
+}
 
 
 def movable_weights(model: TwoTowers) -> Weights:

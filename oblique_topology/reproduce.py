@@ -1,7 +1,7 @@
 """Reproduces the tables of the oblique-topology paper: trains what is missing, prints ours beside the paper's.
 
 make reproduce-table2                                        scenes at demo scale, one seed
-make reproduce-table2 SCALE=photos DATA=/data/flickr8k SEEDS=3
+make reproduce-table2 SCALE=photos DATA=/data/flickr8k WEIGHTS=/data/weights SEEDS=3
 make reproduce-table3 SEEDS=3                                four topologies, four settings of the temperature
 python oblique_topology/reproduce.py table2 --scale smoke --output outputs
 """

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from common.base.config import SCALES
 from common.report.claims.decide import (
     FAILS,
     HOLDS,
@@ -602,6 +603,7 @@ def test_of_several_runs_of_a_table_the_one_with_most_seeds_counts_and_of_equal_
     assert our_cells([many, few], [])["demo"][key].number.values == (2.0, 2.0)
     assert our_cells([many, last, few], [])["demo"][key].number.values == (3.0, 3.0)
     assert our_cells([many], [])["photos"] == {}
+    assert our_cells([], []).keys() == set(SCALES)
 
 
 def test_a_number_of_the_paper_never_fills_a_cell_of_ours():

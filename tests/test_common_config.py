@@ -105,7 +105,7 @@ def test_a_missing_file_lists_those_that_are_there():
 
 
 def test_an_unknown_scale_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="'huge' is unknown; accepted: smoke, demo, photos, paper"):
+    with pytest.raises(ConfigError, match="'huge' is unknown; accepted: smoke, demo, photos, photos_scratch, paper"):
         load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "huge")
 
 

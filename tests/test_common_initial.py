@@ -228,7 +228,7 @@ def test_what_does_not_fit_names_the_key_and_both_values(public, paper, source, 
 
 def test_the_file_for_fine_tuning_has_the_sizes_of_the_public_clip_that_it_names():
     path = ROOT / "docs/finetune_meru.yaml"
-    config = load_row(importlib.import_module("euclip.config").Config, ROOT / "euclip", path, "photos")
+    config = load_row(importlib.import_module("euclip.config").Config, ROOT / "euclip", path, "photos_scratch")
     with torch.device("meta"):  # transformers' defaults are those of openai/clip-vit-base-patch32
         clip = clip_from_transformers(transformers.CLIPModel(transformers.CLIPConfig()))
         weights = Weights("clip", clip.image_tower, clip.text_tower)

@@ -98,7 +98,7 @@ def printed_ours(table):
     }
 
 
-@pytest.mark.parametrize("scale", ["smoke", "demo", "photos", "paper"])
+@pytest.mark.parametrize("scale", ["smoke", "demo", "photos_scratch", "paper"])
 def test_without_measurements_no_number_stands_in_a_cell_of_ours_in_any_format(scale):
     columns = tuple(Column(f"c{place}", f"label {chr(97 + place)}") for place in range(7))
     rows = [

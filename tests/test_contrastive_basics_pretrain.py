@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 
-from common.base.config import SCALES, ConfigError, load_row
+from common.base.config import ConfigError, load_row
 from common.base.provenance import ROOT
 from common.data.order import SampleOrder, seed_of
 from common.data.transforms import normalize
@@ -38,7 +38,7 @@ from contrastive_basics.vision.data import (
 )
 from contrastive_basics.vision.evaluate import reevaluate
 from contrastive_basics.vision.methods import build_method
-from contrastive_basics.vision.tables import CODE, ROWS, row_file, self_supervised
+from contrastive_basics.vision.tables import CODE, ROWS, SCALES, row_file, self_supervised
 
 FOLDER = ROOT / "contrastive_basics"
 SELF_SUPERVISED = [name for name in ROWS if name not in ("random_weights", "supervised")]
@@ -339,7 +339,7 @@ def test_each_method_sees_its_own_augmentation_and_pixel_scale():
 
 def test_every_row_has_a_config_that_loads_at_every_scale():
     for name in ROWS:
-        for scale in SCALES:
+        for scale in (*SCALES, "paper"):
             config = config_of(name, "data.root=/data/pictures", scale=scale)
             assert config.method.name == name
             assert (config.data.source == "folders") == (scale in ("photos", "paper"))

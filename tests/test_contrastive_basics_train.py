@@ -31,7 +31,7 @@ TINY = (
     "data.source=scenes", "data.num_train=64", "data.image_size=32", "data.context_length=32", "data.tokenizer=words",
     "model.image.width=16", "model.image.layers=1", "model.image.heads=2", "model.text.width=16", "model.patch_size=16",
     "model.text.layers=1", "model.text.heads=2", "optim.steps=1", "optim.warmup_steps=0", "optim.global_batch_size=8",
-    "run.num_workers=0",
+    "run.num_workers=0", "model.image.stem.name=",
 )  # fmt: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore:scenes")

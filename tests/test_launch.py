@@ -257,7 +257,7 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(
         (["clip", "table1"], "PAPER=clip is unknown; accepted: contrastive_basics, oblique_topology, euclip, geomm"),
         (
             ["oblique_topology", "table2", "--scale", "big"],
-            "SCALE=big is unknown; accepted: smoke, demo, photos, paper",
+            "SCALE=big is unknown; accepted: smoke, demo, photos, photos_scratch, paper",
         ),
         (["oblique_topology", "table2", "--seeds", "0"], "SEEDS=0 must be a whole number of seeds"),
         (["oblique_topology", "table2", "--set", "data.train='a"], "SET=data.train='a: No closing quotation; accepted"),

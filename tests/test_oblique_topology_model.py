@@ -12,6 +12,7 @@ import yaml
 from common.base.config import SCALES, ConfigError, load_row, override
 from common.geometry import Sphere
 from common.info_nce import symmetric_info_nce
+from common.run.schedule import learning_rate_at
 from oblique_topology.config import Config, MethodConfig
 from oblique_topology.model import build_geometry, build_model
 
@@ -94,7 +95,17 @@ def test_the_ablation_rows_have_the_papers_other_settings_at_paper_scale():
     assert ablation.model.text == large.model.text
 
 
-@pytest.mark.parametrize("scale", ["demo", "photos"])
+@pytest.mark.parametrize("scale", ["demo", "photos", "photos_scratch"])
+def test_the_rates_of_the_temperature_add_up_to_those_of_the_papers_ablation_and_to_six_in_table_2(scale):
+    def total(name, scale):
+        optim = row(name, scale).optim
+        return optim.logit_scale_rate * sum(learning_rate_at(step, optim) for step in range(optim.steps))
+
+    assert total("ablation_sphere_531", scale) == pytest.approx(total("ablation_sphere_531", "paper"), rel=0.02)
+    assert total("table2_clip", scale) == pytest.approx(6, rel=0.05)
+
+
+@pytest.mark.parametrize("scale", ["demo", "photos", "photos_scratch"])
 def test_multi_at_a_small_scale_keeps_the_baselines_numbers_the_papers_n_and_its_bound_of_the_logits(scale):
     multi, clip, paper = row("table2_multi", scale), row("table2_clip", scale), row("table2_multi", "paper")
     assert multi.model == clip.model

@@ -393,9 +393,9 @@ def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):
         "run.mixed_precision=no",  # of one process there is one precision
     ]  # fmt: skip
     root = str(data_dir / "flickr8k")
-    photos = ["--scale", "photos", "--data", root, "--rows", "table2_clip", "--output", str(tmp_path)]
+    photos = ["--scale", "photos_scratch", "--data", root, "--rows", "table2_clip", "--output", str(tmp_path)]
     main(["table2", *photos, *small])
-    (written,) = tmp_path.glob("results/oblique_topology/table2/photos-*/table2.json")
+    (written,) = tmp_path.glob("results/oblique_topology/table2/photos_scratch-*/table2.json")
     result = from_json(written.read_text())
     (cells,) = (row.ours for row in result.rows if row.status == "measured")
     assert cells["in_acc1"] is None
@@ -412,7 +412,7 @@ def test_photographs_in_shards_give_the_same_table(data_dir, tmp_path):
     (folder / "zeroshot_classification_templates.txt").write_text("a photo of a {}.\n")
     more = f"data.labelled={tmp_path / 'labelled'}"
     main(["further_sets", *photos, *small, more])
-    (written,) = tmp_path.glob("results/oblique_topology/further_sets/photos-*/further_sets.json")
+    (written,) = tmp_path.glob("results/oblique_topology/further_sets/photos_scratch-*/further_sets.json")
     (cells,) = (row.ours for row in from_json(written.read_text()).rows if row.status == "measured")
     assert cells["cifar10"].data.startswith("cifar10 (")
     assert cells["cifar10"].mean % 10 == pytest.approx(0)
@@ -449,7 +449,8 @@ def test_two_processes_write_a_table_that_trains_nothing_once(tmp_path):
 def test_the_notes_of_rows_state_how_fast_the_temperature_learns():
     for scale, row, rate in (
         ("demo", "table2_clip.yaml", "20"),
-        ("photos", "ablation_sphere_264.yaml", "90"),
+        ("photos", "ablation_sphere_264.yaml", "135"),
+        ("photos_scratch", "ablation_sphere_264.yaml", "90"),
         ("demo", "ablation_multi_64_8.yaml", "90"),
     ):
         command = Command("table2", scale, (0,), (), Path("out"), Path("out"))

@@ -24,7 +24,7 @@ import yaml
 from common.base.arguments import Parser, accepted, did_you_mean, rows_of
 from common.base.settings import NAMES_IN_A_SOURCE, TAKEN_BY, TAKEN_BY_TOKENIZER, DataConfig, located
 
-SCALES = ("smoke", "demo", "photos", "paper")
+SCALES = ("smoke", "demo", "photos", "photos_scratch", "paper")
 
 
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}

@@ -39,7 +39,7 @@ class Command:
     """What the user asked for.
 
     part: "table2", "figure4", ...
-    scale: smoke, demo, photos or paper.
+    scale: one of SCALES.
     seeds: of the runs.
     overrides: "section.key=value" for every row.
     output: folder of runs, results and the page.
@@ -151,7 +151,7 @@ def reproduce_main(
         if value and given.scale in ("smoke", "demo"):
             raise ConfigError(
                 f"{name}={value} has no effect at scale {given.scale}, which trains on the embedded scenes; "
-                "use SCALE=photos or SCALE=paper"
+                "use SCALE=photos, photos_scratch or paper"
             )
         if value:
             overrides.append(f"{key}={value}")

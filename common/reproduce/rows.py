@@ -94,7 +94,7 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequen
     Args:
         paper: the folder's code.
         row: file name in its configs/.
-        scale: smoke, demo, photos or paper.
+        scale: one of SCALES.
         seed: replaces run.seed.
         overrides: "section.key=value".
         runs: folder of all runs.

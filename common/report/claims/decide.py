@@ -27,7 +27,7 @@ from common.report.table import Measured, Table
 
 UNDECIDED, UNCHECKED = "undecided", "cannot be checked"
 NOT_RUN, NEEDS, UNLIKE = "not run yet", "needs", "unlike protocols"
-SCALES = ("paper", "photos", "demo", "smoke")  # the more telling first
+SCALES = ("paper", "photos", "photos_scratch", "demo", "smoke")  # the more telling first
 _EMPTY_SCALES = ("smoke",)  # end to end in seconds; nothing is learned that could decide a claim
 _LEVEL, _NUM_RESAMPLES = 0.95, 2000
 _UNSETTLED = (NEEDS, NOT_RUN, UNLIKE, UNDECIDED)  # what is said of several reasons, the first of these
