@@ -224,6 +224,7 @@ def _work(speaker: Connection, threads: int, job: Job) -> None:
     written = _Written(speaker)
     sys.stdout = sys.stderr = written
     torch.set_num_threads(threads)
+    ended = "done", ""
     try:
         for number in OF_FIRST_PROCESS:
             signal.signal(number, signal.SIG_IGN)
@@ -233,13 +234,21 @@ def _work(speaker: Connection, threads: int, job: Job) -> None:
         threading.Thread(target=_end_with_first_process, daemon=True).start()
         run_row(*job)
     except Stopped as stopped:
-        written.send("stopped", str(stopped))
+        ended = "stopped", str(stopped)
     except KeyboardInterrupt as interrupted:
-        written.send("interrupted", str(interrupted))
+        ended = "interrupted", str(interrupted)
     except NonFiniteLoss as error:
-        written.send("diverged", str(error))
+        ended = "diverged", str(error)
     except Exception as error:  # comes again in the first process, where it is raised
-        written.send("failed", f"{type(error).__name__}: {error}")
+        ended = "failed", f"{type(error).__name__}: {error}"
+    _ignore()
+    written.send(*ended)
+
+
+def _ignore() -> None:
+    """From now on this process ends by itself; Python complains of a signal that waits for SIG_IGN."""
+    for number in (signal.SIGTERM, AT_ONCE):
+        signal.signal(number, lambda *_: None)
 
 
 def _end_at_once(number: int, frame: Any) -> NoReturn:
@@ -248,6 +257,7 @@ def _end_at_once(number: int, frame: Any) -> NoReturn:
     Raises:
         KeyboardInterrupt: always.
     """
+    _ignore()
     raise KeyboardInterrupt
 
 
