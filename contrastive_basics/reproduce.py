@@ -48,6 +48,7 @@ TRAINED_HERE = {  # row of ours beside the printed ones -> its config
     "CLIP-like, no temperature (Eq. 6-8 as printed)": "table1_without_temperature.yaml",
     "token-wise late interaction": "table1_late_interaction.yaml",
 }
+LIT = {"CLIP-like, text side alone (LiT)": "lit_ours.yaml"}  # needs the stem of photos scale
 
 
 def table1(command: Command) -> list[Table]:
@@ -78,9 +79,10 @@ def table1(command: Command) -> list[Table]:
             with_prefix = method == "CLIP" and bool(public.caption_prefix)  # its printed numbers are (recalled)
             printed_here = bool(prefix) == with_prefix
             rows.append(Row(name, paper if printed_here else {}, cells, MEASURED, note))
-    trained = {} if command.scale == PAPER_SCALE else train_rows(ours, CODE, TRAINED_HERE)
+    configs = TRAINED_HERE | LIT if command.scale == "photos" else TRAINED_HERE
+    trained = {} if command.scale == PAPER_SCALE else train_rows(ours, CODE, configs)
     for method, seeds in trained.items():
-        note = note_of(ours, TRAINED_HERE[method], CODE)
+        note = note_of(ours, configs[method], CODE)
         rows.append(Row(method, {}, measured_cells(source, seeds, command.scale), MEASURED, note))
     runs |= trained
     table = table_of(command, PAPER, "table1", columns_of(command, source, runs), rows, runs)

@@ -171,6 +171,16 @@ def test_what_the_sweep_chooses_cannot_be_set(tmp_path):
         reproduce(tmp_path, "negatives_sweep", "optim.steps=3")
 
 
+def test_the_row_of_the_text_side_alone_is_trained_where_there_is_a_stem(tmp_path, monkeypatch):
+    asked = {}
+    monkeypatch.setattr("contrastive_basics.reproduce.train_rows", lambda command, code, configs: asked.update(configs))
+    for scale, more in (("smoke", set()), ("photos", {"lit_ours.yaml"}), ("photos_scratch", set())):
+        asked.clear()
+        with pytest.raises(AttributeError):  # None: nothing was trained
+            reproduce(tmp_path, "table1", "--scale", scale)
+        assert set(asked.values()) == {*TRAINED_HERE.values(), *more}
+
+
 def test_parts_that_train_have_nothing_at_paper_scale_and_say_so(tmp_path, capsys):
     for part in ("negatives_sweep", "self_supervised"):
         reproduce(tmp_path, part, "--scale", "paper", "--data", "/data")

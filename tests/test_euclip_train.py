@@ -30,7 +30,7 @@ from euclip.model import build_model
 from euclip.train import train
 
 FOLDER = Path(__file__).resolve().parents[1] / "euclip"
-ROWS = sorted(path.stem for path in FOLDER.glob("configs/*.yaml") if not path.name.startswith("scale_"))
+ROWS = sorted(path.stem for path in FOLDER.glob("configs/*.yaml") if not path.name.startswith(("scale_", "lit_")))
 SHORT = ("optim.steps=3", "run.evaluate_every=0", "run.save_every=0")
 SMALL_END = ("run.evaluate_every=0", "data.num_test=4", "data.num_labelled=4")  # the evaluation is not the point
 

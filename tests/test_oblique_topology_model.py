@@ -19,7 +19,7 @@ from oblique_topology.model import build_geometry, build_model
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 BERT_IDS = SimpleNamespace(vocabulary_size=30_522, end_id=102)
 FEW_IDS = SimpleNamespace(vocabulary_size=40, end_id=3)
-ROWS = sorted(path for path in FOLDER.glob("configs/*.yaml") if not path.name.startswith("scale_"))
+ROWS = sorted(path for path in FOLDER.glob("configs/*.yaml") if not path.name.startswith(("scale_", "lit_")))
 TABLES = yaml.safe_load((FOLDER / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]
 
 

@@ -252,7 +252,10 @@ class ModelConfig:
                     "weights; accepted: null, or weights to start from"
                 )
             if not tower.layers and not (tower.stem.name if name == "image" else tower.stem.weights):
-                raise ValueError(f"model.{name}.layers = 0 without a stem; accepted: at least 1, or model.{name}.stem")
+                raise ValueError(
+                    f"model.{name}.layers = 0 without a stem; accepted: at least 1, or model.{name}.stem"
+                    + (" as at scale photos" if name == "image" else "")
+                )
             if name == "image" and tower.layers and not tower.projection:
                 raise ValueError(
                     f"model.image.projection = false with model.image.layers = {tower.layers}; accepted: "

@@ -121,10 +121,11 @@ def _hub_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
                 break
             if isinstance(found, str):
                 return Path(found)
+    below = f"; or model.weights=<folder> (make: WEIGHTS=<folder>) with {name.rpartition('/')[2]}/ in it"
     raise ValueError(
         f"{key} = {name!r}: no such file or folder, and no {', '.join(file_names)} of a model of that name could be "
         f"had from the Hugging Face hub or its local cache; accepted: a file, a folder with one of these, or the name "
-        f"of a model ({reason.strip().partition(chr(10))[0]})"
+        f"of a model{below if key.startswith(('model.', 'data.')) else ''} ({reason.strip().partition(chr(10))[0]})"
     )
 
 

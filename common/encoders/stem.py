@@ -177,8 +177,15 @@ def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module
         if file is not None:
             _fill_(network, timm.models.load_state_dict(str(file), weights_only=True))
     except Exception as error:  # of the hub, of safetensors, of shapes: no common class
-        where = weights or f"{name} on the hub"
-        raise StemError(f"weights of {name} cannot be had from {where}: {str(error).splitlines()[0]}") from None
+        where, instead = weights, ""
+        if not weights:
+            where = f"{name} on the hub"
+            instead = (
+                f"; accepted: model.weights=<folder> (make: WEIGHTS=<folder>) with {name}/model.safetensors in it, or "
+                "model.image.stem.weights=<file or folder>"
+            )
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise StemError(f"weights of {name} cannot be had from {where}: {reason}{instead}") from None
     _resize_(network, image_size)
     return network
 

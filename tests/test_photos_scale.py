@@ -1,0 +1,149 @@
+"""Photos scale on the pre-trained weights themselves: rows of every paper, the text side alone, captions of a BERT."""
+
+import importlib
+import io
+import json
+import math
+import tarfile
+from types import SimpleNamespace
+
+import pytest
+import timm
+import torch
+from accelerate import Accelerator
+from PIL import Image
+from safetensors.torch import load_file
+from torchvision.transforms import functional
+
+from common.base.config import SCALES, ConfigError, load_row
+from common.base.provenance import ROOT
+from common.data.pairs import open_training_pairs
+from common.run.checkpoint import last_checkpoint
+from common.run.folder import RunFiles
+from common.run.log import read_log
+from euclip.evaluate import load_encoder
+
+STEM, BERT = "tf_efficientnet_lite0", "all-MiniLM-L6-v2"
+LIT = {"oblique_topology": "lit_clip", "euclip": "lit_euclip", "contrastive_basics": "lit_ours"}
+NUM_PICTURES, BATCH = 12, 6
+
+
+def config_of(paper, row, scale, *overrides):
+    folder = ROOT / paper
+    config_class = importlib.import_module(f"{paper}.config").Config
+    return load_row(config_class, folder, folder / "configs" / f"{row}.yaml", scale, list(overrides))
+
+
+@pytest.fixture(scope="module")
+def weights(data_dir):
+    folder = data_dir / "weights"
+    if not (folder / STEM).is_dir():
+        pytest.skip(f"no {STEM} in {folder}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photographs(data_dir, tmp_path_factory):
+    """Twelve photographs with two captions each, as a table; below it the features of all runs."""
+    folder, lines = tmp_path_factory.mktemp("photographs"), ["path\tcaption"]
+    with tarfile.open(next((data_dir / "flickr8k").glob("*val*.tar"))) as shard:
+        for member in shard.getmembers()[: 2 * NUM_PICTURES]:
+            content = shard.extractfile(member).read()
+            if member.name.endswith(".json"):
+                captions = json.loads(content)["captions"][:2]
+                lines += [f"{member.name.removesuffix('.json')}.png\t{caption}" for caption in captions]
+            else:
+                Image.open(io.BytesIO(content)).save(folder / f"{member.name.removesuffix('.jpg')}.png")
+    (folder / "all.tsv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(photographs, weights, tmp_path_factory):
+    """(paper, row, overrides) -> what two steps of the row and its evaluation leave."""
+
+    def run(paper, row, *overrides):
+        config = config_of(
+            paper, row, "photos", "data.source=tsv", f"data.root={photographs}", "data.train=all.tsv",
+            "data.val=all.tsv", "data.test=all.tsv", f"model.weights={weights}", "optim.steps=2",
+            "optim.warmup_steps=0", f"optim.global_batch_size={BATCH}", "run.evaluate_every=0", "run.save_every=1",
+            "run.keep_checkpoints=2", "run.log_every=1", *overrides,
+        )  # fmt: skip
+        files = RunFiles(tmp_path_factory.mktemp("run"))
+        train = importlib.import_module(f"{paper}.train").train
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("common.run.inputs.ROOT", photographs)
+            patch.setattr("common.run.utilisation.training_flops", lambda *arguments: 1)  # seconds, and shown nowhere
+            train(config, open_training_pairs(config.data, 0), files, False, Accelerator(cpu=True), "test")
+        first, last = (path / "model.safetensors" for path in sorted(files.checkpoints.glob("step-*")))
+        before, after = load_file(first), load_file(last)
+        return SimpleNamespace(
+            files=files,
+            losses=[line["loss"] for line in read_log(files.log) if line["event"] == "train"],
+            metrics=json.loads(files.evaluation.read_text())["evaluations"]["test"]["metrics"],
+            moved={name for name in after if not torch.equal(after[name], before[name])},
+            tensors=after,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("paper", "row"),
+    [("oblique_topology", "table2_clip"), ("euclip", "table4_euclip"), ("contrastive_basics", "table1_ours")],
+)
+def test_a_row_trains_on_features_that_all_papers_share_and_leaves_the_stem_as_it_came(
+    paper, row, trained, photographs, weights
+):
+    run = trained(paper, row)
+    assert all(0 < loss < 2 * math.log(BATCH) for loss in run.losses)
+    assert 1 / NUM_PICTURES <= run.metrics["i2t_recall_at_10"] <= 1
+    source = load_file(weights / STEM / "model.safetensors")
+    stem = {name.partition(".network.")[2]: tensor for name, tensor in run.tensors.items() if ".stem." in name}
+    assert len(stem) > 100
+    assert all(torch.equal(tensor, source[name]) for name, tensor in stem.items())
+    assert {name.split(".")[0] for name in run.moved} >= {"image_tower", "text_tower", "logit_scale"}
+    kept = sorted((photographs / "outputs" / "features").glob("*.npy"))
+    assert len(kept) == 2  # of training, with mirror images, and of the test set
+
+
+def test_the_text_side_alone_trains_against_the_mean_of_the_networks_own_features(trained, photographs, weights):
+    run = trained("euclip", "lit_euclip")
+    assert not any(name.startswith("image_tower") for name in run.moved)
+    assert any(name.startswith("text_tower.transformer") for name in run.moved)
+    _, encoder = load_encoder(last_checkpoint(run.files.checkpoints), torch.device("cpu"))
+    network = timm.create_model(STEM, num_classes=0).eval()
+    network.load_state_dict(load_file(weights / STEM / "model.safetensors"), strict=False)
+    picture = Image.open(next(photographs.glob("*.png"))).resize((128, 128), Image.Resampling.BICUBIC)
+    told = network.pretrained_cfg
+    with torch.no_grad():
+        wanted = network.forward_features(
+            functional.normalize(functional.to_tensor(picture), told["mean"], told["std"])[None]
+        ).mean(dim=(2, 3))
+        pixels = encoder.transform.inputs(functional.pil_to_tensor(picture)[None])
+        found = encoder.model.image_tower(pixels)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("paper", LIT)
+def test_the_text_side_alone_is_a_row_of_photos_scale(paper):
+    config = config_of(paper, LIT[paper], "photos")
+    assert (config.model.image.layers, config.model.image.projection) == (0, False)
+    with torch.device("meta"):
+        assert timm.create_model(config.model.image.stem.name).num_features == config.model.embedding_dim
+    for scale in SCALES:
+        if scale != "photos":
+            with pytest.raises(ConfigError, match=r"layers = 0 without a stem; accepted: .* as at scale photos"):
+                config_of(paper, LIT[paper], scale)
+
+
+def test_captions_of_a_bert_take_the_place_of_words(trained, weights, photographs):
+    run = trained(
+        "oblique_topology", "table2_clip", f"model.text.stem.weights=sentence-transformers/{BERT}",
+        "data.tokenizer=bert_wordpiece", f"data.vocabulary=sentence-transformers/{BERT}",
+    )  # fmt: skip
+    assert all(0 < loss < 2 * math.log(BATCH) for loss in run.losses)
+    words = load_file(weights / BERT / "model.safetensors")["embeddings.word_embeddings.weight"]
+    assert torch.equal(run.tensors["text_tower.stem.network.token_embedding.weight"], words.float())
+    assert not any(".stem.network." in name for name in run.moved)
+    assert list((photographs / "outputs" / "features").glob("captions-*.f16"))
