@@ -98,6 +98,19 @@ def test_a_tower_starts_from_one_whose_stem_had_pictures_of_another_size(name, t
     torch.testing.assert_close(tower.stem(pictures), source.stem(pictures), rtol=1e-4, atol=1e-4)
 
 
+def test_a_training_picture_loses_whole_channels_and_a_test_picture_none():
+    stem = Stem("test_efficientnet", SIZE, dropout=0.3)
+    tower = hybrid(stem)
+    kept = torch.rand(40, stem.channels, stem.grid, stem.grid) + 1
+    torch.testing.assert_close(stem.places(kept, training=False), kept, rtol=0, atol=0)
+    share = (stem.places(kept, training=True) / kept).flatten(2)
+    lost = share[..., 0] == 0
+    torch.testing.assert_close(share, torch.where(lost, 0.0, 1 / 0.7)[..., None].expand_as(share))
+    assert lost.float().mean().item() == pytest.approx(0.3, abs=0.05)
+    assert not torch.equal(tower.train()(kept), tower(kept))
+    torch.testing.assert_close(tower.eval()(kept), tower(kept), rtol=0, atol=0)
+
+
 def test_a_stem_that_is_held_still_moves_in_nothing_and_one_that_trains_does():
     for trainable in (False, True):
         tower = hybrid(Stem("test_efficientnet", SIZE, trainable)).train()

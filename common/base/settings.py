@@ -177,6 +177,7 @@ class StemConfig:
     name: str = ""  # as timm has it, e.g. tf_efficientnet_lite0; "" = none, pixels are cut into patches
     weights: str = ""  # file or folder in timm's layout; "" = timm's own, from the hub; not read with an init
     trainable: bool = False  # false: held still, and its features computed once and kept on disk
+    dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of its channels a training picture loses
     # kept of a training picture: the evaluation view; that and its mirror image; so many crops by data.crop_scale
     views: Literal["centre", "mirror"] | int = setting("centre", at_least=1)
     cache_gb: float = setting(20.0, at_least=0.0)  # largest file set of one data set; 0 = computed anew in every step

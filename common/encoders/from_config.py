@@ -32,7 +32,7 @@ def vision_transformer(
     from common.encoders.vision import VisionTransformer
 
     stem = model.image.stem
-    stem = Stem(stem.name, data.image_size, stem.trainable) if stem.name else None
+    stem = Stem(stem.name, data.image_size, stem.trainable, stem.dropout) if stem.name else None
     if not model.image.layers:
         dim = num_class_tokens * model.embedding_dim
         if not model.image.projection and dim != stem.channels:

@@ -11,6 +11,7 @@ import hashlib
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from common.base.arguments import did_you_mean
@@ -29,15 +30,16 @@ class Stem(nn.Module):
         name: as timm has it, e.g. "tf_efficientnet_lite0".
         image_size: side of the square input in pixels.
         trainable: False holds it still: no gradient, and running statistics as they are, in training too.
+        dropout: share of the channels that `places` sets to 0 in each training picture.
     Attributes:
         channels: numbers per place. grid: places along each side.
     Raises:
         StemError: a name that timm does not have, or a network that does not take such pictures.
     """
 
-    def __init__(self, name: str, image_size: int, trainable: bool = False) -> None:
+    def __init__(self, name: str, image_size: int, trainable: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
-        self.name, self.image_size, self.trainable = name, image_size, trainable
+        self.name, self.image_size, self.trainable, self.dropout = name, image_size, trainable, dropout
         self.network = _create(name, image_size)
         self.num_prefix_tokens = getattr(self.network, "num_prefix_tokens", 0)
         try:
@@ -73,6 +75,17 @@ class Stem(nn.Module):
             return self._features(images)
         with torch.no_grad(), full_precision(images):  # the same as a cache holds, whatever autocast says
             return self._features(images.float())
+
+    def places(self, images: torch.Tensor, training: bool) -> torch.Tensor:
+        """What a tower stands on: features of pictures, or those that come in their place.
+
+        Args:
+            images: as in `forward`, or what it returns.
+            training: whether channels are dropped.
+        Returns:
+            (batch, channels, grid, grid).
+        """
+        return F.dropout2d(self(images) if images.shape[1] == 3 else images, self.dropout, training)
 
     def _features(self, images: torch.Tensor) -> torch.Tensor:
         found = self.network.forward_features(images)
@@ -144,8 +157,7 @@ class PooledStem(nn.Module):
 
     def forward_tokens(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, grid * grid, channels), the stem's places row by row; arguments as in `forward`."""
-        features = self.stem(images) if images.shape[1] == 3 else images
-        return features.flatten(2).transpose(1, 2)
+        return self.stem.places(images, self.training).flatten(2).transpose(1, 2)
 
 
 def weights_file(weights: str) -> Path | None:

@@ -105,8 +105,8 @@ class VisionTransformer(nn.Module):
         return self.final_norm(self._blocks(images))
 
     def _blocks(self, images: torch.Tensor) -> torch.Tensor:
-        if self.stem is not None and images.shape[1] == 3:
-            images = self.stem(images)
+        if self.stem is not None:
+            images = self.stem.places(images, self.training)
         patches = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, num_patches, width)
         class_tokens = self.class_embedding.to(patches.dtype).expand(len(images), -1, -1)
         tokens = torch.cat([class_tokens, patches], dim=1) + self.position_embedding.to(patches.dtype)
