@@ -78,7 +78,7 @@ def counted(config: Config, tokenizer: Any) -> dict[str, float]:
     """
     with torch.device("meta"):
         model = build_model(config, tokenizer)
-        images = torch.empty(1, 3, config.data.image_size, config.data.image_size)
+        images = torch.empty(1, *_picture_shape(model, config))
         token_ids = torch.zeros(1, config.data.context_length, dtype=torch.long)
     vision, text = forward_flops(model.image_tower, images), forward_flops(model.text_tower, token_ids)
     weights = list(model.parameters())
@@ -95,6 +95,12 @@ def counted(config: Config, tokenizer: Any) -> dict[str, float]:
         "encoder_parameters": sum(weight.numel() for weight in weights if id(weight) not in projections) / 1e6,
         "kept": bytes_kept_for_backward(features, weights),
     }
+
+
+def _picture_shape(model: TwoTowers, config: Config) -> tuple[int, int, int]:
+    """What a training step takes for a picture: pixels, or the features of a stem that is held still, computed once."""
+    stem, size = model.image_tower.stem, config.data.image_size
+    return (3, size, size) if stem is None or stem.trainable else (stem.channels, stem.grid, stem.grid)
 
 
 def step_seconds(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor) -> float:
@@ -131,9 +137,9 @@ def time_ratios(configs: Sequence[Config], tokenizer: Any, batch: int, rounds: i
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         models = [build_model(config, tokenizer).to(device).train() for config in configs]
-        data = configs[0].data
-        images = torch.randn(batch, 3, data.image_size, data.image_size).to(device)
-        token_ids = torch.randint(4, tokenizer.vocabulary_size, (batch, data.context_length)).to(device)
+        images = torch.randn(batch, *_picture_shape(models[0], configs[0])).to(device)
+        length = configs[0].data.context_length
+        token_ids = torch.randint(4, tokenizer.vocabulary_size, (batch, length)).to(device)
     found = [[step_seconds(model, images, token_ids) for model in models] for _ in range(rounds + 1)][1:]
     return [statistics.median(row[index] / row[0] for row in found) for index in range(len(models))]
 

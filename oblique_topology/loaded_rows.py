@@ -49,10 +49,16 @@ def training_batch(config: Config, encoder: Encoder, count: int) -> tuple[torch.
         config: of the run.
         encoder: its model and preprocessing.
         count: of pairs; fewer where the set is smaller.
+    Returns:
+        As `as_model_inputs`; features in the place of pixels where the image tower has a stem that is held still.
     """
     items = readable_items(open_training_pairs(config.data, config.run.seed), count)
     captions = [item["captions"][number % len(item["captions"])] for number, item in enumerate(items)]
-    return as_model_inputs(encoder, [item["image"] for item in items], captions)
+    images, token_ids = as_model_inputs(encoder, [item["image"] for item in items], captions)
+    stem = encoder.model.image_tower.stem
+    if stem is not None and not stem.trainable:
+        images = torch.cat([stem(part) for part in images.split(encoder.batch_size)])
+    return images, token_ids
 
 
 @torch.no_grad()

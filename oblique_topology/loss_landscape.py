@@ -76,9 +76,15 @@ GRIDS = {
 
 
 def movable_weights(model: TwoTowers) -> Weights:
-    """Weights of both towers by name; the logit scale, and what a geometry may have, stay where they are."""
+    """Weights of both towers by name; a stem that is held still, logit scale and geometry stay where they are."""
     towers = ("image_tower.", "text_tower.")
-    return {name: weight.detach() for name, weight in model.named_parameters() if name.startswith(towers)}
+    stems = (model.image_tower.stem, model.text_tower.stem)
+    still = {id(weight) for stem in stems if stem is not None and not stem.trainable for weight in stem.parameters()}
+    return {
+        name: weight.detach()
+        for name, weight in model.named_parameters()
+        if name.startswith(towers) and id(weight) not in still
+    }
 
 
 def random_directions(weights: Weights, generator: torch.Generator) -> tuple[Weights, Weights]:

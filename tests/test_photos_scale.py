@@ -5,6 +5,7 @@ import io
 import json
 import math
 import tarfile
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -18,10 +19,14 @@ from torchvision.transforms import functional
 from common.base.config import SCALES, ConfigError, load_row
 from common.base.provenance import ROOT
 from common.data.pairs import open_training_pairs
+from common.info_nce import symmetric_info_nce
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
 from euclip.evaluate import load_encoder
+from oblique_topology.class_token_cost import counted
+from oblique_topology.loaded_rows import trained_model, training_batch
+from oblique_topology.loss_landscape import gradient_norms_on_line, losses_on_plane, movable_weights, random_directions
 
 STEM, BERT = "tf_efficientnet_lite0", "all-MiniLM-L6-v2"
 LIT = {"oblique_topology": "lit_clip", "euclip": "lit_euclip", "contrastive_basics": "lit_ours"}
@@ -62,6 +67,7 @@ def photographs(data_dir, tmp_path_factory):
 def trained(photographs, weights, tmp_path_factory):
     """(paper, row, overrides) -> what two steps of the row and its evaluation leave."""
 
+    @cache
     def run(paper, row, *overrides):
         config = config_of(
             paper, row, "photos", "data.source=tsv", f"data.root={photographs}", "data.train=all.tsv",
@@ -78,6 +84,7 @@ def trained(photographs, weights, tmp_path_factory):
         first, last = (path / "model.safetensors" for path in sorted(files.checkpoints.glob("step-*")))
         before, after = load_file(first), load_file(last)
         return SimpleNamespace(
+            config=config,
             files=files,
             losses=[line["loss"] for line in read_log(files.log) if line["event"] == "train"],
             metrics=json.loads(files.evaluation.read_text())["evaluations"]["test"]["metrics"],
@@ -123,6 +130,23 @@ def test_the_text_side_alone_trains_against_the_mean_of_the_networks_own_feature
         pixels = encoder.transform.inputs(functional.pil_to_tensor(picture)[None])
         found = encoder.model.image_tower(pixels)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_loss_landscape_moves_what_was_trained_and_costs_count_no_stem(trained):
+    config, encoder = trained_model(trained("oblique_topology", "table2_clip"))
+    images, token_ids = training_batch(config, encoder, BATCH)
+    assert images.shape == (BATCH, 1280, 4, 4)
+    directions = random_directions(movable_weights(encoder.model), torch.Generator().manual_seed(0))
+    assert directions[0].keys() == {
+        name for name, _ in encoder.model.named_parameters() if "_tower." in name and ".stem." not in name
+    }
+    losses = losses_on_plane(encoder.model, (images, token_ids), directions, [0.0], [1.0])
+    with torch.no_grad():
+        image, text, _ = encoder.model(images, token_ids)
+    assert losses[0, 0, 0] == pytest.approx(float(symmetric_info_nce(encoder.model.geometry.similarity(image, text))))
+    assert gradient_norms_on_line(encoder.model, (images, token_ids), directions[0], [0.0], [1.0])[0, 0] > 0
+    few = counted(config, encoder.tokenizer)["vision"]
+    assert few < counted(config_of("oblique_topology", "table2_clip", "photos_scratch"), encoder.tokenizer)["vision"]
 
 
 @pytest.mark.parametrize("paper", LIT)
