@@ -1,15 +1,25 @@
 """docs/library.md and examples/: what the page shows is in the files, and the files do what they say."""
 
+import base64
 import importlib
+import io
+import json
 import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import timm
 import torch
+import transformers
+from PIL import Image
 from processes import in_processes
+from safetensors.torch import save_file
+from tars import write_tar
 
 from common.base.provenance import ROOT
+from common.data.bert_tokenizer import SPECIAL_TOKENS
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 from common.oblique import Oblique
@@ -74,6 +84,91 @@ def test_own_embeddings_are_ranked_and_classified():
     assert 0.5 < metrics["accuracy"] <= 1
 
 
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A folder of weights by name, both small and random: a network of timm's, a BERT with its vocabulary."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("weights")
+    (folder / "test_efficientnet").mkdir()
+    save_file(timm.create_model("test_efficientnet").state_dict(), folder / "test_efficientnet" / "model.safetensors")
+    words = [*SPECIAL_TOKENS, "a", "red", "green", "blue", "picture"]
+    bert = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=40
+    )
+    transformers.BertModel(bert).save_pretrained(folder / "all-MiniLM-L6-v2")
+    (folder / "all-MiniLM-L6-v2" / "vocab.txt").write_text("\n".join(words) + "\n")
+    return folder
+
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 220, 30), "blue": (30, 30, 220)}
+
+
+def painted(number: int) -> tuple[str, bytes]:
+    """A colour's name, and a PNG of it with noise."""
+    name, stream = list(COLOURS)[number % 3], io.BytesIO()
+    noise = np.random.default_rng(number).integers(-30, 30, (40, 48, 3))
+    Image.fromarray((np.array(COLOURS[name]) + noise).clip(0, 255).astype(np.uint8)).save(stream, "PNG")
+    return name, stream.getvalue()
+
+
+def test_geometries_are_compared_on_locked_features(weights, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    for split, numbers in (("train", range(24)), ("test", range(24, 27))):
+        samples = {}
+        for number in numbers:
+            name, png = painted(number)
+            samples[str(number)] = {"png": png, "json": json.dumps({"captions": [f"a {name} picture", name]}).encode()}
+        write_tar(tmp_path / f"{split}.tar", samples)
+    arguments = ["--data", str(tmp_path), "--weights", str(weights), "--image-stem", "test_efficientnet"]
+    compare, geometries = example("compare_geometries"), ["cosine", "geodesic, 8 spheres", "hyperbolic d"]
+    monkeypatch.setattr(compare, "SIZE", 64)
+    table = compare.main([*arguments, "--seeds", "1", "--steps", "20", "--only", *geometries])
+    assert [*table] == [(name, learned) for name in geometries for learned in (True, False)]
+    assert min(t2i for t2i, _ in table.values()) > 80, table  # a guess: 33
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(geometries)
+    sizes = {file.stem.partition("-")[0]: file.stat().st_size for file in tmp_path.rglob("*.npy")}
+    assert sizes["train"] - sizes["test"] == 21 * 2 * timm.create_model("test_efficientnet").num_features
+
+
+def test_own_photographs_are_searched_with_captions_and_without(weights, tmp_path, monkeypatch):
+    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    search, photos = example("search_my_photos"), tmp_path / "photos"
+    photos.mkdir()
+    lines = ["path\tcaption"]
+    for number in range(30):
+        name, png = painted(number)
+        (photos / f"{number}-{name}.png").write_bytes(png)
+        if number < 24:
+            (photos / f"{number}-{name}.txt").write_text(f"a {name} picture\n\n{name}  <i>\n")
+            lines += [f"{number}-{name}.png\ta {name} picture", f"{number}-{name}.png\t{name} <i>"]
+    (photos / "captions.tsv").write_text("\n".join(lines) + "\n")
+    beside = search.captioned(photos)
+    assert search.captioned(photos / "captions.tsv") == beside
+    assert sorted(map(len, beside.values())) == [0] * 6 + [2] * 24
+
+    arguments = [str(photos), "a red picture", "<b>blue", "--weights", str(weights), "--best", "9"]
+    few = ["model.image.stem.views=centre", "data.image_size=64", "optim.steps=20", "optim.warmup_steps=0"]
+    arguments += ["--output", str(tmp_path / "out"), "--set", "model.image.stem.name=test_efficientnet", *few]
+    text = search.main(arguments).read_text(encoding="utf-8")
+    red, blue = text.split("<h2>")[1:]
+    assert re.findall(r"</b> \d+-(\w+)\.png", red) == ["red"] * 9
+    assert re.findall(r"</b> \d+-(\w+)\.png", blue) == ["blue"] * 9
+    assert "no caption" in red
+    assert "&lt;b&gt;blue" in blue
+    assert "&lt;i&gt;" in blue
+    assert not re.search(r"<script|https?://|<i>", text)
+    assert 'alt="a red picture"' in red
+    pixels = np.array(Image.open(io.BytesIO(base64.b64decode(re.search(r"base64,([^\"]+)", red)[1]))))
+    assert pixels.mean(axis=(0, 1)).argmax() == 0
+
+    monkeypatch.setattr(search, "train", lambda *arguments: pytest.fail("trained again"))
+    assert search.main(arguments).read_text(encoding="utf-8") == text
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "a.png").write_bytes(painted(0)[1])
+    with pytest.raises(ValueError, match=r"0 of 1 pictures have a caption; accepted: a table"):
+        search.main([str(tmp_path / "bare"), "red", "--output", str(tmp_path / "out")])
+
+
 def test_every_example_names_its_command():
     for path in Path(ROOT / "examples").glob("*.py"):
-        assert f"-m examples.{path.stem}\n" in path.read_text(encoding="utf-8")
+        assert re.search(rf"-m examples\.{path.stem}[ \n]", path.read_text(encoding="utf-8"))

@@ -1,0 +1,168 @@
+"""Searches a folder of one's own photographs by words, after training on those of them that have captions.
+
+    python -m examples.search_my_photos ~/photos "two dogs on a beach" "birthday cake" --weights /data/weights
+    python -m examples.search_my_photos ~/photos/captions.tsv "a red boat" --weights /data/weights
+
+A folder has NAME.txt beside NAME.jpg, a caption a line; a table (TSV or CSV) has a path and a caption in each row. All
+pictures are searched, with a caption or without. Every tenth with one is kept out of training and tells how well it
+works; some hundred captions are of use. An EfficientNet looks at the pictures and a BERT reads the captions, once, and
+a matrix is trained on each; --set model.image.layers=2 model.text.layers=2 trains transformers on them instead. Without
+a BERT in --weights words are learned from scratch. The next call with the same pictures only searches. The page holds
+the pictures themselves: it and all else stay in outputs/, and nothing is uploaded.
+"""
+
+import base64
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jinja2
+import torch
+from PIL import Image, ImageOps
+
+from common.base.arguments import Parser
+from common.base.config import load_row
+from common.base.files import shown
+from common.base.provenance import ROOT
+from common.data.pairs import open_training_pairs
+from common.data.tsv import open_tsv
+from common.run.checkpoint import named_checkpoint
+from common.run.evaluation import this_device
+from common.run.folder import only_run_in, run_files
+from common.run.inputs import feature_cache
+from common.run.launch import run_or_explain, start_accelerator
+from contrastive_basics.config import Config
+from contrastive_basics.evaluate import load_encoder
+from contrastive_basics.train import train
+
+PAPER = ROOT / "contrastive_basics"
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+BERT = "all-MiniLM-L6-v2"
+FEWEST = 20  # captioned pictures
+
+
+def captioned(source: Path) -> dict[Path, list[str]]:
+    """Every picture of a folder, or of a table's folder, with its captions, which may be none."""
+    folder, found = source, {}
+    if not source.is_dir():
+        pairs = open_tsv(source, role="test")
+        folder, found = pairs.images, {pairs.path(row).resolve(): pairs.captions(row) for row in range(len(pairs))}
+    for path in sorted(folder.resolve().rglob("*")):
+        if path.suffix.lower() in SUFFIXES:
+            beside = path.with_suffix(".txt")
+            found.setdefault(path, beside.read_text(encoding="utf-8").splitlines() if beside.is_file() else [])
+    found = {path: [" ".join(text.split()) for text in texts] for path, texts in found.items()}
+    return {path: [text for text in texts if text] for path, texts in found.items()}
+
+
+def write_tables(pictures: dict[Path, list[str]], folder: Path) -> dict[str, Path]:
+    """Tables of the pictures to train on, to test on, and without a caption (where there are some)."""
+    known = [path for path, captions in pictures.items() if captions]
+    parts = {"test": known[::10], "train": [path for row, path in enumerate(known) if row % 10]}
+    parts["others"] = [path for path, captions in pictures.items() if not captions]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, paths in parts.items():
+        rows = [f"{path}\t{caption}\n" for path in paths for caption in pictures[path] or [""]]
+        (folder / f"{name}.tsv").write_text("".join(["path\tcaption\n", *rows]), encoding="utf-8")
+    return {name: folder / f"{name}.tsv" for name, paths in parts.items() if paths}
+
+
+def thumbnail(path: Path) -> str:
+    """A small JPEG as a data URI, upright as the camera says."""
+    stream = io.BytesIO()
+    with Image.open(path) as picture:
+        small = ImageOps.exif_transpose(picture).convert("RGB")
+    small.thumbnail((320, 320))
+    small.save(stream, "JPEG", quality=85)
+    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+PAGE = jinja2.Template(
+    """<!DOCTYPE html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>My photographs</title>
+<style>
+:root { color-scheme: light dark }
+body { font: 1rem/1.4 system-ui, sans-serif; max-width: 80rem; margin: 0 auto; padding: 1rem }
+div { display: grid; grid-template-columns: repeat(auto-fill, minmax(13rem, 1fr)); gap: 1rem }
+figure { margin: 0 }
+img { width: 100%; aspect-ratio: 1; object-fit: cover; border-radius: .4rem }
+figcaption { font-size: .85rem; overflow-wrap: anywhere }
+</style>
+<h1>My photographs</h1>
+<p>{{ about }}</p>
+{% for query, rows in found.items() %}<h2>{{ query }}</h2>
+<div>{% for path, score in rows %}
+<figure><img src="{{ thumbnail(path) }}" alt="{{ (pictures[path] or [path.name])[0] }}"><figcaption>
+<b>{{ "%.2f" % score }}</b> {{ path.name }}{% for text in pictures[path] or ["no caption"] %}<br>{{ text }}{% endfor %}
+</figcaption></figure>{% endfor %}
+</div>
+{% endfor %}""",
+    autoescape=True,
+)
+
+
+def main(arguments: list[str] | None = None) -> Path:
+    parser = Parser(__doc__)
+    parser.add_argument("photos", type=Path, help="folder of pictures, or table of paths and captions")
+    parser.add_argument("queries", nargs="+", help="what to look for")
+    parser.add_argument("--weights", default="", help="folder with weights by name, default: timm's from the hub")
+    parser.add_argument("--best", type=int, default=8, help="pictures shown for each query, default %(default)s")
+    parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "my_photos", help="default %(default)s")
+    parser.add_argument("--set", nargs="+", default=[], metavar="section.key=value", help="any setting of a run")
+    given = parser.parse_args(arguments)
+
+    pictures = captioned(given.photos.expanduser())
+    captions = sum(map(bool, pictures.values()))
+    if captions < FEWEST:
+        raise ValueError(f"{given.photos}: {captions} of {len(pictures)} pictures have a caption; accepted: a table of "
+                         f"path and caption, or NAME.txt beside NAME.jpg, for at least {FEWEST}")  # fmt: skip
+    tables = write_tables(pictures, given.output.resolve())
+    settings = [
+        "data.source=tsv", f"data.train={tables['train']}", f"data.test={tables['test']}", "model.image.layers=0",
+        f"model.weights={given.weights}", f"optim.global_batch_size={min(256, captions * 8 // 10)}",
+        "optim.steps=200", "optim.warmup_steps=20", "run.evaluate_every=0", "model.image.stem.dropout=0.5",
+    ]  # fmt: skip
+    if (Path(given.weights).expanduser() / BERT).is_dir():  # else words from scratch, through two layers
+        settings += ["model.text.layers=0", f"model.text.stem.weights={BERT}"]
+        settings += ["data.tokenizer=bert_wordpiece", f"data.vocabulary={BERT}"]
+    config = load_row(Config, PAPER, PAPER / "configs" / "table1_ours.yaml", "photos", [*settings, *given.set])
+
+    # the ordinary training of a paper's folder, unless it is there already
+    pairs = open_training_pairs(config.data, config.run.seed)
+    files = run_files(PAPER / "train.py", "my_photos", "photos", config, pairs.fingerprint, given.output / "runs")
+    if not files.evaluation.is_file():
+        with only_run_in(files):
+            train(config, pairs, files, True, start_accelerator(config.run, files.folder), "my photographs")
+    evaluation = json.loads(files.evaluation.read_text(encoding="utf-8"))["evaluations"]["test"]
+    _, encoder = load_encoder(named_checkpoint(files.folder), this_device())
+    encoder = replace(encoder, cache=feature_cache(encoder.model, config, encoder.device))
+
+    # all pictures against the queries
+    paths, embeddings = [], []
+    for table in tables.values():
+        part = open_tsv(table, role="test")
+        images, readable = encoder.images(part)
+        paths += [part.path(row) for row in readable.nonzero().squeeze(1).tolist()]
+        embeddings.append(images[readable])
+    scores = encoder.model.geometry.similarity(torch.cat(embeddings), encoder.texts(given.queries))
+    found = {}
+    for query, column in zip(given.queries, scores.T):
+        best, rows = column.topk(min(given.best, len(paths)))
+        found[query] = [(paths[row], score) for row, score in zip(rows.tolist(), best.tolist())]
+        print(f"{query}: {', '.join(path.name for path, _ in found[query])}")
+    told, metrics = evaluation["protocol"], evaluation["metrics"]
+    about = (
+        f"{len(paths)} pictures searched. Of {told['num_texts']} captions that training has not seen "
+        f"{100 * metrics['t2i_recall_at_1']:.0f} % find their picture first among {told['num_images']}, "
+        f"{100 * metrics['t2i_recall_at_10']:.0f} % among the first ten."
+    )
+    file = given.output / "search.html"
+    file.write_text(PAGE.render(found=found, pictures=pictures, thumbnail=thumbnail, about=about), encoding="utf-8")
+    print(f"{about}\n{shown(file)}")
+    return file
+
+
+if __name__ == "__main__":
+    run_or_explain(main)
