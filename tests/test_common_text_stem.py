@@ -89,6 +89,17 @@ def test_a_tower_gives_the_same_on_kept_captions_whatever_they_are_padded_to(ber
     assert tower.token_embedding.weight.grad.abs().sum() > 0
 
 
+def test_a_fingerprint_tells_networks_apart_and_not_lengths_of_captions(bert):
+    def of(length=LENGTH, layers=2, heads=2, scale=1.0):
+        stem = TextStem(TOKENIZER.vocabulary_size, length, 24, layers, heads, 40 / 24, TOKENIZER.end_id)
+        stem.load_("", read_source(str(bert[0])).text_tower)
+        stem.network.transformer.blocks[0].mlp[0].bias.data[0] *= scale
+        return stem.fingerprint()
+
+    assert of() == of(length=7)
+    assert len({of(), of(layers=1), of(heads=4), of(scale=1.001)}) == 4
+
+
 def test_bfloat16_leaves_a_stem_that_is_held_still_in_float32_and_a_trained_one_gets_a_gradient(bert):
     stem = stem_of(bert, 1)
     with torch.autocast("cpu", torch.bfloat16):
