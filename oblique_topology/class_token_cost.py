@@ -52,8 +52,14 @@ def encoder_macs(tokens: int, layers: int, width: int) -> int:
     return tokens * layers * (12 * width**2 + 2 * tokens * width)
 
 
+def features_by_all_tokens(tower: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """What tower(inputs) gives, with all tokens in every block as the paper counts them; ours spares the last block
+    those that are not read."""
+    return tower.forward_tokens(inputs)[:, : tower.num_class_tokens] @ tower.projection
+
+
 def forward_flops(tower: nn.Module, inputs: torch.Tensor) -> int:
-    """FLOPs of a forward pass on the meta device; a multiplication and an addition are two.
+    """FLOPs of a forward pass of all tokens on the meta device; a multiplication and an addition are two.
 
     Args:
         tower: on the meta device.
@@ -62,7 +68,7 @@ def forward_flops(tower: nn.Module, inputs: torch.Tensor) -> int:
     from torch.utils.flop_counter import FlopCounterMode  # imports sympy, which no other part needs
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        tower(inputs)
+        features_by_all_tokens(tower, inputs)
     return counter.get_total_flops()
 
 
@@ -85,7 +91,8 @@ def counted(config: Config, tokenizer: Any) -> dict[str, float]:
     projections = {id(model.image_tower.projection), id(model.text_tower.projection)}
 
     def features() -> torch.Tensor:
-        return model.image_tower(images).sum() + model.text_tower(token_ids).sum()
+        towers = (model.image_tower, images), (model.text_tower, token_ids)
+        return sum(features_by_all_tokens(*each).sum() for each in towers)
 
     return {
         "vision": vision,

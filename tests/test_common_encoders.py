@@ -99,6 +99,30 @@ def test_each_class_token_fills_its_own_block_of_features():
                 assert not torch.allclose(blocks[:, first], blocks[:, second], atol=1e-5)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_last_block_works_on_class_tokens_alone_and_gives_what_it_gives_among_all(checkpointing):
+    images, token_ids = torch.randn(3, 3, 32, 32).double(), torch.tensor([[2, 5, 3, 0, 0], [2, 6, 7, 8, 3]])
+    sizes = (16, 2, 2, 6)
+    more = {"num_class_tokens": 2, "gradient_checkpointing": checkpointing}
+    lengths = []
+    for tower, batch in (
+        (VisionTransformer(32, 8, *sizes, **more), images),
+        (BidirectionalTextTransformer(10, 5, *sizes, **more), token_ids),
+    ):
+        tower.double()
+        for block in tower.transformer.blocks:
+            block.mlp.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
+        features = tower(batch)
+        assert lengths[-2] > lengths[-1] == 2
+        expected = (tower.forward_tokens(batch)[:, :2] @ tower.projection).flatten(1)
+        torch.testing.assert_close(features, expected, rtol=1e-12, atol=1e-12)
+        ours, theirs = (
+            torch.autograd.grad(found.square().sum(), list(tower.parameters())) for found in (features, expected)
+        )
+        for one, other in zip(ours, theirs):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
 def test_swapping_position_rows_of_two_text_class_tokens_swaps_their_blocks():
     tower = BidirectionalTextTransformer(10, 4, 16, 2, 2, 6, num_class_tokens=2).double()
     nn.init.normal_(tower.position_embedding)

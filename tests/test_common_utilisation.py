@@ -28,19 +28,23 @@ def token_ids(batch=1):
     return torch.full((batch, LENGTH), 99)
 
 
-def text_flops(length, layers=LAYERS):
-    """Closed form of a text tower: 6 x weights x tokens, and the two attention products, once more each backward."""
-    weights = layers * 12 * WIDTH**2
-    attention = layers * 2 * 2 * length**2 * WIDTH
+def text_flops(length, layers=LAYERS, last=None):
+    """Closed form of a text tower: 6 x weights x tokens, and the two attention products, once more each backward.
+
+    Of the last block `last` tokens come out (None = all): queries, keys and values are of all, the rest of those alone.
+    """
+    last = length if last is None else last
+    products = WIDTH**2 * (12 * (layers - 1) * length + 3 * length + 9 * last)
+    attention = 2 * 2 * WIDTH * ((layers - 1) * length**2 + last * length)
     projection = WIDTH * DIM  # of one token
-    return 6 * (weights * length + projection) + 3 * attention
+    return 6 * (products + projection) + 3 * attention
 
 
-def image_flops(tokens):
+def image_flops(tokens, last=1):
     patches = (32 // 8) ** 2
     convolution = 2 * patches * WIDTH * 3 * 8 * 8
     # pixels want no gradient, so that the convolution has one product backward instead of two
-    return text_flops(tokens) + 2 * convolution
+    return text_flops(tokens, last=last) + 2 * convolution
 
 
 # --- counting --------------------------------------------------------------------------------------------------------
@@ -50,7 +54,7 @@ def test_flops_of_a_transformer_are_six_times_weights_times_tokens_and_the_atten
     batch = 5
     assert training_flops(text_tower(), token_ids(batch)) == batch * text_flops(LENGTH)
     bidirectional = BidirectionalTextTransformer(100, LENGTH, WIDTH, LAYERS, HEADS, DIM)
-    assert training_flops(bidirectional, token_ids(batch)) == batch * text_flops(LENGTH)
+    assert training_flops(bidirectional, token_ids(batch)) == batch * text_flops(LENGTH, last=1)
     images, ids = torch.zeros(batch, 3, 32, 32), token_ids(batch)
     assert training_flops(image_tower(), images) == batch * image_flops(17)
     both = TwoTowers(image_tower(), text_tower(), Sphere(), LogitScale(10.0))
@@ -60,7 +64,7 @@ def test_flops_of_a_transformer_are_six_times_weights_times_tokens_and_the_atten
 def test_more_class_tokens_cost_and_dropped_patches_save():
     images = torch.zeros(1, 3, 32, 32)
     several = training_flops(image_tower(num_class_tokens=4), images)
-    assert several == image_flops(20) + 3 * 6 * WIDTH * DIM
+    assert several == image_flops(20, last=4) + 3 * 6 * WIDTH * DIM
     dropped = training_flops(image_tower(patch_dropout=0.5).eval(), images)  # counted as it trains
     assert dropped == image_flops(9)
 

@@ -83,7 +83,7 @@ class BidirectionalTextTransformer(nn.Module):
         Raises:
             ValueError: if the ids are longer than context_length.
         """
-        tokens = self.final_norm(self._blocks(token_ids)[:, : self.num_class_tokens])
+        tokens = self.final_norm(self._blocks(token_ids, first=self.num_class_tokens))
         return (tokens if self.projection is None else tokens @ self.projection).flatten(1)
 
     def forward_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -104,14 +104,16 @@ class BidirectionalTextTransformer(nn.Module):
             return token_ids != self.pad_id
         return up_to_first(token_ids, self.end_id)
 
-    def _blocks(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def _blocks(
+        self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None, first: int | None = None
+    ) -> torch.Tensor:
         _check_length(token_ids, self.context_length)
         word_mask = self.word_mask(token_ids) if word_mask is None else word_mask
         more = self.num_class_tokens - 1  # class tokens in front of the first
         tokens = self.token_embedding(token_ids if self.stem is None else self.stem(token_ids))
         tokens = torch.cat([tokens[:, :1].expand(-1, more, -1), tokens], dim=1)
         tokens = self.input_norm(tokens + self.position_embedding[: tokens.shape[1]].to(tokens.dtype))
-        return self.transformer(self.dropout(tokens), key_mask=F.pad(word_mask, (more, 0), value=True))
+        return self.transformer(self.dropout(tokens), F.pad(word_mask, (more, 0), value=True), first=first)
 
 
 class CausalTextTransformer(nn.Module):

@@ -56,19 +56,25 @@ class Attention(nn.Module):
         self.in_projection = nn.Linear(width, 3 * width)
         self.out_projection = nn.Linear(width, width)
 
-    def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None, causal: bool = False) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, mask: torch.Tensor | None, causal: bool = False, first: int | None = None
+    ) -> torch.Tensor:
         """
         Args:
             tokens: (batch, length, width).
             mask: broadcasts to (batch, heads, length, length), True where attention may go; None = everywhere.
             causal: a token sees itself and those before it; only without a mask.
+            first: as in Block.
+        Returns:
+            (batch, first, width).
         """
         batch, length, width = tokens.shape
         query, key, value = (
             self.in_projection(tokens).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         )
-        attended = fused_attention(query, key, value, mask, self.dropout if self.training else 0.0, causal)
-        return self.out_projection(attended.transpose(1, 2).reshape(batch, length, width))
+        dropout = self.dropout if self.training else 0.0
+        attended = fused_attention(query[:, :, :first], key, value, mask, dropout, causal)
+        return self.out_projection(attended.transpose(1, 2).reshape(batch, -1, width))
 
 
 class CrossAttention(nn.Module):
@@ -171,9 +177,12 @@ class Block(nn.Module):
         memory: torch.Tensor | None = None,
         memory_mask: torch.Tensor | None = None,
         recorded: list[torch.Tensor] | None = None,
+        first: int | None = None,
     ) -> torch.Tensor:
+        """As Transformer.forward; of the tokens that come in, the first `first` come out."""
+
         def attend(x):
-            return self.attention(x, mask, causal)
+            return self.attention(x, mask, causal, first)
 
         def look(x):
             return self.cross_attention(x, memory, memory_mask, recorded)
@@ -184,9 +193,9 @@ class Block(nn.Module):
         branches.append((self.mlp, self.mlp_norm))
         for branch, norm in branches:
             if self.pre_norm:
-                tokens = tokens + self.dropout(branch(norm(tokens)))
+                tokens = tokens[:, :first] + self.dropout(branch(norm(tokens)))
             else:
-                tokens = norm(tokens + self.dropout(branch(tokens)))
+                tokens = norm(tokens[:, :first] + self.dropout(branch(tokens)))
         return tokens
 
 
@@ -256,6 +265,7 @@ class Transformer(nn.Module):
         memory: torch.Tensor | None = None,
         memory_mask: torch.Tensor | None = None,
         recorded: list[torch.Tensor] | None = None,
+        first: int | None = None,
     ) -> torch.Tensor:
         """
         Args:
@@ -264,8 +274,10 @@ class Transformer(nn.Module):
             memory: (batch, memory_length, memory_width) for cross-attention.
             memory_mask: (batch, memory_length), likewise.
             recorded: receives the cross-attention weights of every block, first block first (see CrossAttention).
+            first: only that many tokens come out, and the last block spares itself the others; None = all. Where the
+                transformer is not causal.
         Returns:
-            (batch, length, width).
+            (batch, first, width).
         Raises:
             ValueError: a memory without cross-attention, cross-attention without a memory, or weights to be recorded
                 in training with gradient checkpointing.
@@ -284,11 +296,14 @@ class Transformer(nn.Module):
             mask, causal = mask & torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril(), False
         memory_mask = None if memory_mask is None else memory_mask[:, None, None, :]
         for block in self.blocks:
+            kept = first if block is self.blocks[-1] else None
             if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-                tokens = checkpoint(block, tokens, mask, causal, memory, memory_mask, recorded, use_reentrant=False)
+                tokens = checkpoint(
+                    block, tokens, mask, causal, memory, memory_mask, recorded, kept, use_reentrant=False
+                )
             else:
-                tokens = block(tokens, mask, causal, memory, memory_mask, recorded)
-        return tokens
+                tokens = block(tokens, mask, causal, memory, memory_mask, recorded, kept)
+        return tokens[:, :first]
 
 
 def _check_heads(width: int, heads: int) -> None:

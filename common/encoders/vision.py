@@ -91,8 +91,12 @@ class VisionTransformer(nn.Module):
         Returns:
             image_features: (batch, num_class_tokens * projection_dim); token k fills the k-th block of projection_dim.
         """
-        tokens = self.final_norm(self._blocks(images)[:, : self.num_class_tokens])
+        tokens = self.class_tokens(images)
         return (tokens if self.projection is None else tokens @ self.projection).flatten(1)
+
+    def class_tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """The first tokens of `forward_tokens` alone, for less: (batch, num_class_tokens, width)."""
+        return self.final_norm(self._blocks(images, self.num_class_tokens))
 
     def forward_tokens(self, images: torch.Tensor) -> torch.Tensor:
         """All tokens after the last LayerNorm, before any projection: what a fusion transformer looks at.
@@ -104,7 +108,7 @@ class VisionTransformer(nn.Module):
         """
         return self.final_norm(self._blocks(images))
 
-    def _blocks(self, images: torch.Tensor) -> torch.Tensor:
+    def _blocks(self, images: torch.Tensor, first: int | None = None) -> torch.Tensor:
         if self.stem is not None:
             images = self.stem.places(images, self.training)
         patches = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, num_patches, width)
@@ -112,7 +116,7 @@ class VisionTransformer(nn.Module):
         tokens = torch.cat([class_tokens, patches], dim=1) + self.position_embedding.to(patches.dtype)
         if self.training and self.patch_dropout:
             tokens = self._drop_patches(tokens)
-        return self.transformer(self.input_norm(tokens))
+        return self.transformer(self.input_norm(tokens), first=first)
 
     def _drop_patches(self, tokens: torch.Tensor) -> torch.Tensor:
         """Each picture keeps its own random patches, in their order, with the position rows they have."""

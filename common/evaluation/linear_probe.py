@@ -252,8 +252,8 @@ class TowerFeatures(nn.Module):
 
     def encode_image(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, 3, size, size) normalised pixels -> (batch, feature_dim), after the last LayerNorm, unprojected."""
-        if hasattr(self.tower, "forward_tokens"):
-            return self.tower.forward_tokens(images)[:, : self.tower.num_class_tokens].flatten(1)
+        if hasattr(self.tower, "class_tokens"):
+            return self.tower.class_tokens(images).flatten(1)
         return self.tower(images)
 
 
