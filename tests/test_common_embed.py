@@ -1,9 +1,12 @@
 """common/evaluation/embed.py: modules whose output depends on their mode, and the text that goes to the tokenizer."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from common.data.scenes import SceneDataset
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
@@ -64,6 +67,15 @@ def test_embeddings_do_not_depend_on_the_mode_and_leave_the_model_as_it_was(enco
     assert len(set(modes)) == 2
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())  # BatchNorm's averages
     assert not torch.equal(model.encode_text(TOKENIZER.encode(texts, 5)), expected[1])  # the test would see the mode
+
+
+def test_pictures_of_scenes_are_embedded_without_their_captions(encoder, monkeypatch):
+    scenes = SceneDataset("test", size=8, image_size=16)
+    encoder = replace(encoder, model=TwoTowers(Noisy(16 * 16 * 3), Noisy(5), Sphere(), LogitScale(1.0)))
+    encoder = replace(encoder, transform=ImageTransform(size=16))
+    expected = encoder.images([{"image": scenes[index]["image"]} for index in range(8)])[0]
+    monkeypatch.setattr(SceneDataset, "captions", None)
+    assert torch.equal(encoder.images(scenes)[0], expected)
 
 
 def test_the_mode_comes_back_after_an_error(encoder):

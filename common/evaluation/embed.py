@@ -397,7 +397,10 @@ class _Pictures(torch.utils.data.Dataset):
         return len(self.data_set)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, bool]:
+        data_set = self.data_set
         try:
-            return self.transform.eval(self.data_set[index]["image"]), True
+            # of a set's own class, as what wraps one has other pictures; scenes take longer to describe than to draw
+            image = data_set.picture(index) if hasattr(type(data_set), "picture") else data_set[index]["image"]
+            return self.transform.eval(image), True
         except BrokenSample:
             return self.transform.blank, False

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from common.base.random_keys import Draws, derive_key
@@ -302,6 +302,11 @@ assert len(PLACES) == len(_PLACES)
 CLASSIFICATION_TASKS: dict[str, TaskSpec] = {**IMAGENET_TASKS, **VTAB_TASKS}
 
 
+@lru_cache(maxsize=256)  # each is asked for by every picture of its run, and by each again for its label
+def _order_of_classes(key: int, count: int) -> list[int]:
+    return Draws(key).shuffled(range(count))
+
+
 class ClassificationTask:
     """A balanced classification set: every run of `len(class_names)` pictures holds each class once.
 
@@ -331,7 +336,7 @@ class ClassificationTask:
     def label(self, index: int) -> int:
         """Class of a picture, in [0, len(class_names))."""
         block, place = divmod(check_index(index, self.size), len(self.class_names))
-        return Draws(derive_key("labels", self._task_key, block)).shuffled(range(len(self.class_names)))[place]
+        return _order_of_classes(derive_key("labels", self._task_key, block), len(self.class_names))[place]
 
     def scene(self, index: int) -> Scene:
         """What the picture shows."""

@@ -109,10 +109,14 @@ class SceneDataset:
         """{"image": (H, W, 3) uint8, "captions": five sentences from specific to generic, "image_id": str}."""
         index = check_index(index, self.size)
         return {
-            "image": render(self.scene(index), self.image_size),
+            "image": self.picture(index),
             "captions": self.captions(index),
             "image_id": self.image_id(index),
         }
+
+    def picture(self, index: int) -> np.ndarray:
+        """The picture alone, (H, W, 3) uint8."""
+        return render(self.scene(index), self.image_size)
 
     def image_id(self, index: int) -> str:
         """Id of a picture, without drawing it."""
