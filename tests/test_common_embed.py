@@ -69,6 +69,17 @@ def test_embeddings_do_not_depend_on_the_mode_and_leave_the_model_as_it_was(enco
     assert not torch.equal(model.encode_text(TOKENIZER.encode(texts, 5)), expected[1])  # the test would see the mode
 
 
+def test_a_text_that_comes_again_goes_through_the_tower_once(encoder):
+    texts = [f"word{number}" for number in (3, 1, 3, 2, 5, 1, 3)]
+    alone = torch.cat([encoder.texts([text]) for text in texts])
+    lengths = []
+    encoder.model.text_tower.register_forward_pre_hook(lambda _, inputs: lengths.append(len(inputs[0])))
+    found = encoder.texts(texts)
+    assert sum(lengths) == 4
+    torch.testing.assert_close(found, alone)
+    assert torch.equal(found[[0, 2, 1]], found[[6, 0, 5]])
+
+
 def test_pictures_of_scenes_are_embedded_without_their_captions(encoder, monkeypatch):
     scenes = SceneDataset("test", size=8, image_size=16)
     encoder = replace(encoder, model=TwoTowers(Noisy(16 * 16 * 3), Noisy(5), Sphere(), LogitScale(1.0)))

@@ -114,14 +114,17 @@ class Encoder:
 
     @torch.no_grad()
     def texts(self, texts: list[str]) -> torch.Tensor:
-        """(num_texts, ...) embeddings on the CPU, in order."""
-        size = min(self.batch_size, max(len(texts), 1))
+        """(num_texts, ...) embeddings on the CPU, in order; equal texts go through the tower once."""
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        distinct = list(places)
+        size = min(self.batch_size, max(len(distinct), 1))
         rows = []
         with evaluation_mode(self.model):
-            for batch in _with_bar(_batches_here(len(texts), size), "texts"):
-                token_ids = self.tokenizer.encode([texts[index] for index in batch], self.context_length)
+            for batch in _with_bar(_batches_here(len(distinct), size), "texts"):
+                token_ids = self.tokenizer.encode([distinct[index] for index in batch], self.context_length)
                 rows.append(self.model.encode_text(token_ids.to(self.device)))
-        return _in_order(rows, size, len(texts))
+        embeddings = _in_order(rows, size, len(distinct))
+        return embeddings if len(distinct) == len(texts) else embeddings[[places[text] for text in texts]]
 
 
 def _with_bar(batches: Iterable[Any], label: str) -> Iterable[Any]:
