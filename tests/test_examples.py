@@ -122,7 +122,7 @@ def test_geometries_are_compared_on_locked_features(weights, tmp_path, monkeypat
     arguments = ["--data", str(tmp_path), "--weights", str(weights), "--image-stem", "test_efficientnet"]
     compare, geometries = example("compare_geometries"), ["cosine", "geodesic, 8 spheres", "hyperbolic d"]
     monkeypatch.setattr(compare, "SIZE", 64)
-    table = compare.main([*arguments, "--seeds", "1", "--steps", "20", "--only", *geometries])
+    table = compare.main([*arguments, "--seeds", "1", "--steps", "40", "--only", *geometries])
     assert [*table] == [(name, learned) for name in geometries for learned in (True, False)]
     assert min(t2i for t2i, _ in table.values()) > 80, table  # a guess: 33
     assert len(capsys.readouterr().out.splitlines()) == 2 + len(geometries)
