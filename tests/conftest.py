@@ -13,6 +13,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 # files whose tests read the same trained runs (`oblique`, `euclip`): one process has them all, and trains once
 TOGETHER = {
@@ -51,8 +52,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Every test starts from the same random state."""
+    """Every test starts from the same random state, and with no precision chosen by another's Accelerator."""
     torch.manual_seed(0)
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture(scope="module")

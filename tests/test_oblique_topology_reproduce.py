@@ -448,7 +448,7 @@ def test_two_processes_write_a_table_that_trains_nothing_once(tmp_path):
 
 def test_the_notes_of_rows_state_how_fast_the_temperature_learns():
     for scale, row, rate in (
-        ("demo", "table2_clip.yaml", "20"),
+        ("demo", "table2_clip.yaml", "30"),
         ("photos", "ablation_sphere_264.yaml", "135"),
         ("photos_scratch", "ablation_sphere_264.yaml", "90"),
         ("demo", "ablation_multi_64_8.yaml", "90"),
