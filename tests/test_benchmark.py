@@ -98,7 +98,7 @@ def test_our_clip_and_open_clips_have_the_same_weights_and_ours_spares_what_nobo
     # one class token is a row there and a table of one row here
     shapes = [sorted(tuple(weight.squeeze().shape) for weight in model.parameters()) for model in (ours, theirs)]
     assert shapes[0] == shapes[1]
-    # of the last block of pictures ours works on the class token alone: out-projection and MLP of the patches are spared
+    # of pictures the last block works on the class token alone: out-projection and MLP of the patches are spared
     width, patches = towers.image_width, (towers.image_size // towers.patch_size) ** 2
     spared = training_flops(theirs, images, token_ids) - training_flops(ours, images, token_ids)
     attention = 2 * 2 * (patches + 1) * width
