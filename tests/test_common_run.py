@@ -477,7 +477,7 @@ def test_every_setting_that_may_change_in_a_resume_is_tried_below():
     initial = {"model.init", "model.image.init", "model.text.init"}  # tests/test_common_initial.py
     of_scenes = {"data.num_val", "data.num_test", "data.num_labelled", "data.gallery"}  # below
     of_pictures = {"evaluation"}  # alone
-    of_text_stem = {f"model.text.stem.{name}" for name in ("weights", "width", "heads", "mlp_ratio", "cache_gb")}
+    of_text_stem = {f"model.text.stem.{name}" for name in ("weights", "cache_gb")}
     initial |= {"model.weights", *of_text_stem}  # tests/test_common_text_stem.py
     untried = {"data.vocabulary", *of_euclip, *initial, *of_scenes, *of_pictures}  # the first above
     assert {*MAY_CHANGE, *MEASURES} - tried == untried

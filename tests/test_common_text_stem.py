@@ -20,9 +20,10 @@ from common.data.pairs import open_training_pairs
 from common.encoders.stem import PooledStem, Stem, StemError
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.text_stem import PooledTextStem, TextStem
+from common.encoders.transformer import QuickGELU
 from common.encoders.weights import read_source
 from common.run.checkpoint import last_checkpoint
-from common.run.folder import RunFiles, run_key
+from common.run.folder import RunFiles, check_same_run, run_key
 from common.run.initial import open_source
 from common.run.log import read_log
 from euclip.config import Config
@@ -51,8 +52,13 @@ def bert(tmp_path_factory):
     return folder, model
 
 
+def random_stem(layers, heads=2, length=LENGTH, ids=TOKENIZER.vocabulary_size, trainable=False):
+    return TextStem(trainable, vocabulary_size=ids, context_length=length, width=24, layers=layers, heads=heads,
+                    mlp_ratio=40 / 24, end_id=TOKENIZER.end_id)  # fmt: skip
+
+
 def stem_of(bert, layers, trainable=False):
-    stem = TextStem(TOKENIZER.vocabulary_size, LENGTH, 24, layers, 2, 40 / 24, TOKENIZER.end_id, trainable)
+    stem = random_stem(layers, trainable=trainable)
     stem.load_(str(bert[0]), read_source(str(bert[0])).text_tower)
     return stem
 
@@ -91,8 +97,9 @@ def test_a_tower_gives_the_same_on_kept_captions_whatever_they_are_padded_to(ber
 
 def test_a_fingerprint_tells_networks_apart_and_not_lengths_of_captions(bert):
     def of(length=LENGTH, layers=2, heads=2, scale=1.0):
-        stem = TextStem(TOKENIZER.vocabulary_size, length, 24, layers, heads, 40 / 24, TOKENIZER.end_id)
-        stem.load_("", read_source(str(bert[0])).text_tower)
+        stem, tower = random_stem(layers, heads, length), read_source(str(bert[0])).text_tower
+        tower.transformer.blocks[0].attention.heads = heads  # which a user cannot
+        stem.load_("", tower)
         stem.network.transformer.blocks[0].mlp[0].bias.data[0] *= scale
         return stem.fingerprint()
 
@@ -202,14 +209,18 @@ def test_what_is_no_stem_is_refused(bert, tmp_path):
     tower = read_source(str(bert[0])).text_tower
     for wrong, message in (
         (
-            TextStem(99, LENGTH, 24, 2, 2, 40 / 24, 3),
+            random_stem(2, ids=99),
             r"has 18 ids, the tokenizer of this run 99; accepted: .*wordpiece",
         ),
-        (TextStem(18, LENGTH, 24, 5, 2, 40 / 24, 3), r"does not fit this run: transformer.blocks.3.* instead of none"),
-        (TextStem(18, 30, 24, 1, 2, 40 / 24, 3), r"does not fit this run: position_embedding \(30, 24\) instead of"),
+        (random_stem(5), r"does not fit this run: transformer.blocks.3.* instead of none"),
+        (random_stem(1, length=30), r"does not fit this run: position_embedding \(30, 24\) instead of"),
+        (random_stem(2, heads=4), "does not fit this run: heads 4 instead of 2"),
     ):
         with pytest.raises(StemError, match=message):
             wrong.load_("there", tower)
+    tower.input_norm.eps, tower.transformer.blocks[0].mlp[1] = 1e-5, QuickGELU()
+    with pytest.raises(StemError, match=r"activation gelu instead of QuickGELU\(\), eps 1e-12 instead of 1e-05"):
+        random_stem(2).load_("there", tower)
     with pytest.raises(StemError, match="there is no BERT"):
         stem_of(bert, 1).load_("there", None)
 
@@ -261,6 +272,12 @@ def test_training_on_kept_captions_is_training_on_captions_and_goes_on(photograp
     last = last_checkpoint(tmp_path / "kept" / "checkpoints")
     for step in (2, 3):
         (last.path.parent / f"step-{step:08}").rename(tmp_path / f"away{step}")
+    files, data = RunFiles(tmp_path / "kept"), open_training_pairs(config.data, 0).fingerprint
+    assert None in (config.model.text.stem.layers, config.model.text.stem.heads)  # the weights', as a table asks for it
+    check_same_run(last_checkpoint(files.checkpoints), files, config, data)
+    other = config_of(photographs, bert, "model.text.stem.layers=2")
+    with pytest.raises(ConfigError, match=r"text.stem.layers 3 -> 2"):
+        check_same_run(last_checkpoint(files.checkpoints), files, other, data)
     again, _ = run(tmp_path / "kept", config, resume=True)
     assert again[-2:] == whole[-2:]
     assert file.stat().st_size == size

@@ -111,8 +111,8 @@ def _text_stem(data: DataConfig, model: ModelConfig, tokenizer: Tokenizer) -> Te
     if not stem.weights:
         return None
     return TextStem(
-        tokenizer.vocabulary_size, data.context_length, stem.width, stem.layers, stem.heads, stem.mlp_ratio,
-        tokenizer.end_id, stem.trainable,
+        stem.trainable, vocabulary_size=tokenizer.vocabulary_size, context_length=data.context_length,
+        end_id=tokenizer.end_id, width=stem.width, layers=stem.layers, heads=stem.heads, mlp_ratio=stem.mlp_ratio,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ stands on them: a linear map to the tower's width, its positions, class tokens a
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,29 +23,19 @@ class TextStem(nn.Module):
     """Tokens of a BERT, with random weights until `load_`.
 
     Args:
-        vocabulary_size, context_length, width, layers, heads, mlp_ratio, end_id: as in `BidirectionalTextTransformer`.
         trainable: False holds it still.
+        sizes: of `BidirectionalTextTransformer`: vocabulary_size, context_length, end_id, width, layers, heads,
+            mlp_ratio.
     Attributes:
         kept: ids (batch, length) -> what `forward` gives for them, without computing it; None = it is computed.
     """
 
-    def __init__(
-        self,
-        vocabulary_size: int,
-        context_length: int,
-        width: int,
-        layers: int,
-        heads: int,
-        mlp_ratio: float,
-        end_id: int,
-        trainable: bool = False,
-    ) -> None:
+    def __init__(self, trainable: bool = False, **sizes: Any) -> None:
         super().__init__()
-        self.width, self.heads, self.trainable = width, heads, trainable
         self.network = BidirectionalTextTransformer(
-            vocabulary_size, context_length, width, layers, heads, projection_dim=None, mlp_ratio=mlp_ratio,
-            final_layer_norm=False, end_id=end_id, norm_eps=BERT_EPS,
-        )  # fmt: skip
+            **sizes, projection_dim=None, final_layer_norm=False, norm_eps=BERT_EPS
+        )
+        self.width, self.heads, self.trainable = self.network.width, sizes["heads"], trainable
         self.network.requires_grad_(trainable)
         self.kept: Callable[[torch.Tensor], torch.Tensor] | None = None
 
@@ -97,6 +88,15 @@ class TextStem(nn.Module):
             for name, tensor in own.items()
             if name not in state or state[name].shape != tensor.shape
         ]
+        # no shape tells these, and with others the features would be others without a word
+        blocks = tower.transformer.blocks[:1]
+        unlike += [f"heads {self.heads} instead of {block.attention.heads}" for block in blocks
+                   if block.attention.heads != self.heads]  # fmt: skip
+        unlike += [
+            f"activation gelu instead of {block.mlp[1]}" for block in blocks if type(block.mlp[1]) is not nn.GELU
+        ]
+        if tower.input_norm.eps != BERT_EPS:
+            unlike.append(f"eps {BERT_EPS} instead of {tower.input_norm.eps}")
         if unlike:
             raise StemError(f"model.text.stem.weights = {source} does not fit this run: {', '.join(unlike[:3])}")
         self.network.load_state_dict({name: state[name] for name in own})

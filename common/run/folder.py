@@ -47,9 +47,6 @@ MAY_CHANGE = (
     "model.image.stem.weights",
     "model.image.stem.cache_gb",
     "model.text.stem.weights",
-    "model.text.stem.width",  # this and the next two are the weights'
-    "model.text.stem.heads",
-    "model.text.stem.mlp_ratio",
     "model.text.stem.cache_gb",
     "data.vocabulary",  # the key holds what it says, and a checkpoint brings its tokenizer
     "data.max_broken_share",
@@ -57,6 +54,19 @@ MAY_CHANGE = (
     "optim.micro_batch_size",
     "optim.loss_tile",
 )  # and all of `run` but the seed, and of what follows
+
+# What weights tell where it is null, and a checkpoint holds as they have told it; they are known by fingerprints.
+OF_WEIGHTS = (
+    "model.image.activation",
+    "model.image.norm_eps",
+    "model.image_kind",
+    "model.text.activation",
+    "model.text.norm_eps",
+    "model.text.stem.layers",
+    "model.text.stem.width",
+    "model.text.stem.heads",
+    "model.text.stem.mlp_ratio",
+)
 
 # What measures alone: a run that was evaluated with other values is evaluated again.
 MEASURES = (
@@ -278,7 +288,9 @@ def check_same_run(found: Checkpoint, files: RunFiles, config: Any, data_fingerp
     # what the code has learnt since is taken to have had its default
     before = _what_decides(to_dict(type(config)())) | _what_decides(found.state["config"])
     changed = [
-        f"{key} {before.get(key)} -> {now.get(key)}" for key in {**before, **now} if before.get(key) != now.get(key)
+        f"{key} {before.get(key)} -> {now.get(key)}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key) and not (key in OF_WEIGHTS and now.get(key) is None)
     ]
     if changed:
         raise ConfigError(f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}")

@@ -50,10 +50,9 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
         if stem.get("name"):
             told[side]["stem"] = Stem(stem["name"], data["image_size"], stem["trainable"])
         if side == "text" and stem.get("weights"):
-            sizes = (stem[name] for name in ("width", "layers", "heads", "mlp_ratio"))
-            told[side]["stem"] = TextStem(
-                tokenizer.vocabulary_size, data["context_length"], *sizes, tokenizer.end_id, stem["trainable"]
-            )
+            sizes = {name: stem[name] for name in ("width", "layers", "heads", "mlp_ratio")}
+            sizes |= {"vocabulary_size": tokenizer.vocabulary_size, "end_id": tokenizer.end_id}
+            told[side]["stem"] = TextStem(stem["trainable"], context_length=data["context_length"], **sizes)
         agreed_activation(name, told[side].get("activation", "gelu"), activation)
     # late interaction wraps its towers, and a momentum encoder beside them is no part of the weights
     tensors = {key.replace("_tower.tower.", "_tower."): value for key, value in checkpoint.model_tensors().items()}
