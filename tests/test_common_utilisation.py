@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torchvision.models import ResNet50_Weights, ViT_B_16_Weights, resnet50, vit_b_16
 
+from common.encoders.stem import Stem
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
@@ -75,6 +76,14 @@ def test_frozen_weights_save_their_gradient():
         parameter.requires_grad_(False)
     tower.projection.requires_grad_(True)
     assert training_flops(tower, token_ids()) == (text_flops(LENGTH) - 6 * WIDTH * DIM) // 3 + 4 * WIDTH * DIM
+
+
+def test_a_stem_that_was_computed_before_costs_nothing():
+    tower = VisionTransformer(64, 32, WIDTH, LAYERS, HEADS, DIM, stem=Stem("tf_efficientnet_lite0", 64))
+    model = nn.Sequential(nn.Identity(), nn.Sequential(tower))  # wherever it lies
+    pixels, features = torch.zeros(2, 3, 64, 64), torch.zeros(2, tower.stem.channels, 2, 2)
+    wanted = training_flops(tower, features)
+    assert training_flops(model, pixels, once=[tower.stem]) == wanted < training_flops(model, pixels)
 
 
 def test_gradient_checkpointing_computes_twice_and_counts_once():

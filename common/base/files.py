@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,27 @@ def read_json(path: Path) -> Any:
 def write_json(path: str | Path, content: Any) -> Path:
     """Write plain values as JSON on one line, whole or not at all."""
     return write_atomically(path, json.dumps(content, ensure_ascii=False))
+
+
+def check_room(folder: Path, what: str, size: float, most: float, setting: str, there: float = 0.0) -> None:
+    """Says how much is going to be written where that is worth saying, above 10 MB.
+
+    Args:
+        folder: exists.
+        what: is written.
+        size, most, there: bytes that are written, that may lie there then, that do now.
+        setting: that `most` comes from.
+    Raises:
+        ValueError: more than may be, or than the disk has room for.
+    """
+    free, said = shutil.disk_usage(folder).free, f"{what} take {size / 1e9:.2f} GB in {folder}"
+    if there + size > most or size > free:
+        raise ValueError(
+            f"{said}, where {there / 1e9:.2f} GB lie; accepted are {most / 1e9:.2f} GB in all ({setting}), free are "
+            f"{free / 1e9:.2f} GB"
+        )
+    if size > 10e6:
+        print(said, flush=True)
 
 
 def shown(path: Path) -> str:

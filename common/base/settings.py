@@ -218,6 +218,11 @@ class TextTowerConfig(TowerConfig):
     layers: int = setting(2, at_least=0)  # 0: the mean over a stem's words stands for a caption
     stem: TextStemConfig = field(default_factory=TextStemConfig)
 
+    @property
+    def has_cache(self) -> bool:
+        """Whether tokens of the stem are kept."""
+        return bool(self.stem.weights) and not self.stem.trainable and self.stem.cache_gb > 0
+
 
 @dataclass(frozen=True)
 class ModelConfig:

@@ -6,8 +6,7 @@ left behind the last one is cut off.
 """
 
 import hashlib
-import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import filelock
@@ -15,11 +14,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from common.base.files import check_room
 from common.caption_lengths import up_to_first
 
 _RECORD = np.dtype([("hash", "<u8"), ("start", "<i8"), ("length", "<i8")])  # start and length in tokens
 _CHUNK = 256  # captions
-WORTH_SAYING = 10e6  # bytes
 
 
 class CaptionCache:
@@ -62,12 +61,12 @@ class CaptionCache:
             features[missing] = self.compute(token_ids[missing]).half().float()
         return features
 
-    def keep(self, name: str, batches: Iterable[torch.Tensor], device: torch.device) -> None:
+    def keep(self, name: str, ids: torch.Tensor, device: torch.device) -> None:
         """Computes the captions that are not kept yet. Call on every process: the first computes, the others wait.
 
         Args:
             name: of the data set, for the progress bar and errors.
-            batches: (batch, length) ids each, padded to the same length.
+            ids: (captions, length).
             device: computes.
         Raises:
             ValueError: the file would become larger than max_bytes, or than the disk has room for.
@@ -75,7 +74,6 @@ class CaptionCache:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(f"{self.file}.lock"):
             self._open()  # another process may have written since
-            ids = torch.cat([*batches])
             lengths = self._lengths(ids)
             hashes = _hashes(ids, lengths)
             _, first = np.unique(hashes, return_index=True)
@@ -83,7 +81,10 @@ class CaptionCache:
             if not len(wanted):
                 return
             wanted = wanted[np.argsort(lengths[wanted], kind="stable")]  # of like length together: little padding
-            self._check_room(name, int(lengths[wanted].sum()))
+            there, new = (self.file.stat().st_size if self.file.is_file() else 0), int(lengths[wanted].sum())
+            what = f"features of the captions of {name}: {new} tokens"
+            folder, setting = self.file.parent, "model.text.stem.cache_gb"
+            check_room(folder, what, 2 * self.width * new, self.max_bytes, setting, there)
             tokens = int(self._records["start"][-1] + self._records["length"][-1]) if len(self._records) else 0
             with self.file.open("ab") as numbers, self._index.open("ab") as index:
                 numbers.truncate(tokens * 2 * self.width)
@@ -127,19 +128,6 @@ class CaptionCache:
 
     def _lengths(self, ids: torch.Tensor) -> np.ndarray:
         return up_to_first(ids, self.end_id).sum(dim=1).numpy()
-
-    def _check_room(self, name: str, tokens: int) -> None:
-        size = 2 * self.width * tokens
-        there = self.file.stat().st_size if self.file.is_file() else 0
-        free = shutil.disk_usage(self.file.parent).free
-        said = f"features of the captions of {name}: {tokens} tokens take {size / 1e9:.2f} GB in {self.file.parent}"
-        if there + size > self.max_bytes or size > free:
-            raise ValueError(
-                f"{said}, where {there / 1e9:.2f} GB lie; accepted are {self.max_bytes / 1e9:.2f} GB in all "
-                f"(model.text.stem.cache_gb), free are {free / 1e9:.2f} GB"
-            )
-        if size > WORTH_SAYING:
-            print(said, flush=True)
 
 
 def _hashes(ids: torch.Tensor, lengths: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ chunks and goes on where it stopped.
 
 import io
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from common.base.files import write_json
+from common.base.files import check_room, write_json
 from common.base.provenance import hash_of
 from common.base.signals import leave_signals_to_trainer
 from common.data.broken import BrokenSample
@@ -30,7 +29,6 @@ from common.data.order import seed_of
 from common.data.transforms import ImageTransform
 
 CENTRE, MIRROR = "centre", "mirror"
-WORTH_SAYING = 10e6  # bytes
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,9 @@ class FeatureCache:
             with filelock.FileLock(f"{files[0]}.lock"):  # one computes, other processes and runs wait, however long
                 missing = [(file, view) for file, view in zip(files, views) if not file.is_file()]
                 if missing:
-                    self._check_room(pictures, len(missing))
+                    what = f"features of {pictures.name}: {len(pictures)} pictures x {len(missing)} views"
+                    size = 2 * len(pictures) * len(missing) * int(np.prod(self.shape))
+                    check_room(self.folder, what, size, self.max_bytes, "model.image.stem.cache_gb")
                 for file, view in missing:
                     self._fill(file, pictures, transform, view)
         broken = json.loads(_notes(files[0]).read_text(encoding="utf-8"))["broken"]
@@ -94,18 +94,6 @@ class FeatureCache:
         told = transform if isinstance(view, int) else replace(transform, crop_scale=None, flip_probability=0.0)
         key = hash_of([self.network, told.to_json(), view, pictures.fingerprint])
         return self.folder / f"{str(pictures.name).replace('/', '-')}-{key}.npy"
-
-    def _check_room(self, pictures: Any, num_views: int) -> None:
-        size = 2 * len(pictures) * num_views * int(np.prod(self.shape))
-        free = shutil.disk_usage(self.folder).free
-        said = (
-            f"features of {pictures.name}: {len(pictures)} pictures x {num_views} views take {size / 1e9:.2f} GB in "
-            f"{self.folder}"
-        )
-        if size > min(self.max_bytes, free):
-            raise ValueError(f"{said}; accepted are {self.max_bytes / 1e9:.2f} GB, free are {free / 1e9:.2f} GB")
-        if size > WORTH_SAYING:
-            print(said, flush=True)
 
     def _fill(self, file: Path, pictures: Any, transform: ImageTransform, view: str | int) -> None:
         """Computes one view in chunks; notes say after each how many rows are whole."""

@@ -110,6 +110,14 @@ class TrainingData:
         return {"geometry": geometry, "tokenizer": tokenizer, "transform": self.transform.to_json()}
 
 
+def kept_stems(model: nn.Module, config: Any) -> list[nn.Module]:
+    """Parts of the model whose outputs training reads from disk."""
+    if not isinstance(config.model, ModelConfig):
+        return []
+    towers = (model.image_tower, config.model.image), (model.text_tower, config.model.text)
+    return [bare_tower(tower).stem for tower, settings in towers if settings.has_cache]
+
+
 def feature_cache(model: nn.Module, config: Any, device: torch.device) -> FeatureCache | None:
     """Of the features of the image tower's stem; None where there is none, it trains, or nothing is to be kept.
 
@@ -149,16 +157,15 @@ def keep_captions(
         sets: whose captions are computed now, where they are not kept yet.
         device: computes.
     """
-    text = config.model.text.stem if isinstance(config.model, ModelConfig) else None
-    if text is None or not text.weights or text.trainable or not text.cache_gb:
-        return
     stems = [module for module in model.modules() if hasattr(module, "kept")]
+    if not stems or not config.model.text.has_cache:
+        return
     stem, length = stems[0], config.data.context_length
     file = ROOT / "outputs" / "features" / f"captions-{stem.fingerprint()}.f16"
-    cache = CaptionCache(file, stem.width, tokenizer.end_id, stem.compute, text.cache_gb * 1e9)
+    cache = CaptionCache(file, stem.width, tokenizer.end_id, stem.compute, config.model.text.stem.cache_gb * 1e9)
     known = (pairs for pairs in sets if hasattr(pairs, "all_captions"))
     for pairs in {id(pairs): pairs for pairs in known}.values():
-        cache.keep(pairs.name, (tokenizer.encode([text], length) for text in pairs.all_captions()), device)
+        cache.keep(pairs.name, tokenizer.encode([*pairs.all_captions()], length), device)
     for stem in stems:
         stem.kept = cache
 

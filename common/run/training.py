@@ -21,7 +21,7 @@ from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_s
 from common.run.checkpoint import Checkpoint, save_checkpoint
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
 from common.run.initial import InitialWeights, in_words
-from common.run.inputs import Training, TrainingData, batches_from, open_training_data
+from common.run.inputs import Training, TrainingData, batches_from, kept_stems, open_training_data
 from common.run.journal import Journal
 from common.run.launch import prepare
 from common.run.schedule import build_optimizer
@@ -111,7 +111,9 @@ def open_run(
     utilisation = None
     if one_sample is not None:  # counted before Accelerate wraps the model
         processes = accelerator.num_processes
-        utilisation = Utilisation(model, one_sample, accelerator.device, accelerator.mixed_precision, processes)
+        utilisation = Utilisation(
+            model, one_sample, accelerator.device, accelerator.mixed_precision, processes, kept_stems(model, config)
+        )
 
     # weights go in before the model is wrapped or sharded, the optimiser's state after
     if checkpoint is not None:

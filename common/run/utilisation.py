@@ -11,6 +11,7 @@ import copy
 import os
 import re
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -42,12 +43,13 @@ _GEMM_SIDE, _GEMM_REPEATS = 1024, 8
 _DTYPES = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}  # Accelerate's names
 
 
-def training_flops(model: nn.Module, *inputs: torch.Tensor) -> int:
+def training_flops(model: nn.Module, *inputs: torch.Tensor, once: Sequence[nn.Module] = ()) -> int:
     """FLOPs of one forward and one backward pass, counted on a copy without weights: no memory, time or random state.
 
     Args:
         model: in the state in which it trains; patch dropout and frozen weights count for what they save.
         inputs: of `model.forward`; only shapes and types matter.
+        once: modules of it that are not counted, as training reads what they have computed before.
     Returns:
         FLOPs of the whole batch.
     Raises:
@@ -55,6 +57,7 @@ def training_flops(model: nn.Module, *inputs: torch.Tensor) -> int:
     """
     from torch.utils.flop_counter import FlopCounterMode  # imports sympy, which not every command needs
 
+    left_out = [name for name, part in model.named_modules() if any(part is other for other in once)]
     tensors = [*model.parameters(), *model.buffers()]
     without_weights = {id(tensor): _shape_only(tensor) for tensor in tensors}
     model = copy.deepcopy(model, without_weights).train()
@@ -65,7 +68,9 @@ def training_flops(model: nn.Module, *inputs: torch.Tensor) -> int:
         outputs = model(*(tensor.to("meta") for tensor in inputs))
         outputs = outputs if isinstance(outputs, tuple | list) else [outputs]
         sum(output.float().sum() for output in outputs if output.requires_grad).backward()
-    return counter.get_total_flops()
+    by_module = counter.get_flop_counts()
+    spared = (by_module.get(f"{type(model).__name__}.{name}", {}) for name in left_out)
+    return counter.get_total_flops() - sum(sum(each.values()) for each in spared)
 
 
 def _shape_only(tensor: torch.Tensor) -> torch.Tensor:
@@ -115,6 +120,7 @@ class Utilisation:
         device: on which the model trains.
         mixed_precision: Accelerate's name: "no", "bf16", "fp16".
         processes: that share the samples, each with such a device.
+        once: as in `training_flops`.
     Attributes:
         flops_per_sample: of training, None if the model's FLOPs cannot be counted.
         peak: FLOP/s of all processes together, None if the device is not known.
@@ -128,13 +134,14 @@ class Utilisation:
         device: torch.device,
         mixed_precision: str = "no",
         processes: int = 1,
+        once: Sequence[nn.Module] = (),
     ) -> None:
         self.flops_per_sample: float | None = None
         self.peak, self.source = _peak(device, mixed_precision)
         if self.peak is not None:
             self.peak *= processes
         try:
-            self.flops_per_sample = training_flops(model, *inputs) / len(inputs[0])
+            self.flops_per_sample = training_flops(model, *inputs, once=once) / len(inputs[0])
         except Exception as error:  # a figure for the log is no reason to stop a run
             self.source = f"the model's FLOPs cannot be counted without its values: {error}"
 
