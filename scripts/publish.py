@@ -12,6 +12,7 @@ import re
 import shutil
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def publish(run: Path, folder: Path, licence: str) -> None:
         ConfigError: the folder is there.
     """
     checkpoint = named_checkpoint(run)
-    state = checkpoint.state
+    state = {**checkpoint.state, "config": without_places(checkpoint.state["config"])}
+    checkpoint = replace(checkpoint, state=state)
     if state.get("kind") == "vision":
         raise CheckpointError(f"{checkpoint.path} was written by pretrain.py; accepted: a run of pictures and captions")
     if folder.exists():
@@ -55,6 +57,16 @@ def publish(run: Path, folder: Path, licence: str) -> None:
     if measured:
         shutil.copy(run / "evaluation.json", folder)
     (folder / "README.md").write_text(card(checkpoint, run, measured, licence, folder.name), encoding="utf-8")
+
+
+def without_places(settings: Any) -> Any:
+    """Settings with the last part of every absolute path: where files lie on one machine is nothing to publish."""
+    if isinstance(settings, dict):
+        return {key: without_places(value) for key, value in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [without_places(value) for value in settings]
+    is_place = isinstance(settings, str) and Path(settings).expanduser().is_absolute()
+    return Path(settings).name if is_place else settings
 
 
 def _measured(run: Path, step: int) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+import yaml
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from test_common_weights import shaken
@@ -334,7 +335,7 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     run_folder, uploads = tmp_path / "table1_ours-smoke-0123abcd/seed0", []
     script = importlib.import_module("contrastive_basics.train")
     for seed in (1, 0):
-        config = config_of("contrastive_basics", "optim.steps=2", f"run.seed={seed}")
+        config = config_of("contrastive_basics", "optim.steps=2", f"run.seed={seed}", f"model.weights={tmp_path}")
         files = RunFiles(run_folder.with_name(f"seed{seed}"), {"seed": seed})
         script.train(config, open_training_pairs(config.data, seed), files, False, Accelerator(cpu=True))
     shutil.copytree(run_folder, run_folder.with_name("seed2"))  # which is none
@@ -357,6 +358,8 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
 
     folder = published("mine")
     assert uploads == []
+    assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["weights"] == tmp_path.name
+    assert not [file for file in folder.iterdir() if str(tmp_path).encode() in file.read_bytes()]
     card = (folder / "README.md").read_text()
     for said in ("license: cc-by-4.0", "row table1_ours at smoke scale", "Seeds: 2", "scenes", "sphere", "## Limits"):
         assert said in card
