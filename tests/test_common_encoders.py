@@ -7,6 +7,7 @@ from torch import nn
 from common.caption_lengths import encode_by_length
 from common.encoders.fusion import FusionTransformer
 from common.encoders.resnet import NarrowResNet, resnet50
+from common.encoders.stem import Stem
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.transformer import Block, QuickGELU, Transformer, fused_attention
 from common.encoders.vision import VisionTransformer, interpolate_positions
@@ -305,21 +306,23 @@ def test_patch_dropout_shortens_training_alone_and_keeps_the_class_tokens():
         VisionTransformer(32, 8, 16, 1, 2, 6, patch_dropout=0.99)
 
 
-def test_dropped_patches_differ_between_pictures_and_the_kept_ones_keep_their_order_and_position():
-    tower = VisionTransformer(64, 8, 16, 1, 2, 6, patch_dropout=0.5, input_norm=False)
-    with torch.no_grad():
-        tower.patch_embedding.weight.zero_()
-        tower.position_embedding.copy_(torch.arange(65.0)[:, None].expand(-1, 16))  # a token is its position
-        tower.class_embedding.zero_()
-    seen = []
-    tower.transformer.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0][:, :, 0]))
-    tower(torch.randn(4, 3, 64, 64))
-    positions = seen[0]
-    assert positions.shape == (4, 33)
-    assert (positions[:, 0] == 0).all()
-    assert (positions.diff(dim=1) > 0).all()
-    assert positions.max() <= 64
-    assert not (positions[0] == positions[1]).all()
+@pytest.mark.parametrize("stem", [None, "test_efficientnet"])
+def test_kept_patches_are_the_tokens_that_they_are_without_dropout(stem):
+    stem = None if stem is None else Stem(stem, 128)
+    tower = VisionTransformer(128, 32, 16, 1, 2, 6, num_class_tokens=2, patch_dropout=0.5, stem=stem)
+    tokens = []
+    tower.transformer.register_forward_hook(lambda module, inputs, output: tokens.append(inputs[0]))
+    images = torch.randn(3, 3, 128, 128)
+    tower(images)
+    tower.eval()(images)
+    some, all_tokens = tokens
+    assert some.shape == (3, 2 + 8, 16)
+    near = torch.isclose(some[:, :, None], all_tokens[:, None], rtol=1e-4, atol=1e-5).all(dim=-1)
+    assert (near.sum(dim=2) == 1).all()
+    places = near.int().argmax(dim=2)
+    assert (places[:, :2] == torch.arange(2)).all()
+    assert (places.diff(dim=1) > 0).all()
+    assert not torch.equal(places[0], places[1])
 
 
 def test_interpolated_positions_equal_open_clips_and_keep_the_class_rows():

@@ -30,7 +30,7 @@ class Stem(nn.Module):
         name: as timm has it, e.g. "tf_efficientnet_lite0".
         image_size: side of the square input in pixels.
         trainable: False holds it still: no gradient, and running statistics as they are, in training too.
-        dropout: share of the channels that `places` sets to 0 in each training picture.
+        dropout: share of its channels that a training picture loses in `drop_channels`.
     Attributes:
         channels: numbers per place. grid: places along each side.
     Raises:
@@ -76,16 +76,13 @@ class Stem(nn.Module):
         with torch.no_grad(), full_precision(images):  # the same as a cache holds, whatever autocast says
             return self._features(images.float())
 
-    def places(self, images: torch.Tensor, training: bool) -> torch.Tensor:
-        """What a tower stands on: features of pictures, or those that come in their place.
+    def places(self, images: torch.Tensor) -> torch.Tensor:
+        """(batch, channels, grid, grid): features of pictures as in `forward`, or those that come in their place."""
+        return self(images) if images.shape[1] == 3 else images
 
-        Args:
-            images: as in `forward`, or what it returns.
-            training: whether channels are dropped.
-        Returns:
-            (batch, channels, grid, grid).
-        """
-        return F.dropout2d(self(images) if images.shape[1] == 3 else images, self.dropout, training)
+    def drop_channels(self, places: torch.Tensor, training: bool) -> torch.Tensor:
+        """(batch, channels, rows, columns) as it comes, in training with `dropout` of each picture's channels at 0."""
+        return F.dropout2d(places, self.dropout, training)
 
     def _features(self, images: torch.Tensor) -> torch.Tensor:
         found = self.network.forward_features(images)
@@ -157,7 +154,7 @@ class PooledStem(nn.Module):
 
     def forward_tokens(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, grid * grid, channels), the stem's places row by row; arguments as in `forward`."""
-        return self.stem.places(images, self.training).flatten(2).transpose(1, 2)
+        return self.stem.drop_channels(self.stem.places(images), self.training).flatten(2).transpose(1, 2)
 
 
 def weights_file(weights: str) -> Path | None:

@@ -110,20 +110,30 @@ class VisionTransformer(nn.Module):
 
     def _blocks(self, images: torch.Tensor, first: int | None = None) -> torch.Tensor:
         if self.stem is not None:
-            images = self.stem.places(images, self.training)
-        patches = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, num_patches, width)
-        class_tokens = self.class_embedding.to(patches.dtype).expand(len(images), -1, -1)
-        tokens = torch.cat([class_tokens, patches], dim=1) + self.position_embedding.to(patches.dtype)
+            images = self.stem.places(images)
+        classes, positions = self.position_embedding.tensor_split([self.num_class_tokens])
         if self.training and self.patch_dropout:
-            tokens = self._drop_patches(tokens)
+            images, kept = self._drop_patches(images)
+            positions = positions[kept]
+        if self.stem is not None:
+            images = self.stem.drop_channels(images, self.training)
+        patches = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, num_patches, width)
+        class_tokens = (self.class_embedding + classes).to(patches.dtype).expand(len(images), -1, -1)
+        tokens = torch.cat([class_tokens, patches + positions.to(patches.dtype)], dim=1)
         return self.transformer(self.input_norm(tokens), first=first)
 
-    def _drop_patches(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Each picture keeps its own random patches, in their order, with the position rows they have."""
-        class_tokens, patches = tokens.tensor_split([self.num_class_tokens], dim=1)
+    def _drop_patches(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Each picture keeps its own random patches, before they are embedded, which is most of a hybrid tower's work.
+
+        Returns:
+            (batch, channels, kept * side, side), one patch above the other in their order, and (batch, kept) numbers.
+        """
+        side = self.patch_embedding.stride[0]
+        patches = images.unflatten(2, (-1, side)).unflatten(4, (-1, side)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
         kept = torch.rand(patches.shape[:2], device=patches.device).topk(self.kept_patches, dim=1).indices
-        patches = patches.gather(1, kept.sort(dim=1).values[..., None].expand(-1, -1, patches.shape[2]))
-        return torch.cat([class_tokens, patches], dim=1)
+        kept = kept.sort(dim=1).values
+        patches = patches[torch.arange(len(patches), device=kept.device)[:, None], kept]
+        return patches.transpose(1, 2).flatten(2, 3), kept
 
 
 def interpolate_positions(
