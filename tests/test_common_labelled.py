@@ -482,9 +482,13 @@ def test_all_sets_below_one_folder_are_opened_and_others_named(tmp_path):
     write_lines(tmp_path / "mnist" / "zeroshot_classification_templates.txt", "the digit {}")
     mnist(tmp_path / "mnist")
     (tmp_path / "other").mkdir()
+    (tmp_path / "imagenet").symlink_to(tmp_path / "mine")
     with pytest.warns(UserWarning, match=r"no classnames.txt in other; not evaluated"):
         sets = open_labelled_sets(tmp_path)
-    assert {name: len(pictures) for name, pictures in sets.items()} == {"mine": 2, "mnist-test": 2, "vtab-x": 6}
+    assert {name: len(pictures) for name, pictures in sets.items()} == {
+        "imagenet": 2, "mine": 2, "mnist-test": 2, "vtab-x": 6
+    }  # fmt: skip
+    assert sets["imagenet"].name == "mine"
     with pytest.raises(ValueError, match="has no labelled set"):
         open_labelled_sets(tmp_path / "other")
     with pytest.raises(FileNotFoundError, match="no such folder of labelled sets"):

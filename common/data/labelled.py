@@ -447,7 +447,8 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
     `test/nshards.txt` with tar shards, or what torchvision reads for a set of that name (a key of `TORCHVISION_SETS`),
     or one folder of pictures per class: in `test`, in `val`, or directly in the set's folder if that has no folder
     called test, val or train; the first of the three with as many folders as there are classes. Folders without
-    `classnames.txt` are passed over with a warning.
+    `classnames.txt` are passed over with a warning. A link `imagenet -> /data/tiny_imagenet` puts one set in the place of
+    another: tables have it in that one's columns and say which set it is.
 
     Raises:
         FileNotFoundError: if the folder is missing.
@@ -471,10 +472,11 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
                 opened = open_torchvision(folder.name, folder, names, templates)
             else:
                 place = _folder_of_classes(folder, len(names))
-                opened = open_image_folder(place, names, templates, name=folder.name)
-        if opened.name in sets:
-            raise ValueError(f"{root} has two labelled sets called {opened.name!r} (data.labelled), one in {folder}")
-        sets[opened.name] = opened
+                opened = open_image_folder(place, names, templates, name=folder.resolve().name)
+        name = folder.name if folder.is_symlink() else opened.name
+        if name in sets:
+            raise ValueError(f"{root} has two labelled sets called {name!r} (data.labelled), one in {folder}")
+        sets[name] = opened
     if not sets:
         raise ValueError(
             f"{root} has no labelled set (data.labelled); accepted: folders that hold {CLASS_NAMES_FILE} and "
