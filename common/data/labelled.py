@@ -447,8 +447,8 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
     `test/nshards.txt` with tar shards, or what torchvision reads for a set of that name (a key of `TORCHVISION_SETS`),
     or one folder of pictures per class: in `test`, in `val`, or directly in the set's folder if that has no folder
     called test, val or train; the first of the three with as many folders as there are classes. Folders without
-    `classnames.txt` are passed over with a warning. A link `imagenet -> /data/tiny_imagenet` puts one set in the place of
-    another: tables have it in that one's columns and say which set it is.
+    `classnames.txt` are passed over with a warning. A link `imagenet -> /data/tiny_imagenet` puts one set in the place
+    of another: tables have it in that one's columns and say which set it is.
 
     Raises:
         FileNotFoundError: if the folder is missing.
