@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -20,7 +21,7 @@ from common.report.experiments import read_experiment
 from common.report.table import QUERIES_INTERVAL, from_json
 from common.reproduce.command import Command
 from common.reproduce.rows import run_row
-from common.reproduce.tables import train_rows
+from common.reproduce.tables import note_of, train_rows
 from common.run.folder import RunFiles, only_run_in
 from oblique_topology.reproduce import CODE, PARTS, _note, main
 from scripts.parts import described_rows, parts_of
@@ -273,6 +274,14 @@ def test_a_row_says_which_structure_was_trained(output):
     notes = {row.method: row.note for row in table(output).rows}
     assert notes["CLIP [our-impl.], ViT-B/16"].startswith("ours: Sphere(32); ViT width 32")
     assert notes["CLIP [Multi(32, 16)], ViT-B/16"].startswith("ours: Multi(2, 16); ViT width 32")
+
+
+def test_a_row_says_what_its_towers_stand_on():
+    words = SimpleNamespace(scale="photos", overrides=())
+    assert "2 layers on tf_efficientnet_lite0 (held still; what it" in note_of(words, "table2_clip.yaml", CODE)
+    assert "text width 192, 2 layers; embedding" in note_of(words, "table2_clip.yaml", CODE)
+    bert = SimpleNamespace(scale="photos", overrides=("model.text.stem.weights=a/mini", "model.text.layers=0"))
+    assert "text: a mean on mini (held still; what" in note_of(bert, "table2_clip.yaml", CODE)
 
 
 def test_the_final_temperature_is_written_for_the_claim_that_names_it(output):

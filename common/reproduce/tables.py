@@ -165,12 +165,20 @@ def note_of(command: Command, row: str, code: PaperCode) -> str:
     file = code.folder / "configs" / row
     config = load_row(code.config_class, code.folder, file, command.scale, list(command.overrides))
     data, model, optim = config.data, config.model, config.optim
+    pixels = f", {data.image_size} px in patches of {model.patch_size}"
+    image = _tower("ViT", model.image, model.image.stem.name) + pixels
+    text = _tower("text", model.text, Path(model.text.stem.weights).name)
     return (
-        f"ours: ViT width {model.image.width}, {model.image.layers} layers, {data.image_size} px in patches of "
-        f"{model.patch_size}; text width {model.text.width}, {model.text.layers} layers; embedding "
-        f"{model.embedding_dim}; {optim.steps} steps of {optim.global_batch_size} pairs; towers in "
-        f"{'bfloat16' if precision_of(config.run) == 'bf16' else 'float32'}"
+        f"ours: {image}; {text}; embedding {model.embedding_dim}; {optim.steps} steps of {optim.global_batch_size} "
+        f"pairs; towers in {'bfloat16' if precision_of(config.run) == 'bf16' else 'float32'}"
     )
+
+
+def _tower(kind: str, tower: Any, stem: str) -> str:
+    """A tower's sizes, and the pre-trained network below it."""
+    layers = f"{kind} width {tower.width}, {tower.layers} layers" if tower.layers else f"{kind}: a mean"
+    trained = "trained on" if tower.stem.trainable else "held still"
+    return f"{layers} on {stem} ({trained}; what it was pre-trained on is not new to it)" if stem else layers
 
 
 def stand_in_for(command: Command, runs: Runs, role: str) -> str | None:
