@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 
 from common.accumulation import MicroBatches
 from common.base.config import SCALES, ConfigError, load_row
+from common.base.files import read_own_yaml
 from common.base.settings import OptimConfig
 from common.geometry import clamp_scalars_, scalar_values
 from common.info_nce import contrastive_loss
@@ -160,7 +160,7 @@ def test_vit_b16_has_more_patches_and_small_datacomp_fewer_steps_at_every_scale(
 
 
 def test_every_trained_row_of_the_tables_has_its_config_and_every_config_its_row():
-    tables = yaml.safe_load((FOLDER / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]
+    tables = read_own_yaml(FOLDER / "paper_tables.yaml")["tables"]
     named = {row["config"] for table in tables.values() for row in table["rows"] if "config" in row}
     not_rows = {"redcaps_euclip.yaml", "unstable_hyperbolic_no_ln.yaml", "unstable_meru_no_ln.yaml"}
     assert named == {row.name for row in ROWS} - not_rows

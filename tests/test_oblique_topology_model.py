@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 
 from common.base.config import SCALES, ConfigError, load_row, override
+from common.base.files import read_own_yaml
 from common.geometry import Sphere
 from common.info_nce import symmetric_info_nce
 from common.run.schedule import learning_rate_at
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 BERT_IDS = SimpleNamespace(vocabulary_size=30_522, end_id=102)
 FEW_IDS = SimpleNamespace(vocabulary_size=40, end_id=3)
 ROWS = sorted(path for path in FOLDER.glob("configs/*.yaml") if not path.name.startswith(("scale_", "lit_")))
-TABLES = yaml.safe_load((FOLDER / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]
+TABLES = read_own_yaml(FOLDER / "paper_tables.yaml")["tables"]
 
 
 def row(name, scale="smoke", *overrides):

@@ -4,7 +4,7 @@ import json
 import zlib
 from pathlib import Path
 
-import yaml
+from common.base.files import read_own_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 # checksum of the values of each table, as they were compared with the papers; whoever corrects a cell renews it
@@ -36,7 +36,7 @@ DIGESTS = {
 
 
 def tables_of(paper):
-    return yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]
+    return read_own_yaml(ROOT / paper / "paper_tables.yaml")["tables"]
 
 
 def test_no_printed_number_changes_by_accident():

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
+from common.base.files import read_own_yaml
 from common.report.table import read_table
 from scripts.parts import parts_of
 
@@ -103,7 +103,7 @@ def test_a_rows_header_names_the_committed_results_of_its_tables_and_no_others()
         assert all((ROOT / folder).is_dir() for folder in folders), row.name
     for printed in sorted(ROOT.glob("*/paper_tables.yaml")):
         paper = printed.parent.name
-        for name, source in yaml.safe_load(printed.read_text(encoding="utf-8"))["tables"].items():
+        for name, source in read_own_yaml(printed)["tables"].items():
             folder = f"results/{paper}/{name}"
             tables = [read_table(path) for path in ROOT.glob(f"{folder}/*/{name}.json")]
             measured = {row.method for table in tables for row in table.rows if row.status == "measured"}

@@ -8,7 +8,9 @@ the file, the key, the value and what is accepted. No interpolation, no class pa
 """
 
 import argparse
+import copy
 import dataclasses
+import functools
 import itertools
 import math
 import re
@@ -222,18 +224,23 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         folder = path.parent
         there = ", ".join(sorted(item.name for item in folder.glob("*.yaml"))) if folder.is_dir() else "no such folder"
         raise ConfigError(f"{path}: no such config file; in {folder}: {there or 'no YAML file'}")
-    try:
-        loader = _Words(path.read_bytes())
-        root = loader.get_single_node()
-        _refuse_twice(root, path)
-        content = {} if root is None else loader.construct_document(root)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    content = copy.deepcopy(_content(path, path.read_bytes()))
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: a config is a mapping of sections, got {type(content).__name__}")
     return content
+
+
+@functools.lru_cache  # a table reads the same few files for each of its rows
+def _content(path: Path, text: bytes) -> Any:
+    try:
+        loader = _Words(text)
+        root = loader.get_single_node()
+        _refuse_twice(root, path)
+        return {} if root is None else loader.construct_document(root)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
 
 
 def _refuse_twice(node: yaml.Node | None, path: Path, prefix: str = "") -> None:

@@ -3,7 +3,6 @@
 import ast
 import hashlib
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -64,12 +63,13 @@ def imported_files(script: Path, leave_out: tuple[str, ...] = ()) -> list[Path]:
         leave_out: path prefixes; a file that is left out is not looked into either.
     """
     found: set[Path] = set()
+    ours: dict[str, frozenset[str]] = {}
     waiting = [script.resolve()]
     while waiting:
         path = waiting.pop()
         if path not in found and not path.relative_to(ROOT).as_posix().startswith(leave_out):
             found.add(path)
-            waiting += [file for name in _imported_names(path) for file in _files_of(name)]
+            waiting += [file for name in _imported_names(path) for file in _files_of(name, ours)]
     return sorted(found)
 
 
@@ -93,14 +93,21 @@ def _import_statements(source: bytes) -> tuple[tuple[int, str], ...]:
     return tuple(found)
 
 
-def _files_of(name: str) -> list[Path]:
-    """The module's file, where it is one of ours, and those of the packages that importing it runs."""
-    found, place = [], str(ROOT)
-    for part in name.split("."):  # as text: thousands of names are looked up for every row
+def _files_of(name: str, ours: dict[str, frozenset[str]]) -> list[Path]:
+    """The module's file, where it is one of ours, and those of the packages that importing it runs.
+
+    Args:
+        name: dotted.
+        ours: files below each first part of a name; filled here, as thousands of names are looked up for every row.
+    """
+    parts = name.split(".")
+    place = str(ROOT / parts[0])
+    if parts[0] not in ours:
+        ours[parts[0]] = frozenset(map(str, [*ROOT.glob(f"{parts[0]}.py"), *Path(place).rglob("*.py")]))
+    found = []
+    for part in [*parts[1:], ""] if ours[parts[0]] else ():
+        found += [Path(file) for file in (f"{place}.py", f"{place}/__init__.py") if file in ours[parts[0]]]
         place = f"{place}/{part}"
-        found += [Path(file) for file in (f"{place}.py", f"{place}/__init__.py") if os.path.isfile(file)]  # noqa: PTH113
-        if not os.path.isdir(place):  # noqa: PTH112
-            break
     return found
 
 

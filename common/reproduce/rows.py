@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from common.base.config import ConfigError, load_row
-from common.base.files import read_json, write_json
+from common.base.files import read_json, read_own_yaml, write_json
 from common.base.provenance import ROOT, code_fingerprint, hash_of, imported_files
 from common.data.pairs import open_evaluation_sets, open_training_pairs
 from common.distributed import gather_objects, wait_for_everyone
@@ -70,7 +68,7 @@ class PaperCode:
 
 def paper_tables(paper: str) -> dict[str, Any]:
     """What a paper folder's paper_tables.yaml says."""
-    return yaml.safe_load((ROOT / paper / "paper_tables.yaml").read_text(encoding="utf-8"))
+    return read_own_yaml(ROOT / paper / "paper_tables.yaml")
 
 
 @dataclass(frozen=True)

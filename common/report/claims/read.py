@@ -30,6 +30,7 @@ from typing import Any
 
 import yaml
 
+from common.base.files import read_own_yaml
 from common.report.claims.expressions import EXPERIMENT, Cell, Condition, ExpressionError, cells, margins, parse
 
 HOLDS, FAILS = "holds", "does not hold"
@@ -255,7 +256,7 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
 
 def _yaml(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return read_own_yaml(path)
     except yaml.YAMLError as error:
         raise ClaimError(f"{_shown(path)} is no YAML: {' '.join(str(error).split())}") from None
 
