@@ -29,15 +29,35 @@ from common.pool import Candidates, Pool
 NOT_MASKED = -100  # word target of a position that is not to be filled in: what F.cross_entropy ignores
 
 
-class FusedEncoders(nn.Module):
+class ProjectedTowers(nn.Module):
+    """Two towers whose class tokens are projected outside of them, so that all their tokens can be looked at.
+
+    Args:
+        image_tower: without projection.
+        text_tower: without projection, one class token.
+        embedding_dim: of both projections.
+    """
+
+    def __init__(
+        self, image_tower: VisionTransformer, text_tower: BidirectionalTextTransformer, embedding_dim: int
+    ) -> None:
+        super().__init__()
+        self.image_tower, self.text_tower = image_tower, text_tower
+        self.image_projection = nn.Linear(image_tower.width, embedding_dim)
+        self.text_projection = nn.Linear(text_tower.width, embedding_dim)
+
+    def text_mask(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length), True at words and False at padding."""
+        return self.text_tower.word_mask(token_ids)
+
+
+class FusedEncoders(ProjectedTowers):
     """Everything of which ALBEF keeps a momentum copy: towers, projections, fusion, masked-word head.
 
     Args:
-        image_tower: without projection; its tokens are what the fusion looks at.
-        text_tower: without projection, one class token.
-        fusion: on the text tower's tokens.
+        image_tower, text_tower, embedding_dim: as in `ProjectedTowers`.
+        fusion: on the text tower's tokens; looks at the image tower's.
         word_head: scores words by the text tower's embeddings.
-        embedding_dim: of both projections.
     """
 
     def __init__(
@@ -48,14 +68,8 @@ class FusedEncoders(nn.Module):
         word_head: MaskedLanguageHead,
         embedding_dim: int,
     ) -> None:
-        super().__init__()
-        self.image_tower, self.text_tower, self.fusion, self.word_head = image_tower, text_tower, fusion, word_head
-        self.image_projection = nn.Linear(image_tower.width, embedding_dim)
-        self.text_projection = nn.Linear(text_tower.width, embedding_dim)
-
-    def text_mask(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(batch, length), True at words and False at padding."""
-        return self.text_tower.word_mask(token_ids)
+        super().__init__(image_tower, text_tower, embedding_dim)
+        self.fusion, self.word_head = fusion, word_head
 
     def word_logits(
         self, masked_ids: torch.Tensor, text_mask: torch.Tensor, image_tokens: torch.Tensor
@@ -68,6 +82,14 @@ class FusedEncoders(nn.Module):
         return self.word_head(self.fusion(tokens, text_mask, image_tokens), self.text_tower.token_embedding.weight)
 
 
+class ContrastLosses(NamedTuple):
+    """Loss of one step in nats, and the keys to put into the pools after it."""
+
+    contrast: torch.Tensor
+    image_keys: torch.Tensor
+    text_keys: torch.Tensor
+
+
 class AlbefLosses(NamedTuple):
     """Losses of one step in nats, and the keys to put into the pools after it."""
 
@@ -78,14 +100,12 @@ class AlbefLosses(NamedTuple):
     text_keys: torch.Tensor
 
 
-class Albef(nn.Module):
-    """ALBEF's pre-training model; with ids and without masked words, its fine-tuning model for retrieval.
+class QueueClip(nn.Module):
+    """CLIP against pools of momentum keys: ALBEF without fusion.
 
     What differs from plain CLIP:
         1. keys come from momentum copies of the encoders and stay in pools;
-        2. part of the target mass follows the momentum model's own similarities (distillation weight alpha);
-        3. a fusion transformer judges whether picture and caption belong together, on hard negatives of the batch;
-        4. and fills in masked words.
+        2. part of the target mass follows the momentum model's own similarities (distillation weight alpha).
 
     Args:
         encoders: trained; a momentum copy is made of them.
@@ -97,7 +117,7 @@ class Albef(nn.Module):
 
     def __init__(
         self,
-        encoders: FusedEncoders,
+        encoders: ProjectedTowers,
         geometry: Geometry,
         logit_scale: LogitScale,
         image_pool: Pool,
@@ -105,7 +125,6 @@ class Albef(nn.Module):
     ) -> None:
         super().__init__()
         self.encoders, self.geometry, self.logit_scale = encoders, geometry, logit_scale
-        self.matching_head = nn.Linear(encoders.text_tower.width, 2)
         self.momentum_encoders = MomentumEncoder(encoders)
         self.image_pool, self.text_pool = image_pool, text_pool
 
@@ -121,49 +140,12 @@ class Albef(nn.Module):
         """(batch, length) -> text embeddings."""
         return self._text_embeddings(self.encoders, self.encoders.text_tower.forward_tokens(token_ids))
 
-    def match(
-        self,
-        text_tokens: torch.Tensor,
-        text_mask: torch.Tensor,
-        image_tokens: torch.Tensor,
-        recorded: list[torch.Tensor] | None = None,
-    ) -> torch.Tensor:
-        """Do picture and caption belong together?
-
-        Args:
-            text_tokens, text_mask, image_tokens: row by row one pair, of the towers.
-            recorded: receives the cross-attention weights of each fusion layer, for Grad-CAM.
-        Returns:
-            (batch, 2) logits of no and yes; re-ranking sorts by the second.
-        """
-        return self.matching_head(self.encoders.fusion(text_tokens, text_mask, image_tokens, recorded)[:, 0])
-
     def forward(
-        self,
-        images: torch.Tensor,
-        token_ids: torch.Tensor,
-        masked_ids: torch.Tensor | None,
-        word_targets: torch.Tensor | None,
-        alpha: float,
-        ids: torch.Tensor | None = None,
-        generator: torch.Generator | None = None,
-    ) -> AlbefLosses:
-        """
-        Args:
-            images: (batch, 3, size, size), the one view that both encoders see.
-            token_ids: (batch, length).
-            masked_ids, word_targets: of mask_words; None = no loss on words (fine-tuning for retrieval).
-            alpha: distillation weight in [0, 1], see distillation_weight.
-            ids: (batch,) int64; all candidates with the same id are positives. None = the own key alone.
-            generator: that hard negatives are drawn with, on the images' device; None = the global one.
-        Returns:
-            AlbefLosses; `words` is 0 without masked words.
-        """
+        self, images: torch.Tensor, token_ids: torch.Tensor, alpha: float, ids: torch.Tensor | None = None
+    ) -> "ContrastLosses":
+        """Arguments and losses as in `Albef.forward`, without matching and words."""
         step = self.encode_step(images, images, token_ids, ids)
-        *logits, contrast = self.cross_modal_contrast(step, alpha)
-        matching = self.matching_loss(step, *logits, generator)
-        words = self.word_loss(step, masked_ids, word_targets, alpha)
-        return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
+        return ContrastLosses(self.cross_modal_contrast(step, alpha)[2], step.image_keys, step.text_keys)
 
     def encode_step(
         self, images: torch.Tensor, momentum_images: torch.Tensor, token_ids: torch.Tensor, ids: torch.Tensor | None
@@ -210,6 +192,93 @@ class Albef(nn.Module):
             losses.append(info_nce(found[-1], targets))
         return found[0], found[1], sum(losses) / 2
 
+    def update_momentum_encoders(self, ema_momentum: float) -> None:
+        """theta_m <- m theta_m + (1 - m) theta over parameters; ALBEF: 0.995, at the start of each step."""
+        self.momentum_encoders.update_(self.encoders, ema_momentum)
+
+    def insert(
+        self, image_keys: torch.Tensor, text_keys: torch.Tensor, ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Puts the keys of all processes into both pools, after the step that had them as positives.
+
+        Returns:
+            (world_size * batch,) slots in the image pool, and in the text pool.
+        """
+        return self.image_pool.insert(image_keys, ids), self.text_pool.insert(text_keys, ids)
+
+    def _image_embeddings(self, encoders: FusedEncoders, tokens: torch.Tensor) -> torch.Tensor:
+        return self.geometry.embed_image(encoders.image_projection(tokens[:, 0]))
+
+    def _text_embeddings(self, encoders: FusedEncoders, tokens: torch.Tensor) -> torch.Tensor:
+        return self.geometry.embed_text(encoders.text_projection(tokens[:, 0]))
+
+
+class Albef(QueueClip):
+    """ALBEF's pre-training model; with ids and without masked words, its fine-tuning model for retrieval.
+
+    What it adds: a fusion transformer judges whether picture and caption belong together, on hard negatives of the
+    batch, and fills in masked words.
+
+    Args:
+        encoders: trained; a momentum copy is made of them.
+        geometry, logit_scale, image_pool, text_pool: as in `QueueClip`.
+    """
+
+    def __init__(
+        self,
+        encoders: FusedEncoders,
+        geometry: Geometry,
+        logit_scale: LogitScale,
+        image_pool: Pool,
+        text_pool: Pool,
+    ) -> None:
+        super().__init__(encoders, geometry, logit_scale, image_pool, text_pool)
+        self.matching_head = nn.Linear(encoders.text_tower.width, 2)
+
+    def match(
+        self,
+        text_tokens: torch.Tensor,
+        text_mask: torch.Tensor,
+        image_tokens: torch.Tensor,
+        recorded: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Do picture and caption belong together?
+
+        Args:
+            text_tokens, text_mask, image_tokens: row by row one pair, of the towers.
+            recorded: receives the cross-attention weights of each fusion layer, for Grad-CAM.
+        Returns:
+            (batch, 2) logits of no and yes; re-ranking sorts by the second.
+        """
+        return self.matching_head(self.encoders.fusion(text_tokens, text_mask, image_tokens, recorded)[:, 0])
+
+    def forward(
+        self,
+        images: torch.Tensor,
+        token_ids: torch.Tensor,
+        masked_ids: torch.Tensor | None,
+        word_targets: torch.Tensor | None,
+        alpha: float,
+        ids: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> AlbefLosses:
+        """
+        Args:
+            images: (batch, 3, size, size), the one view that both encoders see.
+            token_ids: (batch, length).
+            masked_ids, word_targets: of mask_words; None = no loss on words (fine-tuning for retrieval).
+            alpha: distillation weight in [0, 1], see distillation_weight.
+            ids: (batch,) int64; all candidates with the same id are positives. None = the own key alone.
+            generator: that hard negatives are drawn with, on the images' device; None = the global one.
+        Returns:
+            AlbefLosses; `words` is 0 without masked words.
+        """
+        step = self.encode_step(images, images, token_ids, ids)
+        *logits, contrast = self.cross_modal_contrast(step, alpha)
+        matching = self.matching_loss(step, *logits, generator)
+        words = self.word_loss(step, masked_ids, word_targets, alpha)
+        return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
+
     def matching_loss(
         self,
         step: "EncodedStep",
@@ -250,26 +319,6 @@ class Albef(nn.Module):
             momentum = self.momentum_encoders.encoder
             soft = momentum.word_logits(masked_ids, step.text_mask, step.momentum_image_tokens)[chosen].softmax(dim=1)
         return (1 - alpha) * loss + alpha * F.cross_entropy(logits, soft, reduction="sum") / count
-
-    def update_momentum_encoders(self, ema_momentum: float) -> None:
-        """theta_m <- m theta_m + (1 - m) theta over parameters; ALBEF: 0.995, at the start of each step."""
-        self.momentum_encoders.update_(self.encoders, ema_momentum)
-
-    def insert(
-        self, image_keys: torch.Tensor, text_keys: torch.Tensor, ids: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Puts the keys of all processes into both pools, after the step that had them as positives.
-
-        Returns:
-            (world_size * batch,) slots in the image pool, and in the text pool.
-        """
-        return self.image_pool.insert(image_keys, ids), self.text_pool.insert(text_keys, ids)
-
-    def _image_embeddings(self, encoders: FusedEncoders, tokens: torch.Tensor) -> torch.Tensor:
-        return self.geometry.embed_image(encoders.image_projection(tokens[:, 0]))
-
-    def _text_embeddings(self, encoders: FusedEncoders, tokens: torch.Tensor) -> torch.Tensor:
-        return self.geometry.embed_text(encoders.text_projection(tokens[:, 0]))
 
 
 class EncodedStep(NamedTuple):
