@@ -1,0 +1,275 @@
+"""Distances along the data: spherical k-means, a graph of cluster centres, shortest paths (GeoMM, Sec. 3).
+
+Conventions, for every function here:
+    points, features, queries, centres are unit vectors, (num, dim); lengths are angles in radians, float32 or float64
+    no path = inf; nothing here knows of devices, processes or steps; ties go to the lower index
+
+    distance(query, row) = angle to a centre + path between two centres + offset of the row from its centre   (Eq. 3)
+    similarity           = cos(min(distance, 4 pi) / 4)
+
+The paper's Eq. 3 goes through the query's nearest centre. All columns of the query then share the one term that depends
+on it, and the gradient lies on the line to that centre whatever the positive is. So there are several readings:
+    nearest        Eq. 3 to the letter
+    knn            the query is a node as any other: the shortest way through one of its nearest centres
+    knn_local      knn, and the direct angle to the rows of its nearest cluster (or of all that it is attached to)
+    nearest_st     the value of nearest with the gradient of the cosine
+    knn_local_st   the value of knn_local with the gradient of the cosine
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import dijkstra
+
+from common.base.compiled import compiled
+from common.geometry import norm, paired_angles, unit
+
+ATTACH = ("nearest", "knn", "knn_local", "nearest_st", "knn_local_st")
+LOCAL = ("nearest", "attached")
+CUT = 4 * math.pi  # where distances are truncated (Sec. 3.3)
+CHUNK = 8_192  # rows compared with all centres at once
+
+
+@dataclass(frozen=True)
+class GeodesicGraph:
+    """What a clustering leaves of a set of rows: all that distances need, whatever the hierarchy was.
+
+    cluster_centers: (num_clusters, dim). paths: (num_clusters, num_clusters), symmetric, 0 on the diagonal, inf = none.
+    nearest_center: (num_rows,) int32, an index that index_select takes; 8 bits would end at 256 clusters.
+    offset: (num_rows,) angle between a row and its nearest centre.
+    """
+
+    cluster_centers: torch.Tensor
+    paths: torch.Tensor
+    nearest_center: torch.Tensor
+    offset: torch.Tensor
+
+
+def angles(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Angles of all pairs: (a, dim), (b, dim) -> (a, b), with a finite gradient.
+
+    From one product, so that angles below 1e-3 (float32) are exact to 1e-3 only; `common.geometry.paired_angles` is
+    exact everywhere. Below that, and as near to pi, the gradient is 0.
+    """
+    cosines = first @ second.T
+    limit = 1 - 8 * torch.finfo(cosines.dtype).eps  # arccos has no slope at 1
+    return cosines.clamp(-limit, limit).arccos()
+
+
+def angle_normalise(distances: torch.Tensor) -> torch.Tensor:
+    """Distances in [0, inf] -> angles in [0, pi]: min(distance, 4 pi) / 4; the gradient is 0 beyond the cut.
+
+    inferred: the paper truncates, normalises to [0, pi] and takes the cosine, and says no more. This way is monotone
+    and does not depend on the rest of the batch. The cut comes first: cos(inf) is NaN.
+    """
+    return distances.clamp(max=CUT) / 4
+
+
+def nearest_centers(points: torch.Tensor, centers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each point's nearest centre, (num_points,) int32, and its angle to it; a chunk of points at a time."""
+    nearest = torch.cat([(chunk @ centers.T).argmax(dim=1) for chunk in points.split(CHUNK)])
+    parts = zip(points.split(CHUNK), nearest.split(CHUNK))
+    offset = torch.cat([paired_angles(chunk, centers[places]) for chunk, places in parts])
+    return nearest.int(), offset
+
+
+def spherical_kmeans(points: torch.Tensor, start: torch.Tensor, iterations: int = 5) -> torch.Tensor:
+    """Centres after some rounds of: assign each point to the closest centre; a centre is its points' normalised mean.
+
+    A cluster without points (or whose points cancel out) starts again at the point that is farthest from its own
+    centre, several such clusters at several points. Points have to be assigned once more: the last centres have moved.
+
+    Args:
+        points: (num_points, dim), at least one.
+        start: (num_clusters, dim): the centres before, or points.
+        iterations: rounds; the paper takes 5.
+    Returns:
+        (num_clusters, dim).
+    """
+    centers = start
+    for _ in range(iterations):
+        closest = [(chunk @ centers.T).max(dim=1) for chunk in points.split(CHUNK)]
+        nearest = torch.cat([found.indices for found in closest])
+        sums = torch.zeros_like(centers).index_add_(0, nearest, points)
+        lost = (norm(sums) < 1e-6).nonzero()[:, 0]
+        if len(lost):
+            farthest = torch.cat([found.values for found in closest]).argsort(stable=True)
+            sums[lost] = points[farthest[torch.arange(len(lost), device=lost.device) % len(points)]]
+        centers = unit(sums)
+    return centers
+
+
+def neighbor_edges(points: torch.Tensor, num_neighbors: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """From each point to its nearest others: heads, tails, lengths, of num_points * min(num_neighbors, the others)."""
+    count = min(num_neighbors, len(points) - 1)
+    heads = torch.arange(len(points), device=points.device)
+    tails = []
+    for chunk in heads.split(CHUNK // 8):
+        cosines = points[chunk] @ points.T
+        cosines[torch.arange(len(chunk), device=chunk.device), chunk] = -torch.inf  # no point is its own neighbour
+        tails.append(cosines.topk(count, dim=1).indices)
+    heads, tails = heads.repeat_interleave(count), torch.cat(tails).flatten()
+    return heads, tails, paired_angles(points[heads], points[tails])
+
+
+def neighbor_graph(centers: torch.Tensor, num_neighbors: int) -> torch.Tensor:
+    """Edges of a graph in which two centres are joined if either is among the other's nearest.
+
+    Args:
+        centers: (num_clusters, dim).
+        num_neighbors: of each centre; if there are no more others than that, the graph is complete.
+    Returns:
+        (num_clusters, num_clusters) angles, symmetric, 0 on the diagonal, inf where there is no edge.
+    """
+    heads, tails, lengths = neighbor_edges(centers, num_neighbors)
+    edges = torch.full((len(centers), len(centers)), torch.inf, dtype=lengths.dtype, device=lengths.device)
+    edges[heads, tails] = lengths
+    return torch.minimum(edges, edges.T).fill_diagonal_(0.0)
+
+
+def shortest_paths(edges: torch.Tensor) -> torch.Tensor:
+    """Lengths of the shortest paths between all nodes, by Floyd and Warshall; the edges are left as they are."""
+    if edges.device.type != "cpu":
+        return _row_by_row(edges)
+    paths = edges.clone()
+    _compiled_paths(paths.numpy())
+    return paths
+
+
+def _row_by_row(edges: torch.Tensor) -> torch.Tensor:
+    paths = edges.clone()
+    for node in range(len(paths)):
+        torch.minimum(paths, paths[:, node, None] + paths[node], out=paths)
+    return paths
+
+
+@compiled
+def _compiled_paths(paths):
+    for node in range(len(paths)):
+        onwards = paths[node].copy()
+        for start in range(len(paths)):
+            first = paths[start, node]
+            if first < np.inf:
+                row = paths[start]
+                for end in range(len(onwards)):
+                    row[end] = min(row[end], first + onwards[end])
+
+
+def components(paths: torch.Tensor) -> torch.Tensor:
+    """(num_nodes,) int64: the lowest node that each node has a path to, the same for all nodes of a component."""
+    return torch.isfinite(paths).int().argmax(dim=1)
+
+
+def attach_queries(
+    queries: torch.Tensor, graph: GeodesicGraph, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The shortest way of each query to each centre, through one of its nearest `count` centres.
+
+    Args:
+        queries: (batch, dim).
+        graph: of the rows; its centres and paths are used.
+        count: 1 = the paper's Eq. 3; all centres = the angle to each of them, by the triangle inequality.
+    Returns:
+        routes: (batch, num_clusters) lengths.
+        attached: (batch, count) int64, the centres of each query, nearest first.
+        entrance: (batch, num_clusters) int64, which of them the way begins with.
+    """
+    first, attached = angles(queries, graph.cluster_centers).topk(count, dim=1, largest=False)
+    routes, through = (first[:, :, None] + graph.paths[attached]).min(dim=1)
+    return routes, attached, attached.gather(1, through)
+
+
+def check_reading(attach: str, local: str) -> None:
+    """Raises ValueError for readings that do not exist, naming those that do."""
+    for name, value, accepted in (("attach", attach, ATTACH), ("local", local, LOCAL)):
+        if value not in accepted:
+            raise ValueError(f"{name} {value!r} is unknown; accepted: {', '.join(accepted)}")
+
+
+def attached_and_local(attach: str, local: str, num_attached: int, num_clusters: int) -> tuple[int, int]:
+    """How many centres a query goes through, and in how many of their clusters its distances are direct angles."""
+    check_reading(attach, local)
+    count = 1 if attach.startswith("nearest") else min(num_attached, num_clusters)
+    if "local" not in attach:
+        return count, 0
+    return count, 1 if local == "nearest" else count
+
+
+def geodesic_distance(
+    queries: torch.Tensor,
+    rows: torch.Tensor,
+    graph: GeodesicGraph,
+    attach: str = "knn_local",
+    num_attached: int = 8,
+    local: str = "nearest",
+) -> torch.Tensor:
+    """Distances of queries that are no rows of the graph to all of its rows, for every reading (Eq. 3).
+
+    By plain autograd, through which nothing but the queries gets a gradient: the pool has a faster form of the same
+    numbers. The readings `_st` have the distances of those without.
+
+    Args:
+        queries: (batch, dim).
+        rows: (num_rows, dim), what the graph was built of and attached to.
+        graph: see GeodesicGraph.
+        attach: reading, one of ATTACH.
+        num_attached: centres of a query for `knn`; the paper has 8 neighbours.
+        local: rows at the direct angle, for `knn_local`: of the query's "nearest" cluster, or of all "attached" ones.
+    Returns:
+        (batch, num_rows), >= the angle, inf where there is no path.
+    """
+    count, num_local = attached_and_local(attach, local, num_attached, len(graph.paths))
+    routes, attached, _ = attach_queries(queries, graph, count)
+    distances = routes.index_select(1, graph.nearest_center) + graph.offset
+    if not num_local:
+        return distances
+    is_local = torch.zeros_like(routes, dtype=torch.bool).scatter(1, attached[:, :num_local], True)
+    return torch.where(is_local.index_select(1, graph.nearest_center), angles(queries, rows), distances)
+
+
+def geodesic_similarity(
+    queries: torch.Tensor,
+    rows: torch.Tensor,
+    graph: GeodesicGraph,
+    attach: str = "knn_local",
+    num_attached: int = 8,
+    local: str = "nearest",
+) -> torch.Tensor:
+    """cos(angle_normalise(geodesic_distance)), in [-1, 1]; with `_st` its gradient is that of the cosine.
+
+    Arguments as in `geodesic_distance`; (batch, num_rows).
+    """
+    similarity = angle_normalise(geodesic_distance(queries, rows, graph, attach, num_attached, local)).cos()
+    if not attach.endswith("_st"):
+        return similarity
+    cosines = queries @ rows.T
+    return cosines + (similarity - cosines).detach()
+
+
+def sample_distance(queries: torch.Tensor, rows: torch.Tensor, num_neighbors: int = 8) -> torch.Tensor:
+    """The exact geodesic that the clusters stand for: shortest paths on the neighbour graph of all rows.
+
+    Each query has edges to its nearest rows; no path leads through another query. Without gradient, by Dijkstra on the
+    CPU: seconds at 4,096 rows.
+
+    Args:
+        queries: (batch, dim).
+        rows: (num_rows, dim).
+        num_neighbors: of each row, and of each query.
+    Returns:
+        (batch, num_rows) float64, >= the angle, inf where there is no path.
+    """
+    heads, tails, lengths = neighbor_edges(rows, num_neighbors)
+    first = (queries @ rows.T).topk(min(num_neighbors, len(rows)), dim=1).indices
+    asking = torch.arange(len(queries)).repeat_interleave(first.shape[1])
+    steps = paired_angles(queries[asking], rows[first.flatten()])
+    starts = torch.cat([heads, tails, len(rows) + asking]).numpy()
+    ends = torch.cat([tails, heads, first.flatten()]).numpy()
+    lengths = torch.cat([lengths, lengths, steps]).double().detach().numpy()
+    size = len(rows) + len(queries)
+    _, once = np.unique(starts * size + ends, return_index=True)  # a matrix would add an edge named from both sides
+    edges = csr_array((lengths[once], (starts[once], ends[once])), shape=(size, size))
+    return torch.from_numpy(dijkstra(edges, indices=np.arange(len(rows), size))[:, : len(rows)])

@@ -1,0 +1,312 @@
+"""geomm/geodesic.py: second implementations, brute force, laws, and what is wrong with Eq. 3 and with Theorem 2."""
+
+import itertools
+import math
+
+import networkx
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components, dijkstra
+from scipy.sparse.csgraph import shortest_path as scipy_shortest_path
+
+from common.geometry import paired_angles, unit
+from geomm.geodesic import (
+    ATTACH,
+    GeodesicGraph,
+    _row_by_row,
+    angle_normalise,
+    angles,
+    attach_queries,
+    components,
+    geodesic_distance,
+    geodesic_similarity,
+    nearest_centers,
+    neighbor_graph,
+    sample_distance,
+    shortest_paths,
+    spherical_kmeans,
+)
+
+
+def draw(seed, *shape, dtype=torch.float64):
+    return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype))
+
+
+def on_circle(*radians):
+    return torch.tensor([[math.cos(angle), math.sin(angle)] for angle in radians], dtype=torch.float64)
+
+
+def random_edges(seed, nodes, share):
+    """A symmetric graph, in pieces where few pairs are joined."""
+    generator = np.random.default_rng(seed)
+    lengths, present = generator.uniform(0.1, 3.0, (nodes, nodes)), generator.uniform(size=(nodes, nodes)) < share
+    edges = np.where(np.triu(present, 1), np.triu(lengths, 1), np.inf)
+    edges = np.minimum(edges, edges.T)
+    np.fill_diagonal(edges, 0.0)
+    return edges
+
+
+def graph_of(rows, num_clusters=16, num_neighbors=3):
+    """One flat clustering, put together from the functions under test."""
+    centers = spherical_kmeans(rows, rows[:: len(rows) // num_clusters][:num_clusters], 3)
+    return GeodesicGraph(
+        centers, shortest_paths(neighbor_graph(centers, num_neighbors)), *nearest_centers(rows, centers)
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_paths_are_those_of_scipy_and_networkx_in_pieces_too(seed):
+    edges = random_edges(seed, 30, (0.03, 0.06, 0.2, 0.9)[seed % 4])
+    found = shortest_paths(torch.from_numpy(edges)).numpy()
+    on_device = _row_by_row(torch.from_numpy(edges)).numpy()  # what runs elsewhere than on a CPU
+    sparse = csr_array(np.where(np.isinf(edges), 0.0, edges))
+    graph = networkx.from_numpy_array(np.where(np.isinf(edges), 0.0, edges))
+    theirs = np.full_like(edges, np.inf)
+    for start, lengths in networkx.all_pairs_dijkstra_path_length(graph):
+        theirs[start, list(lengths)] = list(lengths.values())
+    for other in (on_device, theirs, *(scipy_shortest_path(sparse, method=method) for method in ("D", "FW"))):
+        np.testing.assert_allclose(found, other, rtol=0, atol=1e-12)  # inf stands where inf stands
+    labels = connected_components(sparse)[1]
+    assert len(components(torch.from_numpy(found)).unique()) == labels.max() + 1
+    np.testing.assert_array_equal(np.isfinite(found), labels[:, None] == labels)
+
+
+def test_paths_are_the_minimum_over_all_simple_paths():
+    edges = random_edges(3, 7, 0.4)
+    found = shortest_paths(torch.from_numpy(edges))
+    for start, end in itertools.permutations(range(7), 2):
+        others = [node for node in range(7) if node not in (start, end)]
+        ways = [
+            sum(edges[a, b] for a, b in itertools.pairwise((start, *between, end)))
+            for count in range(6)
+            for between in itertools.permutations(others, count)
+        ]
+        assert found[start, end].item() == pytest.approx(min(ways), abs=1e-12)
+
+
+def test_the_hand_example_on_the_circle():
+    edges = neighbor_graph(on_circle(0.0, 0.5, 1.1, 3.5), 1)
+    inf = math.inf  # the last one names its neighbour; nobody names it
+    expected = [[0, 0.5, inf, inf], [0.5, 0, 0.6, inf], [inf, 0.6, 0, 2.4], [inf, inf, 2.4, 0]]
+    torch.testing.assert_close(edges, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+    paths = shortest_paths(edges)
+    assert paths[0, 3].item() == pytest.approx(3.5, abs=1e-12)  # the angle is 2 pi - 3.5 = 2.783
+    assert torch.isinf(edges[0, 3])
+
+
+def test_a_graph_of_few_centres_is_complete_and_its_paths_are_the_angles():
+    centers = draw(0, 9, 5)
+    expected = paired_angles(centers.repeat_interleave(9, dim=0), centers.repeat(9, 1)).view(9, 9)
+    for num_neighbors in (8, 20):
+        torch.testing.assert_close(neighbor_graph(centers, num_neighbors), expected, rtol=0, atol=1e-14)
+        torch.testing.assert_close(shortest_paths(expected), expected, rtol=0, atol=1e-14)
+    assert neighbor_graph(centers[:1], 8).tolist() == [[0.0]]
+
+
+def test_paths_are_a_metric_above_the_angle_and_shrink_with_more_neighbours():
+    centers, last = draw(1, 40, 6), None
+    for num_neighbors in (2, 3, 5, 8):
+        edges = neighbor_graph(centers, num_neighbors)
+        joined = torch.isfinite(edges).sum(dim=1) - 1
+        assert int(joined.min()) >= num_neighbors
+        paths = shortest_paths(edges)
+        assert torch.equal(paths, paths.T)
+        assert (paths.diagonal() == 0).all()
+        assert (paths >= angles(centers, centers).fill_diagonal_(0) - 1e-12).all()
+        assert (paths <= edges).all()
+        torch.testing.assert_close(paths[torch.isfinite(edges)], edges[torch.isfinite(edges)])  # by the triangle
+        through = (paths[:, :, None] + paths[None]).amin(dim=1)
+        assert (paths <= through + 1e-12).all()
+        assert last is None or (paths <= last + 1e-12).all()
+        last = paths
+
+
+def test_two_centres_in_one_place_keep_their_edge():
+    centers = draw(2, 6, 4)[[0, 0, 1, 2, 3, 4]]
+    edges = neighbor_graph(centers, 2)
+    assert edges[0, 1] == 0
+    assert torch.equal(shortest_paths(edges)[0], shortest_paths(edges)[1])
+
+
+@pytest.mark.parametrize(("nodes", "neighbours"), [(63, 8), (40, 3), (17, 16)])
+def test_theorem_1_and_the_bound_that_cannot_be_lowered(nodes, neighbours):
+    """A component has more than `neighbours` nodes, which bounds their number; the paper's bound is looser."""
+    tight, printed = nodes // (neighbours + 1), nodes * (1 + math.log(1 + neighbours)) / (1 + neighbours)
+    for centers in (draw(3, nodes, 8), unit(draw(4, tight, 64).repeat_interleave(neighbours + 1, 0)
+                                             + 0.01 * draw(5, tight * (neighbours + 1), 64))):  # fmt: skip
+        edges = neighbor_graph(centers, neighbours)
+        groups = components(shortest_paths(edges))
+        sizes = groups.unique(return_counts=True)[1]
+        count = int(torch.isfinite(edges).sum() - len(centers)) // 2
+        assert len(sizes) <= tight <= printed
+        assert sizes.min() > neighbours
+        assert count >= len(centers) - len(sizes)
+        assert neighbours * len(centers) <= 2 * count <= 2 * neighbours * len(centers)
+    assert len(sizes) == tight  # the last ones lie in as many tight groups
+
+
+def test_theorem_2_is_wrong_both_ways():
+    """All components between b and a nodes "if and only if" the number of edges lies between two bounds: a path."""
+    nodes, a, b = 256, 3, 8
+    edges = np.full((nodes, nodes), np.inf)
+    edges[np.arange(nodes - 1), np.arange(1, nodes)] = edges[np.arange(1, nodes), np.arange(nodes - 1)] = 1.0
+    np.fill_diagonal(edges, 0.0)
+    sizes = components(shortest_paths(torch.from_numpy(edges))).unique(return_counts=True)[1]
+    assert sizes.tolist() == [nodes]
+    count = nodes - 1
+    upper = (a - 1) ** (1 / a) * nodes ** (2 - 1 / a) + (a - 1) * nodes
+    assert count <= upper == pytest.approx(13_516, abs=1)  # so its components should have fewer than 3 nodes
+    lower = b * b * (nodes // b) - nodes
+    assert 2 * count < lower == 1_792  # and not more than 8
+
+
+def test_clusters_are_found_and_a_lost_one_starts_at_the_farthest_point():
+    means = draw(6, 5, 24)
+    points = unit(means.repeat_interleave(20, 0) + 0.1 * draw(7, 100, 24))
+    start = points[[0, 20, 40, 60, 60]]  # two in one place, and none in the fifth group
+    centers = spherical_kmeans(points, start, 5)
+    assert (angles(means, centers).min(dim=1).values < 0.1).all()
+    nearest, offset = nearest_centers(points, centers)
+    assert nearest.dtype == torch.int32
+    members = [points[nearest == cluster] for cluster in range(5)]
+    assert [len(each) for each in members] == [20] * 5
+    torch.testing.assert_close(centers, unit(torch.stack([each.mean(dim=0) for each in members])))
+    torch.testing.assert_close(offset, paired_angles(points, centers[nearest.long()]))
+    again = spherical_kmeans(points.repeat(200, 1), start, 5)  # in more than one chunk
+    torch.testing.assert_close(again, centers)
+    start = torch.cat([points[[0, 20, 60]], -unit(points.mean(dim=0)).repeat(2, 1)])  # which nobody is near to
+    assert ((points @ start.T).argmax(dim=1) < 3).all()
+    far = (points @ start.T).amax(dim=1).argsort()[:2]
+    assert (angles(points[far], spherical_kmeans(points, start, 1)).amin(dim=1) < 1e-6).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_distances_are_cut_at_four_pi_before_the_cosine(dtype):
+    distances = torch.tensor([0, 2, 4, 5, math.inf], dtype=dtype).mul_(math.pi).requires_grad_()
+    similarity = angle_normalise(distances).cos()
+    assert similarity.dtype == dtype
+    torch.testing.assert_close(similarity, torch.tensor([1, 0, -1, -1, -1], dtype=dtype), rtol=0, atol=1e-6)
+    similarity.sum().backward()
+    expected = torch.tensor([0, -0.25, 0, 0, 0], dtype=dtype)
+    torch.testing.assert_close(distances.grad, expected, rtol=0, atol=1e-7)
+
+
+def by_hand(query, rows, graph, attach, count, local):
+    """Eq. 3 and its readings for one query, column by column."""
+    centers, paths = graph.cluster_centers, graph.paths
+    to = [math.acos(float(query @ center)) for center in centers]
+    order = sorted(range(len(to)), key=to.__getitem__)[: 1 if attach == "nearest" else count]
+    here = order[: 0 if "local" not in attach else 1 if local == "nearest" else count]
+    found = []
+    for row in rows:
+        cosines = [float(row @ center) for center in centers]
+        cluster = cosines.index(max(cosines))
+        way = min(to[center] + float(paths[center, cluster]) for center in order) + math.acos(cosines[cluster])
+        found.append(math.acos(float(query @ row)) if cluster in here else way)
+    return found
+
+
+@pytest.mark.parametrize("local", ["nearest", "attached"])
+@pytest.mark.parametrize("attach", ["nearest", "knn", "knn_local"])
+def test_every_reading_column_by_column(attach, local):
+    rows, queries = draw(8, 80, 5), draw(9, 6, 5)
+    graph = graph_of(rows, 12, 2)
+    found = geodesic_distance(queries, rows, graph, attach, 3, local)
+    for query, distances in zip(queries, found):
+        assert distances.tolist() == pytest.approx(by_hand(query, rows, graph, attach, 3, local), abs=1e-9)
+    assert (found >= angles(queries, rows) - 1e-9).all()
+
+
+def test_one_attached_centre_is_eq_3_and_all_of_them_the_angle_to_each():
+    rows, queries = draw(10, 120, 6), draw(11, 30, 6)
+    graph = graph_of(rows)
+    one = geodesic_distance(queries, rows, graph, "knn", 1)
+    torch.testing.assert_close(one, geodesic_distance(queries, rows, graph, "nearest"), rtol=0, atol=0)
+    everything = geodesic_distance(queries, rows, graph, "knn", 99)
+    expected = angles(queries, graph.cluster_centers)[:, graph.nearest_center.long()] + graph.offset
+    torch.testing.assert_close(everything, expected, rtol=1e-12, atol=0)
+    last = one
+    for count in (2, 4, 8):
+        now = geodesic_distance(queries, rows, graph, "knn", count)
+        assert (now <= last).all()
+        last = now
+    with pytest.raises(ValueError, match=r"attach 'all' is unknown; accepted: nearest, knn, knn_local, "):
+        geodesic_distance(queries, rows, graph, "all")
+    with pytest.raises(ValueError, match=r"local 'both' is unknown; accepted: nearest, attached"):
+        geodesic_distance(queries, rows, graph, local="both")
+
+
+def test_eq_3_pulls_along_the_line_to_the_nearest_centre_whatever_the_positive():
+    """And at most one column of each cluster can ever come first; the direct angle mends both."""
+    rows = unit(draw(12, 25, 32).repeat(40, 1) + draw(13, 1_000, 32))
+    graph, positives = graph_of(rows, 25, 8), torch.arange(100) * 10
+    first = geodesic_distance(draw(14, 10_000, 32), rows, graph, "nearest").argmin(dim=1)
+    assert len(first.unique()) <= 25
+    queries = unit(rows[positives] + 0.6 * draw(15, 100, 32)).requires_grad_()
+
+    def downhill(attach):
+        similarity = geodesic_similarity(queries, rows, graph, attach)
+        loss = torch.nn.functional.cross_entropy(similarity / 0.07, positives)
+        gradient = -torch.autograd.grad(loss, queries)[0]
+        return unit(gradient - (gradient * queries).sum(dim=1, keepdim=True) * queries)
+
+    def along(direction, target):
+        return (direction * unit(target - (target * queries).sum(dim=1, keepdim=True) * queries)).sum(dim=1)
+
+    nearest = graph.cluster_centers[angles(queries, graph.cluster_centers).argmin(dim=1)]
+    assert (along(downhill("nearest"), nearest).abs() > 0.999).all()
+    assert along(downhill("knn_local"), nearest).abs().mean() < 0.3
+    assert (along(downhill("knn_local"), rows[positives]) > 0).float().mean() > 0.8
+    assert (along(downhill("nearest"), rows[positives]) > 0).float().mean() < 0.5
+
+
+@pytest.mark.parametrize("attach", ATTACH)
+def test_the_straight_through_readings_have_the_others_values_and_the_cosines_gradient(attach):
+    rows, queries, weights = draw(15, 50, 8), draw(16, 7, 8), torch.randn(7, 50, dtype=torch.float64)
+    graph, queries = graph_of(rows), queries.requires_grad_()
+    found = geodesic_similarity(queries, rows, graph, attach, 3)
+    plain = geodesic_similarity(queries, rows, graph, attach.removesuffix("_st"), 3)
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
+    (found * weights).sum().backward()
+    assert torch.equal(queries.grad, weights @ rows) == attach.endswith("_st")
+
+
+@pytest.mark.parametrize("attach", ["nearest", "knn", "knn_local"])
+def test_gradients_are_finite_at_a_centre_at_a_row_and_without_a_path(attach):
+    rows = unit(draw(17, 4, 9).repeat_interleave(10, 0) + 0.01 * draw(18, 40, 9))
+    graph = graph_of(rows, 8, 1)
+    assert torch.isinf(graph.paths).any()
+    rows[0], graph.cluster_centers[0] = torch.eye(9)[2], torch.eye(9)[3]  # whose product with itself is 1, not about
+    for queries in (graph.cluster_centers.float(), rows.float(), -rows.float()):
+        queries = queries.clone().requires_grad_()
+        single = GeodesicGraph(*(t if t.dtype == torch.int32 else t.float() for t in vars(graph).values()))
+        similarity = geodesic_similarity(queries, rows.float(), single, attach, 2)
+        similarity.logsumexp(dim=1).sum().backward()
+        assert torch.isfinite(similarity).all()
+        assert torch.isfinite(queries.grad).all()
+
+
+def test_the_exact_geodesic_of_samples_is_dijkstras_on_their_dense_graph():
+    rows, queries = draw(19, 40, 4)[[*range(39), 3]], draw(20, 5, 4)  # two rows in one place, joined by an edge of 0
+    found = sample_distance(queries, rows, 3)
+    edges = neighbor_graph(rows, 3)
+    paths = shortest_paths(edges)
+    assert paths[3, 39] == 0
+    first = (queries @ rows.T).topk(3, dim=1).indices
+    steps = paired_angles(queries.repeat_interleave(3, 0), rows[first.flatten()]).view(5, 3)
+    torch.testing.assert_close(found, (steps[:, :, None] + paths[first]).amin(dim=1), rtol=0, atol=1e-12)
+    assert (found >= angles(queries, rows) - 1e-12).all()
+    sparse = torch.where(torch.isinf(edges), 0.0, edges).numpy()
+    assert dijkstra(csr_array(sparse))[3, 39] > 0  # where a 0 in a matrix is no edge
+
+
+def test_routes_begin_at_the_entrance_that_is_named():
+    rows, queries = draw(21, 60, 5), draw(22, 8, 5)
+    graph = graph_of(rows)
+    routes, attached, entrance = attach_queries(queries, graph, 4)
+    first = angles(queries, graph.cluster_centers)
+    assert (entrance[:, :, None] == attached[:, None]).any(dim=2).all()
+    torch.testing.assert_close(routes, first.gather(1, entrance) + graph.paths[entrance, torch.arange(16)])
+    assert torch.equal(attached[:, 0], first.argmin(dim=1))

@@ -1,0 +1,139 @@
+"""geomm/hierarchy.py: the table against the paper's recursion, point by point; layers, warm start, refusals."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from common.geometry import paired_angles, unit
+from geomm.geodesic import angles, nearest_centers, neighbor_graph, shortest_paths, spherical_kmeans
+from geomm.hierarchy import build_graph, path_table
+
+
+def draw(seed, *shape, dtype=torch.float64):
+    return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype))
+
+
+def angle(first, second):
+    return float(paired_angles(first[None], second[None]))
+
+
+class Tree:
+    """Eq. 2 as the specification writes it: no table, one pair of points at a time."""
+
+    def __init__(self, layers, branching, num_neighbors):
+        self.layers, self.branching, self.num_neighbors = layers, branching, num_neighbors
+
+    def children(self, layer, node):
+        return range(node * self.branching[layer], (node + 1) * self.branching[layer])
+
+    def places(self, point, layer=0, node=0):
+        """The node of each layer from `layer` on that a point falls to below a node of the layer above."""
+        found = []
+        for depth in range(layer, len(self.layers)):
+            node = max(self.children(depth, node), key=lambda child: float(point @ self.layers[depth][child]))
+            found.append(node)
+        return found
+
+    def path(self, layer, first, second):
+        nodes = list(self.children(layer, first // self.branching[layer]))
+        paths = shortest_paths(neighbor_graph(self.layers[layer][nodes], self.num_neighbors))
+        return float(paths[nodes.index(first), nodes.index(second)])
+
+    def climb(self, point, places, layer):
+        """From a point up to its centre of a layer; places[k] is its node of layer k."""
+        if layer == len(self.layers) - 1:
+            return angle(point, self.layers[-1][places[-1]])
+        z = self.layers[layer][places[layer]]
+        z_places = places[: layer + 1] + self.places(z, layer + 1, places[layer])
+        return (
+            self.climb(point, places, layer + 1)
+            + self.path(layer + 1, places[layer + 1], z_places[layer + 1])
+            + self.climb(z, z_places, layer + 1)
+        )
+
+    def distance(self, first, second):
+        here, there = self.places(first), self.places(second)
+        parted = [layer for layer in range(len(here)) if here[layer] != there[layer]]
+        layer = parted[0] if parted else len(here) - 1
+        path = self.path(layer, here[layer], there[layer])
+        return self.climb(first, here, layer) + path + self.climb(second, there, layer)
+
+
+@pytest.mark.parametrize("num_neighbors", [1, 3])
+@pytest.mark.parametrize("branching", [(12,), (4, 3), (3, 2, 2), (2, 1, 3, 2)])
+def test_the_table_is_the_papers_recursion_point_by_point(branching, num_neighbors):
+    points = draw(0, 14, 6)
+    layers = [draw(1 + depth, math.prod(branching[: depth + 1]), 6) for depth in range(len(branching))]
+    tree = Tree(layers, branching, num_neighbors)
+    leaf = torch.tensor([tree.places(point)[-1] for point in points])
+    offset = paired_angles(points, layers[-1][leaf])
+    table = path_table(layers, branching, num_neighbors)
+    found = offset[:, None] + table[leaf[:, None], leaf] + offset
+    for i in range(14):
+        for j in range(i, 14):
+            assert found[i, j].item() == pytest.approx(tree.distance(points[i], points[j]), abs=1e-6)
+    torch.testing.assert_close(table, table.T)
+    assert (table.diagonal() == 0).all()
+    assert (table >= angles(layers[-1], layers[-1]).fill_diagonal_(0) - 1e-9).all()
+
+
+def test_one_layer_is_one_graph():
+    rows = draw(5, 300, 8)
+    graph = build_graph(rows, [20], 3, 4, start=rows[:20])
+    centers = spherical_kmeans(rows, rows[:20], 4)
+    torch.testing.assert_close(graph.cluster_centers, centers, rtol=0, atol=0)
+    torch.testing.assert_close(graph.paths, shortest_paths(neighbor_graph(centers, 3)), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("branching", [(24,), (6, 4), (2, 3, 4), (384,)])
+def test_rows_belong_to_the_nearest_of_all_bottom_centres(branching):
+    rows = draw(6, 500, 5, dtype=torch.float32)
+    graph = build_graph(rows, branching)
+    nearest, offset = nearest_centers(rows, graph.cluster_centers)
+    assert graph.nearest_center.dtype == torch.int32
+    assert torch.equal(graph.nearest_center, nearest)
+    assert torch.equal(graph.offset, offset)
+    assert nearest.max() == math.prod(branching) - 1  # beyond 255, too
+    torch.testing.assert_close(graph.cluster_centers.norm(dim=1), torch.ones(math.prod(branching)))
+    for name, tensor in dataclasses.asdict(build_graph(rows, branching)).items():
+        assert torch.equal(tensor, getattr(graph, name)), name
+
+
+def test_layers_split_clusters_of_clusters():
+    """Groups in groups: the bottom centres of one top centre are those of one group."""
+    groups = draw(7, 3, 24)
+    means = unit(groups.repeat_interleave(4, 0) + 0.5 * draw(8, 12, 24))
+    rows = unit(means.repeat_interleave(25, 0) + 0.05 * draw(9, 300, 24))
+    graph = build_graph(rows, (3, 4), start=rows[::25])  # one row of each
+    torch.testing.assert_close(graph.nearest_center.long(), torch.arange(12).repeat_interleave(25))
+    top, bottom = (unit(rows.view(count, -1, 24).mean(dim=1)) for count in (3, 12))
+    torch.testing.assert_close(graph.cluster_centers, bottom)
+    torch.testing.assert_close(graph.paths, path_table([top, bottom], (3, 4), 8))
+    start = draw(14, 24, 24)  # as it is, without a round of k-means
+    above = [unit(start.view(count, -1, 24).mean(dim=1)) for count in (2, 6, 24)]
+    found = build_graph(rows, (2, 3, 4), iterations=0, start=start)
+    torch.testing.assert_close(found.paths, path_table(above, (2, 3, 4), 8))
+
+
+def test_more_centres_than_rows_of_a_cluster_is_no_error():
+    rows = torch.cat([draw(10, 1, 4).repeat(30, 1), draw(11, 6, 4)])  # thirty in one place
+    graph = build_graph(rows, (4, 4))
+    assert torch.isfinite(graph.cluster_centers).all()
+    assert torch.isfinite(graph.offset).all()
+    assert not torch.isnan(graph.paths).any()
+
+
+@pytest.mark.parametrize("branching", [(), (0,), (8, 8), (41,)])
+def test_a_branching_that_asks_for_too_much_is_refused(branching):
+    with pytest.raises(ValueError, match=r"branching \[.*\] asks for \d+ clusters of 40 rows; accepted: .* at most 40"):
+        build_graph(draw(12, 40, 4), branching)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_rows_that_are_not_finite_are_refused(number):
+    rows = draw(13, 40, 4)
+    rows[[7, 9], 2] = number
+    with pytest.raises(ValueError, match=r"2 of the 40 keys in the pool hold NaN .* first of them key 7"):
+        build_graph(rows, (4,))
