@@ -125,6 +125,12 @@ def mean_over_processes(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def broadcast_(tensor: torch.Tensor) -> None:
+    """Writes the main process's tensor into that of every process; nothing without a process group."""
+    if world_size() > 1:
+        dist.broadcast(tensor, 0)
+
+
 def gather_objects(item: object) -> list:
     """The items of all processes in rank order (for small Python objects, such as messages)."""
     if world_size() == 1:

@@ -79,7 +79,7 @@ class FeatureQueue(nn.Module):
         if ids is not None and (ids.shape != (num_rows,) or ids.dtype != torch.int64):
             raise ValueError(f"ids of {num_rows} rows must be ({num_rows},) int64, got {tuple(ids.shape)} {ids.dtype}")
         device, kept = self.features.device, min(num_rows, self.capacity)
-        slots = (self.pointer + torch.arange(num_rows, device=device)) % self.capacity
+        slots = self.next_slots(num_rows)
         written = slots[num_rows - kept :]
         self.features[written] = features[num_rows - kept :].to(self.features)
         self.ids[written] = NO_ID if ids is None else ids[num_rows - kept :].to(device)
@@ -87,6 +87,10 @@ class FeatureQueue(nn.Module):
         self.fill_level.copy_((self.fill_level + num_rows).clamp(max=self.capacity))
         slots[: num_rows - kept] = -1
         return slots
+
+    def next_slots(self, num_rows: int) -> torch.Tensor:
+        """(num_rows,) int64: where the next rows would be written one after the other."""
+        return (self.pointer + torch.arange(num_rows, device=self.pointer.device)) % self.capacity
 
     def enqueue_from_all_processes(self, features: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
         """Gathers this process's rows with those of all others in rank order, and writes them. Call on every process.

@@ -1,8 +1,8 @@
 """Pools: keys of past steps, as candidates that the queries of a step are compared with (MoCo, ALBEF; GeoMM, Alg. 2).
 
     candidates = pool.open(keys, ids)                                # writes nothing
-    logits = logit_scale * candidates.similarity(queries)            # (batch, columns)
-    info_nce(logits, candidates.columns).backward(); optimizer.step()
+    loss, _ = pool_info_nce(candidates, queries, logit_scale, candidates.columns)
+    loss.backward(); optimizer.step()
     pool.insert(keys, ids)                                           # once, after the step, on every process
 
 Where this step's keys stand among the columns is the pool's own business: a queue puts them in front of its rows,
@@ -26,6 +26,7 @@ from common.geometry import (
     full_precision,
     inner_product_similarity,
 )
+from common.info_nce import distilled_targets, info_nce
 
 
 class Candidates(Protocol):
@@ -33,10 +34,13 @@ class Candidates(Protocol):
 
     columns: (batch,) int64, where the own key of each query stands: its positive.
     ids: (num_columns,) int64 sample ids, NO_ID = not known; None if the keys came without.
+    tile: how many queries `pool_info_nce` compares at once, forming their gradient right away, so that no logits wait
+        for the backward pass; None = all, by plain autograd, where anything but the queries may have a gradient.
     """
 
     columns: torch.Tensor
     ids: torch.Tensor | None
+    tile: int | None
 
     def similarity(self, queries: torch.Tensor) -> torch.Tensor:
         """(batch, ...) embeddings -> (batch, num_columns), larger is closer; the gradient reaches the queries alone."""
@@ -69,6 +73,7 @@ class QueueCandidates:
     rows: torch.Tensor
     ids: torch.Tensor | None = None
     own_key_only: bool = False
+    tile: int | None = None  # the similarity is a geometry's, whose scalars train
 
     @property
     def columns(self) -> torch.Tensor:
@@ -113,6 +118,65 @@ class _InnerProducts(torch.autograd.Function):
         keys, rows = ctx.saved_tensors
         of_keys, of_rows = gradient.split([gradient.shape[1] - len(rows), len(rows)], dim=1)
         return torch.addmm(of_keys * keys if ctx.own_key_only else of_keys @ keys, of_rows, rows), None, None, None
+
+
+def pool_info_nce(
+    candidates: Candidates,
+    queries: torch.Tensor,
+    logit_scale: torch.Tensor,
+    targets: torch.Tensor,
+    keys: torch.Tensor | None = None,
+    alpha: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """InfoNCE of queries against a pool's candidates, in tiles of queries if the candidates ask for it.
+
+    Args:
+        candidates: of a pool.
+        queries: (batch, ...) embeddings.
+        logit_scale: scalar tensor.
+        targets: as in `info_nce`: index of each query's column, or (batch, num_columns) row-stochastic.
+        keys: (batch, ...) what the momentum model makes of the same samples; needed where alpha > 0.
+        alpha: share of the target mass that follows softmax(logit_scale * similarity) of the keys (ALBEF, Eq. 6).
+    Returns:
+        loss: scalar in nats; its gradients reach queries and logit scale.
+        logits: (batch, batch) without gradient: of each query at the `columns` of all.
+    """
+
+    def part(rows: slice, queries: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        soft = targets[rows]
+        if alpha > 0:
+            with torch.no_grad():  # what the momentum model makes of the same candidates
+                soft = distilled_targets(scale * candidates.similarity(keys[rows]), soft, alpha)
+        logits = scale * candidates.similarity(queries[rows])
+        return info_nce(logits, soft), logits.detach()[:, candidates.columns]
+
+    batch = len(queries)
+    if candidates.tile is None or not torch.is_grad_enabled():
+        return part(slice(None), queries, logit_scale)
+    leaves = [leaf.detach().requires_grad_() for leaf in (queries, logit_scale)]
+    losses, logits = [], []
+    for start in range(0, batch, candidates.tile):
+        rows = slice(start, min(start + candidates.tile, batch))
+        loss, found = part(rows, *leaves)
+        loss = loss * ((rows.stop - rows.start) / batch)
+        loss.backward()
+        losses.append(loss.detach())
+        logits.append(found)
+    return _KnownGradients.apply(sum(losses), queries, logit_scale, *(leaf.grad for leaf in leaves)), torch.cat(logits)
+
+
+class _KnownGradients(torch.autograd.Function):
+    """A loss whose gradients with respect to queries and logit scale have been formed already."""
+
+    @staticmethod
+    def forward(ctx, loss, queries, logit_scale, of_queries, of_scale):
+        ctx.save_for_backward(of_queries, of_scale)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        of_queries, of_scale = ctx.saved_tensors
+        return None, gradient * of_queries, gradient * of_scale, None, None
 
 
 class QueuePool(nn.Module):

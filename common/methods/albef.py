@@ -21,10 +21,10 @@ from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.vision import VisionTransformer
 from common.geometry import Geometry, Scalar, at_least_float32
-from common.info_nce import distilled_targets, info_nce, positives_from_ids
+from common.info_nce import positives_from_ids
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder
-from common.pool import Candidates, Pool
+from common.pool import Candidates, Pool, pool_info_nce
 
 NOT_MASKED = -100  # word target of a position that is not to be filled in: what F.cross_entropy ignores
 
@@ -177,19 +177,19 @@ class QueueClip(nn.Module):
     def cross_modal_contrast(
         self, step: "EncodedStep", alpha: float
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Image-to-text and text-to-image logits (batch, columns), and the mean of the two losses (GeoMM, Alg. 1)."""
+        """Image-to-text and text-to-image logits of the batch itself, (batch, batch) without gradient, and the loss.
+
+        The loss is the mean of both directions, against all candidates (GeoMM, Alg. 1).
+        """
         found, losses = [], []
         for embeddings, keys, candidates in (
             (step.image_embeddings, step.image_keys, step.text_candidates),
             (step.text_embeddings, step.text_keys, step.image_candidates),
         ):
             targets = step.hard_targets(candidates)
-            if alpha > 0:
-                with torch.no_grad():  # what the momentum model makes of the same candidates
-                    pseudo_logits = self.logit_scale() * candidates.similarity(keys)
-                targets = distilled_targets(pseudo_logits, targets, alpha)
-            found.append(self.logit_scale() * candidates.similarity(embeddings))
-            losses.append(info_nce(found[-1], targets))
+            loss, own = pool_info_nce(candidates, embeddings, self.logit_scale(), targets, keys, alpha)
+            losses.append(loss)
+            found.append(own)
         return found[0], found[1], sum(losses) / 2
 
     def update_momentum_encoders(self, ema_momentum: float) -> None:
@@ -286,10 +286,12 @@ class Albef(QueueClip):
         text_to_image: torch.Tensor,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
-        """Cross-entropy over the true pairs, each text with a hard image and each image with a hard text (3 batch)."""
-        # negatives come from this process's own batch: the columns that hold its keys
-        image_of_text = hard_negatives(text_to_image[:, step.image_candidates.columns], step.ids, generator)
-        text_of_image = hard_negatives(image_to_text[:, step.text_candidates.columns], step.ids, generator)
+        """Cross-entropy over the true pairs, each text with a hard image and each image with a hard text (3 batch).
+
+        Negatives come from this process's own batch, whose logits are given.
+        """
+        image_of_text = hard_negatives(text_to_image, step.ids, generator)
+        text_of_image = hard_negatives(image_to_text, step.ids, generator)
         own = torch.arange(len(image_of_text), device=image_of_text.device)
         texts, images = torch.cat([own, own, text_of_image]), torch.cat([own, image_of_text, own])
         logits = self.match(step.text_tokens[texts], step.text_mask[texts], step.image_tokens[images])

@@ -10,8 +10,8 @@ from torch import nn
 
 from common.distributed import gather_without_gradient, rank
 from common.geometry import Geometry, Scalar, at_least_float32, full_precision
-from common.info_nce import info_nce
 from common.methods.albef import Albef, AlbefLosses, EncodedStep
+from common.pool import pool_info_nce
 
 
 class Tcl(nn.Module):
@@ -75,7 +75,7 @@ class Tcl(nn.Module):
         albef, momentum = self.albef, self.albef.momentum_encoders.encoder
         scale = albef.logit_scale()
         losses = [
-            info_nce(scale * candidates.similarity(embeddings), step.hard_targets(candidates))
+            pool_info_nce(candidates, embeddings, scale, step.hard_targets(candidates))[0]
             for embeddings, candidates in (
                 (step.image_embeddings, step.image_candidates),
                 (step.text_embeddings, step.text_candidates),

@@ -1,0 +1,378 @@
+"""geomm/pool.py: the queue's columns against a list, the fast form against plain autograd, processes, refusals."""
+
+import copy
+import dataclasses
+import math
+
+import pytest
+import torch
+from processes import in_processes
+
+from common.distributed import rank
+from common.feature_queue import FeatureQueue
+from common.geometry import Sphere, inner_product_similarity, unit
+from common.info_nce import distilled_targets, info_nce, positives_from_ids
+from common.pool import QueuePool, pool_info_nce
+from geomm.geodesic import ATTACH, CUT, components, geodesic_distance, geodesic_similarity, nearest_centers
+from geomm.hierarchy import build_graph
+from geomm.pool import GeodesicPool
+
+CAPACITY, DIM, BATCH = 48, 8, 5
+
+
+def draw(seed, *shape, dtype=torch.float64):
+    return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype))
+
+
+def full_pool(attach="knn_local", capacity=CAPACITY, dim=DIM, **settings):
+    """A pool of float64 with a graph, whose pointer stands three slots before the end."""
+    pool = GeodesicPool(capacity, dim, attach=attach, **{"branching": (4, 3), "num_neighbors": 2, **settings}).double()
+    pool.insert(draw(0, capacity - 3, dim), torch.arange(capacity - 3))
+    pool.insert(draw(1, capacity, dim), torch.arange(capacity) + capacity)
+    assert int(pool.queue.pointer) == capacity - 3
+    pool.rebuild(0)
+    return pool
+
+
+def after(pool, keys):
+    """Rows and graph of a copy into which the keys are written, and their slots."""
+    written = copy.deepcopy(pool)
+    slots = written.insert(keys)
+    return written.queue.features, written.graph(), slots
+
+
+def test_columns_are_those_of_a_list_over_three_and_a_half_revolutions():
+    """And what is attached as it enters is what a new search over all rows would find."""
+    pool = GeodesicPool(CAPACITY, DIM, branching=(5,), num_neighbors=2, graph_update_interval=7).double()
+    ring, written, rebuilt = [None] * CAPACITY, 0, []
+    generator = torch.Generator().manual_seed(5)
+    step = 0
+    while written < 3.5 * CAPACITY:
+        count = int(torch.randint(1, 12, (), generator=generator))  # divides nothing
+        keys, ids = draw(100 + step, count, DIM), torch.arange(count) + 100 * step
+        rebuilt += [step] if pool.rebuild(step) else []
+        state = copy.deepcopy(pool.state_dict())
+        queries = draw(1_000 + step, count, DIM).requires_grad_()
+        candidates = pool.open(keys, ids)
+        similarity = candidates.similarity(queries)
+        similarity.sum().backward()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in pool.state_dict().items())  # opening wrote not
+        slots = [(written + k) % CAPACITY for k in range(count)]
+        for slot, key, sample in zip(slots, keys, ids.tolist()):
+            ring[slot] = (key, sample)
+        written += count
+        assert candidates.columns.tolist() == slots
+        filled = [item for item in ring if item is not None]
+        rows = torch.stack([key for key, _ in filled])
+        assert candidates.ids.tolist() == [sample for _, sample in filled]
+        assert similarity.shape == (count, len(filled))
+        assert pool.insert(keys, ids).tolist() == slots
+        assert torch.equal(pool.queue.rows(), rows)
+        if not pool.has_graph:  # the cosine of the same columns
+            torch.testing.assert_close(similarity, queries @ rows.T, rtol=0, atol=1e-14)
+        else:
+            nearest, offset = nearest_centers(rows, pool.cluster_centers)
+            assert torch.equal(pool.nearest_center, nearest)
+            torch.testing.assert_close(pool.offset, offset, rtol=0, atol=1e-14)
+            expected = geodesic_similarity(queries, rows, pool.graph(), num_attached=2)
+            torch.testing.assert_close(similarity, expected, rtol=0, atol=1e-12)
+        step += 1
+    first = rebuilt[0]
+    assert rebuilt == [first, *(step for step in range(first + 1, step) if step % 7 == 0)]
+    assert len(rebuilt) > 2
+
+
+@pytest.mark.parametrize("local", ["nearest", "attached"])
+@pytest.mark.parametrize("attach", ATTACH)
+def test_values_and_gradients_are_those_of_plain_autograd(attach, local):
+    pool, keys = full_pool(attach, local=local, dim=5), draw(2, BATCH, 5)
+    rows, graph, slots = after(pool, keys)
+    assert slots.tolist() == [45, 46, 47, 0, 1]
+    queries = unit(rows[torch.arange(0, CAPACITY, 4)] + 0.5 * draw(3, 12, 5))
+    candidates, weights = pool.open(keys), torch.randn(12, CAPACITY, dtype=torch.float64)
+    ours, plain = queries.clone().requires_grad_(), queries.clone().requires_grad_()
+    found = candidates.similarity(ours)
+    expected = geodesic_similarity(plain, rows, graph, attach, 2, local)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for similarity in (found, expected):
+        (similarity * weights).sum().backward()
+    torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-11)
+    dense = candidates_elsewhere(candidates)  # the blocks that run elsewhere than on a CPU
+    again = queries.clone().requires_grad_()
+    similarity = dense.similarity(again)
+    (similarity * weights).sum().backward()
+    torch.testing.assert_close(similarity, found, rtol=0, atol=1e-12)
+    torch.testing.assert_close(again.grad, ours.grad, rtol=1e-9, atol=1e-11)
+    single = dataclasses.replace(
+        candidates, **{name: getattr(candidates, name).float() for name in ("rows", "keys")},
+        graph=type(graph)(*(t if t.dtype == torch.int32 else t.float() for t in vars(candidates.graph).values())),
+    )  # fmt: skip
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        queries = queries.float().requires_grad_()
+        similarity = single.similarity(queries)
+        (similarity * weights.float()).sum().backward()
+    assert similarity.dtype == torch.float32
+    torch.testing.assert_close(similarity.double(), found, rtol=0, atol=1e-5)
+    torch.testing.assert_close(queries.grad.double(), ours.grad, rtol=1e-4, atol=1e-3)
+
+
+def candidates_elsewhere(candidates):
+    """The same ones, as if their tensors were on another device."""
+
+    class Elsewhere(type(candidates)):
+        on_cpu = False
+
+    return Elsewhere(**{field.name: getattr(candidates, field.name) for field in dataclasses.fields(candidates)})
+
+
+@pytest.mark.parametrize("attach", ["knn", "knn_local"])
+def test_gradcheck(attach):
+    pool = full_pool(attach, dim=4)
+    candidates, queries = pool.open(draw(4, BATCH, 4)), draw(5, BATCH, 4).requires_grad_()
+    assert torch.autograd.gradcheck(candidates.similarity, (queries,))
+
+
+@pytest.mark.parametrize("tile", [2, 3, BATCH])
+@pytest.mark.parametrize("kind", ["columns", "ids", "distilled", "distilled ids"])
+@pytest.mark.parametrize("distance", ["geodesic", "cosine"])
+def test_the_loss_in_tiles_is_info_nce_of_all_logits(distance, kind, tile, monkeypatch):
+    pool, keys, alpha = full_pool(distance=distance), draw(6, BATCH, DIM), 0.4 if "distilled" in kind else 0.0
+    ids = torch.tensor([60, 3, 3, 50, 90])  # 60 and 90 are in the queue; of 50 the row is overwritten now
+    candidates = pool.open(keys, ids)
+    targets = candidates.columns
+    if "ids" in kind:
+        targets = positives_from_ids(ids, candidates.ids, candidates.columns, torch.float64)
+        assert (targets > 0).sum(dim=1).tolist() == [2, 2, 2, 1, 2]
+    losses, gradients = [], []
+    for fused in (True, False):
+        queries = unit(keys + 0.5 * draw(7, BATCH, DIM)).requires_grad_()
+        scale = torch.tensor(14.0, dtype=torch.float64, requires_grad=True)
+        if fused:
+            monkeypatch.setattr(type(candidates), "tile", tile)
+            loss, own = pool_info_nce(candidates, queries, scale, targets, keys, alpha)
+        else:
+            logits = scale * candidates.similarity(queries)
+            pseudo = (scale * candidates.similarity(keys)).detach()
+            loss = info_nce(logits, distilled_targets(pseudo, targets, alpha) if alpha else targets)
+            torch.testing.assert_close(own, logits[:, candidates.columns], rtol=0, atol=1e-12)
+            assert not own.requires_grad
+        (3 * loss).backward()
+        losses.append(loss.detach())
+        gradients.append((queries.grad, scale.grad))
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-13)
+    with torch.no_grad():
+        torch.testing.assert_close(pool_info_nce(candidates, queries, scale, targets, keys, alpha)[0], losses[0])
+
+
+def test_the_loss_of_a_queue_is_plain_info_nce_with_the_gradients_of_its_geometry():
+    pool = QueuePool(FeatureQueue(CAPACITY, DIM), inner_product_similarity).double()
+    keys = draw(8, BATCH, DIM)
+    queries, scale = draw(9, BATCH, DIM).requires_grad_(), torch.tensor(5.0, dtype=torch.float64)
+    candidates = pool.open(keys)
+    loss, own = pool_info_nce(candidates, queries, scale, candidates.columns)
+    logits = scale * queries @ torch.cat([keys, pool.queue.rows()]).T
+    assert loss.item() == pytest.approx(info_nce(logits, torch.arange(BATCH)).item(), rel=1e-12)
+    torch.testing.assert_close(own, logits[:, :BATCH].detach())
+
+
+def test_without_a_graph_the_pool_is_a_queue_with_its_columns_elsewhere():
+    """A baseline differs in nothing but the distance: the full queue, the same rows, the cosine."""
+    pool, keys, queries = full_pool(distance="cosine"), draw(10, BATCH, DIM), draw(11, BATCH, DIM)
+    assert not pool.rebuild(100)
+    assert not pool.has_graph
+    rows, _, slots = after(pool, keys)
+    torch.testing.assert_close(pool.open(keys).similarity(queries), Sphere().similarity(queries, rows))
+    assert pool.open(keys).columns.tolist() == slots.tolist()
+    other = QueuePool(FeatureQueue(CAPACITY, DIM, "fill_level"), inner_product_similarity).double()
+    other.queue.enqueue(pool.queue.features.roll(3, 0)[BATCH:])  # without the rows that are overwritten
+    order = pool.open(keys).similarity(queries).sort(dim=1).values
+    torch.testing.assert_close(other.open(keys).similarity(queries).sort(dim=1).values, order)
+
+
+def test_geodesic_from_step_and_the_interval_decide_when_a_graph_is_built():
+    pool = GeodesicPool(CAPACITY, DIM, branching=(6,), geodesic_from_step=9, graph_update_interval=4)
+    built = []
+    for step in range(20):
+        built += [step] if pool.rebuild(step) else []
+        pool.insert(draw(step, 7, DIM, dtype=torch.float32))  # full after the seventh
+    assert built == [9, 12, 16]
+    resumed = GeodesicPool(CAPACITY, DIM, branching=(6,), geodesic_from_step=9, graph_update_interval=4)
+    resumed.load_state_dict(pool.state_dict())  # in the middle of a period
+    keys, queries = draw(20, 7, DIM, dtype=torch.float32), draw(21, 7, DIM, dtype=torch.float32)
+    for step in range(18, 26):
+        assert resumed.rebuild(step) == pool.rebuild(step) == (step % 4 == 0)
+        assert torch.equal(resumed.open(keys).similarity(queries), pool.open(keys).similarity(queries))
+        for each in (pool, resumed):
+            each.insert(draw(30 + step, 7, DIM, dtype=torch.float32))
+
+
+def test_a_rebuild_starts_from_the_last_centres():
+    pool = full_pool()
+    centers = pool.cluster_centers.clone()
+    expected = build_graph(pool.queue.features, (4, 3), 2, 5, centers)
+    assert pool.rebuild(100)
+    for name, tensor in vars(expected).items():
+        assert torch.equal(getattr(pool, name), tensor), name
+    fresh = build_graph(pool.queue.features, (4, 3), 2, 5)
+    assert not torch.equal(fresh.cluster_centers, expected.cluster_centers)
+
+
+def test_an_insertion_between_forward_and_backward_is_an_error():
+    for attach in ATTACH:
+        pool, keys = full_pool(attach), draw(12, BATCH, DIM)
+        similarity = pool.open(keys).similarity(draw(13, BATCH, DIM).requires_grad_())
+        pool.insert(keys)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            similarity.sum().backward()
+
+
+def test_positives_without_a_path_have_a_finite_loss_and_no_gradient_and_are_counted():
+    groups = draw(14, 4, 16)
+    rows = unit(groups.repeat_interleave(16, 0) + 0.01 * draw(15, 64, 16))
+    pool = GeodesicPool(64, 16, branching=(8,), num_neighbors=1, attach="nearest").double()
+    pool.insert(rows)
+    assert pool.rebuild(0)
+    graph = pool.graph()
+    assert len(components(graph.paths).unique()) > 1
+    keys, queries = rows[:4], rows[60:].clone().requires_grad_()  # of another group
+    candidates, scale = pool.open(keys), torch.tensor(14.0, dtype=torch.float64, requires_grad=True)
+    expected = geodesic_distance(queries.detach(), *after(pool, keys)[:2], "nearest")
+    lost = torch.isinf(expected.gather(1, candidates.columns[:, None]))
+    assert lost.all()
+    loss, own = pool_info_nce(candidates, queries, scale, candidates.columns)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(queries.grad).all()
+    assert (own.diagonal() == -14).all()
+    found = candidates.statistics(queries)
+    assert found["positive_unreachable"] == 1
+    assert found["unreachable"] == pytest.approx(float(torch.isinf(expected).double().mean()), abs=1e-6)
+    assert found["components"] == len(components(graph.paths).unique())
+    alone = torch.full((1, 64), math.inf, dtype=torch.float64)
+    alone[0, 3] = 0.0  # nothing but the positive is within reach
+    assert info_nce(14 * (alone.clamp(max=CUT) / 4).cos(), torch.tensor([3])) < 1e-9
+
+
+def test_statistics_are_those_of_the_distances():
+    pool, keys = full_pool(branching=(12,)), draw(16, BATCH, DIM)
+    queries = unit(keys + 0.9 * draw(17, BATCH, DIM))
+    rows, graph, slots = after(pool, keys)
+    distances = geodesic_distance(queries, rows, graph, num_attached=2)
+    own, nearest = distances.gather(1, slots[:, None]), (queries @ graph.cluster_centers.T).argmax(dim=1)
+    found = pool.open(keys).statistics(queries)
+    expected = {
+        "positive_rank": (distances < own).sum(dim=1).add(1).double().mean(),
+        "truncated": ((distances > CUT) & distances.isfinite()).double().mean(),
+        "positive_local": (graph.nearest_center[slots] == nearest).double().mean(),
+        "distinct_centers": len(nearest.unique()),
+        "mean_offset": graph.offset.mean(),
+        "mean_distance": distances[distances.isfinite()].mean(),
+    }
+    assert 0 < expected["positive_local"] < 1
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(float(value), rel=1e-6), name
+    assert full_pool(distance="cosine").open(keys).statistics(queries)["positive_rank"] >= 1
+
+
+def two_processes(global_batch):
+    """What a process sees of three steps; rank 1's own arithmetic must not decide about the graph."""
+    pool = GeodesicPool(CAPACITY, DIM, branching=(3, 2), num_neighbors=2, graph_update_interval=2).double()
+    pool.insert(draw(20 + rank(), CAPACITY // global_batch * len(own(global_batch)), DIM))
+    found = []
+    for step in range(3):
+        if rank():
+            pool.queue.features[0] += 1e-3  # as if its rows were summed in another order
+        pool.rebuild(step)
+        if rank():
+            pool.queue.features[0] -= 1e-3
+        mine = own(global_batch)
+        keys, queries = draw(30 + step, global_batch, DIM)[mine], draw(40 + step, global_batch, DIM)[mine]
+        ids = (torch.arange(global_batch) + 100 * step)[mine]
+        queries, scale = queries.requires_grad_(), torch.tensor(14.0, dtype=torch.float64)
+        candidates = pool.open(keys, ids)
+        loss, _ = pool_info_nce(candidates, queries, scale, candidates.columns)
+        loss.backward()
+        slots = pool.insert(keys, ids)
+        state = copy.deepcopy(pool.state_dict()).values()
+        found.append((loss.detach(), queries.grad, candidates.columns, candidates.ids, slots, *state))
+    pool.queue.features[3] = math.nan
+    try:
+        pool.rebuild(4)
+    except ValueError as error:
+        return found, str(error)
+
+
+def own(global_batch):
+    count = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    return range(rank() * global_batch // count, (rank() + 1) * global_batch // count)
+
+
+def test_two_processes_equal_one():
+    """Half of the batch each: one pool, one graph, and each its rows of the loss."""
+    single = GeodesicPool(CAPACITY, DIM, branching=(3, 2), num_neighbors=2, graph_update_interval=2).double()
+    single.insert(torch.cat([draw(20, CAPACITY // 2, DIM), draw(21, CAPACITY // 2, DIM)]))
+    both = in_processes(2, two_processes, 8)
+    for step in range(3):
+        single.rebuild(step)
+        keys, queries = draw(30 + step, 8, DIM), draw(40 + step, 8, DIM).requires_grad_()
+        ids = torch.arange(8) + 100 * step
+        candidates = single.open(keys, ids)
+        loss, _ = pool_info_nce(candidates, queries, torch.tensor(14.0, dtype=torch.float64), candidates.columns)
+        loss.backward()
+        slots = single.insert(keys, ids)
+        first, second = both[0][0][step], both[1][0][step]
+        assert (first[0] + second[0]).item() / 2 == pytest.approx(loss.item(), rel=1e-12)
+        torch.testing.assert_close(torch.cat([first[1], second[1]]) / 2, queries.grad, rtol=1e-9, atol=1e-13)
+        assert torch.equal(torch.cat([first[2], second[2]]), candidates.columns)
+        for place in (first, second):
+            assert torch.equal(place[3], candidates.ids)
+            assert torch.equal(place[4], slots)
+            for tensor, expected in zip(place[5:], single.state_dict().values()):
+                torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-12 if expected.is_floating_point() else 0)
+    assert all("the first of them key 3" in refusal for _, refusal in both)  # and nobody waits for a graph
+
+
+def test_more_clusters_than_one_byte_can_name():
+    pool = GeodesicPool(500, 6, branching=(24, 16), num_neighbors=4)
+    pool.insert(draw(50, 500, 6, dtype=torch.float32))
+    pool.rebuild(0)
+    keys = draw(51, 20, 6, dtype=torch.float32)
+    candidates = pool.open(keys)
+    assert pool.nearest_center.max() > 255
+    pool.insert(keys)
+    assert torch.equal(pool.nearest_center, candidates.graph.nearest_center)
+    assert torch.equal(pool.nearest_center, nearest_centers(pool.queue.features, pool.cluster_centers)[0])
+
+
+def test_a_cast_to_half_precision_does_not_round_the_graph():
+    pool = full_pool().float()
+    before = copy.deepcopy(pool.state_dict())
+    for name, tensor in pool.half().state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+        assert tensor.dtype == before[name].dtype
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"branching": (7, 7)}, r"branching \[7, 7\] asks for 49 clusters of 48 slots of the queue; accepted: .* 48"),
+        ({"distance": "euclidean"}, r"distance 'euclidean' is unknown; accepted: geodesic, cosine"),
+        ({"attach": "all"}, r"attach 'all' is unknown; accepted: nearest, knn, "),
+        ({"local": "both"}, r"local 'both' is unknown; accepted: nearest, attached"),
+        ({"num_neighbors": 0}, r"num_neighbors 0; accepted: at least 1"),
+        ({"graph_update_interval": 0}, r"graph_update_interval 0; accepted: at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        GeodesicPool(CAPACITY, DIM, **{"branching": (4, 3)} | settings)
+
+
+def test_a_step_larger_than_the_queue_and_keys_that_are_not_finite_are_refused():
+    pool = full_pool()
+    with pytest.raises(ValueError, match=r"a step brings 49 keys to a feature queue of 48: .* a queue of at least 49"):
+        pool.open(draw(60, 49, DIM))
+    pool.queue.features[[4, 17]] = math.nan
+    with pytest.raises(ValueError, match=r"2 of the 48 keys in the pool hold NaN .* the first of them key 4: no graph"):
+        pool.rebuild(100)
