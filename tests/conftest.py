@@ -120,7 +120,7 @@ class SmokeParts:
                 patch.setattr("common.reproduce.command.Command.changes", [])
                 patch.setattr("common.reproduce.command.collect_page", lambda roots, page: None)
                 # a third of a second for every row, and no table shows it
-                patch.setattr("common.run.utilisation.training_flops", lambda *arguments: 1)
+                patch.setattr("common.run.utilisation.training_flops", lambda *arguments, **options: 1)
                 few = ["--scale", "smoke", "--seeds", str(seeds), *self.overrides]
                 main = importlib.import_module(f"{self.paper}.reproduce").main
                 main([part, *few, "--output", str(self.folder)])

@@ -225,6 +225,15 @@ class TextTowerConfig(TowerConfig):
 
 
 @dataclass(frozen=True)
+class StartConfig:
+    """The run of another row that a run starts from: same scale, seed and overrides."""
+
+    row: str = ""  # stem of its file in configs/; "" = none. It is trained first where it is missing
+    part: Literal["towers", "all"] = "all"  # towers: with their projections and the temperature
+    run: str = ""  # its folder, filled in by whoever finds or trains it
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Sizes of both towers and of the embedding, and the weights that both start from."""
 

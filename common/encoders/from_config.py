@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def vision_transformer(
-    data: DataConfig, model: ModelConfig, num_class_tokens: int = 1
+    data: DataConfig, model: ModelConfig, num_class_tokens: int = 1, projected: bool = True
 ) -> VisionTransformer | PooledStem:
     """The image tower.
 
@@ -25,6 +25,7 @@ def vision_transformer(
         data: gives the size of a picture.
         model: sizes.
         num_class_tokens: each has its own output of model.embedding_dim numbers.
+        projected: False: its tokens are wanted, and whoever takes them projects.
     Raises:
         ValueError: an embedding that is not as wide as a stem without projection.
     """
@@ -49,7 +50,7 @@ def vision_transformer(
         input_norm=model.image_kind != "timm",
         patch_dropout=model.patch_dropout,
         stem=stem,
-        **_sizes(model, model.image),
+        **_sizes(model, model.image, projected),
     )
 
 
@@ -78,15 +79,22 @@ def causal_text_transformer(
 
 
 def bidirectional_text_transformer(
-    data: DataConfig, model: ModelConfig, tokenizer: Tokenizer, num_class_tokens: int = 1
+    data: DataConfig,
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+    num_class_tokens: int = 1,
+    projected: bool = True,
+    vocabulary_size: int | None = None,
 ) -> BidirectionalTextTransformer | PooledTextStem:
-    """BERT's order, with a projection.
+    """BERT's order.
 
     Args:
         data: gives the length of a caption.
         model: sizes.
         tokenizer: gives the number of ids, and the end token, after which all is padding.
         num_class_tokens: each has its own output of model.embedding_dim numbers.
+        projected: as in `vision_transformer`.
+        vocabulary_size: ids, where there are more than the tokenizer gives.
     """
     from common.encoders.text import BidirectionalTextTransformer
 
@@ -94,12 +102,12 @@ def bidirectional_text_transformer(
     if not model.text.layers:
         return _pooled(stem, num_class_tokens * model.embedding_dim)
     return BidirectionalTextTransformer(
-        vocabulary_size=tokenizer.vocabulary_size,
+        vocabulary_size=tokenizer.vocabulary_size if vocabulary_size is None else vocabulary_size,
         context_length=data.context_length,
         num_class_tokens=num_class_tokens,
         end_id=tokenizer.end_id,
         stem=stem,
-        **_sizes(model, model.text),
+        **_sizes(model, model.text, projected),
     )
 
 
@@ -122,7 +130,7 @@ def _pooled(stem: TextStem, dim: int) -> PooledTextStem:
     return PooledTextStem(stem, dim)
 
 
-def _sizes(model: ModelConfig, tower: TowerConfig) -> dict[str, Any]:
+def _sizes(model: ModelConfig, tower: TowerConfig, projected: bool = True) -> dict[str, Any]:
     """The arguments that every tower takes."""
     return {
         "width": tower.width,
@@ -131,7 +139,7 @@ def _sizes(model: ModelConfig, tower: TowerConfig) -> dict[str, Any]:
         "mlp_ratio": tower.mlp_ratio,
         "activation": "gelu" if tower.activation is None else tower.activation,
         "norm_eps": 1.0e-5 if tower.norm_eps is None else tower.norm_eps,
-        "projection_dim": model.embedding_dim,
+        "projection_dim": model.embedding_dim if projected else None,
         "final_layer_norm": model.final_layer_norm,
         "gradient_checkpointing": model.gradient_checkpointing,
     }

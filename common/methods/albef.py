@@ -83,21 +83,25 @@ class FusedEncoders(ProjectedTowers):
 
 
 class ContrastLosses(NamedTuple):
-    """Loss of one step in nats, and the keys to put into the pools after it."""
+    """Loss of one step in nats, the keys to put into the pools after it, and the embeddings, without gradient."""
 
     contrast: torch.Tensor
     image_keys: torch.Tensor
     text_keys: torch.Tensor
+    image_embeddings: torch.Tensor
+    text_embeddings: torch.Tensor
 
 
 class AlbefLosses(NamedTuple):
-    """Losses of one step in nats, and the keys to put into the pools after it."""
+    """As ContrastLosses, with the losses of the heads."""
 
     contrast: torch.Tensor
     matching: torch.Tensor
     words: torch.Tensor
     image_keys: torch.Tensor
     text_keys: torch.Tensor
+    image_embeddings: torch.Tensor
+    text_embeddings: torch.Tensor
 
 
 class QueueClip(nn.Module):
@@ -128,6 +132,20 @@ class QueueClip(nn.Module):
         self.momentum_encoders = MomentumEncoder(encoders)
         self.image_pool, self.text_pool = image_pool, text_pool
 
+    @property
+    def image_tower(self) -> nn.Module:
+        """The trained one."""
+        return self.encoders.image_tower
+
+    @property
+    def text_tower(self) -> nn.Module:
+        """The trained one."""
+        return self.encoders.text_tower
+
+    def start_momentum_(self) -> None:
+        """Makes the momentum copies what the encoders are now."""
+        self.momentum_encoders.encoder.load_state_dict(self.encoders.state_dict())
+
     def scalars(self) -> list[Scalar]:
         """The logit scale and those of the geometry."""
         return [*self.logit_scale.scalars(), *self.geometry.scalars()]
@@ -145,7 +163,7 @@ class QueueClip(nn.Module):
     ) -> "ContrastLosses":
         """Arguments and losses as in `Albef.forward`, without matching and words."""
         step = self.encode_step(images, images, token_ids, ids)
-        return ContrastLosses(self.cross_modal_contrast(step, alpha)[2], step.image_keys, step.text_keys)
+        return ContrastLosses(self.cross_modal_contrast(step, alpha)[2], **step.told())
 
     def encode_step(
         self, images: torch.Tensor, momentum_images: torch.Tensor, token_ids: torch.Tensor, ids: torch.Tensor | None
@@ -277,7 +295,7 @@ class Albef(QueueClip):
         *logits, contrast = self.cross_modal_contrast(step, alpha)
         matching = self.matching_loss(step, *logits, generator)
         words = self.word_loss(step, masked_ids, word_targets, alpha)
-        return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
+        return AlbefLosses(contrast, matching, words, **step.told())
 
     def matching_loss(
         self,
@@ -338,6 +356,15 @@ class EncodedStep(NamedTuple):
     image_candidates: Candidates
     text_candidates: Candidates
     ids: torch.Tensor | None
+
+    def told(self) -> dict[str, torch.Tensor]:
+        """What the loop wants beside the losses."""
+        return {
+            "image_keys": self.image_keys,
+            "text_keys": self.text_keys,
+            "image_embeddings": self.image_embeddings.detach(),
+            "text_embeddings": self.text_embeddings.detach(),
+        }
 
     def hard_targets(self, candidates: Candidates) -> torch.Tensor:
         """Column of the own key; with ids, equal mass on all columns of the same id (ALBEF's fine-tuning)."""

@@ -68,7 +68,7 @@ class Tcl(nn.Module):
         contrast = (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6
         matching = albef.matching_loss(step, *logits, generator)
         words = albef.word_loss(step, masked_ids, word_targets, alpha)
-        return AlbefLosses(contrast, matching, words, step.image_keys, step.text_keys)
+        return AlbefLosses(contrast, matching, words, **step.told())
 
     def in_modal_contrast(self, step: EncodedStep) -> list[torch.Tensor]:
         """image-image, text-text, picture-patches, caption-words; the targets know nothing of the momentum model."""

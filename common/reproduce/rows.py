@@ -4,6 +4,8 @@ A run is known by its resolved config, its data and the code that trains it; one
 stale result is never shown as current. If only the evaluation code has changed, the checkpoint is evaluated again.
 """
 
+import argparse
+import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.base.config import ConfigError, load_row
+from common.base.config import ConfigError, load_row, row_file
 from common.base.files import read_json, read_own_yaml, write_json
 from common.base.provenance import ROOT, code_fingerprint, hash_of, imported_files
 from common.data.pairs import open_evaluation_sets, open_training_pairs
@@ -87,7 +89,7 @@ class RowRun:
 
 
 def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequence[str], runs: Path) -> RowRun:
-    """Trains a row at a scale unless the same run is there already.
+    """Trains a row at a scale unless the same run is there already; before it the row that it starts from.
 
     Args:
         paper: the folder's code.
@@ -102,6 +104,10 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequen
         NonFiniteLoss: if training diverged, now or in an earlier call; what it said stands in the run's diverged.json.
         ConfigError: if the folder holds another run, or the log of a finished one is torn.
     """
+    parent = parent_of(paper, row, scale, overrides)
+    if parent:  # its weights are in the key of this run, so that none outlives its parent
+        run_row(paper, parent, scale, seed, overrides, runs)
+        overrides = _with_start(paper, row, scale, seed, overrides, runs)
     config, pairs, files = _opened(paper, row, scale, seed, overrides, runs)
     accelerator = start_accelerator(config.run, files.folder)
     label = label_of(row, seed)
@@ -139,8 +145,32 @@ def is_missing(paper: PaperCode, row: str, scale: str, seed: int, overrides: Seq
     Raises:
         ConfigError: if the folder holds another run, or the log of a finished one is torn.
     """
+    parent = parent_of(paper, row, scale, overrides)
+    if parent:
+        if is_missing(paper, parent, scale, seed, overrides, runs):
+            return True
+        overrides = _with_start(paper, row, scale, seed, overrides, runs)
     config, pairs, files = _opened(paper, row, scale, seed, overrides, runs)
     return _state_of(paper, config, pairs.fingerprint, files) in ("unfinished", "trained")
+
+
+def parent_of(paper: PaperCode, row: str, scale: str, overrides: Sequence[str]) -> str:
+    """File of the row that a row starts from, "" = none, or a run that the overrides name; arguments as in `run_row`.
+
+    Raises:
+        ConfigError: a row that is not there, or one that starts from itself.
+    """
+    config = _config(paper, row, scale, overrides)
+    start = getattr(config, "start", None)
+    if start is None or not start.row or start.run:
+        return ""
+    file = paper.folder / "configs" / f"{start.row}.yaml"
+    if not file.is_file() or start.row == Path(row).stem:
+        there = ", ".join(
+            sorted(each.stem for each in file.parent.glob("*.yaml") if not each.stem.startswith("scale_"))
+        )
+        raise ConfigError(f"{row}: start.row = {start.row}; accepted: another row of {paper.name}: {there}")
+    return file.name
 
 
 def label_of(row: str, seed: int) -> str:
@@ -152,17 +182,41 @@ def _opened(
     paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequence[str], runs: Path
 ) -> tuple[Any, Any, RunFiles]:
     """Config, training set and files of a run; arguments as in `run_row`."""
-    config = load_row(
-        paper.config_class,
-        paper.folder,
-        paper.folder / "configs" / row,
-        scale,
-        [*overrides, f"run.seed={seed}"],
-        paper.scale_files,
-    )
+    config = _config(paper, row, scale, [*overrides, f"run.seed={seed}"])
     pairs = paper.open_training(config.data, seed)
     script = Path(inspect.getsourcefile(paper.train))
     return config, pairs, run_files(script, Path(row).stem, scale, config, pairs.fingerprint, runs)
+
+
+def _with_start(
+    paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequence[str], runs: Path
+) -> Sequence[str]:
+    """The overrides, with the folder of the finished run that a row starts from; arguments as in `run_row`."""
+    parent = parent_of(paper, row, scale, overrides)
+    if not parent:
+        return overrides
+    _, _, files = _opened(paper, parent, scale, seed, _with_start(paper, parent, scale, seed, overrides, runs), runs)
+    return [*overrides, f"start.run={files.folder}"]
+
+
+def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any:
+    """The config of a train.py's command line, with the run that its row starts from, trained where it is missing.
+
+    Args:
+        paper: the folder's code.
+        config, arguments: of `entry_arguments`.
+    """
+    row, overrides = str(row_file(paper.folder, arguments.config).resolve()), arguments.overrides
+    parent = parent_of(paper, row, arguments.scale, overrides)
+    if not parent:
+        return config
+    run = run_row(paper, parent, arguments.scale, config.run.seed, overrides, ROOT / "outputs" / "runs")
+    return dataclasses.replace(config, start=dataclasses.replace(config.start, run=str(run.files.folder)))
+
+
+def _config(paper: PaperCode, row: str, scale: str, overrides: Sequence[str]) -> Any:
+    file = paper.folder / "configs" / row
+    return load_row(paper.config_class, paper.folder, file, scale, list(overrides), paper.scale_files)
 
 
 def read_run(files: RunFiles, config: Any) -> RowRun:

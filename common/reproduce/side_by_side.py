@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from common.base.signals import Stopped, stop_signals
 from common.distributed import world_size
-from common.reproduce.rows import PaperCode, RowRun, is_missing, label_of, run_row
+from common.reproduce.rows import PaperCode, RowRun, is_missing, label_of, parent_of, run_row
 from common.run.guards import NonFiniteLoss
 
 MEMORY = 2 * 2**30  # bytes free for each run; one at demo scale takes 1.4 GB
@@ -77,6 +77,10 @@ def train_side_by_side(jobs: Sequence[Job]) -> dict[Job, str]:
     """
     if len(jobs) < 2 or at_once() < 2:
         return {}
+    parents = {job: parent_of(job.paper, job.row, job.scale, job.overrides) for job in jobs}
+    first = list(dict.fromkeys(job._replace(row=parent) for job, parent in parents.items() if parent))
+    if first:  # several runs may start from one
+        run_rows({"": first})
     missing = [job for job in jobs if job.scale != "smoke" and is_missing(*job)]  # smoke runs take seconds
     count = min(len(missing), at_once())
     if count < 2:

@@ -44,6 +44,7 @@ MAY_CHANGE = (
     "model.image.init",
     "model.text.init",
     "model.weights",
+    "start.run",
     "model.image.stem.weights",
     "model.image.stem.cache_gb",
     "model.text.stem.weights",
@@ -82,6 +83,8 @@ MEASURES = (
 # day; the evaluation of the end is made again after a change (`evaluation_code`).
 NOT_IN_KEY = (
     "common/evaluation/",
+    "common/reproduce/",
+    "common/report/",
     "common/diagnosis.py",
     "common/run/evaluation.py",
     "common/run/evaluation_files.py",

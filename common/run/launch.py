@@ -1,5 +1,6 @@
 """From the command line to a prepared model: Accelerate, seeds, and errors that a user can read."""
 
+import argparse
 import json
 import os
 import sys
@@ -165,6 +166,7 @@ def train_main(
     train: Callable[[Any, Any, RunFiles, bool, Accelerator, str], None],
     open_training_set: Callable[[Any, int], Any] = open_training_pairs,
     scale_files: str = "scale",
+    start: Callable[[Any, argparse.Namespace], Any] = lambda config, _: config,
 ) -> None:
     """The command line of a train.py: config, data, folder of the run, Accelerate; then `train`.
 
@@ -176,9 +178,11 @@ def train_main(
         train: (config, training set, files, resume, accelerator, label).
         open_training_set: (config.data, seed) -> set with a fingerprint.
         scale_files: stem of the scale files, see `load_row`.
+        start: (config, arguments) -> the config with the run that it starts from.
     """
     paper = script.resolve().parent
     config, arguments = entry_arguments(description, paper, config_class, default_row, scale_files)
+    config = start(config, arguments)
     data_set = open_training_set(config.data, config.run.seed)
     files = chosen_files(script, arguments, config, data_set.fingerprint)
     accelerator = start_accelerator(config.run, files.folder)

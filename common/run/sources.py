@@ -51,6 +51,8 @@ def initial_fingerprints(config: Any) -> dict[str, str]:
     for side, stem in stems_to_load(config).items():
         key = f"model.{side}.stem.weights"
         found[key] = weights_fingerprint(stem.weights, key) if stem.weights else stem.name
+    if hasattr(config, "start") and config.start.run:
+        found["start.run"] = _fingerprint(config.start.run, "start.run")
     return found
 
 
