@@ -1,0 +1,82 @@
+"""Configuration of GeoMM's models: CLIP against a pool and ALBEF, by the cosine or by a geodesic distance."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from common.base.settings import (
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    PromptAverage,
+    RunConfig,
+    StartConfig,
+    check_patches,
+    setting,
+)
+from common.logit_scale import check_bounds
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """What is trained, and by which distance a query is compared with the pool of the other modality."""
+
+    base: Literal["clip", "albef"] = "clip"  # clip: the contrast alone; albef: matching and masked words, too
+    distance: Literal["cosine", "geodesic"] = "geodesic"
+    # how a query joins the graph: Eq. 3, its neighbours, these with a local block; _st: gradient of the cosine
+    attach: Literal["nearest", "knn", "knn_local", "nearest_st", "knn_local_st"] = "knn_local"
+    local: Literal["nearest", "attached"] = "nearest"  # clusters within which knn_local compares by the angle itself
+    branching: tuple[int, ...] = (
+        16,
+        16,
+    )  # clusters of each layer within one of the layer above; two layers in the paper
+    num_neighbors: int = setting(8, at_least=1)  # of a centre in the graph, and centres that knn attaches a query to
+    graph_update_interval: int = setting(100, at_least=1)  # steps between two graphs
+    geodesic_from_step: int = setting(0, at_least=0)  # before it the cosine
+    queue_size: int = setting(65_536, at_least=1)  # keys of each modality
+    ema_momentum: float = setting(0.995, at_least=0.0, at_most=1.0)  # of the encoder of keys
+    distillation: float = setting(0.4, at_least=0.0, at_most=1.0)  # alpha: share of the momentum model's targets
+    targets: Literal["own", "ids"] = "own"  # ids: all captions of a picture are positives (fine-tuning)
+    fusion_layers: int = setting(2, at_least=1)  # of albef
+    mask_probability: float = setting(0.15, at_least=0.0, below=1.0)  # of albef's words; 0 = none are masked
+    k_test: int = setting(128, at_least=10)  # candidates that albef's matching head ranks again
+    logit_scale_init: float = setting(1 / 0.07, above=0.0)
+    logit_scale_trainable: bool = True
+    logit_scale_min: float | None = setting(2.0, above=0.0)  # ALBEF: temperatures from 0.001 to 0.5
+    logit_scale_max: float | None = setting(1000.0, above=0.0)
+    prompt_average: PromptAverage = "embeddings"  # zero-shot classes
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if not self.branching or min(self.branching) < 2 or math.prod(self.branching) > self.queue_size:
+            raise ValueError(
+                f"method.branching = {list(self.branching)} with method.queue_size = {self.queue_size}; accepted: at "
+                "least two clusters in each layer, and no more in all than the queue has rows"
+            )
+
+
+@dataclass(frozen=True)
+class Config:
+    """A row of a table at a scale."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    method: MethodConfig = field(default_factory=MethodConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    start: StartConfig = field(default_factory=StartConfig)
+
+    def __post_init__(self) -> None:
+        check_patches(self.data, self.model)
+        batch, queue = self.optim.global_batch_size, self.method.queue_size
+        if queue < batch:
+            raise ValueError(
+                f"method.queue_size = {queue} with optim.global_batch_size = {batch}; accepted: at least a batch"
+            )
+        for key, only in (("micro_batch_size", None), ("loss_tile", 0), ("loss_bf16_product", False)):
+            if getattr(self.optim, key) != only:
+                raise ValueError(
+                    f"optim.{key} = {getattr(self.optim, key)}, a pool compares whole batches; accepted: {only}"
+                )
+        if not self.model.text.layers or not self.model.image.layers:
+            raise ValueError("model.image.layers or model.text.layers is 0; accepted: at least 1")

@@ -1,0 +1,119 @@
+"""GeoMM's models: the base methods of `common/methods`, whose pools compare by a geodesic distance."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from common.base.config import ConfigError
+from common.data.tokenizer import Tokenizer
+from common.encoders.from_config import bidirectional_text_transformer, vision_transformer
+from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+from common.methods.albef import Albef, FusedEncoders, ProjectedTowers, QueueClip
+from common.run.checkpoint import named_checkpoint
+from geomm.config import Config
+from geomm.pool import GeodesicPool
+
+OF_TOWERS = tuple(
+    f"encoders.{part}." for part in ("image_tower", "text_tower", "image_projection", "text_projection")
+)  # and the temperature
+
+
+def mask_id_of(tokenizer: Tokenizer) -> int:
+    """Id of the mask token: the tokenizer's, or one behind its last."""
+    return getattr(tokenizer, "mask_id", tokenizer.vocabulary_size)
+
+
+def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
+    """The base method of a row with random weights.
+
+    Both distances have the same pools, so that nothing differs but the distance.
+
+    Args:
+        config: of one row.
+        tokenizer: gives the number of ids, the end token and the mask.
+    """
+    data, model, method = config.data, config.model, config.method
+    num_ids = max(tokenizer.vocabulary_size, mask_id_of(tokenizer) + 1)
+    towers = (
+        vision_transformer(data, model, projected=False),
+        bidirectional_text_transformer(data, model, tokenizer, projected=False, vocabulary_size=num_ids),
+    )
+    if method.base == "clip":
+        base, encoders = QueueClip, ProjectedTowers(*towers, model.embedding_dim)
+    else:
+        text = model.text
+        fusion = FusionTransformer(text.width, model.image.width, method.fusion_layers, text.heads, text.mlp_ratio)
+        head = MaskedLanguageHead(text.width, num_ids)
+        base, encoders = Albef, FusedEncoders(*towers, fusion, head, model.embedding_dim)
+    pools = [
+        GeodesicPool(
+            method.queue_size,
+            model.embedding_dim,
+            distance=method.distance,
+            branching=method.branching,
+            num_neighbors=method.num_neighbors,
+            attach=method.attach,
+            local=method.local,
+            graph_update_interval=method.graph_update_interval,
+            geodesic_from_step=method.geodesic_from_step,
+        )
+        for _ in ("images", "texts")
+    ]
+    return base(encoders, Sphere(), LogitScale.from_config(method), *pools)
+
+
+@torch.no_grad()
+def start_(model: QueueClip, config: Config) -> dict[str, int]:
+    """Fills a model with weights of the run that its row starts from, in place; the pools stay empty.
+
+    Args:
+        model: unwrapped.
+        config: start.run is the folder of a finished run, start.part what is taken of it.
+    Returns:
+        What a log says: how many tensors were filled, and how many of the trained ones are new.
+    Raises:
+        ConfigError: that run has other sizes, or lacks a part.
+    """
+    start, own = config.start, dict(model.named_parameters())
+    tensors = named_checkpoint(Path(start.run)).model_tensors()
+    wanted = [*OF_TOWERS, "logit_scale."] + (["encoders.", "matching_head."] if start.part == "all" else [])
+    taken = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(wanted))}
+    unlike = [
+        f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape) if name in own else 'none'}"
+        for name, tensor in taken.items()
+        if name in own and own[name].shape != tensor.shape
+    ]
+    missing = [name for name in own if name.startswith(OF_TOWERS) and name not in taken]
+    if unlike or missing:
+        said = "; ".join([*unlike[:3], *(f"no {name}" for name in missing[:3])])
+        raise ConfigError(f"start.run = {start.run} does not fit this row: {said}")
+    filled = {**dict(model.named_buffers()), **own}
+    for name, tensor in taken.items():
+        if name in filled:
+            filled[name].copy_(tensor)
+    new = [name for name, parameter in own.items() if parameter.requires_grad and name not in taken]
+    return {"filled": len(taken.keys() & filled.keys()), "new": len(new)}
+
+
+def trained_parts(losses: tuple) -> dict[str, torch.Tensor]:
+    """The losses of a step by name, in nats; their sum is minimised."""
+    return {name: getattr(losses, name) for name in ("contrast", "matching", "words") if hasattr(losses, name)}
+
+
+class Tokens(nn.Module):
+    """All tokens of both towers in the place of embeddings: what the fusion looks at."""
+
+    def __init__(self, model: Albef) -> None:
+        super().__init__()
+        self.encoders, self.geometry = model.encoders, model.geometry
+
+    def encode_image(self, images: torch.Tensor) -> torch.Tensor:
+        """(batch, 3, size, size) -> (batch, tokens, width)."""
+        return self.encoders.image_tower.forward_tokens(images)
+
+    def encode_text(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length) -> (batch, length, width)."""
+        return self.encoders.text_tower.forward_tokens(token_ids)

@@ -1,0 +1,148 @@
+"""Trains a model of GeoMM or its base: CLIP against a pool, or ALBEF, by the cosine or the geodesic distance.
+
+    python geomm/train.py                            geodesic distance on CLIP, from trained towers; a CPU is enough
+    python geomm/train.py --config geomm/configs/albef_geo.yaml
+    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml geomm/train.py \\
+        --config geomm/configs/albef_geo.yaml --scale paper data.root=/data/pairs
+
+A row that starts from another one has it trained first, where it is missing.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from accelerate import Accelerator
+
+from common.base.signals import stop_signals
+from common.data.pairs import Pairs
+from common.distributed import mean_over_processes
+from common.geometry import clamp_scalars_
+from common.methods.albef import Albef, distillation_weight, mask_words, replaceable_words
+from common.reproduce.rows import PaperCode, started
+from common.run.evaluation import evaluate_and_save
+from common.run.folder import RunFiles
+from common.run.guards import check_finite, clip_gradient
+from common.run.inputs import as_inputs
+from common.run.launch import end_run, run_or_explain, seed_step, train_main
+from common.run.schedule import learning_rate_at, set_learning_rate
+from common.run.training import encoder_of, open_run, save_if_due, validate_if_due
+from geomm.config import Config
+from geomm.evaluate import MODELS, PAPER, evaluated_sets, reevaluate
+from geomm.model import build_model, mask_id_of, start_, trained_parts
+
+DEFAULT_ROW = "clip_geo.yaml"
+
+
+def train(
+    config: Config, pairs: Pairs, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
+) -> None:
+    """Trains until config.optim.steps, then evaluates; the run's files hold everything that comes out.
+
+    Args:
+        config: one row at one scale.
+        pairs: the training set that config.data names.
+        files: where to write.
+        resume: go on from the last whole checkpoint, if there is one.
+        accelerator: places the model; one process or many.
+        label: name on the progress bar.
+    """
+    method, optim, device = config.method, config.optim, accelerator.device
+
+    # data, model, optimiser, all as the last checkpoint left them where the run goes on
+    run = open_run(
+        PAPER,
+        config,
+        pairs,
+        files,
+        resume,
+        accelerator,
+        label,
+        build_model=lambda config, training: build_model(config, training.tokenizer),
+    )
+    model, journal, transform, tokenizer = run.bare_model, run.journal, run.training.transform, run.training.tokenizer
+    if not journal.first_step:
+        if config.start.run:
+            journal.told("start", f"started from {config.start.run}", **start_(model, config))
+        model.start_momentum_()
+    encoder = encoder_of(model, config, run.training, device)
+    mask_id = mask_id_of(tokenizer)
+    words = replaceable_words(
+        tokenizer.vocabulary_size, (tokenizer.pad_id, tokenizer.cls_id, tokenizer.end_id, mask_id), device
+    )
+    steps_per_epoch = max(1, len(pairs) // optim.global_batch_size)
+
+    with stop_signals() as stop:
+        for step, batch in journal.steps(run.batches):
+            seed_step(config.run.seed, step)
+            learning_rate = learning_rate_at(step, optim)
+            set_learning_rate(run.optimizer, learning_rate)
+            images, token_ids = as_inputs(batch, transform, device)
+            ids = batch.image_index.to(device) if method.targets == "ids" else None
+
+            # Alg. 2: a new graph every graph_update_interval steps; then the loss on the columns as they will be
+            for pool in (model.image_pool, model.text_pool):
+                pool.rebuild(step)
+            model.update_momentum_encoders(method.ema_momentum)
+            alpha = distillation_weight(step, steps_per_epoch, method.distillation)
+            if isinstance(model, Albef):
+                masked = None, None
+                if method.mask_probability:
+                    spared = (tokenizer.pad_id, tokenizer.cls_id)
+                    masked = mask_words(token_ids, words, mask_id, spared, method.mask_probability)
+                losses = run.model(images, token_ids, *masked, alpha, ids)
+            else:
+                losses = run.model(images, token_ids, alpha, ids)
+            parts = trained_parts(losses)
+            loss = sum(parts.values())
+            values = {name: float(mean_over_processes(part)) for name, part in parts.items()}
+            values = {"loss": sum(values.values()), **values, "logit_scale": model.logit_scale().item()}
+            check_finite(step=step, model=model, **values)
+
+            accelerator.backward(loss)
+            gradient_norm = clip_gradient(accelerator, run.model, optim, step)
+            done = step + 1
+            if journal.logs_at(done):
+                values |= of_the_pools(model, losses, ids)
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            clamp_scalars_(model.scalars())  # in place, after the step: a clamp in the forward pass would freeze it
+            model.insert(losses.image_keys, losses.text_keys, ids)  # after the backward pass, which reads the pools
+
+            journal.step_done(done, batch, **values, learning_rate=learning_rate, gradient_norm=gradient_norm)
+            validate_if_due(run, done, encoder)
+            save_if_due(run, done, stop)
+
+    # final evaluation
+    sets = run.training.evaluation_sets
+    evaluate_and_save(MODELS, config, encoder, sets, files, optim.steps, run.state, run.provenance)
+    end_run(accelerator)
+
+
+def of_the_pools(model: Any, losses: Any, ids: torch.Tensor | None) -> dict[str, float]:
+    """Statistics of the queries of a step and the candidates that they met, by direction."""
+    queries = {
+        "i2t": (losses.image_embeddings, model.text_pool.open(losses.text_keys, ids)),
+        "t2i": (losses.text_embeddings, model.image_pool.open(losses.image_keys, ids)),
+    }
+    return {
+        f"{side}_{name}": value
+        for side, (embeddings, candidates) in queries.items()
+        for name, value in candidates.statistics(embeddings).items()
+    }
+
+
+CODE = PaperCode(PAPER, Config, train, reevaluate, open_tests=evaluated_sets)
+
+
+def main() -> None:
+    train_main(__doc__, Path(__file__), Config, DEFAULT_ROW, train, start=partial(started, CODE))
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

@@ -1,0 +1,158 @@
+"""geomm/train.py and evaluate.py at smoke scale: runs that start from others, resumes, what is evaluated."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from common.base.config import ConfigError, load_row
+from common.base.provenance import ROOT
+from common.data.pairs import open_evaluation_sets, open_training_pairs
+from common.evaluation.embed import CaptionRule, embed_pairs
+from common.reproduce.rows import run_row
+from common.run.checkpoint import last_checkpoint
+from common.run.folder import RunFiles, run_key
+from common.run.log import read_log
+from geomm.config import Config
+from geomm.evaluate import load_encoder, matching
+from geomm.model import build_model, start_
+from geomm.train import CODE, train
+
+FEW = ("optim.steps=2", "optim.warmup_steps=0", "data.num_train=64", "data.num_val=16", "data.num_test=16",
+       "run.evaluate_every=0", "run.save_every=0")  # fmt: skip
+
+
+def config_of(row, *overrides, scale="smoke"):
+    folder = ROOT / "geomm"
+    return load_row(Config, folder, folder / "configs" / f"{row}.yaml", scale, list(overrides))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def finetuned(runs):
+    """The third of three runs that start from one another."""
+    return run_row(CODE, "albef_geo_finetuned.yaml", "smoke", 0, FEW, runs)
+
+
+def encoder_of(run):
+    return load_encoder(last_checkpoint(run.files.checkpoints), torch.device("cpu"))
+
+
+def test_a_row_trains_what_it_starts_from_and_finds_it_again(finetuned, runs, capsys):
+    parents = {path.parent.name.rpartition("-smoke-")[0]: path for path in runs.glob("geomm/*/seed0")}
+    assert parents.keys() == {"towers", "albef_geo", "albef_geo_finetuned"}
+    assert run_row(CODE, "albef_geo_finetuned.yaml", "smoke", 0, FEW, runs).files.folder == finetuned.files.folder
+    assert capsys.readouterr().out.count("found in") == 3
+    told = next(line for line in read_log(finetuned.files.log) if line["event"] == "start")
+    assert told["filled"] > 40
+    assert told["new"] == 0
+    first = next(line for line in read_log(RunFiles(parents["albef_geo"]).log) if line["event"] == "start")
+    assert first["new"] > 20  # fusion and heads
+
+
+def test_weights_of_the_run_that_it_starts_from_are_in_the_key(finetuned, runs, tmp_path):
+    script, start = ROOT / "geomm/train.py", finetuned.config.start.run
+    other = run_row(CODE, "albef_geo.yaml", "smoke", 1, FEW, runs).files.folder
+
+    def key(folder):
+        return run_key(script, config_of("albef_geo_finetuned", *FEW, f"start.run={folder}"), "data")
+
+    moved = shutil.copytree(start, tmp_path / "moved")
+    assert key(start) == key(moved) != key(other)
+
+
+def test_what_a_run_starts_from_is_what_it_takes(finetuned):
+    _, parent = encoder_of(finetuned)
+    weights = parent.model.state_dict()
+    for row, taken in (("albef_geo_finetuned", ("encoders.", "matching_head.", "logit_scale.")),
+                       ("albef_geo", ("encoders.image_tower", "encoders.text_proj", "logit_scale."))):  # fmt: skip
+        config = config_of(row, f"start.run={finetuned.files.folder}")
+        torch.manual_seed(9)
+        model = build_model(config, parent.tokenizer)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        start_(model, config)
+        for name, value in model.state_dict().items():
+            if name.startswith(taken):
+                assert torch.equal(value, weights[name]), name
+            elif name.startswith(("encoders.fusion", "matching_head", "image_pool", "momentum")):
+                assert torch.equal(value, before[name]), name
+
+
+def test_a_run_of_other_sizes_is_refused(finetuned):
+    config = config_of("clip_geo", f"start.run={finetuned.files.folder}", "model.image.width=48")
+    _, parent = encoder_of(finetuned)
+    model = build_model(config, parent.tokenizer)
+    with pytest.raises(ConfigError, match=r"start.run = .* does not fit this row: encoders.image_proj.* for"):
+        start_(model, config)
+    with pytest.raises(ConfigError, match=r"start.row = tower; accepted: another row of geomm: albef, "):
+        run_row(CODE, "clip_geo.yaml", "smoke", 0, [*FEW, "start.row=tower"], finetuned.files.folder)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["method.branching=[9, 5]"], r"method.branching = \[9, 5\] with method.queue_size = 40"),
+        (["method.branching=[8, 1]"], "at least two clusters in each layer"),
+        (["method.queue_size=15", "method.branching=[3]"], r"queue_size = 15 with optim.global_batch_size = 16"),
+        (["method.attach=far"], "method.attach.*far.*knn_local"),
+        (["optim.micro_batch_size=4"], "micro_batch_size = 4, a pool compares whole batches; accepted: None"),
+        (["model.text.layers=0"], "accepted: at least 1"),
+    ],
+)
+def test_what_fits_not_is_said_by_key(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of("albef_geo", *overrides)
+
+
+def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
+    config = config_of("albef_geo", *FEW, "start.row=", "optim.steps=7", "run.save_every=5", "run.keep_checkpoints=2",
+                       "method.graph_update_interval=3")  # fmt: skip
+    pairs = open_training_pairs(config.data, 0)
+    files = [RunFiles(tmp_path / name, {"seed": 0}) for name in ("whole", "resumed")]
+    train(config, pairs, files[0], False, Accelerator(cpu=True))
+    shutil.copytree(files[0].folder, files[1].folder)
+    shutil.rmtree(files[1].checkpoints / "step-00000007")  # killed between the graphs of steps 3 and 6
+    train(config, pairs, files[1], True, Accelerator(cpu=True))
+    whole, resumed = (last_checkpoint(each.checkpoints).model_tensors() for each in files)
+    assert whole["image_pool.has_graph"]
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, resumed[name]), name
+    losses = [[line["loss"] for line in read_log(each.log) if line["event"] == "train"] for each in files]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 7
+
+
+def test_a_log_says_what_the_pools_are_like(finetuned):
+    last = [line for line in read_log(finetuned.files.log) if line["event"] == "train"][-1]
+    assert last["loss"] == pytest.approx(last["contrast"] + last["matching"] + last["words"])
+    assert last["words"] == 0  # none are masked in fine-tuning
+    assert 1 <= last["i2t_positive_rank"] <= finetuned.config.method.queue_size
+
+
+def test_the_matching_head_ranks_the_test_sets_and_embeddings_alone_beside_it(finetuned):
+    found = json.loads(finetuned.files.evaluation.read_text())["evaluations"]
+    assert found.keys() == {f"{role}{stage}" for role in ("test", "second_test") for stage in ("", "_contrastive")}
+    assert found["test"]["protocol"]["ranking"] != found["test_contrastive"]["protocol"]["ranking"]
+    assert found["test"]["metrics"]["i2t_kept_share"] <= 1
+
+
+def test_logits_of_pairs_are_those_of_their_own_pictures_and_captions(finetuned):
+    config, encoder = encoder_of(finetuned)
+    pairs = open_evaluation_sets(config.data).retrieval["test"]
+    embedded = embed_pairs(encoder, pairs, CaptionRule())
+    images, texts = torch.tensor([0, 3, 15, 3]), torch.tensor([7, 0, 41, 16])
+    found = matching(encoder, embedded)(images, texts)
+    model = encoder.model.eval()
+    for logit, image, text in zip(found, images, texts):
+        pixels = encoder.transform.inputs(encoder.transform.eval(pairs[int(image)]["image"])[None])
+        ids = encoder.tokenizer.encode([embedded.captions[int(text)]], encoder.context_length)
+        with torch.no_grad():
+            tokens = model.encoders.text_tower.forward_tokens(ids), model.encoders.image_tower.forward_tokens(pixels)
+            wanted = model.match(tokens[0], model.encoders.text_mask(ids), tokens[1])[0, 1]
+        torch.testing.assert_close(logit, wanted, rtol=1e-4, atol=1e-5)
