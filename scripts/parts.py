@@ -19,9 +19,8 @@ PAPERS = ("contrastive_basics", "oblique_topology", "euclip", "geomm")
 
 
 def parts_of(paper: str) -> list[str]:
-    """Keys of PARTS in <paper>/reproduce.py, read without running it; none where there is no such file."""
-    source = ROOT / paper / "reproduce.py"
-    text = source.read_text(encoding="utf-8") if source.is_file() else ""
+    """Keys of PARTS in <paper>/reproduce.py, read without running it."""
+    text = (ROOT / paper / "reproduce.py").read_text(encoding="utf-8")
     return re.findall(r'^    "(\w+)": ', text.partition("\nPARTS = {\n")[2].partition("\n}\n")[0], re.MULTILINE)
 
 
@@ -31,10 +30,10 @@ def wanted(paper: str, part: str) -> list[tuple[str, str]]:
     papers = PAPERS if paper == "all" else (paper,)
     pairs = [(name, each) for name in papers for each in (parts_of(name) if part == "all" else [part])]
     missing = [f"{name} has no {each}" for name, each in pairs if each not in parts_of(name)]
-    if missing or not pairs:
-        exist = "; ".join(f"{name}: {', '.join(parts_of(name)) or 'none yet'}" for name in PAPERS)
+    if missing:
+        exist = "; ".join(f"{name}: {', '.join(parts_of(name))}" for name in PAPERS)
         hint = did_you_mean(part, parts_of(paper))
-        raise ValueError(f"{[*missing, f'{paper} has no part'][0]} here yet; what exists: {exist}{hint}")
+        raise ValueError(f"{missing[0]} here yet; what exists: {exist}{hint}")
     return pairs
 
 
@@ -45,13 +44,10 @@ def described_rows(paper: str, output: Path) -> list[str]:
         paper: the folder; the comments that open its configs say what a row is and where its results are.
         output: folder with runs/.
     Raises:
-        ValueError: no such paper, or it has no rows.
+        ValueError: no such paper.
     """
     _check_paper(paper)
-    rows = rows_of(ROOT / paper)
-    if not rows:
-        raise ValueError(f"PAPER={paper} has no rows yet")
-    lines = []
+    rows, lines = rows_of(ROOT / paper), []
     for row in rows:
         text = (ROOT / paper / "configs" / f"{row}.yaml").read_text(encoding="utf-8")
         what = re.match(r"#.*?: (.*)|", text)[1]  # of a row of one's own maybe nothing

@@ -253,7 +253,7 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(
     ("arguments", "message"),
     [
         (["oblique_topology", "table99"], "oblique_topology has no table99 here yet; what exists: "),
-        (["geomm", "table1"], "geomm has no table1 here yet"),
+        (["geomm", "table3"], "geomm has no table3 here yet"),
         (["clip", "table1"], "PAPER=clip is unknown; accepted: contrastive_basics, oblique_topology, euclip, geomm"),
         (
             ["oblique_topology", "table2", "--scale", "big"],

@@ -62,7 +62,6 @@ def table(output):
 
 def test_the_list_of_parts_is_that_of_the_code():
     assert parts_of("oblique_topology") == list(PARTS)
-    assert parts_of("geomm") == []
 
 
 def make(*arguments, **environment):
@@ -218,7 +217,6 @@ def test_make_clean_removes_what_was_made_and_nothing_else(tmp_path):
         (["reproduce-tabel2"], "; did you mean table2?"),
         (["rows", "PAPER=euclid"], "PAPER=euclid is unknown; accepted: contrastive_basics, "),
         (["rows", "PAPER=euclid"], "; did you mean euclip?"),
-        (["rows", "PAPER=geomm"], "PAPER=geomm has no rows yet"),
         (["reproduce-table2", "SEDS=3"], "no setting SEDS; accepted: PAPER SCALE SEEDS"),
     ],
 )  # fmt: skip

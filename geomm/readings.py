@@ -1,0 +1,103 @@
+"""Which reading of Eq. 3 trains: every one from random weights and from towers that have learnt (part `readings`).
+
+The paper attaches a query to its nearest centre and does not say how a gradient reaches it. Taken to the letter, all
+columns of a query change alike, so that the positive's place among them has next to no say (`geodesic.py`).
+"""
+
+from common.distributed import is_main_process
+from common.report.figures import Curves, plot_curves
+from common.report.table import Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.side_by_side import Job, run_rows
+from common.reproduce.tables import stand_in_for
+from common.run.log import read_log
+
+READINGS = {  # name -> (config, label)
+    "cosine": ("clip.yaml", "cosine"),
+    "nearest": ("reading_nearest.yaml", "nearest centre (Eq. 3 to the letter)"),
+    "knn": ("reading_knn.yaml", "nearest centres"),
+    "knn_local": ("clip_geo.yaml", "nearest centres, local: nearest cluster"),
+    "knn_local_attached": ("reading_knn_local_attached.yaml", "nearest centres, local: their clusters"),
+    "nearest_st": ("reading_nearest_st.yaml", "nearest centre, gradient of the cosine"),
+    "knn_local_st": ("reading_knn_local_st.yaml", "nearest centres, local, gradient of the cosine"),
+}
+STARTS = {"trained": ("from trained towers", ()), "random": ("from random weights", ("start.row=",))}
+METRICS = {
+    "mean_recall": ("mean of six recalls", "percent", "higher"),
+    "i2t_recall_at_1": ("i2t R@1", "percent", "higher"),
+    "t2i_recall_at_1": ("t2i R@1", "percent", "higher"),
+}
+AT_THE_END = {  # of the log, mean of both directions
+    "positive_local": ("local positives", "percent", None),
+    "positive_unreachable": ("unreachable positives", "percent", "lower"),
+    "distinct_centers": ("nearest centres in a batch", "centres", None),
+}
+
+
+def readings(command: Command, code: PaperCode) -> list[Table]:
+    """Retrieval and state of the pools after each reading and the cosine, by start."""
+    jobs = {
+        f"{start}_{name}": [
+            Job(code, config, command.scale, seed, (*command.overrides, *overrides), command.runs)
+            for seed in command.seeds
+        ]
+        for start, (_, overrides) in STARTS.items()
+        for name, (config, _) in READINGS.items()
+        if command.trains(config)
+    }
+    runs = run_rows(jobs)
+    if not is_main_process():
+        return []
+    values = {
+        (name, metric): [100 * run.evaluations["test"]["metrics"][metric] for run in of_seeds]
+        for name, of_seeds in runs.items()
+        for metric in METRICS
+    }
+    for name, of_seeds in runs.items():
+        last = [[line for line in read_log(run.files.log) if line["event"] == "train"][-1] for run in of_seeds]
+        values[name, "logit_scale"] = [line["logit_scale"] for line in last]
+        for key, (_, unit, _) in AT_THE_END.items():
+            if all(f"i2t_{key}" in line for line in last):
+                share = 100 if unit == "percent" else 1
+                values[name, key] = [share * (line[f"i2t_{key}"] + line[f"t2i_{key}"]) / 2 for line in last]
+    first = next(iter(runs.values()))[0]
+    findings = Findings(
+        name="readings",
+        caption=f"Readings of Eq. 3: CLIP against a pool after {first.config.optim.steps} steps, by start.",
+        data=f"{first.training_data}; ranked on {stand_in_for(command, runs, 'test')}",
+        protocol="test set by the cosine; log of the last step",
+        settings={"rows": {name: config for name, (config, _) in READINGS.items()}},
+        rows={
+            f"{start}_{name}": f"{label}, {said}"
+            for start, (said, _) in STARTS.items()
+            for name, (_, label) in READINGS.items()
+        },
+        columns={**METRICS, "logit_scale": ("temperature's inverse", "multiplier", None), **AT_THE_END},
+        values=values,
+    )
+    plot_curves(
+        [
+            Curves(said, "step", "mean rank of the positive", _ranks(runs, start), log_y=True)
+            for start, (said, _) in STARTS.items()
+        ],
+        command.folder(code.name) / "readings_curves.png",
+        across=len(STARTS),
+    )
+    return [write_findings(command, code.name, findings)]
+
+
+def _ranks(runs: dict[str, list[RowRun]], start: str) -> dict[str, list[tuple[float, list[float]]]]:
+    """Course of the mean rank of the positive among the pool's keys, both directions, one value per seed."""
+    found = {}
+    for name, (_, label) in READINGS.items():
+        logs = [_rank_by_step(run) for run in runs.get(f"{start}_{name}", [])]
+        if logs:
+            found[label] = [(float(step), [log[step] for log in logs]) for step in logs[0]]
+    return found
+
+
+def _rank_by_step(run: RowRun) -> dict[int, float]:
+    lines = [line for line in read_log(run.files.log) if "i2t_positive_rank" in line]
+    return {line["step"]: (line["i2t_positive_rank"] + line["t2i_positive_rank"]) / 2 for line in lines}
