@@ -12,27 +12,44 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from common.base.config import load_row
 from common.report.table import Table
 from common.reproduce.command import Command, reproduce_main
-from common.reproduce.tables import trained_table
+from common.reproduce.tables import note_of, trained_table
 from common.run.launch import run_or_explain
+from geomm.config import Config
 from geomm.readings import readings
 from geomm.train import CODE
 
 
 def table1(command: Command) -> list[Table]:
     """Table 1: zero-shot retrieval of pre-trained models."""
-    return [trained_table(command, CODE, "table1")[0]]
+    return [_trained(command, "table1")]
 
 
 def table2(command: Command) -> list[Table]:
     """Table 2: retrieval after fine-tuning."""
-    return [trained_table(command, CODE, "table2")[0]]
+    return [_trained(command, "table2")]
 
 
 def table4(command: Command) -> list[Table]:
     """Table 4: further models against a pool."""
-    return [trained_table(command, CODE, "table4")[0]]
+    return [_trained(command, "table4")]
+
+
+def _trained(command: Command, table_id: str) -> Table:
+    return trained_table(command, CODE, table_id, partial(_note, command))[0]
+
+
+def _note(command: Command, row: str) -> str:
+    """What was trained for a row, by which distance."""
+    config = load_row(Config, CODE.folder, CODE.folder / "configs" / row, command.scale, list(command.overrides))
+    method, distance = config.method, "by the cosine"
+    if method.distance == "geodesic":
+        centres = " x ".join(map(str, method.branching))
+        distance = f"by the geodesic distance ({method.attach}, {centres} centres, {method.num_neighbors} neighbours)"
+    start = f"; starts from {config.start.part} of {config.start.row}" if config.start.row else ""
+    return f"{note_of(command, row, CODE)}; pool of {method.queue_size:,} compared {distance}{start}"
 
 
 PARTS = {

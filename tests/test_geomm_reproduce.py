@@ -52,6 +52,12 @@ def test_rows_with_a_config_are_trained_and_stand_beside_the_papers_numbers(geom
         assert measured
 
 
+def test_a_row_says_by_which_distance(geomm):
+    notes = {row.method: row.note for row in table_of(geomm, "table2").rows}
+    assert "pool of 40 compared by the cosine; starts from all of albef" in notes["ALBEF"]
+    assert "by the geodesic distance (knn_local, 2 x 3 centres, 2 neighbours); starts from all" in notes["Geo-ALBEF"]
+
+
 def test_every_reading_is_trained_from_both_starts_and_towers_once(geomm):
     table = table_of(geomm, "readings")
     assert len(table.rows) == len(READINGS) * len(STARTS)
