@@ -30,7 +30,7 @@ from common.geometry import norm, paired_angles, unit
 ATTACH = ("nearest", "knn", "knn_local", "nearest_st", "knn_local_st")
 LOCAL = ("nearest", "attached")
 CUT = 4 * math.pi  # where distances are truncated (Sec. 3.3)
-CHUNK = 8_192  # rows compared with all centres at once
+CHUNK = 4_096  # rows compared with all centres at once
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from common.geometry import at_least_float32, check_same_dim, full_precision
 from geomm.geodesic import (
     CUT,
     GeodesicGraph,
-    angles,
     attach_queries,
     attached_and_local,
     check_reading,
@@ -35,7 +34,7 @@ from geomm.geodesic import (
 from geomm.hierarchy import build_graph, check_branching, check_finite
 
 DISTANCES = ("geodesic", "cosine")
-Block = tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor | None]
+COPIED = 2**22  # numbers that are copied at a time for the products with local rows
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,9 @@ class GeodesicCandidates:
     @property
     def tile(self) -> int:
         """So many queries that their logits stay in the processor's cache; all, where one product serves all."""
-        if self.by_products or not self.on_cpu:
+        if self.by_products or self.keys.device.type != "cpu":
             return len(self.columns)
-        return max(1, 2**19 // len(self.rows))
-
-    @property
-    def on_cpu(self) -> bool:
-        return self.keys.device.type == "cpu"
+        return max(1, 2**20 // len(self.rows))
 
     @property
     def by_products(self) -> bool:
@@ -89,12 +84,13 @@ class GeodesicCandidates:
 
     def distances(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `geodesic_distance`, (batch, num_columns); and attached, entrance as `attach_queries` gives them."""
-        count, _ = self.counts
-        routes, attached, entrance = attach_queries(queries, self.graph, count)
+        routes, attached, entrance = attach_queries(queries, self.graph, self.counts[0])
         found = routes.index_select(1, self.graph.nearest_center).add_(self.graph.offset)
-        for at, rows, mask in self.local_blocks(self.local_clusters(attached)):
-            direct = angles(queries[at[0].squeeze(1)], rows)
-            found[at] = direct if mask is None else torch.where(mask, direct, found[at])
+        for some, columns, rows, mask in self.local_blocks(attached):
+            cosines = (queries[some, None] @ rows.mT).squeeze(1)
+            limit = 1 - 8 * torch.finfo(cosines.dtype).eps  # as in `angles`
+            at_first = found[some].gather(1, columns)
+            found[some].scatter_(1, columns, torch.where(mask, cosines.clamp(-limit, limit).arccos(), at_first))
         return found, attached, entrance
 
     @property
@@ -102,39 +98,41 @@ class GeodesicCandidates:
         """Centres that a query is attached to, and how many of their clusters are local to it."""
         return attached_and_local(self.attach, self.local, self.num_attached, len(self.graph.paths))
 
-    def local_clusters(self, attached: torch.Tensor) -> torch.Tensor:
-        """(batch, num_clusters) bool: the clusters whose rows are at the direct angle from each query."""
-        local = attached.new_zeros(len(attached), len(self.graph.paths), dtype=torch.bool)
-        return local.scatter_(1, attached[:, : self.counts[1]], True)
+    def local_blocks(self, attached: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """The pairs of query and column at the direct angle: a product of each query with its own columns.
 
-    def local_blocks(self, local: torch.Tensor) -> Iterator[Block]:
-        """The pairs of query and column at the direct angle, in blocks of one product each.
+        In blocks of so many queries that their rows, which are copied, take little memory.
 
         Args:
-            local: see `local_clusters`.
+            attached: (batch, count) int64, as `attach_queries` gives them.
         Yields:
-            at: (num_queries, 1) and (num_columns,) int64, which queries and columns. rows: (num_columns, dim) of these
-            columns. mask: (num_queries, num_columns) bool, which of the pairs are meant; None = all.
+            some: which queries. columns: (num_queries, num) int64. rows: (num_queries, num, dim) of these columns.
+            mask: (num_queries, num), False at what only fills up: there columns are such as stay as they are.
         """
-        if not self.counts[1]:
+        local = attached[:, : self.counts[1]]
+        if not local.shape[1]:
             return
-        everyone = torch.arange(len(local), device=local.device)[:, None]
-        if self.on_cpu:  # one product for each cluster
-            order, ends = self.members
-            for cluster in local.any(dim=0).nonzero()[:, 0].tolist():
-                columns = order[ends[cluster - 1] if cluster else 0 : ends[cluster]]
-                yield (local[:, cluster].nonzero(), columns), self.rows.index_select(0, columns), None
-        else:  # one product for all, most of it unused: launches take longer
-            mask = local.index_select(1, self.graph.nearest_center).index_fill_(1, self.slots, False)
-            yield (everyone, torch.arange(len(self.rows), device=local.device)), self.rows, mask
-        yield (everyone, self.slots), self.keys, local[:, self.graph.nearest_center[self.slots].long()]
+        order, starts, sizes = self.members
+        width = int(sizes[local].max())
+        places = torch.arange(width, device=local.device)
+        step = max(1, COPIED // max(1, local.shape[1] * width * self.rows.shape[1]))
+        for start in range(0, len(local), step):
+            some = slice(start, start + step)
+            mask = (places < sizes[local[some], None]).flatten(1)
+            columns = (starts[local[some], None] + places).flatten(1).clamp_(max=len(order) - 1)
+            columns = torch.where(mask, order[columns], self.slots[0])
+            rows = self.rows.index_select(0, columns.flatten()).view(*columns.shape, self.rows.shape[1])
+            yield some, columns, rows, mask
+        of_keys = self.graph.nearest_center[self.slots]
+        mask = (local[:, :, None] == of_keys).any(dim=1)
+        yield slice(None), self.slots.expand_as(mask), self.keys.expand(len(local), -1, -1), mask
 
     @cached_property
-    def members(self) -> tuple[torch.Tensor, list[int]]:
-        """Old columns sorted by cluster, and where each cluster ends."""
-        clusters = self.graph.nearest_center.index_fill(0, self.slots, len(self.graph.paths))  # behind all others
-        counts = torch.bincount(clusters, minlength=len(self.graph.paths))
-        return clusters.argsort(stable=True), counts.cumsum(0).tolist()
+    def members(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Columns sorted by cluster, those that this step overwrites at the end; starts of clusters, and sizes."""
+        clusters = self.graph.nearest_center.index_fill(0, self.slots, len(self.graph.paths))
+        sizes = torch.bincount(clusters, minlength=len(self.graph.paths) + 1)
+        return clusters.argsort(stable=True), sizes.cumsum(0) - sizes, sizes
 
     @torch.no_grad()
     def statistics(self, queries: torch.Tensor) -> dict[str, float]:
@@ -147,10 +145,11 @@ class GeodesicCandidates:
             quantile, mean distance of the reachable pairs, the last three in radians.
         """
         queries, own = at_least_float32(queries), self.columns[:, None]
-        if self.graph is None:
-            found = -self.products(queries)
-        else:
-            found, attached, _ = self.distances(queries)
+        with full_precision(queries):
+            if self.graph is None:
+                found = -self.products(queries)
+            else:
+                found, attached, _ = self.distances(queries)
         positive = found.gather(1, own)
         rank_of = {"positive_rank": 1 + (found < positive).sum(dim=1).float().mean()}
         if self.graph is None:
@@ -372,11 +371,11 @@ def _geodesic_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
     centers = candidates.graph.cluster_centers
     of_columns = (1 - found * found).clamp_(min=0).sqrt_().mul_(gradient).div_(-4)
     of_queries = torch.zeros_like(queries)
-    for at, rows, mask in candidates.local_blocks(candidates.local_clusters(attached)):
-        near = found[at]
-        weights = gradient[at] / (16 * near * (2 * near * near - 1))
-        of_columns[at] = 0.0 if mask is None else of_columns[at].where(~mask, 0.0)
-        of_queries[at[0].squeeze(1)] += (weights if mask is None else weights.where(mask, 0.0)) @ rows
+    for some, columns, rows, mask in candidates.local_blocks(attached):
+        near, of_some = found[some].gather(1, columns), of_columns[some]
+        weights = gradient[some].gather(1, columns) / (16 * near * (2 * near * near - 1))
+        of_queries[some] += (weights.where(mask, 0.0)[:, None] @ rows).squeeze(1)
+        of_some.scatter_(1, columns, of_some.gather(1, columns).masked_fill_(mask, 0.0))
     of_routes = queries.new_zeros(len(queries), len(centers))
     of_routes.index_add_(1, candidates.graph.nearest_center, of_columns)
     of_angles = torch.zeros_like(of_routes).scatter_add_(1, entrance, of_routes)

@@ -33,6 +33,7 @@ from scripts.benchmarks.data import shard_bytes, shards, shards_2_workers
 from scripts.benchmarks.demo import scenes, step_bf16
 from scripts.benchmarks.euclip import EUCLIP_BENCHMARKS
 from scripts.benchmarks.evaluation import retrieval
+from scripts.benchmarks.geomm import GEOMM_BENCHMARKS
 from scripts.benchmarks.loss import LOSS_BENCHMARKS
 from scripts.benchmarks.training import training, training_gpu
 
@@ -44,6 +45,7 @@ BENCHMARKS = (
     }
     | LOSS_BENCHMARKS
     | EUCLIP_BENCHMARKS
+    | GEOMM_BENCHMARKS
 )
 
 

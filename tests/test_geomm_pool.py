@@ -7,11 +7,13 @@ import math
 import pytest
 import torch
 from processes import in_processes
+from test_common_albef import tiny_albef, tiny_batch
 
 from common.distributed import rank
 from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import distilled_targets, info_nce, positives_from_ids
+from common.methods.tcl import Tcl
 from common.pool import QueuePool, pool_info_nce
 from geomm.geodesic import ATTACH, CUT, components, geodesic_distance, geodesic_similarity, nearest_centers
 from geomm.hierarchy import build_graph
@@ -84,7 +86,7 @@ def test_columns_are_those_of_a_list_over_three_and_a_half_revolutions():
 
 @pytest.mark.parametrize("local", ["nearest", "attached"])
 @pytest.mark.parametrize("attach", ATTACH)
-def test_values_and_gradients_are_those_of_plain_autograd(attach, local):
+def test_values_and_gradients_are_those_of_plain_autograd(attach, local, monkeypatch):
     pool, keys = full_pool(attach, local=local, dim=5), draw(2, BATCH, 5)
     rows, graph, slots = after(pool, keys)
     assert slots.tolist() == [45, 46, 47, 0, 1]
@@ -97,11 +99,9 @@ def test_values_and_gradients_are_those_of_plain_autograd(attach, local):
     for similarity in (found, expected):
         (similarity * weights).sum().backward()
     torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-11)
-    dense = candidates_elsewhere(candidates)  # the blocks that run elsewhere than on a CPU
+    monkeypatch.setattr("geomm.pool.COPIED", 1)  # one query at a time
     again = queries.clone().requires_grad_()
-    similarity = dense.similarity(again)
-    (similarity * weights).sum().backward()
-    torch.testing.assert_close(similarity, found, rtol=0, atol=1e-12)
+    (candidates.similarity(again) * weights).sum().backward()
     torch.testing.assert_close(again.grad, ours.grad, rtol=1e-9, atol=1e-11)
     single = dataclasses.replace(
         candidates, **{name: getattr(candidates, name).float() for name in ("rows", "keys")},
@@ -116,13 +116,15 @@ def test_values_and_gradients_are_those_of_plain_autograd(attach, local):
     torch.testing.assert_close(queries.grad.double(), ours.grad, rtol=1e-4, atol=1e-3)
 
 
-def candidates_elsewhere(candidates):
-    """The same ones, as if their tensors were on another device."""
-
-    class Elsewhere(type(candidates)):
-        on_cpu = False
-
-    return Elsewhere(**{field.name: getattr(candidates, field.name) for field in dataclasses.fields(candidates)})
+def test_a_step_may_overwrite_every_row_of_a_cluster():
+    pool, keys = full_pool(), draw(4, CAPACITY, DIM)
+    rows, graph, _ = after(pool, keys)
+    queries = draw(5, BATCH, DIM).requires_grad_()
+    found = pool.open(keys).similarity(queries)
+    expected = geodesic_similarity(queries, rows, graph, num_attached=2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(each.logsumexp(dim=1).sum(), queries) for each in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("attach", ["knn", "knn_local"])
@@ -174,6 +176,42 @@ def test_the_loss_of_a_queue_is_plain_info_nce_with_the_gradients_of_its_geometr
     logits = scale * queries @ torch.cat([keys, pool.queue.rows()]).T
     assert loss.item() == pytest.approx(info_nce(logits, torch.arange(BATCH)).item(), rel=1e-12)
     torch.testing.assert_close(own, logits[:, :BATCH].detach())
+
+
+@pytest.mark.parametrize("distance", ["geodesic", "cosine"])
+def test_albef_and_tcl_take_the_pool_with_no_word_about_it(distance):
+    model, (images, token_ids), ids = tiny_albef(), tiny_batch(), torch.tensor([7, 8, 7, 50])
+    pools = [full_pool(dim=6, distance=distance) for _ in range(2)]
+    pools[1].insert(draw(70, 5, 6))  # images and texts are not the same
+    model.image_pool, model.text_pool = pools
+    step = model.encode_step(images, images, token_ids, ids)
+    *own, loss = model.cross_modal_contrast(step, 0.4)
+    terms = []
+    for embeddings, keys, others, pool, found in (
+        (step.image_embeddings, step.image_keys, step.text_keys, pools[1], own[0]),
+        (step.text_embeddings, step.text_keys, step.image_keys, pools[0], own[1]),
+    ):
+        rows, graph, slots = after(pool, others)
+        ring = pool.queue.ids.index_copy(0, slots, ids)
+
+        def logits(queries, rows=rows, graph=graph):
+            if graph is None:
+                return model.logit_scale() * queries @ rows.T
+            return model.logit_scale() * geodesic_similarity(queries, rows, graph, num_attached=2)
+
+        hard = positives_from_ids(ids, ring, slots, torch.float64)
+        terms.append(info_nce(logits(embeddings), distilled_targets(logits(keys), hard, 0.4)))
+        torch.testing.assert_close(found, logits(embeddings)[:, slots].detach(), rtol=1e-9, atol=1e-9)
+    assert loss.item() == pytest.approx(sum(terms).item() / 2, rel=1e-9)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    ours, plain = (
+        torch.autograd.grad(each, parameters, retain_graph=True, allow_unused=True) for each in (loss, sum(terms) / 2)
+    )
+    for found, expected in zip(ours, plain):
+        assert (found is None) == (expected is None)
+        if found is not None:
+            torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-10)
+    assert torch.isfinite(Tcl(model, 2)(images, images, token_ids, None, None, 0.4, ids).contrast)
 
 
 def test_without_a_graph_the_pool_is_a_queue_with_its_columns_elsewhere():

@@ -4,6 +4,7 @@ Embeddings are random, of 512 numbers. What a loss and its backward pass take be
 resident memory of a process that does nothing else, or what CUDA counts.
 """
 
+import ctypes
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -82,18 +83,26 @@ def loss_step(name: str, batch: int, tile: int, device: str = "cpu") -> Callable
 
 
 def usage(name: str, batch: int, tile: int) -> Usage:
-    """Memory and time of one loss with its gradients in this process.
+    """Memory and time of one loss with its gradients in this process."""
+    return grown(loss_step(name, 64, min(tile, 32)), loss_step(name, batch, tile))
 
+
+def grown(warm_up: Callable[[], None], work: Callable[[], None]) -> Usage:
+    """What some work takes, and by how much it lets the memory of this process grow at its peak.
+
+    Args:
+        warm_up: the same at toy size: threads and libraries take their memory before it is measured.
+        work: with its inputs made already.
     Raises:
         Skipped: where the system does not tell the peak of a process's memory (it is Linux's /proc that does).
     """
     if not Path("/proc/self/clear_refs").exists():
         raise Skipped("no /proc/self/clear_refs: the memory's peak is not known")
-    loss_step(name, 64, min(tile, 32))()  # threads and libraries take their memory before it is measured
-    step = loss_step(name, batch, tile)
+    warm_up()
+    getattr(ctypes.CDLL(None), "malloc_trim", int)(0)  # what was freed before must not hide what is taken now
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
     before, start = _status("VmRSS"), time.perf_counter()
-    step()
+    work()
     seconds = time.perf_counter() - start
     return Usage(seconds, max(_status("VmHWM") - before, 1))
 
@@ -104,13 +113,16 @@ def _status(name: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
-def usage_alone(name: str, batch: int, tile: int) -> Usage:
-    """The same in a process of its own, whose memory nothing else has used and freed."""
+def grown_alone(usage: Callable[..., Usage], *arguments: object) -> Usage:
+    """`usage(*arguments)` in a process of its own, whose memory nothing else has used and freed."""
     threads = torch.get_num_threads()
     with ProcessPoolExecutor(
         1, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
     ) as pool:
-        return pool.submit(usage, name, batch, tile).result()
+        return pool.submit(usage, *arguments).result()
+
+
+usage_alone = partial(grown_alone, usage)
 
 
 def check_that_the_matrix_fits(name: str, batch: int) -> None:

@@ -1,0 +1,139 @@
+"""Benchmark rows about GeoMM: the loss against a pool by geodesics and by cosines, and what a new graph takes.
+
+At the paper's sizes: 65,536 keys of 256 numbers, 256 clusters, 8 neighbours, a batch of 64, one direction. The cosine
+that they are compared with reads the queue in place, as `common/pool.py` does; a copy of it would cost more.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import shortest_path
+from sklearn.cluster import KMeans
+
+from common.feature_queue import FeatureQueue
+from common.geometry import inner_product_similarity, unit
+from common.info_nce import info_nce
+from common.pool import QueuePool, pool_info_nce
+from geomm.geodesic import neighbor_graph, shortest_paths, spherical_kmeans
+from geomm.hierarchy import build_graph
+from geomm.pool import GeodesicPool
+from scripts.benchmarks.comparison import Comparison, Usage
+from scripts.benchmarks.loss import grown, grown_alone
+
+SIZES = {"capacity": 65_536, "dim": 256, "clusters": 256, "batch": 64}
+TOY = {"capacity": 512, "dim": 16, "clusters": 16, "batch": 8}
+ITERATIONS = 5
+
+
+def keys_in_groups(capacity: int, dim: int) -> torch.Tensor:
+    """Unit vectors about 200 directions, (capacity, dim)."""
+    means = unit(torch.randn(200, dim)).repeat(capacity // 200 + 1, 1)[:capacity]
+    return unit(means + unit(torch.randn(capacity, dim)))
+
+
+def loss_of_pool(attach: str | None, capacity: int, dim: int, clusters: int, batch: int) -> Callable[[], None]:
+    """InfoNCE of a batch against a full pool, with its gradients, again and again; attach None = cosines of a queue."""
+    rows = keys_in_groups(capacity, dim)
+    keys = rows[:batch].clone()
+    queries = unit(keys + 0.5 * unit(torch.randn(batch, dim))).requires_grad_()
+    scale = torch.tensor(14.0, requires_grad=True)
+    if attach is None:
+        pool = QueuePool(FeatureQueue(capacity, dim, "fill_level"), inner_product_similarity)
+    else:
+        pool = GeodesicPool(capacity, dim, branching=(clusters,), attach=attach)
+    pool.insert(rows)
+    if attach is not None:
+        pool.rebuild(0)
+
+    def step() -> None:
+        candidates = pool.open(keys)
+        if attach is None:
+            loss = info_nce(scale * candidates.similarity(queries), candidates.columns)
+        else:
+            loss, _ = pool_info_nce(candidates, queries, scale, candidates.columns)
+        loss.backward()
+        queries.grad = scale.grad = None
+
+    return step
+
+
+def words(sizes: dict[str, int]) -> str:
+    """The sizes of a row, for the table."""
+    return "N = {capacity:,}, c = {dim}, K = {clusters}, batch {batch}".format(**sizes)
+
+
+def geodesic_loss(attach: str, quick: bool, folder: Path) -> Comparison:
+    """The loss and its gradients by one reading of the distance, over the cosine's."""
+    sizes = TOY if quick else SIZES
+    return Comparison(
+        f"InfoNCE against a pool and its gradients, {words(sizes)}: geodesic, {attach} / cosine",
+        "time",
+        1.0,
+        sizes["batch"],
+        loss_of_pool(attach, **sizes),
+        loss_of_pool(None, **sizes),
+    )
+
+
+def memory_of_pool(attach: str | None, sizes: dict[str, int]) -> Usage:
+    """What one loss takes beyond the pool."""
+    return grown(loss_of_pool(attach, **TOY), loss_of_pool(attach, **sizes))
+
+
+def geodesic_memory(quick: bool, folder: Path) -> Comparison:
+    """The same in memory."""
+    sizes, attach = TOY if quick else SIZES, "knn_local"
+    sides = [
+        partial(memory_of_pool, each, sizes) if quick else partial(grown_alone, memory_of_pool, each, sizes)
+        for each in (attach, None)
+    ]
+    return Comparison(
+        f"extra memory of InfoNCE against a pool and its gradients, {words(sizes)}: geodesic, {attach} / cosine",
+        "memory",
+        1.0,
+        sizes["batch"],
+        *sides,
+    )
+
+
+def geodesic_rebuild(quick: bool, folder: Path) -> Comparison:
+    """A new graph of a full pool over the clustering alone by scikit-learn, from the same centres."""
+    sizes = TOY if quick else SIZES
+    rows = keys_in_groups(sizes["capacity"], sizes["dim"])
+    start = spherical_kmeans(rows, rows[: sizes["clusters"]], 1)
+    points, centers = rows.numpy(), start.numpy()
+    return Comparison(
+        f"new graph, {words(sizes)}, {ITERATIONS} iterations of k-means / as many of scikit-learn's KMeans",
+        "time",
+        1.2,
+        sizes["capacity"],
+        partial(build_graph, rows, (sizes["clusters"],), 8, ITERATIONS, start),
+        lambda: KMeans(len(centers), init=centers, n_init=1, max_iter=ITERATIONS, tol=0.0).fit(points),
+    )
+
+
+def geodesic_paths(quick: bool, folder: Path) -> Comparison:
+    """All shortest paths on the graph of the centres over scipy's, its edges given as it takes them."""
+    sizes = TOY if quick else SIZES
+    edges = neighbor_graph(unit(torch.randn(sizes["clusters"], sizes["dim"])), 8)
+    sparse = csr_array(torch.where(torch.isinf(edges), 0.0, edges).double().numpy())
+    return Comparison(
+        f"all shortest paths, K = {sizes['clusters']}, 8 neighbours / scipy's Dijkstra",
+        "time",
+        1.0,
+        sizes["clusters"],
+        partial(shortest_paths, edges),
+        partial(shortest_path, sparse, method="D"),
+    )
+
+
+GEOMM_BENCHMARKS = {
+    "geodesic_loss": partial(geodesic_loss, "knn_local"),
+    "geodesic_loss_knn": partial(geodesic_loss, "knn"),
+    "geodesic_memory": geodesic_memory,
+    "geodesic_rebuild": geodesic_rebuild,
+    "geodesic_paths": geodesic_paths,
+}
