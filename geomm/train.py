@@ -3,7 +3,7 @@
     python geomm/train.py                            geodesic distance on CLIP, from trained towers; a CPU is enough
     python geomm/train.py --config geomm/configs/albef_geo.yaml
     accelerate launch --config_file scripts/accelerate/multi_gpu.yaml geomm/train.py \\
-        --config geomm/configs/albef_geo.yaml --scale paper data.root=/data/pairs
+        --config geomm/configs/albef_geo.yaml --scale demo
 
 A row that starts from another one has it trained first, where it is missing.
 """
