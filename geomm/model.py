@@ -75,27 +75,25 @@ def start_(model: QueueClip, config: Config) -> dict[str, int]:
     Returns:
         What a log says: how many tensors were filled, and how many of the trained ones are new.
     Raises:
-        ConfigError: that run has other sizes, or lacks a part.
+        ConfigError: that run has other sizes, lacks a tower, or has a part that this row has no place for.
     """
-    start, own = config.start, dict(model.named_parameters())
+    start, own = config.start, model.state_dict()
     tensors = named_checkpoint(Path(start.run)).model_tensors()
     wanted = [*OF_TOWERS, "logit_scale."] + (["encoders.", "matching_head."] if start.part == "all" else [])
     taken = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(wanted))}
     unlike = [
         f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape) if name in own else 'none'}"
         for name, tensor in taken.items()
-        if name in own and own[name].shape != tensor.shape
+        if name not in own or own[name].shape != tensor.shape
     ]
     missing = [name for name in own if name.startswith(OF_TOWERS) and name not in taken]
     if unlike or missing:
         said = "; ".join([*unlike[:3], *(f"no {name}" for name in missing[:3])])
         raise ConfigError(f"start.run = {start.run} does not fit this row: {said}")
-    filled = {**dict(model.named_buffers()), **own}
     for name, tensor in taken.items():
-        if name in filled:
-            filled[name].copy_(tensor)
-    new = [name for name, parameter in own.items() if parameter.requires_grad and name not in taken]
-    return {"filled": len(taken.keys() & filled.keys()), "new": len(new)}
+        own[name].copy_(tensor)
+    new = [name for name, parameter in model.named_parameters() if parameter.requires_grad and name not in taken]
+    return {"filled": len(taken), "new": len(new)}
 
 
 def trained_parts(losses: tuple) -> dict[str, torch.Tensor]:

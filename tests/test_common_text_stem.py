@@ -185,7 +185,7 @@ def test_what_is_interrupted_goes_on_and_torn_ends_are_cut_off(tmp_path):
 def test_a_file_that_would_be_too_large_is_refused_before_anything_is_computed(tmp_path):
     calls = []
     with pytest.raises(
-        ValueError, match=r"of the captions of a: \d+ tokens take .* accepted are 0.00 GB in all \(model"
+        ValueError, match=r"of the captions of a: \d+ tokens take .* accepted are 0.00 GB \(model.text.stem.cache_gb\)"
     ):
         cache_of(tmp_path, compute=computed_of(calls), max_bytes=99).keep("a", many(50), torch.device("cpu"))
     assert not calls

@@ -85,11 +85,14 @@ def test_what_a_run_starts_from_is_what_it_takes(finetuned):
 
 
 def test_a_run_of_other_sizes_is_refused(finetuned):
-    config = config_of("clip_geo", f"start.run={finetuned.files.folder}", "model.image.width=48")
+    config = config_of("albef_geo", f"start.run={finetuned.files.folder}", "model.image.width=48")
     _, parent = encoder_of(finetuned)
     model = build_model(config, parent.tokenizer)
     with pytest.raises(ConfigError, match=r"start.run = .* does not fit this row: encoders.image_proj.* for"):
         start_(model, config)
+    config = config_of("clip_geo", f"start.run={finetuned.files.folder}")  # all of an ALBEF
+    with pytest.raises(ConfigError, match=r"does not fit this row: encoders.fusion\..* for none"):
+        start_(build_model(config, parent.tokenizer), config)
     with pytest.raises(ConfigError, match=r"start.row = tower; accepted: another row of geomm: albef, "):
         run_row(CODE, "clip_geo.yaml", "smoke", 0, [*FEW, "start.row=tower"], finetuned.files.folder)
 

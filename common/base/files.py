@@ -68,10 +68,8 @@ def check_room(folder: Path, what: str, size: float, most: float, setting: str, 
     """
     free, said = shutil.disk_usage(folder).free, f"{what} take {size / 1e9:.2f} GB in {folder}"
     if there + size > most or size > free:
-        raise ValueError(
-            f"{said}, where {there / 1e9:.2f} GB lie; accepted are {most / 1e9:.2f} GB in all ({setting}), free are "
-            f"{free / 1e9:.2f} GB"
-        )
+        lie = f", where {there / 1e9:.2f} GB lie" if there else ""
+        raise ValueError(f"{said}{lie}; accepted are {most / 1e9:.2f} GB ({setting}), free are {free / 1e9:.2f} GB")
     if size > 10e6:
         print(said, flush=True)
 

@@ -224,10 +224,10 @@ class QueueClip(nn.Module):
         """
         return self.image_pool.insert(image_keys, ids), self.text_pool.insert(text_keys, ids)
 
-    def _image_embeddings(self, encoders: FusedEncoders, tokens: torch.Tensor) -> torch.Tensor:
+    def _image_embeddings(self, encoders: ProjectedTowers, tokens: torch.Tensor) -> torch.Tensor:
         return self.geometry.embed_image(encoders.image_projection(tokens[:, 0]))
 
-    def _text_embeddings(self, encoders: FusedEncoders, tokens: torch.Tensor) -> torch.Tensor:
+    def _text_embeddings(self, encoders: ProjectedTowers, tokens: torch.Tensor) -> torch.Tensor:
         return self.geometry.embed_text(encoders.text_projection(tokens[:, 0]))
 
 
