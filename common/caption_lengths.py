@@ -1,15 +1,20 @@
-"""Where captions end, and towers that are spared their padding."""
+"""Where captions end, and towers that are spared their padding.
+
+On a CPU time goes with the tokens, and captions fill half of their context or less. A GPU would wait for the lengths;
+there all captions go through together.
+"""
+
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
 def encode_by_length(tower: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     """tower(token_ids) without most of the padding: captions of like length go through the tower together.
 
-    The batch is sorted by length and cut into up to four parts, each as long as its longest caption. On a CPU time goes
-    with the tokens, and captions fill half of their context or less. A GPU would wait for the lengths; there, and for a
-    tower that does not end captions at an end token, it is the plain call.
+    For a tower that does not end captions at an end token it is the plain call.
 
     Args:
         tower: ids up to and with the first end token decide what it gives for a row.
@@ -21,20 +26,46 @@ def encode_by_length(tower: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     if end_id is None or token_ids.device.type != "cpu" or not (token_ids == end_id).any(dim=1).all():
         return tower(token_ids)
     lengths = up_to_first(token_ids, end_id).sum(dim=1)
-    parts, back = parts_of_like_length(lengths, min(4, max(1, len(lengths) // 16)))
+    parts, back = parts_of_like_length(lengths)
     return torch.cat([tower(token_ids[rows, :longest]) for rows, longest in parts])[back]
 
 
-def parts_of_like_length(lengths: torch.Tensor, num_parts: int) -> tuple[list[tuple[torch.Tensor, int]], torch.Tensor]:
+def tokens_by_length(
+    compute: Callable[..., torch.Tensor], texts: torch.Tensor, text_mask: torch.Tensor, *others: torch.Tensor
+) -> torch.Tensor:
+    """compute(texts, text_mask, *others) without most of the padding, whose tokens come out as zeros.
+
+    Args:
+        compute: gives (rows, length, width), or (rows, 1, width), of a row's words and others alone.
+        texts: (num_rows, length, ...) ids or tokens.
+        text_mask: (num_rows, length), False at padding.
+        others: with a row for each text, whatever they are.
+    """
+    if text_mask.device.type != "cpu" or not len(text_mask):
+        return compute(texts, text_mask, *others)
+    length = text_mask.shape[1]
+    parts, back = parts_of_like_length((text_mask * torch.arange(1, length + 1)).amax(dim=1).clamp(min=1))
+    found = []
+    for rows, longest in parts:
+        part = compute(texts[rows, :longest], text_mask[rows, :longest], *(each[rows] for each in others))
+        found.append(F.pad(part, (0, 0, 0, length - longest)) if part.shape[1] == longest > 1 else part)
+    return torch.cat(found)[back]
+
+
+def parts_of_like_length(
+    lengths: torch.Tensor, num_parts: int | None = None
+) -> tuple[list[tuple[torch.Tensor, int]], torch.Tensor]:
     """Rows of like length together.
 
     Args:
         lengths: (num_rows,) int, on the CPU.
-        num_parts: at most so many parts of about equal size, one or more.
+        num_parts: at most so many parts of about equal size, one or more; None = up to four, of at least 16 rows.
     Returns:
         Of each part, shortest first, its rows and its greatest length; and the permutation that puts the parts' rows,
         one part after the other, back in their order.
     """
+    if num_parts is None:
+        num_parts = min(4, max(1, len(lengths) // 16))
     order = lengths.argsort(stable=True)
     return [(rows, int(lengths[rows].max())) for rows in order.chunk(num_parts)], order.argsort()
 

@@ -150,6 +150,30 @@ def test_no_loss_depends_on_where_a_pool_has_its_columns(with_ids):
         torch.testing.assert_close(torch.stack(found), torch.stack(wanted), rtol=1e-12, atol=0)
 
 
+def test_captions_of_like_length_go_through_text_tower_and_fusion_together(monkeypatch):
+    """Losses and gradients are those of whole batches, for less than their tokens."""
+    model, (images, _) = tiny_albef(end_id=SEP), tiny_batch()
+    torch.manual_seed(2)
+    lengths, rows = torch.randint(2, LENGTH + 1, (40,)), torch.arange(40)
+    token_ids = torch.randint(4, VOCABULARY - 1, (40, LENGTH)) * (torch.arange(LENGTH) < lengths[:, None])
+    token_ids[rows, lengths - 1] = SEP
+    masked_ids, targets = masked_batch(token_ids)
+    found = []
+    for by_length in (True, False):
+        if not by_length:
+            plain = lambda compute, *arguments: compute(*arguments)  # noqa: E731
+            monkeypatch.setattr("common.methods.albef.tokens_by_length", plain)
+        numbers = []
+        model.encoders.fusion.register_forward_pre_hook(lambda _, inputs: numbers.append(inputs[0][..., 0].numel()))
+        arguments = torch.randn(40, *images.shape[1:], generator=torch.Generator().manual_seed(3)).double(), token_ids
+        losses = model(*arguments, masked_ids, targets, 0.4, generator=torch.Generator().manual_seed(4))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        gradients = torch.autograd.grad(losses.contrast + losses.matching + losses.words, trained)
+        found.append((sum(numbers), [*losses, *gradients]))
+    assert found[0][0] < 0.85 * found[1][0]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-11)
+
+
 def test_matching_equals_one_pair_after_the_other():
     model, (images, token_ids) = tiny_albef(), tiny_batch()
     step = model.encode_step(images, images, token_ids, None)

@@ -97,6 +97,35 @@ def test_a_run_of_other_sizes_is_refused(finetuned):
         run_row(CODE, "clip_geo.yaml", "smoke", 0, [*FEW, "start.row=tower"], finetuned.files.folder)
 
 
+@pytest.mark.parametrize("row", ["albef_geo", "albef_geo_finetuned"])
+def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
+    parent = finetuned.config.start.run
+    config = config_of(row, *FEW, f"start.run={parent}", "optim.steps=3")
+    steps = []
+
+    def watched(config, tokenizer):
+        model = build_model(config, tokenizer)
+
+        def note(model, arguments):
+            weights = [list(part.parameters()) for part in (model.encoders, model.momentum_encoders)]
+            if not arguments[0].is_meta:  # somebody counts what a sample costs
+                steps.append((arguments, [[each.detach().clone() for each in part] for part in weights]))
+
+        model.register_forward_pre_hook(note)
+        return model
+
+    monkeypatch.setattr("geomm.train.build_model", watched)
+    pairs = open_training_pairs(config.data, 0)
+    train(config, pairs, RunFiles(tmp_path / row, {"seed": 0}), False, Accelerator(cpu=True))
+    momentum = steps[0][1][0]  # copies of what the run started from
+    for step, ((_, _, masked_ids, _, alpha, ids), (online, copies)) in enumerate(steps):
+        assert alpha == pytest.approx(0.4 * step / 4)
+        assert (masked_ids is None, ids is None) == ((True, False) if row.endswith("finetuned") else (False, True))
+        momentum = [old + (1 - config.method.ema_momentum) * (new - old) for old, new in zip(momentum, online)]
+        torch.testing.assert_close(copies, momentum, rtol=1e-5, atol=1e-7)
+    assert not torch.equal(steps[0][1][0][0], steps[2][1][0][0])
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

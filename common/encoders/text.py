@@ -83,8 +83,12 @@ class BidirectionalTextTransformer(nn.Module):
         Raises:
             ValueError: if the ids are longer than context_length.
         """
-        tokens = self.final_norm(self._blocks(token_ids, first=self.num_class_tokens))
+        tokens = self.class_tokens(token_ids)
         return (tokens if self.projection is None else tokens @ self.projection).flatten(1)
+
+    def class_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """The first tokens of `forward_tokens` alone, for less: (batch, num_class_tokens, width)."""
+        return self.final_norm(self._blocks(token_ids, word_mask, first=self.num_class_tokens))
 
     def forward_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
         """All tokens, before any projection: what a fusion transformer works on.

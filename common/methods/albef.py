@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from common.caption_lengths import tokens_by_length
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.vision import VisionTransformer
@@ -50,6 +51,14 @@ class ProjectedTowers(nn.Module):
         """(batch, length), True at words and False at padding."""
         return self.text_tower.word_mask(token_ids)
 
+    def image_tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """(batch, 1 or more, image width): those that a training step looks at, the class token first."""
+        return self.image_tower.class_tokens(images)
+
+    def text_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, 1 or length, text width), likewise."""
+        return tokens_by_length(self.text_tower.class_tokens, token_ids, self.text_mask(token_ids))
+
 
 class FusedEncoders(ProjectedTowers):
     """Everything of which ALBEF keeps a momentum copy: towers, projections, fusion, masked-word head.
@@ -71,15 +80,37 @@ class FusedEncoders(ProjectedTowers):
         super().__init__(image_tower, text_tower, embedding_dim)
         self.fusion, self.word_head = fusion, word_head
 
-    def word_logits(
-        self, masked_ids: torch.Tensor, text_mask: torch.Tensor, image_tokens: torch.Tensor
-    ) -> torch.Tensor:
-        """(batch, length, vocabulary_size): which word stands at each position, seen with the picture.
+    def image_tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """All tokens, which the fusion looks at."""
+        return self.image_tower.forward_tokens(images)
 
-        text_mask is that of the caption before words were masked: its end token may be masked too.
+    def text_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """All tokens, which the fusion starts from."""
+        return tokens_by_length(self.text_tower.forward_tokens, token_ids, self.text_mask(token_ids))
+
+    def word_logits(
+        self,
+        masked_ids: torch.Tensor,
+        text_mask: torch.Tensor,
+        image_tokens: torch.Tensor,
+        chosen: torch.Tensor | slice = slice(None),
+    ) -> torch.Tensor:
+        """Which word stands at a position, seen with the picture.
+
+        Args:
+            masked_ids: (batch, length).
+            text_mask: of the caption before words were masked, as its end token may be masked too.
+            image_tokens: of the picture.
+            chosen: (batch, length) bool, the positions that are asked for; all of them without it.
+        Returns:
+            (num_chosen, vocabulary_size), or (batch, length, vocabulary_size).
         """
-        tokens = self.text_tower.forward_tokens(masked_ids, text_mask)
-        return self.word_head(self.fusion(tokens, text_mask, image_tokens), self.text_tower.token_embedding.weight)
+
+        def fused(ids: torch.Tensor, mask: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
+            return self.fusion(self.text_tower.forward_tokens(ids, mask), mask, pictures)
+
+        tokens = tokens_by_length(fused, masked_ids, text_mask, image_tokens)
+        return self.word_head(tokens[chosen], self.text_tower.token_embedding.weight)
 
 
 class ContrastLosses(NamedTuple):
@@ -152,11 +183,11 @@ class QueueClip(nn.Module):
 
     def encode_image(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, 3, size, size) normalised pixels -> image embeddings."""
-        return self._image_embeddings(self.encoders, self.encoders.image_tower.forward_tokens(images))
+        return self._image_embeddings(self.encoders, self.encoders.image_tower.class_tokens(images))
 
     def encode_text(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(batch, length) -> text embeddings."""
-        return self._text_embeddings(self.encoders, self.encoders.text_tower.forward_tokens(token_ids))
+        return self._text_embeddings(self.encoders, self.encoders.text_tower.class_tokens(token_ids))
 
     def forward(
         self, images: torch.Tensor, token_ids: torch.Tensor, alpha: float, ids: torch.Tensor | None = None
@@ -170,11 +201,11 @@ class QueueClip(nn.Module):
     ) -> "EncodedStep":
         """Both encoders on one batch, and the candidates that its queries will meet."""
         encoders, momentum = self.encoders, self.momentum_encoders.encoder
-        image_tokens = encoders.image_tower.forward_tokens(images)
-        text_tokens = encoders.text_tower.forward_tokens(token_ids)
+        image_tokens = encoders.image_tokens(images)
+        text_tokens = encoders.text_tokens(token_ids)
         with torch.no_grad():
-            momentum_image_tokens = momentum.image_tower.forward_tokens(momentum_images)
-            momentum_text_tokens = momentum.text_tower.forward_tokens(token_ids)
+            momentum_image_tokens = momentum.image_tokens(momentum_images)
+            momentum_text_tokens = momentum.text_tokens(token_ids)
             image_keys = self._image_embeddings(momentum, momentum_image_tokens)
             text_keys = self._text_embeddings(momentum, momentum_text_tokens)
         return EncodedStep(
@@ -268,7 +299,10 @@ class Albef(QueueClip):
         Returns:
             (batch, 2) logits of no and yes; re-ranking sorts by the second.
         """
-        return self.matching_head(self.encoders.fusion(text_tokens, text_mask, image_tokens, recorded)[:, 0])
+        pairs = text_tokens, text_mask, image_tokens
+        fusion = self.encoders.fusion
+        fused = tokens_by_length(fusion, *pairs) if recorded is None else fusion(*pairs, recorded)
+        return self.matching_head(fused[:, 0])
 
     def forward(
         self,
@@ -330,14 +364,15 @@ class Albef(QueueClip):
         if masked_ids is None:
             return 0.0 * sum(parameter.sum() for parameter in self.encoders.word_head.parameters())
         chosen = word_targets != NOT_MASKED
-        logits = self.encoders.word_logits(masked_ids, step.text_mask, step.image_tokens)[chosen]
+        logits = self.encoders.word_logits(masked_ids, step.text_mask, step.image_tokens, chosen)
         count = max(len(logits), 1)  # no word was drawn: a loss of 0, not the mean of nothing
         loss = F.cross_entropy(logits, word_targets[chosen], reduction="sum") / count
         if alpha == 0:
             return loss
         with torch.no_grad():
             momentum = self.momentum_encoders.encoder
-            soft = momentum.word_logits(masked_ids, step.text_mask, step.momentum_image_tokens)[chosen].softmax(dim=1)
+            seen = step.text_mask, step.momentum_image_tokens
+            soft = momentum.word_logits(masked_ids, *seen, chosen).softmax(dim=1)
         return (1 - alpha) * loss + alpha * F.cross_entropy(logits, soft, reduction="sum") / count
 
 
