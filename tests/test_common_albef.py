@@ -158,13 +158,12 @@ def test_captions_of_like_length_go_through_text_tower_and_fusion_together(monke
     token_ids = torch.randint(4, VOCABULARY - 1, (40, LENGTH)) * (torch.arange(LENGTH) < lengths[:, None])
     token_ids[rows, lengths - 1] = SEP
     masked_ids, targets = masked_batch(token_ids)
-    found = []
+    found, numbers = [], []
+    model.encoders.fusion.register_forward_pre_hook(lambda _, inputs: numbers.append(inputs[0][..., 0].numel()))
     for by_length in (True, False):
         if not by_length:
-            plain = lambda compute, *arguments: compute(*arguments)  # noqa: E731
-            monkeypatch.setattr("common.methods.albef.tokens_by_length", plain)
-        numbers = []
-        model.encoders.fusion.register_forward_pre_hook(lambda _, inputs: numbers.append(inputs[0][..., 0].numel()))
+            monkeypatch.setattr("common.methods.albef.tokens_by_length", lambda compute, *rows: compute(*rows))
+        numbers.clear()
         arguments = torch.randn(40, *images.shape[1:], generator=torch.Generator().manual_seed(3)).double(), token_ids
         losses = model(*arguments, masked_ids, targets, 0.4, generator=torch.Generator().manual_seed(4))
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
