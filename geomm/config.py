@@ -21,8 +21,10 @@ from common.logit_scale import check_bounds
 class MethodConfig:
     """What is trained, and by which distance a query is compared with the pool of the other modality."""
 
-    base: Literal["clip", "albef"] = "clip"  # clip: the contrast alone; albef: matching and masked words, too
-    distance: Literal["cosine", "geodesic"] = "geodesic"
+    # clip: the contrast alone; albef: matching and masked words, too; tcl: contrast within each modality, too
+    base: Literal["clip", "albef", "tcl"] = "clip"
+    distance: Literal["cosine", "geodesic", "oblique"] = "geodesic"
+    num_spheres: int = setting(2, at_least=1)  # of oblique, whose inner product is compared (the TMLR paper's)
     # how a query joins the graph: Eq. 3, its neighbours, these with a local block; _st: gradient of the cosine
     attach: Literal["nearest", "knn", "knn_local", "nearest_st", "knn_local_st"] = "knn_local"
     local: Literal["nearest", "attached"] = "nearest"  # clusters within which knn_local compares by the angle itself
@@ -78,5 +80,10 @@ class Config:
                 raise ValueError(
                     f"optim.{key} = {getattr(self.optim, key)}, a pool compares whole batches; accepted: {only}"
                 )
+        spheres, numbers = self.method.num_spheres, self.model.embedding_dim
+        if self.method.distance == "oblique" and numbers % spheres:
+            raise ValueError(
+                f"method.num_spheres = {spheres} with model.embedding_dim = {numbers}; accepted: a divisor of it"
+            )
         if not self.model.text.layers or not self.model.image.layers:
             raise ValueError("model.image.layers or model.text.layers is 0; accepted: at least 1")

@@ -12,6 +12,9 @@ from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 from common.methods.albef import Albef, FusedEncoders, ProjectedTowers, QueueClip
+from common.methods.tcl import Tcl
+from common.oblique import Oblique
+from common.pool import image_and_text_pools
 from common.run.checkpoint import named_checkpoint
 from geomm.config import Config
 from geomm.pool import GeodesicPool
@@ -41,13 +44,23 @@ def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
         vision_transformer(data, model, projected=False),
         bidirectional_text_transformer(data, model, tokenizer, projected=False, vocabulary_size=num_ids),
     )
-    if method.base == "clip":
-        base, encoders = QueueClip, ProjectedTowers(*towers, model.embedding_dim)
+    base = {"clip": QueueClip, "albef": Albef, "tcl": Tcl}[method.base]
+    if base is QueueClip:
+        encoders = ProjectedTowers(*towers, model.embedding_dim)
     else:
         text = model.text
         fusion = FusionTransformer(text.width, model.image.width, method.fusion_layers, text.heads, text.mlp_ratio)
         head = MaskedLanguageHead(text.width, num_ids)
-        base, encoders = Albef, FusedEncoders(*towers, fusion, head, model.embedding_dim)
+        encoders = FusedEncoders(*towers, fusion, head, model.embedding_dim)
+    scale = LogitScale.from_config(method)
+    if method.distance == "oblique":
+        geometry = Oblique(model.embedding_dim // method.num_spheres)
+        return base(
+            encoders,
+            geometry,
+            scale,
+            *image_and_text_pools(geometry, method.queue_size, model.embedding_dim, "fill_level"),
+        )
     pools = [
         GeodesicPool(
             method.queue_size,
@@ -62,7 +75,7 @@ def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
         )
         for _ in ("images", "texts")
     ]
-    return base(encoders, Sphere(), LogitScale.from_config(method), *pools)
+    return base(encoders, Sphere(), scale, *pools)
 
 
 @torch.no_grad()

@@ -25,16 +25,18 @@ from common.distributed import mean_over_processes
 from common.geometry import clamp_scalars_
 from common.methods.albef import Albef, distillation_weight, mask_words, replaceable_words
 from common.reproduce.rows import PaperCode, started
+from common.run.checkpoint import Checkpoint, named_checkpoint
 from common.run.evaluation import evaluate_and_save
 from common.run.folder import RunFiles
 from common.run.guards import check_finite, clip_gradient
-from common.run.inputs import as_inputs
+from common.run.inputs import TrainingData, as_inputs, open_training_data
 from common.run.launch import end_run, run_or_explain, seed_step, train_main
 from common.run.schedule import learning_rate_at, set_learning_rate
 from common.run.training import encoder_of, open_run, save_if_due, validate_if_due
 from geomm.config import Config
 from geomm.evaluate import MODELS, PAPER, evaluated_sets, reevaluate
 from geomm.model import build_model, mask_id_of, start_, trained_parts
+from geomm.pool import GeodesicPool
 
 DEFAULT_ROW = "clip_geo.yaml"
 
@@ -64,6 +66,7 @@ def train(
         accelerator,
         label,
         build_model=lambda config, training: build_model(config, training.tokenizer),
+        open_training=open_data,
     )
     model, journal, transform, tokenizer = run.bare_model, run.journal, run.training.transform, run.training.tokenizer
     if not journal.first_step:
@@ -75,6 +78,7 @@ def train(
     words = replaceable_words(
         tokenizer.vocabulary_size, (tokenizer.pad_id, tokenizer.cls_id, tokenizer.end_id, mask_id), device
     )
+    graphs = [pool for pool in (model.image_pool, model.text_pool) if isinstance(pool, GeodesicPool)]
     steps_per_epoch = max(1, len(pairs) // optim.global_batch_size)
 
     with stop_signals() as stop:
@@ -83,10 +87,13 @@ def train(
             learning_rate = learning_rate_at(step, optim)
             set_learning_rate(run.optimizer, learning_rate)
             images, token_ids = as_inputs(batch, transform, device)
+            views = (images,)
+            if batch.second_views is not None:
+                views = images, transform.inputs(batch.second_views.to(device, non_blocking=True))
             ids = batch.image_index.to(device) if method.targets == "ids" else None
 
             # Alg. 2: a new graph every graph_update_interval steps; then the loss on the columns as they will be
-            for pool in (model.image_pool, model.text_pool):
+            for pool in graphs:
                 pool.rebuild(step)
             model.update_momentum_encoders(method.ema_momentum)
             alpha = distillation_weight(step, steps_per_epoch, method.distillation)
@@ -95,9 +102,9 @@ def train(
                 if method.mask_probability:
                     spared = (tokenizer.pad_id, tokenizer.cls_id)
                     masked = mask_words(token_ids, words, mask_id, spared, method.mask_probability)
-                losses = run.model(images, token_ids, *masked, alpha, ids)
+                losses = run.model(*views, token_ids, *masked, alpha, ids)
             else:
-                losses = run.model(images, token_ids, alpha, ids)
+                losses = run.model(*views, token_ids, alpha, ids)
             parts = trained_parts(losses)
             loss = sum(parts.values())
             values = {name: float(mean_over_processes(part)) for name, part in parts.items()}
@@ -107,7 +114,7 @@ def train(
             accelerator.backward(loss)
             gradient_norm = clip_gradient(accelerator, run.model, optim, step)
             done = step + 1
-            if journal.logs_at(done):
+            if journal.logs_at(done) and graphs:
                 values |= of_the_pools(model, losses, ids)
             run.optimizer.step()
             run.optimizer.zero_grad()
@@ -122,6 +129,13 @@ def train(
     sets = run.training.evaluation_sets
     evaluate_and_save(MODELS, config, encoder, sets, files, optim.steps, run.state, run.provenance)
     end_run(accelerator)
+
+
+def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> TrainingData:
+    """Words have the ids that they had in the run that this one starts from; TCL sees two views of each picture."""
+    if checkpoint is None and config.start.run:
+        checkpoint = named_checkpoint(Path(config.start.run))
+    return open_training_data(config, pairs, checkpoint, two_views=config.method.base == "tcl")
 
 
 def of_the_pools(model: Any, losses: Any, ids: torch.Tensor | None) -> dict[str, float]:

@@ -237,7 +237,7 @@ def _not_run(command: Command, table_id: str, needed: str) -> Table:
 
 def _trained(command: Command, table_id: str) -> tuple[Table, Runs]:
     """`trained_table`, with the structure that was trained in each row's note."""
-    return trained_table(command, CODE, table_id, lambda row: _note(row, command))
+    return trained_table(command, CODE, table_id, lambda command, row: _note(row, command))
 
 
 def _config(row: str, command: Command) -> Config:

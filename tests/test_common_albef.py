@@ -50,6 +50,13 @@ def tiny_albef(queue_start="random_rows", end_id=None, geometry=None):
     return model
 
 
+def as_tcl(albef, pooled_grid=2):
+    """TCL with the very modules of an ALBEF."""
+    tcl = Tcl(albef.encoders, albef.geometry, albef.logit_scale, albef.image_pool, albef.text_pool, pooled_grid)
+    tcl.momentum_encoders, tcl.matching_head = albef.momentum_encoders, albef.matching_head
+    return tcl
+
+
 def tiny_batch(seed=1):
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(BATCH, 3, 16, 16, generator=generator, dtype=torch.float64)
@@ -142,7 +149,7 @@ def test_no_loss_depends_on_where_a_pool_has_its_columns(with_ids):
     def losses(tcl):
         views = (images, images) if tcl else (images,)
         drawn = torch.Generator().manual_seed(4)
-        return (Tcl(model, 2) if tcl else model)(*views, token_ids, None, None, 0.4, ids, drawn)[:2]
+        return (as_tcl(model) if tcl else model)(*views, token_ids, None, None, 0.4, ids, drawn)[:2]
 
     expected = losses(False), losses(True)
     model.image_pool, model.text_pool = ElsewherePool(model.image_pool, 1), ElsewherePool(model.text_pool, 2)
@@ -314,11 +321,11 @@ def test_distillation_weight_rises_through_the_first_epoch():
 
 
 def test_the_temperature_learns_at_its_own_rate():
-    for model in (tiny_albef(), Tcl(tiny_albef())):
+    for model in (tiny_albef(), as_tcl(tiny_albef())):
         groups = build_optimizer(model, OptimConfig(logit_scale_rate=20.0)).param_groups
         (fast,) = (group for group in groups if group.get("rate") == 20.0)
         (scalar,) = fast["params"]
-        assert scalar is getattr(model, "albef", model).logit_scale.log_logit_scale
+        assert scalar is model.logit_scale.log_logit_scale
 
 
 def local_contrast_by_loops(local, queries, scale, mask):
@@ -372,7 +379,7 @@ def test_tcls_contrast_is_the_mean_of_its_six_terms(num_spheres):
 
     geometry = Sphere() if num_spheres == 1 else Oblique(DIM // num_spheres)
     model, (images, token_ids) = tiny_albef(geometry=geometry), tiny_batch()
-    tcl = Tcl(model, pooled_grid=2)
+    tcl = as_tcl(model)
     other_view = tiny_batch(seed=9)[0]
     step = model.encode_step(images, other_view, token_ids, None)
     one_step = model.encode_step(images, images, token_ids, None)
@@ -407,7 +414,7 @@ def test_tcls_contrast_is_the_mean_of_its_six_terms(num_spheres):
 
 def test_tcl_refuses_a_geometry_that_is_no_inner_product():
     with pytest.raises(ValueError, match="got the geometry euclidean; accepted: one that is an inner product"):
-        Tcl(tiny_albef(geometry=L2()))
+        as_tcl(tiny_albef(geometry=L2()))
 
 
 def contrast_and_gradients(kind):
@@ -420,7 +427,7 @@ def contrast_and_gradients(kind):
     ids = torch.tensor([4, 4, 6, 8])[share] if kind == "ids" else None
     other_view = tiny_batch(seed=9)[0][share]
     step = model.encode_step(images[share], other_view, token_ids[share], ids)
-    loss = model.cross_modal_contrast(step, 0.4)[2] + sum(Tcl(model, 2).in_modal_contrast(step))
+    loss = model.cross_modal_contrast(step, 0.4)[2] + sum(as_tcl(model).in_modal_contrast(step))
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     named = {name: value for name, value in zip(parameters, gradients) if value is not None}
@@ -449,7 +456,7 @@ def steps_under_ddp():
     albef, (images, token_ids) = tiny_albef(), tiny_batch()
     share = slice(rank() * 2, rank() * 2 + 2)
     images, token_ids = images[share], token_ids[share]
-    for model in (albef, Tcl(albef, 2)):
+    for model in (albef, as_tcl(albef)):
         views = (images,) if model is albef else (images, images)
         for masked in (masked_batch(token_ids), (None, None)):
             wrapped = DistributedDataParallel(model, broadcast_buffers=False)

@@ -160,7 +160,7 @@ def test_what_a_source_does_not_take_is_refused_with_those_that_do(tmp_path):
         "= tsv or hugging_face, or the default, ''"
     )
     for text, takers in (
-        ("source=scenes data.train=x", "shards or karpathy or tsv or hugging_face"),
+        ("source=scenes data.val=x", "shards or karpathy or tsv or hugging_face"),
         ("source=scenes data.max_words=9", "shards or karpathy or tsv or hugging_face"),
         ("source=tsv data.stream_buffer=5", "hugging_face"),
         ("source=shards data.images=x", "karpathy or tsv or hugging_face"),
@@ -170,13 +170,17 @@ def test_what_a_source_does_not_take_is_refused_with_those_that_do(tmp_path):
         with pytest.raises(ConfigError, match=f"has no effect with data.source = .*; accepted: data.source = {takers}"):
             load_config(Config, [], f"data.{text}".split())
     assert load_config(Config, [], ["data.source=karpathy", "data.num_test=1000"]).data.num_test == 1000  # the default
+    with pytest.raises(
+        ConfigError, match=r"data.train = 'x' with data.source = scenes; accepted: train, train_crowded"
+    ):
+        load_config(Config, [], ["data.train=x"])
 
 
 def test_every_source_takes_what_the_table_says():
-    values = dict.fromkeys(("train", "val", "test", "second_test", "images", "image_column", "caption_column"), "x")
+    values = dict.fromkeys(("val", "test", "second_test", "images", "image_column", "caption_column"), "x")
     numbers = "min_word_count", "max_words", "num_train", "num_val", "num_test", "gallery", "num_labelled"
     values |= dict.fromkeys(numbers, 9)
-    values |= {"stream_buffer": 9, "caption_noise": 0.9, "ambiguity": 0.9}
+    values |= {"stream_buffer": 9, "caption_noise": 0.9, "ambiguity": 0.9, "num_captions": 4}
     assert set(TAKEN_BY) == set(values)
     for source in ("scenes", "shards", "karpathy", "tsv", "hugging_face"):
         taken = {name: value for name, value in values.items() if source in TAKEN_BY[name]}

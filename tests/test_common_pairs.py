@@ -82,6 +82,24 @@ def batches_of(view, steps=9, first=0, num_workers=0, num_processes=1):
     ]
 
 
+def test_two_views_of_a_picture_are_two_draws_and_the_first_is_that_of_one_view():
+    data = DataConfig(image_size=32, crop_scale=(0.3, 0.6))
+    pairs = open_training_pairs(data, 0)
+    positions = [3, 700, 41]
+    views = {}
+    for two in (False, True):
+        order = order_of(pairs, 8, 5)
+        views[two] = TrainingView(pairs, order, image_transform(data), WordTokenizer.from_words(["a"]), 8, two)
+    one, both = views[False].__getitems__(positions), views[True].__getitems__(positions)
+    assert one.second_views is None
+    assert torch.equal(one.images, both.images)
+    again = views[True].__getitems__(positions[::-1])
+    assert torch.equal(again.second_views, both.second_views.flip(0))
+    for first, second in zip(both.images, both.second_views):
+        assert first.shape == second.shape
+        assert not torch.equal(first, second)
+
+
 def assert_same(ours, theirs):
     assert len(ours) == len(theirs) > 0
     for one, other in zip(ours, theirs):

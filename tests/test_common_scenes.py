@@ -38,6 +38,7 @@ GOLDEN = {
     "train": "e9bc11bf8630d85d60af1ace38dd97001c3de87d5283db31df34748933d054a1",
     "val": "a6c9afbcf7722bc77d9ad2f4f452b0e8077030d08d5395c92b6550409eac9662",
     "test": "431cbc9f4755de2f93a511c0c4c2f0e32b90d3e5020bf539e6bb8c9468cd7ed9",
+    "train_crowded": "07992d4682a40f21a55d4ece3fefbdcac6b94c1333e6e854b2966f8d657678f8",
     "test_crowded": "35eb665a19f27c1b5f38496d19c5b72fcc51d93dcd80dba1008701c771ab872c",
     "test_other_domain": "b06f2f1ab6735e2b4e5b4081d89c9723ab26fa57346c3956ac4e354aad1c2079",
 }
@@ -47,6 +48,18 @@ GOLDEN = {
 def test_first_pictures_and_captions_never_change(split):
     """Catches a change of world, drawing or wording without a new WORLD_VERSION and new golden values."""
     assert digest(SceneDataset(split)[i] for i in range(8)) == GOLDEN[split]
+
+
+@pytest.mark.parametrize("ambiguity", [0.0, 1.0])
+def test_fewer_captions_are_the_first_ones(ambiguity):
+    whole, few = SceneDataset(size=6, ambiguity=ambiguity), SceneDataset(size=6, ambiguity=ambiguity, num_captions=4)
+    for index in range(6):
+        assert few.captions(index) == whole.captions(index)[:4]
+        assert few.statements(index) == tuple(whole.statements(index)[:4])
+    assert whole.fingerprint != few.fingerprint == SceneDataset(size=6, ambiguity=ambiguity, num_captions=4).fingerprint
+    for wrong in (0, 6):
+        with pytest.raises(ValueError, match=rf"num_captions must be in \[1, 5\], got {wrong}"):
+            SceneDataset(num_captions=wrong)
 
 
 GOLDEN_SETS = {
@@ -273,7 +286,10 @@ def test_fingerprint_follows_parameters_and_drawing(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"split": "tset"}, "unknown split 'tset'; known splits: train, val, test, test_crowded, test_other_domain"),
+        (
+            {"split": "tset"},
+            "unknown split 'tset'; known splits: train, val, test, train_crowded, test_crowded, test_other_domain",
+        ),
         ({"size": 0}, "size must be positive, got 0"),
         ({"size": -3}, "got -3"),
         ({"image_size": 15}, "image_size must be at least 16 pixels, got 15"),

@@ -7,13 +7,12 @@ import math
 import pytest
 import torch
 from processes import in_processes
-from test_common_albef import tiny_albef, tiny_batch
+from test_common_albef import as_tcl, tiny_albef, tiny_batch
 
 from common.distributed import rank
 from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import distilled_targets, info_nce, positives_from_ids
-from common.methods.tcl import Tcl
 from common.pool import QueuePool, pool_info_nce
 from geomm.geodesic import ATTACH, CUT, components, geodesic_distance, geodesic_similarity, nearest_centers
 from geomm.hierarchy import build_graph
@@ -211,7 +210,7 @@ def test_albef_and_tcl_take_the_pool_with_no_word_about_it(distance):
         assert (found is None) == (expected is None)
         if found is not None:
             torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-10)
-    assert torch.isfinite(Tcl(model, 2)(images, images, token_ids, None, None, 0.4, ids).contrast)
+    assert torch.isfinite(as_tcl(model)(images, images, token_ids, None, None, 0.4, ids).contrast)
 
 
 def test_without_a_graph_the_pool_is_a_queue_with_its_columns_elsewhere():

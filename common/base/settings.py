@@ -25,13 +25,13 @@ _PHOTOGRAPHS = ("shards", "karpathy", "tsv", "hugging_face")
 
 # fields of DataConfig that not every source takes -> the sources that do
 TAKEN_BY = {
-    **dict.fromkeys(("train", "val", "test", "second_test", "min_word_count", "max_words"), _PHOTOGRAPHS),
+    **dict.fromkeys(("val", "test", "second_test", "min_word_count", "max_words"), _PHOTOGRAPHS),
     "images": ("karpathy", "tsv", "hugging_face"),
     "image_column": ("tsv", "hugging_face"),
     "caption_column": ("tsv", "hugging_face"),
     "stream_buffer": ("hugging_face",),
     **dict.fromkeys(("num_train", "num_val", "num_test", "gallery", "num_labelled"), ("scenes",)),
-    **dict.fromkeys(("caption_noise", "ambiguity"), ("scenes",)),
+    **dict.fromkeys(("caption_noise", "ambiguity", "num_captions"), ("scenes",)),
 }
 
 
@@ -44,6 +44,7 @@ NAMES_IN_A_SOURCE = ("train", "val", "test", "second_test", "images", "image_col
 
 
 Source = Literal["scenes", *_PHOTOGRAPHS]
+SCENES_TO_TRAIN_ON = ("train", "train_crowded")
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ class MixedSet:
         others |= {name for name, takers in TAKEN_BY.items() if source not in takers}
         inherited = {key: getattr(data, key) for key in dataclasses.asdict(self).keys() - others - {"weight"}}
         given["root"] = str(Path(data.root) / Path(given["root"]).expanduser()) if "root" in given else data.root
-        shared = {"image_size": data.image_size, "max_broken_share": data.max_broken_share}
+        shared = {name: getattr(data, name) for name in ("image_size", "max_broken_share")}
+        if source == "scenes":
+            shared["num_captions"] = data.num_captions
         return DataConfig(**shared, **(inherited | given))
 
 
@@ -90,8 +93,9 @@ class DataConfig:
     # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
     source: Source = "scenes"
     root: str = ""  # folder that the names below start from
-    # shards: braces and globs, e.g. "{00000..01287}.tar", "" = "*train*.tar"; karpathy, tsv: a file; hugging_face: a
-    # folder, files, or a name on the hub. karpathy and hugging_face: "#split" may follow, else the role's own split
+    # scenes: "" = train, or train_crowded, which stands for COCO; shards: braces and globs, e.g. "{00000..01287}.tar",
+    # "" = "*train*.tar"; karpathy, tsv: a file; hugging_face: a folder, files, or a name on the hub. karpathy and
+    # hugging_face: "#split" may follow, else the role's own split
     train: str = ""
     val: str = ""  # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
     test: str = ""  # likewise; ranked at the end
@@ -110,6 +114,7 @@ class DataConfig:
     num_labelled: int = setting(1_000, at_least=1)  # pictures of each zero-shot classification set
     caption_noise: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of shuffled training pairs
     ambiguity: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of training captions made ambiguous
+    num_captions: int = setting(5, at_least=1, at_most=5)  # of a picture; the fifth ("some things") fits many pictures
     image_size: int = setting(48, at_least=8)  # pixels
     resize: Literal["squeeze", "crop"] = "crop"  # evaluation: squeeze to a square, or shortest side + centre crop
     crop_scale: tuple[float, float] | None = None  # training: share of the area of a random crop, null = as evaluation
@@ -130,6 +135,10 @@ class DataConfig:
                         f"data.{item.name} = {value!r} has no effect with data.{choice} = {chosen}; accepted: "
                         f"data.{choice} = {' or '.join(takers)}, or the default, {item.default!r}"
                     )
+        if self.source == "scenes" and self.train not in ("", *SCENES_TO_TRAIN_ON):
+            raise ValueError(
+                f"data.train = {self.train!r} with data.source = scenes; accepted: {', '.join(SCENES_TO_TRAIN_ON)}"
+            )
         for number, part in enumerate(self.mixture, start=1):
             try:
                 part.as_data(self)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from common.base.random_keys import derive_key
 from common.base.signals import leave_signals_to_trainer
 from common.data.broken import BrokenSample, TooManyBroken
 from common.data.decoding import number_of
@@ -25,12 +26,15 @@ class Batch:
     image_ids: list[str]
     image_index: torch.Tensor  # (batch,) int64 >= 0, equal for equal image_ids: a picture listed twice has one
     broken: list[BrokenSample]  # samples that could not be read and were replaced
+    second_views: torch.Tensor | None = None  # as images; row k of both shows one picture
 
     def __len__(self) -> int:
         return len(self.image_ids)
 
     def pin_memory(self) -> "Batch":
         self.images, self.token_ids = self.images.pin_memory(), self.token_ids.pin_memory()
+        if self.second_views is not None:
+            self.second_views = self.second_views.pin_memory()
         self.image_index = self.image_index.pin_memory()
         return self
 
@@ -47,6 +51,7 @@ class TrainingView(Dataset):
         transform: picture -> uint8 tensor; gets a seed of its own for each position.
         tokenizer: words -> ids.
         context_length: tokens of a caption.
+        two_views: of each picture, each with a seed of its own (TCL).
     """
 
     max_attempts = 20
@@ -58,25 +63,30 @@ class TrainingView(Dataset):
         transform: ImageTransform,
         tokenizer: Tokenizer,
         context_length: int,
+        two_views: bool = False,
     ) -> None:
         self.pairs, self.order, self.transform = pairs, order, transform
-        self.tokenizer, self.context_length = tokenizer, context_length
+        self.tokenizer, self.context_length, self.two_views = tokenizer, context_length, two_views
 
     def __len__(self) -> int:
         return self.order.samples_per_epoch
 
     def __getitems__(self, positions: list[int]) -> Batch:
         indices = self.order.epochs_and_indices(np.asarray(positions))[1]
-        images, captions, image_ids, image_index, broken = [], [], [], [], []
+        images, second, captions, image_ids, image_index, broken = [], [], [], [], [], []
         for position, index in zip(positions, indices):
             sample_seed = seed_of(self.order.seed, position)
             sample = self._read(int(index), sample_seed, broken)
             images.append(self.transform.train(sample["image"], sample_seed))
+            if self.two_views:
+                second.append(self.transform.train(sample["image"], derive_key("second view", sample_seed)))
             captions.append(sample["captions"][seed_of(sample_seed, 1) % len(sample["captions"])])
             image_ids.append(sample["image_id"])
             image_index.append(number_of(sample["image_id"]))
         token_ids = self.tokenizer.encode(captions, self.context_length)
-        return Batch(torch.stack(images), token_ids, image_ids, torch.tensor(image_index), broken)
+        batch = Batch(torch.stack(images), token_ids, image_ids, torch.tensor(image_index), broken)
+        batch.second_views = torch.stack(second) if second else None
+        return batch
 
     def _read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
         for attempt in range(self.max_attempts):

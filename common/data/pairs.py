@@ -49,12 +49,13 @@ def open_training_pairs(data: DataConfig, seed: int) -> Pairs:
         return Mixture(parts, [part.weight for part in data.mixture])
     if data.source == "scenes":
         return SceneDataset(
-            split="train",
+            split=data.train or "train",
             size=data.num_train,
             image_size=data.image_size,
             seed=seed,
             caption_noise=data.caption_noise,
             ambiguity=data.ambiguity,
+            num_captions=data.num_captions,
         )
     return _open_photographs(data, "train", seed)
 
@@ -62,7 +63,7 @@ def open_training_pairs(data: DataConfig, seed: int) -> Pairs:
 def open_validation_pairs(data: DataConfig) -> Pairs:
     """The set that is ranked during training."""
     if data.source == "scenes":
-        return SceneDataset(split="val", size=data.num_val, image_size=data.image_size)
+        return SceneDataset("val", data.num_val, data.image_size, num_captions=data.num_captions)
     return _open_photographs(data, "val")
 
 
@@ -70,8 +71,8 @@ def open_retrieval_sets(data: DataConfig) -> dict[str, Pairs]:
     """Test sets by role: "test" stands for Flickr30k, "second_test" for COCO. Roles without data are left out."""
     if data.source == "scenes":
         return {
-            "test": SceneDataset(split="test", size=data.num_test, image_size=data.image_size),
-            "second_test": SceneDataset(split="test_crowded", size=data.num_test, image_size=data.image_size),
+            role: SceneDataset(split, data.num_test, data.image_size, num_captions=data.num_captions)
+            for role, split in {"test": "test", "second_test": "test_crowded"}.items()
         }
     roles = ["test"] + (["second_test"] if data.second_test else [])
     return {role: _open_photographs(data, role) for role in roles}

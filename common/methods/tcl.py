@@ -6,16 +6,16 @@ momentum encoders the second. The losses are the six contrastive terms' mean, an
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from common.distributed import gather_without_gradient, rank
-from common.geometry import Geometry, Scalar, at_least_float32, full_precision
-from common.methods.albef import Albef, AlbefLosses, EncodedStep
-from common.pool import pool_info_nce
+from common.geometry import Geometry, at_least_float32, full_precision
+from common.logit_scale import LogitScale
+from common.methods.albef import Albef, AlbefLosses, EncodedStep, FusedEncoders
+from common.pool import Pool, pool_info_nce
 
 
-class Tcl(nn.Module):
-    """TCL's pre-training model around an ALBEF.
+class Tcl(Albef):
+    """TCL's pre-training model.
 
     What differs from ALBEF:
         1. the momentum encoders see another view of the picture;
@@ -24,25 +24,29 @@ class Tcl(nn.Module):
         4. the contrastive loss is the mean of the six terms.
 
     Args:
-        albef: encoders, pools, heads.
+        encoders, geometry, logit_scale, image_pool, text_pool: as in `Albef`.
         pooled_grid: side of the grid that the patches' embeddings are averaged to.
     Raises:
         ValueError: a geometry that is no inner product. Averages of patches have a meaning in no other, and a pool
             compares its keys with queries of the other modality, which is the same for their own in no other.
     """
 
-    def __init__(self, albef: Albef, pooled_grid: int = 4) -> None:
-        super().__init__()
-        if not albef.geometry.is_inner_product:
+    def __init__(
+        self,
+        encoders: FusedEncoders,
+        geometry: Geometry,
+        logit_scale: LogitScale,
+        image_pool: Pool,
+        text_pool: Pool,
+        pooled_grid: int = 4,
+    ) -> None:
+        super().__init__(encoders, geometry, logit_scale, image_pool, text_pool)
+        if not geometry.is_inner_product:
             raise ValueError(
                 f"TCL compares wholes with averages of their parts by the inner product, got the geometry "
-                f"{albef.geometry.name}; accepted: one that is an inner product, as sphere and oblique are"
+                f"{geometry.name}; accepted: one that is an inner product, as sphere and oblique are"
             )
-        self.albef, self.pooled_grid = albef, pooled_grid
-
-    def scalars(self) -> list[Scalar]:
-        """ALBEF's."""
-        return self.albef.scalars()
+        self.pooled_grid = pooled_grid
 
     def forward(
         self,
@@ -62,18 +66,16 @@ class Tcl(nn.Module):
         Returns:
             AlbefLosses; `contrast` is the mean of the six terms.
         """
-        albef = self.albef
-        step = albef.encode_step(images, momentum_images, token_ids, ids)
-        *logits, cross_modal = albef.cross_modal_contrast(step, alpha)
+        step = self.encode_step(images, momentum_images, token_ids, ids)
+        *logits, cross_modal = self.cross_modal_contrast(step, alpha)
         contrast = (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6
-        matching = albef.matching_loss(step, *logits, generator)
-        words = albef.word_loss(step, masked_ids, word_targets, alpha)
+        matching = self.matching_loss(step, *logits, generator)
+        words = self.word_loss(step, masked_ids, word_targets, alpha)
         return AlbefLosses(contrast, matching, words, **step.told())
 
     def in_modal_contrast(self, step: EncodedStep) -> list[torch.Tensor]:
         """image-image, text-text, picture-patches, caption-words; the targets know nothing of the momentum model."""
-        albef, momentum = self.albef, self.albef.momentum_encoders.encoder
-        scale = albef.logit_scale()
+        momentum, scale = self.momentum_encoders.encoder, self.logit_scale()
         losses = [
             pool_info_nce(candidates, embeddings, scale, step.hard_targets(candidates))[0]
             for embeddings, candidates in (
@@ -84,8 +86,8 @@ class Tcl(nn.Module):
         with torch.no_grad():
             patches = momentum.image_projection(step.momentum_image_tokens[:, momentum.image_tower.num_class_tokens :])
             words = momentum.text_projection(step.momentum_text_tokens[:, 1:])
-            patches = pooled_patches(_embedded(albef.geometry, patches, "image"), self.pooled_grid)
-            words = _embedded(albef.geometry, words, "text")
+            patches = pooled_patches(_embedded(self.geometry, patches, "image"), self.pooled_grid)
+            words = _embedded(self.geometry, words, "text")
         losses.append(local_contrast(patches, step.image_embeddings, scale))
         losses.append(local_contrast(words, step.text_embeddings, scale, step.text_mask[:, 1:]))
         return losses

@@ -2,7 +2,8 @@
 
 import datetime
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ Runs = dict[str, list[RowRun]]  # method -> one run per seed
 NOT_CHOSEN = "not run: not among ROWS"  # status of a row that the command leaves out
 
 
-def train_rows(command: Command, code: PaperCode, configs: Mapping[str, str]) -> Runs:
+def train_rows(
+    command: Command, code: PaperCode, configs: Mapping[str, str], settings: Mapping[str, Sequence[str]] = {}
+) -> Runs:
     """Runs of all rows that the command wants, for all seeds, found or trained.
 
     Args:
         command: scale, seeds, overrides, rows.
         code: the paper's.
         configs: method -> file in the paper's configs/, or the path of a row of one's own.
+        settings: method -> overrides of its own, before the command's.
     Raises:
         ConfigError: the command names a row of one's own that is none of these.
     """
@@ -39,7 +43,10 @@ def train_rows(command: Command, code: PaperCode, configs: Mapping[str, str]) ->
         raise ConfigError(f"ROWS={min(left_out)}: {command.part} takes no row of your own; accepted: without it")
     return run_rows(
         {
-            method: [Job(code, config, command.scale, seed, command.overrides, command.runs) for seed in command.seeds]
+            method: [
+                Job(code, config, command.scale, seed, (*settings.get(method, ()), *command.overrides), command.runs)
+                for seed in command.seeds
+            ]
             for method, config in configs.items()
             if command.trains(config)
         }
@@ -62,9 +69,24 @@ def collapse_note(runs: list[RowRun]) -> str:
     return f"; seed {', '.join(found)} ended at the loss of a guess" if found else ""
 
 
-def measured_cells(source: dict[str, Any], runs: list[RowRun], scale: str) -> dict[str, Measured | None]:
-    """One row's cells: each column of a printed table names [role, metric] as its `measure`."""
-    return {column["key"]: measured_cell(runs, *column["measure"], scale) for column in source["columns"]}
+def measured_cells(
+    source: dict[str, Any], runs: list[RowRun], scale: str, others: Mapping[str, list[RowRun]] = {}
+) -> dict[str, Measured | None]:
+    """One row's cells.
+
+    Args:
+        source: the printed table, each of whose columns names [role, metric] as its `measure`, or [role, metric, field]
+            where another run than that of the row's `config` is measured, that of its `field`.
+        runs: of the row's config, one per seed.
+        scale: at which they were trained.
+        others: field -> the runs of that config.
+    """
+    found = {}
+    for column in source["columns"]:
+        role, metric, *field = column["measure"]
+        of_column = others.get(field[0]) if field else runs
+        found[column["key"]] = measured_cell(of_column, role, metric, scale) if of_column else None
+    return found
 
 
 def printed_cells(source: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +271,13 @@ def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> No
 
 
 def trained_table(
-    command: Command, code: PaperCode, table_id: str, note: Callable[[str], str] | None = None
+    command: Command,
+    code: PaperCode,
+    table_id: str,
+    note: Callable[[Command, str], str] | None = None,
+    settings: Mapping[str, Sequence[str]] = {},
+    fields: Sequence[str] = (),
+    more: Mapping[str, Mapping[str, Measured]] = {},
 ) -> tuple[Table, Runs]:
     """A table of the paper: rows that have a `config` are trained, the others say what they need.
 
@@ -259,15 +287,23 @@ def trained_table(
         command: what the user asked for.
         code: the paper's.
         table_id: key in its paper_tables.yaml.
-        note: file in configs/ -> what was trained for the row; None = `Command.note`.
+        note: command, file in configs/ -> what was trained for the row; None = `note_of`.
+        settings: method -> overrides of its own.
+        fields: of a row that name further configs, whose runs columns measure; see `measured_cells`.
+        more: method -> cells that no evaluation of its runs gives.
     """
     source = with_own_rows(command, code.printed(table_id))
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
-    runs = train_rows(command, code, configs)
+    further = {f"{row['method']}, {field}": row[field] for row in source["rows"] for field in fields if field in row}
+    all_runs = train_rows(command, code, configs | further, settings)
+    runs = {method: all_runs[method] for method in configs if method in all_runs}
     ours = {}
     for method, seeds in runs.items():
-        said = note_of(command, configs[method], code) if note is None else note(configs[method])
-        ours[method] = (measured_cells(source, seeds, command.scale), said + collapse_note(seeds))
+        own = replace(command, overrides=(*settings.get(method, ()), *command.overrides))
+        said = note_of(own, configs[method], code) if note is None else note(own, configs[method])
+        others = {field: all_runs[f"{method}, {field}"] for field in fields if f"{method}, {field}" in all_runs}
+        cells = measured_cells(source, seeds, command.scale, others) | more.get(method, {})
+        ours[method] = (cells, said + collapse_note(seeds))
     rows = printed_rows(source, ours)
-    plot_runs(command, code.name, runs)
-    return table_of(command, code.name, table_id, columns_of(command, source, runs), rows, runs), runs
+    plot_runs(command, code.name, all_runs)
+    return table_of(command, code.name, table_id, columns_of(command, source, all_runs), rows, all_runs), runs

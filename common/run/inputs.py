@@ -175,13 +175,16 @@ def described(data_set: Any) -> str:
     return f"{data_set.name}, {len(data_set)} pictures ({data_set.fingerprint[:8]})"
 
 
-def open_training_data(config: Any, pairs: Pairs, checkpoint: Checkpoint | None) -> TrainingData:
+def open_training_data(
+    config: Any, pairs: Pairs, checkpoint: Checkpoint | None, two_views: bool = False
+) -> TrainingData:
     """Everything but the training set itself, which the run's folder depends on and which is open already.
 
     Args:
         config: of the run.
         pairs: the training set that config.data names.
-        checkpoint: brings the tokenizer of a run that goes on; None = a fresh run.
+        checkpoint: brings the tokenizer of a run that goes on, or starts from another; None = a fresh one.
+        two_views: of each training picture.
     """
     data, run = config.data, config.run
     if checkpoint is None:
@@ -193,7 +196,7 @@ def open_training_data(config: Any, pairs: Pairs, checkpoint: Checkpoint | None)
     return TrainingData(
         pairs=pairs,
         order=order,
-        view=TrainingView(pairs, order, transform, tokenizer, data.context_length),
+        view=TrainingView(pairs, order, transform, tokenizer, data.context_length, two_views),
         tokenizer=tokenizer,
         transform=transform,
         validation_pairs=open_validation_pairs(data) if run.evaluate_every else None,

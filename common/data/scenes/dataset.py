@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from common.base.random_keys import Draws, derive_key
-from common.data.scenes.captions import caption_statements, caption_texts, say_plainly, vague_statements
+from common.data.scenes.captions import NUM_CAPTIONS, caption_statements, caption_texts, say_plainly, vague_statements
 from common.data.scenes.draw import render
 from common.data.scenes.negatives import hard_negative_pairs
 from common.data.scenes.sampling import draw_scene, find_split
@@ -72,6 +72,8 @@ class SceneDataset:
         caption_noise: probability in [0, 1] that a picture carries the captions of another one.
         ambiguity: probability in [0, 1] that a picture's captions are vague: shapes without colours, in fixed words,
             so that they describe many other pictures and often repeat theirs.
+        num_captions: of a picture, from 1 to 5, the most specific first. The fifth ("some things") fits so many
+            pictures that in training it comes again and again, as captions of photographs do not.
     Raises:
         ValueError: for an unknown split or a value out of range.
     """
@@ -84,6 +86,7 @@ class SceneDataset:
         seed: int = 0,
         caption_noise: float = 0.0,
         ambiguity: float = 0.0,
+        num_captions: int = NUM_CAPTIONS,
     ):
         found = find_split(split)
         size = found.default_size if size is None else size
@@ -91,10 +94,12 @@ class SceneDataset:
         for name, value in (("caption_noise", caption_noise), ("ambiguity", ambiguity)):
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], got {value}")
+        if not 1 <= num_captions <= NUM_CAPTIONS:
+            raise ValueError(f"num_captions must be in [1, {NUM_CAPTIONS}], got {num_captions}")
         if caption_noise > 0 and size < 2:
             raise ValueError(f"caption_noise {caption_noise} needs at least 2 pictures, got size {size}")
         self.split, self.size, self.image_size, self.seed = split, size, image_size, seed
-        self.caption_noise, self.ambiguity = caption_noise, ambiguity
+        self.caption_noise, self.ambiguity, self.num_captions = caption_noise, ambiguity, num_captions
         self.name = f"scenes/{split}"
         self.stands_in_for = found.stands_in_for
         self._statistics = found.statistics
@@ -106,7 +111,7 @@ class SceneDataset:
         return self.size
 
     def __getitem__(self, index: int) -> dict:
-        """{"image": (H, W, 3) uint8, "captions": five sentences from specific to generic, "image_id": str}."""
+        """{"image": (H, W, 3) uint8, "captions": sentences from specific to generic, "image_id": str}."""
         index = check_index(index, self.size)
         return {
             "image": self.picture(index),
@@ -127,20 +132,22 @@ class SceneDataset:
         return draw_scene(derive_key(self._split_key, check_index(index, self.size)), self._statistics)
 
     def captions(self, index: int) -> list[str]:
-        """The five captions that the picture carries (with noise, possibly those of another picture)."""
+        """The captions that the picture carries (with noise, possibly those of another picture)."""
         source = self.caption_source(index)
-        if self.is_ambiguous(source):
-            return [say_plainly(statement) for statement in vague_statements(self.scene(source))]
         scene = self.scene(source)
-        return caption_texts(scene, caption_statements(scene, self._statistics.detail))
+        if self.is_ambiguous(source):
+            found = [say_plainly(statement) for statement in vague_statements(scene)]
+        else:
+            found = caption_texts(scene, caption_statements(scene, self._statistics.detail))
+        return found[: self.num_captions]
 
     def statements(self, index: int) -> tuple[Statement, ...]:
-        """What the five captions of `captions(index)` say; with noise they may be false of the picture."""
+        """What `captions(index)` say; with noise they may be false of the picture."""
         source = self.caption_source(index)
         scene = self.scene(source)
         if self.is_ambiguous(source):
-            return vague_statements(scene)
-        return caption_statements(scene, self._statistics.detail)
+            return vague_statements(scene)[: self.num_captions]
+        return caption_statements(scene, self._statistics.detail)[: self.num_captions]
 
     def caption_source(self, index: int) -> int:
         """Index of the picture for which the captions were written: `index` itself unless the pair is noise."""
@@ -166,7 +173,8 @@ class SceneDataset:
     def parameters(self) -> dict:
         """Everything the content depends on."""
         names = ("split", "size", "image_size", "seed", "caption_noise", "ambiguity")
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in names}
+        return found if self.num_captions == NUM_CAPTIONS else {**found, "num_captions": self.num_captions}
 
     @property
     def fingerprint(self) -> str:

@@ -109,6 +109,7 @@ SPLITS: dict[str, Split] = {
     "train": Split(Statistics(), 50_000, "the training pairs"),
     "val": Split(Statistics(), 1_000, "the validation pairs"),
     "test": Split(Statistics(), 1_000, "Flickr30k (1K test)"),
+    "train_crowded": Split(_CROWDED, 50_000, "COCO's training pairs"),
     "test_crowded": Split(_CROWDED, 1_000, "COCO (1K or 5K test)"),
     "test_other_domain": Split(Statistics(domain=1), 1_000, "an out-of-domain set of pairs"),
 }
