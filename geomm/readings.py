@@ -40,10 +40,9 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
     """Retrieval and state of the pools after each reading and the cosine, by start."""
     jobs = {
         f"{start}_{name}": [
-            Job(code, config, command.scale, seed, (*command.overrides, *overrides), command.runs)
-            for seed in command.seeds
+            Job(code, config, command.scale, seed, command.overrides, command.runs, settings) for seed in command.seeds
         ]
-        for start, (_, overrides) in STARTS.items()
+        for start, (_, settings) in STARTS.items()
         for name, (config, _) in READINGS.items()
         if command.trains(config)
     }

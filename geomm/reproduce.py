@@ -6,6 +6,7 @@ python geomm/reproduce.py table4 --scale smoke --output outputs
 """
 
 import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,17 +14,25 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from common.base.config import load_row
-from common.report.table import Table
+from common.base.provenance import hardware
+from common.distributed import is_main_process
+from common.report.table import Column, Measured, Table, measured_over_seeds
 from common.reproduce.command import Command, reproduce_main
-from common.reproduce.tables import note_of, trained_table
+from common.reproduce.tables import note_of, printed_rows, table_of, trained_table
 from common.run.launch import run_or_explain
+from geomm.ablations import settings_of
 from geomm.config import Config
+from geomm.cost import peak_gigabytes, seconds_of_100_steps
+from geomm.hierarchy_error import hierarchy_error
+from geomm.lookalikes import lookalikes
 from geomm.readings import readings
 from geomm.train import CODE
 
+TIMED_STEPS = {"smoke": 1}  # of each model in Table 6; at other scales 5
+
 
 def table1(command: Command) -> list[Table]:
-    """Table 1: zero-shot retrieval of pre-trained models."""
+    """Table 1: zero-shot retrieval of pre-trained models, and of those fine-tuned on other data."""
     return [_trained(command, "table1")]
 
 
@@ -37,17 +46,81 @@ def table4(command: Command) -> list[Table]:
     return [_trained(command, "table4")]
 
 
-def _trained(command: Command, table_id: str) -> Table:
-    return trained_table(command, CODE, table_id, partial(_note, command))[0]
+def table6(command: Command) -> list[Table]:
+    """Table 6: time and memory of training steps."""
+    if not is_main_process():
+        return []
+    source = CODE.printed("table6")
+    files = {row["method"]: row["config"] for row in source["rows"] if command.trains(row["config"])}
+    cells = _costs(command, {method: _config(command, file) for method, file in files.items()})
+    rows = printed_rows(source, {method: (cells[method], _note(command, file)) for method, file in files.items()})
+    columns = [Column(each["key"], each["label"], each["unit"], None, each["better"]) for each in source["columns"]]
+    return [table_of(command, CODE.name, "table6", columns, rows, {}, data=RANDOM, hardware=hardware())]
+
+
+def table7(command: Command, letter: str) -> list[Table]:
+    """Tables 7a to 7d: the graph in other sizes."""
+    table_id = f"table7{letter}"
+    source = CODE.printed(table_id)
+    row = source["rows"][0]["config"]
+    settings, more = settings_of(table_id, _config(command, row).method), {}
+    if letter == "a" and command.trains(row) and is_main_process():
+        more = _costs(command, {method: _config(command, row, each) for method, each in settings.items()}, memory=False)
+    return [_trained(command, table_id, settings, more)]
+
+
+def table9(command: Command) -> list[Table]:
+    """Table 9: beside the oblique manifold's distance."""
+    return [_trained(command, "table9")]
+
+
+RANDOM = "random weights, pictures and words"
+
+
+def _costs(command: Command, configs: dict[str, Config], memory: bool = True) -> dict[str, dict[str, Measured]]:
+    """Cells of time and, on a GPU, of memory by method; seeds are repetitions."""
+    rounds = TIMED_STEPS.get(command.scale, 5)
+    times = [seconds_of_100_steps(configs, rounds, seed) for seed in command.seeds]
+    cells = {}
+    for method, config in configs.items():
+        found = {"seconds": [each[method] for each in times]}
+        if memory:
+            found["memory"] = [peak_gigabytes(config, seed) for seed in command.seeds]
+        cells[method] = {
+            key: measured_over_seeds(
+                values, command.seeds, scale=command.scale, data=RANDOM, protocol=f"median of {rounds} steps, in turns"
+            )
+            for key, values in found.items()
+            if None not in values
+        }
+    return cells
+
+
+def _trained(
+    command: Command,
+    table_id: str,
+    settings: Mapping[str, Sequence[str]] = {},
+    more: Mapping[str, Mapping[str, Measured]] = {},
+) -> Table:
+    return trained_table(command, CODE, table_id, _note, settings, ("crowded",), more)[0]
+
+
+def _config(command: Command, row: str, settings: Sequence[str] = ()) -> Config:
+    return load_row(Config, CODE.folder, CODE.folder / "configs" / row, command.scale, [*command.overrides, *settings])
 
 
 def _note(command: Command, row: str) -> str:
     """What was trained for a row, by which distance."""
-    config = load_row(Config, CODE.folder, CODE.folder / "configs" / row, command.scale, list(command.overrides))
+    config = _config(command, row)
     method, distance = config.method, "by the cosine"
     if method.distance == "geodesic":
         centres = " x ".join(map(str, method.branching))
-        distance = f"by the geodesic distance ({method.attach}, {centres} centres, {method.num_neighbors} neighbours)"
+        distance = (
+            f"by the geodesic distance ({method.attach}, {centres} centres, {method.num_neighbors} neighbours, a graph "
+            f"every {method.graph_update_interval} steps)"
+        )
+    if method.distance == "oblique":
+        distance = f"on {method.num_spheres} spheres of {config.model.embedding_dim // method.num_spheres} numbers"
     start = f"; starts from {config.start.part} of {config.start.row}" if config.start.row else ""
     return f"{note_of(command, row, CODE)}; pool of {method.queue_size:,} compared {distance}{start}"
 
@@ -57,6 +130,14 @@ PARTS = {
     "table1": table1,
     "table2": table2,
     "table4": table4,
+    "table6": table6,
+    "table7a": partial(table7, letter="a"),
+    "table7b": partial(table7, letter="b"),
+    "table7c": partial(table7, letter="c"),
+    "table7d": partial(table7, letter="d"),
+    "table9": table9,
+    "hierarchy_error": partial(hierarchy_error, code=CODE),
+    "lookalikes": partial(lookalikes, code=CODE),
 }
 
 

@@ -88,7 +88,15 @@ class RowRun:
     config: Any
 
 
-def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequence[str], runs: Path) -> RowRun:
+def run_row(
+    paper: PaperCode,
+    row: str,
+    scale: str,
+    seed: int,
+    overrides: Sequence[str],
+    runs: Path,
+    settings: Sequence[str] = (),
+) -> RowRun:
     """Trains a row at a scale unless the same run is there already; before it the row that it starts from.
 
     Args:
@@ -96,18 +104,19 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequen
         row: file name in its configs/.
         scale: one of SCALES.
         seed: replaces run.seed.
-        overrides: "section.key=value".
+        overrides: "section.key=value", of the row and of the one that it starts from.
         runs: folder of all runs.
+        settings: likewise, of the row alone.
     Returns:
         The finished run.
     Raises:
         NonFiniteLoss: if training diverged, now or in an earlier call; what it said stands in the run's diverged.json.
         ConfigError: if the folder holds another run, or the log of a finished one is torn.
     """
-    parent = parent_of(paper, row, scale, overrides)
+    parent = parent_of(paper, row, scale, [*overrides, *settings])
     if parent:  # its weights are in the key of this run, so that none outlives its parent
         run_row(paper, parent, scale, seed, overrides, runs)
-        overrides = _with_start(paper, row, scale, seed, overrides, runs)
+    overrides = _with_start(paper, row, scale, seed, overrides, runs, settings)
     config, pairs, files = _opened(paper, row, scale, seed, overrides, runs)
     accelerator = start_accelerator(config.run, files.folder)
     label = label_of(row, seed)
@@ -139,17 +148,24 @@ def run_row(paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequen
     return read_run(files, config)
 
 
-def is_missing(paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequence[str], runs: Path) -> bool:
+def is_missing(
+    paper: PaperCode,
+    row: str,
+    scale: str,
+    seed: int,
+    overrides: Sequence[str],
+    runs: Path,
+    settings: Sequence[str] = (),
+) -> bool:
     """Whether `run_row` of the same arguments would train or evaluate.
 
     Raises:
         ConfigError: if the folder holds another run, or the log of a finished one is torn.
     """
-    parent = parent_of(paper, row, scale, overrides)
-    if parent:
-        if is_missing(paper, parent, scale, seed, overrides, runs):
-            return True
-        overrides = _with_start(paper, row, scale, seed, overrides, runs)
+    parent = parent_of(paper, row, scale, [*overrides, *settings])
+    if parent and is_missing(paper, parent, scale, seed, overrides, runs):
+        return True
+    overrides = _with_start(paper, row, scale, seed, overrides, runs, settings)
     config, pairs, files = _opened(paper, row, scale, seed, overrides, runs)
     return _state_of(paper, config, pairs.fingerprint, files) in ("unfinished", "trained")
 
@@ -189,14 +205,20 @@ def _opened(
 
 
 def _with_start(
-    paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequence[str], runs: Path
+    paper: PaperCode,
+    row: str,
+    scale: str,
+    seed: int,
+    overrides: Sequence[str],
+    runs: Path,
+    settings: Sequence[str] = (),
 ) -> Sequence[str]:
-    """The overrides, with the folder of the finished run that a row starts from; arguments as in `run_row`."""
-    parent = parent_of(paper, row, scale, overrides)
+    """All that is set of a row, with the folder of the finished run that it starts from; arguments as in `run_row`."""
+    parent = parent_of(paper, row, scale, [*overrides, *settings])
     if not parent:
-        return overrides
+        return [*overrides, *settings]
     _, _, files = _opened(paper, parent, scale, seed, _with_start(paper, parent, scale, seed, overrides, runs), runs)
-    return [*overrides, f"start.run={files.folder}"]
+    return [*overrides, *settings, f"start.run={files.folder}"]
 
 
 def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any:

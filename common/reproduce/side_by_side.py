@@ -47,6 +47,7 @@ class Job(NamedTuple):
     seed: int
     overrides: tuple[str, ...]
     runs: Path
+    settings: tuple[str, ...] = ()
 
 
 def run_rows(jobs: Mapping[str, Sequence[Job]]) -> dict[str, list[RowRun]]:
@@ -77,8 +78,8 @@ def train_side_by_side(jobs: Sequence[Job]) -> dict[Job, str]:
     """
     if len(jobs) < 2 or at_once() < 2:
         return {}
-    parents = {job: parent_of(job.paper, job.row, job.scale, job.overrides) for job in jobs}
-    first = list(dict.fromkeys(job._replace(row=parent) for job, parent in parents.items() if parent))
+    parents = {job: parent_of(job.paper, job.row, job.scale, [*job.overrides, *job.settings]) for job in jobs}
+    first = list(dict.fromkeys(job._replace(row=parent, settings=()) for job, parent in parents.items() if parent))
     if first:  # several runs may start from one
         run_rows({"": first})
     missing = [job for job in jobs if job.scale != "smoke" and is_missing(*job)]  # smoke runs take seconds

@@ -34,7 +34,7 @@ def train_rows(
         command: scale, seeds, overrides, rows.
         code: the paper's.
         configs: method -> file in the paper's configs/, or the path of a row of one's own.
-        settings: method -> overrides of its own, before the command's.
+        settings: method -> overrides of the row alone, not of one that it starts from.
     Raises:
         ConfigError: the command names a row of one's own that is none of these.
     """
@@ -44,7 +44,7 @@ def train_rows(
     return run_rows(
         {
             method: [
-                Job(code, config, command.scale, seed, (*settings.get(method, ()), *command.overrides), command.runs)
+                Job(code, config, command.scale, seed, command.overrides, command.runs, tuple(settings.get(method, ())))
                 for seed in command.seeds
             ]
             for method, config in configs.items()
@@ -121,7 +121,13 @@ def printed_rows(
 def columns_of(command: Command, source: dict[str, Any], runs: Runs) -> list[Column]:
     """The printed columns, each with what stands in for its data here."""
     return [
-        Column(column["key"], column["label"], stands_in_for=stand_in_for(command, runs, column["measure"][0]))
+        Column(
+            column["key"],
+            column["label"],
+            column.get("unit", "percent"),
+            stand_in_for(command, runs, column["measure"][0]),
+            column.get("better", "higher"),
+        )
         for column in source["columns"]
     ]
 
@@ -288,7 +294,7 @@ def trained_table(
         code: the paper's.
         table_id: key in its paper_tables.yaml.
         note: command, file in configs/ -> what was trained for the row; None = `note_of`.
-        settings: method -> overrides of its own.
+        settings: as in `train_rows`.
         fields: of a row that name further configs, whose runs columns measure; see `measured_cells`.
         more: method -> cells that no evaluation of its runs gives.
     """
@@ -299,7 +305,7 @@ def trained_table(
     runs = {method: all_runs[method] for method in configs if method in all_runs}
     ours = {}
     for method, seeds in runs.items():
-        own = replace(command, overrides=(*settings.get(method, ()), *command.overrides))
+        own = replace(command, overrides=(*command.overrides, *settings.get(method, ())))
         said = note_of(own, configs[method], code) if note is None else note(own, configs[method])
         others = {field: all_runs[f"{method}, {field}"] for field in fields if f"{method}, {field}" in all_runs}
         cells = measured_cells(source, seeds, command.scale, others) | more.get(method, {})

@@ -1,0 +1,127 @@
+"""What the distance costs beside the cosine: time of training steps and, on a GPU, memory (Table 6, C7, C8).
+
+With random weights, pictures and words; models take turns, so that a busy machine slows all alike.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import torch
+
+from common.geometry import unit
+from common.methods.albef import Albef, mask_words, replaceable_words
+from common.run.evaluation import this_device
+from common.run.folder import precision_of
+from common.run.schedule import build_optimizer
+from geomm.config import Config
+from geomm.model import build_model, mask_id_of, trained_parts
+from geomm.pool import GeodesicPool
+
+NUM_WORDS = {"bert_wordpiece": 30_522, "clip_bpe": 49_408}  # other vocabularies have some hundred
+PAD, CLS, END = 0, 2, 3
+
+
+class Steps:
+    """Training steps of one model on one batch; a call makes one and says how long it took.
+
+    Args:
+        config: of a row.
+        device: computes.
+    """
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        data, model, batch = config.data, config.model, config.optim.global_batch_size
+        tokenizer = SimpleNamespace(
+            vocabulary_size=NUM_WORDS.get(data.tokenizer, 200), pad_id=PAD, cls_id=CLS, end_id=END, unknown_id=1
+        )
+        self.config, self.device = config, device
+        self.model = build_model(config, tokenizer).to(device).train()
+        self.optimizer = build_optimizer(self.model, config.optim)
+        self.images = torch.randn(batch, 3, data.image_size, data.image_size, device=device)
+        lengths = torch.randint(6, data.context_length + 1, (batch, 1))
+        places = torch.arange(data.context_length)
+        ids = torch.randint(4, tokenizer.vocabulary_size, (batch, data.context_length))
+        ids = ids.where(places < lengths - 1, END).where(places < lengths, PAD).where(places > 0, CLS)
+        self.token_ids, self.mask_id = ids.to(device), mask_id_of(tokenizer)
+        self.words = replaceable_words(tokenizer.vocabulary_size, (PAD, CLS, END, self.mask_id), device)
+        self.pools = [pool for pool in (self.model.image_pool, self.model.text_pool) if isinstance(pool, GeodesicPool)]
+        keys = unit(torch.randn(config.method.queue_size, model.embedding_dim, device=device))
+        for pool in self.pools:
+            pool.insert(keys)
+
+    def rebuild(self) -> float:
+        """Seconds in which both pools cluster their keys anew; 0 by the cosine."""
+        return self._timed(lambda: [pool.rebuild(0) for pool in self.pools])
+
+    def __call__(self) -> float:
+        """Seconds of a step without a rebuild."""
+        return self._timed(self._step)
+
+    def _step(self) -> None:
+        method, model = self.config.method, self.model
+        views = (self.images, self.images) if method.base == "tcl" else (self.images,)
+        masked = ()
+        if isinstance(model, Albef):
+            masked = None, None
+            if method.mask_probability:
+                masked = mask_words(self.token_ids, self.words, self.mask_id, (PAD, CLS), method.mask_probability)
+        bf16 = precision_of(self.config.run) == "bf16"
+        model.update_momentum_encoders(method.ema_momentum)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
+            losses = model(*views, self.token_ids, *masked, method.distillation)
+        sum(trained_parts(losses).values()).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        model.insert(losses.image_keys, losses.text_keys)
+
+    def _timed(self, work) -> float:
+        _wait(self.device)
+        start = time.perf_counter()
+        work()
+        _wait(self.device)
+        return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def seconds_of_100_steps(configs: Mapping[str, Config], rounds: int, seed: int) -> dict[str, float]:
+    """Median time of 100 training steps with their share of rebuilds, by name.
+
+    Args:
+        configs: of the models.
+        rounds: steps of each that count; one more warms up.
+        seed: of weights and inputs.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        models = {name: Steps(config, this_device()) for name, config in configs.items()}
+        found = {name: ([], []) for name in models}
+        for _ in range(rounds + 1):
+            for name, model in models.items():
+                rebuilds, steps = found[name]
+                rebuilds.append(model.rebuild())
+                steps.append(model())
+    return {
+        name: 100 * (statistics.median(steps[1:]) + statistics.median(rebuilds[1:]) / every)
+        for name, (rebuilds, steps) in found.items()
+        for every in [configs[name].method.graph_update_interval]
+    }
+
+
+def peak_gigabytes(config: Config, seed: int) -> float | None:
+    """Largest memory of a training step on a CUDA device, a rebuild before it; None elsewhere."""
+    device = this_device()
+    if device.type != "cuda":
+        return None
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Steps(config, device)
+        torch.cuda.reset_peak_memory_stats(device)
+        model.rebuild()
+        model()
+    return torch.cuda.max_memory_allocated(device) / 1e9

@@ -1,0 +1,130 @@
+"""How well clusters stand for the data: distances over centres beside shortest paths over all keys of a trained pool.
+
+The exact geodesic joins every key to its nearest ones; the paper's hierarchy joins a few centres (Sec. 3.2). Measured
+from the test pictures to the keys of the text pool, as training does.
+"""
+
+import statistics
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import rankdata
+
+from common.base.config import load_row
+from common.data.pairs import open_evaluation_sets
+from common.distributed import is_main_process
+from common.report.figures import Curves, plot_curves
+from common.report.table import Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.tables import train_rows
+from common.run.checkpoint import last_checkpoint
+from geomm.ablations import branching_of
+from geomm.evaluate import load_encoder
+from geomm.geodesic import angles, geodesic_distance, sample_distance
+from geomm.hierarchy import build_graph
+
+ROW = "clip.yaml"
+NUM_QUERIES, SAMPLE_NEIGHBORS = 200, 8
+KEYS_PER_CENTER = (256, 64, 16)  # the paper has 256
+LAYERS, NEIGHBORS, ATTACH = (1, 2, 3), (4, 8, 16), ("nearest", "knn", "knn_local")
+COLUMNS = {
+    "rank_correlation": ("rank correlation with exact geodesics", "Spearman's rho", "higher"),
+    "relative_error": ("median relative error", "percent", "lower"),
+    "unreachable": ("pairs without a path", "percent", None),
+}
+
+
+def deviation(found: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
+    """How far distances are from exact ones.
+
+    Args:
+        found, exact: (num_queries, num_rows), inf where there is no path.
+    Returns:
+        rank_correlation: mean over queries of Spearman's rho over the rows that both reach. relative_error: median of
+        |found - exact| / exact in percent, over those pairs. unreachable: percent of pairs without a path in `found`.
+    """
+    both = torch.isfinite(found) & torch.isfinite(exact) & (exact > 0)
+    correlations = []
+    for one, other, mask in zip(found.double().numpy(), exact.double().numpy(), both.numpy()):
+        if len(np.unique(one[mask])) > 1 and len(np.unique(other[mask])) > 1:
+            correlations.append(np.corrcoef(rankdata(one[mask]), rankdata(other[mask]))[0, 1])
+    relative = ((found - exact).abs() / exact)[both]
+    return {
+        "rank_correlation": statistics.fmean(correlations),
+        "relative_error": 100 * float(relative.median()),
+        "unreachable": 100 * float(torch.isinf(found).float().mean()),
+    }
+
+
+def ways_of(num_rows: int) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Key -> label and settings of each graph: one size varied at a time, around two layers, the middle K, 8."""
+    clusters = [max(8, num_rows // keys) for keys in KEYS_PER_CENTER]
+    default = {"clusters": clusters[1], "layers": 2, "num_neighbors": 8, "attach": "knn"}
+    varied = [{}, *({"clusters": each} for each in (clusters[0], clusters[2])), *({"layers": each} for each in (1, 3))]
+    varied += [{"layers": 1, "clusters": each} for each in (clusters[0], clusters[2])]
+    varied += [{"num_neighbors": each} for each in (4, 16)] + [{"attach": each} for each in ("nearest", "knn_local")]
+    found = {}
+    for each in varied:
+        way = default | each
+        branching = branching_of(way["clusters"], way["layers"])
+        label = f"{' x '.join(map(str, branching))} centres, {way['num_neighbors']} neighbours, {way['attach']}"
+        key = f"k{'x'.join(map(str, branching))}_n{way['num_neighbors']}_{way['attach']}"
+        found[key] = label, way | {"branching": branching}
+    return found
+
+
+def measure(run: RowRun) -> dict[str, dict[str, float]]:
+    """Deviations of each graph, and of the plain angle, on the pool that a run has filled."""
+    checkpoint = last_checkpoint(run.files.checkpoints)
+    config, encoder = load_encoder(checkpoint, torch.device("cpu"))
+    rows = checkpoint.model_tensors()["text_pool.queue.features"]
+    pairs = open_evaluation_sets(config.data).retrieval["test"]
+    images, readable = encoder.images(pairs)
+    queries = images[readable][:NUM_QUERIES].float()
+    exact = sample_distance(queries, rows, SAMPLE_NEIGHBORS)
+    found = {"angle": deviation(angles(queries, rows), exact)}
+    for key, (_, way) in ways_of(len(rows)).items():
+        graph = build_graph(rows, way["branching"], way["num_neighbors"])
+        found[key] = deviation(geodesic_distance(queries, rows, graph, way["attach"], way["num_neighbors"]), exact)
+    return found
+
+
+def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
+    """Distances over centres beside exact ones, over clusters, layers, neighbours and readings."""
+    runs = train_rows(command, code, {"clip": ROW})["clip"]
+    if not is_main_process():
+        return []
+    config = load_row(code.config_class, code.folder, code.folder / "configs" / ROW, command.scale, command.overrides)
+    ways = ways_of(config.method.queue_size)
+    measured = [measure(run) for run in runs]
+    values = {(key, column): [each[key][column] for each in measured] for key in ("angle", *ways) for column in COLUMNS}
+    first = runs[0]
+    findings = Findings(
+        name="hierarchy_error",
+        caption="Distances over cluster centres beside shortest paths over all keys of a pool.",
+        data=f"{first.training_data}; from pictures of {first.evaluations['test']['protocol']['data']}",
+        protocol=f"{NUM_QUERIES} pictures, {config.method.queue_size:,} keys; exact: {SAMPLE_NEIGHBORS} neighbours",
+        settings={"rows": {"clip": ROW}, "num_queries": NUM_QUERIES, "sample_neighbors": SAMPLE_NEIGHBORS},
+        rows={"angle": "the plain angle", **{key: label for key, (label, _) in ways.items()}},
+        columns=COLUMNS,
+        values=values,
+    )
+    by_layers = {
+        f"{layers} layer{'s' if layers > 1 else ''}": [
+            (float(way["clusters"]), values[key, "rank_correlation"])
+            for key, (_, way) in sorted(ways.items(), key=lambda item: item[1][1]["clusters"])
+            if way["layers"] == layers and way["num_neighbors"] == 8 and way["attach"] == "knn"
+        ]
+        for layers in LAYERS
+    }
+    sizes = [point[0] for point in by_layers["1 layer"]]
+    by_layers["plain angle"] = [(size, values["angle", "rank_correlation"]) for size in sizes]
+    plot_curves(
+        [Curves("from pictures to keys of the text pool", "bottom centres", "rank correlation", by_layers, log_x=True)],
+        command.folder(code.name) / "hierarchy_error_curves.png",
+        across=1,
+    )
+    return [write_findings(command, code.name, findings)]

@@ -1,0 +1,90 @@
+"""Captions that look alike and mean something else: does a geodesic tell them apart where the cosine does not (Fig. 1)?
+
+Each picture has a true caption and the same with words swapped or one replaced. Both join the graph of the trained text
+pool as new keys do, and the picture should be nearer to the true one.
+"""
+
+import torch
+
+from common.data.pairs import open_evaluation_sets
+from common.distributed import is_main_process
+from common.report.table import Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode, RowRun
+from common.reproduce.tables import train_rows
+from common.run.checkpoint import last_checkpoint
+from geomm.evaluate import load_encoder
+from geomm.geodesic import GeodesicGraph, geodesic_distance, nearest_centers
+from geomm.hierarchy import build_graph
+
+MODELS = {  # key -> config, label
+    "cosine": ("clip.yaml", "trained by the cosine"),
+    "geodesic": ("clip_geo.yaml", "trained by the geodesic distance"),
+}
+READINGS = {"nearest": "Eq. 3", "knn": "nearest centres", "knn_local": "nearest centres, local"}
+COLUMNS = {
+    "cosine": ("cosine", "percent", "higher"),
+    **{key: (f"geodesic: {label}", "percent", "higher") for key, label in READINGS.items()},
+    "one_cluster": ("pairs in one cluster", "percent", None),
+}
+
+
+def share_told_apart(true: torch.Tensor, false: torch.Tensor) -> float:
+    """Percent of pairs whose true caption is nearer; a tie, or two captions out of reach, counts one half."""
+    return 100 * float(((true < false).float() + 0.5 * (true == false).float()).mean())
+
+
+def measure(run: RowRun) -> dict[str, float]:
+    """Shares of pairs told apart by each distance on one run's embeddings; `one_cluster`: how many share a centre."""
+    checkpoint = last_checkpoint(run.files.checkpoints)
+    config, encoder = load_encoder(checkpoint, torch.device("cpu"))
+    keys = checkpoint.model_tensors()["text_pool.queue.features"]
+    pairs = open_evaluation_sets(config.data).retrieval["test"]
+    triples = [(index, *texts) for index in range(len(pairs)) for texts in pairs.hard_negatives(index)]
+    images = encoder.images(pairs)[0].float()[[index for index, _, _ in triples]]
+    true, false = (encoder.texts([triple[side] for triple in triples]).float() for side in (1, 2))
+    method = config.method
+    graph = build_graph(keys, method.branching, method.num_neighbors)
+    found = {"cosine": share_told_apart(-(images * true).sum(dim=1), -(images * false).sum(dim=1))}
+    clusters = [nearest_centers(texts, graph.cluster_centers) for texts in (true, false)]
+    for name in READINGS:
+        distances = []
+        for texts, (nearest, offset) in zip((true, false), clusters):
+            joined = GeodesicGraph(graph.cluster_centers, graph.paths, nearest, offset)
+            own = [
+                geodesic_distance(images[some], texts[some], _rows(joined, some), name, method.num_neighbors).diagonal()
+                for some in torch.arange(len(texts)).split(256)
+            ]
+            distances.append(torch.cat(own))
+        found[name] = share_told_apart(*distances)
+    return found | {"one_cluster": 100 * float((clusters[0][0] == clusters[1][0]).float().mean())}
+
+
+def _rows(graph: GeodesicGraph, some: torch.Tensor) -> GeodesicGraph:
+    return GeodesicGraph(graph.cluster_centers, graph.paths, graph.nearest_center[some], graph.offset[some])
+
+
+def lookalikes(command: Command, code: PaperCode) -> list[Table]:
+    """True against swapped captions, by the cosine and by geodesic distances, for models trained by either."""
+    if not command.runs_at(("smoke", "demo"), "swapped captions are those of scenes"):
+        return []
+    runs = train_rows(command, code, {name: config for name, (config, _) in MODELS.items()})
+    if not is_main_process():
+        return []
+    measured = {name: [measure(run) for run in seeds] for name, seeds in runs.items()}
+    first = next(iter(runs.values()))[0]
+    findings = Findings(
+        name="lookalikes",
+        caption="Pictures that are nearer to their caption than to the same with words swapped or one replaced.",
+        data=f"{first.training_data}; hard negatives of {first.evaluations['test']['protocol']['data']}",
+        protocol="all pairs of the test set",
+        settings={"rows": {name: config for name, (config, _) in MODELS.items()}},
+        rows={name: label for name, (_, label) in MODELS.items()},
+        columns=COLUMNS,
+        values={
+            (name, column): [each[column] for each in seeds] for name, seeds in measured.items() for column in COLUMNS
+        },
+        chance=dict.fromkeys(("cosine", *READINGS), 50.0),
+    )
+    return [write_findings(command, code.name, findings)]
