@@ -26,7 +26,7 @@ class MethodConfig:
     distance: Literal["cosine", "geodesic", "oblique"] = "geodesic"
     num_spheres: int = setting(2, at_least=1)  # of oblique, whose inner product is compared (the TMLR paper's)
     # how a query joins the graph: Eq. 3, its neighbours, these with a local block; _st: gradient of the cosine
-    attach: Literal["nearest", "knn", "knn_local", "nearest_st", "knn_local_st"] = "knn_local"
+    attach: Literal["nearest", "knn", "knn_local", "nearest_st", "knn_local_st"] = "knn_local_st"
     local: Literal["nearest", "attached"] = "nearest"  # clusters within which knn_local compares by the angle itself
     branching: tuple[int, ...] = (
         16,

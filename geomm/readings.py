@@ -18,7 +18,7 @@ READINGS = {  # name -> (config, label)
     "cosine": ("clip.yaml", "cosine"),
     "nearest": ("reading_nearest.yaml", "nearest centre (Eq. 3 to the letter)"),
     "knn": ("reading_knn.yaml", "nearest centres"),
-    "knn_local": ("clip_geo.yaml", "nearest centres, local: nearest cluster"),
+    "knn_local": ("reading_knn_local.yaml", "nearest centres, local: nearest cluster"),
     "knn_local_attached": ("reading_knn_local_attached.yaml", "nearest centres, local: their clusters"),
     "nearest_st": ("reading_nearest_st.yaml", "nearest centre, gradient of the cosine"),
     "knn_local_st": ("reading_knn_local_st.yaml", "nearest centres, local, gradient of the cosine"),

@@ -73,9 +73,12 @@ def run_of(geomm, row):
 
 def test_the_columns_of_two_data_sets_come_from_two_runs(geomm):
     geomm("table2")
-    told = {row: (run_of(geomm, row) / "config.yaml").read_text() for row in ("crowded_tcl_geo", "tcl_geo_finetuned")}
-    assert "train: train_crowded" in told["crowded_tcl_geo"]
-    assert "train: train_crowded" not in told["tcl_geo_finetuned"]
+    told = {
+        row: (run_of(geomm, row) / "config.yaml").read_text()
+        for row in ("finetuned_crowded_tcl_geo", "finetuned_tcl_geo")
+    }
+    assert "train: train_crowded" in told["finetuned_crowded_tcl_geo"]
+    assert "train: train_crowded" not in told["finetuned_tcl_geo"]
 
 
 def test_every_graph_of_table_7_is_another_run_and_says_its_sizes(geomm):
@@ -87,7 +90,7 @@ def test_every_graph_of_table_7_is_another_run_and_says_its_sizes(geomm):
         assert said in notes[row]
     settings = {
         str(from_dict(Config, yaml.safe_load(path.read_text()), "run").method)
-        for path in geomm.folder.glob("runs/geomm/crowded_albef_then_geo-smoke-*/seed0/config.yaml")
+        for path in geomm.folder.glob("runs/geomm/finetuned_crowded_albef_then_geo-smoke-*/seed0/config.yaml")
     }
     assert len(settings) == 1 + 2 + 2 + 4 + 1  # default; 7a; 7b, where 128 and 192 are alike; 7c; 7d, where but 50 are
 
@@ -154,7 +157,7 @@ def test_a_row_says_by_which_distance(geomm):
     notes = {row.method: row.note for row in table_of(geomm, "table2").rows}
     assert "pool of 40 compared by the cosine; starts from all of albef" in notes["ALBEF"]
     assert (
-        "by the geodesic distance (knn_local, 2 x 3 centres, 2 neighbours, a graph every 2 steps); starts"
+        "by the geodesic distance (knn_local_st, 2 x 3 centres, 2 neighbours, a graph every 2 steps); starts"
         in notes["Geo-ALBEF"]
     )
 

@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finetuned(runs):
     """The third of three runs that start from one another."""
-    return run_row(CODE, "albef_geo_finetuned.yaml", "smoke", 0, FEW, runs)
+    return run_row(CODE, "finetuned_albef_geo.yaml", "smoke", 0, FEW, runs)
 
 
 def encoder_of(run):
@@ -46,8 +46,8 @@ def encoder_of(run):
 
 def test_a_row_trains_what_it_starts_from_and_finds_it_again(finetuned, runs, capsys):
     parents = {path.parent.name.rpartition("-smoke-")[0]: path for path in runs.glob("geomm/*/seed0")}
-    assert parents.keys() == {"towers", "albef_geo", "albef_geo_finetuned"}
-    assert run_row(CODE, "albef_geo_finetuned.yaml", "smoke", 0, FEW, runs).files.folder == finetuned.files.folder
+    assert parents.keys() == {"towers", "albef_geo", "finetuned_albef_geo"}
+    assert run_row(CODE, "finetuned_albef_geo.yaml", "smoke", 0, FEW, runs).files.folder == finetuned.files.folder
     assert capsys.readouterr().out.count("found in") == 3
     told = next(line for line in read_log(finetuned.files.log) if line["event"] == "start")
     assert told["filled"] > 40
@@ -61,7 +61,7 @@ def test_weights_of_the_run_that_it_starts_from_are_in_the_key(finetuned, runs, 
     other = run_row(CODE, "albef_geo.yaml", "smoke", 1, FEW, runs).files.folder
 
     def key(folder):
-        return run_key(script, config_of("albef_geo_finetuned", *FEW, f"start.run={folder}"), "data")
+        return run_key(script, config_of("finetuned_albef_geo", *FEW, f"start.run={folder}"), "data")
 
     moved = shutil.copytree(start, tmp_path / "moved")
     assert key(start) == key(moved) != key(other)
@@ -70,7 +70,7 @@ def test_weights_of_the_run_that_it_starts_from_are_in_the_key(finetuned, runs, 
 def test_what_a_run_starts_from_is_what_it_takes(finetuned):
     _, parent = encoder_of(finetuned)
     weights = parent.model.state_dict()
-    for row, taken in (("albef_geo_finetuned", ("encoders.", "matching_head.", "logit_scale.")),
+    for row, taken in (("finetuned_albef_geo", ("encoders.", "matching_head.", "logit_scale.")),
                        ("albef_geo", ("encoders.image_tower", "encoders.text_proj", "logit_scale."))):  # fmt: skip
         config = config_of(row, f"start.run={finetuned.files.folder}")
         torch.manual_seed(9)
@@ -97,7 +97,7 @@ def test_a_run_of_other_sizes_is_refused(finetuned):
         run_row(CODE, "clip_geo.yaml", "smoke", 0, [*FEW, "start.row=tower"], finetuned.files.folder)
 
 
-@pytest.mark.parametrize("row", ["albef_geo", "albef_geo_finetuned"])
+@pytest.mark.parametrize("row", ["albef_geo", "finetuned_albef_geo"])
 def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
     parent = finetuned.config.start.run
     config = config_of(row, *FEW, f"start.run={parent}", "optim.steps=3")
@@ -120,7 +120,7 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
     momentum = steps[0][1][0]  # copies of what the run started from
     for step, ((_, _, masked_ids, _, alpha, ids), (online, copies)) in enumerate(steps):
         assert alpha == pytest.approx(0.4 * step / 4)
-        assert (masked_ids is None, ids is None) == ((True, False) if row.endswith("finetuned") else (False, True))
+        assert (masked_ids is None, ids is None) == ((True, False) if row.startswith("finetuned") else (False, True))
         momentum = [old + (1 - config.method.ema_momentum) * (new - old) for old, new in zip(momentum, online)]
         torch.testing.assert_close(copies, momentum, rtol=1e-5, atol=1e-7)
     assert not torch.equal(steps[0][1][0][0], steps[2][1][0][0])

@@ -96,20 +96,27 @@ def trained(photographs, weights, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("paper", "row"),
-    [("oblique_topology", "table2_clip"), ("euclip", "table4_euclip"), ("contrastive_basics", "table1_ours")],
+    ("paper", "row", "overrides"),
+    [
+        ("oblique_topology", "table2_clip", ()),
+        ("euclip", "table4_euclip", ()),
+        ("contrastive_basics", "table1_ours", ()),
+        ("geomm", "albef_geo", ("start.row=", "method.queue_size=8", "method.branching=[2,2]", "method.k_test=10")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_row_trains_on_features_that_all_papers_share_and_leaves_the_stem_as_it_came(
-    paper, row, trained, photographs, weights
+    paper, row, overrides, trained, photographs, weights
 ):
-    run = trained(paper, row)
-    assert all(0 < loss < 2 * math.log(BATCH) for loss in run.losses)
+    run = trained(paper, row, *overrides)
+    words = math.log(1_000) if paper == "geomm" else 0  # more than there are here
+    assert all(0 < loss < 2 * math.log(BATCH) + words for loss in run.losses)
     assert 1 / NUM_PICTURES <= run.metrics["i2t_recall_at_10"] <= 1
     source = load_file(weights / STEM / "model.safetensors")
     stem = {name.partition(".network.")[2]: tensor for name, tensor in run.tensors.items() if ".stem." in name}
     assert len(stem) > 100
     assert all(torch.equal(tensor, source[name]) for name, tensor in stem.items())
-    assert {name.split(".")[0] for name in run.moved} >= {"image_tower", "text_tower", "logit_scale"}
+    assert all(any(part in name for name in run.moved) for part in ("image_tower.", "text_tower.", "logit_scale."))
     kept = sorted((photographs / "outputs" / "features").glob("*.npy"))
     assert len(kept) == 1  # the set is trained and tested on
 
