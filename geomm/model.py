@@ -9,6 +9,8 @@ from common.base.config import ConfigError
 from common.data.tokenizer import Tokenizer
 from common.encoders.from_config import bidirectional_text_transformer, vision_transformer
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
+from common.encoders.vision import interpolate_positions
+from common.encoders.weights import load_bert_, read_bert
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 from common.methods.albef import Albef, FusedEncoders, ProjectedTowers, QueueClip
@@ -44,6 +46,8 @@ def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
         vision_transformer(data, model, projected=False),
         bidirectional_text_transformer(data, model, tokenizer, projected=False, vocabulary_size=num_ids),
     )
+    if config.start.bert:
+        towers[1].final_norm = nn.Identity()  # BERT ends in the LayerNorm of its last layer
     base = {"clip": QueueClip, "albef": Albef, "tcl": Tcl}[method.base]
     if base is QueueClip:
         encoders = ProjectedTowers(*towers, model.embedding_dim)
@@ -80,18 +84,28 @@ def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
 
 @torch.no_grad()
 def start_(model: QueueClip, config: Config) -> dict[str, int]:
-    """Fills a model with weights of the run that its row starts from, in place; the pools stay empty.
+    """Fills a model with weights of the run that its row starts from, or of a BERT, in place; the pools stay empty.
 
     Args:
         model: unwrapped.
-        config: start.run is the folder of a finished run, start.part what is taken of it.
+        config: start.run is the folder of a finished run, start.part what is taken of it; or start.bert names a BERT.
     Returns:
-        What a log says: how many tensors were filled, and how many of the trained ones are new.
+        What a log says: how many tensors were filled, and of a run how many of the trained ones are new.
     Raises:
         ConfigError: that run has other sizes, lacks a tower, or has a part that this row has no place for.
+        WeightsError: a BERT that does not fit.
     """
     start, own = config.start, model.state_dict()
+    if start.bert:
+        bert, encoders = read_bert(start.bert, "start.bert"), model.encoders
+        head = getattr(encoders, "word_head", None) if hasattr(bert, "cls") else None
+        load_bert_(bert, encoders.text_tower, getattr(encoders, "fusion", None), head)
+        return {"filled": sum(1 for _ in bert.named_parameters())}
     tensors = named_checkpoint(Path(start.run)).model_tensors()
+    tower, positions = model.image_tower, "encoders.image_tower.position_embedding"
+    grid = tower.image_size // tower.patch_size  # pictures may be larger than those of the run, as in ALBEF
+    if positions in tensors:
+        tensors[positions] = interpolate_positions(tensors[positions], tower.num_class_tokens, grid, antialias=False)
     wanted = [*OF_TOWERS, "logit_scale."] + (["encoders.", "matching_head."] if start.part == "all" else [])
     taken = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(wanted))}
     unlike = [

@@ -2,14 +2,19 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from accelerate import Accelerator
 
 from common.base.config import ConfigError, load_row
 from common.base.provenance import ROOT
 from common.data.pairs import open_evaluation_sets, open_training_pairs
+from common.data.text import build_tokenizer
+from common.encoders.vision import interpolate_positions
+from common.encoders.weights import WeightsError
 from common.evaluation.embed import CaptionRule, embed_pairs
 from common.reproduce.rows import run_row
 from common.run.checkpoint import last_checkpoint
@@ -188,3 +193,81 @@ def test_logits_of_pairs_are_those_of_their_own_pictures_and_captions(finetuned)
             tokens = model.encoders.text_tower.forward_tokens(ids), model.encoders.image_tower.forward_tokens(pixels)
             wanted = model.match(tokens[0], model.encoders.text_mask(ids), tokens[1])[0, 1]
         torch.testing.assert_close(logit, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_larger_pictures_take_the_positions_of_smaller_ones_resampled(finetuned):
+    config = config_of("albef_geo", f"start.run={finetuned.files.folder}", "data.image_size=64")
+    parent = encoder_of(finetuned)[1]
+    model = build_model(config, parent.tokenizer)
+    start_(model, config)
+    before = parent.model.encoders.image_tower.position_embedding
+    expected = interpolate_positions(before, 1, 4, antialias=False)
+    torch.testing.assert_close(model.encoders.image_tower.position_embedding, expected, rtol=0, atol=0)
+    assert len(expected) == 17 != len(before)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """Three random layers with the head of masked words, and a vocabulary, as transformers writes them."""
+    folder = tmp_path_factory.mktemp("weights") / "bert"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=128, vocab_size=len(words),
+        max_position_embeddings=40,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    transformers.BertForMaskedLM(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(words))
+    return folder
+
+
+OF_BERT = ("start.row=", "start.bert=someone/bert", "data.tokenizer=bert_wordpiece", "data.vocabulary=someone/bert",
+           "model.text.layers=1", "method.fusion_layers=2", "model.text.norm_eps=1e-12")  # fmt: skip
+
+
+def test_a_bert_starts_the_text_tower_the_fusion_and_the_word_head(bert, tmp_path):
+    config = config_of("albef", *FEW, *OF_BERT, f"model.weights={bert.parent}")
+    pairs, files = open_training_pairs(config.data, 0), RunFiles(tmp_path / "run", {"seed": 0})
+    train(config, pairs, files, False, Accelerator(cpu=True))
+    told = next(line for line in read_log(files.log) if line["event"] == "start")
+    assert told["filled"] == len(list(transformers.BertForMaskedLM.from_pretrained(bert).named_parameters()))
+    tokenizer = encoder_of(SimpleNamespace(files=files))[1].tokenizer
+    model, theirs = build_model(config, tokenizer).eval(), transformers.BertForMaskedLM.from_pretrained(bert).eval()
+    start_(model, config)
+    ids = tokenizer.encode(["a b c", "x"], 8)
+    mask, encoders = model.encoders.text_mask(ids), model.encoders
+    for block in encoders.fusion.transformer.blocks:
+        block.cross_attention = None
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=mask.long()).logits
+        tokens = encoders.fusion.transformer(encoders.text_tower.forward_tokens(ids), mask)
+        found = encoders.word_head(tokens, encoders.text_tower.token_embedding.weight)
+    torch.testing.assert_close(found[mask], expected[mask], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("model.text.layers=2",), "has 3 layers, the text tower takes 2 and the fusion 2"),
+        (("model.text.norm_eps=1e-5",), "norm_eps is 1e-05 here and 1e-12 in the weights"),
+        (("start.row=towers",), "start.bert = .* with start.row = towers; accepted: one of them"),
+    ],
+)
+def test_a_bert_that_does_not_fit_is_said(bert, overrides, message):
+    def start():
+        config = config_of("albef", *OF_BERT, f"model.weights={bert.parent}", *overrides)
+        start_(build_model(config, build_tokenizer(config.data, None)), config)
+
+    with pytest.raises((ConfigError, WeightsError), match=message):
+        start()
+
+
+def test_weights_of_a_bert_are_in_the_key(bert, tmp_path):
+    script = ROOT / "geomm/train.py"
+    changed = shutil.copytree(bert, tmp_path / "weights" / "bert")
+    (changed / "config.json").write_text((changed / "config.json").read_text() + "\n")
+
+    def key(folder):
+        return run_key(script, config_of("albef", *OF_BERT, f"model.weights={folder.parent}"), "data")
+
+    assert key(bert) != key(changed)

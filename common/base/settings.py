@@ -240,6 +240,14 @@ class StartConfig:
     row: str = ""  # stem of its file in configs/; "" = none. It is trained first where it is missing
     part: Literal["towers", "all"] = "all"  # towers: with their projections and the temperature
     run: str = ""  # its folder, filled in by whoever finds or trains it
+    bert: str = ""  # instead of a row: a BERT, lower layers for the text tower, upper ones for a fusion transformer
+
+    def __post_init__(self) -> None:
+        if self.bert and (self.row or self.run):
+            raise ValueError(
+                f"start.bert = {self.bert} with start.row = {self.row or self.run}; accepted: one of them, the other "
+                "empty"
+            )
 
 
 @dataclass(frozen=True)
@@ -318,6 +326,9 @@ def located(config: Any) -> Any:
         return str(path) if name and path.exists() else name
 
     image, text = model.image, model.text
+    start = getattr(config, "start", None)
+    if start is not None:
+        config = replace(config, start=replace(start, bert=at(start.bert)))
     stem = image.stem
     if stem.name and (folder / stem.name).exists():
         stem = replace(stem, weights=stem.weights or str(folder / stem.name))

@@ -711,6 +711,33 @@ def load_bert_(
         _put(part, _in_our_names(state, entries, source, complete=False), entries, source, kept)
 
 
+def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
+    """A BERT for `load_bert_`, with the head of masked language modelling where the weights have one.
+
+    Args:
+        name: folder that transformers wrote, or a name on the hub.
+        key: setting that names it, for messages.
+    Raises:
+        WeightsError, ValueError: what is no BERT, or cannot be read or had.
+    """
+    told = find_file(name, ("config.json",), key)
+    kind = read_json_object(told).get("model_type")
+    if kind != "bert":
+        raise WeightsError(f"{key} = {name} is a {kind} of transformers; accepted: bert")
+    from transformers import BertForMaskedLM
+
+    folder = Path(name).expanduser()
+    options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
+    try:
+        model, info = BertForMaskedLM.from_pretrained(folder if folder.is_dir() else name, **options)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise WeightsError(f"{key} = {name} cannot be read by transformers: {str(error).splitlines()[0]}") from error
+    missing = {one for one in info["missing_keys"] if not _NOT_WEIGHTS.search(one)}
+    if any(not one.startswith("cls.") for one in missing):
+        raise WeightsError(f"{key} = {name} lacks {some(sorted(one for one in missing if not one.startswith('cls.')))}")
+    return model.bert if missing else model
+
+
 # ---------------------------------------------------------------- into the towers of a run
 
 

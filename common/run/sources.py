@@ -53,6 +53,8 @@ def initial_fingerprints(config: Any) -> dict[str, str]:
         found[key] = weights_fingerprint(stem.weights, key) if stem.weights else stem.name
     if hasattr(config, "start") and config.start.run:
         found["start.run"] = _fingerprint(config.start.run, "start.run")
+    if hasattr(config, "start") and config.start.bert:
+        found["start.bert"] = weights_fingerprint(config.start.bert, "start.bert")
     return found
 
 
