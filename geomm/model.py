@@ -46,8 +46,7 @@ def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
         vision_transformer(data, model, projected=False),
         bidirectional_text_transformer(data, model, tokenizer, projected=False, vocabulary_size=num_ids),
     )
-    if config.start.bert:
-        towers[1].final_norm = nn.Identity()  # BERT ends in the LayerNorm of its last layer
+    towers[1].final_norm = nn.Identity()  # ALBEF's text tower is BERT's, which ends in the LayerNorm of its last layer
     base = {"clip": QueueClip, "albef": Albef, "tcl": Tcl}[method.base]
     if base is QueueClip:
         encoders = ProjectedTowers(*towers, model.embedding_dim)

@@ -271,3 +271,22 @@ def test_weights_of_a_bert_are_in_the_key(bert, tmp_path):
         return run_key(script, config_of("albef", *OF_BERT, f"model.weights={folder.parent}"), "data")
 
     assert key(bert) != key(changed)
+
+
+@pytest.mark.parametrize("row", ["albef_geo", "tcl", "finetuned_crowded_albef"])
+def test_paper_scale_takes_deit_and_bert_whole_and_fine_tuning_what_comes_of_them(row):
+    """Sizes and kinds alone: on the meta device."""
+    config = config_of(row, scale="paper")
+    tokenizer = SimpleNamespace(vocabulary_size=30_522, mask_id=103, end_id=102, pad_id=0)
+    with torch.device("meta"):
+        model = build_model(config, tokenizer)
+    told = transformers.BertConfig()
+    text, fusion = model.encoders.text_tower, model.encoders.fusion
+    assert len(text.transformer.blocks) + len(fusion.transformer.blocks) == told.num_hidden_layers
+    assert text.token_embedding.weight.shape == (told.vocab_size, told.hidden_size)
+    assert {block.mlp_norm.eps for part in (text, fusion) for block in part.transformer.blocks} == {told.layer_norm_eps}
+    image = transformers.DeiTConfig()
+    tower = model.image_tower
+    assert (tower.width, len(tower.transformer.blocks)) == (image.hidden_size, image.num_hidden_layers)
+    assert tower.patch_embedding.bias is not None
+    assert (config.start.bert, config.start.row) == (("", "albef") if "finetuned" in row else ("bert-base-uncased", ""))
