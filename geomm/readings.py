@@ -46,6 +46,9 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
         for name, (config, _) in READINGS.items()
         if command.trains(config)
     }
+    jobs["start"] = [
+        Job(code, "towers.yaml", command.scale, seed, command.overrides, command.runs) for seed in command.seeds
+    ]
     runs = run_rows(jobs)
     if not is_main_process():
         return []
@@ -68,7 +71,8 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
         data=f"{first.training_data}; ranked on {stand_in_for(command, runs, 'test')}",
         protocol="test set by the cosine; log of the last step",
         settings={"rows": {name: config for name, (config, _) in READINGS.items()}},
-        rows={
+        rows={"start": "the trained towers themselves"}
+        | {
             f"{start}_{name}": f"{label}, {said}"
             for start, (said, _) in STARTS.items()
             for name, (_, label) in READINGS.items()
@@ -90,10 +94,10 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
 def _ranks(runs: dict[str, list[RowRun]], start: str) -> dict[str, list[tuple[float, list[float]]]]:
     """Course of the mean rank of the positive among the pool's keys, both directions, one value per seed."""
     found = {}
-    for name, (_, label) in READINGS.items():
+    for name in READINGS:
         logs = [_rank_by_step(run) for run in runs.get(f"{start}_{name}", [])]
         if logs:
-            found[label] = [(float(step), [log[step] for log in logs]) for step in logs[0]]
+            found[name] = [(float(step), [log[step] for log in logs]) for step in logs[0]]
     return found
 
 

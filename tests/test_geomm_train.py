@@ -23,7 +23,7 @@ from common.run.log import read_log
 from geomm.config import Config
 from geomm.evaluate import load_encoder, matching
 from geomm.model import build_model, start_
-from geomm.train import CODE, train
+from geomm.train import CODE, open_data, train
 
 FEW = ("optim.steps=2", "optim.warmup_steps=0", "data.num_train=64", "data.num_val=16", "data.num_test=16",
        "run.evaluate_every=0", "run.save_every=0")  # fmt: skip
@@ -193,6 +193,14 @@ def test_logits_of_pairs_are_those_of_their_own_pictures_and_captions(finetuned)
             tokens = model.encoders.text_tower.forward_tokens(ids), model.encoders.image_tower.forward_tokens(pixels)
             wanted = model.match(tokens[0], model.encoders.text_mask(ids), tokens[1])[0, 1]
         torch.testing.assert_close(logit, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_words_keep_the_ids_of_the_run_that_another_starts_from(finetuned, monkeypatch):
+    """Other captions would number them in another way, and every word embedding would stand for another word."""
+    config = config_of("finetuned_crowded_albef_geo", *FEW, f"start.run={finetuned.config.start.run}")
+    monkeypatch.setattr("common.run.inputs.build_tokenizer", lambda *_: pytest.fail("made anew"))
+    found = open_data(config, open_training_pairs(config.data, 0), None).tokenizer
+    assert found.fingerprint == encoder_of(finetuned)[1].tokenizer.fingerprint
 
 
 def test_larger_pictures_take_the_positions_of_smaller_ones_resampled(finetuned):
