@@ -520,14 +520,9 @@ def _read_transformers(name: str, told: Path, activation: Activation | None) -> 
         raise WeightsError(f"{name} is a {kind} of transformers; accepted: clip, vit, deit, bert")
     from transformers import AutoModel
 
-    folder = Path(name).expanduser()
-    options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
-    try:
-        model, info = AutoModel.from_pretrained(folder if folder.is_dir() else name, **options)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise WeightsError(f"{name} cannot be read by transformers: {str(error).strip().splitlines()[0]}") from error
-    missing = [one for one in sorted(info["missing_keys"]) if "pooler" not in one and not _NOT_WEIGHTS.search(one)]
-    if missing:  # transformers has drawn them at random
+    model, missing = _of_transformers(AutoModel, name)
+    missing = [one for one in missing if "pooler" not in one]
+    if missing:
         raise WeightsError(f"{name} lacks {some(missing)}")
     if kind == "clip":
         clip = clip_from_transformers(model)
@@ -726,16 +721,22 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
         raise WeightsError(f"{key} = {name} is a {kind} of transformers; accepted: bert")
     from transformers import BertForMaskedLM
 
+    model, missing = _of_transformers(BertForMaskedLM, name)
+    body = [one for one in missing if not one.startswith("cls.")]
+    if body:
+        raise WeightsError(f"{key} = {name} lacks {some(body)}")
+    return model.bert if missing else model
+
+
+def _of_transformers(kind: type, name: str) -> tuple[nn.Module, list[str]]:
+    """A model of transformers in float32, and the names of what its weights lack, which are drawn at random."""
     folder = Path(name).expanduser()
     options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
     try:
-        model, info = BertForMaskedLM.from_pretrained(folder if folder.is_dir() else name, **options)
+        model, info = kind.from_pretrained(folder if folder.is_dir() else name, **options)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise WeightsError(f"{key} = {name} cannot be read by transformers: {str(error).splitlines()[0]}") from error
-    missing = {one for one in info["missing_keys"] if not _NOT_WEIGHTS.search(one)}
-    if any(not one.startswith("cls.") for one in missing):
-        raise WeightsError(f"{key} = {name} lacks {some(sorted(one for one in missing if not one.startswith('cls.')))}")
-    return model.bert if missing else model
+        raise WeightsError(f"{name} cannot be read by transformers: {str(error).strip().splitlines()[0]}") from error
+    return model, [one for one in sorted(info["missing_keys"]) if not _NOT_WEIGHTS.search(one)]
 
 
 # ---------------------------------------------------------------- into the towers of a run
