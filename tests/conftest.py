@@ -25,7 +25,14 @@ TOGETHER = {
     "test_euclip_reproduce.py": "euclip",
 }
 # begun last, one of them would have to be waited for
-LONG = ("oblique", "euclip", "test_resume.py", "test_launch.py", "test_contrastive_basics_pretrain.py")
+LONG = (
+    "oblique",
+    "euclip",
+    "test_resume.py",
+    "test_geomm_reproduce.py",
+    "test_launch.py",
+    "test_contrastive_basics_pretrain.py",
+)
 
 
 def group_of(file: str) -> str:

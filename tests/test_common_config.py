@@ -180,7 +180,7 @@ def test_every_source_takes_what_the_table_says():
     values = dict.fromkeys(("val", "test", "second_test", "images", "image_column", "caption_column"), "x")
     numbers = "min_word_count", "max_words", "num_train", "num_val", "num_test", "gallery", "num_labelled"
     values |= dict.fromkeys(numbers, 9)
-    values |= {"stream_buffer": 9, "caption_noise": 0.9, "ambiguity": 0.9, "num_captions": 4}
+    values |= {"stream_buffer": 9, "caption_noise": 0.9, "ambiguity": 0.9, "num_captions": 4, "augmentation": "tcl"}
     assert set(TAKEN_BY) == set(values)
     for source in ("scenes", "shards", "karpathy", "tsv", "hugging_face"):
         taken = {name: value for name, value in values.items() if source in TAKEN_BY[name]}
@@ -305,3 +305,10 @@ def test_override_changes_a_copy():
     assert (config.run.seed, changed.run.seed) == (0, 5)
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.run.seed = 1
+
+
+def test_kept_features_take_no_augmentation():
+    stem = ["data.source=shards", "model.image.stem.name=resnet18", "model.patch_size=8", "data.augmentation=albef"]
+    with pytest.raises(ConfigError, match=r"data.augmentation = albef with features of a stem .*stem.cache_gb=0"):
+        load_config(Config, [], stem)
+    assert load_config(Config, [], [*stem, "model.image.stem.cache_gb=0"]).data.augmentation == "albef"

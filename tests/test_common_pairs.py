@@ -100,6 +100,20 @@ def test_two_views_of_a_picture_are_two_draws_and_the_first_is_that_of_one_view(
         assert not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("name", ["albef", "tcl"])
+def test_augmented_views_are_draws_of_their_own_behind_the_crop(name):
+    pairs = open_training_pairs(DataConfig(image_size=32), 0)
+    order, transform = order_of(pairs, 8, 5), image_transform(DataConfig(image_size=32))
+    view = TrainingView(pairs, order, transform, WordTokenizer.from_words(["a"]), 8, True, name)
+    batch, plain = view.__getitems__(list(range(40))), [transform.eval(pairs[int(i)]["image"]) for i in
+                                                        order.epochs_and_indices(np.arange(40))[1]]  # fmt: skip
+    assert torch.equal(view.__getitems__([7]).images[0], batch.images[7])
+    changed = [not torch.equal(one, other) for one, other in zip(batch.images, plain)]
+    assert 0.5 < np.mean(changed) <= 1
+    assert any(not torch.equal(one, other) for one, other in zip(batch.images, batch.second_views))
+    assert batch.images.dtype == torch.uint8
+
+
 def assert_same(ours, theirs):
     assert len(ours) == len(theirs) > 0
     for one, other in zip(ours, theirs):

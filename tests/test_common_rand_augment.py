@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from common.evaluation.rand_augment import CHANGES, change, rand_augment
+from common.data.rand_augment import ALBEF_CHANGES, CHANGES, albef_augment, change, rand_augment, tcl_augment
 
 FILL = (10, 200, 90)
 THEIR_NAMES = {
@@ -62,3 +62,29 @@ def test_a_quarter_of_the_pictures_stay_and_a_seed_repeats(picture):
         unchanged += np.array_equal(first, original)
     # neither change is made with probability 1/4; auto-contrast leaves this picture nearly as it is
     assert 0.18 < unchanged / 200 < 0.36
+
+
+def test_albefs_changes_are_those_of_its_code_at_magnitude_7():
+    """Read off a ramp: factors of brightness, pixels of a shift, degrees of a turn; the draws by their frequencies."""
+    ramp = Image.fromarray(np.tile(np.arange(64, dtype=np.uint8)[None, :, None], (64, 1, 3)) * 2)
+    strengths = dict(ALBEF_CHANGES)
+    brighter = np.asarray(change(ramp, "brightness", strengths["brightness"], 1, FILL))
+    np.testing.assert_allclose(brighter, np.minimum(255, np.asarray(ramp) * (7 / 10 * 1.8 + 0.1)), atol=1)
+    shifted = change(ramp, "translate_x", strengths["translate_x"] / (0.45 * 64), 1, FILL)
+    np.testing.assert_array_equal(np.asarray(shifted)[:, :57], np.asarray(ramp)[:, 7:])
+    turned = change(ramp, "rotate", strengths["rotate"], 1, FILL)
+    np.testing.assert_array_equal(turned, ramp.rotate(21, Image.Resampling.BICUBIC, fillcolor=FILL))
+    assert strengths["shear_x"] * 0.3 == pytest.approx(0.21)
+    found = [np.asarray(albef_augment(ramp, np.random.default_rng(seed))) for seed in range(400)]
+    same = np.mean([np.array_equal(each, np.asarray(ramp)) for each in found])
+    # not mirrored, and two draws, each left out or the identity; one or two of the ten change nothing of this ramp
+    assert 0.5 * 0.55**2 - 0.06 < same < 0.5 * 0.65**2 + 0.06
+    assert len({each.tobytes() for each in found}) > 25
+
+
+def test_tcls_views_change_colours_too(picture):
+    rng = np.random.default_rng
+    grey = [np.asarray(tcl_augment(picture, rng(seed))) for seed in range(200)]
+    share = np.mean([np.ptp(each, axis=2).max() == 0 for each in grey])
+    assert 0.12 < share < 0.28
+    assert np.array_equal(grey[3], np.asarray(tcl_augment(picture, rng(3))))

@@ -25,7 +25,7 @@ _PHOTOGRAPHS = ("shards", "karpathy", "tsv", "hugging_face")
 
 # fields of DataConfig that not every source takes -> the sources that do
 TAKEN_BY = {
-    **dict.fromkeys(("val", "test", "second_test", "min_word_count", "max_words"), _PHOTOGRAPHS),
+    **dict.fromkeys(("val", "test", "second_test", "min_word_count", "max_words", "augmentation"), _PHOTOGRAPHS),
     "images": ("karpathy", "tsv", "hugging_face"),
     "image_column": ("tsv", "hugging_face"),
     "caption_column": ("tsv", "hugging_face"),
@@ -118,6 +118,8 @@ class DataConfig:
     image_size: int = setting(48, at_least=8)  # pixels
     resize: Literal["squeeze", "crop"] = "crop"  # evaluation: squeeze to a square, or shortest side + centre crop
     crop_scale: tuple[float, float] | None = None  # training: share of the area of a random crop, null = as evaluation
+    # training, behind the crop: ALBEF's mirror images and RandAugment; TCL's colours, grey and blur before them
+    augmentation: Literal["none", "albef", "tcl"] = "none"
     tokenizer: Literal["words", "clip_bpe", "bert_wordpiece"] = "words"  # words: the training captions' own
     vocabulary: str = ""  # clip_bpe, bert_wordpiece: file, folder or hub name; "" = open_clip's file, bert-base-uncased
     context_length: int = setting(32, at_least=3)  # tokens, class and end token included
@@ -358,6 +360,11 @@ def check_patches(data: DataConfig, model: ModelConfig) -> None:
         raise ValueError(
             f"model.image.stem.views = {stem.views} with data.crop_scale = {data.crop_scale}; accepted: "
             "a crop_scale with a number of crops, no crop_scale with centre or mirror, or model.image.stem.cache_gb=0"
+        )
+    if model.image.has_cache and data.augmentation != "none":
+        raise ValueError(
+            f"data.augmentation = {data.augmentation} with features of a stem that are kept; accepted: none, or "
+            "model.image.stem.cache_gb=0"
         )
     patches = (data.image_size // model.patch_size) ** 2
     if round(patches * (1 - model.patch_dropout)) < 1:

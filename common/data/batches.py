@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from common.base.random_keys import derive_key
@@ -13,6 +14,7 @@ from common.data.broken import BrokenSample, TooManyBroken
 from common.data.decoding import number_of
 from common.data.order import BatchPositions, MixedOrder, SampleOrder, seed_of
 from common.data.pairs import Pairs
+from common.data.rand_augment import albef_augment, tcl_augment
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
 
@@ -52,6 +54,7 @@ class TrainingView(Dataset):
         tokenizer: words -> ids.
         context_length: tokens of a caption.
         two_views: of each picture, each with a seed of its own (TCL).
+        augmentation: "albef", "tcl" or "none", what comes behind the transform.
     """
 
     max_attempts = 20
@@ -64,9 +67,11 @@ class TrainingView(Dataset):
         tokenizer: Tokenizer,
         context_length: int,
         two_views: bool = False,
+        augmentation: str = "none",
     ) -> None:
         self.pairs, self.order, self.transform = pairs, order, transform
         self.tokenizer, self.context_length, self.two_views = tokenizer, context_length, two_views
+        self.augment = {"none": None, "albef": albef_augment, "tcl": tcl_augment}[augmentation]
 
     def __len__(self) -> int:
         return self.order.samples_per_epoch
@@ -77,9 +82,9 @@ class TrainingView(Dataset):
         for position, index in zip(positions, indices):
             sample_seed = seed_of(self.order.seed, position)
             sample = self._read(int(index), sample_seed, broken)
-            images.append(self.transform.train(sample["image"], sample_seed))
+            images.append(self._view(sample["image"], sample_seed))
             if self.two_views:
-                second.append(self.transform.train(sample["image"], derive_key("second view", sample_seed)))
+                second.append(self._view(sample["image"], derive_key("second view", sample_seed)))
             captions.append(sample["captions"][seed_of(sample_seed, 1) % len(sample["captions"])])
             image_ids.append(sample["image_id"])
             image_index.append(number_of(sample["image_id"]))
@@ -87,6 +92,14 @@ class TrainingView(Dataset):
         batch = Batch(torch.stack(images), token_ids, image_ids, torch.tensor(image_index), broken)
         batch.second_views = torch.stack(second) if second else None
         return batch
+
+    def _view(self, image: Any, seed: int) -> torch.Tensor:
+        pixels = self.transform.train(image, seed)
+        if self.augment is None:
+            return pixels
+        rng = np.random.default_rng(derive_key("augmentation", seed))
+        picture = self.augment(Image.fromarray(pixels.permute(1, 2, 0).numpy()), rng)
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
     def _read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
         for attempt in range(self.max_attempts):

@@ -92,6 +92,11 @@ def random_view(image: Image.Image | np.ndarray, recipe: ViewRecipe, size: int, 
     view = F.resized_crop(image, *box, [size, size], resampling)
     if rng.random() < 0.5:
         view = ImageOps.mirror(view)
+    return F.pil_to_tensor(colour_changes(view, recipe, rng))
+
+
+def colour_changes(view: Image.Image, recipe: ViewRecipe, rng: np.random.Generator) -> Image.Image:
+    """What a recipe does behind crop and mirror: jitter, grey, blur, solarise."""
     if recipe.grey_first and rng.random() < recipe.grey_probability:
         view = F.rgb_to_grayscale(view, 3)
     if rng.random() < recipe.jitter_probability:
@@ -102,7 +107,7 @@ def random_view(image: Image.Image | np.ndarray, recipe: ViewRecipe, size: int, 
         view = view.filter(ImageFilter.GaussianBlur(rng.uniform(*BLUR_SIGMA)))
     if rng.random() < recipe.solarise_probability:
         view = ImageOps.solarize(view)  # inverts values from 128 on
-    return F.pil_to_tensor(view)
+    return view
 
 
 def colour_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.random.Generator) -> Image.Image:

@@ -25,12 +25,12 @@ from torch.utils.data import DataLoader, Dataset
 from common.data.broken import BrokenSample
 from common.data.order import permuted, seed_of
 from common.data.pairs import lost_at_open
+from common.data.rand_augment import rand_augment
 from common.data.transforms import ImageTransform
 from common.evaluation.accuracy import classification_evaluation
 from common.evaluation.embed import evaluation_mode
 from common.evaluation.knn import labelled_features
 from common.evaluation.protocol import Evaluation
-from common.evaluation.rand_augment import rand_augment
 from common.geometry import unit
 
 Batches = Callable[[int], Iterable[tuple[torch.Tensor, torch.Tensor]]]

@@ -196,7 +196,7 @@ def open_training_data(
     return TrainingData(
         pairs=pairs,
         order=order,
-        view=TrainingView(pairs, order, transform, tokenizer, data.context_length, two_views),
+        view=TrainingView(pairs, order, transform, tokenizer, data.context_length, two_views, data.augmentation),
         tokenizer=tokenizer,
         transform=transform,
         validation_pairs=open_validation_pairs(data) if run.evaluate_every else None,

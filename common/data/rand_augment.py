@@ -1,7 +1,9 @@
-"""RandAugment as the code "rand-m9-mstd0.5-inc1" means it in timm: two of fifteen changes, each made every other time.
+"""RandAugment, as timm's code "rand-m9-mstd0.5-inc1" means it, and as ALBEF's code has it.
 
-The oblique paper's linear probe names this code. torchvision's RandAugment is another
-method: it counts the magnitude on 31 bins, so that 9 there is a third of the strength, and always makes both changes.
+timm's: two of fifteen changes, each made every other time; the oblique paper's linear probe names it. torchvision's
+RandAugment is another method: it counts the magnitude on 31 bins, so that 9 there is a third of the strength, and
+always makes both changes.
+ALBEF's: two of ten, none of which touches a colour's name, each made every other time, at magnitude 7 of 10.
 """
 
 from collections.abc import Callable
@@ -30,6 +32,34 @@ def rand_augment(image: Image.Image, rng: np.random.Generator, fill: Fill = (128
             magnitude = float(np.clip(rng.normal(MAGNITUDE, MAGNITUDE_STD), 0.0, MAGNITUDE_MAX))
             image = change(image, name, magnitude / MAGNITUDE_MAX, 1 if rng.random() < 0.5 else -1, fill)
     return image
+
+
+def albef_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """A mirror image every other time, then two of ALBEF's ten changes, drawn with replacement (ALBEF's code).
+
+    Args:
+        image: RGB, of the training size.
+        rng: advanced by the draws.
+    Returns:
+        RGB image of the same size.
+    """
+    if rng.random() < 0.5:
+        image = ImageOps.mirror(image)
+    for _ in range(NUM_CHANGES):
+        name, strength = ALBEF_CHANGES[int(rng.integers(len(ALBEF_CHANGES)))]
+        if rng.random() < PROBABILITY and name != "identity":
+            sign = 1 if name in _ENHANCERS or rng.random() < 0.5 else -1
+            if name.startswith("translate"):  # so many pixels, whatever the size
+                strength /= 0.45 * (image.width if name == "translate_x" else image.height)
+            image = change(image, name, strength, sign, (128, 128, 128))
+    return image
+
+
+def tcl_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Colours, grey and blur as in MoCo v2, then `albef_augment` (TCL's code); arguments as there."""
+    from common.data.views import RECIPES, colour_changes  # imports torchvision, which ALBEF's needs not
+
+    return albef_augment(colour_changes(image, RECIPES["moco_v2"], rng), rng)
 
 
 def change(image: Image.Image, name: str, strength: float, sign: int, fill: Fill) -> Image.Image:
@@ -80,6 +110,18 @@ _ENHANCERS = {
     "brightness": ImageEnhance.Brightness,
     "sharpness": ImageEnhance.Sharpness,
 }
+ALBEF_CHANGES = (  # with their strengths in `change` at magnitude 7; of the last two in pixels
+    ("identity", 0.0),
+    ("auto_contrast", 0.0),
+    ("equalize", 0.0),
+    ("brightness", 0.4),
+    ("sharpness", 0.4),
+    ("rotate", 0.7),
+    ("shear_x", 0.7),
+    ("shear_y", 0.7),
+    ("translate_x", 7.0),
+    ("translate_y", 7.0),
+)
 CHANGES = (
     *_WITHOUT_STRENGTH,
     "rotate",
