@@ -148,3 +148,9 @@ def leave_process_group() -> None:
     if dist.is_available() and dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+
+
+def wait_for_device(device: torch.device) -> None:
+    """Until an accelerator has done what it was given; a CPU has."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

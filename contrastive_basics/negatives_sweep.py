@@ -17,8 +17,8 @@ from common.report.experiments import Experiment, write_experiment
 from common.report.figures import Curves, plot_curves
 from common.report.table import MEASURED, Column, Row, Table
 from common.reproduce.command import Command
-from common.reproduce.rows import PaperCode, RowRun
-from common.reproduce.side_by_side import Job, run_rows
+from common.reproduce.rows import Job, PaperCode, RowRun
+from common.reproduce.side_by_side import run_rows
 from common.reproduce.tables import measured_cell, stand_in_for, table_of
 
 METRICS = {

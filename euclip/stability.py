@@ -13,8 +13,8 @@ from common.distributed import is_main_process
 from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
-from common.reproduce.rows import PaperCode, RowRun, run_row
-from common.reproduce.side_by_side import Job, train_side_by_side
+from common.reproduce.rows import Job, PaperCode, RowRun, run_row
+from common.reproduce.side_by_side import train_side_by_side
 from common.run.guards import NonFiniteLoss
 from common.run.log import read_log
 
@@ -95,7 +95,7 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
 def _outcome(job: Job) -> tuple[dict[str, float], RowRun | None]:
     """What became of one run; of one that met NaN or infinity, now or in an earlier call, only that."""
     try:
-        run = run_row(*job)
+        run = run_row(job)
     except NonFiniteLoss as error:
         if is_main_process():
             print(error)

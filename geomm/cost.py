@@ -10,8 +10,11 @@ from types import SimpleNamespace
 
 import torch
 
+from common.distributed import wait_for_device
 from common.geometry import unit
 from common.methods.albef import Albef, mask_words, replaceable_words
+from common.report.table import Measured, measured_over_seeds
+from common.reproduce.command import Command
 from common.run.evaluation import this_device
 from common.run.folder import precision_of
 from common.run.schedule import build_optimizer
@@ -21,6 +24,8 @@ from geomm.pool import GeodesicPool
 
 NUM_WORDS = {"bert_wordpiece": 30_522, "clip_bpe": 49_408}  # other vocabularies have some hundred
 PAD, CLS, END = 0, 2, 3
+RANDOM = "random weights, pictures and words"
+TIMED_STEPS = {"smoke": 1}  # of each model; at other scales 5
 
 
 class Steps:
@@ -39,7 +44,7 @@ class Steps:
         self.config, self.device = config, device
         self.model = build_model(config, tokenizer).to(device).train()
         self.optimizer = build_optimizer(self.model, config.optim)
-        self.images = torch.randn(batch, 3, data.image_size, data.image_size, device=device)
+        self.images = torch.randn(batch, *self.model.image_tower.picture_shape, device=device)
         lengths = torch.randint(6, data.context_length + 1, (batch, 1))
         places = torch.arange(data.context_length)
         ids = torch.randint(4, tokenizer.vocabulary_size, (batch, data.context_length))
@@ -77,16 +82,11 @@ class Steps:
         model.insert(losses.image_keys, losses.text_keys)
 
     def _timed(self, work) -> float:
-        _wait(self.device)
+        wait_for_device(self.device)
         start = time.perf_counter()
         work()
-        _wait(self.device)
+        wait_for_device(self.device)
         return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def seconds_of_100_steps(configs: Mapping[str, Config], rounds: int, seed: int) -> dict[str, float]:
@@ -125,3 +125,28 @@ def peak_gigabytes(config: Config, seed: int) -> float | None:
         model.rebuild()
         model()
     return torch.cuda.max_memory_allocated(device) / 1e9
+
+
+def costs(command: Command, configs: dict[str, Config], memory: bool = True) -> dict[str, dict[str, Measured]]:
+    """Cells of time and, on a GPU, of memory by method; seeds are repetitions.
+
+    Args:
+        command: scale and seeds.
+        configs: of the models, by method.
+        memory: measure it, too.
+    """
+    rounds = TIMED_STEPS.get(command.scale, 5)
+    times = [seconds_of_100_steps(configs, rounds, seed) for seed in command.seeds]
+    cells = {}
+    for method, config in configs.items():
+        found = {"seconds": [each[method] for each in times]}
+        if memory:
+            found["memory"] = [peak_gigabytes(config, seed) for seed in command.seeds]
+        cells[method] = {
+            key: measured_over_seeds(
+                values, command.seeds, scale=command.scale, data=RANDOM, protocol=f"median of {rounds} steps, in turns"
+            )
+            for key, values in found.items()
+            if None not in values
+        }
+    return cells

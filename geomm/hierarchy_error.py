@@ -29,7 +29,8 @@ from geomm.hierarchy import build_graph
 ROW = "clip.yaml"
 NUM_QUERIES, SAMPLE_NEIGHBORS = 200, 8
 KEYS_PER_CENTER = (256, 64, 16)  # the paper has 256
-LAYERS, NEIGHBORS, ATTACH = (1, 2, 3), (4, 8, 16), ("nearest", "knn", "knn_local")
+MIDDLE = {"layers": 2, "num_neighbors": 8, "attach": "knn"}  # with the middle number of clusters
+VARIED = {"layers": (1, 3), "num_neighbors": (4, 16), "attach": ("nearest", "knn_local")}
 COLUMNS = {
     "rank_correlation": ("rank correlation with exact geodesics", "Spearman's rho", "higher"),
     "relative_error": ("median relative error", "percent", "lower"),
@@ -60,15 +61,13 @@ def deviation(found: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
 
 
 def ways_of(num_rows: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Key -> label and settings of each graph: one size varied at a time, around two layers, the middle K, 8."""
-    clusters = [max(8, num_rows // keys) for keys in KEYS_PER_CENTER]
-    default = {"clusters": clusters[1], "layers": 2, "num_neighbors": 8, "attach": "knn"}
-    varied = [{}, *({"clusters": each} for each in (clusters[0], clusters[2])), *({"layers": each} for each in (1, 3))]
-    varied += [{"layers": 1, "clusters": each} for each in (clusters[0], clusters[2])]
-    varied += [{"num_neighbors": each} for each in (4, 16)] + [{"attach": each} for each in ("nearest", "knn_local")]
+    """Key -> label and settings of each graph: sizes varied one by one around MIDDLE, clusters with one layer, too."""
+    few, middle, many = (max(8, num_rows // keys) for keys in KEYS_PER_CENTER)
+    varied = [{}, *({"layers": layers, "clusters": each} for layers in (2, 1) for each in (few, many))]
+    varied += [{name: each} for name, values in VARIED.items() for each in values]
     found = {}
     for each in varied:
-        way = default | each
+        way = {"clusters": middle} | MIDDLE | each
         branching = branching_of(way["clusters"], way["layers"])
         label = f"{' x '.join(map(str, branching))} centres, {way['num_neighbors']} neighbours, {way['attach']}"
         key = f"k{'x'.join(map(str, branching))}_n{way['num_neighbors']}_{way['attach']}"
@@ -116,9 +115,9 @@ def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
         f"{layers} layer{'s' if layers > 1 else ''}": [
             (float(way["clusters"]), values[key, "rank_correlation"])
             for key, (_, way) in sorted(ways.items(), key=lambda item: item[1][1]["clusters"])
-            if way["layers"] == layers and way["num_neighbors"] == 8 and way["attach"] == "knn"
+            if way == way | MIDDLE | {"layers": layers}
         ]
-        for layers in LAYERS
+        for layers in sorted({way["layers"] for _, way in ways.values()})
     }
     sizes = [point[0] for point in by_layers["1 layer"]]
     by_layers["plain angle"] = [(size, values["angle", "rank_correlation"]) for size in sizes]

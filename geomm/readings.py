@@ -9,8 +9,8 @@ from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
-from common.reproduce.rows import PaperCode, RowRun
-from common.reproduce.side_by_side import Job, run_rows
+from common.reproduce.rows import Job, PaperCode, RowRun
+from common.reproduce.side_by_side import run_rows
 from common.reproduce.tables import stand_in_for
 from common.run.log import read_log
 

@@ -16,19 +16,17 @@ if not __package__:
 from common.base.config import load_row
 from common.base.provenance import hardware
 from common.distributed import is_main_process
-from common.report.table import Column, Measured, Table, measured_over_seeds
+from common.report.table import Column, Measured, Table
 from common.reproduce.command import Command, reproduce_main
 from common.reproduce.tables import note_of, printed_rows, table_of, trained_table
 from common.run.launch import run_or_explain
 from geomm.ablations import settings_of
 from geomm.config import Config
-from geomm.cost import peak_gigabytes, seconds_of_100_steps
+from geomm.cost import RANDOM, costs
 from geomm.hierarchy_error import hierarchy_error
 from geomm.lookalikes import lookalikes
 from geomm.readings import readings
 from geomm.train import CODE
-
-TIMED_STEPS = {"smoke": 1}  # of each model in Table 6; at other scales 5
 
 
 def table1(command: Command) -> list[Table]:
@@ -52,7 +50,7 @@ def table6(command: Command) -> list[Table]:
         return []
     source = CODE.printed("table6")
     files = {row["method"]: row["config"] for row in source["rows"] if command.trains(row["config"])}
-    cells = _costs(command, {method: _config(command, file) for method, file in files.items()})
+    cells = costs(command, {method: _config(command, file) for method, file in files.items()})
     rows = printed_rows(source, {method: (cells[method], _note(command, file)) for method, file in files.items()})
     columns = [Column(each["key"], each["label"], each["unit"], None, each["better"]) for each in source["columns"]]
     return [table_of(command, CODE.name, "table6", columns, rows, {}, data=RANDOM, hardware=hardware())]
@@ -65,35 +63,13 @@ def table7(command: Command, letter: str) -> list[Table]:
     row = source["rows"][0]["config"]
     settings, more = settings_of(table_id, _config(command, row).method), {}
     if letter == "a" and command.trains(row) and is_main_process():
-        more = _costs(command, {method: _config(command, row, each) for method, each in settings.items()}, memory=False)
+        more = costs(command, {method: _config(command, row, each) for method, each in settings.items()}, memory=False)
     return [_trained(command, table_id, settings, more)]
 
 
 def table9(command: Command) -> list[Table]:
     """Table 9: beside the oblique manifold's distance."""
     return [_trained(command, "table9")]
-
-
-RANDOM = "random weights, pictures and words"
-
-
-def _costs(command: Command, configs: dict[str, Config], memory: bool = True) -> dict[str, dict[str, Measured]]:
-    """Cells of time and, on a GPU, of memory by method; seeds are repetitions."""
-    rounds = TIMED_STEPS.get(command.scale, 5)
-    times = [seconds_of_100_steps(configs, rounds, seed) for seed in command.seeds]
-    cells = {}
-    for method, config in configs.items():
-        found = {"seconds": [each[method] for each in times]}
-        if memory:
-            found["memory"] = [peak_gigabytes(config, seed) for seed in command.seeds]
-        cells[method] = {
-            key: measured_over_seeds(
-                values, command.seeds, scale=command.scale, data=RANDOM, protocol=f"median of {rounds} steps, in turns"
-            )
-            for key, values in found.items()
-            if None not in values
-        }
-    return cells
 
 
 def _trained(

@@ -16,7 +16,7 @@ from torch import nn
 from common.base.config import ConfigError, load_row
 from common.data.scenes import scene_words
 from common.data.tokenizer import WordTokenizer
-from common.distributed import is_main_process
+from common.distributed import is_main_process, wait_for_device
 from common.encoders.two_towers import TwoTowers
 from common.info_nce import symmetric_info_nce
 from common.report.table import Table
@@ -84,7 +84,7 @@ def counted(config: Config, tokenizer: Any) -> dict[str, float]:
     """
     with torch.device("meta"):
         model = build_model(config, tokenizer)
-        images = torch.empty(1, *_picture_shape(model, config))
+        images = torch.empty(1, *model.image_tower.picture_shape)
         token_ids = torch.zeros(1, config.data.context_length, dtype=torch.long)
     vision, text = forward_flops(model.image_tower, images), forward_flops(model.text_tower, token_ids)
     weights = list(model.parameters())
@@ -104,27 +104,16 @@ def counted(config: Config, tokenizer: Any) -> dict[str, float]:
     }
 
 
-def _picture_shape(model: TwoTowers, config: Config) -> tuple[int, int, int]:
-    """What a training step takes for a picture: pixels, or the features of a stem that is held still, computed once."""
-    stem, size = model.image_tower.stem, config.data.image_size
-    return (3, size, size) if stem is None or stem.trainable else (stem.channels, stem.grid, stem.grid)
-
-
 def step_seconds(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor) -> float:
     """Wall-clock seconds of a forward and backward pass with the loss, of this process alone; the device is idle."""
-    _wait(images.device)
+    wait_for_device(images.device)
     start = time.perf_counter()
     image_embeddings, text_embeddings, logit_scale = model(images, token_ids)
     symmetric_info_nce(logit_scale * model.geometry.similarity(image_embeddings, text_embeddings)).backward()
-    _wait(images.device)
+    wait_for_device(images.device)
     seconds = time.perf_counter() - start
     model.zero_grad(set_to_none=True)
     return seconds
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def time_ratios(configs: Sequence[Config], tokenizer: Any, batch: int, rounds: int, seed: int) -> list[float]:
@@ -144,7 +133,7 @@ def time_ratios(configs: Sequence[Config], tokenizer: Any, batch: int, rounds: i
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         models = [build_model(config, tokenizer).to(device).train() for config in configs]
-        images = torch.randn(batch, *_picture_shape(models[0], configs[0])).to(device)
+        images = torch.randn(batch, *models[0].image_tower.picture_shape).to(device)
         length = configs[0].data.context_length
         token_ids = torch.randint(4, tokenizer.vocabulary_size, (batch, length)).to(device)
     found = [[step_seconds(model, images, token_ids) for model in models] for _ in range(rounds + 1)][1:]

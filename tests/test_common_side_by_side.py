@@ -17,8 +17,8 @@ from processes import FORKS
 from common.base.config import ConfigError
 from common.base.signals import Stopped, stop_signals
 from common.reproduce import side_by_side
-from common.reproduce.rows import PaperCode, is_missing, run_row
-from common.reproduce.side_by_side import Job, at_once, run_rows, train_side_by_side
+from common.reproduce.rows import Job, PaperCode, is_missing, run_row
+from common.reproduce.side_by_side import at_once, run_rows, train_side_by_side
 from common.run.checkpoint import saved_step
 from common.run.guards import NonFiniteLoss
 from oblique_topology.config import Config
@@ -60,12 +60,12 @@ def test_side_by_side_is_one_after_the_other_to_the_last_bit(tmp_path, capsys):
         "table2_clip, seed 0", "table2_multi, seed 0"
     ]  # fmt: skip
     for run, job in zip(both, jobs_in(tmp_path / "alone")):
-        alone = run_row(*job)
+        alone = run_row(job)
         assert (run.evaluations, run.hits, run.hardware) == (alone.evaluations, alone.hits, alone.hardware)
         assert run.files.folder.relative_to(tmp_path / "both") == alone.files.folder.relative_to(tmp_path / "alone")
         name = "checkpoints/step-00000002/model.safetensors"
         assert (run.files.folder / name).read_bytes() == (alone.files.folder / name).read_bytes()
-    assert not any(is_missing(*job) for job in jobs_in(tmp_path / "both"))
+    assert not any(is_missing(job) for job in jobs_in(tmp_path / "both"))
 
 
 def once(condition, *actions):
@@ -148,7 +148,7 @@ def refuses(*arguments):
 @pytest.mark.parametrize("train", [diverges, refuses])
 def test_what_a_run_fails_with_is_what_it_says_alone(tmp_path, capsys, train):
     said = []
-    for folder, run in (("alone", lambda jobs: run_row(*jobs[0])), ("both", lambda jobs: run_rows({"both": jobs}))):
+    for folder, run in (("alone", lambda jobs: run_row(jobs[0])), ("both", lambda jobs: run_rows({"both": jobs}))):
         with pytest.raises((NonFiniteLoss, ConfigError)) as error:
             run(jobs_in(tmp_path / folder, train=train))
         said.append((error.type, str(error.value)))

@@ -16,7 +16,7 @@ from common.data.text import build_tokenizer
 from common.encoders.vision import interpolate_positions
 from common.encoders.weights import WeightsError
 from common.evaluation.embed import CaptionRule, embed_pairs
-from common.reproduce.rows import run_row
+from common.reproduce.rows import Job, run_row
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles, run_key
 from common.run.log import read_log
@@ -42,7 +42,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finetuned(runs):
     """The third of three runs that start from one another."""
-    return run_row(CODE, "finetuned_albef_geo.yaml", "smoke", 0, FEW, runs)
+    return run_row(Job(CODE, "finetuned_albef_geo.yaml", "smoke", 0, FEW, runs))
 
 
 def encoder_of(run):
@@ -52,7 +52,8 @@ def encoder_of(run):
 def test_a_row_trains_what_it_starts_from_and_finds_it_again(finetuned, runs, capsys):
     parents = {path.parent.name.rpartition("-smoke-")[0]: path for path in runs.glob("geomm/*/seed0")}
     assert parents.keys() == {"towers", "albef_geo", "finetuned_albef_geo"}
-    assert run_row(CODE, "finetuned_albef_geo.yaml", "smoke", 0, FEW, runs).files.folder == finetuned.files.folder
+    again = run_row(Job(CODE, "finetuned_albef_geo.yaml", "smoke", 0, FEW, runs))
+    assert again.files.folder == finetuned.files.folder
     assert capsys.readouterr().out.count("found in") == 3
     told = next(line for line in read_log(finetuned.files.log) if line["event"] == "start")
     assert told["filled"] > 40
@@ -63,7 +64,7 @@ def test_a_row_trains_what_it_starts_from_and_finds_it_again(finetuned, runs, ca
 
 def test_weights_of_the_run_that_it_starts_from_are_in_the_key(finetuned, runs, tmp_path):
     script, start = ROOT / "geomm/train.py", finetuned.config.start.run
-    other = run_row(CODE, "albef_geo.yaml", "smoke", 1, FEW, runs).files.folder
+    other = run_row(Job(CODE, "albef_geo.yaml", "smoke", 1, FEW, runs)).files.folder
 
     def key(folder):
         return run_key(script, config_of("finetuned_albef_geo", *FEW, f"start.run={folder}"), "data")
@@ -99,7 +100,7 @@ def test_a_run_of_other_sizes_is_refused(finetuned):
     with pytest.raises(ConfigError, match=r"does not fit this row: encoders.fusion\..* for none"):
         start_(build_model(config, parent.tokenizer), config)
     with pytest.raises(ConfigError, match=r"start.row = tower; accepted: another row of geomm: albef, "):
-        run_row(CODE, "clip_geo.yaml", "smoke", 0, [*FEW, "start.row=tower"], finetuned.files.folder)
+        run_row(Job(CODE, "clip_geo.yaml", "smoke", 0, (*FEW, "start.row=tower"), finetuned.files.folder))
 
 
 @pytest.mark.parametrize("row", ["albef_geo", "finetuned_albef_geo"])

@@ -20,7 +20,7 @@ from common.base.config import ConfigError
 from common.report.experiments import read_experiment
 from common.report.table import QUERIES_INTERVAL, from_json
 from common.reproduce.command import Command
-from common.reproduce.rows import run_row
+from common.reproduce.rows import Job, run_row
 from common.reproduce.tables import note_of, train_rows
 from common.run.folder import RunFiles, only_run_in
 from oblique_topology.reproduce import CODE, PARTS, _note, main
@@ -323,7 +323,7 @@ def test_a_second_call_trains_nothing_and_an_override_trains_another_run(output,
 
 
 def again(output, *more, row="table2_clip", seed=0):
-    return run_row(CODE, f"{row}.yaml", "smoke", seed, [*FEW, *more], output / "runs")
+    return run_row(Job(CODE, f"{row}.yaml", "smoke", seed, (*FEW, *more), output / "runs"))
 
 
 def test_other_test_data_and_a_lost_or_foreign_evaluation_are_evaluated_again_without_training(output, capsys):

@@ -83,6 +83,12 @@ class VisionTransformer(nn.Module):
         self.final_norm = nn.LayerNorm(width, eps=norm_eps) if final_layer_norm else nn.Identity()
         self.projection = None if projection_dim is None else nn.Parameter(scale * torch.randn(width, projection_dim))
 
+    @property
+    def picture_shape(self) -> tuple[int, int, int]:
+        """Of what a training step takes for a picture: pixels, or features of a locked stem, which are kept."""
+        stem, size = self.stem, self.image_size
+        return (3, size, size) if stem is None or stem.trainable else (stem.channels, stem.grid, stem.grid)
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """
         Args:

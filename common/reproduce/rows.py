@@ -7,11 +7,11 @@ stale result is never shown as current. If only the evaluation code has changed,
 import argparse
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.base.config import ConfigError, load_row, row_file
 from common.base.files import read_json, read_own_yaml, write_json
@@ -88,38 +88,79 @@ class RowRun:
     config: Any
 
 
-def run_row(
-    paper: PaperCode,
-    row: str,
-    scale: str,
-    seed: int,
-    overrides: Sequence[str],
-    runs: Path,
-    settings: Sequence[str] = (),
-) -> RowRun:
+class Job(NamedTuple):
+    """A run that is wanted.
+
+    paper: the folder's code.
+    row: file name in its configs/, or the path of a row of one's own.
+    scale: one of SCALES.
+    seed: replaces run.seed.
+    overrides: "section.key=value", of the row and of the one that it starts from.
+    runs: folder of all runs.
+    settings: likewise "section.key=value", of the row alone.
+    """
+
+    paper: PaperCode
+    row: str
+    scale: str
+    seed: int
+    overrides: tuple[str, ...]
+    runs: Path
+    settings: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What the run is called on the screen."""
+        return f"{Path(self.row).stem}, seed {self.seed}"
+
+    def config(self, *more: str) -> Any:
+        """The row's config; `more` as `settings`."""
+        paper, file = self.paper, self.paper.folder / "configs" / self.row
+        overrides = [*self.overrides, *self.settings, *more]
+        return load_row(paper.config_class, paper.folder, file, self.scale, overrides, paper.scale_files)
+
+    def parent(self) -> "Job | None":
+        """The run of another row that this one starts from; None where it names no row, or a run of one's own.
+
+        Raises:
+            ConfigError: a row that is not there, or one that starts from itself.
+        """
+        start = getattr(self.config(), "start", None)
+        if start is None or not start.row or start.run:
+            return None
+        file = self.paper.folder / "configs" / f"{start.row}.yaml"
+        if not file.is_file() or start.row == Path(self.row).stem:
+            rows = sorted(each.stem for each in file.parent.glob("*.yaml") if not each.stem.startswith("scale_"))
+            said = f"accepted: another row of {self.paper.name}: {', '.join(rows)}"
+            raise ConfigError(f"{self.row}: start.row = {start.row}; {said}")
+        return self._replace(row=file.name, settings=())
+
+    def opened(self) -> tuple[Any, Any, RunFiles]:
+        """Config, training set and files of the run.
+
+        The weights of the finished run that it starts from are in its key, so that no run outlives its parent.
+        """
+        parent = self.parent()
+        config = self.config(*([f"start.run={parent.opened()[2].folder}"] if parent else []), f"run.seed={self.seed}")
+        pairs = self.paper.open_training(config.data, self.seed)
+        script = Path(inspect.getsourcefile(self.paper.train))
+        return config, pairs, run_files(script, Path(self.row).stem, self.scale, config, pairs.fingerprint, self.runs)
+
+
+def run_row(job: Job) -> RowRun:
     """Trains a row at a scale unless the same run is there already; before it the row that it starts from.
 
-    Args:
-        paper: the folder's code.
-        row: file name in its configs/.
-        scale: one of SCALES.
-        seed: replaces run.seed.
-        overrides: "section.key=value", of the row and of the one that it starts from.
-        runs: folder of all runs.
-        settings: likewise, of the row alone.
     Returns:
         The finished run.
     Raises:
         NonFiniteLoss: if training diverged, now or in an earlier call; what it said stands in the run's diverged.json.
-        ConfigError: if the folder holds another run, or the log of a finished one is torn.
+        ConfigError: if the folder holds another run, or the log of a finished one is torn; as `Job.parent`.
     """
-    parent = parent_of(paper, row, scale, [*overrides, *settings])
-    if parent:  # its weights are in the key of this run, so that none outlives its parent
-        run_row(paper, parent, scale, seed, overrides, runs)
-    overrides = _with_start(paper, row, scale, seed, overrides, runs, settings)
-    config, pairs, files = _opened(paper, row, scale, seed, overrides, runs)
+    if parent := job.parent():
+        run_row(parent)
+    paper, label = job.paper, job.label
+    config, pairs, files = job.opened()
     accelerator = start_accelerator(config.run, files.folder)
-    label = label_of(row, seed)
 
     def state_for_all() -> str:
         return gather_objects(_state_of(paper, config, pairs.fingerprint, files))[0]  # the main process decides
@@ -148,77 +189,17 @@ def run_row(
     return read_run(files, config)
 
 
-def is_missing(
-    paper: PaperCode,
-    row: str,
-    scale: str,
-    seed: int,
-    overrides: Sequence[str],
-    runs: Path,
-    settings: Sequence[str] = (),
-) -> bool:
-    """Whether `run_row` of the same arguments would train or evaluate.
+def is_missing(job: Job) -> bool:
+    """Whether `run_row` would train or evaluate.
 
     Raises:
-        ConfigError: if the folder holds another run, or the log of a finished one is torn.
+        ConfigError: as `run_row`.
     """
-    parent = parent_of(paper, row, scale, [*overrides, *settings])
-    if parent and is_missing(paper, parent, scale, seed, overrides, runs):
+    parent = job.parent()
+    if parent and is_missing(parent):
         return True
-    overrides = _with_start(paper, row, scale, seed, overrides, runs, settings)
-    config, pairs, files = _opened(paper, row, scale, seed, overrides, runs)
-    return _state_of(paper, config, pairs.fingerprint, files) in ("unfinished", "trained")
-
-
-def parent_of(paper: PaperCode, row: str, scale: str, overrides: Sequence[str]) -> str:
-    """File of the row that a row starts from, "" = none, or a run that the overrides name; arguments as in `run_row`.
-
-    Raises:
-        ConfigError: a row that is not there, or one that starts from itself.
-    """
-    config = _config(paper, row, scale, overrides)
-    start = getattr(config, "start", None)
-    if start is None or not start.row or start.run:
-        return ""
-    file = paper.folder / "configs" / f"{start.row}.yaml"
-    if not file.is_file() or start.row == Path(row).stem:
-        there = ", ".join(
-            sorted(each.stem for each in file.parent.glob("*.yaml") if not each.stem.startswith("scale_"))
-        )
-        raise ConfigError(f"{row}: start.row = {start.row}; accepted: another row of {paper.name}: {there}")
-    return file.name
-
-
-def label_of(row: str, seed: int) -> str:
-    """What a run of a row is called on the screen."""
-    return f"{Path(row).stem}, seed {seed}"
-
-
-def _opened(
-    paper: PaperCode, row: str, scale: str, seed: int, overrides: Sequence[str], runs: Path
-) -> tuple[Any, Any, RunFiles]:
-    """Config, training set and files of a run; arguments as in `run_row`."""
-    config = _config(paper, row, scale, [*overrides, f"run.seed={seed}"])
-    pairs = paper.open_training(config.data, seed)
-    script = Path(inspect.getsourcefile(paper.train))
-    return config, pairs, run_files(script, Path(row).stem, scale, config, pairs.fingerprint, runs)
-
-
-def _with_start(
-    paper: PaperCode,
-    row: str,
-    scale: str,
-    seed: int,
-    overrides: Sequence[str],
-    runs: Path,
-    settings: Sequence[str] = (),
-) -> Sequence[str]:
-    """All that is set of a row, with the folder of the finished run that it starts from; arguments as in `run_row`."""
-    parent = parent_of(paper, row, scale, [*overrides, *settings])
-    if not parent:
-        return [*overrides, *settings]
-    _, _, files = _opened(paper, parent, scale, seed, _with_start(paper, parent, scale, seed, overrides, runs), runs)
-    return [*overrides, *settings, f"start.run={files.folder}"]
+    config, pairs, files = job.opened()
+    return _state_of(job.paper, config, pairs.fingerprint, files) in ("unfinished", "trained")
 
 
 def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any:
@@ -228,17 +209,12 @@ def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any
         paper: the folder's code.
         config, arguments: of `entry_arguments`.
     """
-    row, overrides = str(row_file(paper.folder, arguments.config).resolve()), arguments.overrides
-    parent = parent_of(paper, row, arguments.scale, overrides)
+    row, runs = str(row_file(paper.folder, arguments.config).resolve()), ROOT / "outputs" / "runs"
+    parent = Job(paper, row, arguments.scale, config.run.seed, tuple(arguments.overrides), runs).parent()
     if not parent:
         return config
-    run = run_row(paper, parent, arguments.scale, config.run.seed, overrides, ROOT / "outputs" / "runs")
-    return dataclasses.replace(config, start=dataclasses.replace(config.start, run=str(run.files.folder)))
-
-
-def _config(paper: PaperCode, row: str, scale: str, overrides: Sequence[str]) -> Any:
-    file = paper.folder / "configs" / row
-    return load_row(paper.config_class, paper.folder, file, scale, list(overrides), paper.scale_files)
+    start = dataclasses.replace(config.start, run=str(run_row(parent).files.folder))
+    return dataclasses.replace(config, start=start)
 
 
 def read_run(files: RunFiles, config: Any) -> RowRun:

@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import torch
@@ -26,7 +25,7 @@ from tqdm import tqdm
 
 from common.base.signals import Stopped, stop_signals
 from common.distributed import world_size
-from common.reproduce.rows import PaperCode, RowRun, is_missing, label_of, parent_of, run_row
+from common.reproduce.rows import Job, RowRun, is_missing, run_row
 from common.run.guards import NonFiniteLoss
 
 MEMORY = 2 * 2**30  # bytes free for each run; one at demo scale takes 1.4 GB
@@ -36,18 +35,6 @@ PROCESSES = multiprocessing.get_context("spawn")  # one forked after torch has u
 # a terminal and a scheduler send them to all processes; the first one says what they mean
 OF_FIRST_PROCESS = {getattr(signal, name) for name in ("SIGINT", "SIGHUP", "SIGUSR1") if hasattr(signal, name)}
 AT_ONCE = getattr(signal, "SIGUSR2", None)  # from the first process: end without saving
-
-
-class Job(NamedTuple):
-    """Arguments of `run_row`."""
-
-    paper: PaperCode
-    row: str
-    scale: str
-    seed: int
-    overrides: tuple[str, ...]
-    runs: Path
-    settings: tuple[str, ...] = ()
 
 
 def run_rows(jobs: Mapping[str, Sequence[Job]]) -> dict[str, list[RowRun]]:
@@ -61,7 +48,7 @@ def run_rows(jobs: Mapping[str, Sequence[Job]]) -> dict[str, list[RowRun]]:
     def run(job: Job) -> RowRun:
         if job in diverged:
             raise NonFiniteLoss(diverged[job])
-        return run_row(*job)
+        return run_row(job)
 
     return {name: [run(job) for job in each] for name, each in jobs.items()}
 
@@ -78,11 +65,10 @@ def train_side_by_side(jobs: Sequence[Job]) -> dict[Job, str]:
     """
     if len(jobs) < 2 or at_once() < 2:
         return {}
-    parents = {job: parent_of(job.paper, job.row, job.scale, [*job.overrides, *job.settings]) for job in jobs}
-    first = list(dict.fromkeys(job._replace(row=parent, settings=()) for job, parent in parents.items() if parent))
+    first = list(dict.fromkeys(filter(None, (job.parent() for job in jobs))))
     if first:  # several runs may start from one
         run_rows({"": first})
-    missing = [job for job in jobs if job.scale != "smoke" and is_missing(*job)]  # smoke runs take seconds
+    missing = [job for job in jobs if job.scale != "smoke" and is_missing(job)]  # smoke runs take seconds
     count = min(len(missing), at_once())
     if count < 2:
         return {}
@@ -193,7 +179,7 @@ class _Trainer:
 
     def _hear(self, worker: "_Worker", what: str, text: str) -> None:
         """Takes in how a process ended, or what it has written."""
-        label = label_of(worker.job.row, worker.job.seed)
+        label = worker.job.label
         if what == "wrote":
             *lines, worker.unfinished = f"{worker.unfinished}{text}".split("\n")
             self.bars[worker.place].set_description_str(worker.unfinished.rpartition("\r")[2])
@@ -237,7 +223,7 @@ def _work(speaker: Connection, threads: int, job: Job) -> None:
             signal.signal(number, _end_at_once)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         threading.Thread(target=_end_with_first_process, daemon=True).start()
-        run_row(*job)
+        run_row(job)
     except Stopped as stopped:
         ended = "stopped", str(stopped)
     except KeyboardInterrupt as interrupted:

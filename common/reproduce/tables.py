@@ -16,8 +16,8 @@ from common.report.figures import plot_training
 from common.report.statistics import interval_of_hits
 from common.report.table import MEASURED, QUERIES_INTERVAL, Column, Measured, PerImage, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
-from common.reproduce.rows import PaperCode, RowRun, paper_tables
-from common.reproduce.side_by_side import Job, run_rows
+from common.reproduce.rows import Job, PaperCode, RowRun, paper_tables
+from common.reproduce.side_by_side import run_rows
 from common.run.folder import precision_of
 from common.run.log import read_log
 
