@@ -18,13 +18,10 @@ from common.logit_scale import check_bounds
 
 
 @dataclass(frozen=True)
-class MethodConfig:
-    """What is trained, and by which distance a query is compared with the pool of the other modality."""
+class DistanceConfig:
+    """By which distance a query is compared with a pool, and what that is like."""
 
-    # clip: the contrast alone; albef: matching and masked words, too; tcl: contrast within each modality, too
-    base: Literal["clip", "albef", "tcl"] = "clip"
-    distance: Literal["cosine", "geodesic", "oblique"] = "geodesic"
-    num_spheres: int = setting(2, at_least=1)  # of oblique, whose inner product is compared (the TMLR paper's)
+    distance: Literal["cosine", "geodesic"] = "geodesic"
     # how a query joins the graph: Eq. 3, its neighbours, these with a local block; _st: gradient of the cosine
     attach: Literal["nearest", "knn", "knn_local", "nearest_st", "knn_local_st"] = "knn_local_st"
     local: Literal["nearest", "attached"] = "nearest"  # clusters within which knn_local compares by the angle itself
@@ -35,7 +32,24 @@ class MethodConfig:
     num_neighbors: int = setting(8, at_least=1)  # of a centre in the graph, and centres that knn attaches a query to
     graph_update_interval: int = setting(100, at_least=1)  # steps between two graphs
     geodesic_from_step: int = setting(0, at_least=0)  # before it the cosine
-    queue_size: int = setting(65_536, at_least=1)  # keys of each modality
+    queue_size: int = setting(65_536, at_least=1)  # keys of a pool; one for each modality
+
+    def __post_init__(self) -> None:
+        if not self.branching or min(self.branching) < 2 or math.prod(self.branching) > self.queue_size:
+            raise ValueError(
+                f"method.branching = {list(self.branching)} with method.queue_size = {self.queue_size}; accepted: at "
+                "least two clusters in each layer, and no more in all than the queue has rows"
+            )
+
+
+@dataclass(frozen=True)
+class MethodConfig(DistanceConfig):
+    """What is trained, and by which distance a query is compared with the pool of the other modality."""
+
+    # clip: the contrast alone; albef: matching and masked words, too; tcl: contrast within each modality, too
+    base: Literal["clip", "albef", "tcl"] = "clip"
+    distance: Literal["cosine", "geodesic", "oblique"] = "geodesic"
+    num_spheres: int = setting(2, at_least=1)  # of oblique, whose inner product is compared (the TMLR paper's)
     ema_momentum: float = setting(0.995, at_least=0.0, at_most=1.0)  # of the encoder of keys
     distillation: float = setting(0.4, at_least=0.0, at_most=1.0)  # alpha: share of the momentum model's targets
     targets: Literal["own", "ids"] = "own"  # ids: all captions of a picture are positives (fine-tuning)
@@ -49,12 +63,8 @@ class MethodConfig:
     prompt_average: PromptAverage = "embeddings"  # zero-shot classes
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_bounds(self)
-        if not self.branching or min(self.branching) < 2 or math.prod(self.branching) > self.queue_size:
-            raise ValueError(
-                f"method.branching = {list(self.branching)} with method.queue_size = {self.queue_size}; accepted: at "
-                "least two clusters in each layer, and no more in all than the queue has rows"
-            )
 
 
 @dataclass(frozen=True)

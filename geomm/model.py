@@ -64,20 +64,7 @@ def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
             scale,
             *image_and_text_pools(geometry, method.queue_size, model.embedding_dim, "fill_level"),
         )
-    pools = [
-        GeodesicPool(
-            method.queue_size,
-            model.embedding_dim,
-            distance=method.distance,
-            branching=method.branching,
-            num_neighbors=method.num_neighbors,
-            attach=method.attach,
-            local=method.local,
-            graph_update_interval=method.graph_update_interval,
-            geodesic_from_step=method.geodesic_from_step,
-        )
-        for _ in ("images", "texts")
-    ]
+    pools = [GeodesicPool.from_config(method, model.embedding_dim) for _ in ("images", "texts")]
     return base(encoders, Sphere(), scale, *pools)
 
 

@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import nn
@@ -226,6 +227,13 @@ class GeodesicPool(nn.Module):
         self.register_buffer("nearest_center", torch.zeros(capacity, dtype=torch.int32))
         self.register_buffer("offset", torch.zeros(capacity, dtype=torch.float32))
         self.register_buffer("has_graph", torch.zeros((), dtype=torch.bool))
+
+    @classmethod
+    def from_config(cls, method: Any, dim: int) -> "GeodesicPool":
+        """The pool that a method's settings describe (geomm/config.py, DistanceConfig), of so many numbers a key."""
+        names = ("distance", "branching", "num_neighbors", "attach", "local", "graph_update_interval")
+        settings = {name: getattr(method, name) for name in (*names, "geodesic_from_step")}
+        return cls(method.queue_size, dim, **settings)
 
     def graph(self) -> GeodesicGraph | None:
         """The graph of the queue as it is; its tensors are the buffers, which `insert` and `rebuild` write to."""

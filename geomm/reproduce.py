@@ -21,12 +21,14 @@ from common.reproduce.command import Command, reproduce_main
 from common.reproduce.tables import note_of, printed_rows, table_of, trained_table
 from common.run.launch import run_or_explain
 from geomm.ablations import settings_of
-from geomm.config import Config
+from geomm.config import Config, DistanceConfig
 from geomm.cost import RANDOM, costs
 from geomm.hierarchy_error import hierarchy_error
 from geomm.lookalikes import lookalikes
+from geomm.pretrain import CODE as PICTURES
 from geomm.readings import readings
 from geomm.train import CODE
+from geomm.vision.config import VisionConfig
 
 
 def table1(command: Command) -> list[Table]:
@@ -42,6 +44,11 @@ def table2(command: Command) -> list[Table]:
 def table4(command: Command) -> list[Table]:
     """Table 4: further models against a pool."""
     return [_trained(command, "table4")]
+
+
+def table5(command: Command) -> list[Table]:
+    """Table 5: learning from pictures alone, by a linear probe and nearest neighbours."""
+    return [trained_table(command, PICTURES, "table5", _note_of_pictures)[0]]
 
 
 def table6(command: Command) -> list[Table]:
@@ -83,6 +90,37 @@ def _trained(
     return trained_table(command, CODE, table_id, _note, settings, fields, more)[0]
 
 
+def _note_of_pictures(command: Command, row: str) -> str:
+    """What was trained for a row of Table 5, by which distance."""
+    file = PICTURES.folder / "configs" / row
+    config = load_row(VisionConfig, PICTURES.folder, file, command.scale, list(command.overrides), PICTURES.scale_files)
+    data, model, method = config.data, config.model, config.method
+    kind = (
+        "ResNet-50" if model.backbone == "resnet50" else f"ResNet of width {model.width}, blocks {list(model.blocks)}"
+    )
+    said = f"ours: {data.image_size} px, {kind}"
+    if method.name == "random_weights":
+        return said
+    against = f"pool of {method.queue_size:,}" if method.name == "moco_v2" else f"{method.num_prototypes:,} prototypes"
+    nodes = f"{_times(method.branching)} centres, " if method.name == "moco_v2" else ""
+    steps = f"{config.optim.steps} steps of {config.optim.global_batch_size} pictures"
+    return f"{said}; {steps}; {against} compared {_by_distance(method, nodes)}"
+
+
+def _times(branching: Sequence[int]) -> str:
+    return " x ".join(map(str, branching))
+
+
+def _by_distance(method: DistanceConfig, nodes: str) -> str:
+    if method.distance != "geodesic":
+        return "by the cosine"
+    start = f", from step {method.geodesic_from_step} on" if method.geodesic_from_step else ""
+    return (
+        f"by the geodesic distance ({method.attach}, {nodes}{method.num_neighbors} neighbours, a graph every "
+        f"{method.graph_update_interval} steps{start})"
+    )
+
+
 def _config(command: Command, row: str, settings: Sequence[str] = ()) -> Config:
     return load_row(Config, CODE.folder, CODE.folder / "configs" / row, command.scale, [*command.overrides, *settings])
 
@@ -90,13 +128,8 @@ def _config(command: Command, row: str, settings: Sequence[str] = ()) -> Config:
 def _note(command: Command, row: str) -> str:
     """What was trained for a row, by which distance."""
     config = _config(command, row)
-    method, distance = config.method, "by the cosine"
-    if method.distance == "geodesic":
-        centres = " x ".join(map(str, method.branching))
-        distance = (
-            f"by the geodesic distance ({method.attach}, {centres} centres, {method.num_neighbors} neighbours, a graph "
-            f"every {method.graph_update_interval} steps)"
-        )
+    method = config.method
+    distance = _by_distance(method, f"{_times(method.branching)} centres, ")
     if method.distance == "oblique":
         distance = f"on {method.num_spheres} spheres of {config.model.embedding_dim // method.num_spheres} numbers"
     start = f"; starts from {config.start.part} of {config.start.row}" if config.start.row else ""
@@ -108,6 +141,7 @@ PARTS = {
     "table1": table1,
     "table2": table2,
     "table4": table4,
+    "table5": table5,
     "table6": table6,
     "table7a": partial(table7, letter="a"),
     "table7b": partial(table7, letter="b"),

@@ -653,6 +653,8 @@ def test_an_edit_changes_the_keys_of_the_runs_that_it_can_change_and_no_others(c
         "common/run/training.py": (1, 1, 1, 1, 0, 0),
         "common/run/evaluation.py": (0, 0, 0, 0, 1, 0),
         "common/run/evaluation_files.py": (0, 0, 0, 0, 1, 1),
+        "common/run/picture_evaluation.py": (0, 0, 0, 0, 0, 1),
+        "common/run/pictures.py": (0, 0, 0, 1, 0, 1),
         "common/diagnosis.py": (0, 0, 0, 0, 0, 1),
         "common/run/log.py": (0, 0, 0, 0, 0, 0),
         "oblique_topology/train.py": (1, 0, 0, 0, 0, 0),

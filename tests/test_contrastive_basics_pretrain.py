@@ -20,14 +20,11 @@ from common.data.transforms import normalize
 from common.data.views import TwoViews
 from common.report.table import MEASURED
 from common.reproduce.command import Command
+from common.run import pretraining as script
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
-from common.run.schedule import build_sgd, set_sgd_rates
-from contrastive_basics import pretrain as script
-from contrastive_basics.pretrain import SCALE_FILES, pretrain
-from contrastive_basics.vision.config import VisionConfig
-from contrastive_basics.vision.data import (
+from common.run.pictures import (
     CIFAR10_CLASSES,
     ROLES,
     SomePictures,
@@ -36,6 +33,9 @@ from contrastive_basics.vision.data import (
     open_training_set,
     view_recipes,
 )
+from common.run.schedule import build_sgd, set_sgd_rates
+from contrastive_basics.pretrain import SCALE_FILES, pretrain
+from contrastive_basics.vision.config import VisionConfig
 from contrastive_basics.vision.evaluate import reevaluate
 from contrastive_basics.vision.methods import build_method
 from contrastive_basics.vision.tables import CODE, ROWS, SCALES, row_file, self_supervised

@@ -13,25 +13,16 @@ from torch import nn
 
 from common.base.config import ConfigError, load_config
 from common.base.settings import SgdConfig
+from common.base.vision_settings import VisionEvaluationConfig, VisionModelConfig
 from common.diagnosis import collapse_statistics
 from common.distributed import rank
 from common.methods.momentum_contrast import SplitBatchNorm
+from common.methods.self_supervised import RandomWeights, build_backbone, share_buffers
+from common.run.picture_evaluation import evaluate_all, monitor, projection_statistics
+from common.run.pretraining import _prepare
 from common.run.schedule import build_sgd, set_sgd_rates
-from contrastive_basics.pretrain import _prepare
-from contrastive_basics.vision.config import (
-    VisionConfig,
-    VisionEvaluationConfig,
-    VisionMethodConfig,
-    VisionModelConfig,
-)
-from contrastive_basics.vision.evaluate import evaluate_all, monitor, projection_statistics
-from contrastive_basics.vision.methods import (
-    RandomWeights,
-    build_backbone,
-    build_method,
-    share_buffers,
-    simclr_head,
-)
+from contrastive_basics.vision.config import VisionConfig, VisionMethodConfig
+from contrastive_basics.vision.methods import build_method, simclr_head
 
 METHODS = {
     "simclr": VisionMethodConfig("simclr", logit_scale=2.0, head_dim=6),

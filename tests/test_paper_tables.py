@@ -24,6 +24,7 @@ DIGESTS = {
     "geomm/table1": 291495412,
     "geomm/table2": 3460925926,
     "geomm/table4": 860636644,
+    "geomm/table5": 3033213654,
     "geomm/table6": 3889737240,
     "geomm/table7a": 3193632389,
     "geomm/table7b": 1363875331,

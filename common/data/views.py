@@ -7,7 +7,7 @@ crop, although MoCo mirrors last: no later step looks at where a pixel lies left
 in MoCo and SimSiam; SimCLR's kernel ends 1/20 of the height from its centre, beyond five sigma at 224 pixels.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class ViewRecipe:
     jitter_probability, grey_probability, blur_probability, solarise_probability: of one view.
     grey_first: grey before the jitter (MoCo v1), not after it.
     mean, std: for `normalize`; SimCLR leaves pixels in [0, 1].
+    size_share: side of the view, as a share of the whole views'.
     A mirror image has probability 0.5 throughout.
     """
 
@@ -51,6 +52,7 @@ class ViewRecipe:
     bicubic: bool = False
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
+    size_share: float = 1.0
 
 
 _UNSCALED = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -135,13 +137,16 @@ def stacked_views(
     Args:
         images: of a batch.
         recipes: one for each view of a picture.
-        size: pixels.
+        size: pixels of a whole view.
         seeds: one for each picture, >= 0.
     Returns:
-        For each recipe (batch, 3, size, size) uint8.
+        For each recipe (batch, 3, size, size) uint8, the size as its share says.
     """
+    sizes = [round(recipe.size_share * size) for recipe in recipes]
     return [
-        torch.stack([random_view(image, recipe, size, derive_key(seed, view)) for image, seed in zip(images, seeds)])
+        torch.stack(
+            [random_view(image, recipe, sizes[view], derive_key(seed, view)) for image, seed in zip(images, seeds)]
+        )
         for view, recipe in enumerate(recipes)
     ]
 
@@ -154,26 +159,33 @@ class ViewBatch:
     second_views: torch.Tensor  # likewise; row k of both shows one picture
     labels: torch.Tensor  # (batch,) int64
     broken: list[BrokenSample]  # pictures that could not be read and were replaced
+    small_views: list[torch.Tensor] = field(default_factory=list)  # likewise, of smaller pictures (SwAV's multi-crop)
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def views(self) -> list[torch.Tensor]:
+        """All of them, in the order of the recipes."""
+        return [self.first_views, self.second_views, *self.small_views]
+
     def pin_memory(self) -> "ViewBatch":
         """For a copy to the accelerator that does not wait."""
         self.first_views, self.second_views = self.first_views.pin_memory(), self.second_views.pin_memory()
+        self.small_views = [views.pin_memory() for views in self.small_views]
         self.labels = self.labels.pin_memory()
         return self
 
 
 class TwoViews(Dataset):
-    """Training pictures addressed by position; both views are pure functions of (picture, seed, position).
+    """Training pictures addressed by position; all views are pure functions of (picture, seed, position).
 
     A broken picture is replaced by another one drawn from (seed, position), so the order of all others stays.
 
     Args:
         pictures: the training set.
         order: which picture stands at which position.
-        recipes: of the two views.
+        recipes: of the two views, and of small ones.
         size: pixels.
     """
 
@@ -190,8 +202,9 @@ class TwoViews(Dataset):
         seeds = [seed_of(self.order.seed, position) for position in positions]
         broken: list[BrokenSample] = []
         samples = [self._read(int(index), seed, broken) for index, seed in zip(indices, seeds)]
-        first, second = stacked_views([sample["image"] for sample in samples], self.recipes, self.size, seeds)
-        return ViewBatch(first, second, torch.tensor([sample["label"] for sample in samples]), broken)
+        images, labels = [sample["image"] for sample in samples], [sample["label"] for sample in samples]
+        first, second, *small = stacked_views(images, self.recipes, self.size, seeds)
+        return ViewBatch(first, second, torch.tensor(labels), broken, small)
 
     def _read(self, index: int, seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
         for attempt in range(self.max_attempts):

@@ -88,6 +88,7 @@ NOT_IN_KEY = (
     "common/diagnosis.py",
     "common/run/evaluation.py",
     "common/run/evaluation_files.py",
+    "common/run/picture_evaluation.py",
     "common/run/log.py",
     "common/run/utilisation.py",
     "common/data/scenes/tasks/",

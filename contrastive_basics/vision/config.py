@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from common.base.settings import RunConfig, SgdConfig, setting
+from common.base.vision_settings import VisionDataConfig, VisionEvaluationConfig, VisionModelConfig
 
 # what a method cannot do without, and what it may be given besides
 _NEEDED = {
@@ -20,34 +21,6 @@ _ALLOWED = {
     "moco_v2": ("ema_schedule", "symmetric", "batch_norm_parts", "shuffle_keys"),
     "moco_v3": ("ema_schedule",),
 }
-
-
-@dataclass(frozen=True)
-class VisionDataConfig:
-    """Labelled pictures; labels are used by the evaluation and the supervised reference alone."""
-
-    # the embedded world; folders of pictures, one per class; torchvision's CIFAR-10
-    source: Literal["scenes", "folders", "cifar10"] = "scenes"
-    root: str = ""  # folders: holds the two folders below; cifar10: holds cifar-10-batches-py
-    train: str = "train"  # folders: CLASS/*.jpg below it
-    test: str = "test"  # folders: the same classes
-    task: str = "vtab/shape"  # scenes: which classes
-    num_train: int = setting(20_000, at_least=2)  # scenes
-    num_test: int = setting(2_000, at_least=2)  # scenes
-    image_size: int = setting(32, at_least=8)  # pixels
-    views: Literal["imagenet", "cifar10"] = "cifar10"  # which of a method's two published augmentations
-    smallest_crop: float | None = setting(None, above=0.0, at_most=1.0)  # share of the area, null = as published
-    max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0)  # stop above this share of broken samples
-
-
-@dataclass(frozen=True)
-class VisionModelConfig:
-    """The backbone; heads are as wide as it is, in the proportions of the published ones."""
-
-    backbone: Literal["narrow_resnet", "resnet50"] = "narrow_resnet"
-    width: int = setting(16, at_least=1)  # narrow_resnet: channels of the first stage; each further one doubles them
-    blocks: tuple[int, int, int, int] = setting((1, 1, 1, 1), at_least=1)  # narrow_resnet: of each stage
-    zero_init_residual: bool = True  # residual blocks start as the identity (SimCLR, SimSiam)
 
 
 @dataclass(frozen=True)
@@ -77,17 +50,6 @@ class VisionMethodConfig:
 
 
 @dataclass(frozen=True)
-class VisionEvaluationConfig:
-    """What is measured on frozen features of the backbone."""
-
-    neighbours: int = setting(200, at_least=1)  # k of the weighted vote
-    knn_temperature: float = setting(0.1, above=0.0)
-    probe_epochs: int = setting(100, at_least=5)  # of the linear probe
-    monitor_bank: int = setting(2_000, at_least=1)  # training pictures that vote during training
-    monitor_queries: int = setting(1_000, at_least=2)  # test pictures that are asked then
-
-
-@dataclass(frozen=True)
 class VisionConfig:
     """A method at a scale."""
 
@@ -104,5 +66,3 @@ class VisionConfig:
             raise ValueError(
                 f"optim.global_batch_size = {batch} does not split into method.batch_norm_parts = {parts} equal parts"
             )
-        if self.data.source != "scenes" and not self.data.root:
-            raise ValueError(f"data.source = {self.data.source} needs data.root, the folder of the pictures (DATA=...)")

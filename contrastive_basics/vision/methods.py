@@ -1,33 +1,12 @@
 """Learning from pictures alone: SimCLR, MoCo v1 to v3 and SimSiam, between two controls.
 
-One step of training, as the loop writes it, the same for all of them:
-
-    model.update_momentum_encoder(ema_momentum)                              MoCo; nothing elsewhere
-    loss, keys = model(first_views, second_views, labels, shuffle_seed)
-    loss.backward(); optimizer.step()
-    model.insert(keys)                                                       MoCo v1, v2; nothing elsewhere
-
-Each method has an `encoder` of two parts, backbone and head; what is learnt is the backbone, the head is dropped.
-
-Several processes. SimCLR, MoCo v3 and SimSiam want the statistics of batch normalisation over the global batch
-(`synchronised`): torch's SyncBatchNorm, which runs on GPUs only. MoCo v1 and v2 want them per process, and shuffle the
-keys so that a query cannot tell its key by the statistics that both would share. DDP must not broadcast buffers in its
-forward pass: the queue is equal on all processes by construction and the momentum encoder's statistics are its own;
-`common.run.launch.launched_accelerator` sees to that. Running statistics then differ between processes and are put
-right by `share_buffers` before an evaluation.
+What a training loop sees of a method, and what several processes want, stands in common/methods/self_supervised.py.
 """
 
-from collections import OrderedDict
-from functools import partial
-from typing import NamedTuple
-
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common.distributed import world_size
-from common.encoders.resnet import NarrowResNet, resnet50
 from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import nt_xent
@@ -35,46 +14,15 @@ from common.logit_scale import LogitScale
 from common.methods.momentum_contrast import (
     MomentumContrast,
     MomentumContrastV3,
-    SplitBatchNorm,
     batch_norm_mlp,
     linear_head,
     mlp_head,
-    moco_loss,
     moco_v3_loss,
 )
+from common.methods.self_supervised import Method, MoCo, RandomWeights, StepLoss, build_backbone, with_head
 from common.pool import QueuePool
-from contrastive_basics.vision.config import VisionConfig, VisionModelConfig
+from contrastive_basics.vision.config import VisionConfig
 from contrastive_basics.vision.simsiam import SimSiam, simsiam_loss, simsiam_predictor, simsiam_projector
-
-
-class StepLoss(NamedTuple):
-    """What a batch gives.
-
-    loss: scalar, whose mean over processes is that of the global batch. keys: for `insert`; None without a pool.
-    """
-
-    loss: Tensor
-    keys: Tensor | None = None
-
-
-class Method(nn.Module):
-    """What the training loop knows of a method; calling it gives the StepLoss of a batch.
-
-    encoder: backbone and head, by these names.
-    synchronised: whether batch normalisation takes its statistics over all processes.
-    """
-
-    synchronised = True
-
-    def update_momentum_encoder(self, ema_momentum: float | None) -> None:
-        """Before the keys of a step; a method without a momentum encoder has nothing to do."""
-
-    def insert(self, keys: Tensor | None) -> None:
-        """After a step, on every process; a method without a pool has nothing to do."""
-
-    def predictor_parameters(self) -> list[nn.Parameter]:
-        """Of SimSiam's predictor, which may keep its learning rate; none elsewhere."""
-        return []
 
 
 class SimCLR(Method):
@@ -95,41 +43,6 @@ class SimCLR(Method):
         """(batch, 3, height, width) twice; the mean of NT-Xent, half of what the published code returns."""
         first, second = unit(self.encoder(torch.cat([first_views, second_views]))).chunk(2)
         return StepLoss(nt_xent(first, second, Sphere(), self.logit_scale()))
-
-
-class MoCo(Method):
-    """Queries against their keys and a queue of past ones (v1, v2).
-
-    Args:
-        contrast: encoder, momentum encoder and pool.
-        shuffle_keys: whether a step's shuffle_seed is used.
-    """
-
-    synchronised = False
-
-    def __init__(self, contrast: MomentumContrast, shuffle_keys: bool = True) -> None:
-        super().__init__()
-        self.contrast, self.shuffle_keys = contrast, shuffle_keys
-
-    @property
-    def encoder(self) -> nn.Module:
-        """The query encoder."""
-        return self.contrast.encoder
-
-    def forward(
-        self, first_views: Tensor, second_views: Tensor, labels: Tensor | None = None, shuffle_seed: int | None = None
-    ) -> StepLoss:
-        """(batch, 3, height, width) twice: queries and keys; shuffle_seed as in `MomentumContrast.forward`."""
-        step = self.contrast(first_views, second_views, shuffle_seed if self.shuffle_keys else None)
-        return StepLoss(moco_loss(step.logits, step.columns), step.keys)
-
-    def update_momentum_encoder(self, ema_momentum: float | None) -> None:
-        """theta_k <- m theta_k + (1 - m) theta_q, parameters only."""
-        self.contrast.update_momentum_encoder(ema_momentum)
-
-    def insert(self, keys: Tensor | None) -> None:
-        """The keys of all processes into the pool, in rank order."""
-        self.contrast.insert(keys)
 
 
 class MoCoV3(Method):
@@ -207,20 +120,6 @@ class Supervised(Method):
         return StepLoss(F.cross_entropy(self.classifier(self.encoder(first_views)), labels))
 
 
-class RandomWeights(Method):
-    """Control from below: the same backbone as it was drawn. It is not trained.
-
-    Args:
-        encoder: backbone, and a head that does nothing.
-    """
-
-    synchronised = False
-
-    def __init__(self, encoder: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-
-
 def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
     """The method of a config, with fresh weights from the global random state.
 
@@ -243,35 +142,22 @@ def _built(config: VisionConfig, num_classes: int, seed: int) -> Method:
     width, dim = backbone.output_dim, method.head_dim
     logit_scale = None if method.logit_scale is None else LogitScale(method.logit_scale, maximum=None, trainable=False)
     if method.name == "simclr":
-        return SimCLR(_encoder(backbone, simclr_head(width, dim)), logit_scale)
+        return SimCLR(with_head(backbone, simclr_head(width, dim)), logit_scale)
     if method.name in ("moco_v1", "moco_v2"):
         head = linear_head(width, dim) if method.name == "moco_v1" else mlp_head(width, dim)
         pool = QueuePool(FeatureQueue(method.queue_size, dim, seed=seed), inner_product_similarity, own_key_only=True)
-        contrast = MomentumContrast(_encoder(backbone, head), Sphere(), logit_scale, pool, method.symmetric)
+        contrast = MomentumContrast(with_head(backbone, head), Sphere(), logit_scale, pool, method.symmetric)
         return MoCo(contrast, method.shuffle_keys)
     if method.name == "moco_v3":
         projector = batch_norm_mlp(width, dim, hidden_dim=2 * width)
         predictor = batch_norm_mlp(dim, dim, hidden_dim=2 * width, final_batch_norm=False)
-        return MoCoV3(MomentumContrastV3(_encoder(backbone, projector), predictor, Sphere(), logit_scale))
+        return MoCoV3(MomentumContrastV3(with_head(backbone, projector), predictor, Sphere(), logit_scale))
     if method.name == "simsiam":
         projector, predictor = simsiam_projector(width, width), simsiam_predictor(width, max(1, width // 4))
-        return SimSiamMethod(SimSiam(_encoder(backbone, projector), predictor))
+        return SimSiamMethod(SimSiam(with_head(backbone, projector), predictor))
     if method.name == "supervised":
-        return Supervised(_encoder(backbone, nn.Identity()), nn.Linear(width, num_classes))
-    return RandomWeights(_encoder(backbone, nn.Identity()))
-
-
-def build_backbone(model: VisionModelConfig, batch_norm_parts: int = 1) -> nn.Module:
-    """(batch, 3, height, width) -> (batch, output_dim).
-
-    Args:
-        model: which one.
-        batch_norm_parts: above 1, batch normalisation as on so many GPUs.
-    """
-    norm_layer = None if batch_norm_parts == 1 else partial(SplitBatchNorm, num_parts=batch_norm_parts)
-    if model.backbone == "resnet50":
-        return resnet50(model.zero_init_residual, norm_layer)
-    return NarrowResNet(model.width, model.blocks, norm_layer, model.zero_init_residual)
+        return Supervised(with_head(backbone, nn.Identity()), nn.Linear(width, num_classes))
+    return RandomWeights(with_head(backbone, nn.Identity()))
 
 
 def simclr_head(width: int, dim: int = 128, num_layers: int = 3) -> nn.Sequential:
@@ -288,14 +174,3 @@ def simclr_head(width: int, dim: int = 128, num_layers: int = 3) -> nn.Sequentia
     last = nn.BatchNorm1d(dim)
     last.bias.requires_grad_(False)  # stays 0
     return nn.Sequential(*layers, nn.Linear(width, dim, bias=False), last)
-
-
-def share_buffers(model: nn.Module) -> None:
-    """Gives every process the first one's buffers, so that all evaluate the same model; call on every process."""
-    if world_size() > 1:
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
-
-
-def _encoder(backbone: nn.Module, head: nn.Module) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(backbone=backbone, head=head))

@@ -18,12 +18,17 @@ from common.base.provenance import ROOT
 from common.feature_queue import FeatureQueue
 from common.geometry import inner_product_similarity, unit
 from common.info_nce import info_nce
+from common.methods.self_supervised import Method
 from common.pool import QueuePool, pool_info_nce
+from contrastive_basics.vision.config import VisionConfig, VisionMethodConfig
+from contrastive_basics.vision.methods import build_method
 from geomm.config import Config
 from geomm.cost import Steps
 from geomm.geodesic import neighbor_graph, shortest_paths, spherical_kmeans
 from geomm.hierarchy import build_graph
 from geomm.pool import GeodesicPool
+from geomm.vision import config as geo_vision
+from geomm.vision.methods import build_method as geo_method
 from scripts.benchmarks.comparison import Comparison, Usage
 from scripts.benchmarks.loss import grown, grown_alone
 
@@ -154,6 +159,41 @@ def step_geo_albef(quick: bool, folder: Path) -> Comparison:
     )
 
 
+def steps_of_moco(model: Method, capacity: int, batch: int) -> Callable[[], None]:
+    """Training steps of a MoCo v2 whose pool is full; a graph is built once, before."""
+    model.contrast.pool.insert(keys_in_groups(capacity, 128))
+    model.start_step(0)
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 1e-3)
+    views = torch.randn(2, batch, 3, 32, 32)
+
+    def work() -> None:
+        for step in range(1, 1 + STEPS):
+            model.update_momentum_encoder(0.999)
+            loss, keys = model(*views, shuffle_seed=step)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.insert(keys)
+
+    return work
+
+
+def step_geo_moco(quick: bool, folder: Path) -> Comparison:
+    """MoCo v2 with GeoMM's pool over the published one with its queue: narrow ResNet, 32 pixels."""
+    capacity, batch = (TOY["capacity"], TOY["batch"]) if quick else (65_536, 256)
+    shared = {"name": "moco_v2", "logit_scale": 5.0, "head_dim": 128, "queue_size": capacity, "ema_momentum": 0.999}
+    geodesic = geo_method(geo_vision.VisionConfig(method=geo_vision.VisionMethodConfig(**shared)), 10, 0)
+    plain = build_method(VisionConfig(method=VisionMethodConfig(**shared)), 10, 0)
+    return Comparison(
+        f"{STEPS} training steps of MoCo v2, batch {batch}, N = {capacity:,}, c = 128: geodesic / queue",
+        "time",
+        1.05,
+        STEPS * batch,
+        steps_of_moco(geodesic, capacity, batch),
+        steps_of_moco(plain, capacity, batch),
+    )
+
+
 GEOMM_BENCHMARKS = {
     "geodesic_loss": partial(geodesic_loss, "knn_local"),
     "geodesic_loss_st": partial(geodesic_loss, "knn_local_st"),
@@ -162,4 +202,5 @@ GEOMM_BENCHMARKS = {
     "geodesic_rebuild": geodesic_rebuild,
     "geodesic_paths": geodesic_paths,
     "step_geo_albef": step_geo_albef,
+    "step_geo_moco": step_geo_moco,
 }

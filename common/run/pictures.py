@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from common.base.vision_settings import VisionDataConfig
 from common.data.broken import BrokenSample
 from common.data.labelled import class_folders, open_image_folder, open_torchvision
 from common.data.order import SampleOrder, permuted, seed_of
@@ -18,9 +19,9 @@ from common.data.transforms import ImageTransform
 from common.data.views import RECIPES, TwoViews, ViewRecipe
 from common.run.checkpoint import Checkpoint
 from common.run.inputs import described
-from contrastive_basics.vision.config import VisionConfig, VisionDataConfig
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SMALL_CROPS = (0.05, 0.14)  # share of the area in SwAV's multi-crop, of 96 pixels beside 224
 ROLES = ("knn", "linear_probe", "collapse")  # what is measured on the test set
 
 # method -> recipes of its two views on photographs of ImageNet's size, and on pictures of 32 pixels
@@ -30,6 +31,7 @@ _VIEWS = {
     "moco_v2": (("moco_v2", "moco_v2"), ("moco_cifar10", "moco_cifar10")),
     "moco_v3": (("moco_v3_resnet_1", "moco_v3_resnet_2"), ("moco_cifar10", "moco_cifar10")),  # second: inferred
     "simsiam": (("moco_v2", "moco_v2"), ("moco_cifar10", "moco_cifar10")),  # second: inferred
+    "swav": (("moco_v2", "moco_v2"), ("moco_cifar10", "moco_cifar10")),  # SimSiam's, as in its comparison of methods
     "supervised": (("crop_and_flip", "crop_and_flip"), ("crop_and_flip_cifar10", "crop_and_flip_cifar10")),
     "random_weights": (("crop_and_flip", "crop_and_flip"), ("crop_and_flip_cifar10", "crop_and_flip_cifar10")),
 }
@@ -73,15 +75,18 @@ def _open(data: VisionDataConfig, part: str) -> Any:
     )
 
 
-def view_recipes(config: VisionConfig) -> list[ViewRecipe]:
-    """The recipes of the two views of a config's method."""
+def view_recipes(config: Any) -> list[ViewRecipe]:
+    """The recipes of the two views of a config's method, and of small ones where it asks for some."""
     names = _VIEWS[config.method.name][("imagenet", "cifar10").index(config.data.views)]
     smallest = config.data.smallest_crop
     recipes = [RECIPES[name] for name in names]
-    return recipes if smallest is None else [replace(recipe, crop_scale=(smallest, 1.0)) for recipe in recipes]
+    if smallest is not None:
+        recipes = [replace(recipe, crop_scale=(smallest, 1.0)) for recipe in recipes]
+    small = replace(recipes[0], crop_scale=SMALL_CROPS, size_share=96 / 224)
+    return recipes + [small] * getattr(config.method, "small_views", 0)
 
 
-def evaluation_transform(config: VisionConfig) -> ImageTransform:
+def evaluation_transform(config: Any) -> ImageTransform:
     """Shortest side and centre crop, with the pixel scale that the method was trained with."""
     recipe = view_recipes(config)[0]
     return ImageTransform(config.data.image_size, mean=recipe.mean, std=recipe.std)
@@ -114,14 +119,14 @@ class VisionTraining:
     def one_sample(self) -> None:
         return None  # batch normalisation wants more than one
 
-    def with_features(self, model: nn.Module, config: VisionConfig, device: torch.device) -> "VisionTraining":
+    def with_features(self, model: nn.Module, config: Any, device: torch.device) -> "VisionTraining":
         return self  # the encoder trains
 
     def state(self, model: nn.Module) -> dict[str, Any]:
         return {"kind": "vision", "transform": self.transform.to_json()}
 
 
-def open_vision_training(config: VisionConfig, pictures: Any, checkpoint: Checkpoint | None) -> VisionTraining:
+def open_vision_training(config: Any, pictures: Any, checkpoint: Checkpoint | None) -> VisionTraining:
     """Everything but the training set itself; the order of pictures, and their views, depend on (seed, position)."""
     order, recipes = SampleOrder(len(pictures), config.optim.global_batch_size, config.run.seed), view_recipes(config)
     test_set = open_test_set(config.data)

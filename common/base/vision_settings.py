@@ -1,0 +1,49 @@
+"""Sections of a config of learning from pictures alone: data, backbone, evaluation."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from common.base.settings import setting
+
+
+@dataclass(frozen=True)
+class VisionDataConfig:
+    """Labelled pictures; labels are used by the evaluation and the supervised reference alone."""
+
+    # the embedded world; folders of pictures, one per class; torchvision's CIFAR-10
+    source: Literal["scenes", "folders", "cifar10"] = "scenes"
+    root: str = ""  # folders: holds the two folders below; cifar10: holds cifar-10-batches-py
+    train: str = "train"  # folders: CLASS/*.jpg below it
+    test: str = "test"  # folders: the same classes
+    task: str = "vtab/shape"  # scenes: which classes
+    num_train: int = setting(20_000, at_least=2)  # scenes
+    num_test: int = setting(2_000, at_least=2)  # scenes
+    image_size: int = setting(32, at_least=8)  # pixels
+    views: Literal["imagenet", "cifar10"] = "cifar10"  # which of a method's two published augmentations
+    smallest_crop: float | None = setting(None, above=0.0, at_most=1.0)  # share of the area, null = as published
+    max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0)  # stop above this share of broken samples
+
+    def __post_init__(self) -> None:
+        if self.source != "scenes" and not self.root:
+            raise ValueError(f"data.source = {self.source} needs data.root, the folder of the pictures (DATA=...)")
+
+
+@dataclass(frozen=True)
+class VisionModelConfig:
+    """The backbone; heads are as wide as it is, in the proportions of the published ones."""
+
+    backbone: Literal["narrow_resnet", "resnet50"] = "narrow_resnet"
+    width: int = setting(16, at_least=1)  # narrow_resnet: channels of the first stage; each further one doubles them
+    blocks: tuple[int, int, int, int] = setting((1, 1, 1, 1), at_least=1)  # narrow_resnet: of each stage
+    zero_init_residual: bool = True  # residual blocks start as the identity (SimCLR, SimSiam)
+
+
+@dataclass(frozen=True)
+class VisionEvaluationConfig:
+    """What is measured on frozen features of the backbone."""
+
+    neighbours: int = setting(200, at_least=1)  # k of the weighted vote
+    knn_temperature: float = setting(0.1, above=0.0)
+    probe_epochs: int = setting(100, at_least=5)  # of the linear probe
+    monitor_bank: int = setting(2_000, at_least=1)  # training pictures that vote during training
+    monitor_queries: int = setting(1_000, at_least=2)  # test pictures that are asked then

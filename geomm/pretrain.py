@@ -1,0 +1,48 @@
+"""Trains MoCo v2 or SwAV on pictures alone, by the cosine or the geodesic distance (Table 5).
+
+    python geomm/pretrain.py                                            Geo-MoCo v2, scenes, a CPU is enough
+    python geomm/pretrain.py --config geomm/configs/vision_swav_geo.yaml \\
+        --scale photos data.root=/data/cifar10                          train/CLASS/*.jpg and test/CLASS/*.jpg
+    accelerate launch --config_file scripts/accelerate/multi_gpu.yaml geomm/pretrain.py \\
+        --config geomm/configs/vision_moco_v2_geo.yaml --scale paper data.root=/data/imagenet
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from accelerate import Accelerator
+
+from common.reproduce.rows import PaperCode
+from common.run.folder import RunFiles
+from common.run.launch import run_or_explain, train_main
+from common.run.picture_evaluation import SCRIPT
+from common.run.pictures import open_test_sets, open_training_set
+from common.run.pretraining import train_on_pictures
+from geomm.vision.config import VisionConfig
+from geomm.vision.evaluate import PAPER, reevaluate
+from geomm.vision.methods import build_method
+
+DEFAULT_ROW = "vision_moco_v2_geo.yaml"
+SCALE_FILES = "scale_vision"
+
+
+def pretrain(
+    config: VisionConfig, training_set: Any, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
+) -> None:
+    """Trains a row and evaluates it, see `train_on_pictures`."""
+    train_on_pictures(PAPER, build_method, config, training_set, files, resume, accelerator, label)
+
+
+CODE = PaperCode(PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES, SCRIPT)
+
+
+def main() -> None:
+    train_main(__doc__, Path(__file__), VisionConfig, DEFAULT_ROW, pretrain, open_training_set, SCALE_FILES)
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

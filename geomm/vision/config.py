@@ -1,0 +1,55 @@
+"""Configuration of MoCo v2 and SwAV, by the cosine or by a geodesic distance."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from common.base.settings import RunConfig, SgdConfig, setting
+from common.base.vision_settings import VisionDataConfig, VisionEvaluationConfig, VisionModelConfig
+from geomm.config import DistanceConfig
+
+
+@dataclass(frozen=True)
+class VisionMethodConfig(DistanceConfig):
+    """What is learnt, and by which distance pictures are compared with keys (MoCo v2) or prototypes (SwAV)."""
+
+    name: Literal["moco_v2", "swav", "random_weights"] = "moco_v2"
+    logit_scale: float = setting(5.0, above=0.0)  # 1/T, fixed; MoCo v2: 5, SwAV: 10
+    head_dim: int = setting(128, at_least=1)  # of what is compared
+    ema_momentum: float | None = setting(None, at_least=0.0, at_most=1.0)  # MoCo v2: of the encoder of keys
+    ema_schedule: Literal["constant", "half_cosine"] = "constant"  # MoCo v2: half_cosine rises to 1
+    symmetric: bool = False  # MoCo v2: each view is query once and key once
+    batch_norm_parts: int = setting(1, at_least=1)  # MoCo v2: statistics of parts of a batch, as on so many GPUs
+    shuffle_keys: bool = True  # MoCo v2: keys meet other statistics than their queries
+    num_prototypes: int = setting(3_000, at_least=2)  # SwAV
+    sinkhorn_scale: float = setting(20.0, above=0.0)  # SwAV: 1/epsilon
+    sinkhorn_iterations: int = setting(3, at_least=1)  # SwAV
+    frozen_steps: int = setting(313, at_least=0)  # SwAV: in which the prototypes are held still
+    code_queue: int = setting(0, at_least=0)  # SwAV: past pictures that share in the codes; for small batches
+    small_views: int = setting(0, at_least=0)  # SwAV: multi-crop, of 96 pixels beside 224; the paper's has none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.ema_momentum is None) == (self.name == "moco_v2"):
+            wanted = "a number, as MoCo v2 has a momentum encoder" if self.name == "moco_v2" else "null"
+            raise ValueError(f"method.ema_momentum = {self.ema_momentum} with {self.name}; accepted: {wanted}")
+        if self.small_views and self.name != "swav":
+            raise ValueError(f"method.small_views = {self.small_views} with {self.name}; accepted: 0")
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """A method at a scale."""
+
+    data: VisionDataConfig = field(default_factory=VisionDataConfig)
+    model: VisionModelConfig = field(default_factory=VisionModelConfig)
+    method: VisionMethodConfig = field(default_factory=lambda: VisionMethodConfig(ema_momentum=0.999))
+    optim: SgdConfig = field(default_factory=SgdConfig)
+    evaluation: VisionEvaluationConfig = field(default_factory=VisionEvaluationConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        batch, parts = self.optim.global_batch_size, self.method.batch_norm_parts
+        if batch % parts:
+            raise ValueError(
+                f"optim.global_batch_size = {batch} does not split into method.batch_norm_parts = {parts} equal parts"
+            )

@@ -1,0 +1,10 @@
+"""Evaluates runs of pretrain.py again; what is measured stands in common/run/picture_evaluation.py."""
+
+from functools import partial
+
+from common.run import picture_evaluation
+from geomm.vision.config import VisionConfig
+from geomm.vision.methods import build_method
+
+PAPER = "geomm"
+reevaluate = partial(picture_evaluation.reevaluate, PAPER, VisionConfig, build_method)

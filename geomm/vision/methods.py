@@ -1,0 +1,48 @@
+"""MoCo v2 and SwAV, whose pictures are compared with keys or prototypes by the cosine or by a geodesic distance.
+
+What differs from MoCo v2 beside the distance, in both rows alike: the pool starts empty, and the keys of the whole
+batch are candidates (GeoMM, Alg. 2).
+"""
+
+import torch
+from torch import nn
+
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+from common.methods.momentum_contrast import MomentumContrast, mlp_head
+from common.methods.self_supervised import Method, MoCo, RandomWeights, build_backbone, with_head
+from geomm.pool import GeodesicPool
+from geomm.vision.config import VisionConfig
+from geomm.vision.swav import Prototypes, Swav, swav_head
+
+
+class GeoMoCo(MoCo):
+    """MoCo v2 with GeoMM's pool."""
+
+    def start_step(self, step: int) -> None:
+        """Alg. 2, line 2."""
+        self.contrast.pool.rebuild(step)
+
+
+def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
+    """The method of a config, with fresh weights from the global random state; classes and seed decide nothing."""
+    method = config.method
+    backbone = build_backbone(config.model, method.batch_norm_parts)
+    width, dim = backbone.output_dim, method.head_dim
+    logit_scale = LogitScale(method.logit_scale, maximum=None, trainable=False)
+    if method.name == "moco_v2":
+        encoder, pool = with_head(backbone, mlp_head(width, dim)), GeodesicPool.from_config(method, dim)
+        built = GeoMoCo(MomentumContrast(encoder, Sphere(), logit_scale, pool, method.symmetric), method.shuffle_keys)
+    elif method.name == "swav":
+        built = Swav(
+            with_head(backbone, swav_head(width, dim)),
+            Prototypes(method.num_prototypes, dim, method),
+            logit_scale,
+            method.sinkhorn_scale,
+            method.sinkhorn_iterations,
+            method.frozen_steps,
+            method.code_queue,
+        )
+    else:
+        built = RandomWeights(with_head(backbone, nn.Identity()))
+    return built.to(memory_format=torch.channels_last)

@@ -1,0 +1,270 @@
+"""geomm/vision: SwAV against the published loops, prototypes as a graph, MoCo v2 with the pool, processes, resumes."""
+
+import copy
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from conftest import SmokeParts
+from processes import in_processes
+from scipy.sparse.csgraph import shortest_path
+from torch import nn
+
+from common.base.config import ConfigError, load_row
+from common.base.provenance import ROOT
+from common.distributed import rank
+from common.geometry import unit
+from common.info_nce import info_nce
+from common.logit_scale import LogitScale
+from common.methods.self_supervised import with_head
+from common.report.table import from_json
+from common.run.checkpoint import last_checkpoint
+from common.run.folder import RunFiles
+from common.run.log import read_log
+from common.run.pictures import open_training_set
+from common.run.schedule import build_sgd
+from geomm.geodesic import geodesic_similarity
+from geomm.pretrain import SCALE_FILES, pretrain
+from geomm.vision.config import VisionConfig
+from geomm.vision.methods import build_method
+from geomm.vision.swav import Prototypes, Swav, sinkhorn
+
+FOLDER = ROOT / "geomm"
+BATCH, DIM, PROTOTYPES, SCALE = 8, 6, 12, 10.0
+
+
+def config_of(name, *overrides, scale="smoke"):
+    file = FOLDER / "configs" / f"vision_{name}.yaml"
+    return load_row(VisionConfig, FOLDER, file, scale, list(overrides), SCALE_FILES)
+
+
+def settings(**changes):
+    """Of the distance, with as few neighbours as leave a graph with gaps."""
+    named = [f"method.{key}={value}" for key, value in {"num_neighbors": 3, **changes}.items()]
+    return config_of("swav_geo", *named).method
+
+
+def views(seed, count=2, batch=BATCH):
+    draws = torch.Generator().manual_seed(seed)
+    return [torch.randn(batch, 3, 4, 4, generator=draws).double() for _ in range(count)]
+
+
+def swav(queue=0, frozen=0, seed=0, **changes):
+    """SwAV on an encoder that compares nothing within a batch."""
+    torch.manual_seed(seed)
+    encoder = with_head(nn.Sequential(nn.Flatten(), nn.Linear(48, 10), nn.Tanh()), nn.Linear(10, DIM))
+    prototypes, scale = Prototypes(PROTOTYPES, DIM, settings(**changes)), LogitScale(SCALE, None, trainable=False)
+    return Swav(encoder, prototypes, scale, 20.0, 3, frozen, queue).double()
+
+
+def published_codes(scores, epsilon=0.05, iterations=3):
+    """The loop of SwAV's code, (rows, prototypes) -> the same shape."""
+    shares = np.exp(scores / epsilon).T
+    shares = shares / shares.sum()
+    for _ in range(iterations):
+        shares = shares / shares.sum(axis=1, keepdims=True) / len(shares)
+        shares = shares / shares.sum(axis=0, keepdims=True) / shares.shape[1]
+    return (shares * shares.shape[1]).T
+
+
+def test_codes_are_those_of_the_published_loop_and_finite_where_it_divides_nothing_by_nothing():
+    scores = unit(torch.randn(20, DIM).double()) @ unit(torch.randn(7, DIM).double()).T
+    np.testing.assert_allclose(sinkhorn(scores, 20.0, 3), published_codes(scores.numpy()), rtol=1e-10)
+    shared = sinkhorn(scores, 20.0, 200)
+    torch.testing.assert_close(shared.sum(dim=0), torch.full((7,), 20 / 7).double(), rtol=1e-3, atol=0)
+    empty = torch.ones(20, 7)
+    empty[:, 3] = -1.0  # exp(-200) is no number above 0 in float32
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(published_codes(empty.numpy(), 0.01)).any()
+    found = sinkhorn(empty, 100.0, 3)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found.sum(dim=1), torch.ones(20))
+
+
+@pytest.mark.parametrize(("small", "queue"), [(0, 0), (3, 0), (0, 16), (1, 12)])
+def test_the_loss_is_the_swapped_prediction_written_as_loops(small, queue):
+    model, seen = swav(queue, distance="cosine"), views(1, 2 + small)
+    past = [views(10 + step) for step in range(2)]
+    for pair in past:  # 16 pictures, of which a shorter queue keeps the newest
+        model.insert(model(*pair).keys)
+    with torch.no_grad():
+        z = [unit(model.encoder(view)) for view in seen]
+        weight = model.prototypes.weight
+        before = [torch.cat([unit(model.encoder(pair[side])) for pair in past]) for side in (0, 1)]
+        total, terms = 0.0, 0
+        for view in (0, 1):
+            rows = torch.cat([z[view], before[view][len(before[view]) - queue :]])
+            codes = published_codes((rows @ weight.T).numpy())[:BATCH]
+            for other in range(2 + small):
+                if other != view:
+                    logits = SCALE * (z[other] @ weight.T).numpy()
+                    log_softmax = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+                    total, terms = total - (codes * log_softmax).sum(axis=1).mean(), terms + 1
+    loss, keys = model(seen[0], seen[1], None, None, *seen[2:])
+    assert loss.item() == pytest.approx(total / terms, rel=1e-6)  # 1/T is kept in float32
+    assert (keys is None) == (queue == 0)
+
+
+@pytest.mark.parametrize("attach", ["nearest", "knn", "knn_local", "knn_local_st"])
+def test_prototypes_are_compared_along_their_graph(attach):
+    prototypes = swav(attach=attach).prototypes
+    assert prototypes.rebuild(0)
+    assert not prototypes.rebuild(1)  # within a period
+    centers = prototypes.weight.detach()
+    angles = np.arccos((centers @ centers.T).clamp(-1, 1).numpy())
+    edges = np.full_like(angles, np.inf)
+    for row in range(PROTOTYPES):
+        near = np.argsort(angles[row] + 9 * (np.arange(PROTOTYPES) == row))[:3]
+        edges[row, near] = edges[near, row] = angles[row, near]
+    paths = shortest_path(np.where(np.isinf(edges), 0, edges), method="D", directed=False)
+    queries = unit(torch.randn(5, DIM).double()).requires_grad_()
+    to_query = np.arccos((queries.detach() @ centers.T).numpy())
+    expected = np.empty((5, PROTOTYPES))
+    for row, lengths in enumerate(to_query):
+        doors = np.argsort(lengths)[: 1 if attach == "nearest" else 3]
+        expected[row] = np.cos(np.minimum(np.min(lengths[doors, None] + paths[doors], axis=0), 4 * np.pi) / 4)
+    found = prototypes.similarity(queries)
+    np.testing.assert_allclose(found.detach(), expected, rtol=0, atol=1e-7)
+    if attach.endswith("_st"):
+        weights = torch.randn(5, PROTOTYPES).double()
+        ours = torch.autograd.grad((found * weights).sum(), (queries, prototypes.weight))
+        cosine = torch.autograd.grad((queries @ prototypes.weight.T * weights).sum(), (queries, prototypes.weight))
+        torch.testing.assert_close(ours, cosine)
+
+
+def test_prototypes_stand_still_to_the_last_bit_while_frozen_and_on_the_sphere_afterwards():
+    model = swav(frozen=2)
+    optimizer = build_sgd(model, config_of("swav", "optim.learning_rate=1.0", "optim.weight_decay=0.1").optim)
+    start, weights = model.prototypes.weight.detach().clone(), []
+    for step in range(4):
+        model.start_step(step)
+        weights.append(model.prototypes.weight.detach().clone())
+        model(*views(step)).loss.backward()
+        model.hold(step)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.equal(weights[1], start)
+    assert torch.equal(weights[2], start)  # after two steps
+    assert not torch.equal(weights[3], start)
+    torch.testing.assert_close(weights[3].norm(dim=1), torch.ones(PROTOTYPES).double())
+
+
+def test_a_graph_waits_for_its_step_and_is_kept_for_a_period():
+    prototypes = swav(geodesic_from_step=3, graph_update_interval=4).prototypes
+    assert [step for step in range(10) if prototypes.rebuild(step)] == [3, 4, 8]
+    assert not any(swav(distance="cosine").prototypes.rebuild(step) for step in range(10))
+
+
+def moco(**changes):
+    named = [f"method.{key}={value}" for key, value in {"batch_norm_parts": 2, **changes}.items()]
+    torch.manual_seed(3)
+    return build_method(config_of("moco_v2_geo", *named), 10, 0).train()
+
+
+def pictures(seed, batch=16):
+    draws = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, 3, 16, 16, generator=draws), torch.randn(batch, 3, 16, 16, generator=draws)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_moco_meets_its_keys_where_they_will_be_written_and_in_the_order_of_its_queries(symmetric):
+    """Over the end of the ring, with keys that were computed in shuffled parts."""
+    model = moco(symmetric=symmetric, shuffle_keys=True)
+    pool, wrapped = model.contrast.pool, False
+    for step in range(8):
+        model.start_step(step)
+        first, second = pictures(step)
+        one = copy.deepcopy(model).contrast
+        with torch.no_grad():
+            queries = unit(torch.cat([one.encoder(first), one.encoder(second)][: 1 + symmetric]))
+            keys = torch.cat([one.encode_keys(second, 7 + step), one.encode_keys(first, 7 + step)][: 1 + symmetric])
+        found, inserted = copy.deepcopy(model)(first, second, None, 7 + step)
+        written = copy.deepcopy(pool)
+        columns = written.insert(keys)
+        graph, rows = written.graph(), written.queue.rows()
+        similarity = queries @ rows.T if graph is None else geodesic_similarity(queries, rows, graph, num_attached=2)
+        assert found.item() == pytest.approx(info_nce(5.0 * similarity, columns).item(), rel=1e-4)
+        torch.testing.assert_close(inserted, keys, rtol=0, atol=1e-5)
+        wrapped |= bool(columns[-1] < columns[0] and graph is not None)
+        model.insert(inserted)
+    assert wrapped
+
+
+def test_shuffled_keys_come_back_to_their_queries():
+    """A momentum encoder that looks at one picture at a time gives the same keys, shuffled or not."""
+    contrast = moco().contrast.eval()
+    _, second = pictures(0)
+    torch.testing.assert_close(contrast.encode_keys(second, 5), contrast.encode_keys(second), rtol=0, atol=1e-5)
+    alone = torch.cat([contrast.encode_keys(picture[None]) for picture in second])
+    torch.testing.assert_close(contrast.encode_keys(second, 5), alone, rtol=0, atol=1e-5)
+
+
+def of_processes(count):
+    """Loss and gradients of two steps of SwAV with a queue, this process's share of the batch; and the queue."""
+    model, found = swav(queue=2 * BATCH), []
+    own = slice(rank() * BATCH // count, (rank() + 1) * BATCH // count)
+    for step in range(4):
+        model.start_step(step)
+        first, second = views(20 + step)
+        loss, keys = model(first[own], second[own])
+        model.insert(keys)
+        gradients = torch.autograd.grad(loss, [each for each in model.parameters() if each.requires_grad])
+        found.append([loss.detach(), *gradients])
+    return found, model.queue.features
+
+
+def test_two_processes_are_one():
+    one, (first, second) = of_processes(1), in_processes(2, of_processes, 2)
+    for alone, here, there in zip(one[0], first[0], second[0]):
+        for expected, left, right in zip(alone, here, there):
+            torch.testing.assert_close((left + right) / 2, expected, rtol=1e-9, atol=1e-12)
+    for queue in (first[1], second[1]):
+        torch.testing.assert_close(queue, one[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["moco_v2_geo", "swav_geo"])
+def test_a_run_goes_on_within_a_period_to_the_last_bit(name, tmp_path):
+    own = ("method.small_views=1", "method.code_queue=24") if name == "swav_geo" else ()
+    config = config_of(name, *own, "method.graph_update_interval=3", "optim.steps=8", "run.save_every=7",
+                       "run.evaluate_every=0", "run.log_every=1", "data.num_test=20")  # fmt: skip
+    files, pictures = [RunFiles(tmp_path / each) for each in ("whole", "resumed")], open_training_set(config.data)
+    pretrain(config, pictures, files[0], False, Accelerator(cpu=True))
+    shutil.copytree(files[0].folder, files[1].folder)
+    shutil.rmtree(files[1].checkpoints / "step-00000008")
+    pretrain(config, pictures, files[1], True, Accelerator(cpu=True))
+    whole, resumed = (last_checkpoint(each.checkpoints).model_tensors() for each in files)
+    assert all(torch.equal(tensor, resumed[key]) for key, tensor in whole.items())
+    assert whole["contrast.pool.has_graph" if name == "moco_v2_geo" else "prototypes.has_paths"]
+    losses = [[line["loss"] for line in read_log(each.log) if line["event"] == "train"] for each in files]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "message"),
+    [
+        ("moco_v2_geo", "method.ema_momentum=null", "ema_momentum = None with moco_v2; accepted: a number"),
+        ("swav", "method.ema_momentum=0.9", "ema_momentum = 0.9 with swav; accepted: null"),
+        ("moco_v2", "method.small_views=2", "small_views = 2 with moco_v2; accepted: 0"),
+        ("moco_v2", "method.distance=oblique", "distance.*oblique.*cosine.*geodesic"),
+        ("moco_v2", "method.batch_norm_parts=3", "does not split into method.batch_norm_parts = 3"),
+    ],
+)
+def test_what_fits_not_is_said_by_key(name, override, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of(name, override)
+
+
+def test_table_5_stands_beside_random_weights(tmp_path):
+    few = ("optim.steps=3", "data.num_train=48", "data.num_test=20", "run.evaluate_every=0", "run.save_every=0")
+    parts = SmokeParts("geomm", tmp_path, few)
+    table = from_json((parts("table5") / "table5.json").read_text())
+    assert [row.method for row in table.rows] == ["random weights", "MOCOv2", "Geo-MOCOv2", "SwAV", "Geo-SwAV"]
+    for row in table.rows:
+        assert row.ours["epochs_100"] is None  # of ResNet-50 on ImageNet
+        assert 0 <= row.ours["linear_probe"].mean <= 100
+        assert row.ours["knn"].chance == pytest.approx(10)
+    assert "pool of 40 compared by the geodesic distance (knn_local_st, 2 x 3 centres" in table.rows[2].note
+    assert "7 prototypes compared by the cosine" in table.rows[3].note
