@@ -53,6 +53,7 @@ class MethodConfig(DistanceConfig):
     ema_momentum: float = setting(0.995, at_least=0.0, at_most=1.0)  # of the encoder of keys
     distillation: float = setting(0.4, at_least=0.0, at_most=1.0)  # alpha: share of the momentum model's targets
     targets: Literal["own", "ids"] = "own"  # ids: all captions of a picture are positives (fine-tuning)
+    projection_bias: bool = True  # of clip; FLIP: none
     fusion_layers: int = setting(2, at_least=1)  # of albef
     mask_probability: float = setting(0.15, at_least=0.0, below=1.0)  # of albef's words; 0 = none are masked
     k_test: int = setting(128, at_least=10)  # candidates that albef's matching head ranks again

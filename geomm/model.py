@@ -49,7 +49,7 @@ def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
     towers[1].final_norm = nn.Identity()  # ALBEF's text tower is BERT's, which ends in the LayerNorm of its last layer
     base = {"clip": QueueClip, "albef": Albef, "tcl": Tcl}[method.base]
     if base is QueueClip:
-        encoders = ProjectedTowers(*towers, model.embedding_dim)
+        encoders = ProjectedTowers(*towers, model.embedding_dim, method.projection_bias)
     else:
         text = model.text
         fusion = FusionTransformer(text.width, model.image.width, method.fusion_layers, text.heads, text.mlp_ratio)

@@ -166,6 +166,18 @@ def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
     assert len(losses[0]) == 7
 
 
+@pytest.mark.parametrize("row", ["towers_flip", "flip", "flip_geo"])
+def test_flip_masks_half_of_the_patches_in_training_and_begins_at_a_temperature_of_a_hundredth(row):
+    model = build_model(config_of(row), SimpleNamespace(vocabulary_size=30, mask_id=4, end_id=3, pad_id=0)).train()
+    assert model.logit_scale().item() == pytest.approx(100)
+    assert model.encoders.image_projection.bias is model.encoders.text_projection.bias is None
+    pictures, seen = torch.randn(3, 3, 32, 32), []
+    model.image_tower.transformer.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1]))
+    model.encode_image(pictures)
+    model.eval().encode_image(pictures)
+    assert seen == [1 + 2, 1 + 4]
+
+
 def test_a_log_says_what_the_pools_are_like(finetuned):
     last = [line for line in read_log(finetuned.files.log) if line["event"] == "train"][-1]
     assert last["loss"] == pytest.approx(last["contrast"] + last["matching"] + last["words"])

@@ -37,15 +37,20 @@ class ProjectedTowers(nn.Module):
         image_tower: without projection.
         text_tower: without projection, one class token.
         embedding_dim: of both projections.
+        bias: of both; ALBEF has them, CLIP and FLIP do not.
     """
 
     def __init__(
-        self, image_tower: VisionTransformer, text_tower: BidirectionalTextTransformer, embedding_dim: int
+        self,
+        image_tower: VisionTransformer,
+        text_tower: BidirectionalTextTransformer,
+        embedding_dim: int,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.image_tower, self.text_tower = image_tower, text_tower
-        self.image_projection = nn.Linear(image_tower.width, embedding_dim)
-        self.text_projection = nn.Linear(text_tower.width, embedding_dim)
+        self.image_projection = nn.Linear(image_tower.width, embedding_dim, bias)
+        self.text_projection = nn.Linear(text_tower.width, embedding_dim, bias)
 
     def text_mask(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(batch, length), True at words and False at padding."""
