@@ -70,23 +70,22 @@ def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
 
 @torch.no_grad()
 def start_(model: QueueClip, config: Config) -> dict[str, int]:
-    """Fills a model with weights of the run that its row starts from, or of a BERT, in place; the pools stay empty.
+    """Fills a model with weights of a BERT, then of the run that its row starts from, in place; the pools stay empty.
 
     Args:
         model: unwrapped.
-        config: start.run is the folder of a finished run, start.part what is taken of it; or start.bert names a BERT.
+        config: start.bert names a BERT, start.run is the folder of a finished run, start.part what is taken of it.
     Returns:
-        What a log says: how many tensors were filled, and of a run how many of the trained ones are new.
+        What a log says: how many tensors each has filled, and after a run how many of the trained ones are not its.
     Raises:
         ConfigError: that run has other sizes, lacks a tower, or has a part that this row has no place for.
         WeightsError: a BERT that does not fit.
     """
-    start, own = config.start, model.state_dict()
+    start, own, told = config.start, model.state_dict(), {}
     if start.bert:
-        bert, encoders = read_bert(start.bert, "start.bert"), model.encoders
-        head = getattr(encoders, "word_head", None) if hasattr(bert, "cls") else None
-        load_bert_(bert, encoders.text_tower, getattr(encoders, "fusion", None), head)
-        return {"filled": sum(1 for _ in bert.named_parameters())}
+        told["of_bert"] = _start_from_bert_(model.encoders, start.bert)
+    if not start.run:
+        return told
     tensors = named_checkpoint(Path(start.run)).model_tensors()
     tower, positions = model.image_tower, "encoders.image_tower.position_embedding"
     grid = tower.image_size // tower.patch_size  # pictures may be larger than those of the run, as in ALBEF
@@ -106,7 +105,18 @@ def start_(model: QueueClip, config: Config) -> dict[str, int]:
     for name, tensor in taken.items():
         own[name].copy_(tensor)
     new = [name for name, parameter in model.named_parameters() if parameter.requires_grad and name not in taken]
-    return {"filled": len(taken), "new": len(new)}
+    return {**told, "filled": len(taken), "new": len(new)}
+
+
+def _start_from_bert_(encoders: ProjectedTowers, name: str) -> int:
+    bert, layers = read_bert(name, "start.bert"), len(encoders.text_tower.transformer.blocks)
+    fusion = getattr(encoders, "fusion", None)
+    if fusion is None:  # the same text tower as beside a fusion
+        of_tower = bert.base_model.encoder
+        of_tower.layer, bert.config.num_hidden_layers = of_tower.layer[:layers], len(of_tower.layer[:layers])
+    head = getattr(encoders, "word_head", None) if hasattr(bert, "cls") else None
+    load_bert_(bert, encoders.text_tower, fusion, head)
+    return sum(1 for _ in bert.named_parameters())
 
 
 def trained_parts(losses: tuple) -> dict[str, torch.Tensor]:

@@ -71,7 +71,8 @@ def train(
     model, journal, transform, tokenizer = run.bare_model, run.journal, run.training.transform, run.training.tokenizer
     if not journal.first_step:
         if config.start.run or config.start.bert:
-            journal.told("start", f"started from {config.start.run or config.start.bert}", **start_(model, config))
+            names = " and ".join(filter(None, (config.start.bert, config.start.run)))
+            journal.told("start", f"started from {names}", **start_(model, config))
         model.start_momentum_()
     encoder = encoder_of(model, config, run.training, device)
     mask_id = mask_id_of(tokenizer)

@@ -237,19 +237,12 @@ class TextTowerConfig(TowerConfig):
 
 @dataclass(frozen=True)
 class StartConfig:
-    """The run of another row that a run starts from: same scale, seed and overrides."""
+    """The weights that a run starts from: of a BERT, over them those of the run of another row, same scale and seed."""
 
     row: str = ""  # stem of its file in configs/; "" = none. It is trained first where it is missing
     part: Literal["towers", "all"] = "all"  # towers: with their projections and the temperature
     run: str = ""  # its folder, filled in by whoever finds or trains it
-    bert: str = ""  # instead of a row: a BERT, lower layers for the text tower, upper ones for a fusion transformer
-
-    def __post_init__(self) -> None:
-        if self.bert and (self.row or self.run):
-            raise ValueError(
-                f"start.bert = {self.bert} with start.row = {self.row or self.run}; accepted: one of them, the other "
-                "empty"
-            )
+    bert: str = ""  # a BERT: lower layers for the text tower, upper ones for a fusion transformer, if there is one
 
 
 @dataclass(frozen=True)
