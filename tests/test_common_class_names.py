@@ -116,7 +116,7 @@ def test_a_template_has_one_placeholder(write, template, words):
         ("a.txt", "", "", "a.txt has no classes"),
         ("a.txt", "cat\n", "pets", "is a text file for one data set; data set 'pets' can be chosen in JSON only"),
         ("a.txt", "cat\ndog\nbird\n", "", "3 class names, the label set has 2 classes"),
-        ("a.json", "{", "", "a.json is not valid JSON"),
+        ("a.json", "{", "", "a.json: not valid JSON"),
         ("a.json", ["cat"], "", "holds a list; accepted: a mapping"),
         ("a.json", {"cifar10": ["cat"]}, "CIFAR10", "has no data set 'CIFAR10'; accepted: cifar10"),
         ("a.json", {"cifar10": ["cat"]}, "cifar100", "accepted: cifar10; did you mean cifar10?"),

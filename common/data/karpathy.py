@@ -9,7 +9,6 @@ Files may be packed with gzip. The raw captions are used, not the joined tokens,
 """
 
 import itertools
-import json
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from common.data.broken import Unusable
 from common.data.decoding import refuse_split
 from common.data.picture_files import PictureFiles
 from common.data.rows import Row, picture_path, pictures_of
-from common.data.text_files import read_text
+from common.data.text_files import read_json
 
 # data set and split -> pictures, captions (0 = not checked)
 EXPECTED = {
@@ -68,7 +67,7 @@ def open_karpathy(
         UserWarning: if a known split has not the usual number of pictures or captions.
     """
     annotations = Path(annotations).expanduser()
-    content = _read_json(annotations)
+    content = read_json(annotations)
     set_name, together = annotations.name, None
     if isinstance(content, dict) and isinstance(content.get("images"), list):
         if isinstance(content.get("annotations"), list):
@@ -181,17 +180,6 @@ def _list_row(number: int, row: Any) -> Row:
         return Row(place, fault=f"entry has the wrong type: {type(row).__name__} instead of an object")
     captions = row.get("captions", row.get("caption"))
     return Row(place, row.get("image"), captions, row.get("image_id"), row.get("caption_ids"))
-
-
-def _read_json(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; accepted: a JSON file, which may be packed with gzip")
-    try:
-        return json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from None
-    except RecursionError:
-        raise ValueError(f"{path}: not valid JSON: nested too deeply") from None
 
 
 def _is_id(value: Any) -> bool:

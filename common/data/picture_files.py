@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -73,21 +73,14 @@ class PictureFiles:
 
     def _existing(self, entries: list[Entry]) -> tuple[list[Entry], list[int]]:
         """Entries whose picture is there, and the bytes that each has."""
-        folders: dict[str, set[str]] = {}
-        places = [os.path.split(self.images / entry.path) for entry in entries]
-        for folder, name in places:
-            folders.setdefault(folder, set()).add(name)
-        sizes = {folder: _sizes_of(folder, names) for folder, names in folders.items()}
-        kept, bytes_of = [], []
-        for entry, (folder, name) in zip(entries, places):
-            size = sizes[folder].get(name)
+        sizes = sizes_of_files(self.images / entry.path for entry in entries)
+        kept = []
+        for entry, (path, size) in zip(entries, sizes):
             if size:
                 kept.append(entry)
-                bytes_of.append(size)
-                continue
-            fault = "missing picture: no such file" if size is None else "picture cannot be decoded: it has no bytes"
-            self.broken_at_open.append(BrokenSample(Path(folder) / name, "", fault))
-        return kept, bytes_of
+            else:
+                self.broken_at_open.append(missing_picture(path, size))
+        return kept, [size for _, size in sizes if size]
 
     def __len__(self) -> int:
         """Number of pictures."""
@@ -195,6 +188,22 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
         f"{annotations}: no folder has its pictures, such as {probed[0]!r}; looked in {some([*map(str, places)], 8)}; "
         "set data.images to their folder"
     )
+
+
+def sizes_of_files(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
+    """Each path with the bytes of its file, None where there is none; each folder is listed once, no file is opened."""
+    paths = list(paths)
+    folders: dict[str, set[str]] = {}
+    for folder, name in map(os.path.split, paths):
+        folders.setdefault(folder, set()).add(name)
+    sizes = {folder: _sizes_of(folder, names) for folder, names in folders.items()}
+    return [(path, sizes[folder].get(name)) for path, (folder, name) in zip(paths, map(os.path.split, paths))]
+
+
+def missing_picture(path: Path, size: int | None) -> BrokenSample:
+    """What is wrong with a file of no bytes, or none at all."""
+    fault = "missing picture: no such file" if size is None else "picture cannot be decoded: it has no bytes"
+    return BrokenSample(path, "", fault)
 
 
 def _sizes_of(folder: str, names: set[str]) -> dict[str, int]:

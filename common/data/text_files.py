@@ -50,16 +50,38 @@ def read_text(path: Path) -> str:
         raise ValueError(f"{path} is no text in UTF-8: {error}") from error
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file holds, plain or gzip.
+
+    Raises:
+        FileNotFoundError, ValueError: no such file, unreadable, or no JSON; names the file.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; accepted: a JSON file, which may be packed with gzip")
+    return parsed_json(read_text(path), path)
+
+
+def parsed_json(text: str, path: Path) -> Any:
+    """What a text of JSON holds.
+
+    Raises:
+        ValueError: it is none; names the file that it was read from.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: not valid JSON: nested too deeply") from None
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """The mapping that a JSON file holds, plain or gzip.
 
     Raises:
         ValueError: names the file: unreadable, no JSON, or another type at its top.
     """
-    try:
-        content = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    content = parsed_json(read_text(path), path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; accepted: a mapping")
     return content

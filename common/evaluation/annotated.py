@@ -5,6 +5,7 @@ Pure functions of answers and labels; fractions in [0, 1].
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 NUM_ANNOTATORS = 10
 ENTAILMENT_LABELS = ("contradiction", "neutral", "entailment")  # label = place, ALBEF's map
@@ -35,6 +36,7 @@ _CONTRACTIONS = {"somebody'd": "somebodyd"} | {
 }
 
 
+@lru_cache(maxsize=1 << 16)
 def normalize_answer(answer: str) -> str:
     """Punctuation, digits, articles and contractions of an answer, by the official rules in their order.
 
@@ -63,6 +65,29 @@ def vqa_score(predicted: str, answers: Sequence[str]) -> float:
     matches = sum(answer == predicted for answer in answers)
     # left out: one of the matching annotators, or one of the others
     return (matches * min(1.0, (matches - 1) / 3) + (len(answers) - matches) * min(1.0, matches / 3)) / len(answers)
+
+
+def best_answers(questions: Sequence[Sequence[str]], closed: Sequence[str] | None = None) -> list[str]:
+    """The answer of the highest score for each question: `vqa_metrics` of them is the best that can be attained.
+
+    It lies below 1 where no four annotators agree.
+
+    Args:
+        questions: the annotated answers to each.
+        closed: the answers that a model chooses from; None = any.
+    Returns:
+        One each, the first of equals; "" where the closed list has none of them.
+    """
+    spelled = {} if closed is None else {normalize_answer(answer): answer for answer in reversed(closed)}
+    known, best = set(closed or ()), []
+    for answers in questions:
+        forms = {normalize_answer(answer): answer for answer in reversed(answers)}
+        if closed is not None:
+            alike = len(set(answers)) == 1  # which is taken to the letter
+            letters = {answer: answer for answer in answers if answer in known}
+            forms = letters if alike else {form: spelled[form] for form in forms if form in spelled}
+        best.append(max(reversed(forms.values()), key=lambda answer: vqa_score(answer, answers), default=""))
+    return best
 
 
 def vqa_metrics(

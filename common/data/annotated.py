@@ -1,0 +1,422 @@
+"""Annotated pictures: questions (VQA v2), hypotheses (SNLI-VE), statements on two (NLVR2), boxes (RefCOCO+).
+
+    read_vqa("v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json")
+    open_annotated("nlvr2", "dev.json", images="/data/nlvr2/dev")[0]  # {"images", "statement", "label", ...}
+
+Items have the keys of the scenes' tasks of the same name, but that boxes are (x, y, width, height) in pixels of their
+picture. Files are JSON or JSON lines, which may be packed with gzip; each reader also takes the lists that ALBEF's
+authors publish. Rows that cannot be used are listed with their place and reason.
+"""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from common.base.arguments import some
+from common.data.broken import BrokenSample, Unusable, check_opened, named
+from common.data.decoding import PackedTexts, content_hash, id_text, read_picture, row_of, sampled_places
+from common.data.picture_files import find_images, missing_picture, sizes_of_files
+from common.data.rows import picture_path
+from common.data.scenes.tasks.entailment import ENTAILMENT_LABELS
+from common.data.text_files import parsed_json, read_json, read_text
+
+UNLABELLED = "-"  # of a SNLI-VE row on which no label was agreed: no item, and nothing is wrong with it
+_TRUTH = ("False", "True")  # label = place
+_RIM = 1.0  # pixels by which a box may lie outside: annotators' boxes are rounded
+_PICKLE = (".p", ".pkl", ".pickle")
+
+
+class Annotation(NamedTuple):
+    """One row, checked. pictures: their paths, one or (left, right). item: what its item holds beside them."""
+
+    pictures: tuple[str, ...]
+    item: dict[str, Any]
+
+
+class Annotations(NamedTuple):
+    """The rows of a file, in order, and those that cannot be used."""
+
+    rows: list[Annotation]
+    broken: list[BrokenSample]
+
+
+Raw = Iterator[tuple[str, Any]]  # place (rows count from 1, as lines do), row as the file has it
+
+
+def read_vqa(path: str | Path, answers: str | Path | None = None) -> Annotations:
+    """Questions with their annotators' answers.
+
+    Args:
+        path: the official questions, or rows {"question", "answers" or "answer", "image" or "image_id"}.
+        answers: the official annotations of these questions; rows have their own.
+    Returns:
+        Items {"question", "answers": list of str, "answer": the most frequent of them, "answer_type", "question_id",
+        "image_id"}. A picture without a path is COCO's of that number.
+    Raises:
+        ValueError: names the file: no JSON, another layout, or one of the two official files alone.
+    """
+    path = Path(path).expanduser()
+    content = _content(path)
+    if isinstance(content, dict) and isinstance(content.get("questions"), list):
+        if answers is None:
+            raise ValueError(f"{path} holds questions alone; accepted: with the file of their annotations")
+        answers = Path(answers).expanduser()
+        given = _content(answers)
+        if not isinstance(given, dict) or not isinstance(given.get("annotations"), list):
+            raise ValueError(f"{answers}: accepted: an object with a list 'annotations', VQA v2's own file")
+        subset = content.get("data_subtype", given.get("data_subtype"))
+        folder = f"COCO_{subset}_" if isinstance(subset, str) and not subset.endswith("2017") else ""
+        rows = _joined(content["questions"], given["annotations"])
+        return _checked(path, rows, lambda row: _vqa(row, folder))
+    if answers is not None:
+        raise ValueError(f"{path} holds no list 'questions', which {answers} could answer; accepted: VQA v2's own file")
+    return _checked(path, _listed(path, content), _vqa)
+
+
+def read_entailment(path: str | Path) -> Annotations:
+    """Hypotheses about pictures: SNLI-VE's lines, or rows {"image", "hypothesis" or "sentence", "label"}.
+
+    Returns:
+        Items {"hypothesis", "label": place in `ENTAILMENT_LABELS`, "image_id"}; rows labelled "-" are left out.
+    """
+    path = Path(path).expanduser()
+    labelled = (
+        (place, row)
+        for place, row in _listed(path, _content(path))
+        if not (isinstance(row, dict) and row.get("gold_label", row.get("label")) == UNLABELLED)
+    )
+    return _checked(path, labelled, _entailment)
+
+
+def read_nlvr2(path: str | Path) -> Annotations:
+    """Statements on two pictures: NLVR2's lines, or rows {"images": [left, right], "sentence", "label"}.
+
+    Returns:
+        Items {"statement", "label": 1 if true, else 0, "identifier" where the file gives it, "image_id"}.
+    """
+    path = Path(path).expanduser()
+    return _checked(path, _listed(path, _content(path)), _nlvr2)
+
+
+def read_refcoco(path: str | Path) -> Annotations:
+    """Expressions, each with the box of what it means and the boxes to choose from; boxes are (x, y, width, height).
+
+    Args:
+        path: JSON rows {"image", "sentence" or "text", "box", "proposals"}, pixels of the picture as it is.
+            `docs/annotations.md` says how REFER's pickle becomes such a file.
+    Returns:
+        Items {"text", "box": 4 numbers, "proposals": at least one such box, "image_id"}.
+    """
+    path = Path(path).expanduser()
+    return _checked(path, _listed(path, _content(path)), _refcoco)
+
+
+READERS: dict[str, Callable[..., Annotations]] = {
+    "vqa": read_vqa,
+    "visual_entailment": read_entailment,
+    "nlvr2": read_nlvr2,
+    "grounding": read_refcoco,
+}
+
+
+def read_answer_list(path: str | Path) -> list[str]:
+    """The closed list of answers that a model chooses from: a JSON list of distinct strings (the paper's has 3,192).
+
+    Raises:
+        ValueError: names the file and what is wrong with it.
+    """
+    path = Path(path).expanduser()
+    content = _content(path)
+    if not isinstance(content, list) or not content or not all(isinstance(answer, str) for answer in content):
+        raise ValueError(f"{path}: accepted: a JSON list of answers, strings, at least one")
+    twice = [answer for answer, times in Counter(content).items() if times > 1]
+    if twice:
+        raise ValueError(f"{path}: {some([*map(repr, twice)], 3)} stand in it twice; accepted: each answer once")
+    return content
+
+
+def check_answer_list(given: Iterable[Sequence[str]], answers: Sequence[str], name: str) -> dict[str, int]:
+    """How much of what annotators said a closed list can say.
+
+    Args:
+        given: the answers to each training question.
+        answers: the list.
+        name: of it, for the message.
+    Returns:
+        "questions", "questions_without" (none of its answers is in the list), "answers", "answers_outside".
+    Raises:
+        ValueError: no answer is in the list.
+    """
+    known, given = set(answers), [list(group) for group in given]
+    said = [answer for group in given for answer in group]
+    outside = sum(answer not in known for answer in said)
+    if outside == len(said):
+        raise ValueError(
+            f"{name}: none of its {len(answers)} answers ({some([*map(repr, answers)], 3)}) answers one of the "
+            f"{len(given)} questions to train on ({some([*map(repr, said)], 3)}); accepted: a list with some of them"
+        )
+    without = sum(known.isdisjoint(group) for group in given)
+    return {"questions": len(given), "questions_without": without, "answers": len(said), "answers_outside": outside}
+
+
+class AnnotatedPictures:
+    """Annotated pictures, by position. Pictures are decoded when they are read, not before.
+
+    A row one of whose picture files is not there is listed in `broken_at_open` and is no item.
+
+    Args:
+        annotations: what was read. path: of the file, for messages.
+        images: folder that relative picture paths start from; None looks for it, see `find_images`.
+        name: for logs and tables.
+        root: a second place to look for the pictures.
+        max_broken_share: opening fails when more than this share of at least 100 rows is broken, in [0, 1].
+    Raises:
+        FileNotFoundError: if there is no folder with the pictures.
+        ValueError: if nothing is left, or too much is broken.
+    """
+
+    def __init__(
+        self,
+        annotations: Annotations,
+        path: str | Path,
+        images: str | Path | None = None,
+        *,
+        name: str = "",
+        root: Path | None = None,
+        max_broken_share: float = 0.01,
+    ) -> None:
+        self.file = Path(path)
+        self.name, self.broken_at_open = name or self.file.name.partition(".")[0], list(annotations.broken)
+        paths = [picture for row in annotations.rows for picture in row.pictures]
+        self.images = find_images(paths, self.file, images, root) if paths else self.file.parent
+        sizes = dict(sizes_of_files(self.images / each for each in dict.fromkeys(paths)))
+        kept = []
+        for row in annotations.rows:
+            missing = [self.images / each for each in row.pictures if not sizes[self.images / each]]
+            if missing:
+                self.broken_at_open.append(missing_picture(missing[0], sizes[missing[0]]))
+            else:
+                kept.append(row)
+        check_opened(f"{path}: no annotated picture", len(kept), self.broken_at_open, max_broken_share)
+        self._rows = PackedTexts(json.dumps(row, ensure_ascii=False) for row in kept)
+        self._sizes = [sizes[self.images / each] for row in kept for each in row.pictures]
+
+    def __len__(self) -> int:
+        """Number of items."""
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """What the row says, with "image", a Pillow image in RGB, or "images", the left and the right one.
+
+        Raises:
+            BrokenSample: a picture that cannot be read, or a box outside of it; names file and reason.
+            IndexError: if there is no such item.
+        """
+        pictures, item = json.loads(self._rows[row_of(index, self)])
+        decoded = [read_picture(self.images / each) for each in pictures]
+        if "box" in item:
+            with named(self.file, f"{item['text']!r} in {pictures[0]}"):
+                for key, boxes in (("box", [item["box"]]), ("proposals", item["proposals"])):
+                    _check_inside(key, boxes, decoded[0])
+        return ({"image": decoded[0]} if len(decoded) == 1 else {"images": decoded}) | item
+
+    def row(self, index: int) -> dict[str, Any]:
+        """What the row says, without touching its pictures."""
+        return json.loads(self._rows[row_of(index, self)])[1]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over rows, sizes of the picture files, and some pictures (`sampled_places`)."""
+        digest = hashlib.sha256(json.dumps(self._sizes).encode())
+        self._rows.feed(digest.update)
+        for place in sampled_places(len(self)):
+            for picture in json.loads(self._rows[place])[0]:
+                digest.update(content_hash(self.images / picture))
+        return digest.hexdigest()
+
+    def __repr__(self) -> str:
+        return f"AnnotatedPictures({self.name!r}, {len(self)} items)"
+
+
+def open_annotated(
+    task: str, path: str | Path, images: str | Path | None = None, answers: str | Path | None = None, **options: Any
+) -> AnnotatedPictures:
+    """The items of an annotation file with their pictures.
+
+    Args:
+        task: one of `READERS`, the names of the scenes' tasks.
+        path: the file. images: see `AnnotatedPictures`, as `options` are.
+        answers: VQA's annotations where they are a file of their own.
+    Raises:
+        ValueError, FileNotFoundError: as the reader and `AnnotatedPictures` do.
+    """
+    if task not in READERS:
+        raise ValueError(f"unknown task {task!r}; known tasks: {', '.join(READERS)}")
+    found = READERS[task](path) if answers is None else READERS[task](path, answers)
+    return AnnotatedPictures(found, path, images, **options)
+
+
+def _content(path: Path) -> Any:
+    """What a file of JSON holds; of JSON lines a list, with a line that cannot be read as its text."""
+    if path.suffix in _PICKLE or (path.is_file() and path.open("rb").read(1) == b"\x80"):
+        raise ValueError(
+            f"{path} is a pickle, which can run any program when it is loaded, so it is not; accepted: JSON rows "
+            "{image, sentence, box, proposals}. docs/annotations.md says how to make them of REFER's file"
+        )
+    if not path.is_file():
+        return read_json(path)  # says so
+    text = read_text(path)
+    first, _, rest = text.partition("\n")
+    if ".jsonl" in path.name or (rest.strip() and isinstance(_of_line(first), dict)):
+        return [_of_line(line) for line in text.removesuffix("\n").split("\n")]
+    return parsed_json(text, path)
+
+
+def _of_line(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        return line
+
+
+def _listed(path: Path, content: Any) -> Raw:
+    if not isinstance(content, list):
+        raise ValueError(f"{path} holds a {type(content).__name__}; accepted: a list of rows, or one row on each line")
+    return ((f"row {number}", row) for number, row in enumerate(content, 1))
+
+
+def _joined(questions: list[Any], annotations: list[Any]) -> Raw:
+    """The questions with the answers of the same question_id; answers to no question come last, alone."""
+    answers = {}
+    for number, row in enumerate(annotations, 1):
+        question = row.get("question_id") if isinstance(row, dict) else None
+        answers[question if isinstance(question, int | str) else f"annotation {number}"] = row
+    for number, row in enumerate(questions, 1):
+        found = answers.pop(row.get("question_id"), {}) if isinstance(row, dict) else {}
+        yield f"question {number}", {**found, **row} if isinstance(row, dict) and isinstance(found, dict) else row
+    for question, row in answers.items():
+        yield f"annotation of question {question}", row
+
+
+def _checked(path: Path, rows: Raw, check: Callable[[dict[str, Any]], Annotation]) -> Annotations:
+    found = Annotations([], [])
+    for place, row in rows:
+        try:
+            if not isinstance(row, dict):
+                raise Unusable(f"row has the wrong type: {type(row).__name__} instead of an object")
+            found.rows.append(check(row))
+        except Unusable as error:
+            found.broken.append(BrokenSample(path, place, str(error)))
+    check_opened(f"{path}: no annotation that can be used", len(found.rows), found.broken, max_share=1.0)
+    return found
+
+
+def _vqa(row: dict[str, Any], prefix: str = "") -> Annotation:
+    question, answers = _text(row, "question"), row.get("answers", row.get("answer"))
+    answers = [answers] if isinstance(answers, str) else answers
+    if not isinstance(answers, list) or not answers:
+        raise Unusable(f"missing answers: answers = {str(answers)[:60]}; accepted: a list of at least one")
+    answers = [each.get("answer") if isinstance(each, dict) else each for each in answers]
+    if not all(isinstance(each, str) for each in answers):
+        raise Unusable(f"answer is no text: answers = {str(answers)[:60]}; accepted: strings")
+    path = row["image"] if "image" in row else f"{prefix}{_number(row, 'image_id'):012}.jpg"
+    item = {"question": question, "answers": answers, "answer": Counter(answers).most_common(1)[0][0]}
+    item |= {"answer_type": row.get("answer_type") or "other", "question_id": row.get("question_id")}
+    return _annotation([path], item, row.get("image_id"))
+
+
+def _entailment(row: dict[str, Any]) -> Annotation:
+    label = _choice(row, ENTAILMENT_LABELS, "gold_label", "label")
+    image = _text(row, "Flikr30kID", "Flickr30K_ID", "Flickr30kID", "image")
+    path = image if PurePosixPath(image).suffix else f"{image}.jpg"
+    return _annotation([path], {"hypothesis": _text(row, "hypothesis", "sentence2", "sentence"), "label": label})
+
+
+def _nlvr2(row: dict[str, Any]) -> Annotation:
+    item = {"statement": _text(row, "statement", "sentence"), "label": _choice(row, _TRUTH, "label")}
+    paths, identifier = row.get("images"), row.get("identifier")
+    if identifier is not None:
+        item["identifier"] = _text(row, "identifier")
+    if paths is None:
+        parts = _text(row, "identifier").split("-")
+        if len(parts) != 4:
+            raise Unusable(
+                f"identifier of another form: identifier = {identifier!r}; accepted: split-set-pair-sentence"
+            )
+        folder = f"{id_text(row['directory'], 'directory')}/" if "directory" in row else ""  # of the training pictures
+        paths = [f"{folder}{'-'.join(parts[:3])}-img{side}.png" for side in range(2)]
+    if not isinstance(paths, list) or len(paths) != 2:
+        raise Unusable(f"not two pictures: images = {str(paths)[:80]}; accepted: [left, right]")
+    return _annotation(paths, item, identifier)
+
+
+def _refcoco(row: dict[str, Any]) -> Annotation:
+    boxes = row.get("proposals")
+    if not isinstance(boxes, list) or not boxes:
+        raise Unusable(f"no proposals: proposals = {str(boxes)[:60]}; accepted: a list of at least one box")
+    item = {"text": _text(row, "sentence", "text"), "box": _box("box", row.get("box"))}
+    item["proposals"] = [_box(f"proposals[{number}]", box) for number, box in enumerate(boxes)]
+    return _annotation([row.get("image")], item, row.get("image_id"))
+
+
+def _annotation(paths: Sequence[Any], item: dict[str, Any], image_id: Any = None) -> Annotation:
+    pictures = tuple(picture_path(path) for path in paths)
+    item["image_id"] = PurePosixPath(pictures[0]).stem if image_id is None else id_text(image_id)
+    return Annotation(pictures, item)
+
+
+def _text(row: dict[str, Any], *keys: str) -> str:
+    """The text of the first of these keys that the row has."""
+    key = next((key for key in keys if key in row), None)
+    if key is None:
+        raise Unusable(f"missing {keys[0]}: keys {some([*map(str, row)], 6)}; accepted: {' or '.join(keys)}")
+    if not isinstance(row[key], str) or not row[key].strip():
+        raise Unusable(f"{keys[0]} is no text: {key} = {str(row[key])[:60]!r}; accepted: a string with a visible sign")
+    return id_text(row[key], key)
+
+
+def _choice(row: dict[str, Any], labels: Sequence[str], *keys: str) -> int:
+    """Place of the row's label among the accepted ones, in any case."""
+    key = next((key for key in keys if key in row), keys[0])
+    small = [label.lower() for label in labels]
+    if str(row.get(key)).lower() not in small:
+        raise Unusable(f"unknown label: {key} = {row.get(key)!r}; accepted: {', '.join(labels)}")
+    return small.index(str(row[key]).lower())
+
+
+def _number(row: dict[str, Any], key: str) -> int:
+    if not str(row.get(key)).isdecimal():
+        raise Unusable(
+            f"missing picture: {key} = {row.get(key)!r}; accepted: COCO's number of it, or its path as image"
+        )
+    return int(row[key])
+
+
+def _box(key: str, box: Any) -> list[float]:
+    if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
+        raise Unusable(f"not a box: {key} = {str(box)[:60]}; accepted: [x, y, width, height] in pixels")
+    if min(box[2:]) <= 0:
+        raise Unusable(f"box without area: {key} = {box}; accepted: width and height above 0")
+    return box
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_inside(key: str, boxes: Sequence[Sequence[float]], picture: Image.Image) -> None:
+    """Boxes of another size of the picture would ground nothing."""
+    for box in boxes:
+        x, y, width, height = box
+        if min(x, y) < -_RIM or x + width > picture.width + _RIM or y + height > picture.height + _RIM:
+            raise Unusable(
+                f"box outside the picture: {key} = {box}, which has {picture.width} x {picture.height} pixels; "
+                "accepted: boxes in pixels of the picture as it is"
+            )

@@ -1,0 +1,302 @@
+"""common/data/annotated.py: published layouts, what is refused and how it is said, local copies to the last row."""
+
+import json
+import pickle
+import statistics
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from common.base.config import load_row
+from common.data.annotated import (
+    READERS,
+    AnnotatedPictures,
+    check_answer_list,
+    open_annotated,
+    read_answer_list,
+    read_entailment,
+    read_nlvr2,
+    read_refcoco,
+    read_vqa,
+)
+from common.data.broken import BrokenSample
+from common.data.scenes import ANNOTATION_TASKS, annotation_task
+from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
+from common.evaluation.annotated import best_answers, entailment_metrics, nlvr2_metrics, vqa_metrics, vqa_score
+from geomm.config import Config
+from geomm.model import build_model
+from geomm.train import CODE
+
+QUESTION = {"question_id": 7, "image_id": 42, "question": "What is it?"}
+ANSWERS = {"question_id": 7, "image_id": 42, "answer_type": "other", "answers": [{"answer": "cat"}] * 3}
+VQA = {"image": "a.png", "question": "What is it?", "answer": ["a cat", "cat", "cat"], "question_id": 7}
+ENTAILMENT = {"gold_label": "neutral", "sentence2": "A man sleeps.", "Flikr30kID": "a"}
+NLVR2 = {"identifier": "train-1-2-0", "sentence": "Both are cats.", "label": "True", "directory": 7}
+BOX = {"image": "a.png", "sentence": "left cat", "box": [1, 2, 5, 6], "proposals": [[0, 0, 4, 4], [1, 2, 5, 5]]}
+
+
+def written(folder, content, name="rows.json"):
+    path = folder / name
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def picture(path, size=(12, 10)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (9, 99, 199)).save(path)
+
+
+def test_vqa_questions_and_annotations_are_joined_by_their_ids(tmp_path):
+    later = {**QUESTION, "question_id": 8}
+    questions = written(tmp_path, {"data_subtype": "val2014", "questions": [later, QUESTION]}, "q.json")
+    answers = written(tmp_path, {"annotations": [ANSWERS, {**ANSWERS, "question_id": 9}]}, "a.json")
+    found = read_vqa(questions, answers)
+    assert found.rows == [
+        (
+            ("COCO_val2014_000000000042.jpg",),
+            {
+                "question": "What is it?", "answers": ["cat"] * 3, "answer": "cat", "answer_type": "other",
+                "question_id": 7, "image_id": "42",
+            },
+        )
+    ]  # fmt: skip
+    assert [(each.key, each.reason.split(":")[0]) for each in found.broken] == [
+        ("question 1", "missing answers"), ("annotation of question 9", "missing question"),
+    ]  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"q\.json holds questions alone; accepted: with the file of their annotations"
+    ):
+        read_vqa(questions)
+    with pytest.raises(ValueError, match=r"q\.json: accepted: an object with a list 'annotations'"):
+        read_vqa(questions, questions)
+    with pytest.raises(ValueError, match=r"a\.json holds a dict; accepted: a list of rows, or one row on each line"):
+        read_vqa(answers)
+
+
+def test_items_have_the_keys_of_the_scenes(tmp_path):
+    for name in ("a.png", "a.jpg", "7/train-1-2-img0.png", "7/train-1-2-img1.png"):
+        picture(tmp_path / name)
+    files = {"vqa": VQA, "visual_entailment": ENTAILMENT, "nlvr2": NLVR2, "grounding": BOX}
+    assert READERS.keys() == files.keys() <= ANNOTATION_TASKS.keys()
+    for task, row in files.items():
+        items = open_annotated(task, written(tmp_path, [row, row]), tmp_path)
+        assert len(items) == 2
+        own = {"label", "answer_type"} if task in ("vqa", "grounding") else set()  # of a place in the scenes' own list
+        assert items[1].keys() >= annotation_task(task, 1, 16)[0].keys() - own
+        assert items.row(1) == {
+            key: value for key, value in items[1].items() if not key.startswith("image") or key == "image_id"
+        }
+    assert [each.size for each in open_annotated("nlvr2", written(tmp_path, [NLVR2]), tmp_path)[0]["images"]] == [
+        (12, 10)
+    ] * 2
+
+
+def test_published_and_simplified_rows_say_the_same(tmp_path):
+    def read(reader, *rows):
+        lines = "\n".join(json.dumps(row) for row in rows) + "\n"
+        assert reader(written(tmp_path, lines)) == reader(written(tmp_path, list(rows)))
+        return reader(written(tmp_path, lines)).rows
+
+    one, other = read(read_entailment, ENTAILMENT, {"image": "a", "sentence": "A man sleeps.", "label": "NEUTRAL"})
+    assert one == other == (("a.jpg",), {"hypothesis": "A man sleeps.", "label": 1, "image_id": "a"})
+    # "-": no label was agreed on, and nothing is wrong with the row
+    unlabelled = read_entailment(written(tmp_path, [ENTAILMENT, {**ENTAILMENT, "gold_label": "-"}]))
+    assert (len(unlabelled.rows), unlabelled.broken) == (1, [])
+    lists = {"images": ["7/train-1-2-img0.png", "7/train-1-2-img1.png"], "sentence": "Both are cats.", "label": "false"}
+    one, other = read(read_nlvr2, NLVR2, lists)
+    assert one.pictures == other.pictures
+    assert (one.item["label"], other.item["label"]) == (1, 0)
+    assert one.item["identifier"] == "train-1-2-0"
+
+
+@pytest.mark.parametrize(
+    ("reader", "good", "changes", "said"),
+    [
+        (read_entailment, ENTAILMENT, {"gold_label": "maybe"}, "unknown label: gold_label = 'maybe'; accepted: contra"),
+        (read_entailment, ENTAILMENT, {"sentence2": 3}, "hypothesis is no text: sentence2 = '3'; accepted: a string"),
+        (read_nlvr2, NLVR2, {"images": ["a.png"]}, "not two pictures: images = ['a.png']; accepted: [left, right]"),
+        (read_nlvr2, NLVR2, {"identifier": "dev-1"}, "identifier = 'dev-1'; accepted: split-set-pair-sentence"),
+        (read_nlvr2, NLVR2, {"label": None}, "unknown label: label = None; accepted: False, True"),
+        (read_vqa, VQA, {"answer": []}, "missing answers: answers = []; accepted: a list of at least one"),
+        (read_vqa, VQA, {"image": ""}, "missing picture: its path is ''"),
+        (read_refcoco, BOX, {"proposals": []}, "no proposals: proposals = []; accepted: a list of at least one box"),
+        (read_refcoco, BOX, {"proposals": None}, "no proposals: proposals = None"),
+        (read_refcoco, BOX, {"box": [1, 2, 0, 3]}, "box without area: box = [1, 2, 0, 3]; accepted: width"),
+        (read_refcoco, BOX, {"proposals": [[1, 2, 3]]}, "not a box: proposals[0] = [1, 2, 3]; accepted: [x"),
+        (read_refcoco, BOX, {"box": [1, 2, 3, float("nan")]}, "not a box: box = [1, 2, 3, nan]"),
+    ],
+)  # fmt: skip
+def test_a_row_that_cannot_be_used_is_named(tmp_path, reader, good, changes, said):
+    path = written(tmp_path, [good, {**good, **changes}, "text"])
+    found = reader(path)
+    assert len(found.rows) == 1
+    assert [(each.path, each.key) for each in found.broken] == [(str(path), "row 2"), (str(path), "row 3")]
+    assert said in str(found.broken[0])
+    assert found.broken[1].reason == "row has the wrong type: str instead of an object"
+    with pytest.raises(ValueError, match=r"no annotation that can be used; first fault: .*rows.json \[row 1\]"):
+        reader(written(tmp_path, ["text"]))
+
+
+def test_a_cut_line_is_one_broken_row(tmp_path):
+    lines = json.dumps(ENTAILMENT) + "\n" + json.dumps(ENTAILMENT)[:20] + "\n" + json.dumps(ENTAILMENT)
+    found = read_entailment(written(tmp_path, lines, "rows.jsonl"))
+    assert (len(found.rows), [each.key for each in found.broken]) == (2, ["row 2"])
+    with pytest.raises(ValueError, match=r"rows\.json: not valid JSON"):
+        read_entailment(written(tmp_path, "[1, 2"))
+
+
+def test_a_pickle_is_not_loaded(tmp_path):
+    for name, protocol in (("refs(unc).p", 0), ("refs.json", 2)):
+        path = tmp_path / name
+        path.write_bytes(pickle.dumps([BOX], protocol))
+        with pytest.raises(
+            ValueError, match=r"is a pickle, which can run any .* accepted: JSON rows .* docs/annotations\.md"
+        ):
+            read_refcoco(path)
+
+
+def test_boxes_outside_of_the_picture_are_named_when_it_is_read(tmp_path):
+    picture(tmp_path / "a.png")
+    good = {**BOX, "box": [7, 3, 5.6, 7]}  # rounded: less than a pixel outside
+    rows = [good, {**BOX, "box": [8, 2, 6, 6]}, {**BOX, "proposals": [[0, 0, 3, 3], [-2, 0, 4, 4]]}]
+    items = open_annotated("grounding", written(tmp_path, rows), tmp_path)
+    assert items[0]["box"] == [7, 3, 5.6, 7]
+    for index, said in ((1, r"box = \[8, 2, 6, 6\], which has 12 x 10 pixels"), (2, r"proposals = \[-2, 0, 4, 4\]")):
+        with pytest.raises(BrokenSample, match=f"rows.json .*'left cat' in a.png.*box outside the picture: {said}"):
+            items[index]
+
+
+def test_a_row_without_one_of_its_pictures_is_counted(tmp_path):
+    picture(tmp_path / "images" / "left.png")
+    picture(tmp_path / "images" / "right.png")
+    pairs = [["left.png", "right.png"], ["left.png", "gone.png"]]
+    path = written(tmp_path, [{"images": pair, "sentence": "Both.", "label": True} for pair in pairs])
+    items = open_annotated("nlvr2", path)  # the folder is found
+    assert (len(items), items.images.name) == (1, "images")
+    assert [str(each) for each in items.broken_at_open] == [
+        f"{tmp_path}/images/gone.png: missing picture: no such file"
+    ]
+    rows = [{"images": pairs[number % 50 == 0], "sentence": f"{number}", "label": True} for number in range(200)]
+    again = written(tmp_path, rows, "many.json")
+    with pytest.raises(ValueError, match=r"4 of 200 samples are broken .* missing picture"):
+        open_annotated("nlvr2", again, max_broken_share=0.001)
+    before = items.fingerprint
+    assert open_annotated("nlvr2", path).fingerprint == before
+    picture(tmp_path / "images" / "right.png", size=(13, 10))
+    assert open_annotated("nlvr2", path).fingerprint != before
+    with pytest.raises(ValueError, match="unknown task 'vcr'; known tasks: vqa, visual_entailment, nlvr2, grounding"):
+        open_annotated("vcr", path)
+
+
+def test_answer_lists(tmp_path):
+    assert read_answer_list(written(tmp_path, ["yes", "no"])) == ["yes", "no"]
+    with pytest.raises(ValueError, match=r"rows\.json: 'yes' stand in it twice"):
+        read_answer_list(written(tmp_path, ["yes", "no", "yes"]))
+    with pytest.raises(ValueError, match="accepted: a JSON list of answers"):
+        read_answer_list(written(tmp_path, {"yes": 1}))
+    given = [["yes", "yes", "no"], ["blue"]]
+    assert check_answer_list(given, ["yes", "2"], "a.json") == {
+        "questions": 2, "questions_without": 1, "answers": 4, "answers_outside": 2,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"a.json: none of its 1 answers \('2'\) answers one of the 2 questions"):
+        check_answer_list(given, ["2"], "a.json")
+
+
+def test_the_best_attainable_answers_equal_trying_all():
+    questions = [
+        ["cat"] * 10, ["two"] * 10, ["a cat", "cat", "dog", *"abcdefg"], [*"abcdefghij"], ["two"] * 9 + ["3"],
+        ["Dog"] * 10,
+    ]  # fmt: skip
+    closed = ["2", "cat", "two", "dog", "j"]
+    for choice, candidates in ((None, [answer for group in questions for answer in group]), (closed, closed)):
+        for answers, best in zip(questions, best_answers(questions, choice)):
+            assert vqa_score(best, answers) == max(vqa_score(each, answers) for each in candidates)
+            assert not best or best in candidates
+    assert best_answers(questions, closed) == ["cat", "two", "cat", "j", "2", ""]
+
+
+@pytest.fixture(scope="module")
+def local(data_dir):
+    folder = data_dir / "annotations"
+    return {
+        "vqa": read_vqa(folder / "vqa_v2_sample.jsonl.gz"),
+        "answers": read_answer_list(folder / "vqa_answer_list.json.gz"),
+        "visual_entailment": read_entailment(folder / "snli_ve_relabelled_sample.jsonl.gz"),
+        "nlvr2": [read_nlvr2(folder / f"nlvr2_{part}.jsonl.gz") for part in ("dev", "test1")],
+    }
+
+
+def test_local_copies_are_read_to_the_last_row_and_oracles_score_what_can_be_attained(local):
+    """An oracle that returns the labels, and a constant answer, which scores its share."""
+    questions, hypotheses = local["vqa"].rows, local["visual_entailment"].rows
+    assert [len(questions), len(hypotheses), *(len(each.rows) for each in local["nlvr2"])] == [
+        11_970,
+        338,
+        6_982,
+        6_967,
+    ]
+    assert not any(each.broken for each in (local["vqa"], local["visual_entailment"], *local["nlvr2"]))
+
+    answers = [row.item["answers"] for row in questions]
+    assert {len(group) for group in answers} == {10}
+    assert check_answer_list(answers, local["answers"], "list") == {
+        "questions": 11_970, "questions_without": 254, "answers": 119_700, "answers_outside": 12_103,
+    }  # fmt: skip
+    types = dict(enumerate(row.item["answer_type"] for row in questions))
+    oracle = vqa_metrics(dict(enumerate(best_answers(answers))), dict(enumerate(answers)), types)
+    assert oracle["accuracy"] == pytest.approx(0.96657, abs=1e-5)  # where no four agree, 1 cannot be attained
+    assert oracle["accuracy (yes/no)"] > 0.99
+    closed = best_answers(answers, local["answers"])
+    assert statistics.fmean(map(vqa_score, closed, answers)) == pytest.approx(0.93152, abs=1e-5)
+    share = statistics.fmean(min(1, 0.3 * group.count("yes")) for group in answers)
+    assert statistics.fmean(vqa_score("yes", group) for group in answers) == pytest.approx(share, abs=1e-3)
+
+    labels = [row.item["label"] for row in hypotheses]
+    assert entailment_metrics(labels, labels)["accuracy"] == 1
+    assert entailment_metrics([1] * len(labels), labels)["accuracy"] == labels.count(1) / 338
+    for each in local["nlvr2"]:
+        truths = [row.item["label"] for row in each.rows]
+        identifiers = [row.item["identifier"] for row in each.rows]
+        assert nlvr2_metrics(truths, truths, identifiers) == {"accuracy": 1, "consistency": 1}
+        assert nlvr2_metrics([1] * len(truths), truths)["accuracy"] == sum(truths) / len(truths)
+
+
+def extracted(folder, tars, wanted, name_of):
+    """The wanted pictures of tar shards, as files in a folder."""
+    for tar in tars:
+        with tarfile.open(tar) as members:
+            for member in members:
+                name = name_of(member.name)
+                if name in wanted:
+                    (folder / name).write_bytes(members.extractfile(member).read())
+
+
+def test_rows_with_photographs_go_through_a_model(local, data_dir, tmp_path):
+    """39 questions, 70 hypotheses and no statement on two pictures have theirs; a tiny random model judges them."""
+    folders = {
+        "vqa": ("coco_mini", str),
+        "visual_entailment": ("flickr8k", lambda name: name.partition("_")[0] + name[-4:]),
+    }
+    config = load_row(Config, CODE.folder, CODE.folder / "configs" / "albef.yaml", "smoke", [])
+    transform = ImageTransform(config.data.image_size)
+    for task, (folder, name_of) in folders.items():
+        wanted = {path for row in local[task].rows for path in row.pictures}
+        (tmp_path / task).mkdir()
+        extracted(tmp_path / task, sorted((data_dir / folder).glob("*.tar")), wanted, name_of)
+        items = AnnotatedPictures(local[task], data_dir / task, tmp_path / task, max_broken_share=1)
+        assert len(items) == {"vqa": 39, "visual_entailment": 70}[task]
+        texts = [items.row(index)["question" if task == "vqa" else "hypothesis"] for index in range(len(items))]
+        tokenizer = WordTokenizer.from_captions(texts)
+        model = build_model(config, tokenizer).eval()
+        pictures = torch.stack([transform.eval(items[index]["image"]) for index in range(len(items))])
+        ids = tokenizer.encode(texts, config.data.context_length)
+        with torch.no_grad():
+            tokens = model.encoders.text_tower.forward_tokens(ids), model.encoders.text_mask(ids)
+            logits = model.match(*tokens, model.encoders.image_tower.forward_tokens(transform.inputs(pictures)))
+        assert logits.shape == (len(items), 2)
+        assert len(np.unique(logits.numpy())) > len(items)  # each picture and text gives its own
+    assert not any((data_dir / "nlvr2").glob("*"))
