@@ -31,6 +31,25 @@ def mask_id_of(tokenizer: Tokenizer) -> int:
     return getattr(tokenizer, "mask_id", tokenizer.vocabulary_size)
 
 
+BASES = {"clip": QueueClip, "albef": Albef, "tcl": Tcl}
+
+
+def build_encoders(config: Config, tokenizer: Tokenizer) -> ProjectedTowers:
+    """Towers with their projections, and fusion and head of masked words where the base has them; random weights."""
+    data, model, method = config.data, config.model, config.method
+    num_ids = max(tokenizer.vocabulary_size, mask_id_of(tokenizer) + 1)
+    towers = (
+        vision_transformer(data, model, projected=False),
+        bidirectional_text_transformer(data, model, tokenizer, projected=False, vocabulary_size=num_ids),
+    )
+    towers[1].final_norm = nn.Identity()  # ALBEF's text tower is BERT's, which ends in the LayerNorm of its last layer
+    if method.base == "clip":
+        return ProjectedTowers(*towers, model.embedding_dim, method.projection_bias)
+    text = model.text
+    fusion = FusionTransformer(text.width, model.image.width, method.fusion_layers, text.heads, text.mlp_ratio)
+    return FusedEncoders(*towers, fusion, MaskedLanguageHead(text.width, num_ids), model.embedding_dim)
+
+
 def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
     """The base method of a row with random weights.
 
@@ -40,21 +59,8 @@ def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
         config: of one row.
         tokenizer: gives the number of ids, the end token and the mask.
     """
-    data, model, method = config.data, config.model, config.method
-    num_ids = max(tokenizer.vocabulary_size, mask_id_of(tokenizer) + 1)
-    towers = (
-        vision_transformer(data, model, projected=False),
-        bidirectional_text_transformer(data, model, tokenizer, projected=False, vocabulary_size=num_ids),
-    )
-    towers[1].final_norm = nn.Identity()  # ALBEF's text tower is BERT's, which ends in the LayerNorm of its last layer
-    base = {"clip": QueueClip, "albef": Albef, "tcl": Tcl}[method.base]
-    if base is QueueClip:
-        encoders = ProjectedTowers(*towers, model.embedding_dim, method.projection_bias)
-    else:
-        text = model.text
-        fusion = FusionTransformer(text.width, model.image.width, method.fusion_layers, text.heads, text.mlp_ratio)
-        head = MaskedLanguageHead(text.width, num_ids)
-        encoders = FusedEncoders(*towers, fusion, head, model.embedding_dim)
+    model, method = config.model, config.method
+    base, encoders = BASES[method.base], build_encoders(config, tokenizer)
     scale = LogitScale.from_config(method)
     if method.distance == "oblique":
         geometry = Oblique(model.embedding_dim // method.num_spheres)
@@ -81,31 +87,52 @@ def start_(model: QueueClip, config: Config) -> dict[str, int]:
         ConfigError: that run has other sizes, lacks a tower, or has a part that this row has no place for.
         WeightsError: a BERT that does not fit.
     """
-    start, own, told = config.start, model.state_dict(), {}
+    start, told = config.start, {}
     if start.bert:
         told["of_bert"] = _start_from_bert_(model.encoders, start.bert)
     if not start.run:
         return told
-    tensors = named_checkpoint(Path(start.run)).model_tensors()
-    tower, positions = model.image_tower, "encoders.image_tower.position_embedding"
-    grid = tower.image_size // tower.patch_size  # pictures may be larger than those of the run, as in ALBEF
-    if positions in tensors:
-        tensors[positions] = interpolate_positions(tensors[positions], tower.num_class_tokens, grid, antialias=False)
+    tensors = tensors_of_run(config, model.image_tower)
     wanted = [*OF_TOWERS, "logit_scale."] + (["encoders.", "matching_head."] if start.part == "all" else [])
     taken = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(wanted))}
+    return told | fill_(model, taken, OF_TOWERS, config)
+
+
+def tensors_of_run(config: Config, image_tower: nn.Module) -> dict[str, torch.Tensor]:
+    """Weights of the run that a row starts from; positions are resampled where its pictures were of another size."""
+    tensors, name = named_checkpoint(Path(config.start.run)).model_tensors(), "encoders.image_tower.position_embedding"
+    grid = image_tower.image_size // image_tower.patch_size  # pictures may be larger than those of the run, as in ALBEF
+    if name in tensors:
+        tensors[name] = interpolate_positions(tensors[name], image_tower.num_class_tokens, grid, antialias=False)
+    return tensors
+
+
+@torch.no_grad()
+def fill_(model: nn.Module, taken: dict[str, torch.Tensor], needed: tuple[str, ...], config: Config) -> dict[str, int]:
+    """Writes weights of another run into a model, and says of how many, as `start_` does.
+
+    Args:
+        model: unwrapped.
+        taken: by the names that they have in it.
+        needed: beginnings of names that must all be among them.
+        config: of the row.
+    Raises:
+        ConfigError: one is of another shape, or missing.
+    """
+    own = model.state_dict()
     unlike = [
         f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape) if name in own else 'none'}"
         for name, tensor in taken.items()
         if name not in own or own[name].shape != tensor.shape
     ]
-    missing = [name for name in own if name.startswith(OF_TOWERS) and name not in taken]
+    missing = [name for name in own if name.startswith(needed) and name not in taken]
     if unlike or missing:
         said = "; ".join([*unlike[:3], *(f"no {name}" for name in missing[:3])])
-        raise ConfigError(f"start.run = {start.run} does not fit this row: {said}")
+        raise ConfigError(f"start.run = {config.start.run} does not fit this row: {said}")
     for name, tensor in taken.items():
         own[name].copy_(tensor)
     new = [name for name, parameter in model.named_parameters() if parameter.requires_grad and name not in taken]
-    return {**told, "filled": len(taken), "new": len(new)}
+    return {"filled": len(taken), "new": len(new)}
 
 
 def _start_from_bert_(encoders: ProjectedTowers, name: str) -> int:

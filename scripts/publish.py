@@ -45,8 +45,10 @@ def publish(run: Path, folder: Path, licence: str) -> None:
     checkpoint = named_checkpoint(run)
     state = {**checkpoint.state, "config": without_places(checkpoint.state["config"])}
     checkpoint = replace(checkpoint, state=state)
-    if state.get("kind") == "vision":
-        raise CheckpointError(f"{checkpoint.path} was written by pretrain.py; accepted: a run of pictures and captions")
+    if "kind" in state:
+        raise CheckpointError(
+            f"{checkpoint.path} is a model of kind {state['kind']!r}; accepted: a run of pictures and captions"
+        )
     if folder.exists():
         raise ConfigError(f"{folder} is there already; accepted: --output with a new folder")
     write_published(checkpoint, folder)

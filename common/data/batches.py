@@ -81,10 +81,10 @@ class TrainingView(Dataset):
         images, second, captions, image_ids, image_index, broken = [], [], [], [], [], []
         for position, index in zip(positions, indices):
             sample_seed = seed_of(self.order.seed, position)
-            sample = self._read(int(index), sample_seed, broken)
-            images.append(self._view(sample["image"], sample_seed))
+            sample = self.read(int(index), sample_seed, broken)
+            images.append(self.view(sample["image"], sample_seed))
             if self.two_views:
-                second.append(self._view(sample["image"], derive_key("second view", sample_seed)))
+                second.append(self.view(sample["image"], derive_key("second view", sample_seed)))
             captions.append(sample["captions"][seed_of(sample_seed, 1) % len(sample["captions"])])
             image_ids.append(sample["image_id"])
             image_index.append(number_of(sample["image_id"]))
@@ -93,7 +93,8 @@ class TrainingView(Dataset):
         batch.second_views = torch.stack(second) if second else None
         return batch
 
-    def _view(self, image: Any, seed: int) -> torch.Tensor:
+    def view(self, image: Any, seed: int) -> torch.Tensor:
+        """A training view of a picture, (3, size, size) uint8."""
         pixels = self.transform.train(image, seed)
         if self.augment is None:
             return pixels
@@ -101,7 +102,8 @@ class TrainingView(Dataset):
         picture = self.augment(Image.fromarray(pixels.permute(1, 2, 0).numpy()), rng)
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
-    def _read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
+    def read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
+        """The sample, or what stands in for it; `broken` receives those that could not be read."""
         for attempt in range(self.max_attempts):
             try:
                 return self.pairs[index]

@@ -1,5 +1,7 @@
 """Fusion of a caption with its picture by cross-attention, and the head that fills in masked words (ALBEF)."""
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -45,19 +47,32 @@ class FusionTransformer(nn.Module):
         self,
         text_tokens: torch.Tensor,
         text_mask: torch.Tensor,
-        image_tokens: torch.Tensor,
+        image_tokens: torch.Tensor | tuple[torch.Tensor, ...],
         recorded: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """
         Args:
             text_tokens: (batch, length, width), of the text tower.
             text_mask: (batch, length), True at words, False at padding.
-            image_tokens: (batch, image_length, image_width), class token included.
+            image_tokens: (batch, image_length, image_width), class token included; of several pictures, the layers look
+                at one after the other, in turn.
             recorded: receives the weights (batch, heads, length, image_length) of each layer, for Grad-CAM.
         Returns:
             (batch, length, width); position 0 holds what the pair is judged by.
         """
         return self.transformer(text_tokens, text_mask, memory=image_tokens, recorded=recorded)
+
+    def doubled(self) -> "FusionTransformer":
+        """A fusion with two pictures: each layer twice, one after the other, for either picture (ALBEF, NLVR2).
+
+        Both begin as the layer does, and have one projection of keys and values between them, as long as they train.
+        """
+        twice = copy.deepcopy(self)
+        pairs = [(block, copy.deepcopy(block)) for block in twice.transformer.blocks]
+        for first, second in pairs:
+            second.cross_attention.memory_projection = first.cross_attention.memory_projection
+        twice.transformer.blocks = nn.ModuleList(block for pair in pairs for block in pair)
+        return twice
 
 
 class MaskedLanguageHead(nn.Module):

@@ -262,7 +262,7 @@ class Transformer(nn.Module):
         self,
         tokens: torch.Tensor,
         key_mask: torch.Tensor | None = None,
-        memory: torch.Tensor | None = None,
+        memory: torch.Tensor | tuple[torch.Tensor, ...] | None = None,
         memory_mask: torch.Tensor | None = None,
         recorded: list[torch.Tensor] | None = None,
         first: int | None = None,
@@ -271,8 +271,9 @@ class Transformer(nn.Module):
         Args:
             tokens: (batch, length, width).
             key_mask: (batch, length), True where a token may be attended to; None = everywhere.
-            memory: (batch, memory_length, memory_width) for cross-attention.
-            memory_mask: (batch, memory_length), likewise.
+            memory: (batch, memory_length, memory_width) for cross-attention; of several, block i looks at i mod their
+                number.
+            memory_mask: (batch, memory_length), likewise, of all of them.
             recorded: receives the cross-attention weights of every block, first block first (see CrossAttention).
             first: only that many tokens come out, and the last block spares itself the others; None = all. Where the
                 transformer is not causal.
@@ -295,8 +296,10 @@ class Transformer(nn.Module):
             length = tokens.shape[1]
             mask, causal = mask & torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril(), False
         memory_mask = None if memory_mask is None else memory_mask[:, None, None, :]
-        for block in self.blocks:
+        memories = memory if isinstance(memory, tuple) else (memory,)
+        for number, block in enumerate(self.blocks):
             kept = first if block is self.blocks[-1] else None
+            memory = memories[number % len(memories)]
             if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
                 tokens = checkpoint(
                     block, tokens, mask, causal, memory, memory_mask, recorded, kept, use_reentrant=False

@@ -93,7 +93,7 @@ class Encoder:
             (its embedding is then zero and must not be ranked).
         """
         size = min(self.batch_size, max(len(data_set), 1))
-        batches = _batches_here(len(data_set), size)
+        batches = batches_here(len(data_set), size)
         transform = self.transform
         if self.cache is not None:
             data_set, transform = self.cache.of(data_set, transform, training=False)
@@ -106,11 +106,11 @@ class Encoder:
             worker_init_fn=leave_signals_to_trainer,
         )
         with evaluation_mode(self.model):
-            for images, ok in _with_bar(loader, getattr(data_set, "name", "pictures")):
+            for images, ok in with_bar(loader, getattr(data_set, "name", "pictures")):
                 images = self.transform.inputs(images.to(self.device))
                 rows.append(self.model.encode_image(images))
                 readable.append(ok.to(self.device))
-        return _in_order(rows, size, len(data_set)), _in_order(readable, size, len(data_set))
+        return in_order(rows, size, len(data_set)), in_order(readable, size, len(data_set))
 
     @torch.no_grad()
     def texts(self, texts: list[str]) -> torch.Tensor:
@@ -120,14 +120,14 @@ class Encoder:
         size = min(self.batch_size, max(len(distinct), 1))
         rows = []
         with evaluation_mode(self.model):
-            for batch in _with_bar(_batches_here(len(distinct), size), "texts"):
+            for batch in with_bar(batches_here(len(distinct), size), "texts"):
                 token_ids = self.tokenizer.encode([distinct[index] for index in batch], self.context_length)
                 rows.append(self.model.encode_text(token_ids.to(self.device)))
-        embeddings = _in_order(rows, size, len(distinct))
+        embeddings = in_order(rows, size, len(distinct))
         return embeddings if len(distinct) == len(texts) else embeddings[[places[text] for text in texts]]
 
 
-def _with_bar(batches: Iterable[Any], label: str) -> Iterable[Any]:
+def with_bar(batches: Iterable[Any], label: str) -> Iterable[Any]:
     """The batches of the main process, with a progress bar where they take long."""
     return tqdm(batches, label, unit="batch", delay=BAR_AFTER, leave=False, disable=not is_main_process())
 
@@ -317,8 +317,8 @@ def scores_here(
 def scores_everywhere(encoder: Encoder, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
     """All scores on every process, (num_images, num_texts) on the CPU; each process computes its share."""
     texts, similarity = texts.to(encoder.device), encoder.model.geometry.similarity
-    tiles = _batches_here(len(images), _ROWS_AT_ONCE)
-    return _in_order([similarity(images[tile].to(encoder.device), texts) for tile in tiles], _ROWS_AT_ONCE, len(images))
+    tiles = batches_here(len(images), _ROWS_AT_ONCE)
+    return in_order([similarity(images[tile].to(encoder.device), texts) for tile in tiles], _ROWS_AT_ONCE, len(images))
 
 
 def evaluate_zero_shot(
@@ -375,15 +375,15 @@ def _batches(count: int, size: int) -> list[list[int]]:
     return [list(range(start, min(start + size, count))) for start in range(0, count, size)]
 
 
-def _batches_here(count: int, size: int) -> list[list[int]]:
+def batches_here(count: int, size: int) -> list[list[int]]:
     """Batches rank, rank + W, ... of this process; padded with the last, so that all make as many forward passes."""
     batches, processes = _batches(count, size), world_size()
     last = len(batches) - 1
     return [batches[min(index, last)] for index in range(rank(), -(-len(batches) // processes) * processes, processes)]
 
 
-def _in_order(parts: list[torch.Tensor], size: int, count: int) -> torch.Tensor:
-    """From the results of `_batches_here` on each process to (count, ...) in order, on the CPU of all."""
+def in_order(parts: list[torch.Tensor], size: int, count: int) -> torch.Tensor:
+    """From the results of `batches_here` on each process to (count, ...) in order, on the CPU of all."""
     if world_size() == 1 or not parts:
         return torch.cat([part.cpu() for part in parts]) if parts else torch.zeros(0)
     whole = [torch.cat([part, part.new_zeros(size - len(part), *part.shape[1:])]) for part in parts]

@@ -44,6 +44,7 @@ class PaperCode:
     open_tests: config.data -> evaluated sets with a fingerprint, by role.
     scale_files: stem of the scale files, see `load_row`.
     evaluation: file of the folder that evaluates; what it imports is the code that evaluations are known by.
+    other: file of a row -> the code that trains it, in a folder that has several; None = this one trains all.
     """
 
     name: str
@@ -54,6 +55,11 @@ class PaperCode:
     open_tests: Callable[[Any], dict[str, Any]] = _open_tests
     scale_files: str = "scale"
     evaluation: str = "evaluate.py"
+    other: Callable[[Path], "PaperCode"] | None = None
+
+    def of(self, row: str) -> "PaperCode":
+        """The code that trains a row, a file name in the folder's configs/ or a path."""
+        return self if self.other is None else self.other(self.folder / "configs" / row)
 
     @property
     def folder(self) -> Path:
@@ -133,7 +139,7 @@ class Job(NamedTuple):
             rows = sorted(each.stem for each in file.parent.glob("*.yaml") if not each.stem.startswith("scale_"))
             said = f"accepted: another row of {self.paper.name}: {', '.join(rows)}"
             raise ConfigError(f"{self.row}: start.row = {start.row}; {said}")
-        return self._replace(row=file.name, settings=())
+        return self._replace(paper=self.paper.of(file.name), row=file.name, settings=())
 
     def opened(self) -> tuple[Any, Any, RunFiles]:
         """Config, training set and files of the run.

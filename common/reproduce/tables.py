@@ -44,11 +44,20 @@ def train_rows(
     return run_rows(
         {
             method: [
-                Job(code, config, command.scale, seed, command.overrides, command.runs, tuple(settings.get(method, ())))
+                Job(
+                    of_row,
+                    config,
+                    command.scale,
+                    seed,
+                    command.overrides,
+                    command.runs,
+                    tuple(settings.get(method, ())),
+                )
                 for seed in command.seeds
             ]
             for method, config in configs.items()
             if command.trains(config)
+            for of_row in [code.of(config)]
         }
     )
 
@@ -190,6 +199,7 @@ def trained_on(runs: Iterable[RowRun]) -> str:
 
 def note_of(command: Command, row: str, code: PaperCode) -> str:
     """What was trained for a row, in one line."""
+    code = code.of(row)
     file = code.folder / "configs" / row
     config = load_row(code.config_class, code.folder, file, command.scale, list(command.overrides))
     data, model, optim = config.data, config.model, config.optim

@@ -33,6 +33,13 @@ from common.run.sources import own_checkpoint
 # ---------------------------------------------------------------- from a checkpoint to its model
 
 
+_WRITTEN_BY = {  # kind of a checkpoint -> what wrote it, and what evaluates it
+    "": "train.py; accepted: by evaluate.py",
+    "task": "finetune.py; accepted: by evaluate_tasks.py",
+    "vision": "pretrain.py, which evaluates when training ends and again with --resume",
+}
+
+
 @dataclass(frozen=True)
 class TrainedModels:
     """What a paper folder brings so that its checkpoints can be evaluated.
@@ -41,12 +48,18 @@ class TrainedModels:
     config_class: its dataclass.
     build_model: (config, tokenizer) -> the model of a row with random weights.
     evaluate_all: (config, encoder, sets) -> evaluations by role.
+    kind: what the state of its checkpoints says they are; "" = models of captioned pictures.
+    open_sets: config.data -> what evaluate_all takes.
+    script: of the folder, that evaluates.
     """
 
     paper: str
     config_class: type
     build_model: Callable[[Any, Tokenizer], TwoTowers]
     evaluate_all: Callable[[Any, Encoder, EvaluationSets], dict[str, Evaluation]]
+    kind: str = ""
+    open_sets: Callable[[Any], Any] = open_evaluation_sets
+    script: str = "evaluate.py"
 
     def load_encoder(
         self, checkpoint: Checkpoint, device: torch.device, overrides: Sequence[str] = ()
@@ -64,11 +77,9 @@ class TrainedModels:
         state = checkpoint.state
         if state["paper"] != self.paper:
             raise CheckpointError(f"{checkpoint.path} belongs to {state['paper']}; accepted: {self.paper}")
-        if state.get("kind") == "vision":
-            raise CheckpointError(
-                f"{checkpoint.path} was written by pretrain.py, which evaluates when training ends and again with "
-                "--resume"
-            )
+        kind = state.get("kind", "")
+        if kind != self.kind:
+            raise CheckpointError(f"{checkpoint.path} was written by {_WRITTEN_BY[kind]}")
         fixed = [text for text in overrides if not text.startswith(("data.", "run."))]
         if fixed:
             raise ConfigError(f"command line: {fixed[0]} would change a trained model; accepted: data.* and run.*")
@@ -187,8 +198,8 @@ def evaluate_checkpoint(
 ) -> tuple[dict[str, Any], dict[str, Evaluation]]:
     """What an evaluation's file holds, and the evaluations by role; arguments as in `load_encoder`."""
     config, encoder = models.load_encoder(checkpoint, this_device(), overrides)
-    results, state = models.evaluate_all(config, encoder, open_evaluation_sets(config.data)), checkpoint.state
-    return as_json(models.paper, results, state["step"], state, provenance_of(models.paper)), results
+    results, state = models.evaluate_all(config, encoder, models.open_sets(config.data)), checkpoint.state
+    return as_json(models.paper, results, state["step"], state, provenance_of(models.paper, models.script)), results
 
 
 def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpoint: str, output: Path | None) -> None:

@@ -158,14 +158,14 @@ def run_key(script: Path, config: Any, data_fingerprint: str) -> str:
 
     Args:
         script: that trains, e.g. oblique_topology/train.py; what it imports counts, but for NOT_IN_KEY and the paper's
-            evaluate.py and vision/evaluate.py.
+            evaluate.py, vision/evaluate.py and evaluate_tasks.py.
         config: of the run.
         data_fingerprint: of the training set.
     Raises:
         ValueError: if data.vocabulary, or weights to start from, cannot be read.
     """
     paper, data = script.resolve().parent.name, config.data
-    leave_out = (*NOT_IN_KEY, f"{paper}/evaluate.py", f"{paper}/vision/evaluate.py")
+    leave_out = (*NOT_IN_KEY, *(f"{paper}/{file}.py" for file in ("evaluate", "vision/evaluate", "evaluate_tasks")))
     content = _what_decides(to_dict(config))
     # in the key though a run may go on with another one: a launch may say it, and the results are two
     content["precision"] = precision_of(config.run)

@@ -1,0 +1,72 @@
+"""Configuration of a fine-tuning for a task: that of a pre-training, and which task on which files."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from common.base.settings import DataConfig
+from geomm.config import Config, MethodConfig
+
+NUM_PICTURES = {"nlvr2": 2, "text_assignment": 2}  # that an item of a task has; else 1
+
+
+@dataclass(frozen=True)
+class TaskData(DataConfig):
+    """Annotated pictures. On scenes they are drawn; of photographs data.train, val and test name files of annotations.
+
+    Their form is that of `common/data/annotated.py`, with data.source = karpathy. Of VQA v2 it is two files,
+    "questions.json+annotations.json". Text assignment takes captioned pictures, from any source.
+    """
+
+    task: Literal["vqa", "visual_entailment", "text_assignment", "nlvr2"] = "vqa"
+    blank: bool = False  # every picture is black, in training and test: what words alone tell
+    answers: str = ""  # vqa: JSON list of the answers that are ranked, below data.root; "" = the scenes'
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task == "text_assignment":
+            return
+        if self.source not in ("scenes", "karpathy") or self.mixture:
+            raise ValueError(
+                f"data.source = {self.source} with data.task = {self.task}; accepted: scenes, or karpathy, whose files "
+                "hold annotations; no data.mixture"
+            )
+        if self.source == "scenes" and self.train:
+            raise ValueError(f"data.train = {self.train} with data.task = {self.task} on scenes; accepted: empty")
+        if bool(self.answers) != (self.task == "vqa" and self.source != "scenes"):
+            raise ValueError(
+                f"data.answers = {self.answers!r} with data.task = {self.task} and data.source = {self.source}; "
+                "accepted: a file for vqa on photographs, else empty"
+            )
+
+
+@dataclass(frozen=True)
+class TaskConfig(Config):
+    """A row of a task's table at a scale. Of `method` distance and queue say nothing here: no contrast is trained."""
+
+    data: TaskData = field(default_factory=TaskData)
+    method: MethodConfig = field(default_factory=lambda: MethodConfig(base="albef"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        task, model = self.data.task, self.model
+        if self.method.base == "clip":
+            raise ValueError("method.base = clip with a task; accepted: albef, tcl")
+        if self.start.bert and not (self.start.row or self.start.run):
+            raise ValueError(f"start.bert = {self.start.bert} alone with a task; accepted: start.row, an ALBEF's")
+        batch = self.optim.global_batch_size
+        if task == "text_assignment" and batch < 3:
+            raise ValueError(
+                f"optim.global_batch_size = {batch} with data.task = text_assignment; accepted: at least 3 in each "
+                "process, a caption and two other pictures"
+            )
+        if task == "vqa" and (model.image.width != model.text.width or model.text.stem.weights):
+            raise ValueError(
+                f"data.task = vqa with model.image.width = {model.image.width}, model.text.width = {model.text.width} "
+                f"and model.text.stem.weights = {model.text.stem.weights!r}: the decoder of answers starts from the "
+                "fusion layers and writes words; accepted: equal widths, no stem of words"
+            )
+        if self.run.evaluate_every and task == "text_assignment":
+            raise ValueError(
+                f"run.evaluate_every = {self.run.evaluate_every} with data.task = text_assignment; accepted: 0, its "
+                "log has the accuracy in training"
+            )

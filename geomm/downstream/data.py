@@ -1,0 +1,252 @@
+"""Annotated pictures of a task by role, and training batches of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import Dataset
+
+from common.base.provenance import hash_of
+from common.data.annotated import check_answer_list, open_annotated, read_answer_list
+from common.data.batches import Batch, TrainingView
+from common.data.broken import BrokenSample
+from common.data.order import SampleOrder, order_of, seed_of
+from common.data.pairs import Pairs, image_transform, lost_at_open, open_training_pairs
+from common.data.scenes import AnnotationTask, annotation_task
+from common.data.scenes.phrases import ANSWERS
+from common.data.text import build_tokenizer, tokenizer_from_json
+from common.data.tokenizer import Tokenizer
+from common.data.transforms import ImageTransform
+from common.run.checkpoint import Checkpoint, named_checkpoint
+from common.run.inputs import described
+from geomm.downstream.config import TaskConfig, TaskData
+
+WORDS = {"vqa": "question", "visual_entailment": "hypothesis", "nlvr2": "statement"}  # of an item, by task
+ROLES = {"dev": 1, "test": 0}  # of the sets that are evaluated: seed of their scenes
+EXCHANGED = "test_exchanged"  # nlvr2: the test set with left and right exchanged
+LONGEST_ANSWER = 12  # tokens, start and end included
+
+
+def open_training_set(data: TaskData, seed: int) -> Any:
+    """What a row trains on: captioned pictures for text assignment, else items as `common/data/annotated.py` has them.
+
+    Raises:
+        FileNotFoundError, ValueError: as the readers do, or no training answer is in the list of answers.
+    """
+    if data.task == "text_assignment":
+        return open_training_pairs(data, seed)
+    opened = _open(data, "train", seed)
+    if data.answers:
+        check_answer_list((opened.row(index)["answers"] for index in range(len(opened))), listed(data), data.answers)
+    return Altered(opened, data.blank)
+
+
+def open_test_sets(data: TaskData) -> dict[str, "Altered"]:
+    """What a row is evaluated on, by role; nothing for text assignment, whose log has the accuracy in training."""
+    if data.task == "text_assignment":
+        return {}
+    answers = tuple(listed(data)) if data.task == "vqa" else ()
+    sets = {role: Altered(_open(data, role, seed), data.blank, answers=answers) for role, seed in ROLES.items()}
+    if data.task == "nlvr2":
+        sets[EXCHANGED] = Altered(sets["test"].items, data.blank, exchanged=True)
+    return sets
+
+
+def listed(data: TaskData) -> list[str]:
+    """The closed list of answers."""
+    return read_answer_list(_below(data, data.answers)) if data.answers else list(ANSWERS)
+
+
+def _open(data: TaskData, role: str, seed: int) -> Any:
+    if data.source == "scenes":
+        part, size = ("train", data.num_train) if role == "train" else ("test", data.num_test)
+        return annotation_task(data.task, size=size, image_size=data.image_size, seed=seed, part=part)
+    key = {"train": "train", "dev": "val", "test": "test"}[role]
+    named = getattr(data, key)
+    if not named:
+        raise ValueError(f"data.{key} is empty with data.source = {data.source}; accepted: a file of annotations")
+    path, _, answers = named.partition("+")
+    return open_annotated(
+        data.task,
+        _below(data, path),
+        images=_below(data, data.images) if data.images else None,
+        answers=_below(data, answers) if answers else None,
+        name=f"{data.task}-{role}",
+        root=Path(data.root).expanduser() if data.root else None,
+        max_broken_share=data.max_broken_share,
+    )
+
+
+def _below(data: TaskData, path: str) -> Path:
+    return Path(data.root).expanduser() / Path(path).expanduser()
+
+
+@dataclass(frozen=True)
+class Altered:
+    """Items with what an evaluation changes of them, and what it needs beside them.
+
+    items: the set. blank: pictures are black. exchanged: left and right change places. answers: the closed list.
+    """
+
+    items: Any
+    blank: bool = False
+    exchanged: bool = False
+    answers: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Of the set, and what was changed."""
+        source = "scenes/" if isinstance(self.items, AnnotationTask) else ""
+        changes = [", blank pictures"] * self.blank + [", pictures exchanged"] * self.exchanged
+        return f"{source}{self.items.name}{''.join(changes)}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the set and all that this says."""
+        return hash_of([self.items.fingerprint, self.blank, self.exchanged, self.answers])
+
+    @property
+    def broken_at_open(self) -> list[BrokenSample]:
+        """Of the set."""
+        return lost_at_open(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        item = dict(self.items[index])
+        key = "images" if "images" in item else "image"
+        if self.exchanged:
+            item[key] = item[key][::-1]
+        if self.blank:
+            item[key] = [black(each) for each in item[key]] if key == "images" else black(item[key])
+        return item
+
+
+def black(picture: Image.Image | np.ndarray) -> Image.Image | np.ndarray:
+    """A picture of the same size without anything on it."""
+    return np.zeros_like(picture) if isinstance(picture, np.ndarray) else Image.new("RGB", picture.size)
+
+
+def pictures_of(item: dict[str, Any]) -> list[Any]:
+    """The one picture of an item, or left and right."""
+    return [*item["images"]] if "images" in item else [item["image"]]
+
+
+def answer_weights(answers: Sequence[str]) -> dict[str, float]:
+    """Each distinct answer's share of the annotators; they sum to 1."""
+    return {answer: answers.count(answer) / len(answers) for answer in answers}
+
+
+def encoded_answers(tokenizer: Tokenizer, answers: list[str]) -> torch.Tensor:
+    """(num_answers, length of the longest) ids, each with its end token."""
+    ids = tokenizer.encode(answers, LONGEST_ANSWER)
+    return ids[:, : int((ids == tokenizer.end_id).int().argmax(dim=1).max()) + 1]
+
+
+@dataclass
+class TaskBatch:
+    """One process's share of a global batch."""
+
+    images: torch.Tensor  # (batch, pictures, 3, size, size) uint8
+    token_ids: torch.Tensor  # (batch, context_length)
+    targets: tuple[torch.Tensor, ...]  # what the model's forward pass takes behind the words
+    broken: list[BrokenSample] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def pin_memory(self) -> "TaskBatch":
+        self.images, self.token_ids = self.images.pin_memory(), self.token_ids.pin_memory()
+        self.targets = tuple(each.pin_memory() for each in self.targets)
+        return self
+
+
+class TaskView(Dataset):
+    """Training items addressed by position; a sample is a pure function of (seed, position).
+
+    Args:
+        view: of the set: how a sample is read, and a picture becomes a tensor. Both pictures of an item have one crop.
+        task: of TaskData.
+    """
+
+    def __init__(self, view: TrainingView, task: str) -> None:
+        self.view, self.task = view, task
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    def __getitems__(self, positions: list[int]) -> TaskBatch:
+        if self.task == "text_assignment":
+            return of_pairs(self.view.__getitems__(positions))
+        view, broken, items, images = self.view, [], [], []
+        indices = view.order.epochs_and_indices(np.asarray(positions))[1]
+        for position, index in zip(positions, indices):
+            seed = seed_of(view.order.seed, position)
+            items.append(view.read(int(index), seed, broken))
+            images.append(torch.stack([view.view(picture, seed) for picture in pictures_of(items[-1])]))
+        token_ids = view.tokenizer.encode([item[WORDS[self.task]] for item in items], view.context_length)
+        return TaskBatch(torch.stack(images), token_ids, self._targets(items), broken)
+
+    def _targets(self, items: list[dict[str, Any]]) -> tuple[torch.Tensor, ...]:
+        if self.task != "vqa":
+            return (torch.tensor([item["label"] for item in items]),)
+        weights = [answer_weights(item["answers"]) for item in items]
+        answers = [answer for each in weights for answer in each]
+        question_of = [row for row, each in enumerate(weights) for _ in each]
+        shares = torch.tensor([share for each in weights for share in each.values()])
+        return encoded_answers(self.view.tokenizer, answers), shares, torch.tensor(question_of)
+
+
+def of_pairs(batch: Batch) -> TaskBatch:
+    """Captioned pictures, for text assignment, which draws its own targets."""
+    return TaskBatch(batch.images[:, None], batch.token_ids, (), batch.broken)
+
+
+@dataclass(frozen=True)
+class TaskTraining:
+    """What finetune.py trains and is evaluated on; see `Training` in common/run/inputs.py."""
+
+    items: Any
+    order: SampleOrder
+    view: TaskView
+    tokenizer: Tokenizer
+    transform: ImageTransform
+    test_sets: dict[str, Altered]
+    cache: None = None  # no features are kept
+
+    @property
+    def description(self) -> str:
+        return described(self.items).replace("pictures (", "items (")
+
+    def lost_at_open(self) -> list[BrokenSample]:
+        return lost_at_open(self.items, *self.test_sets.values())
+
+    def one_sample(self) -> None:
+        return None  # its cost is not counted
+
+    def with_features(self, model: nn.Module, config: TaskConfig, device: torch.device) -> "TaskTraining":
+        return self  # the towers train
+
+    def state(self, model: nn.Module) -> dict[str, Any]:
+        tokenizer, transform = self.tokenizer.to_json(), self.transform.to_json()
+        return {"kind": "task", "geometry": model.geometry.name, "tokenizer": tokenizer, "transform": transform}
+
+
+def open_task_training(config: TaskConfig, items: Any | Pairs, checkpoint: Checkpoint | None) -> TaskTraining:
+    """Everything but the training set; words have the ids that they had in the run that this one starts from."""
+    data = config.data
+    if checkpoint is None and config.start.run:
+        checkpoint = named_checkpoint(Path(config.start.run))
+    tokenizer = (
+        build_tokenizer(data, items) if checkpoint is None else tokenizer_from_json(checkpoint.state["tokenizer"])
+    )
+    order, transform = order_of(items, config.optim.global_batch_size, config.run.seed), image_transform(data)
+    view = TrainingView(items, order, transform, tokenizer, data.context_length, augmentation=data.augmentation)
+    return TaskTraining(items, order, TaskView(view, data.task), tokenizer, transform, open_test_sets(data))

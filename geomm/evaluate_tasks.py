@@ -1,0 +1,165 @@
+"""Evaluates a fine-tuned model: VQA accuracy, accuracy of entailment labels and of statements on two pictures.
+
+python geomm/evaluate_tasks.py --checkpoint outputs/runs/geomm/<run>/seed0
+"""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+if not __package__:
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+
+from common.base.provenance import hash_of
+from common.base.signals import leave_signals_to_trainer
+from common.data.broken import BrokenSample
+from common.evaluation.annotated import (
+    best_answers,
+    entailment_metrics,
+    nlvr2_metrics,
+    vqa_metrics,
+    vqa_score,
+)
+from common.evaluation.embed import Encoder, batches_here, evaluation_mode, in_order, with_bar
+from common.evaluation.protocol import Evaluation
+from common.run.checkpoint import Checkpoint
+from common.run.evaluation import TrainedModels, evaluate_and_save, evaluate_main
+from common.run.folder import RunFiles, provenance_of
+from common.run.launch import run_or_explain
+from geomm.downstream.build import NUM_CLASSES, build_task_model
+from geomm.downstream.config import NUM_PICTURES, TaskConfig
+from geomm.downstream.data import WORDS, Altered, encoded_answers, open_test_sets, pictures_of
+
+PAPER = "geomm"
+SCRIPT = Path(__file__).name
+UNREADABLE = -1  # prediction about an item whose picture cannot be read; counts as wrong
+
+
+def evaluate_all(config: TaskConfig, encoder: Encoder, sets: dict[str, Altered]) -> dict[str, Evaluation]:
+    """Every set by role. Call on every process."""
+    return {role: evaluate_task(config, encoder, items) for role, items in sets.items()}
+
+
+def evaluate_task(config: TaskConfig, encoder: Encoder, items: Altered) -> Evaluation:
+    """The task's metrics on one set, "accuracy" among them, and what a guess reaches that looks at nothing.
+
+    The guess is the one class, or answer of the list, that is most frequent on this very set.
+    """
+    task, k_test = config.data.task, min(config.method.k_test, len(items.answers))
+    more = (encoded_answers(encoder.tokenizer, [*items.answers]).to(encoder.device), k_test) if task == "vqa" else ()
+    places, rows = predictions(encoder, items, task, *more), _rows(items)
+    protocol: dict[str, Any] = {
+        "task": task,
+        "data": items.name,
+        "fingerprint": items.fingerprint,
+        "num_images": len(rows),
+        "unreadable_images": places.count(UNREADABLE) + len(items.broken_at_open),
+        "preprocessing": encoder.preprocessing,
+    }
+    if task == "vqa":
+        protocol |= {"num_answers": len(items.answers), "answers": hash_of(items.answers), "k_test": k_test}
+        return vqa_evaluation([items.answers[place] if place >= 0 else "" for place in places], rows, items, protocol)
+    labels, classes = [row["label"] for row in rows], NUM_CLASSES[task]
+    # an item that could not be read is given a wrong label
+    places = [(label + 1) % classes if place == UNREADABLE else place for place, label in zip(places, labels)]
+    if task == "nlvr2":
+        identifiers = [row["identifier"] for row in rows if "identifier" in row]
+        metrics = nlvr2_metrics(places, labels, identifiers if len(identifiers) == len(rows) else None)
+    else:
+        metrics = entailment_metrics(places, labels)
+    most = Counter(labels).most_common(1)[0][1] / len(labels)
+    hits = [[float(place == label)] for place, label in zip(places, labels)]
+    return Evaluation(metrics, protocol, {"accuracy": most}, {"accuracy": hits})
+
+
+def vqa_evaluation(
+    predicted: list[str], rows: list[dict[str, Any]], items: Altered, protocol: dict[str, Any]
+) -> Evaluation:
+    """VQA accuracy, per type of answer too; "best attainable" by the closed list, and of its most frequent answer."""
+    answers = {number: row["answers"] for number, row in enumerate(rows)}
+    types = {number: row["answer_type"] for number, row in enumerate(rows)}
+    metrics = vqa_metrics(dict(enumerate(predicted)), answers, types)
+    best = best_answers([*answers.values()], items.answers)
+    metrics["best attainable"] = vqa_metrics(dict(enumerate(best)), answers, types)["accuracy"]
+    said = Counter(answer for given in answers.values() for answer in given)
+    guess = max(items.answers, key=lambda answer: said[answer])
+    hits = [[vqa_score(answer, given)] for answer, given in zip(predicted, answers.values())]
+    chance = {"accuracy": fmean(vqa_score(guess, given) for given in answers.values())}
+    return Evaluation(metrics, protocol, chance, {"accuracy": hits})
+
+
+def _rows(items: Altered) -> list[dict[str, Any]]:
+    """What the items say, without their pictures where the set can tell it."""
+    row = getattr(items.items, "row", items.items.__getitem__)
+    return [row(index) for index in range(len(items))]
+
+
+@torch.no_grad()
+def predictions(encoder: Encoder, items: Altered, task: str, *more: Any) -> list[int]:
+    """What the model's `predict` says of each item, in order; `UNREADABLE` where a picture cannot be read.
+
+    Args:
+        encoder: model and preprocessing. Any batch size gives the same.
+        items: of the task.
+        task: of TaskData.
+        more: further arguments of `predict`.
+    """
+    size = min(encoder.batch_size, max(len(items), 1))
+    loader = DataLoader(
+        _Inputs(items, encoder, task),
+        batch_sampler=batches_here(len(items), size),
+        num_workers=encoder.num_workers,
+        worker_init_fn=leave_signals_to_trainer,
+    )
+    found = []
+    with evaluation_mode(encoder.model):
+        for images, token_ids, readable in with_bar(loader, items.name):
+            inputs = encoder.transform.inputs(images.flatten(0, 1).to(encoder.device)).unflatten(0, images.shape[:2])
+            places = encoder.model.predict(inputs, token_ids.to(encoder.device), *more)
+            found.append(torch.where(readable.to(encoder.device), places, UNREADABLE))
+    return in_order(found, size, len(items)).tolist()
+
+
+class _Inputs(torch.utils.data.Dataset):
+    """Items as a model takes them; one with a picture that cannot be read is black and marked."""
+
+    def __init__(self, items: Altered, encoder: Encoder, task: str) -> None:
+        self.items, self.encoder, self.task = items, encoder, task
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, bool]:
+        transform, words = self.encoder.transform, WORDS[self.task]
+        try:
+            item, readable = self.items[index], True
+            pictures = [transform.eval(picture) for picture in pictures_of(item)]
+        except BrokenSample:
+            item, readable = {words: ""}, False
+            pictures = [transform.blank] * NUM_PICTURES.get(self.task, 1)
+        ids = self.encoder.tokenizer.encode([item[words]], self.encoder.context_length)[0]
+        return torch.stack(pictures), ids, readable
+
+
+MODELS = TrainedModels(PAPER, TaskConfig, build_task_model, evaluate_all, "task", open_test_sets, SCRIPT)
+
+
+def reevaluate(checkpoint: Checkpoint, config: TaskConfig, files: RunFiles, accelerator: Accelerator) -> None:
+    """Evaluates a trained run again, after a change of the evaluation code or of the test data."""
+    _, encoder = MODELS.load_encoder(checkpoint, accelerator.device)
+    sets, state = open_test_sets(config.data), checkpoint.state
+    evaluate_and_save(MODELS, config, encoder, sets, files, state["step"], state, provenance_of(PAPER, SCRIPT))
+
+
+def main() -> None:
+    evaluate_main(__doc__, MODELS)
+
+
+if __name__ == "__main__":
+    run_or_explain(main)

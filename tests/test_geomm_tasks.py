@@ -1,0 +1,570 @@
+"""GeoMM's tasks: models and losses beside loops written from the formula, and fine-tuning at smoke scale."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from accelerate import Accelerator
+from PIL import Image
+from processes import in_processes
+
+from common.base.config import ConfigError, load_row
+from common.base.provenance import ROOT
+from common.data.tokenizer import WordTokenizer
+from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
+from common.encoders.text import BidirectionalTextTransformer
+from common.encoders.vision import VisionTransformer
+from common.evaluation.annotated import vqa_score
+from common.reproduce.rows import Job, run_row
+from common.run.checkpoint import CheckpointError, last_checkpoint
+from common.run.folder import RunFiles
+from common.run.log import read_log
+from geomm import evaluate as of_pairs
+from geomm.downstream.build import start_
+from geomm.downstream.config import TaskConfig
+from geomm.downstream.data import (
+    TaskView,
+    answer_weights,
+    encoded_answers,
+    open_task_training,
+    open_test_sets,
+    open_training_set,
+)
+from geomm.downstream.models import (
+    AnswerDecoder,
+    Answering,
+    Classification,
+    FusedReader,
+    TextAssignment,
+    classifier,
+    drawn_pictures,
+    ranked,
+)
+from geomm.evaluate_tasks import MODELS, evaluate_task, predictions
+from geomm.finetune import CODE, finetune
+
+WIDTH, WORDS, LENGTH = 16, 30, 9
+FEW = ("optim.steps=2", "optim.warmup_steps=0", "optim.learning_rate=0.01", "data.num_train=64", "data.num_val=8",
+       "data.num_test=12", "run.evaluate_every=0", "run.save_every=0")  # fmt: skip
+
+
+def albef(layers=2):
+    """Towers and fusion of random weights, small enough for loops."""
+    torch.manual_seed(3)
+    image_tower = VisionTransformer(8, 4, WIDTH, 1, 2, projection_dim=None)
+    text_tower = BidirectionalTextTransformer(
+        WORDS, 12, WIDTH, 1, 2, projection_dim=None, final_layer_norm=False, norm_eps=1e-12, end_id=3
+    )
+    fusion = FusionTransformer(WIDTH, WIDTH, layers, 2)
+    for block in fusion.transformer.blocks:  # far from the start, so that what is looked at counts
+        torch.nn.init.normal_(block.cross_attention.memory_projection.weight, std=1.0)
+        torch.nn.init.normal_(block.cross_attention.out_projection.weight, std=1.0)
+    torch.nn.init.normal_(text_tower.token_embedding.weight, std=0.5)
+    return image_tower, text_tower, fusion, MaskedLanguageHead(WIDTH, WORDS)
+
+
+def model_of(task):
+    image_tower, text_tower, fusion, word_head = albef()
+    if task == "vqa":
+        return Answering(FusedReader(image_tower, text_tower, fusion, AnswerDecoder(text_tower, fusion, word_head)))
+    if task == "visual_entailment":
+        return Classification(FusedReader(image_tower, text_tower, fusion, classifier(WIDTH, 3)))
+    if task == "nlvr2":
+        return Classification(FusedReader(image_tower, text_tower, fusion.doubled(), classifier(WIDTH, 2)))
+    return TextAssignment(FusedReader(image_tower, text_tower, fusion.doubled(), torch.nn.Linear(WIDTH, 3)), WIDTH)
+
+
+def texts(count, longest=LENGTH, seed=0):
+    """Ids of unlike lengths: start, words, end, padding."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(4, WORDS, (count, longest), generator=generator)
+    for row, length in enumerate(torch.randint(3, longest + 1, (count,), generator=generator)):
+        ids[row, 0], ids[row, length - 1], ids[row, length:] = 2, 3, 0
+    return ids[:, : int((ids == 3).int().argmax(dim=1).max()) + 1]
+
+
+def pixels(*shape):
+    return torch.randn(*shape, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def inputs_of(task, batch=6):
+    """What the model of a task is trained on, but for alpha."""
+    images, ids = pixels(batch, 2 if task == "nlvr2" else 1), texts(batch)
+    if task == "vqa":  # the third question has three answers, the others one or two
+        rows = torch.tensor([0, 0, 1, 2, 2, 2, 3, 4, 4, 5])[: 5 * batch // 3]
+        shares = torch.tensor([0.7, 0.3, 1, 0.5, 0.25, 0.25, 1, 0.9, 0.1, 1])[: len(rows)]
+        return images, ids, texts(len(rows), 6, seed=4), shares, rows
+    classes = {"visual_entailment": 3, "nlvr2": 2}.get(task)
+    return (images, ids, torch.arange(batch) % classes) if classes else (images, ids)
+
+
+def moved(model):
+    """The model with other weights than its momentum copy."""
+    with torch.no_grad():
+        for parameter in model.encoders.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+# -------------------------------------------------------------------------------- the decoder, and VQA
+
+
+def test_the_decoder_sees_no_later_token_and_no_padding_of_the_question():
+    decoder = model_of("vqa").encoders.head.eval()
+    question, mask = torch.randn(3, 5, WIDTH), torch.tensor([[1, 1, 1, 0, 0], [1] * 5, [1, 1, 0, 0, 0]]).bool()
+    ids = texts(3, 6)
+    logits = decoder(ids, question, mask)
+    other_ids, other_question = ids.clone(), question.clone()
+    other_ids[:, 3:] = 7
+    other_question[~mask] = 9.0
+    torch.testing.assert_close(decoder(other_ids, other_question, mask)[:, :3], logits[:, :3])
+    assert not torch.allclose(decoder(ids, question + 1, mask), logits)
+
+
+def test_the_decoder_is_berts():
+    decoder = model_of("vqa").encoders.head.eval()
+    theirs = transformers.BertLMHeadModel(
+        transformers.BertConfig(
+            vocab_size=WORDS, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=4 * WIDTH, max_position_embeddings=12, is_decoder=True, add_cross_attention=True,
+        )
+    ).eval()  # fmt: skip
+    embeddings, head = theirs.bert.embeddings, theirs.cls.predictions
+    with torch.no_grad():
+        embeddings.token_type_embeddings.weight.zero_()
+        embeddings.word_embeddings.weight.copy_(decoder.token_embedding.weight)
+        embeddings.position_embeddings.weight.copy_(decoder.position_embedding)
+        copied = [(embeddings.LayerNorm, decoder.input_norm), (head.transform.dense, decoder.word_head.dense)]
+        copied.append((head.transform.LayerNorm, decoder.word_head.norm))
+        head.decoder.weight.copy_(decoder.token_embedding.weight)
+        head.decoder.bias.copy_(decoder.word_head.bias)
+        for layer, block in zip(theirs.bert.encoder.layer, decoder.transformer.blocks):
+            for attention, linear in (
+                (layer.attention.self, block.attention.in_projection),
+                (layer.crossattention.self, block.cross_attention.memory_projection),
+            ):
+                parts = (attention.query, attention.key, attention.value)[3 - len(linear.bias) // WIDTH :]
+                for part, weight, bias in zip(parts, linear.weight.split(WIDTH), linear.bias.split(WIDTH)):
+                    part.weight.copy_(weight)
+                    part.bias.copy_(bias)
+            copied += [
+                (layer.crossattention.self.query, block.cross_attention.query_projection),
+                (layer.attention.output.dense, block.attention.out_projection),
+                (layer.crossattention.output.dense, block.cross_attention.out_projection),
+                (layer.attention.output.LayerNorm, block.attention_norm),
+                (layer.crossattention.output.LayerNorm, block.cross_attention_norm),
+                (layer.intermediate.dense, block.mlp[0]), (layer.output.dense, block.mlp[2]),
+                (layer.output.LayerNorm, block.mlp_norm),
+            ]  # fmt: skip
+        for target, source in copied:
+            target.load_state_dict(source.state_dict())
+        question, mask, ids = torch.randn(4, 5, WIDTH), torch.rand(4, 5) < 0.7, texts(4, 6)
+        mask[:, 0] = True
+        expected = theirs(ids, encoder_hidden_states=question, encoder_attention_mask=mask.long()).logits
+        found = decoder(ids, question, mask)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.4])
+def test_the_loss_of_answers_is_that_of_the_loop(alpha):
+    """Per question sum over answers of share x sum over tokens of (1 - alpha) nll + alpha x soft cross-entropy."""
+    model = moved(model_of("vqa"))
+    images, ids, answers, shares, rows = inputs_of("vqa")
+    total = 0.0
+    with torch.no_grad():
+        for answer, share, row in zip(answers, shares, rows):
+            length = int((answer == 3).int().argmax()) + 1
+            scores = []
+            for encoders in (model.encoders, model.momentum_encoders.encoder):
+                question, mask = encoders.fused(encoders.image_tokens(images[row : row + 1]), ids[row : row + 1])
+                logits = encoders.head(answer[None, : length - 1], question, mask)[0]
+                scores.append(logits.log_softmax(dim=1))  # over the vocabulary
+            own, momentum = scores
+            for place in range(length - 1):
+                hard = -own[place, answer[place + 1]]
+                soft = -(momentum[place].exp() * own[place]).sum()
+                total += share * ((1 - alpha) * hard + alpha * soft)
+        found = model(images, ids, answers, shares, rows, alpha).loss
+    torch.testing.assert_close(found, total / len(images), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_answers_are_shares_of_the_annotators():
+    assert answer_weights(["red"] * 6 + ["blue"] * 3 + ["a red"]) == pytest.approx(
+        {"red": 0.6, "blue": 0.3, "a red": 0.1}
+    )
+    tokenizer = WordTokenizer.from_words(["red", "blue", "what", "is", "it"])
+    said = [["red"] * 6 + ["blue"] * 4, ["blue"] * 10, ["it is red"] + ["red"] * 9]
+    items = [{"question": "what is it", "answers": answers} for answers in said]
+    view = TaskView(SimpleNamespace(tokenizer=tokenizer), "vqa")
+    ids, weights, rows = view._targets(items)
+    assert torch.zeros(3).index_add(0, rows, weights).tolist() == pytest.approx([1, 1, 1])
+    assert [tokenizer.decode(answer)[1] for answer in ids] == ["red", "blue", "blue", "it", "red"]
+    assert rows.tolist() == [0, 0, 1, 2, 2]
+
+
+def by_loops(decoder, question, mask, listed, k, times_first=2):
+    """The released ranking for each question alone, each answer alone."""
+    best = []
+    for row in range(len(question)):
+        memory, seen = question[row : row + 1], mask[row : row + 1]
+        first = decoder(listed[:1, :1], memory, seen)[0, 0].log_softmax(dim=0)
+        order = sorted(range(len(listed)), key=lambda place: (-first[listed[place, 1]].item(), place))
+        scores = {}
+        for place in sorted(order[:k]):
+            answer = listed[place, : int((listed[place] == 3).int().argmax()) + 1]
+            tokens = decoder(answer[None, :-1], memory, seen)[0].log_softmax(dim=1)
+            whole = sum(tokens[at, token] for at, token in enumerate(answer[1:]))
+            scores[place] = (whole + (times_first - 1) * first[answer[1]]).item()
+        best.append(max(scores, key=scores.get))
+    return best
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("k", [1, 4, 12])
+def test_answers_are_ranked_as_in_loops_in_batches_of_any_size(k, monkeypatch):
+    decoder = moved(model_of("vqa")).encoders.head
+    listed = texts(12, 6, seed=5)
+    listed[7], listed[9, 1] = listed[2], listed[3, 1]  # one answer twice, two with the same first word
+    question, mask = 3 * torch.randn(40, 5, WIDTH), torch.rand(40, 5) < 0.8
+    mask[:, 0] = True
+    found = ranked(decoder, question, mask, listed, k)
+    assert found.tolist() == by_loops(decoder, question, mask, listed, k)
+    monkeypatch.setattr("geomm.downstream.models.SEQUENCES_AT_ONCE", 7)
+    parts = [ranked(decoder, *part, listed, k) for part in zip(question.split(11), mask.split(11))]
+    assert torch.cat(parts).equal(found)
+    if k > 1:  # the first word counts twice, and it matters
+        assert by_loops(decoder, question, mask, listed, k, times_first=1) != found.tolist()
+        assert len(set(found.tolist())) > 1
+
+
+# -------------------------------------------------------------------------------- two pictures
+
+
+@torch.no_grad()
+def test_the_doubled_fusion_looks_at_the_two_pictures_in_turn():
+    reader = moved(model_of("nlvr2")).encoders
+    left, right = torch.randn(2, 4, 5, WIDTH)
+    ids = texts(4)
+    mask = reader.text_tower.word_mask(ids)
+    tokens = reader.text_tower.forward_tokens(ids, mask)
+    blocks = reader.fusion.transformer.blocks
+    assert len(blocks) == 4
+    for number, block in enumerate(blocks):
+        tokens = block(tokens, mask[:, None, None, :], memory=(left, right)[number % 2])
+    found, _ = reader.fused((left, right), ids)
+    torch.testing.assert_close(found[mask], tokens[mask])
+    for other in ((left, left), (right, left)):
+        assert not torch.allclose(reader.fused(other, ids)[0][mask], tokens[mask])
+
+
+def test_a_doubled_fusion_of_one_picture_begins_as_the_layers_it_was_made_of():
+    *_, fusion, _ = albef()
+    doubled = fusion.doubled()
+    for number, block in enumerate(doubled.transformer.blocks):
+        for name, tensor in fusion.transformer.blocks[number // 2].state_dict().items():
+            assert torch.equal(tensor, block.state_dict()[name]), name
+    assert not {id(each) for each in fusion.parameters()} & {id(each) for each in doubled.parameters()}
+
+
+def test_keys_and_values_stay_shared_after_a_step_and_nothing_else_does():
+    model = model_of("nlvr2")
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
+    assert model(*inputs_of("nlvr2"), 0.4).loss.backward() is None
+    optimizer.step()
+    model.update_momentum_encoders(0.5)
+    for encoders in (model.encoders, model.momentum_encoders.encoder):
+        blocks = encoders.fusion.transformer.blocks
+        for first, second in zip(blocks[::2], blocks[1::2]):
+            for name, tensor in first.state_dict().items():
+                shared = name.startswith("cross_attention.memory_projection")
+                assert torch.equal(tensor, second.state_dict()[name]) == shared or name.endswith("norm.bias"), name
+
+
+def test_captions_meet_their_own_picture_in_two_of_three_cases_in_either_order():
+    generator = torch.Generator().manual_seed(0)
+    likeness = 3 * torch.randn(50, 50, generator=generator)
+    likeness = likeness + likeness.T + 20 * torch.eye(50)
+    counts, alike = torch.zeros(3), []
+    for _ in range(40):
+        first, second, labels = drawn_pictures(likeness)
+        own, counts = torch.arange(50), counts + torch.bincount(labels, minlength=3)
+        assert torch.equal(first == own, labels == 0)
+        assert torch.equal(second == own, labels == 1)
+        assert not (first == second).any()
+        alike += likeness[own, torch.where(labels == 0, second, first)].tolist()
+    assert (counts / counts.sum() - 1 / 3).abs().max() < 0.04
+    assert sum(alike) / len(alike) > 2  # of others taken at random: 0
+
+
+def test_text_assignment_is_cross_entropy_on_the_drawn_pictures_and_the_projection_stays():
+    model = model_of("text_assignment").eval()
+    images, ids = inputs_of("text_assignment")
+    drawn = (torch.tensor([0, 2, 2, 1, 4, 0]), torch.tensor([3, 1, 5, 3, 2, 2]), torch.tensor([0, 1, 0, 1, 0, 2]))
+    found = model(images, ids, 0.0, drawn)
+    losses = []
+    for row, (first, second, label) in enumerate(zip(*drawn)):
+        logits = model.encoders(torch.cat([images[first], images[second]])[None], ids[row : row + 1])
+        losses.append(F.cross_entropy(logits, label[None]))
+    torch.testing.assert_close(found.loss, torch.stack(losses).mean())
+    model(images, ids, 0.0).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is None) == name.startswith("encoders.image_projection"), name
+
+
+@pytest.mark.parametrize("task", ["visual_entailment", "nlvr2"])
+def test_classes_are_distilled_from_the_momentum_copy(task):
+    model = moved(model_of(task))
+    images, ids, labels = inputs_of(task)
+    with torch.no_grad():
+        own, soft = (each(images, ids).log_softmax(1) for each in (model.encoders, model.momentum_encoders.encoder))
+        rows = [-0.6 * one[label] - 0.4 * (two.exp() * one).sum() for one, two, label in zip(own, soft, labels)]
+        found = model(images, ids, labels, 0.4)
+    torch.testing.assert_close(found.loss, sum(rows) / len(rows))
+    assert torch.equal(found.right, model.predict(images, ids) == labels)
+
+
+# -------------------------------------------------------------------------------- several processes
+
+
+def _gradients(task, rows, halved):
+    model = moved(model_of(task))
+    images, ids, *targets = inputs_of(task)
+    if task == "vqa":
+        answers, shares, question_of = targets
+        kept = (question_of >= rows.start) & (question_of < rows.stop)
+        targets = [answers[kept], shares[kept], question_of[kept] - rows.start]
+    elif task == "text_assignment":  # each process draws among its own pictures
+        others = torch.tensor([1, 2, 0, 4, 5, 3])
+        first, labels = torch.arange(6), torch.tensor([0, 0, 2, 0, 2, 0])
+        first = torch.where(labels == 2, others[others], first)
+        drawn = [each[rows] for each in (first, others, labels)]
+        targets = [0.4, [drawn[0] - rows.start, drawn[1] - rows.start, drawn[2]]]
+    else:
+        targets = [targets[0][rows]]
+    targets += [] if task == "text_assignment" else [0.4]
+    torch.manual_seed(0)
+    if halved:
+        model = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+    model(images[rows], ids[rows], *targets).loss.backward()
+    return {name.removeprefix("module."): each.grad for name, each in model.named_parameters() if each.requires_grad}
+
+
+def _in_halves(tasks):
+    half = torch.distributed.get_rank()
+    return {task: _gradients(task, slice(3 * half, 3 * half + 3), halved=True) for task in tasks}
+
+
+def test_two_processes_give_the_gradients_of_one():
+    tasks = ("vqa", "visual_entailment", "text_assignment", "nlvr2")
+    halves = in_processes(2, _in_halves, tasks)
+    for task in tasks:
+        for name, expected in _gradients(task, slice(0, 6), halved=False).items():
+            for found in halves:
+                torch.testing.assert_close(found[task][name], expected, rtol=1e-4, atol=1e-6, msg=f"{task} {name}")
+
+
+# -------------------------------------------------------------------------------- runs
+
+
+def config_of(row, *overrides, scale="smoke"):
+    folder = ROOT / "geomm"
+    return load_row(TaskConfig, folder, folder / "configs" / f"{row}.yaml", scale, list(overrides))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Runs of the three tasks, which start from one ALBEF."""
+    folder = tmp_path_factory.mktemp("runs")
+    rows = ("vqa_albef", "visual_entailment_albef", "nlvr2_albef")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.run.utilisation.training_flops", lambda *arguments, **options: 1)
+        return {row: run_row(Job(CODE, f"{row}.yaml", "smoke", 0, FEW, folder)) for row in rows}
+
+
+def encoder_of(run):
+    return MODELS.load_encoder(last_checkpoint(run.files.checkpoints), torch.device("cpu"))
+
+
+def test_all_tasks_start_from_one_run_and_nlvr2_from_text_assignment(finished):
+    started = {row: run.config.start.run for row, run in finished.items()}
+    assert started["vqa_albef"] == started["visual_entailment_albef"]
+    assert "/assigned_albef-" in started["nlvr2_albef"]
+    for run in finished.values():
+        told = next(line for line in read_log(run.files.log) if line["event"] == "start")
+        assert told["new"] == (0 if "vqa" in str(run.files.folder) else 4)  # the head of classes
+        assert run.evaluations.keys() >= {"dev", "test"}
+    assert finished["nlvr2_albef"].evaluations.keys() == {"dev", "test", "test_exchanged"}
+
+
+@pytest.mark.parametrize("row", ["vqa_albef", "nlvr2_albef"])
+def test_what_a_task_starts_with_are_the_weights_of_its_run(row, finished):
+    config, encoder = encoder_of(finished[row])
+    weights = last_checkpoint(RunFiles(ROOT / config.start.run).checkpoints).model_tensors()
+    torch.manual_seed(8)
+    model = MODELS.build_model(config, encoder.tokenizer)
+    start_(model, config)
+    own = model.state_dict()
+    for name, tensor in weights.items():
+        if name.startswith(("encoders.image_tower", "encoders.text_tower", "encoders.fusion")):
+            assert torch.equal(own[name], tensor), name
+    if row == "vqa_albef":
+        head = model.encoders.head
+        for name, tensor in head.transformer.state_dict().items():
+            assert torch.equal(tensor, weights[f"encoders.fusion.transformer.{name}"])
+        assert torch.equal(head.token_embedding.weight, weights["encoders.text_tower.token_embedding.weight"])
+        assert torch.equal(head.word_head.dense.weight, weights["encoders.word_head.dense.weight"])
+
+
+@pytest.mark.parametrize("row", ["vqa_albef", "nlvr2_albef"])
+def test_a_run_goes_on_to_the_last_bit(row, finished, tmp_path):
+    config = config_of(row, *FEW, "optim.steps=4", "run.save_every=2", f"start.run={finished[row].config.start.run}")
+    items = open_training_set(config.data, 0)
+    files = [RunFiles(tmp_path / name, {"seed": 0}) for name in ("whole", "resumed")]
+    finetune(config, items, files[0], False, Accelerator(cpu=True))
+    shutil.copytree(files[0].folder, files[1].folder)
+    shutil.rmtree(files[1].checkpoints / "step-00000004")
+    finetune(config, items, files[1], True, Accelerator(cpu=True))
+    whole, resumed = (last_checkpoint(each.checkpoints).model_tensors() for each in files)
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+    losses = [[line["loss"] for line in read_log(each.log) if line["event"] == "train"] for each in files]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 4
+
+
+@pytest.mark.parametrize("row", ["vqa_albef", "visual_entailment_albef", "nlvr2_albef"])
+def test_batches_of_any_size_give_the_same_answers(row, finished):
+    config, encoder = encoder_of(finished[row])
+    items, task = open_test_sets(config.data)["test"], config.data.task
+    more = (encoded_answers(encoder.tokenizer, [*items.answers]), 10) if task == "vqa" else ()
+    found = []
+    for size in (1, 5, 64):
+        found.append(predictions(SimpleNamespace(**{**vars(encoder), "batch_size": size}), items, task, *more))
+    assert found[0] == found[1] == found[2]
+    told = finished[row].evaluations["test"]["metrics"]["accuracy"]
+    rows = [items[index] for index in range(len(items))]
+    if task == "vqa":
+        hits = [vqa_score(items.answers[place], item["answers"]) for place, item in zip(found[0], rows)]
+    else:
+        hits = [place == item["label"] for place, item in zip(found[0], rows)]
+    assert told == pytest.approx(sum(hits) / len(hits))
+
+
+@pytest.mark.parametrize("task", ["vqa", "visual_entailment", "nlvr2"])
+def test_an_oracle_is_always_right_and_a_constant_scores_its_share(task, monkeypatch):
+    config = config_of(f"{task}_albef", *FEW, "data.num_test=48")
+    items = open_test_sets(config.data)["test"]
+    rows = [items[index] for index in range(len(items))]
+    right = [item["label"] for item in rows]
+    encoder = SimpleNamespace(tokenizer=WordTokenizer.from_words(["red"]), device="cpu", preprocessing={})
+    for answers in (right, [right[0]] * len(right)):
+        monkeypatch.setattr("geomm.evaluate_tasks.predictions", lambda *_, answers=answers: answers)
+        found = evaluate_task(config, encoder, items)
+        share = sum(one == other for one, other in zip(answers, right)) / len(right)
+        assert found.metrics["accuracy"] == pytest.approx(share)
+        assert max(right.count(label) for label in right) / len(right) == pytest.approx(found.chance["accuracy"])
+        assert found.metrics.get("best attainable", 1.0) == 1.0
+
+
+def test_blank_and_exchanged_pictures_are_what_they_say(finished):
+    data = config_of("nlvr2_albef", *FEW).data
+    sets, blank = open_test_sets(data), open_test_sets(config_of("nlvr2_albef", *FEW, "data.blank=true").data)
+    plain, exchanged = sets["test"][3], sets["test_exchanged"][3]
+    assert (plain["images"][0] == exchanged["images"][1]).all()
+    assert (plain["images"][1] == exchanged["images"][0]).all()
+    assert plain["images"].any()
+    assert all(not picture.any() for picture in blank["test"][3]["images"])
+    assert plain["statement"] == blank["test"][3]["statement"] == exchanged["statement"]
+    assert len({each.fingerprint for each in (*sets.values(), *blank.values())}) == 6
+    training = open_training_set(config_of("vqa_albef", *FEW, "data.blank=true").data, 0)
+    assert not training[0]["image"].any()
+    view = open_task_training(config_of("vqa_albef", *FEW, "data.blank=true"), training, None).view
+    assert not view.__getitems__([0, 1, 2]).images.any()
+
+
+# -------------------------------------------------------------------------------- photographs
+
+
+@pytest.mark.parametrize("task", ["vqa", "visual_entailment", "nlvr2"])
+def test_files_of_annotations_are_trained_on_and_what_cannot_be_read_counts_as_wrong(task, finished, tmp_path):
+    for name in ("left.png", "right.png"):
+        Image.new("RGB", (40, 30), (9, 90, 200)).save(tmp_path / name)
+    (tmp_path / "cut.png").write_bytes((tmp_path / "left.png").read_bytes()[:60])
+    said = {
+        "vqa": {"question": "what is it", "answers": ["red"] * 7 + ["blue"] * 3, "answer_type": "other"},
+        "visual_entailment": {"hypothesis": "it is red", "label": "neutral"},
+        "nlvr2": {"sentence": "both are red", "label": "True"},
+    }[task]
+    pictures = [["left.png", "right.png"], ["right.png", "left.png"], ["left.png", "cut.png"]]
+    rows = [said | ({"images": each} if task == "nlvr2" else {"image": each[1]}) for each in pictures]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    (tmp_path / "answers.json").write_text(json.dumps([*"abcdefghij", "red"]))
+    files = [f"data.{role}=rows.json" for role in ("train", "val", "test")] + ["data.source=karpathy"]
+    files += [f"data.root={tmp_path}", "data.max_broken_share=1"] + ["data.answers=answers.json"] * (task == "vqa")
+    few = ["optim.steps=1", "optim.warmup_steps=0", "optim.global_batch_size=2", "run.evaluate_every=0"]
+    config = config_of(f"{task}_albef", *files, *few, f"start.run={finished[f'{task}_albef'].config.start.run}")
+    run = RunFiles(tmp_path / "run", {"seed": 0})
+    finetune(config, open_training_set(config.data, 0), run, False, Accelerator(cpu=True))
+    found = json.loads(run.evaluation.read_text())["evaluations"]["test"]
+    hits = json.loads(run.hits.read_text())["test"]["accuracy"]
+    assert found["protocol"]["unreadable_images"] == 1
+    assert hits[2] == [0]
+    assert found["metrics"]["accuracy"] == pytest.approx(sum(hit for (hit,) in hits) / 3)
+    assert found["chance"]["accuracy"] == 1  # red, neutral, true: whoever says it is right about all
+
+
+# -------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("row", "overrides", "message"),
+    [
+        ("vqa_albef", ["model.text.width=16"], "data.task = vqa with model.image.width = 32, model.text.width = 16"),
+        ("vqa_albef", ["data.source=tsv"], "data.source = tsv with data.task = vqa; accepted: scenes, or karpathy"),
+        ("vqa_albef", ["data.source=karpathy"], "data.answers = '' with data.task = vqa and data.source = karpathy"),
+        ("nlvr2_albef", ["data.answers=a.json"], "data.answers = 'a.json' with data.task = nlvr2"),
+        ("nlvr2_albef", ["data.task=dance"], "data.task = 'dance'; accepted: vqa, visual_entailment"),
+        ("vqa_albef", ["method.base=clip"], "method.base = clip with a task; accepted: albef, tcl"),
+        ("assigned_albef", ["run.evaluate_every=2"], "run.evaluate_every = 2 with data.task = text_assignment"),
+        ("assigned_albef", ["optim.global_batch_size=2"], "global_batch_size = 2 with data.task = text_assignment"),
+    ],
+)
+def test_what_fits_not_is_said_by_key(row, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of(row, *overrides)
+
+
+def test_a_start_with_other_layers_is_refused(finished):
+    start = finished["vqa_albef"].config.start.run
+    for row, overrides, message in (
+        ("nlvr2_albef", ["method.fusion_layers=3"], "has 1 fusion layers, a fusion with two pictures 6; accepted: a"),
+        ("nlvr2_albef", ["model.text.layers=2"], "does not fit this row: no encoders.text_tower.transformer.blocks.1"),
+        ("vqa_albef", ["method.fusion_layers=2"], "does not fit this row: no encoders.fusion.transformer.blocks.1"),
+    ):
+        config = config_of(row, *FEW, f"start.run={start}", *overrides)
+        _, encoder = encoder_of(finished["vqa_albef"])
+        with pytest.raises(ConfigError, match=message):
+            start_(MODELS.build_model(config, encoder.tokenizer), config)
+
+
+def test_each_evaluation_refuses_the_others_checkpoints(finished):
+    task = last_checkpoint(finished["vqa_albef"].files.checkpoints)
+    with pytest.raises(CheckpointError, match=r"was written by finetune.py; accepted: by evaluate_tasks.py"):
+        of_pairs.load_encoder(task, torch.device("cpu"))
+    pairs = last_checkpoint(RunFiles(ROOT / finished["vqa_albef"].config.start.run).checkpoints)
+    with pytest.raises(CheckpointError, match=r"was written by train.py; accepted: by evaluate.py"):
+        MODELS.load_encoder(pairs, torch.device("cpu"))
+
+
+def test_an_answer_list_without_any_training_answer_is_refused(tmp_path):
+    Image.new("RGB", (20, 20)).save(tmp_path / "a.png")
+    rows = [{"image": "a.png", "question": "what", "answers": ["cat"] * 10}]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    (tmp_path / "answers.json").write_text(json.dumps(["dog", "owl"]))
+    config = config_of("vqa_albef", "data.source=karpathy", f"data.root={tmp_path}", "data.train=train.json",
+                       "data.answers=answers.json", "data.val=train.json", "data.test=train.json")  # fmt: skip
+    with pytest.raises(ValueError, match=r"answers.json: none of its 2 answers \('dog', 'owl'\)"):
+        open_training_set(config.data, 0)
