@@ -1,6 +1,6 @@
 """Fills the result tables of the Markdown pages from the committed results, so that no number is copied by hand.
 
-    python scripts/fill_pages.py            writes README.md and <paper>/README.md
+    python scripts/fill_pages.py            writes README.md, <paper>/README.md and results/<paper>/README.md
     python scripts/fill_pages.py --check    says which file differs, and ends with status 1
 
 First the verdicts beside the committed results are judged anew, results/<paper>/<part>/<scale>/<part>_claims.md, as
@@ -14,11 +14,18 @@ The table below it is replaced: rows of the paper for methods that were measured
 and the level of a guess. Verdicts on claims, all of a file or some by id:
 
     <!-- claims: results/euclip/table4/demo/table4_claims.md; ids: C5, C6 -->
+
+What was found, the sentences of a paper folder's found.yaml (common/report/found.py):
+
+    <!-- found: euclip -->
+
+results/<paper>/README.md is made of the results alone: every part with its tables, verdicts and pictures.
 """
 
 import re
 import sys
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 if not __package__:
@@ -27,13 +34,15 @@ if not __package__:
 from common.base.arguments import Parser
 from common.base.provenance import ROOT
 from common.report.formats import DASH, lay_out, markdown_text
-from common.report.page import refreshed_claims
+from common.report.found import load_found
+from common.report.page import collect, refreshed_claims
 from common.report.table import Column, Table, read_table
 
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
 PAGES = ("README.md", *(f"{paper}/README.md" for paper in PAPERS))
 _MARK = re.compile(
-    r"<!-- (?P<kind>table|claims): (?P<path>\S+?)(?:; (?:columns|ids): (?P<wanted>[^>]*?))? -->\n(?:\n?(?:\|.*\n)+)?"
+    r"<!-- (?P<kind>table|claims|found): (?P<path>\S+?)(?:; (?:columns|ids): (?P<wanted>[^>]*?))? -->\n"
+    r"(?:\n?(?:(?:\||\d+\. |Ours: ).*\n)+)*"
 )
 
 
@@ -53,6 +62,8 @@ def filled(text: str, page: str) -> str:
 
     def fill(found: re.Match) -> str:
         path = ROOT / found["path"]
+        if found["kind"] == "found":
+            return f"<!-- found: {found['path']} -->\n\n{found_list(path)}"
         if not path.is_file():
             raise PageError(f"{page}: {found['path']}: no such result")
         wanted = [key.strip() for key in (found["wanted"] or "").split(",") if key.strip()]
@@ -103,6 +114,41 @@ def verdict_table(path: Path, ids: list[str]) -> str:
     )
 
 
+def found_list(folder: Path) -> str:
+    """The sentences of a paper folder as a numbered list, each line ended."""
+    said = [found for found in load_found(folder, ROOT / "results") if not found.part]
+    leads = (f"**{found.lead}.** " if found.lead else "" for found in said)
+    return "".join(f"{number}. {lead}{found.text}\n" for number, (lead, found) in enumerate(zip(leads, said), start=1))
+
+
+def results_page(paper: str) -> str:
+    """results/<paper>/README.md: every part of the paper at every scale, from what lies there."""
+    entries = [entry for entry in collect([ROOT / "results"]) if entry.table.paper == paper]
+    remarks = [found for found in load_found(ROOT / paper, ROOT / "results") if found.part]
+    parts = [
+        f"# Results: {entries[0].table.paper_title}",
+        f"Made by `python scripts/fill_pages.py` from the JSON files beside this page; what was found, in a few sentences, "
+        f"opens [{paper}/README.md](../../{paper}/README.md). A line of the paper is copied from it; a line of ours is a "
+        "mean over seeds with its 95 % interval. Below paper scale ours are measured on other data than the paper's, named "
+        "in the table, and reproduce none of its cells.",
+    ]
+    seen = ""
+    for folder, of_folder in groupby(entries, lambda entry: entry.path.parent):
+        part, scale = folder.parts[-2:]
+        if part != seen:
+            parts += [f"## {part}", *(f"{found.text}" for found in remarks if found.part == part)]
+            seen = part
+        parts.append(f"### {part} at scale {scale}")
+        for entry in of_folder:
+            pictures = (f"[{picture.path.stem}]({part}/{scale}/{picture.path.name})" for picture in entry.pictures)
+            drawn = f" Drawn: {', '.join(pictures)}." if entry.pictures else ""
+            known = with_columns(entry.table, [c for c in entry.table.columns if entry.table.measured(c.key)])
+            parts += [f"{markdown_text(entry.table.caption)}{drawn}", page_table(known).rstrip()]
+        if (verdicts := folder / f"{part}_claims.md").is_file():
+            parts.append(verdict_table(verdicts, []).rstrip())
+    return "\n\n".join(parts) + "\n"
+
+
 def with_columns(table: Table, columns: list[Column]) -> Table:
     """The table with some of its columns, in the order given, and the rows that were measured in them."""
     keys = {column.key for column in columns}
@@ -147,20 +193,23 @@ def main() -> None:
     differing = []
 
     def put(path: Path, new: str) -> None:
-        if new != path.read_text(encoding="utf-8"):
+        if not path.is_file() or new != path.read_text(encoding="utf-8"):
             differing.append(path.relative_to(ROOT).as_posix())
             if not check:
                 path.write_text(new, encoding="utf-8")
 
     for path, text in refreshed_claims(ROOT / "results").items():
         put(path, text)
-    for page in PAGES:
-        path = ROOT / page
-        if path.is_file():
-            try:
+    try:
+        for page in PAGES:
+            path = ROOT / page
+            if path.is_file():
                 put(path, filled(path.read_text(encoding="utf-8"), page))
-            except PageError as error:
-                sys.exit(f"error: {error}")
+        for paper in PAPERS:
+            if (ROOT / "results" / paper).is_dir():
+                put(ROOT / "results" / paper / "README.md", results_page(paper))
+    except ValueError as error:  # PageError is one
+        sys.exit(f"error: {error}")
     done = "differs from the results" if check else "filled"
     print("\n".join(f"{page}: {done}" for page in differing) or "no change")
     sys.exit(check and bool(differing))

@@ -67,6 +67,12 @@ def test_no_page_differs_from_the_committed_results():
             assert filled(text, page) == text, f"{page} differs: python scripts/fill_pages.py"
 
 
+@pytest.mark.parametrize("paper", fill_pages.PAPERS)
+def test_no_page_of_results_differs_from_what_lies_beside_it(paper):
+    path = fill_pages.ROOT / "results" / paper / "README.md"
+    assert fill_pages.results_page(paper) == path.read_text(encoding="utf-8"), f"{path}: python scripts/fill_pages.py"
+
+
 def test_no_verdict_differs_from_the_committed_results_and_claims():
     results = fill_pages.ROOT / "results"
     found = fill_pages.refreshed_claims(results)
@@ -97,6 +103,22 @@ def test_verdicts_are_those_of_the_report(root):
     )
     with pytest.raises(PageError, match=r"page: results/p/c\.md has no claim 'C3'; accepted: C1, C2-b"):
         filled("<!-- claims: results/p/c.md; ids: C3 -->\n", "page")
+
+
+def test_sentences_take_their_numbers_and_their_verdicts_from_the_results(root):
+    found = root / "p" / "found.yaml"
+    found.parent.mkdir()
+    found.write_text(
+        "- {text: 'It is {table1/demo/table1 | ours | acc} %.', claims: {C1: undecided}, scale: demo}\n- text: B.\n"
+    )
+    page = "<!-- found: p -->\n\n1. stale\n2. stale\n3. stale\n\nafter\n"
+    now = "1. **Could not be shown (C1, scale demo).** It is 50.0 %.\n2. B.\n"
+    assert filled(page, "page") == f"<!-- found: p -->\n\n{now}\nafter\n"
+    found.write_text("- text: '{table1/demo/table1 | our | acc}'\n")
+    with pytest.raises(
+        ValueError, match=r"p/found.yaml: \{table1/demo/table1 \| our \| acc\}: no 'our'; accepted: ours"
+    ):
+        filled(page, "page")
 
 
 def test_without_columns_all_are_shown(root):

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from common.base.files import read_own_yaml
+from common.report.found import load_found
+from common.report.page import collect, collect_claims
 from common.report.table import read_table
 from scripts.parts import parts_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path for path in ROOT.rglob("*.md") if not {".venv", "outputs", "results"} & set(path.parts))
+RESULTS = sorted(ROOT.glob("results/*/README.md"))
 CONFIGS = sorted(ROOT.glob("*/configs/*.yaml"))
 ROWS = [path for path in CONFIGS if not path.name.startswith("scale_")]
 
@@ -56,7 +59,7 @@ def test_make_commands_of_a_page_have_their_target(page):
                 assert part in parts_of(paper) or says_so, f"{page.name}: {one}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+@pytest.mark.parametrize("page", PAGES + RESULTS, ids=ids(PAGES + RESULTS))
 def test_scripts_configs_and_links_of_a_page_exist(page):
     lines, inline = code(page)
     links = re.findall(r"\]\(([^)#\s]+)\)", page.read_text(encoding="utf-8"))
@@ -124,7 +127,7 @@ def test_no_page_was_left_half_written():
 
 
 def test_every_accelerate_file_is_listed_with_whether_it_was_run():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     for path in sorted((ROOT / "scripts" / "accelerate").glob("*.yaml")):
         assert f"scripts/accelerate/{path.name}" in readme
         header = path.read_text(encoding="utf-8").split("compute_environment")[0].lower()
@@ -138,7 +141,31 @@ def test_intervals_stand_in_tables_that_are_filled_from_the_results():
         assert not by_hand, f"{page.name}: {by_hand[0]}"
 
 
-@pytest.mark.parametrize("page", ["README.md", "oblique_topology/README.md"])
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*/found.yaml")), ids=lambda path: path.parent.name)
+def test_a_papers_page_is_short_and_opens_with_what_was_found(page):
+    text = (page.parent / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 160
+    assert text.index("## What we found") == text.index("\n## ") + 1
+    assert 5 <= len([found for found in load_found(page.parent) if not found.part]) <= 8
+    # numbers of ours are filled in: by hand stand settings alone, such as e^2.64, K = 0.8, "0.07" and whole numbers
+    for each in read_own_yaml(page):
+        by_hand = re.sub(r"\{.*?\}", "", each["text"])
+        assert not re.findall(r"(?<!\^)(?<!= )(?<!of )\d+\.\d", by_hand), by_hand
+
+
+def test_verdicts_that_the_pages_tell_are_those_of_the_report():
+    entries = collect([ROOT / "results"])
+    judged = {claims.paper: claims.judged for claims in collect_claims([ROOT / "results"], entries)}
+    told = [(page.parent, found) for page in ROOT.glob("*/found.yaml") for found in load_found(page.parent)]
+    assert len(told) > 20
+    for folder, found in told:
+        for claim, verdict in found.claims.items():
+            (measured,) = (each.measured for each in judged[folder.name] if each.claim.id == claim)
+            at = {each.scale: each.verdict for each in measured}
+            assert at.get(found.scale) == verdict, f"{folder.name}/found.yaml: {claim}, {found.scale}: {at}"
+
+
+@pytest.mark.parametrize("page", ["README.md"])
 def test_the_multipliers_of_a_page_are_those_of_the_committed_experiment(page):
     path = ROOT / "results" / "oblique_topology" / "experiments" / "demo" / "final_temperature.json"
     values = json.loads(path.read_text(encoding="utf-8"))["values"]

@@ -48,12 +48,16 @@ class Picture:
 
 @dataclass(frozen=True)
 class Entry:
-    """A table with its pictures, and where it was found; `changed`: its rows were run with changed settings."""
+    """A table with its pictures, its file, and the root where it was found.
+
+    `changed`: its rows were run with changed settings.
+    """
 
     table: Table
     pictures: tuple[Picture, ...] = ()
     root: str = ""
     changed: bool = False
+    path: Path = Path()
 
 
 def write_page(
@@ -100,7 +104,7 @@ def write_page(
 
 
 def collect(roots: Sequence[str | Path]) -> list[Entry]:
-    """Tables below `<root>/<paper>/<part>/<scale>/*.json`, sorted by paper, table and scale, then root.
+    """Tables below `<root>/<paper>/<part>/<scale>/*.json`, sorted by paper, part, scale and table, then root.
 
     A root that does not exist counts as empty, and JSON files that are no tables are passed over.
 
@@ -111,12 +115,10 @@ def collect(roots: Sequence[str | Path]) -> list[Entry]:
     for root in dict.fromkeys(Path(root).resolve() for root in roots):
         tables = {file: table for file in sorted(root.glob("*/*/*/*.json")) if (table := _read(file)) is not None}
         entries += [
-            Entry(table, _pictures(file, table, tables), str(root), changed=file.parent.name != table.scale)
+            Entry(table, _pictures(file, table, tables), str(root), file.parent.name != table.scale, file)
             for file, table in tables.items()
         ]
-    return sorted(
-        entries, key=lambda entry: _natural(f"{entry.table.paper} {entry.table.table_id} {entry.table.scale}")
-    )
+    return sorted(entries, key=_place)
 
 
 def collect_claims(
@@ -231,9 +233,12 @@ def _shown(root: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
 
 
-def _natural(text: str) -> list[tuple[int, str | int]]:
-    """Sort key that puts table2 before table10."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.findall(r"\d+|\D+", text)]
+def _place(entry: Entry) -> tuple:
+    """Sort key: the tables of a paper, its figures, the rest, each part by scale; table2 stands before table10."""
+    paper, part, scale = entry.path.parts[-4:-1]
+    kind = next((place for place, name in enumerate(("table", "figure")) if part.startswith(name)), 2)
+    texts = (re.findall(r"\d+|\D+", text) for text in (part, scale, entry.table.table_id))
+    return paper, kind, *([(0, int(each)) if each.isdigit() else (1, each) for each in text] for text in texts)
 
 
 def _breakable(text: str) -> Markup:

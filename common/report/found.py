@@ -1,0 +1,79 @@
+"""What was found, in sentences: a paper folder's found.yaml, with its numbers read from the committed results.
+
+    - claims: {C5: does not hold}   # of claims.yaml with the verdict that the text is about; none = no claim
+      scale: demo                   # at which
+      text: Does it break? Yes, from {table3/demo/table3 | Sphere, e^0 | zs_i2t_r1} to ... percent.
+
+A number stands as {part/scale/table | row | column}, or as {experiments/scale/name | value}; it is the mean over seeds.
+The same sentences open the paper's README.md and the report; those with a `part` stand in results/<paper>/README.md, above
+that part's tables. A test compares the verdicts with those of the report.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from common.base.files import read_own_yaml
+from common.base.provenance import ROOT
+from common.report.experiments import read_experiment
+from common.report.formats import format_value
+from common.report.table import read_table
+
+_LEADS = {"undecided": "could not be shown"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A few sentences; `claims`: id -> verdict, `scale`: of these verdicts, `part`: that alone they are a remark on."""
+
+    text: str
+    claims: Mapping[str, str] = field(default_factory=dict)
+    scale: str = ""
+    part: str = ""
+
+    @property
+    def lead(self) -> str:
+        """ "Does not hold (C5, scale demo)"; empty where the sentence is about no claim."""
+        by_verdict: dict[str, list[str]] = {}
+        for claim, verdict in self.claims.items():
+            by_verdict.setdefault(_LEADS.get(verdict, verdict), []).append(claim)
+        at = [f"scale {self.scale}"] if self.scale else []
+        said = "; ".join(f"{verdict} ({', '.join(ids + at)})" for verdict, ids in by_verdict.items())
+        return said[:1].upper() + said[1:]
+
+
+def load_found(folder: str | Path, results: str | Path = ROOT / "results") -> list[Found]:
+    """The sentences of a paper folder; none if it has no found.yaml.
+
+    Raises:
+        ValueError: a number that is not there; names the file, the number and what is there.
+    """
+    path = Path(folder) / "found.yaml"
+    if not path.is_file():
+        return []
+    own = Path(results) / path.parent.resolve().name
+
+    def number(found: re.Match) -> str:
+        try:
+            return _number(own, [part.strip() for part in found[1].split("|")])
+        except (KeyError, OSError, ValueError) as error:
+            raise ValueError(f"{path.parent.name}/found.yaml: {{{found[1]}}}: {error}") from None
+
+    return [Found(**{**each, "text": re.sub(r"\{(.*?)\}", number, each["text"])}) for each in read_own_yaml(path)]
+
+
+def _number(results: Path, parts: list[str]) -> str:
+    source, row, *column = parts
+    if not column:
+        values = read_experiment(results / f"{source}.json").values[row]
+        return f"{math.fsum(values) / len(values):.3g}"
+    table = read_table(results / f"{source}.json")
+    rows = {each.method: each.ours for each in table.rows if any(each.ours.values())}
+    units = {each.key: each.unit for each in table.columns}
+    for key, known in ((row, rows), (column[0], units)):
+        if key not in known:
+            raise ValueError(f"no {key!r}; accepted: {', '.join(known)}")
+    mean, unit = rows[row][column[0]].mean, units[column[0]]
+    return format_value(mean, unit) if unit in ("percent", "fraction") else f"{mean:.3g}"
