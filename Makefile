@@ -2,7 +2,7 @@
 # The first of them makes a virtual environment in .venv and installs requirements.txt; nothing is installed again
 # unless the requirements change. To use an environment of your own: make test PY=python3
 
-SETTINGS = PAPER SCALE SEEDS DATA WEIGHTS ROWS RUNS SET OUTPUT RESULTS PY PYTHON VENV
+SETTINGS = PAPER SCALE SEEDS DATA WEIGHTS ROWS RUNS SET OUTPUT RESULTS FORMATS PY PYTHON VENV
 
 # Settings count behind `make` only: a DATA or OUTPUT that the shell happens to have must not change a result or
 # what `make clean` removes. Such a one is named, and so is a setting that there is not, such as SEDS=3.
@@ -23,6 +23,7 @@ RUNS    =
 SET     =
 OUTPUT  = outputs
 RESULTS =
+FORMATS =
 PYTHON  = python3
 VENV    = .venv
 
@@ -46,7 +47,7 @@ option    = $(if $(value $1),--$2 $(call typed,$1))
 REPRODUCE = $(PY) scripts/reproduce.py
 OPTIONS   = --scale $(call typed,SCALE) --seeds $(call typed,SEEDS) --output $(call typed,OUTPUT) \
             $(call option,DATA,data) $(call option,WEIGHTS,weights) \
-            $(call option,ROWS,rows) $(call option,RESULTS,results) $(call option,SET,set)
+            $(call option,ROWS,rows) $(call option,RESULTS,results) $(call option,FORMATS,formats) $(call option,SET,set)
 
 .DEFAULT_GOAL := help
 .PHONY: help install test test-slow test-gpu lint format benchmark report reproduce reproduce-all compare rows scenes clean
@@ -56,7 +57,8 @@ help: ## this list
 	@echo "make reproduce-tableN        PAPER=$(PAPER) SCALE=smoke|demo|photos|photos_scratch|paper SEEDS=<how many>"
 	@echo "                             DATA=<folder of pictures and captions> WEIGHTS=<folder of pre-trained weights>"
 	@echo "                             ROWS=\"<row> <row> ...\" for some rows of a table only, see make rows"
-	@echo "                             SET=\"section.key=value ...\" OUTPUT=<folder> RESULTS=<folder>; also reproduce-figureN"
+	@echo "                             SET=\"section.key=value ...\" OUTPUT=<folder> RESULTS=<folder> FORMATS=csv,latex"
+	@echo "                             also reproduce-figureN and other parts"
 	@grep -E '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */make \1|/' \
 	    | awk -F'|' '{printf "%-28s %s\n", $$1, $$2}'
 
@@ -102,7 +104,7 @@ scenes: $(RUN_READY) ## contact sheets of the embedded data set, and the ceiling
 	$(PY) scripts/draw_scenes.py
 	$(PY) scripts/draw_scenes.py --ceiling
 
-report: $(RUN_READY) ## one page of everything that was reproduced
+report: $(RUN_READY) ## pages of everything that was reproduced: an index, and one for each paper
 	$(PY) -m common.report.page --results results $(call typed,OUTPUT)/results --output $(call typed,OUTPUT)/report.html
 
 compare: $(RUN_READY) ## models side by side, with paired tests: RUNS="<run, checkpoint or evaluation.json> ..."
@@ -128,7 +130,7 @@ clean: ## removes runs, tables and page from outputs/; committed results and .ve
 	@output=$(call typed,OUTPUT); there=$$(cd -- "$${output:-/}" 2>/dev/null && pwd -P); \
 	case "$$there" in /|"$$(pwd -P)"|"$${HOME:-/}") \
 	    echo "error: OUTPUT=$$output: $$there is no folder of outputs; runs/ and results/ in it stay" >&2; exit 1;; esac; \
-	cd -- "$$output" 2>/dev/null || exit 0; rm -rf runs results shard_index report.html; echo "cleaned: $$there"
+	cd -- "$$output" 2>/dev/null || exit 0; rm -rf runs results shard_index report.html report_*.html; echo "cleaned: $$there"
 
 .DEFAULT:
 	@$(PYTHON) scripts/parts.py target '$@'

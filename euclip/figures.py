@@ -63,11 +63,11 @@ def figure2(command: Command, code: PaperCode) -> list[Table]:
 
 
 def figure4(command: Command, code: PaperCode) -> list[Table]:
-    """Figure 4: from the origin, without (top) and with (bottom) the entailment loss."""
+    """Figure 4: from the origin, without (left) and with (right) the entailment loss; a row for each geometry."""
     configs = {
         "euclip_lambda0": "table4_euclidean_squared.yaml",
-        "meru_lambda0": "table4_hyperbolic.yaml",
         "euclip": "table4_euclip.yaml",
+        "meru_lambda0": "table4_hyperbolic.yaml",
         "meru": "table4_meru.yaml",
     }
     return _distances(command, code, configs, 2, only_root=True)
@@ -138,7 +138,7 @@ def _distances(
         chance={"generic_nearer": 0.5, "image_farther": 0.5} if "generic_nearer" in known else {"image_farther": 0.5},
         notes=NOTES,
     )
-    return [write_findings(command, code.name, findings)]
+    return [write_findings(command, code.name, findings, runs)]
 
 
 def root_norms(command: Command, code: PaperCode) -> list[Table]:

@@ -263,7 +263,7 @@ def hierarchies(command: Command, code: PaperCode) -> list[Table]:
         chance={"generic_nearer": 0.5, "text_auc": 0.5, "image_auc": 0.5},
         notes=NOTES,
     )
-    return [write_findings(command, code.name, findings)]
+    return [write_findings(command, code.name, findings, runs)]
 
 
 def measure(encoder: Encoder, config: Any, nouns: str) -> dict[str, tuple[str, dict[str, float]]]:

@@ -86,7 +86,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
             if name in lines[0]
         },
     )
-    return [table, write_findings(command, PAPER, findings)]
+    return [table, write_findings(command, PAPER, findings, runs)]
 
 
 PARTS = {

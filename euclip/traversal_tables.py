@@ -107,7 +107,7 @@ def table6(command: Command, code: PaperCode) -> list[Table]:
     runs = train_rows(command, code, B16)
     walked = walk_rows(command, runs, ROWS)
     table = _mean_captions(command, code, "table6", runs, walked)
-    return [table] + ([_traversal(command, code, walked)] if is_main_process() else [])
+    return [table] + ([_traversal(command, code, walked, runs)] if is_main_process() else [])
 
 
 def table7(command: Command, code: PaperCode) -> list[Table]:
@@ -133,7 +133,7 @@ def _mean_captions(command: Command, code: PaperCode, table_id: str, runs: Runs,
     return table_of(command, code.name, table_id, columns, rows, runs, notes=(walked.note,))
 
 
-def _traversal(command: Command, code: PaperCode, walked: Walked) -> Table:
+def _traversal(command: Command, code: PaperCode, walked: Walked, runs: Runs) -> Table:
     """experiment["traversal"]["<key>_<score>"], and its table; what a seed has no value for is left out."""
     values = {}
     for label, seeds in walked.by_row.items():
@@ -153,7 +153,7 @@ def _traversal(command: Command, code: PaperCode, walked: Walked) -> Table:
         values=values,
         notes=(*NOTES, walked.note),
     )
-    return write_findings(command, code.name, findings)
+    return write_findings(command, code.name, findings, runs)
 
 
 def table2(command: Command, code: PaperCode) -> list[Table]:

@@ -126,4 +126,4 @@ def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
         command.folder(code.name) / "hierarchy_error_curves.png",
         across=1,
     )
-    return [write_findings(command, code.name, findings)]
+    return [write_findings(command, code.name, findings, {"clip": runs})]

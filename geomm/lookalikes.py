@@ -87,4 +87,4 @@ def lookalikes(command: Command, code: PaperCode) -> list[Table]:
         },
         chance=dict.fromkeys(("cosine", *READINGS), 50.0),
     )
-    return [write_findings(command, code.name, findings)]
+    return [write_findings(command, code.name, findings, runs)]

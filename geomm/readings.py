@@ -88,7 +88,7 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
         command.folder(code.name) / "readings_curves.png",
         across=len(STARTS),
     )
-    return [write_findings(command, code.name, findings)]
+    return [write_findings(command, code.name, findings, runs)]
 
 
 def _ranks(runs: dict[str, list[RowRun]], start: str) -> dict[str, list[tuple[float, list[float]]]]:

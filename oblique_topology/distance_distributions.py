@@ -154,9 +154,9 @@ def figure6(command: Command, code: PaperCode) -> list[Table]:
             "distance d = -similarity",
             {label: distances[kind] for kind, label in KINDS.items()},
         )
-        for (topology, domain), distances in sorted(drawn.items(), key=lambda item: item[0][1])
+        for (topology, domain), distances in drawn.items()  # a row of panels for each topology, which has its own unit
     ]
-    plot_distributions(panels, command.folder(code.name) / "distance_distributions_by_topology.png", len(TOPOLOGIES))
+    plot_distributions(panels, command.folder(code.name) / "distance_distributions_by_topology.png", len(told))
     findings = Findings(
         name="distance_distributions",
         caption="Distances of positive and negative pairs, cross-modal and within a modality (Figure 6).",
@@ -171,7 +171,7 @@ def figure6(command: Command, code: PaperCode) -> list[Table]:
         chance={"auc": 0.5, "image_image_closer": 0.5, "text_text_closer": 0.5},
         notes=["Distances of different topologies have different units; compare within a row, or the fractions."],
     )
-    return [write_findings(command, code.name, findings)]
+    return [write_findings(command, code.name, findings, runs)]
 
 
 def _distances(geometry: Geometry, embedded: EmbeddedPairs, seed: int) -> dict[str, torch.Tensor]:

@@ -276,7 +276,7 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
         ],
     )
     plot_curves(_panels(by_seed, grid), command.folder(code.name) / "equilibrium_curves.png", across=3)
-    return [write_findings(command, code.name, findings)]
+    return [write_findings(command, code.name, findings, {"clip": runs})]
 
 
 def cases_of(sources: Mapping[str, torch.Tensor], grid: Grid, seed: int) -> dict[Case, torch.Tensor]:

@@ -238,7 +238,7 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
             "norm: average over the line.",
         ],
     )
-    return [write_findings(command, code.name, findings)]
+    return [write_findings(command, code.name, findings, {"clip": runs})]
 
 
 def _landscape(run: RowRun, grid: Grid) -> dict[str, list]:

@@ -49,7 +49,7 @@ def figure4(command: Command, code: PaperCode) -> list[Table]:
     plot_curves(panels, command.folder(code.name) / "temperature_curves_of_t.png", across=2)
     path = code.folder / "configs" / next(iter(configs.values()))  # these rows differ in geometry and start alone
     config = load_row(code.config_class, code.folder, path, command.scale, list(command.overrides))
-    return [write_findings(command, code.name, _findings(runs, config.optim))]
+    return [write_findings(command, code.name, _findings(runs, config.optim), runs)]
 
 
 def curve_of(runs: Sequence) -> list[tuple[float, Sequence[float]]]:

@@ -252,7 +252,7 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
             "With the words of another picture heat that follows the words leaves the box.",
         ],
     )
-    return [write_findings(command, code.name, findings)]
+    return [write_findings(command, code.name, findings, runs)]
 
 
 def _items(data: DataConfig, count: int) -> tuple[str, Sequence[dict[str, Any]]]:

@@ -33,7 +33,7 @@ if not __package__:
 
 from common.base.arguments import Parser
 from common.base.provenance import ROOT
-from common.report.formats import DASH, lay_out, markdown_text
+from common.report.formats import DASH, lay_out, line_below, markdown_text
 from common.report.found import load_found
 from common.report.page import collect, refreshed_claims
 from common.report.table import Column, Table, read_table
@@ -127,18 +127,19 @@ def results_page(paper: str) -> str:
     remarks = [found for found in load_found(ROOT / paper, ROOT / "results") if found.part]
     parts = [
         f"# Results: {entries[0].table.paper_title}",
-        f"Made by `python scripts/fill_pages.py` from the JSON files beside this page; what was found, in a few sentences, "
-        f"opens [{paper}/README.md](../../{paper}/README.md). A line of the paper is copied from it; a line of ours is a "
-        "mean over seeds with its 95 % interval. Below paper scale ours are measured on other data than the paper's, named "
-        "in the table, and reproduce none of its cells.",
+        "Made by `python scripts/fill_pages.py` from the JSON files beside this page. What was found, in a few "
+        f"sentences, opens [{paper}/README.md](../../{paper}/README.md). A line of the paper is copied from it; a line "
+        "of ours is a mean over seeds with its 95 % interval. Below paper scale ours are measured on other data than the "
+        "paper's, named in the table, and reproduce none of its cells.",
     ]
     seen = ""
-    for folder, of_folder in groupby(entries, lambda entry: entry.path.parent):
+    for folder, group in groupby(entries, lambda entry: entry.path.parent):
+        of_folder = list(group)
         part, scale = folder.parts[-2:]
         if part != seen:
             parts += [f"## {part}", *(f"{found.text}" for found in remarks if found.part == part)]
             seen = part
-        parts.append(f"### {part} at scale {scale}")
+        parts.append(f"### Scale {scale}: `{of_folder[0].table.command}`")
         for entry in of_folder:
             pictures = (f"[{picture.path.stem}]({part}/{scale}/{picture.path.name})" for picture in entry.pictures)
             drawn = f" Drawn: {', '.join(pictures)}." if entry.pictures else ""
@@ -183,7 +184,8 @@ def page_table(table: Table) -> str:
             rows.append([f"ours, {method}" if printed and line.kind == "ours" else method, *cells])
     rule = "|" + "---|" * len(rows[0])
     head, *body = (f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in rows)
-    return "\n".join([head, rule, *body]) + "\n"
+    below = f"\n{markdown_text(line_below(table))}\n" if line_below(table) else ""
+    return "\n".join([head, rule, *body]) + "\n" + below
 
 
 def main() -> None:

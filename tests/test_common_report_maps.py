@@ -1,7 +1,5 @@
 """Contours, heat on pictures and on words, curves with a logarithmic axis: files, numbers, what the eye must see."""
 
-import csv
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -17,12 +15,12 @@ from common.report.figures import (
     plot_curves,
     plot_heat_on_pictures,
     plot_heat_on_words,
+    read_plotted,
 )
 
 
 def rows(path):
-    with path.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    return read_plotted(path.with_name(path.name.replace("_plotted.json", ".png")))
 
 
 def grey(path):
@@ -65,7 +63,7 @@ def test_heat_on_pictures_and_words_writes_all_maps(tmp_path):
     found = rows(numbers)
     assert len(found) == 3 * 4
     first = [row["heat"] for row in found if (row["caption"], row["map"]) == ("costs $5", "whole")]
-    assert first == ["1.0", "0.0", "0.0", "1.0"]
+    assert first == [1.0, 0.0, 0.0, 1.0]
     drawn, numbers = plot_heat_on_words([HeatOnWords(["a", "$red"], {"whole": [0.0, 3.0]})], tmp_path / "w.png")
     assert [(row["word"], float(row["heat"])) for row in rows(numbers)] == [("a", 0.0), ("$red", 3.0)]
     middle = grey(drawn)[10:20]

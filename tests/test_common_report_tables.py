@@ -11,7 +11,16 @@ from types import SimpleNamespace
 import pytest
 
 from common.base.files import write_atomically
-from common.report.formats import format_measured, lay_out, to_csv, to_latex, to_markdown, to_text, write_table
+from common.report.formats import (
+    format_measured,
+    lay_out,
+    line_below,
+    to_csv,
+    to_latex,
+    to_markdown,
+    to_text,
+    write_table,
+)
 from common.report.table import SEEDS_INTERVAL, Column, Measured, Row, Table, from_json, measured_over_seeds, to_json
 from common.reproduce.tables import trained_on
 
@@ -76,6 +85,7 @@ def test_markdown_is_this():
         "| second                | paper      |                  92.0 |    — |                                  |\n"
         "|                       | ours       |                     — |    — | not run: needs published weights |\n"
         "| *a guess would reach* |            |                   2.0 |    — |                                  |\n\n"
+        "Ours: on scenes 0000; seeds 0, 1.\n\n"
         "- second: made up\n- note: a note\n- erratum of the printed table: a slip\n\n"
         "R@K: share of queries with a correct match among the K best candidates; "
         "i2t: image query, captions ranked (any caption of the image counts); ±: half-width, 95 % t over seeds; "
@@ -246,11 +256,26 @@ def test_a_table_without_numbers_of_the_paper_has_no_paper_lines():
     assert "paper" not in {line.kind for group in lay_out(made_up_table(rows=rows)) for line in group}
 
 
-def test_write_table_writes_four_files_and_leaves_nothing_else(tmp_path):
-    paths = write_table(made_up_table(), tmp_path / "new" / "folder")
-    assert [path.name for path in paths] == ["table0.md", "table0.csv", "table0.json", "table0.tex"]
-    assert sorted((tmp_path / "new" / "folder").iterdir()) == sorted(paths)
-    assert from_json(paths[2].read_text(encoding="utf-8")) == made_up_table()
+def test_write_table_writes_what_was_asked_for_and_leaves_nothing_else(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    for formats, endings in ((("csv", "latex"), "md json csv tex"), (("latex",), "md json tex"), ((), "md json")):
+        paths = write_table(made_up_table(), folder, formats)
+        assert [path.name for path in paths] == [f"table0.{ending}" for ending in endings.split()]
+        assert sorted(folder.iterdir()) == sorted(paths)
+    assert from_json(paths[1].read_text(encoding="utf-8")) == made_up_table()
+
+
+def test_a_row_of_ours_is_named_by_what_ran_and_a_line_below_says_what_that_was():
+    row = Row("Big(32, 16)", {"i2t_r1": 91.0}, {"i2t_r1": cell(11.0, 12.0)}, "measured", ran="Small(2, 1), 8 px")
+    table = made_up_table(rows=[row], data="scenes (0123abcd)", models="Small 2 x 1, 8 px, 5M parameters, 9 steps")
+    named = {line.kind: line.method for group in lay_out(table) for line in group}
+    assert (named["paper"], named["ours"]) == ("Big(32, 16)", "Small(2, 1), 8 px")
+    below = "Ours: Small 2 x 1, 8 px, 5M parameters, 9 steps; on scenes; seeds 0, 1."
+    assert line_below(table) == below
+    for write in (to_markdown, to_text, to_latex):
+        text = " ".join(write(table).split())
+        assert "Small(2, 1), 8 px" in text
+        assert below in text
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_one(tmp_path, monkeypatch):

@@ -299,7 +299,7 @@ def test_a_part_writes_experiments_curves_and_tables(tmp_path, part, capsys):
             assert set(COMMITTED[table.table_id].values) == set(experiment.values)
         curves = tmp_path / "results" / "contrastive_basics" / part / "smoke" / f"{table.table_id}_curves.png"
         assert curves.read_bytes().startswith(b"\x89PNG")
-        assert curves.with_name(f"{table.table_id}_curves_plotted.csv").is_file()
+        assert curves.with_name(f"{table.table_id}_curves_plotted.json").is_file()
 
 
 def test_parts_refuse_overrides_and_have_nothing_at_the_scales_of_photographs(tmp_path, capsys):

@@ -368,7 +368,7 @@ def test_the_table_has_every_method_with_its_seeds(reproduced):
     assert "6 steps of 16 pictures" in table.rows[1].note
     curves = folder / "results" / "contrastive_basics" / "self_supervised" / "smoke" / "self_supervised_curves.png"
     assert curves.stat().st_size > 1000
-    plotted = curves.with_name("self_supervised_curves_plotted.csv").read_text()
+    plotted = curves.with_name("self_supervised_curves_plotted.json").read_text()
     assert '"kNN accuracy on a part: 20 pictures, a bank of 40",' in plotted  # the table's is of all of them
 
 

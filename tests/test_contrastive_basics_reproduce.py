@@ -136,7 +136,7 @@ def test_the_sweep_gives_a_table_curves_and_an_experiment(tmp_path):
     found = read_experiment(folder.parents[1] / "experiments" / "smoke" / "negatives_scenes.json")
     assert found.values["queue_64_mean_recall"] == rows["batch 32, queue 64"].ours["test_mean_recall"].values
     assert {"batch_32_mean_recall", "batch_256_i2t_recall_at_1"} <= set(found.values)
-    plotted = (folder / "negatives_sweep_curves_plotted.csv").read_text()
+    plotted = (folder / "negatives_sweep_curves_plotted.json").read_text()
     assert "larger batches, fewer steps" in plotted
     steps = [int(json.loads(path.read_text())["step"]) for path in tmp_path.glob("runs/*/*/*/evaluation.json")]
     assert sorted(steps) == [1, 8, 8]

@@ -1,6 +1,5 @@
 """The traversal and distance parts of EuCLIP's reproduce.py at smoke scale, end to end, and their command lines."""
 
-import csv
 import json
 import runpy
 import sys
@@ -10,6 +9,7 @@ import pytest
 from test_euclip_claims import columns_of_claims
 
 from common.report.experiments import read_experiment
+from common.report.figures import read_plotted
 from common.report.table import from_json
 from euclip import distributions, figures, traverse
 from euclip import traversal_tables as walk_tables
@@ -121,8 +121,7 @@ def test_examples_name_the_captions_of_four_pictures(output):
 def test_figures_draw_their_panels_and_claims_can_name_their_numbers(output, part, points, panels):
     table = table_of(output, part)
     assert len(table.rows) == points
-    with (folder_of(output, part) / f"{part}_distances_plotted.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_plotted(folder_of(output, part) / f"{part}_distances.png")
     assert len({(row["panel"], row["x"]) for row in rows}) == panels
     assert {row["curve"] for row in rows} == {"image", "text"}
     assert (folder_of(output, part) / f"{part}_distances.png").stat().st_size > 1000
@@ -139,8 +138,8 @@ def test_figures_draw_their_panels_and_claims_can_name_their_numbers(output, par
 
 def test_figure_6_has_the_origin_above_the_mean_and_figure_2_gives_clip_its_mean(output):
     def panels(part):
-        with (folder_of(output, part) / f"{part}_distances_plotted.csv").open(newline="") as file:
-            return list(dict.fromkeys((row["panel"], row["x"]) for row in csv.DictReader(file)))
+        rows = read_plotted(folder_of(output, part) / f"{part}_distances.png")
+        return list(dict.fromkeys((row["panel"], row["x"]) for row in rows))
 
     origin, mean = "geodesic distance from the origin", "geodesic distance from the mean"
     assert panels("figure6") == [(model, x) for x in (origin, mean) for model in ("MERU, lambda=0", "MERU")]

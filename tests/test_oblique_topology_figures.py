@@ -1,7 +1,5 @@
 """Every figure and analysis of the oblique paper at smoke scale, end to end: plots, data, tables, experiments."""
 
-import csv
-import io
 import json
 from dataclasses import replace
 
@@ -20,6 +18,7 @@ from common.report.claims.expressions import EXPERIMENT, cells
 from common.report.claims.read import load_claims, load_paper_tables
 from common.report.claims.show import judge
 from common.report.experiments import collect_experiments
+from common.report.figures import read_plotted
 from common.report.table import read_table
 from common.reproduce.command import Command
 from common.reproduce.rows import RowRun, measured_once
@@ -65,8 +64,7 @@ def folder_of(output, part):
 
 
 def plotted(output, part, stem):
-    text = (folder_of(output, part) / f"{stem}_plotted.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(io.StringIO(text)))
+    return read_plotted(folder_of(output, part) / f"{stem}.png")
 
 
 def only_run(output, row):

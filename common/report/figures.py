@@ -1,11 +1,11 @@
-"""Plots of tables, of training logs and of distributions, each with the plotted numbers as CSV beside it.
+"""Plots of tables, of training logs and of distributions; the numbers that no table has lie beside them as JSON.
 
 Only matplotlib's object interface: no window, no global state, usable from threads and tests.
 Series differ in colour (Okabe-Ito, safe for colour-blind readers), in marker and in line style, so grey print works.
 """
 
-import csv
 import io
+import json
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from PIL import Image
 
 from common.base.files import write_atomically
-from common.report.formats import stand_in
+from common.report.formats import panel_label
 from common.report.statistics import interval_over_seeds
-from common.report.table import PAPER_SCALE, Column, Row, Table
+from common.report.table import PAPER_SCALE, Column, Measured, Row, Table
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
 _MARKERS = "osD^vPX"
@@ -34,23 +35,26 @@ def plot_table(table: Table, path: str | Path, show_paper: bool = False) -> list
     """One panel per measured column: our mean and interval for every measured row, the level of a guess as a line.
 
     Args:
-        table: whose cells are plotted; columns and rows without a measured cell are left out.
-        path: of the PNG; the numbers go to `<stem>_plotted.csv` (`<stem>.csv` is the table itself).
+        table: whose cells are plotted; columns and rows without a measured cell are left out, and columns of constants,
+            which are the same for every seed. Where these are half of the columns or more nothing is drawn.
+        path: of the PNG.
         show_paper: also draw the paper's numbers, as hollow diamonds labelled "paper (other data)" unless they are
             comparable; off by default, because on other data their place on our axis means nothing.
     Returns:
-        The written files, PNG first; an empty list when nothing was measured.
+        The written file; an empty list when nothing was drawn.
     """
-    columns = [column for column in table.columns if table.measured(column.key)]
-    rows = [row for row in table.rows if any(cell is not None for cell in row.ours.values())]
-    if not columns:
+    measured = [column for column in table.columns if table.measured(column.key)]
+    columns = [column for column in measured if not _constant(table.measured(column.key))]
+    rows = [row for row in table.rows if any(row.ours.get(column.key) is not None for column in columns)]
+    if 2 * len(columns) <= len(measured):
+        Path(path).unlink(missing_ok=True)  # of an earlier run
         return []
     across = min(len(columns), 4 if len(columns) != 5 else 3)
-    # two lines at most: more do not fit a row
-    labels = [textwrap.fill(row.method, 36, max_lines=2, placeholder="…") for row in rows]
-    label_width = 0.3 + 0.075 * max(len(line) for label in labels for line in label.split("\n"))
+    labels = [textwrap.fill(row.ran or row.method, 36) for row in rows]
+    lines = [line for label in labels for line in label.split("\n")]
+    width = 0.3 + 0.075 * max(map(len, lines)) + 2.5 * across
     figure, panels = _panels(
-        len(columns), across, label_width + 2.3 * across, 1.25 + 0.34 * len(rows), 1.1, sharey=True
+        len(columns), across, width, 1.5 + 0.34 * max(len(rows), 0.6 * len(lines)), 1.1, sharey=True
     )
     drawn: dict[str, object] = {}
     for place, (panel, column) in enumerate(zip(panels, columns)):
@@ -60,9 +64,12 @@ def plot_table(table: Table, path: str | Path, show_paper: bool = False) -> list
     panels[0].set_ylim(len(rows) - 0.4, -0.6)  # first row on top
     figure.suptitle(_literal(f"{table.paper}, {table.table_id}, scale {table.scale}"), fontsize=_FONT + 1)
     _legend(figure, drawn, len(drawn))
-    records = [_table_record(table, column, row, show_paper) for column in columns for row in rows]
-    header = ("column", "measured_on", "unit", "method", "ours_mean", "ours_low", "ours_high", "chance")
-    return _write(figure, path, (*header, "paper_number") if show_paper else header, records)
+    return [_write_picture(figure, path)]
+
+
+def _constant(cells: Sequence[Measured]) -> bool:
+    """Whether all seeds, at least two, gave one value: a count or a setting, no measurement."""
+    return all(len(cell.values) > 1 and max(cell.values) - min(cell.values) <= 1e-6 * abs(cell.mean) for cell in cells)
 
 
 def plot_training(
@@ -75,7 +82,7 @@ def plot_training(
             in the run's JSON lines. Records with event "train" give `step`, `loss` and `logit_scale`, those with event
             "evaluate" `step` and `metrics`, where names that end in `i2t_recall_at_1`, `t2i_recall_at_1` and `acc1`
             (fractions) are plotted in percent.
-        path: of the PNG; the points as they are drawn, averages where records are many, go to `<stem>_plotted.csv`.
+        path: of the PNG; the points as they are drawn, averages where records are many, go to `<stem>_plotted.json`.
         num_candidates: how many candidates a query is compared with in the loss (the global batch, plus the queue where
             there is one); draws ln(num_candidates), the loss of a model that cannot tell them apart. None: the global
             batch, if the records give `samples_seen` and all runs agree on it, else no line.
@@ -154,8 +161,10 @@ def _averaged(points: list[tuple[int, float]]) -> tuple[int, list[tuple[float, f
 
 
 def _look(index: int) -> dict[str, Any]:
-    looks = {"color": _COLORS, "linestyle": _STYLES, "marker": _MARKERS}
-    return {name: of[index % len(of)] for name, of in looks.items()}
+    """No colour comes twice with the same marker: the next round of colours has its markers shifted by one."""
+    shifted = index + index // len(_COLORS)
+    looks = {"color": (_COLORS, index), "linestyle": (_STYLES, index), "marker": (_MARKERS, shifted)}
+    return {name: of[place % len(of)] for name, (of, place) in looks.items()}
 
 
 def _draw_run(axis, points: Sequence[tuple[float, float]], index: int):
@@ -187,10 +196,8 @@ def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row], show_
             comparable = table.scale == PAPER_SCALE and column.stands_in_for is None
             drawn["paper" if comparable else "paper (other data)"] = hollow
     better = ", lower is better" if column.better == "lower" else ""
-    panel.set_title(_literal(_shortened(column.label, 34)), fontsize=_FONT)
-    source = stand_in(table, column)
-    on = "" if source is None else f"\non {_shortened(source, 32)}"
-    _dress(panel, f"{column.unit}{better}{on}")
+    panel.set_title(_literal(textwrap.fill(panel_label(table, column), 36)), fontsize=_SMALL)
+    _dress(panel, f"{column.unit}{better}")
     panel.margins(x=0.12)
     return drawn
 
@@ -222,31 +229,51 @@ def _dress(axis, x_label: str, y_label: str = "") -> None:
     axis.xaxis.get_major_locator().set_params(nbins=5)
 
 
-def _table_record(table: Table, column: Column, row: Row, show_paper: bool) -> tuple:
-    cell = row.ours.get(column.key)
-    low, high = (None, None) if cell is None or cell.interval is None else cell.interval
-    ours = (None if cell is None else cell.mean, low, high, None if cell is None else cell.chance)
-    paper = (row.paper.get(column.key),) if show_paper else ()
-    return (column.label, stand_in(table, column), column.unit, row.method, *ours, *paper)
-
-
-def _shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
 def _literal(text: str) -> str:
     return text.replace("$", r"\$")  # matplotlib would read a formula between dollar signs
 
 
 def _write(figure: Figure, path: str | Path, header: Sequence[str], records: Sequence[Sequence]) -> list[Path]:
-    path = Path(path)
-    numbers = path.with_name(f"{path.stem}_plotted.csv")
-    picture, data = io.BytesIO(), io.StringIO()
-    figure.savefig(picture, format="png", dpi=160, facecolor="white", pil_kwargs={"optimize": True})
-    writer = csv.writer(data, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(records)
-    return [write_atomically(path, picture.getvalue()), write_atomically(numbers, data.getvalue())]
+    """The picture, and what is drawn in it: a list of series, each with the texts that name it and its numbers."""
+    series: dict[tuple, dict[str, list]] = {}
+    for record in records:
+        texts = {name: value for name, value in zip(header, record) if isinstance(value, str)}
+        numbers = series.setdefault(tuple(texts.items()), {name: [] for name in header if name not in texts})
+        for name, value in zip(header, record):
+            if name not in texts:
+                numbers[name].append(_rounded(value))
+    lines = (json.dumps({**dict(texts), **numbers}, ensure_ascii=False) for texts, numbers in series.items())
+    text = "[\n" + ",\n".join(lines) + "\n]\n"
+    return [_write_picture(figure, path), write_atomically(_plotted(path), text)]
+
+
+def _write_picture(figure: Figure, path: str | Path) -> Path:
+    picture, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130, facecolor="white")
+    # a plot has few colours, and a palette takes a third of the bytes
+    Image.open(picture).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    return write_atomically(path, small.getvalue())
+
+
+def read_plotted(path: str | Path) -> list[dict[str, Any]]:
+    """One dictionary for each point of the picture at `path`, from the JSON beside it; None where no number was."""
+    points = []
+    for series in json.loads(_plotted(path).read_text(encoding="utf-8")):
+        texts = {name: value for name, value in series.items() if isinstance(value, str)}
+        numbers = {name: values for name, values in series.items() if name not in texts}
+        points += [texts | dict(zip(numbers, values)) for values in zip(*numbers.values())]
+    return points
+
+
+def _plotted(path: str | Path) -> Path:
+    return Path(path).with_name(f"{Path(path).stem}_plotted.json")
+
+
+def _rounded(value: float | None) -> float | None:
+    """Five digits, which no eye tells from more; None for what is no number."""
+    if value is None or isinstance(value, int):
+        return value
+    return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
@@ -265,9 +292,11 @@ class Distributions:
 def plot_distributions(panels: Sequence[Distributions], path: str | Path, across: int, bins: int = 50) -> list[Path]:
     """Histograms as outlines, so that several can lie over each other; each sums to 100 %.
 
+    Every axis has its 0, and panels of a row have one scale where they measure the same (`x_label`).
+
     Args:
         panels: in the order of reading; those that share a label share its colour.
-        path: of the PNG; the numbers go to `<stem>_plotted.csv`.
+        path: of the PNG; the numbers go to `<stem>_plotted.json`.
         across: panels side by side.
         bins: equal ones over the joint range of a panel's values; whole numbers have theirs.
     Returns:
@@ -283,8 +312,8 @@ def plot_distributions(panels: Sequence[Distributions], path: str | Path, across
     figure, axes = _panels(len(panels), across, 0.6 + 3.6 * across, 2.6, 0.4 + 0.22 * legend_rows)
     drawn: dict[str, object] = {}
     records: list[tuple] = []
-    for axis, panel in zip(axes, panels):
-        edges, shares = _histograms(panel, bins)
+    found = [_histograms(panel, bins) for panel in panels]
+    for place, (axis, panel, (edges, shares)) in enumerate(zip(axes, panels, found)):
         for label, heights in shares.items():
             drawn[_literal(label)] = _draw_outline(axis, edges, heights, labels.index(label))
             rows = zip(edges, edges[1:], heights)
@@ -292,6 +321,9 @@ def plot_distributions(panels: Sequence[Distributions], path: str | Path, across
         axis.set_title(_literal(panel.title), fontsize=_FONT)
         axis.set_ylim(bottom=0)
         _dress(axis, panel.x_label, "percent a bin")
+        row = slice(place // across * across, place // across * across + across)  # one scale for what it has in common
+        ends = [end for other, (of, _) in zip(panels[row], found[row]) if other.x_label == panel.x_label for end in of]
+        axis.set_xlim(min(0, *ends), max(0, *ends))
         if panel.whole_numbers:
             axis.xaxis.get_major_locator().set_params(integer=True)
     _legend(figure, drawn, columns)
@@ -339,7 +371,7 @@ class Curves:
 
 
 def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list[Path]:
-    """Curves over steps or sizes, the mean over seeds with its 95 % interval; the numbers go to `<stem>_plotted.csv`.
+    """Curves over steps or sizes, the mean over seeds with its 95 % interval; the numbers go to `<stem>_plotted.json`.
 
     Args:
         panels: in the order of reading; those that share a label share its colour.
@@ -407,7 +439,7 @@ class Contours:
 
 
 def plot_contours(panels: Sequence[Contours], path: str | Path, x_label: str, y_label: str) -> list[Path]:
-    """Filled contours with labelled lines, panels side by side; the values go to `<stem>_plotted.csv`.
+    """Filled contours with labelled lines, panels side by side; the values go to `<stem>_plotted.json`.
 
     Args:
         panels: each with its own levels and colour bar.
@@ -449,7 +481,7 @@ class HeatOnPicture:
 
 
 def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path) -> list[Path]:
-    """The picture, then once for each map: clear where it is hot, grey elsewhere; the maps go to `<stem>_plotted.csv`.
+    """The picture, then once for each map: clear where it is hot, grey elsewhere; the maps go to `<stem>_plotted.json`.
 
     Args:
         lines: from top to bottom.
@@ -467,12 +499,13 @@ def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path) -> l
             axis.set_yticks([])
             axis.spines[:].set_visible(False)
         row[0].imshow(line.picture)
-        caption = textwrap.fill(line.caption, 26, max_lines=3, placeholder=" …")
+        caption = textwrap.fill(line.caption, 26)
         row[0].set_xlabel(_literal(caption), fontsize=_SMALL - 3)
         for axis, (title, heat) in zip(row[1:], line.maps.items()):
             axis.imshow(_faded(line.picture, heat))
             axis.set_title(_literal(title), fontsize=_SMALL - 1)
             records += [(line.caption, title, *at, value) for at, value in np.ndenumerate(np.asarray(heat))]
+    figure.supxlabel("clear: the hottest place of a map; grey: no heat; each map by itself", fontsize=_SMALL)
     return _write(figure, path, ("caption", "map", "row", "column", "heat"), records)
 
 
@@ -485,7 +518,7 @@ class HeatOnWords:
 
 
 def plot_heat_on_words(panels: Sequence[HeatOnWords], path: str | Path) -> list[Path]:
-    """Panels below each other, one line per map, the darker the hotter; the values go to `<stem>_plotted.csv`.
+    """Panels below each other, one line per map, the darker the hotter; the values go to `<stem>_plotted.json`.
 
     Args:
         panels: from top to bottom; each map is drawn relative to its largest value.
@@ -500,7 +533,7 @@ def plot_heat_on_words(panels: Sequence[HeatOnWords], path: str | Path) -> list[
     records = []
     for axis, panel in zip(axes, panels):
         heat = np.array([_relative(np.asarray(values, dtype=float)) for values in panel.maps.values()])
-        axis.imshow(heat, cmap="Greys", vmin=0, vmax=1, aspect="auto")
+        drawn = axis.imshow(heat, cmap="Greys", vmin=0, vmax=1, aspect="auto")
         axis.set_xticks(range(len(panel.words)), map(_literal, panel.words), rotation=40, ha="right", fontsize=_SMALL)
         axis.set_yticks(range(len(panel.maps)), map(_literal, panel.maps), fontsize=_SMALL)
         axis.set_xticks(np.arange(len(panel.words) + 1) - 0.5, minor=True)
@@ -512,6 +545,8 @@ def plot_heat_on_words(panels: Sequence[HeatOnWords], path: str | Path) -> list[
             records += [
                 (caption, title, position, *pair) for position, pair in enumerate(zip(panel.words, map(float, values)))
             ]
+    bar = figure.colorbar(drawn, ax=list(axes), location="bottom", shrink=0.5, aspect=40, ticks=[0, 1])
+    bar.set_label("heat of a word, by itself in each line: 0 none, 1 the hottest", fontsize=_SMALL)
     return _write(figure, path, ("caption", "map", "position", "word", "heat"), records)
 
 

@@ -78,6 +78,27 @@ def stand_in(table: Table, column: Column) -> str | None:
     return cells[0].data if cells else None
 
 
+def panel_label(table: Table, column: Column) -> str:
+    """What a column was measured on, before the data of the paper that these stand in for; its label where none do."""
+    source = named(stand_in(table, column) or "")
+    if column.stands_in_for is not None:
+        return f"{source}, standing in for {column.label}"
+    return f"{column.label}, on {source}" if source else column.label
+
+
+def line_below(table: Table) -> str:
+    """What stands under every table of ours: models, data and seeds in one line; empty where nothing was measured."""
+    if not any(table.measured(column.key) for column in table.columns):
+        return ""
+    parts = [table.models, f"on {named(table.data)}" if table.data else ""]
+    return f"Ours: {'; '.join(filter(None, parts))}; {seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}."
+
+
+def named(data: str) -> str:
+    """Names of data without their fingerprints."""
+    return re.sub(r" \([0-9a-f]{8}(, [0-9a-f]{8})*\)", "", data)
+
+
 def warning(table: Table) -> str:
     """The sentence above a table whose two kinds of numbers must not be compared; else empty."""
     if all(value is None for row in table.rows for value in row.paper.values()):
@@ -218,7 +239,7 @@ def _method_lines(table: Table, row: Row, with_seeds: bool) -> list[Line]:
     texts = tuple(format_measured(cell, column.unit, with_seeds) for cell, column in zip(ours, table.columns))
     has_paper = any(value is not None for other in table.rows for value in other.paper.values())
     lines = [Line("paper", row.method, "paper", paper)] if has_paper else []
-    lines.append(Line("ours", row.method, source, texts, full_status(table, row)))
+    lines.append(Line("ours", row.ran or row.method, source, texts, full_status(table, row)))
     differences = tuple(_difference(table, row, column) for column in table.columns)
     if any(cell != DASH for cell in differences):
         lines.append(Line("difference", row.method, "ours − paper", differences))
@@ -278,13 +299,20 @@ _LATEX_RULE = r"\hline\noalign{\smallskip}"
 _TEXT_COLUMN, _TEXT_METHOD = 11, 22  # preferred widths in the terminal
 
 
-def write_table(table: Table, folder: str | Path) -> list[Path]:
-    """Write `<table_id>.md`, `.csv`, `.json` and `.tex` into `folder` (made if missing), each atomically.
+FORMATS = {"csv": "csv", "latex": "tex"}  # on request -> ending
+
+
+def write_table(table: Table, folder: str | Path, formats: Sequence[str] = ()) -> list[Path]:
+    """Write `<table_id>.md` and `.json`, and the `FORMATS` asked for, into `folder` (made if missing), each atomically.
 
     What the test images add to the numbers of single seeds goes to `<table_id>_images.npz`, where there are such.
     """
     folder = Path(folder)
-    writers = {"md": to_markdown, "csv": to_csv, "json": to_json, "tex": to_latex}
+    writers = {"md": to_markdown, "json": to_json, "csv": to_csv, "tex": to_latex}
+    for name, ending in FORMATS.items():
+        if name not in formats:
+            del writers[ending]
+            (folder / f"{table.table_id}.{ending}").unlink(missing_ok=True)  # of an earlier run
     contents = {ending: write(table) for ending, write in writers.items()}  # before the first file is touched
     paths = [write_atomically(folder / f"{table.table_id}.{ending}", text) for ending, text in contents.items()]
     images = images_file(folder / f"{table.table_id}.json")
@@ -312,14 +340,14 @@ def to_markdown(table: Table) -> str:
         for place, line in enumerate(group):
             method = f"*{line.method}*" if line.kind in ("stand_in", "chance") else markdown_text(line.method)
             cells = [line.source, *map(markdown_text, line.cells), markdown_text(line.status)]
-            grid.append(["" if place else method, *cells])
+            grid.append(["" if place and line.method == group[0].method else method, *cells])
     widths = [max(3, *map(len, column)) for column in zip(*grid)]
     left = [index in (0, 1, len(widths) - 1) for index in range(len(widths))]
     grid.insert(1, ["-" * width if at_left else "-" * (width - 1) + ":" for width, at_left in zip(widths, left)])
     padded = ([c.ljust(w) if at_left else c.rjust(w) for c, w, at_left in zip(row, widths, left)] for row in grid)
     parts = [f"## {markdown_text(table.table_id)}: {markdown_text(table.caption)}", "; ".join(run) + "."]
     parts += [f"**{markdown_text(warning(table))}**"] if warning(table) else []
-    parts += ["\n".join(f"| {' | '.join(row)} |" for row in padded)]
+    parts += ["\n".join(f"| {' | '.join(row)} |" for row in padded), markdown_text(line_below(table))]
     parts += ["\n".join(f"- {markdown_text(label)}: {markdown_text(text)}" for label, text in remarks(table))]
     parts += ["; ".join(f"{markdown_text(term)}: {markdown_text(text)}" for term, text in glossary(table)) + "."]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -364,7 +392,8 @@ def to_latex(table: Table) -> str:
             lines += [*_latex_group(group), _LATEX_RULE]
         lines += [r"\end{tabular}", r"\par\smallskip"]
     facts, terms = ("; ".join(f"{a}: {b}" for a, b in pairs) + "." for pairs in (provenance(table), glossary(table)))
-    caption = " ".join(part for part in (table.caption, warning(table), reading(table), facts, terms) if part)
+    told = (table.caption, warning(table), reading(table), line_below(table), facts, terms)
+    caption = " ".join(part for part in told if part)
     lines += [f"\\caption{{{_latex(caption)}}}", f"\\label{{tab:{re.sub('[^A-Za-z0-9-]', '-', table.table_id)}}}"]
     lines += [r"\end{table*}"]
     lines += [f"% {_one_line(label)}: {_one_line(text)}" for label, text in remarks(table, with_status=True)]
@@ -387,7 +416,8 @@ def to_text(table: Table, width: int = 100) -> str:
     for start, stop in _blocks(widths, width - method_width - source_width - 2):
         block = _split_columns(groups, start, stop)
         out += ["", *_text_block(block, method_width, source_width, widths[start:stop], width)]
-    out += ["", *(_filled(f"{label}: {text}", width) for label, text in remarks(table, with_status=True))]
+    out += ["", *([_filled(line_below(table), width)] if line_below(table) else [])]
+    out += [_filled(f"{label}: {text}", width) for label, text in remarks(table, with_status=True)]
     return "\n".join([*out, _filled("; ".join(f"{t}: {m}" for t, m in glossary(table)), width)]) + "\n"
 
 
@@ -423,7 +453,10 @@ def _text_block(
                 texts = ["".join(f"  {text:>{size}}" for text, size in zip(level, widths)) for level in levels]
             sources = zip_longest([line.source], texts, fillvalue="")
             printed += [f"{source:<{source_width}}{text}" for source, text in sources]
-        for method, text in zip_longest(_wrapped(group[0].method, method_width), printed, fillvalue=""):
+        methods = [
+            part for method in dict.fromkeys(line.method for line in group) for part in _wrapped(method, method_width)
+        ]
+        for method, text in zip_longest(methods, printed, fillvalue=""):
             yield f"{method:<{method_width}}  {text}".rstrip()
         yield "-" * total if number in (0, len(groups) - 1) or len(group) > 1 else ""
 
@@ -440,7 +473,8 @@ def _latex_group(group: Sequence[Line]) -> list[str]:
             cells = [f"\\multicolumn{{{len(line.cells)}}}{{l}}{{{_latex(f'{DASH} {line.status}')}}}"]
         else:
             cells = [_latex_stacked(cell) if line.kind == "stand_in" else _latex(cell) for cell in line.cells]
-        rows.append(" & ".join(["" if place else _latex(line.method), _latex(line.source), *cells]) + r" \\")
+        method = "" if place and line.method == group[0].method else _latex(line.method)
+        rows.append(" & ".join([method, _latex(line.source), *cells]) + r" \\")
     return rows
 
 

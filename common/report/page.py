@@ -24,7 +24,17 @@ from common.base.arguments import Parser
 from common.base.files import write_atomically
 from common.report.claims.show import READING, PaperClaims, for_page, judge, to_markdown, touching
 from common.report.experiments import collect_experiments
-from common.report.formats import glossary, lay_out, provenance, reading, remarks, warning
+from common.report.formats import (
+    glossary,
+    lay_out,
+    line_below,
+    named,
+    provenance,
+    reading,
+    remarks,
+    seeds_name,
+    warning,
+)
 from common.report.table import Table, is_table, read_table
 
 _PAPERS = Path(__file__).resolve().parents[2]  # where the paper folders are
@@ -35,6 +45,13 @@ _INTRODUCTION = (
     "Numbers of ours that were measured on other data than the paper's are no reproduction of its cells. The first "
     "line of such a table says what each column was measured on, and no difference is printed.",
 )
+
+
+_SHOWN = {
+    "training": "the course of training of the runs",
+    "curves": "the curves",
+    "distances": "histograms of distances",
+}
 
 
 @dataclass(frozen=True)
@@ -89,6 +106,7 @@ def write_page(
             "reading": reading(table),
             "groups": lay_out(table, compact=True),
             "pictures": [_embedded(picture) for picture in entry.pictures],
+            "below": line_below(table),
             "remarks": remarks(table),
             "glossary": glossary(table),
         })  # fmt: skip
@@ -204,6 +222,9 @@ def _read(file: Path) -> Table | None:
 
 def _pictures(file: Path, table: Table, tables: dict[Path, Table]) -> tuple[Picture, ...]:
     """PNG files beside a table whose name begins with its id (and no longer one); others go to the first table."""
+    measured_on = (
+        f"{named(table.data)}, {seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}, scale {table.scale}"
+    )
     here = {path.stem: path for path in tables if path.parent == file.parent}
     pictures = []
     for path in sorted(file.parent.glob("*.png")):
@@ -212,12 +233,16 @@ def _pictures(file: Path, table: Table, tables: dict[Path, Table]) -> tuple[Pict
             continue
         if path.stem == table.table_id:
             alt = f"Our measured values of {_name(table)}, one panel per column; the table above has the numbers."
-            caption = "Measured here, per column, with the intervals named in the legend."
+            caption = (
+                f"The table as dots: a panel for each column, with the intervals that the legend names ({measured_on})."
+            )
         else:
             kind = path.stem.removeprefix(f"{file.stem}_").replace("_", " ")
-            numbers = f"{path.stem}_plotted.csv"
-            known = f"; the numbers are in {numbers}" if path.with_name(numbers).is_file() else ""
-            alt, caption = f"Plot of {_name(table)}: {kind}{known}.", f"{kind.capitalize()}{known}."
+            shown = _SHOWN.get(kind, kind)
+            alt, caption = (
+                f"Plot of {_name(table)}: {kind}.",
+                f"The picture shows {shown} of {path.parts[-3]} ({measured_on}).",
+            )
         pictures.append(Picture(path, alt, caption))
     return tuple(pictures)
 

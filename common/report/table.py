@@ -149,7 +149,8 @@ def measured_over_seeds(
 class Row:
     """One method: the paper's numbers by column key, ours by column key, and what became of the row.
 
-    `status` is "measured" or says why there is nothing, for example "not run: needs published weights".
+    `status` is "measured" or says why there is nothing, for example "not run: needs published weights". `ran` names
+    what ran where the paper's name of the method does not: "Multi(32, 4), ViT 128 x 4, 48 px".
     """
 
     method: str
@@ -157,6 +158,7 @@ class Row:
     ours: Mapping[str, Measured | None]
     status: str
     note: str = ""
+    ran: str = ""
 
     def __post_init__(self):
         for key, value in self.paper.items():
@@ -181,7 +183,8 @@ class Table:
     """A table of one paper with the paper's numbers beside ours, and the provenance of ours.
 
     `paper` is the folder, `table_id` the stem of the written files, `created` an ISO date, `errata` what is wrong in
-    the printed table, `notes` what a reader of ours must know.
+    the printed table, `notes` what a reader of ours must know, `models` what was trained: sizes, pixels, parameters,
+    steps.
     """
 
     paper: str
@@ -200,6 +203,7 @@ class Table:
     hardware: str
     errata: tuple[str, ...] = field(default=())
     notes: tuple[str, ...] = field(default=())
+    models: str = ""
 
     def __post_init__(self):
         for name in ("columns", "rows", "seeds", "errata", "notes"):

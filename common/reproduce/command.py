@@ -20,7 +20,7 @@ from common.report.claims.show import judge, to_markdown, touching
 from common.report.claims.show import to_text as claims_to_text
 from common.report.experiments import collect_experiments
 from common.report.figures import plot_table
-from common.report.formats import seeds_name, to_text, write_table
+from common.report.formats import FORMATS, seeds_name, to_text, write_table
 from common.report.page import collect, collect_page
 from common.report.table import Table
 from common.reproduce.rows import paper_tables
@@ -46,6 +46,7 @@ class Command:
     results: folder of the tables, `output`/results unless named.
     rows: of a printed table those to train, as the files of their configs are called; none = all.
     own: files of rows among them that the paper does not print.
+    formats: of tables, beside Markdown and JSON.
     """
 
     part: str
@@ -56,6 +57,7 @@ class Command:
     results: Path
     rows: tuple[str, ...] = ()
     own: tuple[Path, ...] = ()
+    formats: tuple[str, ...] = ()
 
     @property
     def runs(self) -> Path:
@@ -109,7 +111,7 @@ class Command:
 def reproduce_main(
     description: str, paper: str, parts: dict[str, Callable[[Command], list[Table]]], arguments: list[str] | None = None
 ) -> None:
-    """Command line: PART --scale --seeds --data --weights --rows --set --output [section.key=value ...].
+    """Command line: PART --scale --seeds --data --weights --rows --formats --set --output [section.key=value ...].
 
     `arguments` replaces sys.argv.
 
@@ -127,6 +129,9 @@ def reproduce_main(
     )
     parser.add_argument("--output", type=Path, default=ROOT / "outputs", help="runs, results and page")
     parser.add_argument("--results", type=Path, default=None, help="where the tables go; default <output>/results")
+    parser.add_argument(
+        "--formats", default="", help="of the tables beside Markdown and JSON: csv, latex, or csv,latex"
+    )
     parser.add_argument("--set", default="", help="section.key=value ... in one text, quotes as in a shell")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     given = parser.parse_intermixed_args(arguments)
@@ -137,6 +142,10 @@ def reproduce_main(
         raise ConfigError(f"SCALE={given.scale} is unknown; {accepted(given.scale, SCALES)}")
     if not given.seeds.isdigit() or int(given.seeds) < 1:
         raise ConfigError(f"SEEDS={given.seeds} must be a whole number of seeds, at least 1")
+    formats = tuple(name for name in re.split(r"[\s,]+", given.formats) if name)
+    for name in formats:
+        if name not in FORMATS:
+            raise ConfigError(f"FORMATS={given.formats}: {name} is unknown; {accepted(name, [*FORMATS])}")
     try:
         overrides = [*shlex.split(given.set), *given.overrides]
     except ValueError as error:
@@ -162,7 +171,7 @@ def reproduce_main(
         rows = ()  # the whole table
     results = given.results if given.results is not None else given.output / "results"
     seeds = tuple(range(int(given.seeds)))
-    command = Command(given.part, given.scale, seeds, tuple(overrides), given.output, results, rows, own)
+    command = Command(given.part, given.scale, seeds, tuple(overrides), given.output, results, rows, own, formats)
     _join_processes()
     if is_main_process():
         source = printed["paper"]
@@ -184,9 +193,8 @@ def _write(command: Command, paper: str, tables: list[Table]) -> None:
     folder = command.folder(paper)
     for table in tables:
         print("\n" + to_text(table))
-        write_table(table, folder)
-        if any(table.measured(column.key) for column in table.columns):
-            plot_table(table, folder / f"{table.table_id}.png")
+        write_table(table, folder, command.formats)
+        plot_table(table, folder / f"{table.table_id}.png")
     roots = [ROOT / "results", command.output / "results", command.results]
     _write_claims(command, paper, tables, roots)
     page = command.output / "report.html"

@@ -10,8 +10,8 @@ from common.base.provenance import hardware
 from common.report.experiments import Experiment, write_experiment
 from common.report.table import MEASURED, Column, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
-from common.reproduce.rows import paper_tables
-from common.reproduce.tables import table_of
+from common.reproduce.rows import RowRun, paper_tables
+from common.reproduce.tables import models_of, table_of
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,14 @@ class Findings:
     notes: Sequence[str] = ()
 
 
-def write_findings(command: Command, paper: str, findings: Findings) -> Table:
+def write_findings(command: Command, paper: str, findings: Findings, runs: Mapping[str, list[RowRun]] = {}) -> Table:
     """Writes the experiment; claims name a value experiment["<name>"]["<row>_<column>"]. Call on the main process.
 
     Args:
         command: scale, seeds, where results go.
         paper: the folder.
         findings: what was measured.
+        runs: that it was measured on, by method; a line below the table says what was trained.
     Returns:
         The table, for whoever runs the part to write. Rows without a value are left out.
     """
@@ -78,6 +79,7 @@ def write_findings(command: Command, paper: str, findings: Findings) -> Table:
         hardware=hardware(),
         notes=findings.notes,
         errata=(),
+        models=models_of(runs),
     )
     if not command.changes:  # an experiment's file has no place for changed settings
         versions = {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}

@@ -1,11 +1,14 @@
 """From runs to tables: cells, rows and columns, the table with its provenance, and its training curves."""
 
 import datetime
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from safetensors import safe_open
 
 from common.base.config import ConfigError, load_row
 from common.base.provenance import git_revision
@@ -212,6 +215,58 @@ def note_of(command: Command, row: str, code: PaperCode) -> str:
     )
 
 
+def models_of(runs: Mapping[str, list[RowRun]]) -> str:
+    """What was trained in all of some runs: sizes, pixels, parameters, steps; where they differ the several values."""
+    told = []
+    for run in (seeds[0] for seeds in runs.values()):
+        if hasattr(run.config, "model") and hasattr(run.config.model, "text"):  # of pictures alone the rows' notes tell
+            model, optim = run.config.model, run.config.optim
+            parameters = trained_parameters(run)
+            size = f"{parameters / 1e6:.2f}M" if parameters else "unknown number of"
+            steps, pairs = f"{optim.steps:,}", f"{optim.global_batch_size:,}"
+            told.append(
+                (vit_of(run.config), model.patch_size, text_of(model.text), model.embedding_dim, size, steps, pairs)
+            )
+    line = ("{}", "patches of {} px", "{}", "embedding {}", "{} parameters trained", "{} steps", "batches of {} pairs")
+    several = [" or ".join(dict.fromkeys(map(str, values))) for values in zip(*told)]
+    return ", ".join(text.format(values) for text, values in zip(line, several))
+
+
+def vit_of(config: Any) -> str:
+    """ "ViT 128 x 4, 48 px": width and layers of the image tower, and its pictures."""
+    tower, pixels = config.model.image, f"{config.data.image_size} px"
+    on = f" on {tower.stem.name}" if tower.stem.name else ""
+    return f"ViT {tower.width} x {tower.layers}{on}, {pixels}" if tower.layers else f"mean{on}, {pixels}"
+
+
+def text_of(tower: Any) -> str:
+    """ "text 128 x 2": width and layers of the text tower."""
+    return f"text {tower.width} x {tower.layers}" + (
+        f" on {Path(tower.stem.weights).name}" if tower.stem.weights else ""
+    )
+
+
+def trained_parameters(run: RowRun) -> int:
+    """How many numbers the optimiser of a run moved; 0 where it keeps no state beside the weights."""
+    states = sorted(run.files.checkpoints.glob("step-*/optimizer.safetensors"))
+    if not states:
+        return 0
+    with safe_open(states[-1], "numpy") as state:
+        names = state.keys()  # the file cannot be iterated over
+        moved = (name for name in names if name.endswith(("/exp_avg", "/momentum_buffer")))
+        return sum(math.prod(state.get_slice(name).get_shape()) for name in moved)
+
+
+def ran_as(template: str, config: Any) -> str:
+    """What ran in a row whose printed name says another thing: "Multi(32, 4), ViT 128 x 4, 48 px".
+
+    Args:
+        template: of the printed row, its `ours`, with {config} and its fields, and {vit} for the image tower.
+        config: of the run.
+    """
+    return template.format(vit=vit_of(config), config=config)
+
+
 def _tower(kind: str, tower: Any, stem: str) -> str:
     """A tower's sizes, and the pre-trained network below it."""
     layers = f"{kind} width {tower.width}, {tower.layers} layers" if tower.layers else f"{kind}: a mean"
@@ -251,6 +306,13 @@ def table_of(
     printed = paper_tables(paper)
     source = printed["tables"].get(table_id, printed["paper"])  # a table of ours alone has nothing printed
     every_run = [run for seeds in runs.values() for run in seeds]
+    names = {row["method"]: row["ours"] for row in source.get("rows", ()) if "ours" in row}
+    rows = [
+        replace(row, ran=ran_as(names[row.method], runs[row.method][0].config))
+        if row.method in names and row.method in runs
+        else row
+        for row in rows
+    ]
     fields = {
         "paper_title": printed["paper"]["title"],
         "paper_version": str(source["version"]),
@@ -260,6 +322,7 @@ def table_of(
         "created": datetime.date.today().isoformat(),
         "hardware": ", ".join(sorted({run.hardware for run in every_run})),
         "errata": () if suffix else source.get("errata", ()),
+        "models": models_of(runs),
         **differs,
     }
     fields["notes"] = [*fields.get("notes", ()), *_versions_note(runs)]
