@@ -92,8 +92,7 @@ def test_a_part_writes_its_table_its_experiment_and_its_plots_with_their_numbers
             grey = np.asarray(picture.convert("L"))
         assert grey.std() > 5  # not blank
         assert min(grey.shape) > 300
-        rows = plotted(output, part, stem)
-        assert len(rows) > 5
+        assert stem == name or len(plotted(output, part, stem)) > 5  # the table has its numbers itself
     (experiment,) = [found for found in collect_experiments([output / "results"]) if found.name == name]
     assert (experiment.scale, experiment.seeds) == ("smoke", (0,))
     cells = {cell.mean for row in table.rows for cell in row.ours.values() if cell is not None}
