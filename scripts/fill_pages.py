@@ -128,9 +128,9 @@ def results_page(paper: str) -> str:
     parts = [
         f"# Results: {entries[0].table.paper_title}",
         "Made by `python scripts/fill_pages.py` from the JSON files beside this page. What was found, in a few "
-        f"sentences, opens [{paper}/README.md](../../{paper}/README.md). A line of the paper is copied from it; a line "
-        "of ours is a mean over seeds with its 95 % interval. Below paper scale ours are measured on other data than the "
-        "paper's, named in the table, and reproduce none of its cells.",
+        f"sentences, opens [{paper}/README.md](../../{paper}/README.md). A line of the paper is copied from it. A line "
+        "of ours is a mean over seeds with its 95 % interval. Below paper scale ours are measured on other data than "
+        "the paper's, named in the table, and reproduce none of its cells.",
     ]
     seen = ""
     for folder, group in groupby(entries, lambda entry: entry.path.parent):
