@@ -100,8 +100,8 @@ def finetune(
             done = step + 1
             journal.step_done(done, batch, **values, learning_rate=learning_rate, gradient_norm=gradient_norm)
             if journal.evaluates_at(done):
-                metrics = evaluate_task(config, encoder, sets["dev"]).metrics
-                journal.evaluated(done, {sets["dev"].name: metrics}, {"accuracy": "accuracy"})
+                metrics = evaluate_task(config, encoder, sets[f"{config.data.task}_dev"]).metrics
+                journal.evaluated(done, {f"{config.data.task}_dev": metrics}, {"accuracy": "accuracy"})
             save_if_due(run, done, stop)
 
     # final evaluation

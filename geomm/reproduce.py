@@ -23,10 +23,12 @@ from common.run.launch import run_or_explain
 from geomm.ablations import settings_of
 from geomm.config import Config, DistanceConfig
 from geomm.cost import RANDOM, costs
+from geomm.finetune import CODE as TASKS
 from geomm.hierarchy_error import hierarchy_error
 from geomm.lookalikes import lookalikes
 from geomm.pretrain import CODE as PICTURES
 from geomm.readings import readings
+from geomm.table3 import table3
 from geomm.train import CODE
 from geomm.vision.config import VisionConfig
 
@@ -140,6 +142,7 @@ PARTS = {
     "readings": partial(readings, code=CODE),
     "table1": table1,
     "table2": table2,
+    "table3": partial(table3, code=TASKS),
     "table4": table4,
     "table5": table5,
     "table6": table6,

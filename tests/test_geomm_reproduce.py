@@ -1,6 +1,7 @@
 """Every part of GeoMM at smoke scale, end to end: tables beside the paper's numbers, and the readings of Eq. 3."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,19 +14,25 @@ from common.base.config import ConfigError, from_dict, load_row
 from common.base.files import read_own_yaml
 from common.base.provenance import ROOT
 from common.data.pairs import open_evaluation_sets
-from common.report.table import from_json
+from common.report.claims.decide import OurCell, measured
+from common.report.claims.expressions import Cell
+from common.report.claims.read import load_claims, load_paper_tables
+from common.report.table import Measured, from_json
 from common.run.checkpoint import last_checkpoint
 from common.run.log import read_log
 from geomm.ablations import branching_of
 from geomm.config import Config
 from geomm.cost import Steps, seconds_of_100_steps
 from geomm.evaluate import load_encoder
+from geomm.finetune import code_of
 from geomm.hierarchy_error import deviation, ways_of
 from geomm.lookalikes import share_told_apart
 from geomm.readings import READINGS, STARTS
 from geomm.reproduce import PARTS, main
+from geomm.table3 import WITHOUT, learnt
 from scripts.parts import parts_of
 
+LOADED = load_paper_tables(ROOT / "geomm" / "paper_tables.yaml")
 PRINTED = read_own_yaml(ROOT / "geomm" / "paper_tables.yaml")["tables"]
 
 
@@ -61,14 +68,54 @@ def test_rows_with_a_config_are_trained_and_stand_beside_the_papers_numbers(geom
 
 def run_of(geomm, row):
     """The run of a row without settings of its own, from trained towers."""
-    runs = geomm.folder.glob(f"runs/geomm/{row}-smoke-*/seed0")
-    whole = load_row(Config, ROOT / "geomm", ROOT / f"geomm/configs/{row}.yaml", "smoke").method
+    runs, file = geomm.folder.glob(f"runs/geomm/{row}-smoke-*/seed0"), ROOT / f"geomm/configs/{row}.yaml"
+    kind = code_of(file).config_class
+    whole = load_row(kind, ROOT / "geomm", file, "smoke").method
     (run,) = (
         run for run in runs
-        if from_dict(Config, yaml.safe_load((run / "config.yaml").read_text()), "run").method == whole
+        if (found := from_dict(kind, yaml.safe_load((run / "config.yaml").read_text()), "run")).method == whole
+        and not getattr(found.data, "blank", False)
         and any(line["event"] == "start" for line in read_log(run / "log.jsonl"))
     )  # fmt: skip
     return run
+
+
+def test_tasks_stand_beside_blank_and_exchanged_pictures(geomm):
+    own = {row.method: row.ours for row in from_json((geomm("table3") / "tasks.json").read_text()).rows}
+    for row in table_of(geomm, "table3").rows:
+        for key, cell in row.ours.items():
+            assert cell.values == own[row.method][key].values
+            assert cell.chance == own[row.method][key].chance
+    for method in ("ALBEF", "Geo-ALBEF"):
+        assert own[f"{method}, {WITHOUT['blank']}"].keys() == own[method].keys()
+        assert own[f"{method}, {WITHOUT['exchanged']}"].keys() == {"nlvr2_test_p"}
+    paths = geomm.folder.glob("runs/geomm/vqa_albef*/seed0/config.yaml")
+    blank = [path for path in paths if "blank: true" in path.read_text()]
+    assert len(blank) == 2
+    assert "blank pictures" in json.loads((blank[0].parent / "evaluation.json").read_text())["training_data"]
+
+
+def test_what_is_not_learnt_decides_no_claim(geomm):
+    assert learnt([60, 62, 61], [40, 42, 39])
+    assert not learnt([60, 40, 50], [40, 42, 39])  # the spread is larger than the gain
+    assert not learnt([50, 51, 49], [50, 51, 49])
+    claims = {claim.id: claim for claim in load_claims(ROOT / "geomm/claims.yaml", LOADED)}
+    cells = {
+        Cell("table3", method, column): Measured((value, value + 1, value - 1), (0, 1, 2), None, "", "demo", "x", "y")
+        for method, value in (("ALBEF", 50), ("Geo-ALBEF", 70))
+        for column in LOADED.columns["table3"]
+    }
+
+    def verdict(undecided):
+        ours = {
+            cell: OurCell(replace(number, undecided=undecided if "nlvr2" in cell.column else ""), "percent", "one")
+            for cell, number in cells.items()
+        }
+        return measured(claims["C3-ALBEF"], LOADED, ours, "demo")
+
+    assert verdict("").verdict == "holds"
+    assert verdict("NLVR2 is not learnt").verdict == "undecided"
+    assert verdict("NLVR2 is not learnt").reason == "NLVR2 is not learnt"
 
 
 def test_the_columns_of_two_data_sets_come_from_two_runs(geomm):

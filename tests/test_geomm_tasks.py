@@ -396,8 +396,8 @@ def test_all_tasks_start_from_one_run_and_nlvr2_from_text_assignment(finished):
     for run in finished.values():
         told = next(line for line in read_log(run.files.log) if line["event"] == "start")
         assert told["new"] == (0 if "vqa" in str(run.files.folder) else 4)  # the head of classes
-        assert run.evaluations.keys() >= {"dev", "test"}
-    assert finished["nlvr2_albef"].evaluations.keys() == {"dev", "test", "test_exchanged"}
+    assert finished["vqa_albef"].evaluations.keys() == {"vqa_dev", "vqa_test"}
+    assert finished["nlvr2_albef"].evaluations.keys() == {"nlvr2_dev", "nlvr2_test", "nlvr2_exchanged"}
 
 
 @pytest.mark.parametrize("row", ["vqa_albef", "nlvr2_albef"])
@@ -438,13 +438,13 @@ def test_a_run_goes_on_to_the_last_bit(row, finished, tmp_path):
 @pytest.mark.parametrize("row", ["vqa_albef", "visual_entailment_albef", "nlvr2_albef"])
 def test_batches_of_any_size_give_the_same_answers(row, finished):
     config, encoder = encoder_of(finished[row])
-    items, task = open_test_sets(config.data)["test"], config.data.task
+    items, task = open_test_sets(config.data)[f"{config.data.task}_test"], config.data.task
     more = (encoded_answers(encoder.tokenizer, [*items.answers]), 10) if task == "vqa" else ()
     found = []
     for size in (1, 5, 64):
         found.append(predictions(SimpleNamespace(**{**vars(encoder), "batch_size": size}), items, task, *more))
     assert found[0] == found[1] == found[2]
-    told = finished[row].evaluations["test"]["metrics"]["accuracy"]
+    told = finished[row].evaluations[f"{task}_test"]["metrics"]["accuracy"]
     rows = [items[index] for index in range(len(items))]
     if task == "vqa":
         hits = [vqa_score(items.answers[place], item["answers"]) for place, item in zip(found[0], rows)]
@@ -456,7 +456,7 @@ def test_batches_of_any_size_give_the_same_answers(row, finished):
 @pytest.mark.parametrize("task", ["vqa", "visual_entailment", "nlvr2"])
 def test_an_oracle_is_always_right_and_a_constant_scores_its_share(task, monkeypatch):
     config = config_of(f"{task}_albef", *FEW, "data.num_test=48")
-    items = open_test_sets(config.data)["test"]
+    items = open_test_sets(config.data)[f"{task}_test"]
     rows = [items[index] for index in range(len(items))]
     right = [item["label"] for item in rows]
     encoder = SimpleNamespace(tokenizer=WordTokenizer.from_words(["red"]), device="cpu", preprocessing={})
@@ -472,12 +472,12 @@ def test_an_oracle_is_always_right_and_a_constant_scores_its_share(task, monkeyp
 def test_blank_and_exchanged_pictures_are_what_they_say(finished):
     data = config_of("nlvr2_albef", *FEW).data
     sets, blank = open_test_sets(data), open_test_sets(config_of("nlvr2_albef", *FEW, "data.blank=true").data)
-    plain, exchanged = sets["test"][3], sets["test_exchanged"][3]
+    plain, exchanged = sets["nlvr2_test"][3], sets["nlvr2_exchanged"][3]
     assert (plain["images"][0] == exchanged["images"][1]).all()
     assert (plain["images"][1] == exchanged["images"][0]).all()
     assert plain["images"].any()
-    assert all(not picture.any() for picture in blank["test"][3]["images"])
-    assert plain["statement"] == blank["test"][3]["statement"] == exchanged["statement"]
+    assert all(not picture.any() for picture in blank["nlvr2_test"][3]["images"])
+    assert plain["statement"] == blank["nlvr2_test"][3]["statement"] == exchanged["statement"]
     assert len({each.fingerprint for each in (*sets.values(), *blank.values())}) == 6
     training = open_training_set(config_of("vqa_albef", *FEW, "data.blank=true").data, 0)
     assert not training[0]["image"].any()
@@ -508,8 +508,8 @@ def test_files_of_annotations_are_trained_on_and_what_cannot_be_read_counts_as_w
     config = config_of(f"{task}_albef", *files, *few, f"start.run={finished[f'{task}_albef'].config.start.run}")
     run = RunFiles(tmp_path / "run", {"seed": 0})
     finetune(config, open_training_set(config.data, 0), run, False, Accelerator(cpu=True))
-    found = json.loads(run.evaluation.read_text())["evaluations"]["test"]
-    hits = json.loads(run.hits.read_text())["test"]["accuracy"]
+    found = json.loads(run.evaluation.read_text())["evaluations"][f"{task}_test"]
+    hits = json.loads(run.hits.read_text())[f"{task}_test"]["accuracy"]
     assert found["protocol"]["unreadable_images"] == 1
     assert hits[2] == [0]
     assert found["metrics"]["accuracy"] == pytest.approx(sum(hit for (hit,) in hits) / 3)

@@ -23,6 +23,7 @@ DIGESTS = {
     "euclip/reference": 942169792,
     "geomm/table1": 291495412,
     "geomm/table2": 3460925926,
+    "geomm/table3": 3973468471,
     "geomm/table4": 860636644,
     "geomm/table5": 3033213654,
     "geomm/table6": 3889737240,

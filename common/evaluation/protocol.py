@@ -18,6 +18,7 @@ HEADLINES = {  # of all metrics those that a summary and a comparison show: key 
     "t2i_recall_at_1": "t2i R@1",
     "mean_recall": "mean of R@1, 5, 10",
     "acc1": "acc",
+    "accuracy": "accuracy",
     "score": "mean over sets",
 }
 _MOST_LINES = 10  # of a summary

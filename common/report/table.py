@@ -80,7 +80,8 @@ class Measured:
     `interval` is (low, high) or None, `interval_kind` says what it spans (`SEEDS_INTERVAL`, `QUERIES_INTERVAL`);
     `data` is a name with a short fingerprint; `chance` is the value of a guess, in the column's unit. `protocol` is the
     short text for readers, `full_protocol` what claims compare (empty in tables of before it was kept). `per_image` is
-    kept for a single seed, beside the JSON and not in it (`formats.write_table`).
+    kept for a single seed, beside the JSON and not in it (`formats.write_table`). `undecided` says why no claim may be
+    decided by the number.
     """
 
     values: tuple[float, ...]
@@ -93,6 +94,7 @@ class Measured:
     chance: float | None = None
     full_protocol: Mapping[str, Any] = field(default_factory=dict)
     per_image: PerImage | None = field(default=None, compare=False, repr=False)
+    undecided: str = ""
 
     def __post_init__(self):
         _set(self, values=tuple(float(value) for value in self.values), seeds=tuple(int(seed) for seed in self.seeds))
@@ -246,6 +248,8 @@ def to_json(table: Table) -> str:
     content = asdict(table)
     for cell in (cell for row in content["rows"] for cell in row["ours"].values() if cell is not None):
         del cell["per_image"]
+        if not cell["undecided"]:
+            del cell["undecided"]
     return json_of_format("report table", content)
 
 

@@ -28,8 +28,7 @@ from common.run.inputs import described
 from geomm.downstream.config import TaskConfig, TaskData
 
 WORDS = {"vqa": "question", "visual_entailment": "hypothesis", "nlvr2": "statement"}  # of an item, by task
-ROLES = {"dev": 1, "test": 0}  # of the sets that are evaluated: seed of their scenes
-EXCHANGED = "test_exchanged"  # nlvr2: the test set with left and right exchanged
+PARTS = {"dev": 1, "test": 0}  # sets that are evaluated -> seed of their scenes
 LONGEST_ANSWER = 12  # tokens, start and end included
 
 
@@ -48,13 +47,19 @@ def open_training_set(data: TaskData, seed: int) -> Any:
 
 
 def open_test_sets(data: TaskData) -> dict[str, "Altered"]:
-    """What a row is evaluated on, by role; nothing for text assignment, whose log has the accuracy in training."""
+    """What a row is evaluated on, by role: "vqa_dev", "vqa_test", ..., for nlvr2 "nlvr2_exchanged", too.
+
+    The last is the test set with left and right exchanged. Text assignment has none: its log has the accuracy.
+    """
     if data.task == "text_assignment":
         return {}
     answers = tuple(listed(data)) if data.task == "vqa" else ()
-    sets = {role: Altered(_open(data, role, seed), data.blank, answers=answers) for role, seed in ROLES.items()}
+    sets = {
+        f"{data.task}_{part}": Altered(_open(data, part, seed), data.blank, answers=answers)
+        for part, seed in PARTS.items()
+    }
     if data.task == "nlvr2":
-        sets[EXCHANGED] = Altered(sets["test"].items, data.blank, exchanged=True)
+        sets["nlvr2_exchanged"] = Altered(sets["nlvr2_test"].items, data.blank, exchanged=True)
     return sets
 
 
@@ -63,11 +68,12 @@ def listed(data: TaskData) -> list[str]:
     return read_answer_list(_below(data, data.answers)) if data.answers else list(ANSWERS)
 
 
-def _open(data: TaskData, role: str, seed: int) -> Any:
+def _open(data: TaskData, part: str, seed: int) -> Any:
+    """The set of one part, "train", "dev" or "test"; of scenes with a seed."""
     if data.source == "scenes":
-        part, size = ("train", data.num_train) if role == "train" else ("test", data.num_test)
-        return annotation_task(data.task, size=size, image_size=data.image_size, seed=seed, part=part)
-    key = {"train": "train", "dev": "val", "test": "test"}[role]
+        drawn, size = ("train", data.num_train) if part == "train" else ("test", data.num_test)
+        return annotation_task(data.task, size=size, image_size=data.image_size, seed=seed, part=drawn)
+    key = {"train": "train", "dev": "val", "test": "test"}[part]
     named = getattr(data, key)
     if not named:
         raise ValueError(f"data.{key} is empty with data.source = {data.source}; accepted: a file of annotations")
@@ -77,7 +83,7 @@ def _open(data: TaskData, role: str, seed: int) -> Any:
         _below(data, path),
         images=_below(data, data.images) if data.images else None,
         answers=_below(data, answers) if answers else None,
-        name=f"{data.task}-{role}",
+        name=f"{data.task}-{part}",
         root=Path(data.root).expanduser() if data.root else None,
         max_broken_share=data.max_broken_share,
     )

@@ -273,6 +273,8 @@ def _settle(
     levels = [_LEVEL, *(1 - error for error in errors)]
     reason = f"nothing is decided at {scale} scale"
     if scale not in _EMPTY_SCALES:
+        reason = "; ".join(dict.fromkeys(cell.number.undecided for cell in used.values() if cell.number.undecided))
+    if not reason:
         intervals, basis, reason = _intervals(margin, value, slopes, used, levels, resampled)
     if reason:
         return None, Finding(margin.text, UNDECIDED, value, unit=unit, reason=reason, data=data)

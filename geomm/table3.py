@@ -1,0 +1,106 @@
+"""Table 3: tasks after fine-tuning, each beside the same model that sees blank pictures in training and test."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from common.distributed import is_main_process
+from common.report.statistics import interval_over_seeds
+from common.report.table import Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import Job, PaperCode, RowRun
+from common.reproduce.tables import note_of, train_rows, trained_on, trained_table
+
+TASKS = ("vqa", "nlvr2", "visual_entailment")  # fields of a printed row: the rows that are fine-tuned
+WITHOUT = {"blank": "blank pictures in training and test", "exchanged": "the two pictures exchanged in the test"}
+
+
+def table3(command: Command, code: PaperCode) -> list[Table]:
+    """The printed table and, as experiment `tasks`, each accuracy beside what it is worth without pictures.
+
+    Args:
+        command: scale, seeds, where results go.
+        code: of all rows, those of a task and those that they start from.
+    """
+    source = code.printed("table3")
+    configs = {
+        (row["method"], task): row[task]
+        for row in source["rows"]
+        for task in TASKS
+        if "config" in row and command.trains(row["config"])
+    }
+    of_tasks = {row["config"]: [row[task] for task in TASKS] for row in source["rows"] if "config" in row}
+
+    def note(command: Command, row: str) -> str:
+        return f"{note_of(command, row, code)}; then {', '.join(_steps(command, each, code) for each in of_tasks[row])}"
+
+    table, _ = trained_table(command, code, "table3", note, {}, TASKS)
+    seeing = train_rows(command, code, configs)
+    blank = train_rows(command, code, configs, dict.fromkeys(configs, ("data.blank=true",)))
+    if not is_main_process():
+        return []
+    methods, values, chance, not_learnt = list(dict.fromkeys(method for method, _ in configs)), {}, {}, {}
+    for column in source["columns"]:
+        key, (role, metric, task) = column["key"], column["measure"]
+        for method in methods:
+            runs = seeing[method, task]
+            values[method, key] = _percent(runs, role, metric)
+            values[f"{method}_blank", key] = _percent(blank[method, task], role, metric)
+            if key == "nlvr2_test_p":
+                values[f"{method}_exchanged", key] = _percent(runs, "nlvr2_exchanged", metric)
+            chance[key] = 100 * runs[0].evaluations[role]["chance"][metric]
+        if not any(learnt(values[method, key], values[f"{method}_blank", key]) for method in methods):
+            not_learnt[key] = (
+                f"{column['label']} is not learnt: blank pictures do as well, up to the spread of the seeds"
+            )
+    findings = Findings(
+        name="tasks",
+        caption="Table 3's tasks beside the same model without pictures, and with those of NLVR2 exchanged.",
+        data=trained_on(run for runs in seeing.values() for run in runs),
+        protocol="accuracy; VQA's by the official rules, of answers from a closed list",
+        settings={"rows": {", ".join(names): config for names, config in configs.items()}, "blank": "data.blank=true"},
+        rows={method: method for method in methods}
+        | {f"{method}_{kind}": f"{method}, {said}" for kind, said in WITHOUT.items() for method in methods},
+        columns={column["key"]: (column["label"], "percent", "higher") for column in source["columns"]},
+        values=values,
+        chance=chance,
+        notes=[*not_learnt.values()] if len(command.seeds) > 1 else ["One seed has no spread to say what is learnt."],
+    )
+    return [without_claims(table, not_learnt), write_findings(command, code.name, findings)]
+
+
+def learnt(seeing: Sequence[float], blank: Sequence[float]) -> bool:
+    """Whether pictures help by more than the spread of the seeds: the 95 % interval of the difference lies above 0.
+
+    Args:
+        seeing, blank: accuracies by seed. One seed says nothing, and counts as learnt where it is better.
+    """
+    gains = [one - other for one, other in zip(seeing, blank, strict=True)]
+    return gains[0] > 0 if len(gains) == 1 else interval_over_seeds(gains)[0] > 0
+
+
+def without_claims(table: Table, reasons: Mapping[str, str]) -> Table:
+    """The table whose numbers of some columns decide no claim, and say so in a note.
+
+    Args:
+        table: as measured.
+        reasons: column -> why.
+    """
+
+    def marked(key: str, cell):
+        return replace(cell, undecided=reasons[key]) if cell is not None and key in reasons else cell
+
+    rows = [replace(row, ours={key: marked(key, cell) for key, cell in row.ours.items()}) for row in table.rows]
+    return replace(table, rows=rows, notes=[*table.notes, *reasons.values()])
+
+
+def _steps(command: Command, row: str, code: PaperCode) -> str:
+    """What a task takes; before NLVR2 comes text assignment."""
+    job = Job(code.of(row), row, command.scale, 0, command.overrides, command.runs)
+    config, parent = job.config(), job.parent()
+    before = f"{_steps(command, parent.row, code)} and " if parent is not None and parent.paper == job.paper else ""
+    return f"{before}{config.data.task} {config.optim.steps} steps of {config.optim.global_batch_size}"
+
+
+def _percent(runs: Sequence[RowRun], role: str, metric: str) -> list[float]:
+    return [100 * run.evaluations[role]["metrics"][metric] for run in runs]
