@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +15,10 @@ from test_common_report_tables import HOSTILE, cell, made_up_table
 from common.report import figures
 from common.report.figures import plot_distributions, plot_table, plot_training, read_plotted
 from common.report.formats import write_table
-from common.report.page import Entry, Picture, collect_page, main, write_page
+from common.report.page import Entry, Picture, collect, collect_claims, collect_page, main, write_page
 from common.report.table import Column, Row, to_json
 
+ROOT = Path(__file__).resolve().parents[1]
 VOID = {"meta", "img", "wbr", "br", "link", "hr", "input"}
 
 
@@ -69,7 +72,7 @@ def test_page_parses_refers_to_nothing_outside_and_describes_its_pictures(tmp_pa
     assert page.find("script") == page.find("link") == []
     for _, attributes in page.elements:
         for value in (attributes.get(name, "") for name in ("src", "href", "srcset", "action")):
-            assert value == "" or value.startswith(("data:image/png;base64,", "#"))
+            assert value == "" or value.startswith(("data:image/png;base64,", "#"))  # no other page is given
     assert [image["alt"] for image in page.find("img")] == [f"alt {HOSTILE}"]
     assert all("scope" in attributes for attributes in page.find("th"))
     ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
@@ -122,8 +125,10 @@ def test_command_line_collects_tables_with_their_pictures_and_names_the_root_of_
     for entry in (table, tenth, second):
         write_table(entry, tmp_path / "outputs/no_paper" / entry.table_id / "demo")
     assert main(["--results", "results", "outputs", "nowhere", "--output", "outputs/report.html"]) == 0
-    assert capsys.readouterr().out == "outputs/report.html: 5 tables\n"
-    _, page = read(tmp_path / "outputs/report.html")
+    assert capsys.readouterr().out == "outputs/report.html: 5 tables, on a page for each paper beside it\n"
+    _, index = read(tmp_path / "outputs/report.html")
+    assert "report_no_paper.html" in [link["href"] for link in index.find("a")]
+    _, page = read(tmp_path / "outputs/report_no_paper.html")
     headings = [text.strip() for text in page.texts if text.strip().startswith("no_paper, table")]
     assert headings[:5] == [
         "no_paper, table0, scale demo, from results",
@@ -135,6 +140,28 @@ def test_command_line_collects_tables_with_their_pictures_and_names_the_root_of_
     alts = [image["alt"] for image in page.find("img")]
     assert [("training" in alt, "recalls" in alt) for alt in alts] == [(False, False), (True, False), (False, True)]
     assert collect_page([tmp_path / "results"], tmp_path / "other.html") == 2
+
+
+def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_path):
+    path = tmp_path / "report.html"
+    number = collect_page([ROOT / "results"], path)
+    assert path.stat().st_size <= 1e6
+    pages = {each.name: each for each in tmp_path.glob("report_*.html")}
+    assert all(each.stat().st_size <= 6e6 for each in pages.values())
+    _, page = read(path)
+    said = " ".join(" ".join(page.texts).split())
+    for question, answer in (
+        ("Does the fixed temperature break the sphere?", r" It does\. .*? falls from \d+\.\d to \d+\.\d %"),
+        ("Does EuCLIP match CLIP here?", r" Not in retrieval: \d+\.\d against \d+\.\d %"),
+        ("Which claims hold by construction?", r" (None|\w+ C\d+).*?: they follow from a definition or a count"),
+    ):
+        assert re.search(re.escape(question) + answer, said), question
+    claims = {claims.paper: claims for claims in collect_claims([ROOT / "results"], collect([ROOT / "results"]))}
+    squares = [link["href"].split("#") for link in page.find("a") if "#" in link["href"]]
+    assert len(squares) == sum(len(each.judged) for each in claims.values())
+    ids = {name: {found[1] for found in re.finditer(r'id="([^"]+)"', each.read_text())} for name, each in pages.items()}
+    assert all(anchor in ids[name] for name, anchor in squares)
+    assert sum(each.read_text().count("<section") for each in pages.values()) == number + len(claims)
 
 
 def test_a_broken_claims_file_is_named_on_the_command_line(tmp_path, monkeypatch, capsys):

@@ -86,7 +86,7 @@ def test_a_reproduced_table_ends_with_the_claims_that_it_touches(tmp_path, capsy
     told = (tmp_path / "results/oblique_topology/table2/demo/table2_claims.md").read_text(encoding="utf-8")
     assert told.count("| C") == 4
     assert "needs published weights" in told
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = (tmp_path / "report_oblique_topology.html").read_text(encoding="utf-8")
     for name in CLAIMS:
         assert page.count(f'id="claim-oblique_topology-{name}"') == 1
     _write(replace(command, overrides=("optim.steps=2",)), "oblique_topology", tables)

@@ -98,7 +98,7 @@ def test_a_part_writes_its_table_its_experiment_and_its_plots_with_their_numbers
     cells = {cell.mean for row in table.rows for cell in row.ours.values() if cell is not None}
     assert cells <= {values[0] for values in experiment.values.values()}
     assert "oblique_topology" in experiment.command
-    assert (output / "report.html").read_text(encoding="utf-8").count(f"{name}, scale smoke") >= 1
+    assert (output / "report_oblique_topology.html").read_text(encoding="utf-8").count(f"{name}, scale smoke") >= 1
 
 
 def test_values_that_claims_name_are_there(output):

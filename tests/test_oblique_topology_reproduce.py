@@ -249,7 +249,7 @@ def test_table2_is_written_in_every_format_with_figures_and_page(output):
         for ending in ("md", "csv", "json", "tex", "png"):
             assert (folder / f"{name}.{ending}").stat().st_size > 100
     assert (folder / "table2_training.png").stat().st_size > 1000
-    assert "table2" in (output / "report.html").read_text(encoding="utf-8")
+    assert "table2" in (output / "report_oblique_topology.html").read_text(encoding="utf-8")
 
 
 def test_our_cells_come_from_the_runs_and_carry_seeds_scale_and_data(output):
@@ -436,7 +436,7 @@ def test_a_part_runs_from_the_command_line_of_make(tmp_path):
     assert "table5 of Design of the topology" in done.stdout.lstrip().splitlines()[0]
     (path,) = tmp_path.glob("results/oblique_topology/table5/smoke-*/table5.json")
     assert from_json(path.read_text()).command.endswith(f' SET="{given[-1].removeprefix("SET=")}"')
-    assert (tmp_path / "report.html").stat().st_size > 100_000  # with all that is committed
+    assert (tmp_path / "report_oblique_topology.html").stat().st_size > 100_000  # with all that is committed
 
 
 def table5_told(folder):

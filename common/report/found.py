@@ -43,6 +43,11 @@ class Found:
         said = "; ".join(f"{verdict} ({', '.join(ids + at)})" for verdict, ids in by_verdict.items())
         return said[:1].upper() + said[1:]
 
+    @property
+    def short(self) -> str:
+        """The first sentence, or a question with its answer."""
+        return re.match(r"(?:[^?]*\? )?.*?[.](?= [A-Z]|$)|.*", self.text, re.DOTALL)[0]
+
 
 def load_found(folder: str | Path, results: str | Path = ROOT / "results") -> list[Found]:
     """The sentences of a paper folder; none if it has no found.yaml.

@@ -1,10 +1,11 @@
-"""One self-contained HTML page of many tables: no script, no request to anywhere, readable on a phone and on paper.
+"""HTML pages of all tables: no script, no request to anywhere, readable on a phone and on paper.
 
     python -m common.report.page --results results outputs/results --output outputs/report.html
 
-collects every table below `<root>/<paper>/<part>/<scale>/` with the pictures beside it, and both verdicts of the
-claims of every paper folder that has a claims.yaml. The markup and its style are in `page.html.jinja`; Jinja escapes
-every text that is put in.
+writes an index, with the verdict on every claim and what was found, and beside it a page for each paper,
+`report_<paper>.html`: every table below `<root>/<paper>/<part>/<scale>/` with the pictures beside it, and both verdicts
+on the claims of every paper folder that has a claims.yaml. The markup is in `index.html.jinja` and `page.html.jinja`;
+Jinja escapes every text that is put in.
 """
 
 import base64
@@ -22,7 +23,7 @@ from markupsafe import Markup, escape
 
 from common.base.arguments import Parser
 from common.base.files import write_atomically
-from common.report.claims.show import READING, PaperClaims, for_page, judge, to_markdown, touching
+from common.report.claims.show import READING, Judged, PaperClaims, for_page, judge, to_markdown, touching
 from common.report.experiments import collect_experiments
 from common.report.formats import (
     glossary,
@@ -35,6 +36,7 @@ from common.report.formats import (
     seeds_name,
     warning,
 )
+from common.report.found import Found, load_found
 from common.report.table import Table, is_table, read_table
 
 _PAPERS = Path(__file__).resolve().parents[2]  # where the paper folders are
@@ -83,6 +85,8 @@ def write_page(
     title: str = _TITLE,
     introduction: Sequence[str] = _INTRODUCTION,
     claims: Sequence[PaperClaims] = (),
+    found: Sequence[Found] = (),
+    index: str = "",
 ) -> Path:
     """Write one HTML page, atomically; pictures are embedded, so it can be sent as one file.
 
@@ -92,6 +96,8 @@ def write_page(
         title: heading of the page.
         introduction: paragraphs of plain text.
         claims: of each paper, with their verdicts; they come before the tables.
+        found: sentences that open the page.
+        index: file name of the page that leads here.
     """
     times = Counter(_name(entry.table) for entry in entries)
     sections = []
@@ -110,15 +116,40 @@ def write_page(
             "remarks": remarks(table),
             "glossary": glossary(table),
         })  # fmt: skip
+    return _render(
+        "page.html.jinja", path, title=title, introduction=introduction, sections=sections, found=found, index=index,
+        claims=list(map(for_page, claims)), reading=READING,
+    )  # fmt: skip
+
+
+def write_index(papers: Sequence[dict], path: str | Path, tables: int) -> Path:
+    """Write the page that leads to those of the papers, atomically.
+
+    Args:
+        papers: of each its `name`, `file`, number of `tables`, `squares` (one for each claim) and `found` sentences.
+        path: of the page.
+        tables: number of all.
+    """
+    by_construction, tested, measured = [], 0, Counter()
+    for paper in papers:
+        ids = [each["id"] for each in paper["squares"] if each["style"] == "construction"]
+        by_construction += [f"{paper['name']} {', '.join(ids)}"] if ids else []
+        tested += sum(each["style"] == "test" for each in paper["squares"])
+        measured.update(each["style"] for each in paper["squares"])
+    counted = (
+        f"Of {sum(measured.values())} claims {measured['holds']} hold, {measured['fails']} do not hold, "
+        f"{measured['undecided']} could not be shown. {tested} are held by tests. Which claims hold by construction? "
+        f"{'; '.join(by_construction) or 'None'}: they follow from a definition or a count, and are no measurement."
+    )
+    return _render("index.html.jinja", path, title=_TITLE, papers=papers, tables=tables, counted=counted)
+
+
+def _render(template: str, path: str | Path, **content: object) -> Path:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters["breakable"] = _breakable
-    template = environment.get_template("page.html.jinja")
-    text = template.render(
-        title=title, introduction=introduction, sections=sections, claims=list(map(for_page, claims)), reading=READING
-    )
-    return write_atomically(path, text)
+    return write_atomically(path, environment.get_template(template).render(content))
 
 
 def collect(roots: Sequence[str | Path]) -> list[Entry]:
@@ -185,10 +216,41 @@ def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[
 
 
 def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Path = _PAPERS) -> int:
-    """Write the page of all claims, and of all tables below the roots; return the number of tables."""
+    """Write the index, and beside it a page for each paper, of its claims and tables; return the number of tables."""
+    path = Path(path)
     entries = collect(roots)
-    write_page(entries, path, claims=collect_claims(roots, entries, papers))
+    claims = {each.paper: each for each in collect_claims(roots, entries, papers)}
+    committed = Path(papers) / "results"
+    told = committed.resolve() in (Path(root).resolve() for root in roots)  # what was found is about these
+    index = []
+    for paper in dict.fromkeys([*claims, *(entry.table.paper for entry in entries)]):
+        own = [entry for entry in entries if entry.table.paper == paper]
+        judged = [claims[paper]] if paper in claims else []
+        found = [each for each in load_found(Path(papers) / paper, committed) if not each.part] if told else []
+        file = f"{path.stem}_{paper}.html"
+        title = judged[0].title if judged else own[0].table.paper_title
+        write_page(own, path.with_name(file), title, claims=judged, found=found, index=path.name)
+        squares = [square for each in judged for square in map(_square, each.judged, for_page(each)["claims"])]
+        lines = [{"lead": each.lead, "short": each.short, "rest": each.text[len(each.short) :]} for each in found]
+        index.append({"name": paper, "file": file, "tables": len(own), "squares": squares, "found": lines})
+    write_index(index, path, len(entries))
     return len(entries)
+
+
+def _square(judged: Judged, shown: dict) -> dict[str, str]:
+    """A claim in the matrix of the index: its verdict at the most telling scale."""
+    first = judged.measured[0]
+    way = getattr(first, "how", "by test" if first.by_tests else "")
+    style = {"by construction": "construction", "by test": "test", "parity check": "test"}.get(way)
+    told = shown["measured"][0]
+    claim = judged.claim
+    return {
+        "id": claim.id,
+        "claim": claim.claim,
+        "anchor": shown["anchor"],
+        "headline": told["headline"],
+        "style": style if style and told["style"] != "fails" else told["style"],
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -205,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if number == 0:
         print(f"no tables below {', '.join(given.results)}; {given.output} says so. Try: make reproduce-table2")
     else:
-        print(f"{given.output}: {number} table{'s' if number > 1 else ''}")
+        print(f"{given.output}: {number} table{'s' if number > 1 else ''}, on a page for each paper beside it")
     return 0
 
 
