@@ -15,6 +15,8 @@ from sklearn.cluster import KMeans
 
 from common.base.config import load_row
 from common.base.provenance import ROOT
+from common.data.scenes import scene_words
+from common.data.tokenizer import CLS_ID, END_ID, WordTokenizer
 from common.feature_queue import FeatureQueue
 from common.geometry import inner_product_similarity, unit
 from common.info_nce import info_nce
@@ -24,6 +26,9 @@ from contrastive_basics.vision.config import VisionConfig, VisionMethodConfig
 from contrastive_basics.vision.methods import build_method
 from geomm.config import Config
 from geomm.cost import Steps
+from geomm.downstream.build import build_task_model
+from geomm.downstream.config import TaskConfig
+from geomm.downstream.models import ranked
 from geomm.geodesic import neighbor_graph, shortest_paths, spherical_kmeans
 from geomm.hierarchy import build_graph
 from geomm.pool import GeodesicPool
@@ -194,6 +199,26 @@ def step_geo_moco(quick: bool, folder: Path) -> Comparison:
     )
 
 
+def vqa_rank(quick: bool, folder: Path) -> Comparison:
+    """VQA's answer chosen among the likeliest by their first word over a choice among all of the list."""
+    answers, k_test, batch, scale = (24, 4, 2, "smoke") if quick else (512, 64, 16, "demo")
+    folder = ROOT / "geomm"
+    config = load_row(TaskConfig, folder, folder / "configs" / "vqa_albef.yaml", scale)
+    decoder = build_task_model(config, WordTokenizer.from_words(scene_words())).encoders.head.eval()
+    ids = torch.randint(4, len(scene_words()), (answers, 5))
+    ids[:, 0], ids[:, -1] = CLS_ID, END_ID
+    question, mask = torch.randn(batch, 16, config.model.text.width), torch.ones(batch, 16, dtype=torch.bool)
+    rank = torch.no_grad()(partial(ranked, decoder, question, mask, ids))
+    return Comparison(
+        f"answers to {batch} questions: the {k_test} likeliest by their first word / all {answers} of a list",
+        "time",
+        1.3 * k_test / answers,
+        batch,
+        partial(rank, k_test),
+        partial(rank, answers),
+    )
+
+
 GEOMM_BENCHMARKS = {
     "geodesic_loss": partial(geodesic_loss, "knn_local"),
     "geodesic_loss_st": partial(geodesic_loss, "knn_local_st"),
@@ -202,5 +227,6 @@ GEOMM_BENCHMARKS = {
     "geodesic_rebuild": geodesic_rebuild,
     "geodesic_paths": geodesic_paths,
     "step_geo_albef": step_geo_albef,
+    "vqa_rank": vqa_rank,
     "step_geo_moco": step_geo_moco,
 }
