@@ -1,12 +1,23 @@
 """Captions that look alike and mean something else: does a geodesic tell them apart where the cosine does not (Fig. 1)?
 
+    make reproduce-lookalikes PAPER=geomm SEEDS=3
+    make reproduce-lookalikes PAPER=geomm SCALE=photos DATA=/data/flickr8k WEIGHTS=/data/weights \\
+        SET="sugarcrepe.pairs=/data/sugarcrepe.json sugarcrepe.images=/data/coco/val2017"
+
 Each picture has a true caption and the same with words swapped or one replaced. Both join the graph of the trained text
-pool as new keys do, and the picture should be nearer to the true one.
+pool as new keys do, and the picture should be nearer to the true one. Photographs take SugarCrepe's pairs.
 """
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from common.data.pairs import open_evaluation_sets
+from common.base.config import ConfigError, load_config, load_row
+from common.base.settings import DataConfig
+from common.data.annotated import AnnotatedPictures, read_sugarcrepe
+from common.data.pairs import open_retrieval_sets
 from common.distributed import is_main_process
 from common.report.table import Table
 from common.reproduce.command import Command
@@ -30,19 +41,63 @@ COLUMNS = {
 }
 
 
+@dataclass(frozen=True)
+class SugarCrepeFiles:
+    """Where the pairs of photographs lie."""
+
+    pairs: str = ""  # SugarCrepe's file of a group, or one with all groups
+    images: str = ""  # folder of COCO's val2017; pairs whose picture is not there are left out. "" = looked for beside
+
+
+@dataclass(frozen=True)
+class LookalikesConfig:
+    """What `make reproduce-lookalikes` takes beside a row's settings: `sugarcrepe.pairs=...`."""
+
+    sugarcrepe: SugarCrepeFiles = field(default_factory=SugarCrepeFiles)
+
+
+@dataclass(frozen=True)
+class Lookalikes:
+    """Pictures, and triples (position of a picture, its caption, the false one). data: what they are, for the table."""
+
+    pictures: Any
+    triples: list[tuple[int, str, str]]
+    data: str
+
+
+def open_lookalikes(data: DataConfig, files: SugarCrepeFiles) -> Lookalikes:
+    """The hard negatives of the scenes' test set, or SugarCrepe's.
+
+    Raises:
+        ConfigError: photographs without pairs.
+    """
+    if data.source == "scenes":
+        pairs = open_retrieval_sets(data)["test"]
+        triples = [(index, *texts) for index in range(len(pairs)) for texts in pairs.hard_negatives(index)]
+        return Lookalikes(pairs, triples, f"{pairs.name} ({pairs.fingerprint[:8]})")
+    if not files.pairs:
+        raise ConfigError("sugarcrepe.pairs is empty; accepted: SugarCrepe's file of pairs, with sugarcrepe.images")
+    rows, images = read_sugarcrepe(files.pairs), Path(files.images).expanduser() if files.images else None
+    pictures = AnnotatedPictures(rows, files.pairs, images, max_broken_share=1.0)
+    said = [pictures.row(index) for index in range(len(pictures))]
+    triples = [(index, row["caption"], row["negative_caption"]) for index, row in enumerate(said)]
+    told = f"SugarCrepe ({pictures.fingerprint[:8]}), {len(triples):,} of {len(rows.rows):,} pairs have their picture"
+    return Lookalikes(pictures, triples, told)
+
+
 def share_told_apart(true: torch.Tensor, false: torch.Tensor) -> float:
     """Percent of pairs whose true caption is nearer; a tie, or two captions out of reach, counts one half."""
     return 100 * float(((true < false).float() + 0.5 * (true == false).float()).mean())
 
 
-def measure(run: RowRun) -> dict[str, float]:
+def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
     """Shares of pairs told apart by each distance on one run's embeddings; `one_cluster`: how many share a centre."""
     checkpoint = last_checkpoint(run.files.checkpoints)
     config, encoder = load_encoder(checkpoint, torch.device("cpu"))
     keys = checkpoint.model_tensors()["text_pool.queue.features"]
-    pairs = open_evaluation_sets(config.data).retrieval["test"]
-    triples = [(index, *texts) for index in range(len(pairs)) for texts in pairs.hard_negatives(index)]
-    images = encoder.images(pairs)[0].float()[[index for index, _, _ in triples]]
+    images, readable = encoder.images(pairs.pictures)
+    triples = [triple for triple in pairs.triples if readable[triple[0]]]
+    images = images.float()[[index for index, _, _ in triples]]
     true, false = (encoder.texts([triple[side] for triple in triples]).float() for side in (1, 2))
     method = config.method
     graph = build_graph(keys, method.branching, method.num_neighbors)
@@ -67,17 +122,20 @@ def _rows(graph: GeodesicGraph, some: torch.Tensor) -> GeodesicGraph:
 
 def lookalikes(command: Command, code: PaperCode) -> list[Table]:
     """True against swapped captions, by the cosine and by geodesic distances, for models trained by either."""
-    if not command.runs_at(("smoke", "demo"), "swapped captions are those of scenes"):
-        return []
-    runs = train_rows(command, code, {name: config for name, (config, _) in MODELS.items()})
+    mine = [text for text in command.overrides if text.startswith("sugarcrepe.")]
+    trained = replace(command, overrides=tuple(text for text in command.overrides if text not in mine))
+    row = code.folder / "configs" / MODELS["cosine"][0]
+    data = load_row(code.config_class, code.folder, row, command.scale, list(trained.overrides)).data
+    pairs = open_lookalikes(data, load_config(LookalikesConfig, [], mine).sugarcrepe)
+    runs = train_rows(trained, code, {name: config for name, (config, _) in MODELS.items()})
     if not is_main_process():
         return []
-    measured = {name: [measure(run) for run in seeds] for name, seeds in runs.items()}
+    measured = {name: [measure(run, pairs) for run in seeds] for name, seeds in runs.items()}
     first = next(iter(runs.values()))[0]
     findings = Findings(
         name="lookalikes",
         caption="Pictures that are nearer to their caption than to the same with words swapped or one replaced.",
-        data=f"{first.training_data}; hard negatives of {first.evaluations['test']['protocol']['data']}",
+        data=f"{first.training_data}; hard negatives of {pairs.data}",
         protocol="all pairs of the test set",
         settings={"rows": {name: config for name, (config, _) in MODELS.items()}},
         rows={name: label for name, (_, label) in MODELS.items()},

@@ -24,6 +24,7 @@ from geomm.ablations import settings_of
 from geomm.config import Config, DistanceConfig
 from geomm.cost import RANDOM, costs
 from geomm.finetune import CODE as TASKS
+from geomm.ground import figure3, refcoco_plus
 from geomm.hierarchy_error import hierarchy_error
 from geomm.lookalikes import lookalikes
 from geomm.pretrain import CODE as PICTURES
@@ -151,6 +152,8 @@ PARTS = {
     "table7c": partial(table7, letter="c"),
     "table7d": partial(table7, letter="d"),
     "table9": table9,
+    "refcoco_plus": partial(refcoco_plus, code=CODE),
+    "figure3": partial(figure3, code=CODE),
     "hierarchy_error": partial(hierarchy_error, code=CODE),
     "lookalikes": partial(lookalikes, code=CODE),
 }

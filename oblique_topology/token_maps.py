@@ -22,7 +22,7 @@ from common.data.scenes import annotation_task
 from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import Encoder
-from common.evaluation.grad_cam import gradients_of, recorded_input, signed_heat
+from common.evaluation.grad_cam import gradients_of, recorded_input, share_in_box, signed_heat
 from common.evaluation.protocol import data_text
 from common.report.figures import HeatOnPicture, HeatOnWords, plot_heat_on_pictures, plot_heat_on_words
 from common.report.table import Table
@@ -118,30 +118,6 @@ def _is_word(mask: torch.Tensor) -> torch.Tensor:
     """Words alone: True from the second to the last but one of each row's leading Trues (class and end token go)."""
     place = torch.arange(mask.shape[1], device=mask.device)
     return (place > 0) & (place < mask.sum(dim=1, keepdim=True) - 1)
-
-
-def share_in_box(heat: np.ndarray, box: Sequence[float]) -> float | None:
-    """Share of the heat inside a box; a patch that the box cuts counts with the part inside.
-
-    Args:
-        heat: (rows, columns), not negative.
-        box: (left, top, right, bottom), fractions of the picture.
-    Returns:
-        In [0, 1]; None where there is no heat.
-    """
-    total = heat.sum()
-    if not total > 0:
-        return None
-    (rows, columns), (left, top, right, bottom) = heat.shape, box
-    down = _covered(top * rows, bottom * rows, rows)
-    across = _covered(left * columns, right * columns, columns)
-    return float(down @ heat @ across / total)
-
-
-def _covered(low: float, high: float, count: int) -> np.ndarray:
-    """Part of each unit interval [k, k + 1) that lies in [low, high]."""
-    starts = np.arange(count)
-    return np.clip(np.minimum(high, starts + 1) - np.maximum(low, starts), 0, 1)
 
 
 def measured_maps(encoder: Encoder, items: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

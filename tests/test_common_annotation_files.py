@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from common.base.config import load_row
+from common.base.config import ConfigError, load_row
+from common.base.settings import DataConfig
 from common.data.annotated import (
     READERS,
     AnnotatedPictures,
@@ -20,6 +21,7 @@ from common.data.annotated import (
     read_entailment,
     read_nlvr2,
     read_refcoco,
+    read_sugarcrepe,
     read_vqa,
 )
 from common.data.broken import BrokenSample
@@ -28,6 +30,7 @@ from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.annotated import best_answers, entailment_metrics, nlvr2_metrics, vqa_metrics, vqa_score
 from geomm.config import Config
+from geomm.lookalikes import SugarCrepeFiles, open_lookalikes
 from geomm.model import build_model
 from geomm.train import CODE
 
@@ -263,6 +266,33 @@ def test_local_copies_are_read_to_the_last_row_and_oracles_score_what_can_be_att
         identifiers = [row.item["identifier"] for row in each.rows]
         assert nlvr2_metrics(truths, truths, identifiers) == {"accuracy": 1, "consistency": 1}
         assert nlvr2_metrics([1] * len(truths), truths)["accuracy"] == sum(truths) / len(truths)
+
+
+def test_sugarcrepe_groups_are_one_list(tmp_path, data_dir):
+    row = {"filename": "000000000042.jpg", "caption": "a cat", "negative_caption": "a dog"}
+    published = written(tmp_path, {"0": row, "1": {**row, "negative_caption": ""}})
+    found = read_sugarcrepe(published)
+    item = {"caption": "a cat", "negative_caption": "a dog", "image_id": "000000000042"}
+    assert found.rows == [(("000000000042.jpg",), item)]
+    assert [(each.key, each.reason.split(":")[0]) for each in found.broken] == [("1", "negative_caption is no text")]
+    for groups in ({"swap": [row], "add": [row]}, {"swap": {"0": row}, "add": {"0": row}}):
+        assert read_sugarcrepe(written(tmp_path, groups)).rows == 2 * found.rows
+    with pytest.raises(ValueError, match="holds a list; accepted: an object of rows or of groups of rows"):
+        read_sugarcrepe(written(tmp_path, [row]))
+
+    local = read_sugarcrepe(data_dir / "annotations" / "sugarcrepe.json.gz")
+    assert (len(local.rows), local.broken) == (7_511, [])
+    path = data_dir / "annotations" / "sugarcrepe.json.gz"
+    extracted(tmp_path, (data_dir / "coco_mini").glob("*.tar"), {row.pictures[0] for row in local.rows}, str)
+    assert len(AnnotatedPictures(local, path, tmp_path, max_broken_share=1)) == 1_606
+    data = DataConfig(source="shards", root="x")
+    pairs = open_lookalikes(data, SugarCrepeFiles(str(path), str(tmp_path)))
+    assert (len(pairs.pictures), len(pairs.triples)) == (1_606, 1_606)
+    assert "1,606 of 7,511 pairs have their picture" in pairs.data
+    index, true, false = pairs.triples[-1]
+    assert (index, pairs.pictures.row(index)["caption"]) == (1_605, true) != (1_605, false)
+    with pytest.raises(ConfigError, match=r"sugarcrepe\.pairs is empty; accepted: SugarCrepe's file of pairs"):
+        open_lookalikes(data, SugarCrepeFiles())
 
 
 def extracted(folder, tars, wanted, name_of):

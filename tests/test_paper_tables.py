@@ -21,6 +21,7 @@ DIGESTS = {
     "euclip/figure5": 2709412629,
     "euclip/root_norms": 3093213387,
     "euclip/reference": 942169792,
+    "geomm/refcoco_plus": 727322937,
     "geomm/table1": 291495412,
     "geomm/table2": 3460925926,
     "geomm/table3": 3973468471,

@@ -44,7 +44,7 @@ NAMES_IN_A_SOURCE = ("train", "val", "test", "second_test", "images", "image_col
 
 
 Source = Literal["scenes", *_PHOTOGRAPHS]
-SCENES_TO_TRAIN_ON = ("train", "train_crowded")
+SCENES_TO_TRAIN_ON = ("train", "train_crowded", "train_referring")
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ class DataConfig:
     # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
     source: Source = "scenes"
     root: str = ""  # folder that the names below start from
-    # scenes: "" = train, or train_crowded, which stands for COCO; shards: braces and globs, e.g. "{00000..01287}.tar",
-    # "" = "*train*.tar"; karpathy, tsv: a file; hugging_face: a folder, files, or a name on the hub. karpathy and
-    # hugging_face: "#split" may follow, else the role's own split
+    # scenes: "" = train, or train_crowded and train_referring, which stand for COCO and RefCOCO+ (without boxes);
+    # shards: braces and globs, e.g. "{00000..01287}.tar", "" = "*train*.tar"; karpathy, tsv: a file; hugging_face: a
+    # folder, files, or a name on the hub. karpathy and hugging_face: "#split" may follow, else the role's own split
     train: str = ""
     val: str = ""  # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
     test: str = ""  # likewise; ranked at the end
@@ -141,6 +141,8 @@ class DataConfig:
             raise ValueError(
                 f"data.train = {self.train!r} with data.source = scenes; accepted: {', '.join(SCENES_TO_TRAIN_ON)}"
             )
+        if self.train == "train_referring" and (self.caption_noise or self.ambiguity):
+            raise ValueError("data.caption_noise and data.ambiguity; accepted with data.train = train_referring: 0")
         for number, part in enumerate(self.mixture, start=1):
             try:
                 part.as_data(self)

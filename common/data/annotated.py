@@ -118,6 +118,27 @@ def read_refcoco(path: str | Path) -> Annotations:
     return _checked(path, _listed(path, _content(path)), _refcoco)
 
 
+def read_sugarcrepe(path: str | Path) -> Annotations:
+    """Captions and the same with one thing added, replaced or swapped: SugarCrepe's file of a group, or all in one.
+
+    Args:
+        path: {"<number>": {"filename", "caption", "negative_caption"}}, or such rows, or a list of them, by group.
+    Returns:
+        Items {"caption", "negative_caption", "image_id"}.
+    """
+    path = Path(path).expanduser()
+    content = _content(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}; accepted: an object of rows or of groups of rows")
+    groups = content if all("filename" not in rows for rows in content.values()) else {"": content}
+    rows = (
+        (f"{group} {number}".strip(), row)
+        for group, given in groups.items()
+        for number, row in (given.items() if isinstance(given, dict) else enumerate(given))
+    )
+    return _checked(path, rows, _sugarcrepe)
+
+
 READERS: dict[str, Callable[..., Annotations]] = {
     "vqa": read_vqa,
     "visual_entailment": read_entailment,
@@ -364,6 +385,11 @@ def _refcoco(row: dict[str, Any]) -> Annotation:
     item = {"text": _text(row, "sentence", "text"), "box": _box("box", row.get("box"))}
     item["proposals"] = [_box(f"proposals[{number}]", box) for number, box in enumerate(boxes)]
     return _annotation([row.get("image")], item, row.get("image_id"))
+
+
+def _sugarcrepe(row: dict[str, Any]) -> Annotation:
+    item = {key: _text(row, key) for key in ("caption", "negative_caption")}
+    return _annotation([row.get("filename")], item)
 
 
 def _annotation(paths: Sequence[Any], item: dict[str, Any], image_id: Any = None) -> Annotation:

@@ -4,7 +4,8 @@ Four layouts are recognised by their content:
   Karpathy splits   {"images": [{"filename", "split", "sentences": [{"raw", "sentid"}], ...}], "dataset"}; COCO adds
                     "filepath" and "cocoid". Flickr8k, Flickr30k and COCO come so.
   COCO captions     {"images": [{"id", "file_name"}], "annotations": [{"id", "image_id", "caption"}]}
-  retrieval lists   [{"image": path, "caption": str or list}] (ALBEF); "captions", "image_id" and "caption_ids" too
+  retrieval lists   [{"image": path, "caption": str or list}] (ALBEF); "captions", "image_id" and "caption_ids" too,
+                    and "sentence" or "text" of RefCOCO+ (`annotated.py`), whose boxes are then not looked at
 Files may be packed with gzip. The raw captions are used, not the joined tokens, as the file gives them.
 """
 
@@ -178,7 +179,7 @@ def _list_row(number: int, row: Any) -> Row:
     place = f"[{number}]"
     if not isinstance(row, dict):
         return Row(place, fault=f"entry has the wrong type: {type(row).__name__} instead of an object")
-    captions = row.get("captions", row.get("caption"))
+    captions = next((row[key] for key in ("captions", "caption", "sentence", "text") if key in row), None)
     return Row(place, row.get("image"), captions, row.get("image_id"), row.get("caption_ids"))
 
 

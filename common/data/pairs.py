@@ -10,7 +10,7 @@ from common.data.broken import BrokenSample
 from common.data.karpathy import open_karpathy
 from common.data.mixture import Mixture
 from common.data.order import seed_of
-from common.data.scenes import SceneDataset, classification_task
+from common.data.scenes import ReferringScenes, SceneDataset, classification_task
 from common.data.shards import ShardDataset
 from common.data.transforms import ImageTransform
 from common.data.tsv import open_tsv
@@ -47,6 +47,8 @@ def open_training_pairs(data: DataConfig, seed: int) -> Pairs:
         configs = [part.as_data(data) for part in data.mixture]
         parts = [open_training_pairs(part, seed_of(seed, number)) for number, part in enumerate(configs)]
         return Mixture(parts, [part.weight for part in data.mixture])
+    if data.source == "scenes" and data.train == "train_referring":
+        return ReferringScenes("train", data.num_train, data.image_size, seed, data.num_captions)
     if data.source == "scenes":
         return SceneDataset(
             split=data.train or "train",

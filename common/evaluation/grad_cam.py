@@ -179,6 +179,30 @@ def points_inside(heat: Any, box: Sequence[float]) -> bool:
     return bool(x <= column + 0.5 < x + width and y <= row + 0.5 < y + height)
 
 
+def box_coverage(box: Sequence[float], rows: int, columns: int) -> np.ndarray:
+    """(rows, columns): the share of each cell of a grid over the picture that lies in a box.
+
+    Args:
+        box: (left, top, right, bottom), fractions of the picture.
+        rows, columns: of the grid.
+    """
+    left, top, right, bottom = box
+    return np.outer(_covered(top * rows, bottom * rows, rows), _covered(left * columns, right * columns, columns))
+
+
+def share_in_box(heat: np.ndarray, box: Sequence[float]) -> float | None:
+    """Share of the heat inside a box; a patch that the box cuts counts with the part inside.
+
+    Args:
+        heat: (rows, columns), not negative.
+        box: (left, top, right, bottom), fractions of the picture.
+    Returns:
+        In [0, 1]; None where there is no heat.
+    """
+    total = heat.sum()
+    return float((heat * box_coverage(box, *heat.shape)).sum() / total) if total > 0 else None
+
+
 def pixel_boxes(corners: Any, height: int, width: int) -> np.ndarray:
     """Boxes (left, top, right, bottom) as fractions of the picture, as scenes have them, in pixels.
 
@@ -239,6 +263,12 @@ def grounding_metrics(results: Sequence[Grounding], min_iou: float = MIN_IOU) ->
         "no_positive_score_share": [not result.positive for result in results],
     }
     return {name: float(np.mean(values)) for name, values in shares.items()}
+
+
+def _covered(low: float, high: float, count: int) -> np.ndarray:
+    """Part of each unit interval [k, k + 1) that lies in [low, high]."""
+    starts = np.arange(count)
+    return np.clip(np.minimum(high, starts + 1) - np.maximum(low, starts), 0, 1)
 
 
 def _grid(num_patches: int, grid: tuple[int, int] | None) -> tuple[int, int]:

@@ -9,13 +9,14 @@ import json
 import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 from common.base.files import write_atomically
@@ -473,11 +474,13 @@ class HeatOnPicture:
 
     caption: under the picture. picture: (height, width, 3) uint8.
     maps: title -> (rows, columns), not negative; each is drawn relative to its largest value.
+    boxes: title -> (x, y, width, height) in pixels, drawn on its map; "" is the picture's own.
     """
 
     caption: str
     picture: np.ndarray
     maps: Mapping[str, np.ndarray]
+    boxes: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path) -> list[Path]:
@@ -505,6 +508,11 @@ def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path) -> l
             axis.imshow(_faded(line.picture, heat))
             axis.set_title(_literal(title), fontsize=_SMALL - 1)
             records += [(line.caption, title, *at, value) for at, value in np.ndenumerate(np.asarray(heat))]
+        for axis, title in zip(row, ("", *line.maps)):
+            if title in line.boxes:
+                x, y, width, height = line.boxes[title]
+                outline = Rectangle((x - 0.5, y - 0.5), width, height, fill=False, edgecolor=_COLORS[1], linewidth=1.5)
+                axis.add_patch(outline)
     figure.supxlabel("clear: the hottest place of a map; grey: no heat; each map by itself", fontsize=_SMALL)
     return _write(figure, path, ("caption", "map", "row", "column", "heat"), records)
 

@@ -10,5 +10,6 @@ from common.data.scenes.positives import caption_positives, image_to_text_ceilin
 from common.data.scenes.sampling import SPLITS
 from common.data.scenes.statements import Mention, Statement, describes, entails
 from common.data.scenes.tasks.dataset import ANNOTATION_TASKS, AnnotationTask, annotation_task
+from common.data.scenes.tasks.referring import ReferringScenes
 from common.data.scenes.vocabulary import scene_words
 from common.data.scenes.world import Scene, SceneObject

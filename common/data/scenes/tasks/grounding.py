@@ -8,11 +8,12 @@ from common.data.scenes.masks import ARROW
 from common.data.scenes.sampling import Statistics, draw_scene
 from common.data.scenes.statements import Mention, Statement, attributes, fits
 from common.data.scenes.wording import say_reference
-from common.data.scenes.world import Scene, holds, main_relation
+from common.data.scenes.world import Scene, SceneObject, holds, main_relation
 
 NUM_PROPOSALS = 8
-_STATISTICS = Statistics(count_weights=(0, 20, 40, 40), copy_percent=45)
+STATISTICS = Statistics(count_weights=(0, 20, 40, 40), copy_percent=45)
 _FIELDS = ((0,), (1,), (0, 1), (1, 2), (0, 2), (0, 3), (1, 3), (0, 1, 2), (0, 1, 3), (0, 1, 2, 3), (0, 1, 2, 3, 4))
+_FIELDS_OF_APPEARANCE = ((0, 1, 2, 3), (0, 1, 2, 3, 4))
 _FIELDS_WITH_RELATION = ((0,), (1,), (0, 1), (0, 1, 2, 3))
 
 
@@ -46,7 +47,7 @@ def referring_statement(scene: Scene, index: int, draws: Draws, with_relation: b
         The statement; None if the object has a double that no such statement tells apart.
     """
     item = scene.objects[index]
-    known = attributes(item) if item.shape == ARROW else attributes(item)._replace(orientation=-1)
+    known = _appearance(item)
     choices = draws.shuffled(_FIELDS[:2]) + draws.shuffled(_FIELDS[2:7]) + draws.shuffled(_FIELDS[7:9])
     choices += list(_FIELDS[9:])
     plain = [Statement((_keep(known, fields),)) for fields in choices]
@@ -60,6 +61,23 @@ def referring_statement(scene: Scene, index: int, draws: Draws, with_relation: b
         if referents(statement, scene) == [index]:
             return statement
     return None
+
+
+def _appearance(item: SceneObject) -> Mention:
+    return attributes(item) if item.shape == ARROW else attributes(item)._replace(orientation=-1)
+
+
+def appearance_statement(scene: Scene, index: int, draws: Draws) -> Statement | None:
+    """Shape, colour, size and texture of an object: all that tells it from those of other pictures, too.
+
+    An object that no appearance tells apart is described as in `referring_statement`.
+    """
+    known = _appearance(scene.objects[index])
+    for fields in _FIELDS_OF_APPEARANCE:
+        statement = Statement((_keep(known, fields),))
+        if referents(statement, scene) == [index]:
+            return statement
+    return referring_statement(scene, index, draws, with_relation=True)
 
 
 def overlap(a, b) -> float:
@@ -92,7 +110,7 @@ def grounding_item(key: int, turn: int, image_size: int) -> dict:
     """
     draws = Draws(key)
     while True:
-        scene = draw_scene(derive_key(key, draws.below(2**31)), _STATISTICS)
+        scene = draw_scene(derive_key(key, draws.below(2**31)), STATISTICS)
         target = draws.below(len(scene.objects))
         statement = referring_statement(scene, target, draws, with_relation=draws.chance(35))
         if statement is not None:

@@ -1,0 +1,84 @@
+"""Pictures in which every thing is pointed out by an expression of its own: RefCOCO+ as captions, and with boxes."""
+
+import numpy as np
+
+from common.base.random_keys import Draws, derive_key
+from common.data.scenes.dataset import check_index, check_sizes, fingerprint_of
+from common.data.scenes.draw import render
+from common.data.scenes.sampling import draw_scene
+from common.data.scenes.tasks.grounding import STATISTICS, appearance_statement, proposals
+from common.data.scenes.wording import say_reference
+from common.data.scenes.world import LARGE, Scene
+
+PARTS = ("train", "val", "test")
+
+
+class ReferringScenes:
+    """Two to four things, often alike; the captions of a picture are expressions that fit one of them each.
+
+    Args:
+        part: one of `PARTS`; no picture of one is in another.
+        size: number of pictures; does not change the pictures themselves.
+        image_size: side in pixels, at least 16.
+        seed: any integer; another seed gives other pictures.
+        num_captions: expressions of a picture at most.
+    Raises:
+        ValueError: for an unknown part, or a size out of range.
+    """
+
+    def __init__(
+        self, part: str, size: int = 1_000, image_size: int = 48, seed: int = 0, num_captions: int = 5
+    ) -> None:
+        if part not in PARTS:
+            raise ValueError(f"unknown part {part!r}; known parts: {', '.join(PARTS)}")
+        check_sizes(size, image_size)
+        self.part, self.size, self.image_size, self.seed, self.num_captions = part, size, image_size, seed, num_captions
+        self.name = f"scenes/referring_{part}"
+        self._key = derive_key("referring", seed, part)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict:
+        """{"image": (H, W, 3) uint8, "captions": expressions, "image_id": str}."""
+        image = render(self.scene(index), self.image_size)
+        return {"image": image, "captions": self.captions(index), "image_id": self.image_id(index)}
+
+    def image_id(self, index: int) -> str:
+        """Id of a picture, without drawing it."""
+        return f"referring-{self.part}-{self.seed}-{check_index(index, self.size)}"
+
+    def scene(self, index: int) -> Scene:
+        """What the picture shows."""
+        return draw_scene(derive_key(self._key, check_index(index, self.size)), STATISTICS)
+
+    def captions(self, index: int) -> list[str]:
+        """The expressions alone."""
+        return [each["text"] for each in self.expressions(index)]
+
+    def expressions(self, index: int) -> list[dict]:
+        """What is pointed out, in the order of the scene's things; one that has a double is left out.
+
+        Returns:
+            {"text": str, "box": (left, top, right, bottom) as fractions, "large": whether the thing is} each.
+        """
+        scene, found = self.scene(index), []
+        for place, item in enumerate(scene.objects):
+            draws = Draws(derive_key("referring", scene.key, place))
+            statement = appearance_statement(scene, place, draws)
+            if statement is not None:
+                text = say_reference(statement, draws)
+                found.append({"text": text, "box": item.box, "large": item.size == LARGE})
+        return found[: self.num_captions]
+
+    def proposals(self, index: int) -> np.ndarray:
+        """(8, 4) boxes to choose from, each thing's own among them, in an order that tells nothing."""
+        scene = self.scene(index)
+        draws = Draws(derive_key("proposals", scene.key))
+        return np.array(draws.shuffled(proposals(scene, draws)), dtype=np.float64)
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 in hex of the parameters and a few pictures."""
+        names = ("part", "size", "image_size", "seed", "num_captions")
+        return fingerprint_of({"set": "referring", **{name: getattr(self, name) for name in names}}, self)

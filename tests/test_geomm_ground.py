@@ -1,0 +1,217 @@
+"""Grounding without boxes: heat of one fusion layer, and measurements on maps whose score is known."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from common.base.config import ConfigError, load_row
+from common.base.random_keys import Draws
+from common.base.settings import DataConfig
+from common.data.karpathy import open_karpathy
+from common.data.pairs import open_training_pairs
+from common.data.scenes import ReferringScenes
+from common.data.scenes.statements import fits
+from common.data.scenes.tasks.grounding import appearance_statement, referents
+from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
+from common.evaluation.embed import Encoder
+from common.evaluation.grad_cam import box_coverage, ground, grounding_metrics
+from common.reproduce.command import Command
+from geomm import ground as module
+from geomm.config import Config
+from geomm.ground import (
+    Expression,
+    GroundingSet,
+    RefcocoFiles,
+    as_fractions,
+    file_to_ground,
+    match_heat,
+    measure,
+    open_sets,
+    scenes_to_ground,
+)
+from geomm.model import build_model
+from geomm.train import CODE
+
+SIZE = 48
+COMMAND = Command("refcoco_plus", "photos", (0,), (), Path(), Path())
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    config = load_row(
+        Config, CODE.folder, CODE.folder / "configs" / "grounded_albef.yaml", "smoke", ["method.fusion_layers=3"]
+    )
+    tokenizer = WordTokenizer.from_captions(
+        text for index in range(40) for text in ReferringScenes("val").captions(index)
+    )
+    torch.manual_seed(0)
+    model = build_model(config, tokenizer).eval()
+    transform = ImageTransform(config.data.image_size)
+    return Encoder(model, transform, tokenizer, config.data.context_length, 8, torch.device("cpu"))
+
+
+def inputs_of(encoder, scenes, count, length=None):
+    images = torch.stack([encoder.transform.eval(scenes[index]["image"]) for index in range(count)])
+    texts = [scenes.captions(index)[0] for index in range(count)]
+    return encoder.transform.inputs(images), encoder.tokenizer.encode(texts, length or encoder.context_length)
+
+
+def test_heat_is_attention_times_positive_gradient_of_the_layer_that_is_asked_for(encoder):
+    images, ids = inputs_of(encoder, ReferringScenes("val"), 3)
+    model, found = encoder.model, {}
+    for layer in (1, 2, 3):
+        heat, logits = match_heat(model, images, ids, layer)
+        recorded, encoders = [], model.encoders
+        mask = encoders.text_mask(ids)
+        tokens = encoders.text_tower.forward_tokens(ids), mask, encoders.image_tower.forward_tokens(images)
+        yes = model.match(*tokens, recorded)[:, 1]
+        attention = recorded[layer - 1]
+        (gradient,) = torch.autograd.grad(yes.sum(), attention)
+        expected = torch.zeros(3, 4)
+        for pair in range(3):
+            words = int(mask[pair].sum())  # tokens behind them are padding
+            for word in range(words):
+                expected[pair] += (attention * gradient.clamp(min=0))[pair, :, word, 1:].sum(dim=0)
+        expected /= attention.shape[1] * attention.shape[2]
+        torch.testing.assert_close(heat.flatten(1), expected.detach())
+        torch.testing.assert_close(logits, yes.detach())
+        found[layer] = heat
+    assert torch.equal(match_heat(model, images, ids)[0], found[2])  # the middle one, as the third of six
+    assert not torch.allclose(found[1], found[2])
+    assert all(parameter.grad is None for parameter in model.parameters())
+    with pytest.raises(ConfigError, match=r"grounding\.layer = 4; accepted: 1 to 3, the layers of the fusion"):
+        match_heat(model, images, ids, 4)
+
+
+def test_padding_and_the_rest_of_the_batch_change_no_choice(encoder):
+    images, ids = inputs_of(encoder, ReferringScenes("val"), 3, length=12)
+    longer = inputs_of(encoder, ReferringScenes("val"), 3, length=24)[1]
+    heat = match_heat(encoder.model, images, ids)[0]
+    torch.testing.assert_close(match_heat(encoder.model, images, longer)[0] * 2, heat)  # the mean is over twice as many
+    alone = match_heat(encoder.model, images[1:2], ids[1:2])[0]
+    torch.testing.assert_close(alone, heat[1:2])
+
+
+def test_maps_that_know_score_all_and_those_of_other_words_nothing(encoder, monkeypatch):
+    """Heat in the box that the words mean: all right with the own words, none with those of another thing."""
+    data = scenes_to_ground("val", None, 20, SIZE)
+    assert len(data.expressions) > 40
+    meant = {(each.picture, each.text): each.box for each in data.expressions}
+    assert all((each.picture, each.other) in meant for each in data.expressions)
+
+    def heat_of(encoder, pictures, texts, layer):
+        for picture, text in zip(pictures, texts):
+            index = next(index for index in range(20) if np.array_equal(data.pictures[index]["image"], picture))
+            heat = box_coverage(as_fractions(meant[index, text], SIZE, SIZE), SIZE, SIZE) == 1
+            yield heat.astype(float), heat.astype(float)
+
+    monkeypatch.setattr(module, "heat_of", heat_of)
+    found = measure(encoder, data, None)
+    assert found["own_accuracy"] == found["own_pointing_accuracy"] == found["own_in_box"] == 1
+    assert found["other_accuracy"] == found["other_pointing_accuracy"] == found["other_in_box"] == 0
+    assert found["oracle_accuracy"] == found["oracle_pointing_accuracy"] == 1
+    assert found["chance"] == pytest.approx(1 / 8)
+    right = []
+    for each in data.expressions:  # a flat map takes the box of most pixels over the root of its area
+        first, last = each.proposals[:, :2].astype(int), (each.proposals[:, :2] + each.proposals[:, 2:]).astype(int)
+        place = ((last - first).prod(axis=1) / each.proposals[:, 2:].prod(axis=1) ** 0.5).argmax()
+        right.append(np.allclose(each.proposals[place], each.box))
+    assert found["flat_accuracy"] == pytest.approx(np.mean(right))
+
+
+def test_a_flat_map_finds_what_chance_finds_where_boxes_have_one_size(encoder, monkeypatch):
+    drawn, cells = (
+        np.random.default_rng(0),
+        [[12.0 * column, 12.0 * row, 10, 10] for row in range(2) for column in range(4)],
+    )
+    expressions = [
+        Expression(0, "it", np.array(cells[drawn.integers(8)]), drawn.permutation(cells), "") for _ in range(800)
+    ]
+    data = GroundingSet("cells", "0", [{"image": np.zeros((24, SIZE, 3), np.uint8)}], expressions)
+    monkeypatch.setattr(module, "heat_of", lambda encoder, pictures, *_: ((np.ones((24, 48)),) * 2 for _ in pictures))
+    found = measure(encoder, data, None)
+    assert found["own_accuracy"] == found["flat_accuracy"] == pytest.approx(1 / 8, abs=0.035)  # three standard errors
+    assert found["chance"] == 1 / 8
+    assert found["own_in_box"] == pytest.approx(found["area"]) == pytest.approx(100 / (24 * 48))
+    assert not any(name.startswith("other") for name in found)
+
+
+def test_the_released_score_by_hand_and_its_start_at_minus_infinity():
+    """Sum of heat over the root of the area; the published loop starts at 0 and would keep the box before."""
+    heat = np.zeros((4, 8))
+    heat[1:3, 1:3], heat[0, 4:8] = 3.0, 2.0
+    boxes = [[1, 1, 2, 2], [0, 0, 4, 4], [4, 0, 4, 1]]  # 12 / 2, 12 / 4, 8 / 2
+    assert ground(heat, boxes, [1, 1, 2, 2]).choice == 0
+    assert ground(heat, boxes[1:], [4, 0, 4, 1]).choice == 1
+    below = ground(heat - 4, boxes[:2], [0, 0, 4, 4])  # bicubic values may be negative: -4 / 2, -52 / 4
+    assert (below.choice, below.positive) == (0, False)
+    assert grounding_metrics([below])["no_positive_score_share"] == 1
+
+
+def test_expressions_mean_one_thing_each_and_every_picture_has_several():
+    scenes = ReferringScenes("test", 60)
+    for index in range(60):
+        scene, said = scenes.scene(index), scenes.expressions(index)
+        assert [each["text"] for each in said] == scenes.captions(index) == scenes[index]["captions"]
+        assert len(set(scenes.captions(index))) == len(said) == len(scene.objects) > 1
+        proposals = scenes.proposals(index)
+        assert proposals.shape == (8, 4)
+        for item, each in zip(scene.objects, said):
+            assert np.isclose(proposals, each["box"]).all(axis=1).sum() == 1
+            assert each["box"] == item.box
+    for index in range(60):
+        scene = scenes.scene(index)
+        for place, item in enumerate(scene.objects):
+            statement = appearance_statement(scene, place, Draws(index))
+            assert referents(statement, scene) == [place]
+            assert fits(statement.mentions[0], item)
+    assert scenes.fingerprint != ReferringScenes("val", 60).fingerprint
+    with pytest.raises(ValueError, match="unknown part 'dev'; known parts: train, val, test"):
+        ReferringScenes("dev")
+    trained = open_training_pairs(DataConfig(train="train_referring", num_train=5, num_captions=1), seed=3)
+    assert (trained.name, len(trained), len(trained.captions(0))) == ("scenes/referring_train", 5, 1)
+    assert trained.fingerprint == ReferringScenes("train", 5, SIZE, 3, num_captions=1).fingerprint
+    with pytest.raises(ValueError, match=r"accepted with data\.train = train_referring: 0"):
+        DataConfig(train="train_referring", caption_noise=0.1)
+
+
+def test_things_of_another_size_are_another_set():
+    large, small = (scenes_to_ground("test", size, 30, SIZE) for size in (True, False))
+    both = scenes_to_ground("test", None, 30, SIZE)
+    assert len(large.expressions) + len(small.expressions) == len(both.expressions)
+    assert len({large.fingerprint, small.fingerprint, both.fingerprint}) == 3
+    assert min(each.box[2:].max() for each in large.expressions) > np.mean(
+        [each.box[2:].max() for each in small.expressions]
+    )
+
+
+def test_files_are_measured_with_the_words_of_another_box(encoder, tmp_path):
+    Image.new("RGB", (60, 40), (200, 30, 30)).save(tmp_path / "a.png")
+    Image.new("RGB", (40, 60), (30, 30, 200)).save(tmp_path / "b.png")
+    proposals = [[0, 0, 20, 20], [20, 10, 20, 20], [10, 10, 25, 30]]
+    said = [("a", "red one", 0), ("a", "the first", 0), ("a", "blue one", 1), ("b", "alone", 2)]
+    rows = [
+        {"image": f"{name}.png", "sentence": text, "box": proposals[place], "proposals": proposals}
+        for name, text, place in said
+    ]
+    path = tmp_path / "refcoco_plus_val.json"
+    path.write_text(json.dumps(rows))
+    data = file_to_ground(path, None)
+    assert [each.other for each in data.expressions] == ["blue one", "blue one", "red one", ""]
+    found = measure(encoder, data, 1)
+    assert found["oracle_accuracy"] == 1
+    assert found["chance"] == pytest.approx(1 / 3)
+    data = DataConfig(source="karpathy", root=str(tmp_path))
+    assert list(open_sets(COMMAND, data, RefcocoFiles())) == ["val"]
+    with pytest.raises(ConfigError, match=r"no expressions with boxes: .*x\.json, .*accepted: DATA=<folder with"):
+        open_sets(COMMAND, data, RefcocoFiles(val="x.json"))
+    (pair,) = [each for each in open_karpathy(path) if each["image_id"] == "b.png"]  # to train on, without boxes
+    assert pair["captions"] == ["alone"]
+    path.write_text(json.dumps(rows[-1:]))
+    with pytest.raises(ConfigError, match="no picture has expressions for two boxes"):
+        file_to_ground(path, None)
