@@ -15,6 +15,7 @@ from test_common_report_tables import HOSTILE, cell, made_up_table
 from common.report import figures
 from common.report.figures import plot_distributions, plot_table, plot_training, read_plotted
 from common.report.formats import write_table
+from common.report.found import Found
 from common.report.page import Entry, Picture, collect, collect_claims, collect_page, main, write_page
 from common.report.table import Column, Row, to_json
 
@@ -57,7 +58,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def picture(tmp_path):
     (path,) = plot_table(made_up_table(), tmp_path / "pictures" / "table0.png")
-    return Picture(path, f"alt {HOSTILE}", f"caption {HOSTILE}")
+    return Picture(path, f"caption {HOSTILE}")
 
 
 def read(path):
@@ -73,7 +74,7 @@ def test_page_parses_refers_to_nothing_outside_and_describes_its_pictures(tmp_pa
     for _, attributes in page.elements:
         for value in (attributes.get(name, "") for name in ("src", "href", "srcset", "action")):
             assert value == "" or value.startswith(("data:image/png;base64,", "#"))  # no other page is given
-    assert [image["alt"] for image in page.find("img")] == [f"alt {HOSTILE}"]
+    assert [image["alt"] for image in page.find("img")] == [f"caption {HOSTILE}"]
     assert all("scope" in attributes for attributes in page.find("th"))
     ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
     assert {attributes["href"][1:] for attributes in page.find("a")} <= ids
@@ -104,7 +105,12 @@ def test_hostile_texts_arrive_on_the_page_as_text(tmp_path, picture):
     names = ("paper", "paper_title", "paper_version", "caption", "scale", "data", "git_revision", "command", "hardware")
     table = made_up_table(columns=[Column("x", HOSTILE)], rows=[row], notes=[HOSTILE], **dict.fromkeys(names, HOSTILE))
     _, page = read(
-        write_page([Entry(table, (picture,))], tmp_path / "page.html", title=HOSTILE, introduction=[HOSTILE])
+        write_page(
+            [Entry(table, (picture,))],
+            tmp_path / "page.html",
+            title=HOSTILE,
+            found=[Found(HOSTILE, {HOSTILE: HOSTILE})],
+        )
     )
     assert page.find("script") == []
     assert page.texts.count(HOSTILE) >= 8
@@ -205,11 +211,9 @@ def picture_is_not_blank(path):
     return len(np.unique(pixels, axis=0)) > 50 and 0.005 < (pixels.min(axis=1) < 200).mean() < 0.5
 
 
-def test_plot_of_a_table_shows_ours_and_the_paper_only_when_asked(tmp_path):
+def test_plot_of_a_table_is_not_blank(tmp_path):
     (png,) = plot_table(made_up_table(), tmp_path / "table0.png")
     assert picture_is_not_blank(png)
-    (shown,) = plot_table(made_up_table(), tmp_path / "shown.png", show_paper=True)
-    assert shown.read_bytes() != png.read_bytes()
 
 
 def test_constants_are_no_plot(tmp_path):
@@ -252,7 +256,7 @@ def test_plot_of_a_table_says_where_lower_is_better_and_shows_long_names_whole(t
 
 def test_plot_of_a_table_without_measurements_writes_nothing(tmp_path):
     rows = [Row("x", {"i2t_r1": 91.0}, {}, "not run")]
-    assert plot_table(made_up_table(rows=rows), tmp_path / "table0.png", show_paper=True) == []
+    assert plot_table(made_up_table(rows=rows), tmp_path / "table0.png") == []
     assert list(tmp_path.iterdir()) == []
 
 

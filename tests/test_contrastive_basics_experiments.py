@@ -1,6 +1,5 @@
 """Toy worlds and the experiments on them: functions of a seed, hand-made cases, thresholds."""
 
-import csv
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import torch
 from common.base.config import ConfigError
 from common.info_nce import symmetric_info_nce
 from common.report.experiments import collect_experiments, read_experiment
-from common.report.figures import Curves, plot_curves
+from common.report.figures import Curves, plot_curves, read_plotted
 from common.report.statistics import interval_over_seeds
 from common.report.table import read_table
 from common.reproduce.command import Command
@@ -318,13 +317,13 @@ def test_parts_refuse_overrides_and_have_nothing_at_the_scales_of_photographs(tm
 def test_curves_hold_mean_and_interval_over_seeds(tmp_path):
     points = [(1.0, [2.0, 4.0, 3.0]), (4.0, [5.0, 5.0, 5.0])]
     panels = [Curves("with", "x", "y", {"a": points}, log_x=True), Curves("one seed", "x", "y", {"b": [(1.0, [7.0])]})]
-    picture, numbers = plot_curves(panels, tmp_path / "plot.png", across=2)
+    picture, _ = plot_curves(panels, tmp_path / "plot.png", across=2)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    rows = list(csv.DictReader(numbers.read_text(encoding="utf-8").splitlines()))
+    rows = read_plotted(picture)
     low, high = interval_over_seeds(points[0][1])
-    assert [float(rows[0][key]) for key in ("x", "mean", "low", "high")] == pytest.approx([1.0, 3.0, low, high])
-    assert [float(rows[1][key]) for key in ("mean", "low", "high")] == [5.0, 5.0, 5.0]
-    assert (rows[2]["curve"], rows[2]["mean"], rows[2]["low"]) == ("b", "7.0", "")
+    assert [rows[0][key] for key in ("x", "mean", "low", "high")] == pytest.approx([1.0, 3.0, low, high], rel=1e-4)
+    assert [rows[1][key] for key in ("mean", "low", "high")] == [5.0, 5.0, 5.0]
+    assert (rows[2]["curve"], rows[2]["mean"], rows[2]["low"]) == ("b", 7.0, None)
 
 
 # ---- committed results ----------------------------------------------------------------------------------------------

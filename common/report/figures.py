@@ -22,7 +22,7 @@ from PIL import Image
 from common.base.files import write_atomically
 from common.report.formats import panel_label
 from common.report.statistics import interval_over_seeds
-from common.report.table import PAPER_SCALE, Column, Measured, Row, Table
+from common.report.table import Column, Measured, Row, Table
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
 _MARKERS = "osD^vPX"
@@ -32,15 +32,13 @@ _FONT, _SMALL = 10, 9
 _POINTS = 60  # a longer series is averaged over windows of steps, so that its course can be seen through the noise
 
 
-def plot_table(table: Table, path: str | Path, show_paper: bool = False) -> list[Path]:
+def plot_table(table: Table, path: str | Path) -> list[Path]:
     """One panel per measured column: our mean and interval for every measured row, the level of a guess as a line.
 
     Args:
         table: whose cells are plotted; columns and rows without a measured cell are left out, and columns of constants,
             which are the same for every seed. Where these are half of the columns or more nothing is drawn.
         path: of the PNG.
-        show_paper: also draw the paper's numbers, as hollow diamonds labelled "paper (other data)" unless they are
-            comparable; off by default, because on other data their place on our axis means nothing.
     Returns:
         The written file; an empty list when nothing was drawn.
     """
@@ -59,7 +57,7 @@ def plot_table(table: Table, path: str | Path, show_paper: bool = False) -> list
     )
     drawn: dict[str, object] = {}
     for place, (panel, column) in enumerate(zip(panels, columns)):
-        drawn |= _draw_column(panel, table, column, rows, show_paper)
+        drawn |= _draw_column(panel, table, column, rows)
         if place % across == 0:
             panel.set_yticks(range(len(rows)), [_literal(label) for label in labels], fontsize=_SMALL)
     panels[0].set_ylim(len(rows) - 0.4, -0.6)  # first row on top
@@ -174,10 +172,10 @@ def _draw_run(axis, points: Sequence[tuple[float, float]], index: int):
     return line
 
 
-def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row], show_paper: bool) -> dict[str, object]:
+def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row]) -> dict[str, object]:
     drawn = {}
     for height, row in enumerate(rows):
-        cell, paper = row.ours.get(column.key), row.paper.get(column.key)
+        cell = row.ours.get(column.key)
         if cell is not None:
             low, high = cell.interval or (cell.mean, cell.mean)
             (ends,) = panel.plot([low, high], [height, height], color=_COLORS[0], linewidth=2.2, solid_capstyle="butt")
@@ -190,12 +188,6 @@ def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row], show_
                     [cell.chance] * 2, [height - 0.4, height + 0.4], color=_GREY, linestyle=(0, (2, 1.2)), linewidth=1.4
                 )
                 drawn["a guess"] = guess
-        if show_paper and paper is not None:
-            (hollow,) = panel.plot(
-                [paper], [height], marker="D", markersize=7, fillstyle="none", color=_COLORS[1], linestyle="none"
-            )
-            comparable = table.scale == PAPER_SCALE and column.stands_in_for is None
-            drawn["paper" if comparable else "paper (other data)"] = hollow
     better = ", lower is better" if column.better == "lower" else ""
     panel.set_title(_literal(textwrap.fill(panel_label(table, column), 36)), fontsize=_SMALL)
     _dress(panel, f"{column.unit}{better}")

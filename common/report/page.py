@@ -41,28 +41,26 @@ from common.report.table import Table, is_table, read_table
 
 _PAPERS = Path(__file__).resolve().parents[2]  # where the paper folders are
 _TITLE = "Published numbers and ours"
-_INTRODUCTION = (
-    "Every table prints what a paper reports beside what was measured here. The two never share a line: lines marked "
-    "“paper” are copied from the paper, lines marked “ours” come from runs of this code.",
-    "Numbers of ours that were measured on other data than the paper's are no reproduction of its cells. The first "
-    "line of such a table says what each column was measured on, and no difference is printed.",
-)
-
-
 _SHOWN = {
+    "": "the numbers above as dots, a panel for each column, with their intervals,",
     "training": "the course of training of the runs",
     "curves": "the curves",
     "distances": "histograms of distances",
+    "levels": "distances by level of the caption",
 }
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file with the text that stands in for it (`alt`) and the one below it (`caption`)."""
+    """A PNG file with the sentence below it, which also stands in for it."""
 
     path: Path
-    alt: str
     caption: str
+
+    @property
+    def data(self) -> str:
+        """The file in base64."""
+        return base64.b64encode(self.path.read_bytes()).decode("ascii")
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,6 @@ def write_page(
     entries: Sequence[Entry],
     path: str | Path,
     title: str = _TITLE,
-    introduction: Sequence[str] = _INTRODUCTION,
     claims: Sequence[PaperClaims] = (),
     found: Sequence[Found] = (),
     index: str = "",
@@ -94,7 +91,6 @@ def write_page(
         entries: in the order of the page; the root stands in the heading of a table that occurs in several.
         path: of the page.
         title: heading of the page.
-        introduction: paragraphs of plain text.
         claims: of each paper, with their verdicts; they come before the tables.
         found: sentences that open the page.
         index: file name of the page that leads here.
@@ -111,37 +107,15 @@ def write_page(
             "warning": warning(table),
             "reading": reading(table),
             "groups": lay_out(table, compact=True),
-            "pictures": [_embedded(picture) for picture in entry.pictures],
+            "pictures": entry.pictures,
             "below": line_below(table),
             "remarks": remarks(table),
             "glossary": glossary(table),
         })  # fmt: skip
     return _render(
-        "page.html.jinja", path, title=title, introduction=introduction, sections=sections, found=found, index=index,
+        "page.html.jinja", path, title=title, sections=sections, found=found, index=index,
         claims=list(map(for_page, claims)), reading=READING,
     )  # fmt: skip
-
-
-def write_index(papers: Sequence[dict], path: str | Path, tables: int) -> Path:
-    """Write the page that leads to those of the papers, atomically.
-
-    Args:
-        papers: of each its `name`, `file`, number of `tables`, `squares` (one for each claim) and `found` sentences.
-        path: of the page.
-        tables: number of all.
-    """
-    by_construction, tested, measured = [], 0, Counter()
-    for paper in papers:
-        ids = [each["id"] for each in paper["squares"] if each["style"] == "construction"]
-        by_construction += [f"{paper['name']} {', '.join(ids)}"] if ids else []
-        tested += sum(each["style"] == "test" for each in paper["squares"])
-        measured.update(each["style"] for each in paper["squares"])
-    counted = (
-        f"Of {sum(measured.values())} claims {measured['holds']} hold, {measured['fails']} do not hold, "
-        f"{measured['undecided']} could not be shown. {tested} are held by tests. Which claims hold by construction? "
-        f"{'; '.join(by_construction) or 'None'}: they follow from a definition or a count, and are no measurement."
-    )
-    return _render("index.html.jinja", path, title=_TITLE, papers=papers, tables=tables, counted=counted)
 
 
 def _render(template: str, path: str | Path, **content: object) -> Path:
@@ -233,24 +207,23 @@ def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Pa
         squares = [square for each in judged for square in map(_square, each.judged, for_page(each)["claims"])]
         lines = [{"lead": each.lead, "short": each.short, "rest": each.text[len(each.short) :]} for each in found]
         index.append({"name": paper, "file": file, "tables": len(own), "squares": squares, "found": lines})
-    write_index(index, path, len(entries))
+    ids = {each["name"]: [one["id"] for one in each["squares"] if one["style"] == "construction"] for each in index}
+    _render(
+        "index.html.jinja", path, title=_TITLE, papers=index, tables=len(entries),
+        counts=Counter(one["style"] for each in index for one in each["squares"]),
+        by_construction="; ".join(f"{name} {', '.join(of)}" for name, of in ids.items() if of) or "None",
+    )  # fmt: skip
     return len(entries)
 
 
 def _square(judged: Judged, shown: dict) -> dict[str, str]:
     """A claim in the matrix of the index: its verdict at the most telling scale."""
-    first = judged.measured[0]
+    first, told, claim = judged.measured[0], shown["measured"][0], judged.claim
     way = getattr(first, "how", "by test" if first.by_tests else "")
     style = {"by construction": "construction", "by test": "test", "parity check": "test"}.get(way)
-    told = shown["measured"][0]
-    claim = judged.claim
-    return {
-        "id": claim.id,
-        "claim": claim.claim,
-        "anchor": shown["anchor"],
-        "headline": told["headline"],
-        "style": style if style and told["style"] != "fails" else told["style"],
-    }
+    style = style if style and told["style"] != "fails" else told["style"]
+    words = f"{claim.id}. {claim.claim} {told['headline']}"
+    return {"id": claim.id, "words": words, "anchor": shown["anchor"], "style": style}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -284,34 +257,16 @@ def _read(file: Path) -> Table | None:
 
 def _pictures(file: Path, table: Table, tables: dict[Path, Table]) -> tuple[Picture, ...]:
     """PNG files beside a table whose name begins with its id (and no longer one); others go to the first table."""
-    measured_on = (
-        f"{named(table.data)}, {seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}, scale {table.scale}"
-    )
+    seeds = f"{seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}"
     here = {path.stem: path for path in tables if path.parent == file.parent}
     pictures = []
     for path in sorted(file.parent.glob("*.png")):
         owners = [stem for stem in here if path.stem == stem or path.stem.startswith(f"{stem}_")]
-        if (max(owners, key=len) if owners else min(here)) != file.stem:
-            continue
-        if path.stem == table.table_id:
-            alt = f"Our measured values of {_name(table)}, one panel per column; the table above has the numbers."
-            caption = (
-                f"The table as dots: a panel for each column, with the intervals that the legend names ({measured_on})."
-            )
-        else:
-            kind = path.stem.removeprefix(f"{file.stem}_").replace("_", " ")
-            shown = _SHOWN.get(kind, kind)
-            alt, caption = (
-                f"Plot of {_name(table)}: {kind}.",
-                f"The picture shows {shown} of {path.parts[-3]} ({measured_on}).",
-            )
-        pictures.append(Picture(path, alt, caption))
+        if (max(owners, key=len) if owners else min(here)) == file.stem:
+            kind = path.stem.removeprefix(file.stem).strip("_").replace("_", " ")
+            told = f"The picture shows {_SHOWN.get(kind, kind)} of {_name(table)}, on {named(table.data)}, {seeds}."
+            pictures.append(Picture(path, told))
     return tuple(pictures)
-
-
-def _embedded(picture: Picture) -> dict[str, str]:
-    data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
-    return {"data": data, "alt": picture.alt, "caption": picture.caption}
 
 
 def _shown(root: str) -> str:
