@@ -46,6 +46,7 @@ from geomm.downstream.models import (
 )
 from geomm.evaluate_tasks import MODELS, evaluate_task, predictions
 from geomm.finetune import CODE, finetune
+from geomm.model import build_encoders
 
 WIDTH, WORDS, LENGTH = 16, 30, 9
 FEW = ("optim.steps=2", "optim.warmup_steps=0", "optim.learning_rate=0.01", "data.num_train=64", "data.num_val=8",
@@ -224,17 +225,17 @@ def by_loops(decoder, question, mask, listed, k, times_first=2):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("k", [1, 4, 12])
+@pytest.mark.parametrize("k", [1, 5, 12])
 def test_answers_are_ranked_as_in_loops_in_batches_of_any_size(k, monkeypatch):
     decoder = moved(model_of("vqa")).encoders.head
     listed = texts(12, 6, seed=5)
     listed[7], listed[9, 1] = listed[2], listed[3, 1]  # one answer twice, two with the same first word
-    question, mask = 3 * torch.randn(40, 5, WIDTH), torch.rand(40, 5) < 0.8
+    question, mask = 3 * torch.randn(16, 5, WIDTH), torch.rand(16, 5) < 0.8
     mask[:, 0] = True
     found = ranked(decoder, question, mask, listed, k)
     assert found.tolist() == by_loops(decoder, question, mask, listed, k)
     monkeypatch.setattr("geomm.downstream.models.SEQUENCES_AT_ONCE", 7)
-    parts = [ranked(decoder, *part, listed, k) for part in zip(question.split(11), mask.split(11))]
+    parts = [ranked(decoder, *part, listed, k) for part in zip(question.split(5), mask.split(5))]
     assert torch.cat(parts).equal(found)
     if k > 1:  # the first word counts twice, and it matters
         assert by_loops(decoder, question, mask, listed, k, times_first=1) != found.tolist()
@@ -514,6 +515,20 @@ def test_files_of_annotations_are_trained_on_and_what_cannot_be_read_counts_as_w
     assert hits[2] == [0]
     assert found["metrics"]["accuracy"] == pytest.approx(sum(hit for (hit,) in hits) / 3)
     assert found["chance"]["accuracy"] == 1  # red, neutral, true: whoever says it is right about all
+
+
+@pytest.mark.parametrize("row", ["vqa", "visual_entailment", "assigned", "nlvr2"])
+def test_paper_scale_has_the_size_of_the_run_that_it_starts_from(row):
+    config = config_of(f"{row}_albef_geo", scale="paper")
+    tokenizer = SimpleNamespace(vocabulary_size=30_522, mask_id=103, end_id=102, pad_id=0)
+    with torch.device("meta"):
+        own, pre_trained = MODELS.build_model(config, tokenizer), build_encoders(config, tokenizer)
+    layers = len(own.encoders.fusion.transformer.blocks)
+    assert layers == (12 if row in ("assigned", "nlvr2") else 6)
+    shapes = {name: each.shape for name, each in pre_trained.state_dict().items()}
+    for name, each in own.encoders.text_tower.state_dict(prefix="text_tower.").items():
+        assert shapes[name] == each.shape, name
+    assert config.data.image_size == (256 if row == "assigned" else 384)
 
 
 # -------------------------------------------------------------------------------- errors
