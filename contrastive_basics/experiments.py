@@ -363,4 +363,4 @@ def _findings(
     """With what all experiments of the toy worlds have in common; arguments as in Findings."""
     protocol = f"toy world, {settings.steps} steps"
     notes = ["The chapter prints no numbers for this; they are of a toy world, for the direction of its statements."]
-    return Findings(name, caption, data, protocol, asdict(settings), rows, columns, values, chance, notes)
+    return Findings(name, caption, data, protocol, asdict(settings), rows, columns, values, chance, notes, True)

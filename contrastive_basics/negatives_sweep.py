@@ -211,6 +211,7 @@ def _measured(
             values,
             units=dict.fromkeys(values, "percent"),
             protocol={"sweep": asdict(sweep), "retrieval": protocol},
+            columns=tuple(METRICS),
         )
         if not command.changes:
             write_experiment(experiment, command.results)

@@ -125,6 +125,7 @@ def _trained_here(table: Table) -> Experiment:
         {name: cell.values for name, cell in cells.items()},
         units=dict.fromkeys(cells, "percent"),
         protocol={name: cell.full_protocol for name, cell in cells.items() if name.startswith("ours_")},
+        columns=tuple(column.key for column in table.columns),
     )
 
 

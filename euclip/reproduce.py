@@ -85,6 +85,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
             for name in AT_THE_END
             if name in lines[0]
         },
+        own_runs=True,
     )
     return [table, write_findings(command, PAPER, findings, runs)]
 

@@ -88,6 +88,7 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
             # a run that met NaN has no final loss, and a mean over the others would flatter
             if all(name in outcome for outcome, _ in each)
         },
+        own_runs=True,
     )
     return [write_findings(command, code.name, findings)]
 

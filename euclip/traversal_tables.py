@@ -12,7 +12,7 @@ from typing import Any
 from common.distributed import is_main_process
 from common.report.figures import Distributions, plot_distributions
 from common.report.statistics import bootstrap_interval
-from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table, measured_over_seeds
+from common.report.table import MEASURED, Column, Measured, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
@@ -237,5 +237,4 @@ def _cell(command: Command, walked: Walked, per_picture: Sequence[Sequence[float
         protocol=walked.protocol,
         query_interval=bootstrap_interval(hits) if hits else None,
         full_protocol={"data": walked.data, "walks": walked.protocol},
-        per_image=PerImage.of(hits) if hits else None,
     )

@@ -23,7 +23,7 @@ from common.distributed import is_main_process
 from common.evaluation.protocol import data_text
 from common.evaluation.retrieval import RECALL_AT
 from common.report.experiments import Experiment, write_experiment
-from common.report.table import MEASURED, Column, Measured, PerImage, Row, Table, measured_over_seeds
+from common.report.table import MEASURED, Column, Measured, Row, Table, measured_over_seeds
 from common.reproduce.command import Command, reproduce_main
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import (
@@ -328,10 +328,9 @@ def _subset_cells(command: Command, runs: list[RowRun], hits: list[torch.Tensor]
     """Mean and standard deviation over draws, in percent; hits has (num_draws, num_images) per seed."""
     protocol = runs[0].evaluations["imagenet"]["protocol"] | {"tokens": f"random sets, at most {NUM_DRAWS} of a size"}
     accuracies = [100 * each.double().mean(dim=1) for each in hits]
-    per_image = PerImage.of(hits[0].double().mean(dim=0)[:, None].tolist(), unit=100) if len(hits) == 1 else None
     told = {
-        "acc1_mean": ([float(each.mean()) for each in accuracies], per_image),
-        "acc1_spread": ([float(each.std(correction=0)) for each in accuracies], None),
+        "acc1_mean": [float(each.mean()) for each in accuracies],
+        "acc1_spread": [float(each.std(correction=0)) for each in accuracies],
     }
     return {
         key: measured_over_seeds(
@@ -342,9 +341,8 @@ def _subset_cells(command: Command, runs: list[RowRun], hits: list[torch.Tensor]
             protocol=f"num_images {protocol['num_images']}, num_classes {protocol['num_classes']}, "
             f"{protocol['tokens']}",
             full_protocol=protocol,
-            per_image=images,
         )
-        for key, (values, images) in told.items()
+        for key, values in told.items()
     }
 
 

@@ -19,6 +19,7 @@ would differ only several seeds can tell: where both lines have some, Welch's 95
 import datetime
 import importlib
 import itertools
+import math
 import re
 import shlex
 import sys
@@ -41,7 +42,7 @@ from common.evaluation.protocol import HEADLINES, MAY_DIFFER, data_text, first_d
 from common.report.figures import plot_table
 from common.report.formats import to_text, write_table
 from common.report.statistics import bootstrap_means, contrast_interval, percentile_interval, sign_flip_p_value
-from common.report.table import MEASURED, Column, PerImage, Row, Table
+from common.report.table import MEASURED, Column, Row, Table
 from common.reproduce.rows import RowRun
 from common.reproduce.tables import measured_cell, trained_on
 from common.run.checkpoint import named_checkpoint
@@ -251,9 +252,9 @@ def difference(one: Sequence[RowRun], other: Sequence[RowRun], role: str, metric
 
 def _over_images(runs: Sequence[RowRun], role: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """(num_images,) what an image's queries add to the number, mean over seeds, and how many queries it has."""
-    parts = [PerImage.of(run.hits[role][metric], unit=100) for run in runs]
-    asked = parts[0].counts > 0
-    return np.mean([part.sums[asked] for part in parts], axis=0), parts[0].counts[asked]
+    counts = np.array([len(hits) for hits in runs[0].hits[role][metric]])
+    sums = np.array([[100 * math.fsum(hits) for hits in run.hits[role][metric]] for run in runs])
+    return sums[:, counts > 0].mean(axis=0), counts[counts > 0]
 
 
 def main() -> None:

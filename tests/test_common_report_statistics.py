@@ -8,12 +8,16 @@ import pytest
 from scipy import stats
 
 from common.report.statistics import (
+    _brown_forsythe,
     bootstrap_interval,
     bootstrap_means,
     contrast_interval,
     interval_of_hits,
     interval_over_seeds,
     percentile_interval,
+    share_angle,
+    share_interval,
+    shared_spread,
     sign_flip_p_value,
 )
 
@@ -152,3 +156,99 @@ def test_the_sign_flip_test_is_that_of_all_signs_and_with_one_result_per_image_m
     assert sign_flip_p_value(20 * hits) == pytest.approx(2 * (1 + 11 + 55) / 2**11)
     assert sign_flip_p_value(np.zeros(5)) == 1.0
     assert sign_flip_p_value(np.ones(40) + np.arange(40)) == 1 / 10_001
+
+
+# ---- rows that lend each other their spread --------------------------------------------------------------------------
+
+
+def test_the_test_of_spreads_is_that_of_scipy_and_rows_leave_the_pool_one_by_one():
+    values = np.random.default_rng(0).normal(size=(8, 3))
+    values[0] *= 0.3
+    p_values, noisier, pooled = _brown_forsythe(values)
+    assert pooled.all()
+    moved = values - np.median(values, axis=1, keepdims=True)
+    moved = moved - np.median(moved, axis=0)
+    centred = moved - np.median(moved, axis=1, keepdims=True)  # of an odd number the median of the others is 0 too
+    for row in range(8):
+        theirs = stats.levene(moved[row], np.delete(centred, row, axis=0).ravel(), center="median")
+        assert p_values[row] == pytest.approx(theirs.pvalue, rel=1e-9)
+        assert noisier[row] == (abs(centred[row]).mean() > abs(np.delete(centred, row, axis=0)).mean())
+    values[[2, 5]] *= [[40.0], [900.0]]  # beside the second the first one is not seen
+    values[7] = 1.0
+    assert _brown_forsythe(values)[2].tolist() == [True, True, False, True, True, False, True, False]
+    assert _brown_forsythe(values[:2])[2].all()
+
+
+def test_rows_are_pooled_as_in_an_analysis_of_variance_and_a_single_one_is_the_t_interval():
+    values, weights = np.random.default_rng(0).normal(size=(6, 4)), np.array([1.0, -1.0, 0, 0, 0, 0])
+    spread = shared_spread(values)
+    assert (*map(bool, spread.rules(weights)), int(spread.freedom)) == (True, False, 15)
+    # the difference of two means of a randomised block design, its error mean square by hand
+    rest = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0) + values.mean()
+    expected = stats.t.ppf(0.975, 15) * math.sqrt((rest**2).sum() / 15 * 2 / 4)
+    assert spread.half_width(weights, 0.05) == pytest.approx(expected, rel=1e-9)
+    assert shared_spread(values + 7 * np.arange(4)).half_width(weights, 0.05) == pytest.approx(expected, rel=1e-9)
+    low, high = interval_over_seeds(values[0])
+    assert shared_spread(values[:1]).half_width(np.ones(1), 0.05) == pytest.approx((high - low) / 2)
+
+
+def test_intervals_of_shares_are_those_of_their_numbers_in_the_middle_and_stay_in_range():
+    assert share_interval([49.0, 50.0, 51.0], 100.0) == pytest.approx(interval_over_seeds([49.0, 50.0, 51.0]), abs=0.01)
+    low, high = share_interval([0.99, 1.0, 1.0], 1.0)
+    assert 0.9 < low < 0.99 < high <= 1
+    assert share_interval([1.0, 1.0], 1.0) == (1.0, 1.0)
+
+
+SHAPES = {  # name: rows of the table, comparisons of the claim (greater, lesser), all of which must hold
+    "pair": (4, [(0, 1)]),
+    "chain": (8, [(0, 1), (1, 2), (2, 3)]),
+    "twelve-fold": (16, [(0, other) for other in range(1, 13)]),
+}
+SPREADS = {"alike": lambda rows: np.ones(rows), "one row x 10": lambda rows: np.where(np.arange(rows) == 0, 10.0, 1.0)}
+
+
+def simulated(rows, seeds, comparisons, seed_effect=0.0, spread="alike", effect=0.0, shares=False, number=1000):
+    """Share of verdicts, false ones where there is no effect; how often the first comparison's interval covers."""
+    generator = np.random.default_rng([rows, seeds, int(10 * seed_effect), int(10 * effect), shares])
+    values = generator.normal(size=(number, rows, seeds)) * SPREADS[spread](rows)[:, None]
+    values += seed_effect * generator.normal(size=(number, 1, seeds))
+    values[:, 0] += effect
+    if shares:  # around 3 %, and so looked at as angles
+        values = share_angle(1 / (1 + np.exp(3.5 - 0.2 * values)))
+    found, covered = shared_spread(values), None
+    holds, fails = np.ones(number, dtype=bool), np.zeros(number, dtype=bool)
+    for greater, lesser in comparisons:
+        weights = (np.arange(rows) == greater) * 1.0 - (np.arange(rows) == lesser)
+        margin, half_width = values.mean(axis=-1) @ weights, found.half_width(weights, 0.05)
+        holds &= margin > half_width
+        fails |= margin < -found.half_width(weights, 0.05 / len(comparisons))
+        covered = np.mean(np.abs(margin - effect) <= half_width) if covered is None else covered
+    return (holds if effect else holds | fails).mean(), covered
+
+
+def test_equal_methods_get_a_false_verdict_in_one_case_of_twenty_at_most_and_intervals_cover_as_they_say():
+    """Also prints what an effect of two standard deviations is worth: `pytest -s -k false_verdict`."""
+    print("\n        no effect: false verdicts, %   95 % intervals cover, %         2 sd: found, %")
+    print("seeds   pair   chain  12-fold   alike   block   x 10  shares   4 rows  8 rows 16 rows")
+    for seeds in (2, 3, 4, 5, 7, 10):
+        false = [simulated(rows, seeds, comparisons, seed_effect=1.0)[0] for rows, comparisons in SHAPES.values()]
+        ways = ({}, {"seed_effect": 2.0}, {"spread": "one row x 10"}, {"shares": True})
+        covered = [simulated(8, seeds, [(0, 1)], number=1500, **way)[1] for way in ways]
+        power = [simulated(rows, seeds, [(0, 1)], effect=2.0, number=300)[0] for rows in (4, 8, 16)]
+        print(f"{seeds:>5}" + "".join(f"{100 * share:>8.1f}" for share in (*false, *covered, *power)))
+        assert max(false) < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000), seeds  # three standard errors
+        alike, block, loud, of_shares = covered
+        assert min(alike, block, of_shares) > 0.93, seeds
+        assert max(covered) < 0.97, seeds
+        assert loud > (0.88 if seeds == 2 else 0.93), seeds  # of two seeds no test sees every row of another spread
+        assert seeds < 5 or min(power) > 0.6, seeds
+
+
+@pytest.mark.parametrize("seed_effect", [0.0, 2.0])
+def test_a_number_against_a_threshold_is_covered_at_least_as_often_as_it_says(seed_effect):
+    for seeds in (2, 3, 10):
+        generator = np.random.default_rng(seeds)
+        values = generator.normal(size=(1000, 8, seeds)) + seed_effect * generator.normal(size=(1000, 1, seeds))
+        for weights in (np.eye(8)[0], np.eye(8)[0] - 0.25 * np.eye(8)[1]):
+            half_width = shared_spread(values).half_width(weights, 0.05)
+            assert np.mean(np.abs(values.mean(axis=-1) @ weights) <= half_width) > 0.935

@@ -70,27 +70,31 @@ def test_a_column_that_is_no_quality_is_neither_better_for_being_higher_nor_lowe
     assert [column.better for column in from_json(json.dumps(older)).columns] == ["higher"] * 3
 
 
+MARKDOWN = (
+    "## table0: Nothing here is real.\n\n"
+    "paper: A title (no_paper, v0); table: table0; scale: demo; data: scenes 0000; seeds: 0, 1; "
+    "git revision: `abc`; command: `make nothing`; created: 2000-01-01; hardware: 1 abacus.\n\n"
+    "**Scale demo: our numbers are measured on other data than the paper's (named in the first line of the table). "
+    "They reproduce no cell of the paper, and no difference is printed.**\n\n"
+    "| method                | source     |                    i2t R@1 | loss | status                           |\n"
+    "| --------------------- | ---------- | -------------------------: | ---: | -------------------------------- |\n"
+    "| *ours is measured on* |            |                   scenes/b |    — |                                  |\n"
+    "| first                 | paper      |                      91.25 |    — |                                  |\n"
+    "|                       | ours, demo | 12.0 [2.5, 27.3] (2 seeds) |    — | measured in 1 of 2 columns       |\n"
+    "| second                | paper      |                       92.0 |    — |                                  |\n"
+    "|                       | ours       |                          — |    — | not run: needs published weights |\n"
+    "| *a guess would reach* |            |                        2.0 |    — |                                  |\n\n"
+    "Ours: on scenes 0000; seeds 0, 1.\n\n"
+    "- second: made up\n- note: a note\n- erratum of the printed table: a slip\n\n"
+    "R@K: share of queries with a correct match among the K best candidates; "
+    "i2t: image query, captions ranked (any caption of the image counts); "
+    "[low, high]: interval, 95 % t over seeds on the arcsine scale; "
+    "lower is better: loss; units: i2t R@1: percent; loss: nats; —: no number; the status says why.\n"
+)
+
+
 def test_markdown_is_this():
-    assert to_markdown(made_up_table()) == (
-        "## table0: Nothing here is real.\n\n"
-        "paper: A title (no_paper, v0); table: table0; scale: demo; data: scenes 0000; seeds: 0, 1; "
-        "git revision: `abc`; command: `make nothing`; created: 2000-01-01; hardware: 1 abacus.\n\n"
-        "**Scale demo: our numbers are measured on other data than the paper's (named in the first line of the table). "
-        "They reproduce no cell of the paper, and no difference is printed.**\n\n"
-        "| method                | source     |               i2t R@1 | loss | status                           |\n"
-        "| --------------------- | ---------- | --------------------: | ---: | -------------------------------- |\n"
-        "| *ours is measured on* |            |              scenes/b |    — |                                  |\n"
-        "| first                 | paper      |                 91.25 |    — |                                  |\n"
-        "|                       | ours, demo | 12.0 ± 12.7 (2 seeds) |    — | measured in 1 of 2 columns       |\n"
-        "| second                | paper      |                  92.0 |    — |                                  |\n"
-        "|                       | ours       |                     — |    — | not run: needs published weights |\n"
-        "| *a guess would reach* |            |                   2.0 |    — |                                  |\n\n"
-        "Ours: on scenes 0000; seeds 0, 1.\n\n"
-        "- second: made up\n- note: a note\n- erratum of the printed table: a slip\n\n"
-        "R@K: share of queries with a correct match among the K best candidates; "
-        "i2t: image query, captions ranked (any caption of the image counts); ±: half-width, 95 % t over seeds; "
-        "lower is better: loss; units: i2t R@1: percent; loss: nats; —: no number; the status says why.\n"
-    )
+    assert to_markdown(made_up_table()) == MARKDOWN
 
 
 def printed_ours(table):
@@ -210,6 +214,20 @@ def test_one_seed_prints_its_interval_over_queries_and_more_seeds_theirs():
     assert " 11.0 (1 seed) " in text
     assert "[low, high]: interval, 95 % bootstrap over queries, one seed" in text
     assert cell(11.0, 12.0, query_interval=(0.0, 1.0)).interval_kind == SEEDS_INTERVAL
+
+
+def test_a_share_never_has_an_interval_beyond_its_range():
+    rows = [
+        Row("x", {}, {"i2t_r1": cell(0.5, 1.0)}, "measured"),
+        Row("y", {}, {"i2t_r1": cell(50.0, 51.0)}, "measured"),
+    ]
+    table = made_up_table(rows=rows)
+    low, high = table.rows[0].ours["i2t_r1"].interval
+    assert 0 <= low < 0.75 < high < 10
+    assert table.rows[1].ours["i2t_r1"].interval_kind == SEEDS_INTERVAL  # within it, so ± stays
+    assert from_json(to_json(table)) == table
+    units = made_up_table(rows=rows, columns=(Column("i2t_r1", "x", unit="nats"), Column("loss", "loss")))
+    assert units.rows[0].ours["i2t_r1"].interval[0] < 0
 
 
 def test_hostile_texts_are_escaped_in_markdown_and_latex_and_stay_whole_in_csv():

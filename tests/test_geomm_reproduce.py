@@ -110,10 +110,11 @@ def test_what_is_not_learnt_decides_no_claim(geomm):
     }
 
     def verdict(undecided):
-        ours = {
-            cell: OurCell(replace(number, undecided=undecided if "nlvr2" in cell.column else ""), "percent", "one")
+        said = {
+            cell: replace(number, undecided=undecided if "nlvr2" in cell.column else "")
             for cell, number in cells.items()
         }
+        ours = {cell: OurCell(number, "percent", "one", cell.row, {cell.row: number}) for cell, number in said.items()}
         return measured(claims["C3-ALBEF"], LOADED, ours, "demo")
 
     assert verdict("").verdict == "holds"

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 TIE_RULE = "lower index first"
-# says how a set or weights were read, not what was ranked; the hash of the captions and the counts say that
-MAY_DIFFER = ("unreadable_images", "activation")
+# says how a set or weights were read, not what was ranked (the hash of the captions and the counts say that); how wide
+# features are belongs to the method
+MAY_DIFFER = ("unreadable_images", "activation", "feature_dim")
 HEADLINES = {  # of all metrics those that a summary and a comparison show: key -> name
     "i2t_recall_at_1": "i2t R@1",
     "t2i_recall_at_1": "t2i R@1",

@@ -23,7 +23,8 @@ class Experiment:
     paper: the folder. name: as claims refer to it. scale: of the runs. seeds: of the runs.
     values: name -> one value per seed, in the order of `seeds`. units: of the values that have one.
     data: what it was measured on. protocol: how; values are compared only under the same one.
-    caption: what the experiment is; the rest as in a table.
+    columns: where values are called <row>_<column> and each row is a training of its own: the columns, whose rows lend
+        each other their spread over seeds. caption: what the experiment is; the rest as in a table.
     """
 
     paper: str
@@ -39,6 +40,7 @@ class Experiment:
     caption: str
     units: Mapping[str, str] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "seeds", tuple(int(seed) for seed in self.seeds))
@@ -58,15 +60,21 @@ class Experiment:
         if not values or unknown:
             raise ValueError(f"experiment {self.name}: values {sorted(values)}, units of unknown values {unknown}")
         object.__setattr__(self, "values", values)
+        object.__setattr__(self, "columns", tuple(self.columns))
 
     @classmethod
     def beside(
         cls, table: Table, name: str, caption: str, values: Mapping[str, Sequence[float]], **more
     ) -> "Experiment":
-        """Values that were measured together with a table, under its provenance; `more`: units, protocol."""
+        """Values that were measured together with a table, under its provenance; `more`: units, protocol, columns."""
         shared = ("paper", "scale", "seeds", "data", "git_revision", "command", "created", "hardware")
         provenance = {key: getattr(table, key) for key in shared}
         return cls(name=name, caption=caption, values=values, **provenance, **more)
+
+    def row_of(self, key: str) -> tuple[str, str]:
+        """Row and column of a value; its name and nothing where the experiment has no columns."""
+        found = max((column for column in self.columns if key.endswith(f"_{column}")), key=len, default="")
+        return key.removesuffix(f"_{found}"), found
 
     def measured(self, key: str) -> Measured:
         """One value as a cell of a table has it."""

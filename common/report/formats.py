@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
-import numpy as np
-
 from common.base.files import write_atomically
 from common.report.table import (
     MEASURED,
@@ -27,7 +25,6 @@ from common.report.table import (
     Measured,
     Row,
     Table,
-    images_file,
     to_json,
 )
 
@@ -303,10 +300,7 @@ FORMATS = {"csv": "csv", "latex": "tex"}  # on request -> ending
 
 
 def write_table(table: Table, folder: str | Path, formats: Sequence[str] = ()) -> list[Path]:
-    """Write `<table_id>.md` and `.json`, and the `FORMATS` asked for, into `folder` (made if missing), each atomically.
-
-    What the test images add to the numbers of single seeds goes to `<table_id>_images.npz`, where there are such.
-    """
+    """Write `<table_id>.md` and `.json`, and the `FORMATS` asked for, into `folder` (made if missing), atomically."""
     folder = Path(folder)
     writers = {"md": to_markdown, "json": to_json, "csv": to_csv, "tex": to_latex}
     for name, ending in FORMATS.items():
@@ -314,21 +308,7 @@ def write_table(table: Table, folder: str | Path, formats: Sequence[str] = ()) -
             del writers[ending]
             (folder / f"{table.table_id}.{ending}").unlink(missing_ok=True)  # of an earlier run
     contents = {ending: write(table) for ending, write in writers.items()}  # before the first file is touched
-    paths = [write_atomically(folder / f"{table.table_id}.{ending}", text) for ending, text in contents.items()]
-    images = images_file(folder / f"{table.table_id}.json")
-    images.unlink(missing_ok=True)  # of an earlier run
-    arrays = {
-        f"{number}/{key}/{name}": getattr(cell.per_image, name)
-        for number, row in enumerate(table.rows)
-        for key, cell in row.ours.items()
-        if cell is not None and cell.per_image is not None
-        for name in ("sums", "counts")
-    }
-    if not arrays:
-        return paths
-    stream = io.BytesIO()
-    np.savez_compressed(stream, **arrays)
-    return [*paths, write_atomically(images, stream.getvalue())]
+    return [write_atomically(folder / f"{table.table_id}.{ending}", text) for ending, text in contents.items()]
 
 
 def to_markdown(table: Table) -> str:

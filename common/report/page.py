@@ -219,8 +219,7 @@ def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Pa
 def _square(judged: Judged, shown: dict) -> dict[str, str]:
     """A claim in the matrix of the index: its verdict at the most telling scale."""
     first, told, claim = judged.measured[0], shown["measured"][0], judged.claim
-    way = getattr(first, "how", "by test" if first.by_tests else "")
-    style = {"by construction": "construction", "by test": "test", "parity check": "test"}.get(way)
+    style = {"by construction": "construction", "by test": "test", "parity check": "test"}.get(first.how)
     style = style if style and told["style"] != "fails" else told["style"]
     words = f"{claim.id}. {claim.claim} {told['headline']}"
     return {"id": claim.id, "words": words, "anchor": shown["anchor"], "style": style}

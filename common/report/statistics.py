@@ -3,15 +3,26 @@
 The two answer different questions. The interval over seeds says how far a newly trained model may land from the ones
 that were trained here; the interval over queries says how far this one model may land on freshly drawn test pictures.
 A table cell names which one it carries. Chance levels are no business of this file: whoever knows the task passes them.
+
+Rows of a table that share their seeds are compared by `shared_spread`. Its model: a number is the row's mean, plus what
+its seed does to every row alike, plus a rest of one variance. Three seeds tell little of a variance, so the rows of a
+column lend each other theirs. The seed is always a block: a difference of rows so loses what the seeds share, and where
+they share nothing the block costs (seeds - 1) of the degrees of freedom. Nothing is chosen by looking at the result. A
+row of another variance stays apart; `tests/test_common_report_statistics.py` simulates all of it and prints the power.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from scipy import stats
 
+# Brown-Forsythe, p of a row whose spread is another one (of two seeds there is but one deviation a row), and of one in
+# doubt: Bancroft (1964) would have a test that precedes pooling be lenient
+APART, APART_OF_TWO, DOUBTFUL = 0.05, 0.01, 0.25
+SHARE_OF = {"percent": 100.0, "fraction": 1.0}  # unit -> the whole
 _RESAMPLED_CLUSTERS_AT_ONCE = 2_000_000  # bounds the memory of one bootstrap block to about 50 MB
 
 
@@ -56,6 +67,131 @@ def contrast_interval(blocks: Sequence[Sequence[float]], level: float = 0.95) ->
     freedom = variances.sum() ** 2 / sum(v**2 / (sample.size - 1) for v, sample in zip(variances, samples))
     half_width = float(stats.t.ppf(0.5 + level / 2, freedom) * np.sqrt(variances.sum()))
     return center - half_width, center + half_width
+
+
+@dataclass(frozen=True)
+class SharedSpread:
+    """The spread over seeds that the rows of a column share; arrays are of the leading axes of `shared_spread`.
+
+    values: (..., rows, seeds). p_values, pooled, doubtful: (..., rows), of Brown and Forsythe's test; the rows that are
+    pooled; those of them that may be noisier. within, between: mean squares of the pooled rows, of the rest and of what
+    seeds do to all rows; freedom: of `within`, that of `between` is seeds - 1.
+    """
+
+    values: np.ndarray
+    p_values: np.ndarray
+    pooled: np.ndarray
+    doubtful: np.ndarray
+    within: np.ndarray
+    between: np.ndarray
+    freedom: np.ndarray
+
+    def rules(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whether a sum of row means, `weights` (..., rows), goes by the pooled rows, and whether by its own values."""
+        used = weights != 0
+        apart = (used & ~self.pooled).any(axis=-1) | (self.pooled.sum(axis=-1) < 3)
+        return ~apart, apart | (used & self.doubtful).any(axis=-1)
+
+    def half_width(self, weights: np.ndarray, error: float) -> np.ndarray:
+        """Of the two-sided interval of a sum of row means that misses with probability `error`.
+
+        Where weights do not add up to 0, two variances of unlike freedom add up: their quantiles are weighted so that
+        the interval never covers too rarely (Banerjee 1960). Where both rules count it is the wider one.
+        """
+        seeds = self.values.shape[-1]
+        few, many = (stats.t.isf(error / 2, freedom) ** 2 / seeds for freedom in (seeds - 1, self.freedom))
+        counted = np.where(self.pooled, weights, 0)
+        alike = counted.sum(axis=-1) ** 2 / np.maximum(self.pooled.sum(axis=-1), 2)  # what all rows have of the weights
+        rows = many * self.within * ((counted**2).sum(axis=-1) - alike) + few * self.between * alike
+        own = few * (weights[..., None] * self.values).sum(axis=-2).var(axis=-1, ddof=1)
+        by_rows, by_own = self.rules(weights)
+        return np.sqrt(np.maximum(np.where(by_rows, rows, 0), np.where(by_own, own, 0)))
+
+
+def shared_spread(values: np.ndarray) -> SharedSpread:
+    """What the rows of a column, which share their seeds, tell of each other's spread.
+
+    Rows are pooled but for those that Brown and Forsythe's test tells from the others (`APART`; one by one, the
+    clearest first), and those without any spread. A sum with such a row, and every sum where fewer than three are
+    pooled, goes by its own values over seeds (the paired t interval). A row that may be noisier (`DOUBTFUL`) is pooled,
+    but a sum with it gets the wider of the two.
+
+    Args:
+        values: (..., rows, seeds), two seeds at least: all rows, of which a sum may take a few.
+    """
+    p_values, noisier, pooled = _brown_forsythe(values)
+    seeds, rows = values.shape[-1], np.maximum(pooled.sum(axis=-1), 2)
+    moved = np.where(pooled[..., None], values - values.mean(axis=-1, keepdims=True), 0)
+    of_seed = moved.sum(axis=-2) / rows[..., None]
+    rest = np.where(pooled[..., None], moved - of_seed[..., None, :], 0)
+    freedom = (rows - 1) * (seeds - 1)
+    return SharedSpread(
+        values,
+        p_values,
+        pooled,
+        doubtful=pooled & noisier & (p_values < DOUBTFUL),
+        within=(rest**2).sum(axis=(-1, -2)) / freedom,
+        between=rows * (of_seed**2).sum(axis=-1) / (seeds - 1),
+        freedom=freedom,
+    )
+
+
+def _brown_forsythe(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each of (..., rows, seeds): p of the test that its spread is that of the rows that are pooled beside it;
+    whether it is the greater; whether it is pooled itself.
+
+    Deviations are from the median over seeds, after what a seed does to all rows, its median over rows, is taken off.
+    Of fewer than three rows nothing is said: p is 1.
+    """
+    pooled = np.ptp(values, axis=-1) > 0
+    p_values, noisier = np.ones(pooled.shape), np.zeros(pooled.shape, dtype=bool)
+    rows, seeds = values.shape[-2:]
+    moved = values - np.median(values, axis=-1, keepdims=True)
+    moved = moved - np.median(moved, axis=-2, keepdims=True)
+    sizes = np.abs(moved - np.median(moved, axis=-1, keepdims=True))
+    sizes = sizes[..., :1] if seeds == 2 else sizes  # two seeds deviate alike
+    count, means, squares = sizes.shape[-1], sizes.mean(axis=-1), (sizes**2).sum(axis=-1)
+    for _ in range(rows if rows > 2 else 0):
+        others = count * (pooled.sum(axis=-1, keepdims=True) - pooled)
+        enough = others >= 2 * count
+        counted = np.maximum(others, 1)
+        total, square = ((np.where(pooled, part, 0)) for part in (count * means, squares))
+        of_others = (total.sum(axis=-1, keepdims=True) - total) / counted
+        rest = square.sum(axis=-1, keepdims=True) - square - others * of_others**2 + squares - count * means**2
+        freedom = np.maximum(others + count - 2, 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = (means - of_others) ** 2 / (1 / count + 1 / counted) / (np.maximum(rest, 0) / freedom)
+        p_values = np.where(enough & ~np.isnan(ratio), stats.f.sf(ratio, 1, freedom), 1.0)
+        noisier = means > of_others
+        clearest = np.where(pooled, p_values, 2).argmin(axis=-1)[..., None] == np.arange(rows)
+        dropped = clearest & pooled & (p_values < (APART_OF_TWO if seeds == 2 else APART))
+        if not dropped.any():
+            break
+        pooled = pooled & ~dropped
+    return p_values, noisier, pooled
+
+
+def share_angle(shares: np.ndarray | float) -> np.ndarray:
+    """arcsin sqrt of shares in [0, 1]: in it they spread alike near the ends and in the middle; in [0, pi / 2]."""
+    return np.arcsin(np.sqrt(shares))
+
+
+def share_of_angle(angles: np.ndarray | float) -> np.ndarray:
+    """What `share_angle` came from; an angle beyond its range is at the end of it."""
+    return np.sin(np.clip(angles, 0, math.pi / 2)) ** 2
+
+
+def share_interval(values: Sequence[float], whole: float, level: float = 0.95) -> tuple[float, float]:
+    """Student t interval over seeds for shares of `whole`; on the scale of `share_angle`, so it stays in [0, whole].
+
+    Args, Raises: as `interval_over_seeds`.
+    """
+    low, high = interval_over_seeds(values, level)
+    mean = math.fsum(values) / len(values) / whole
+    slope = 2 * math.sqrt(mean * (1 - mean))  # of a share by its angle
+    half_width = (high - low) / 2 / whole / slope if slope else 0.0
+    ends = share_of_angle(share_angle(mean) + np.array([-half_width, half_width]))
+    return whole * float(ends[0]), whole * float(ends[1])
 
 
 def interval_of_hits(

@@ -12,17 +12,15 @@ from these records (see `formats.py`) and JSON alone is read back.
 import json
 import math
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from common.report.statistics import interval_over_seeds
+from common.report.statistics import SHARE_OF, interval_over_seeds, share_interval
 
 SEEDS_INTERVAL = "95 % t over seeds"
+SHARES_INTERVAL = "95 % t over seeds on the arcsine scale"  # where ± would leave the range of a share
 QUERIES_INTERVAL = "95 % bootstrap over queries, one seed"
 MEASURED = "measured"
 PAPER_SCALE = "paper"
@@ -50,38 +48,13 @@ class Column:
 
 
 @dataclass(frozen=True)
-class PerImage:
-    """What the queries of each test image add to a number of one seed, so that images can be drawn anew.
-
-    sums: (num_images,) in the column's unit. counts: (num_images,) of queries; the number is sum(sums) / sum(counts).
-    """
-
-    sums: np.ndarray
-    counts: np.ndarray
-
-    @classmethod
-    def of(cls, hits: Sequence[Sequence[float]], unit: float = 1.0) -> "PerImage":
-        """From one array per image with a result for each of its queries, times `unit` (100: fractions to percent)."""
-        return cls(
-            np.array([unit * math.fsum(results) for results in hits]),
-            np.array([len(results) for results in hits], dtype=np.float64),
-        )
-
-    @property
-    def mean(self) -> float:
-        """The number itself."""
-        return float(self.sums.sum() / self.counts.sum())
-
-
-@dataclass(frozen=True)
 class Measured:
     """One number of ours: a value per seed, in the column's unit, and where it comes from.
 
     `interval` is (low, high) or None, `interval_kind` says what it spans (`SEEDS_INTERVAL`, `QUERIES_INTERVAL`);
     `data` is a name with a short fingerprint; `chance` is the value of a guess, in the column's unit. `protocol` is the
-    short text for readers, `full_protocol` what claims compare (empty in tables of before it was kept). `per_image` is
-    kept for a single seed, beside the JSON and not in it (`formats.write_table`). `undecided` says why no claim may be
-    decided by the number.
+    short text for readers, `full_protocol` what claims compare (empty in tables of before it was kept). `undecided`
+    says why no claim may be decided by the number.
     """
 
     values: tuple[float, ...]
@@ -93,7 +66,6 @@ class Measured:
     protocol: str
     chance: float | None = None
     full_protocol: Mapping[str, Any] = field(default_factory=dict)
-    per_image: PerImage | None = field(default=None, compare=False, repr=False)
     undecided: str = ""
 
     def __post_init__(self):
@@ -130,20 +102,19 @@ def measured_over_seeds(
     query_interval: tuple[float, float] | None = None,
     query_interval_kind: str = QUERIES_INTERVAL,
     full_protocol: Mapping[str, Any] | None = None,
-    per_image: PerImage | None = None,
 ) -> Measured:
     """A `Measured` with the interval that its number of seeds allows.
 
     Two seeds or more: 95 % Student t over seeds, and `query_interval` is ignored. One seed: `query_interval`, 95 % over
     queries in the column's unit, a bootstrap unless its kind says else, or no interval when it is None.
-    `full_protocol` and `per_image` (of a single seed) are what claims are decided with.
+    `full_protocol` is what claims compare.
     """
     if len(values) >= 2:
         interval, kind = interval_over_seeds(values), SEEDS_INTERVAL
     else:
         interval, kind = query_interval, "" if query_interval is None else query_interval_kind
     return Measured(
-        tuple(values), tuple(seeds), interval, kind, scale, data, protocol, chance, dict(full_protocol or {}), per_image
+        tuple(values), tuple(seeds), interval, kind, scale, data, protocol, chance, dict(full_protocol or {})
     )
 
 
@@ -223,6 +194,8 @@ class Table:
                 raise ValueError(f"row {row.method} has cells in unknown columns {unknown}; the columns are {keys}")
         for column in self.columns:
             self._check_column(column)
+        units = {column.key: column.unit for column in self.columns}
+        _set(self, rows=tuple(_with_shares_in_range(row, units) for row in self.rows))
 
     def _check_column(self, column: Column) -> None:
         cells = self.measured(column.key)
@@ -247,7 +220,6 @@ def to_json(table: Table) -> str:
     """The table as indented JSON text; `from_json` gives it back unchanged."""
     content = asdict(table)
     for cell in (cell for row in content["rows"] for cell in row["ours"].values() if cell is not None):
-        del cell["per_image"]
         if not cell["undecided"]:
             del cell["undecided"]
     return json_of_format("report table", content)
@@ -305,39 +277,25 @@ def build(kind: type, content: object) -> Any:
 
 
 def read_table(path: str | Path) -> Table:
-    """The table of a JSON file, with what its test images add where that lies beside it and fits the numbers.
+    """The table of a JSON file.
 
     Raises:
         ValueError: as `from_json`, without the file's name.
     """
-    path = Path(path)
-    table = from_json(path.read_text(encoding="utf-8", errors="replace"))
-    images = images_file(path)
-    if not images.is_file():
-        return table
-    try:
-        with np.load(images, allow_pickle=False) as arrays:
-            rows = [_with_images(row, number, arrays) for number, row in enumerate(table.rows)]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{images.name} beside it cannot be read ({error}); delete it or run the table again"
-        ) from None
-    return replace(table, rows=tuple(rows))
+    return from_json(Path(path).read_text(encoding="utf-8", errors="replace"))
 
 
-def images_file(path: Path) -> Path:
-    """Where what test images add to a table's numbers lies: beside its JSON, as `<row>/<column>/<sums or counts>`."""
-    return path.with_name(f"{path.stem}_images.npz")
-
-
-def _with_images(row: Row, number: int, arrays: Mapping[str, np.ndarray]) -> Row:
+def _with_shares_in_range(row: Row, units: Mapping[str, str]) -> Row:
+    """The row with an interval of the arcsine for each share whose ± would leave its range."""
     ours = dict(row.ours)
     for key, cell in row.ours.items():
-        if cell is not None and len(cell.seeds) == 1 and f"{number}/{key}/sums" in arrays:
-            per_image = PerImage(arrays[f"{number}/{key}/sums"], arrays[f"{number}/{key}/counts"])
-            if abs(per_image.mean - cell.mean) < 1.0e-6 * max(1.0, abs(cell.mean)):  # else of another run
-                ours[key] = replace(cell, per_image=per_image)
-    return replace(row, ours=ours)
+        whole = SHARE_OF.get(units[key])
+        if whole is None or cell is None or cell.interval_kind != SEEDS_INTERVAL:
+            continue
+        (low, high), inside = cell.interval, min(cell.values) >= 0 and max(cell.values) <= whole
+        if inside and (low < 0 or high > whole):
+            ours[key] = replace(cell, interval=share_interval(cell.values, whole), interval_kind=SHARES_INTERVAL)
+    return row if ours == row.ours else replace(row, ours=ours)
 
 
 def _list(content: dict, key: str) -> list:

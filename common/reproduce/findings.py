@@ -24,6 +24,7 @@ class Findings:
     rows: key -> label. columns: key -> (label, unit, which is better: "higher", "lower" or None).
     values: (row, column) -> a finite value per seed; a pair that is not there is an empty cell.
     chance: column -> value of a guess. notes: what a reader must know.
+    own_runs: whether each row is a training of its own, so that rows tell of each other's spread over seeds.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Findings:
     values: Mapping[tuple[str, str], Sequence[float]]
     chance: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    own_runs: bool = False
 
 
 def write_findings(command: Command, paper: str, findings: Findings, runs: Mapping[str, list[RowRun]] = {}) -> Table:
@@ -85,6 +87,9 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
         versions = {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
         protocol = {"settings": {"experiment": findings.name, **findings.settings}, "versions": versions}
         values = {f"{row}_{column}": values for (row, column), values in findings.values.items()}
-        experiment = Experiment.beside(table, findings.name, findings.caption, values, units=units, protocol=protocol)
+        columns = tuple(findings.columns) if findings.own_runs else ()
+        experiment = Experiment.beside(
+            table, findings.name, findings.caption, values, units=units, protocol=protocol, columns=columns
+        )
         write_experiment(experiment, command.results)
     return table

@@ -17,7 +17,7 @@ from common.distributed import is_main_process
 from common.evaluation.protocol import check_alike, data_text, protocol_text
 from common.report.figures import plot_training
 from common.report.statistics import interval_of_hits
-from common.report.table import MEASURED, QUERIES_INTERVAL, Column, Measured, PerImage, Row, Table, measured_over_seeds
+from common.report.table import MEASURED, QUERIES_INTERVAL, Column, Measured, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
 from common.reproduce.rows import Job, PaperCode, RowRun, paper_tables
 from common.reproduce.side_by_side import run_rows
@@ -170,10 +170,9 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
             said = f"seed {run.seed}, {role}: {metric} = {evaluation['metrics'][metric]}"
             raise ValueError(f"{said}; accepted: a share in [0, 1]")
     values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
-    query_interval = per_image = None
+    query_interval = None
     kind = "bootstrap"
     if len(runs) == 1:
-        per_image = PerImage.of([hits for hits in runs[0].hits[role][metric] if hits], unit=100)
         (low, high), kind = interval_of_hits(runs[0].hits[role][metric])
         query_interval = (100 * low, 100 * high)
     chance = evaluations[0]["chance"].get(metric)
@@ -187,7 +186,6 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
         query_interval=query_interval,
         query_interval_kind=QUERIES_INTERVAL.replace("bootstrap", kind),
         full_protocol=protocol,
-        per_image=per_image,
     )
 
 

@@ -2,18 +2,15 @@
 
 A claim is a condition of comparisons, each a *margin* (`expressions.py`) that is positive where it holds. The logic has
 three values, and the chance to err is shared among comparisons of which one would be enough (`decide`). The audit looks
-at a margin's value alone. Measured, a margin holds where its interval lies above 0, does not hold where it lies below,
-and is undecided where the interval contains 0. With two seeds or more per cell the interval is over seeds: cells that
-share seeds and training data go into one margin per seed (paired differences), others count as independent (Welch).
-With one seed it is a bootstrap over test images, where they were kept: that says how this one model would do on other
-pictures, nothing about the next training run. Only `Row.ours` and experiments are measured, so no number of a paper can
-take part.
+at a margin's value alone. Measured, a margin holds where its interval over seeds lies above 0, does not hold where it
+lies below, and is undecided where the interval contains 0. One seed decides nothing. What follows from a definition or
+a count (`Claim.exact`) is judged by its value, as the audit is. Only `Row.ours` and experiments are measured, so no
+number of a paper can take part.
 """
 
-import zlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,15 +19,22 @@ from common.evaluation.protocol import first_difference
 from common.report.claims.expressions import EXPERIMENT, Cell, Condition, Margin, all_of, cells
 from common.report.claims.read import FAILS, HOLDS, Claim, PaperTables
 from common.report.experiments import Experiment
-from common.report.statistics import bootstrap_means, contrast_interval, percentile_interval
+from common.report.statistics import (
+    SHARE_OF,
+    contrast_interval,
+    share_angle,
+    share_of_angle,
+    shared_spread,
+)
 from common.report.table import Measured, Table
 
-UNDECIDED, UNCHECKED = "undecided", "cannot be checked"
+UNDECIDED, UNCHECKED, EFFECT = "undecided", "cannot be checked", "effect size"
+ONE_SEED = "undecided (one seed)"
 NOT_RUN, NEEDS, UNLIKE = "not run yet", "needs", "unlike protocols"
 SCALES = ("paper", "photos", "photos_scratch", "demo", "smoke")  # the more telling first
 _EMPTY_SCALES = ("smoke",)  # end to end in seconds; nothing is learned that could decide a claim
-_LEVEL, _NUM_RESAMPLES = 0.95, 2000
-_UNSETTLED = (NEEDS, NOT_RUN, UNLIKE, UNDECIDED)  # what is said of several reasons, the first of these
+_ERROR = 0.05
+_UNSETTLED = (NEEDS, NOT_RUN, UNLIKE, ONE_SEED, UNDECIDED)  # what is said of several reasons, the first of these
 _ROUNDING = 1.0e-9  # of sums of printed decimals
 
 
@@ -39,9 +43,9 @@ class Finding:
     """What became of one comparison of a claim.
 
     text: of the comparison. verdict: one of the constants of this module. margin: how far the comparison is from its
-    threshold, positive where it holds; None without numbers. interval: 95 % of the margin. unit: of both.
-    basis: what the interval spans, with the number of seeds. reason: of a verdict that is neither holds nor does not
-    hold; data: what ours was measured on.
+    threshold, positive where it holds; None without numbers. interval: of the margin, at the level that decided: 95 %,
+    or more where the chance to err is shared. unit: of both. basis: the rule that gave the interval, with seeds and
+    rows. reason: of a verdict that is neither holds nor does not hold; data: what ours was measured on.
     """
 
     text: str
@@ -58,9 +62,10 @@ class Finding:
 class Verdict:
     """What became of a claim on one side: the answer, why there is none, and its comparisons.
 
-    holding, of: how many of the claim's conditions hold when each is looked at alone. decisive: the comparison that is
-    nearest to turning the verdict over, and `margin`, how far it is from that, positive where the claim holds.
-    `by_tests` marks an answer that the named tests give where they pass.
+    holding, of: how many of the claim's conditions hold when each is looked at alone. decisive: the comparison that
+    decides: of a claim that holds the one nearest to its threshold, of one that does not the clearest, of an open one
+    that which blocks. how: "by test", or `Claim.exact`. unlike: which comparison is of unlike protocols, if one is.
+    later: what a threshold that was chosen after the data says; it is not the verdict.
     """
 
     verdict: str
@@ -70,62 +75,81 @@ class Verdict:
     holding: int = 0
     of: int = 0
     decisive: Finding | None = None
-    margin: float | None = None
-    by_tests: bool = False
+    how: str = ""
+    unlike: str = ""
+    later: "Verdict | None" = None
 
-    @classmethod
-    def on(
-        cls, conditions: Sequence[Condition], findings: Mapping[Margin, Finding], verdict: str, reason: str, scale: str
-    ) -> "Verdict":
-        """From the findings on all comparisons of the conditions."""
-        alone = {HOLDS: True, FAILS: False}
-        holding = [decide(each, lambda margin, *_: alone.get(findings[margin].verdict)) for each in conditions]
-        found = decisive(all_of(conditions), lambda margin: findings[margin].margin)
-        which, margin = (None, None) if found is None else (findings[found[0]], found[1])
-        return cls(
-            verdict, reason, tuple(findings.values()), scale, holding.count(True), len(conditions), which, margin
-        )
+    @property
+    def margin(self) -> float | None:
+        """Of the comparison that decides."""
+        return None if self.decisive is None else self.decisive.margin
 
 
 # ---- three values, and how the chance to err is shared -------------------------------------------------------------
 
 
+class Decision(NamedTuple):
+    """Whether a condition holds (None: open), the margin that decides, and how clearly, positive where it holds."""
+
+    answer: bool | None
+    margin: Margin
+    strength: float | None
+
+
 def decide(
     condition: Condition,
-    settle: Callable[[Margin, float, float], bool | None],
-    error_holds: float = 1 - _LEVEL,
-    error_fails: float = 1 - _LEVEL,
-) -> bool | None:
-    """Whether a condition holds: True, False, or None where its margins leave that open (Kleene's three values).
+    settle: Callable[[Margin, float, float], tuple[bool | None, float | None]],
+    error_holds: float = _ERROR,
+    error_fails: float = _ERROR,
+) -> Decision:
+    """Whether a condition holds (Kleene's three values), and the comparison that decides it.
 
-    The error of the whole stays bounded. `a and b` holds only if both do, each at the whole error; but it fails as soon
-    as one does, so n parts share the error between them (Bonferroni), or a claim of 36 comparisons between equal
-    methods would be "refuted" by chance in most cases. `or` is the mirror image.
+    The error of the whole stays bounded. `a and b` holds only if both do, each at the whole error (intersection-union);
+    but it fails as soon as one does, so n parts share the error between them (Bonferroni, which is Holm's first step),
+    or a claim of 36 comparisons between equal methods would be "refuted" by chance in most cases. `or` is the mirror
+    image.
 
     Args:
         condition: what to decide.
-        settle: (margin, error of calling it true, error of calling it false) -> True, False or None.
+        settle: (margin, error of calling it true, error of calling it false) -> answer, and how clear it is: a number
+            that is positive where the margin holds, None without numbers.
         error_holds: chance of calling the condition true although it is false (two-sided).
         error_fails: likewise of calling it false.
     """
     if isinstance(condition, Margin):
-        return settle(condition, error_holds, error_fails)
+        answer, strength = settle(condition, error_holds, error_fails)
+        return Decision(answer, condition, strength)
     count, enough = len(condition.parts), condition.kind == "or"  # `enough`: the answer of one part that is the whole's
     errors = (error_holds / count, error_fails) if enough else (error_holds, error_fails / count)
-    answers = [decide(part, settle, *errors) for part in condition.parts]
-    return enough if enough in answers else None if None in answers else not enough
+    parts = [decide(part, settle, *errors) for part in condition.parts]
+    answers = [part.answer for part in parts]
+    answer = enough if enough in answers else None if None in answers else not enough
+    deciding = [part for part in parts if part.answer is answer]
+    blocked = next((part for part in deciding if part.strength is None), None)  # not by its interval
+    return (blocked or (max if enough else min)(deciding, key=lambda part: part.strength))._replace(answer=answer)
 
 
-def decisive(condition: Condition, value: Callable[[Margin], float | None]) -> tuple[Margin, float] | None:
-    """The margin that decides the condition, and how far the condition is from turning over, positive where it holds.
-
-    The least over `and`, the greatest over `or`; parts without a value are passed over.
-    """
-    if isinstance(condition, Margin):
-        number = value(condition)
-        return None if number is None else (condition, number)
-    found = [each for part in condition.parts if (each := decisive(part, value)) is not None]
-    return (min if condition.kind == "and" else max)(found, key=lambda each: each[1], default=None)
+def _verdict(
+    conditions: Sequence[Condition],
+    findings: Mapping[Margin, Finding],
+    decision: Decision,
+    open_: Callable[[], tuple[str, str]],
+    scale: str = "",
+) -> Verdict:
+    """From the findings on all comparisons of the conditions; `open_` tells verdict and reason of an open one."""
+    verdict, reason = open_() if decision.answer is None else (HOLDS if decision.answer else FAILS, "")
+    alone = {HOLDS: True, FAILS: False}
+    settled = [decide(each, lambda margin, *_: (alone.get(findings[margin].verdict), 0.0)) for each in conditions]
+    return Verdict(
+        verdict,
+        reason,
+        tuple(findings.values()),
+        scale,
+        sum(each.answer is True for each in settled),
+        len(conditions),
+        findings[decision.margin],
+        unlike=next((each.reason for each in findings.values() if each.verdict == UNLIKE), ""),
+    )
 
 
 # ---- the paper's own numbers ----------------------------------------------------------------------------------------
@@ -137,32 +161,42 @@ def audit(claim: Claim, printed: PaperTables) -> Verdict:
         return Verdict(UNCHECKED, claim.no_numbers)
     findings: dict[Margin, Finding] = {}
 
-    def settle(margin: Margin, *_: float) -> bool | None:
+    def settle(margin: Margin, *_: float) -> tuple[bool | None, float | None]:
         missing = [cell for cell in margin.cells if printed.numbers[cell] is None]
         if missing:
             findings[margin] = Finding(margin.text, UNCHECKED, reason=f"the paper prints no {missing[0]}")
-            return None
-        value = margin.value(printed.numbers)
-        answer = value > _ROUNDING if margin.strict else value >= -_ROUNDING
+            return None, None
         unit = _unit_of(printed.units[cell.table, cell.column] for cell in margin.cells)
-        findings[margin] = Finding(margin.text, HOLDS if answer else FAILS, value, unit=unit)
-        return answer
+        findings[margin] = _by_value(margin, margin.value(printed.numbers), unit)
+        return findings[margin].verdict == HOLDS, findings[margin].margin
 
-    answer = decide(all_of(claim.audit), settle)
-    verdict = UNCHECKED if answer is None else HOLDS if answer else FAILS
-    reason = "" if answer is not None else next(finding.reason for finding in findings.values() if finding.reason)
-    return Verdict.on(claim.audit, findings, verdict, reason, "")
+    decision = decide(all_of(claim.audit), settle)
+    return _verdict(
+        claim.audit,
+        findings,
+        decision,
+        lambda: (UNCHECKED, next(finding.reason for finding in findings.values() if finding.reason)),
+    )
+
+
+def _by_value(margin: Margin, value: float, unit: str, data: tuple[str, ...] = ()) -> Finding:
+    """The finding on a number that no interval belongs to."""
+    answer = value > _ROUNDING if margin.strict else value >= -_ROUNDING
+    return Finding(margin.text, HOLDS if answer else FAILS, value, unit=unit, data=data)
 
 
 # ---- ours ------------------------------------------------------------------------------------------------------------
 
 
 class OurCell(NamedTuple):
-    """A number of ours, its unit, and what it was trained on: only runs that share it are paired."""
+    """A number of ours, its unit, what it was trained on (only runs that share it are compared by seed), and all rows
+    of its column by name."""
 
     number: Measured
     unit: str
     trained_on: str
+    name: str
+    column: Mapping[str, Measured]
 
     @property
     def protocol(self) -> Mapping[str, Any]:
@@ -173,22 +207,23 @@ class OurCell(NamedTuple):
 def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dict[str, dict[Cell, OurCell]]:
     """Our numbers of one paper by scale and reference. Where several tables hold a cell, that with the most seeds
     counts, of equal ones the last; a number of the paper never does."""
-    every = [
-        (table.scale, Cell(table.table_id, row.method, column.key), OurCell(number, column.unit, table.data))
-        for table in tables
-        for row in table.rows
-        for column in table.columns
-        if (number := row.ours.get(column.key)) is not None
-    ]
-    every += [
-        (each.scale, Cell(EXPERIMENT, each.name, key), OurCell(each.measured(key), each.units.get(key, ""), each.data))
-        for each in experiments
-        for key in each.values
-    ]
+    every = []
+    for table in tables:
+        for column in table.columns:
+            rows = {row.method: number for row in table.rows if (number := row.ours.get(column.key)) is not None}
+            for row, number in rows.items():
+                cell = OurCell(number, column.unit, table.data, row, rows)
+                every.append((table.scale, Cell(table.table_id, row, column.key), cell))
+    for each in experiments:
+        columns: dict[str, dict[str, Measured]] = {}
+        for key in each.values:
+            row, column = each.row_of(key)
+            rows = columns.setdefault(column, {}) if column else {}
+            rows[row] = each.measured(key)
+            cell = OurCell(rows[row], each.units.get(key, ""), each.data, row, rows)
+            every.append((each.scale, Cell(EXPERIMENT, each.name, key), cell))
     ours: dict[str, dict[Cell, OurCell]] = {scale: {} for scale in SCALES}
-    for scale, cell, number in sorted(
-        every, key=lambda found: len(found[2].number.seeds)
-    ):  # stable: the last of equals
+    for scale, cell, number in sorted(every, key=lambda found: len(found[2].number.seeds)):  # the last of equals stays
         ours.setdefault(scale, {})[cell] = number
     return ours
 
@@ -207,25 +242,27 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
     if claim.not_run_yet:
         return Verdict(NOT_RUN, claim.not_run_yet)
     if claim.kind == "test":
-        return Verdict(claim.shows, f"by {', '.join(claim.tests)}, where it passes", by_tests=True)
+        return Verdict(claim.shows, ", ".join(claim.tests), how=claim.exact or "by test")
     findings: dict[Margin, Finding] = {}
-    resampled = cache(lambda cell: _resampled(ours[cell].number))  # claims compare a cell with many others
 
-    def settle(margin: Margin, error_holds: float, error_fails: float) -> bool | None:
-        answer, findings[margin] = _settle(margin, (error_holds, error_fails), printed, ours, scale, resampled)
-        return answer
+    def settle(margin: Margin, error_holds: float, error_fails: float) -> tuple[bool | None, float | None]:
+        answer, strength, findings[margin] = _settle(margin, (error_holds, error_fails), claim, printed, ours, scale)
+        return answer, strength
 
-    answer = decide(all_of(claim.measured), settle)
-    verdict, reason = (HOLDS if answer else FAILS, "") if answer is not None else _why_open(claim, findings, ours)
-    return Verdict.on(claim.measured, findings, verdict, reason, scale)
+    decision = decide(all_of(claim.measured), settle)
+    found = _verdict(claim.measured, findings, decision, lambda: _why_open(claim.measured, findings, ours), scale)
+    if claim.effect_size and found.verdict in (HOLDS, FAILS, UNDECIDED):
+        return replace(found, verdict=EFFECT, reason=claim.effect_size)
+    later = measured(replace(claim, measured=claim.later, later=()), printed, ours, scale) if claim.later else None
+    return replace(found, how=claim.exact, later=later)
 
 
 def measured_at_every_scale(
     claim: Claim, printed: PaperTables, ours: Mapping[str, Mapping[Cell, OurCell]]
 ) -> tuple[Verdict, ...]:
-    """The verdict at each scale at which a cell of the claim was measured, the most telling first; without any, one.
+    """The verdict at each scale at which a cell of the claim was measured; without any, one.
 
-    `ours` is `our_cells` by scale.
+    The most telling scale comes first, but for those with a single seed. `ours` is `our_cells` by scale.
     """
     used = cells(*claim.measured)
     verdicts = [
@@ -233,106 +270,161 @@ def measured_at_every_scale(
     ]
     # a scale at which something is still missing tells less than one at which nothing is
     complete = [verdict for verdict in verdicts if verdict.verdict not in (NEEDS, NOT_RUN)]
+    complete.sort(key=lambda verdict: verdict.verdict == ONE_SEED)
     return tuple(complete or verdicts[:1]) or (measured(claim, printed, {}, ""),)
 
 
-def _why_open(claim: Claim, findings: Mapping[Margin, Finding], ours: Mapping[Cell, OurCell]) -> tuple[str, str]:
-    """Verdict and reason of a claim that its comparisons leave open."""
+def _why_open(
+    conditions: Sequence[Condition], findings: Mapping[Margin, Finding], ours: Mapping[Cell, OurCell]
+) -> tuple[str, str]:
+    """Verdict and reason of conditions that their comparisons leave open."""
     found = list(findings.values())
     verdict = min({each.verdict for each in found} & set(_UNSETTLED), key=_UNSETTLED.index, default=UNDECIDED)
     if verdict == NOT_RUN:
-        return verdict, _named([cell for cell in cells(*claim.measured) if cell not in ours], ours)
-    reasons = dict.fromkeys(each.reason for each in found if each.verdict == verdict)
-    if verdict == UNDECIDED and any(each.verdict == FAILS for each in found):
-        reasons["one comparison fails alone, but not with the error shared among all"] = None
-    return verdict, "; ".join(reasons)
+        return verdict, _named([cell for cell in cells(*conditions) if cell not in ours], ours)
+    return verdict, "; ".join(dict.fromkeys(each.reason for each in found if each.verdict == verdict and each.reason))
 
 
 def _settle(
     margin: Margin,
     errors: tuple[float, float],
+    claim: Claim,
     printed: PaperTables,
     ours: Mapping[Cell, OurCell],
     scale: str,
-    resampled: Callable[[Cell], np.ndarray],
-) -> tuple[bool | None, Finding]:
-    """The answer at the errors that the whole claim leaves to this margin, and the finding with its 95 % interval."""
+) -> tuple[bool | None, float | None, Finding]:
+    """The answer at the errors that the whole claim leaves to this margin, how clear it is, and the finding."""
     missing = [cell for cell in margin.cells if cell not in ours]
     if missing:
         needed = {printed.needs[c.table, c.row]: None for c in missing if (c.table, c.row) in printed.needs}
         verdict, reason = (NEEDS, ", ".join(needed)) if needed else (NOT_RUN, _named(missing, ours))
-        return None, Finding(margin.text, verdict, reason=reason)
+        return None, None, Finding(margin.text, verdict, reason=reason)
     used = {cell: ours[cell] for cell in margin.cells}
     data = tuple(dict.fromkeys(cell.number.data for cell in used.values()))
     means = {cell: each.number.mean for cell, each in used.items()}
     value, slopes = margin.value(means), margin.slopes(means)
     difference = _unlike(slopes, used)
     if difference:
-        return None, Finding(margin.text, UNLIKE, reason=difference, data=data)
+        return None, None, Finding(margin.text, UNLIKE, reason=difference, data=data)
     unit = _unit_of(cell.unit for cell in used.values())
-    levels = [_LEVEL, *(1 - error for error in errors)]
-    reason = f"nothing is decided at {scale} scale"
-    if scale not in _EMPTY_SCALES:
-        reason = "; ".join(dict.fromkeys(cell.number.undecided for cell in used.values() if cell.number.undecided))
-    if not reason:
-        intervals, basis, reason = _intervals(margin, value, slopes, used, levels, resampled)
+    reason = "; ".join(dict.fromkeys(cell.number.undecided for cell in used.values() if cell.number.undecided))
+    reason = f"nothing is decided at {scale} scale" if scale in _EMPTY_SCALES else reason
     if reason:
-        return None, Finding(margin.text, UNDECIDED, value, unit=unit, reason=reason, data=data)
-    interval, for_holds, for_fails = intervals
-    answer = True if _above(for_holds, margin.strict) else False if _below(for_fails, margin.strict) else None
-    alone = HOLDS if _above(interval, margin.strict) else FAILS if _below(interval, margin.strict) else UNDECIDED
-    reason = "the interval contains the threshold" if alone == UNDECIDED else ""
-    return answer, Finding(margin.text, alone, value, interval, unit, basis, reason, data)
-
-
-def _above(interval: tuple[float, float], strict: bool) -> bool:
-    return interval[0] > 0 or (not strict and interval == (0, 0))
-
-
-def _below(interval: tuple[float, float], strict: bool) -> bool:
-    return interval[1] < 0 or (strict and interval == (0, 0))
+        return None, None, Finding(margin.text, UNDECIDED, value, unit=unit, reason=reason, data=data)
+    if claim.exact:
+        finding = _by_value(margin, value, unit, data)
+        return finding.verdict == HOLDS, value, finding
+    seeds = [len(cell.number.seeds) for cell in used.values()]
+    if 1 in seeds:
+        reason = "" if max(seeds) == 1 else "one seed on one side"
+        return None, None, Finding(margin.text, ONE_SEED, value, unit=unit, reason=reason, data=data)
+    interval_at, basis = _intervals(margin, slopes, used)
+    low, high = interval_at(errors[0])[0], interval_at(errors[1])[1]
+    answer = True if low > 0 or (low == 0 == value and not margin.strict) else None
+    answer = False if high < 0 or (high == 0 == value and margin.strict) else answer
+    error = min(errors) if answer is None else errors[0] if answer else errors[1]
+    interval = interval_at(error)
+    if error < _ERROR:
+        basis += f", {100 * (1 - error):.4g} % as one of {round(_ERROR / error)}"
+    verdict = {True: HOLDS, False: FAILS, None: UNDECIDED}[answer]
+    finding = Finding(margin.text, verdict, value, interval, unit, basis, data=data)
+    half_width = (interval[1] - interval[0]) / 2  # of the same error for all comparisons that are as yet open
+    strength = value / half_width if half_width else math.copysign(math.inf, value) if value else 0.0
+    return answer, strength, finding
 
 
 def _intervals(
-    margin: Margin,
-    value: float,
-    slopes: Mapping[Cell, float],
-    used: Mapping[Cell, OurCell],
-    levels: Sequence[float],
-    resampled: Callable[[Cell], np.ndarray],
-) -> tuple[list[tuple[float, float]], str, str]:
-    """Intervals of a margin, one per level, and what they span; or none, and the reason."""
-    seeds = {len(cell.number.seeds) for cell in used.values()}
-    if seeds == {1} and all(cell.number.per_image is not None for cell in used.values()):
-        draws = margin.value({cell: resampled(cell) for cell in used})
-        if draws.min() == draws.max():
-            return [], "", "one seed, and every test image says the same"
-        return [percentile_interval(draws, level) for level in levels], "1 seed, bootstrap over test images", ""
-    if 1 in seeds:
-        return [], "", "one seed" if seeds == {1} else "one seed on one side"
-    blocks = _blocks(slopes, used)
-    # linearised at the means: exact for sums and differences; only the width is taken, the centre is the value
-    around = [contrast_interval(blocks, level) for level in levels]
-    intervals = [(value - (high - low) / 2, value + (high - low) / 2) for low, high in around]
-    count = min(seeds) if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
-    return intervals, f"{count} seeds" + ("" if len(used) == 1 else ", paired" if len(blocks) == 1 else ", Welch"), ""
+    margin: Margin, slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]
+) -> tuple[Callable[[float], tuple[float, float]], str]:
+    """The two-sided interval of a margin by its chance to err, and the rule that gives it.
+
+    The margin is taken as linear in its numbers, and shares are looked at as angles (`share_angle`): each end is where
+    the numbers are moved along the slope, so that no share leaves its range.
+    """
+    wholes = {cell: _whole(each) for cell, each in used.items()}
+    means = {cell: each.number.mean for cell, each in used.items()}
+    steep = {  # by the angle: d (w sin^2 a) / da = 2 sqrt(y (w - y))
+        cell: slope * (2 * math.sqrt(max(0.0, means[cell] * (wholes[cell] - means[cell]))) if wholes[cell] else 1)
+        for cell, slope in slopes.items()
+    }
+    half_width_at, basis = _half_widths(steep, used, wholes)
+    squares, value = sum(slope**2 for slope in steep.values()), margin.value(means)
+
+    def end(step: float) -> float:
+        moved = {cell: _flat(means[cell], whole) + step * steep[cell] for cell, whole in wholes.items()}
+        return value + sum(slopes[cell] * (_back(angle, wholes[cell]) - means[cell]) for cell, angle in moved.items())
+
+    def interval_at(error: float) -> tuple[float, float]:
+        step = half_width_at(error) / squares if squares else 0.0
+        return (end(-step), end(step)) if step else (value, value)
+
+    return interval_at, basis
 
 
-def _blocks(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> list[np.ndarray]:
-    """Per group of cells that share training data and seeds: the group's part of the margin for each seed."""
-    blocks: dict[tuple, np.ndarray] = {}
-    for cell, slope in slopes.items():
-        number = used[cell].number
-        values = slope * np.asarray(number.values)[np.argsort(number.seeds)]
-        key = (used[cell].trained_on, tuple(sorted(number.seeds)))
-        blocks[key] = blocks[key] + values if key in blocks else values
-    return list(blocks.values())
+def _half_widths(
+    slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell], wholes: Mapping[Cell, float]
+) -> tuple[Callable[[float], float], str]:
+    """Half the width of a sum of slopes times numbers by its chance to err, and the rule that gives it."""
+    first = next(iter(used.values()))
+    values = {cell: slope * _by_seed(used[cell].number, wholes[cell]) for cell, slope in slopes.items()}
+    groups = {(cell.trained_on, tuple(sorted(cell.number.seeds))) for cell in used.values()}
+    if len(groups) > 1:  # no seeds are shared, or unlike training data
+        blocks: dict[tuple, np.ndarray] = {}
+        for cell, each in used.items():
+            key = (each.trained_on, tuple(sorted(each.number.seeds)))
+            blocks[key] = blocks.get(key, 0) + values[cell]
+        counts = sorted({len(each.number.seeds) for each in used.values()})
+
+        def by_welch(error: float) -> float:
+            low, high = contrast_interval(list(blocks.values()), 1 - error)
+            return (high - low) / 2
+
+        return by_welch, f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds, Welch"
+    ((_, seeds),) = groups
+    if all(cell.column is first.column for cell in used.values()):
+        alike = {name: each for name, each in first.column.items() if tuple(sorted(each.seeds)) == seeds}
+        by_name = {used[cell].name: slope for cell, slope in slopes.items()}
+        rows = np.array([_by_seed(each, next(iter(wholes.values()))) for each in alike.values()])
+        weights = np.array([by_name.get(name, 0.0) for name in alike])
+    else:  # several columns or tables: the margin of each seed
+        alike, rows, weights = {"": None}, sum(values.values())[None, :], np.ones(1)
+    spread = shared_spread(rows)
+    by_rows, by_own = spread.rules(weights)
+    basis = f"{len(seeds)} seeds"
+    if by_rows:
+        wider = f"the wider of {'paired' if len(used) > 1 else 'its own spread'} and " if by_own else ""
+        basis += f", {wider}pooled over {spread.pooled.sum()} rows"
+    elif len(used) > 1:
+        basis += ", paired"
+    odd = (weights != 0) & (spread.doubtful if by_rows else ~spread.pooled)
+    named = [
+        f"{name} ({f'Brown-Forsythe p {p:.2g}' if np.ptp(row) else 'no spread'})"
+        for name, p, row, is_odd in zip(alike, spread.p_values, rows, odd)
+        if is_odd
+    ]
+    if named and len(rows) > 2:
+        basis += f"; {'perhaps noisier than they' if by_rows else 'stays apart'}: {', '.join(named)}"
+    return lambda error: float(spread.half_width(weights, error)), basis
 
 
-def _resampled(number: Measured) -> np.ndarray:
-    # the same draws for all numbers of one test set, other ones for another set
-    seed = zlib.crc32(number.data.encode())
-    return bootstrap_means(number.per_image.sums, number.per_image.counts, _NUM_RESAMPLES, seed)
+def _whole(cell: OurCell) -> float:
+    """What the shares of a cell's column are of; 0 where they are no shares."""
+    whole = SHARE_OF.get(cell.unit, 0.0)
+    values = [value for number in (cell.number, *cell.column.values()) for value in number.values]
+    return whole if min(values) >= 0 and max(values) <= whole else 0.0
+
+
+def _flat(number: Any, whole: float) -> Any:
+    return share_angle(np.asarray(number) / whole) if whole else number
+
+
+def _back(angle: Any, whole: float) -> Any:
+    return float(whole * share_of_angle(angle)) if whole else angle
+
+
+def _by_seed(number: Measured, whole: float) -> np.ndarray:
+    """The values in the order of the seeds, shares as angles."""
+    return _flat(np.asarray(number.values)[np.argsort(number.seeds)], whole)
 
 
 def _unlike(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> str:

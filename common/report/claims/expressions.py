@@ -192,8 +192,9 @@ def _resolved(compare: ast.Compare, text: str) -> Condition:
 
 
 def _logic(kind: str, parts: list[Condition]) -> Condition:
-    """Without repeated parts, and without constants that decide nothing (they would only share the error)."""
-    distinct = list(dict.fromkeys(parts))
+    """Without parts in parts, repeated ones, and constants that decide nothing (they would only share the error)."""
+    flat = [sub for part in parts for sub in (part.parts if getattr(part, "kind", "") == kind else [part])]
+    distinct = list(dict.fromkeys(flat))
     kept = [part for part in distinct if _constant_answer(part) is not (kind == "and")] or distinct[:1]
     return kept[0] if len(kept) == 1 else Logic(kind, tuple(kept))
 

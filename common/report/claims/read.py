@@ -19,6 +19,10 @@ of `for` in braces stands for all their combinations. `kind` says what decides t
 
 Without an expression for the audit `no_numbers` says why the paper's numbers cannot decide, for example that there is
 only a figure. `needs` is what keeps the measured side from being run at all, `not_run_yet` what is still missing here.
+`exact: by construction` marks what follows from a definition or a count, `exact: parity check` weights that are not
+trained here: both are judged by the value, without seeds. `effect_size` says why no affordable run can decide: there is
+an estimate instead of a verdict. `threshold` is the revision that last changed the measured expression. One that was
+chosen when the results were known stands under `after_the_data`, the earlier one under `measured`.
 """
 
 import itertools
@@ -35,9 +39,10 @@ from common.report.claims.expressions import EXPERIMENT, Cell, Condition, Expres
 
 HOLDS, FAILS = "holds", "does not hold"
 KINDS = ("cells", "experiment", "test")
+EXACT = ("by construction", "parity check")
 _KEYS = {
-    "id", "claim", "where", "kind", "for", "holds_if", "audit", "measured", "test", "shows", "no_numbers", "needs",
-    "not_run_yet", "note",
+    "id", "claim", "where", "kind", "for", "holds_if", "audit", "measured", "after_the_data", "test", "shows",
+    "no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold",
 }  # fmt: skip
 _MAX_COMBINATIONS = 200
 
@@ -66,8 +71,8 @@ class PaperTables:
 class Claim:
     """One claim; the meaning of the fields is that of the keys of claims.yaml, see the module.
 
-    `audit` and `measured` are the conditions of that side, which all must hold; `audit_text` and `measured_text` the
-    expressions as they were written.
+    `audit` and `measured` are the conditions of that side, which all must hold, `later` those of `after_the_data`;
+    `audit_text` and `measured_text` the expressions as they were written.
     """
 
     id: str
@@ -84,11 +89,16 @@ class Claim:
     needs: str = ""
     not_run_yet: str = ""
     note: str = ""
+    exact: str = ""
+    effect_size: str = ""
+    threshold: str = ""
+    later: tuple[Condition, ...] = ()
+    later_text: tuple[str, ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Tables and experiments, by name, that either side of the claim refers to."""
-        used = cells(*self.audit, *self.measured)
+        used = cells(*self.audit, *self.measured, *self.later)
         return tuple(dict.fromkeys(cell.row if cell.table == EXPERIMENT else cell.table for cell in used))
 
 
@@ -148,7 +158,7 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
     _need(identifier, "an id consists of letters, digits, '_', '-' and '.'")
     unknown = sorted(set(entry) - _KEYS)
     _need(not unknown, f"unknown keys {', '.join(unknown)}; accepted: {', '.join(sorted(_KEYS))}")
-    optional = ("no_numbers", "needs", "not_run_yet", "note")
+    optional = ("no_numbers", "needs", "not_run_yet", "note", "exact", "effect_size", "threshold")
     texts = {
         key: _text(entry, key) for key in ("claim", "where", "kind", *optional) if key in entry or key not in optional
     }
@@ -159,8 +169,8 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
     lists = isinstance(names, dict) and all(isinstance(values, list) and values for values in names.values())
     _need(lists, f"'for' gives lists by name, for example {{column: [a, b]}}, got {names!r}")
     sides, written = {}, {}
-    for side in ("audit", "measured"):
-        key = "holds_if" if "holds_if" in entry else side
+    for side in ("audit", "measured", "after_the_data"):
+        key = "holds_if" if "holds_if" in entry and side != "after_the_data" else side
         listed = [entry[key]] if isinstance(entry.get(key), str) else entry.get(key, [])
         strings = isinstance(listed, list) and all(isinstance(text, str) for text in listed)
         _need(strings, f"{key}: an expression or a list of expressions is needed, got {listed!r}")
@@ -172,16 +182,19 @@ def _claim(entry: Mapping[str, Any], printed: PaperTables) -> Claim:
         used = {name: values for name, values in names.items() if f"{{{name}}}" in " ".join(listed)}
         shown = (f"for every {name} of: {'; '.join(map(str, values))}" for name, values in used.items())
         written[side] = (*(" ".join(text.split()) for text in listed), *shown)
-    every = " ".join(map(str, (*written["audit"], *written["measured"])))
+    every = " ".join(map(str, itertools.chain(*written.values())))
     unused = [name for name in names if f"{{{name}}}" not in every]
     _need(not unused, f"'for' gives {', '.join(unused)}, which no expression uses")
     tests = entry.get("test", [])
     claim = Claim(
         id=entry["id"],
         **texts,
-        **sides,
+        audit=sides["audit"],
+        measured=sides["measured"],
+        later=sides["after_the_data"],
         audit_text=written["audit"],
         measured_text=written["measured"],
+        later_text=written["after_the_data"],
         tests=(tests,) if isinstance(tests, str) else tuple(tests),
         shows=entry.get("shows", HOLDS),
     )
@@ -202,6 +215,12 @@ def _check_sides(claim: Claim) -> None:
     named = all(isinstance(test, str) and re.fullmatch(r"tests/\w+\.py::\w+", test) for test in claim.tests)
     _need(named, f"test is {list(claim.tests)}; accepted: tests/<file>.py::<function>, one or a list")
     _need(not (claim.needs and claim.not_run_yet), "give either 'needs' or 'not_run_yet'")
+    _need(claim.exact in ("", *EXACT), f"exact is {claim.exact!r}; accepted: {', '.join(EXACT)}")
+    _need(not (claim.exact and claim.effect_size), "give either 'exact' or 'effect_size'")
+    _need(
+        re.fullmatch("[0-9a-f]{7,40}|", claim.threshold), f"threshold is {claim.threshold!r}; accepted: a git revision"
+    )
+    _need(claim.measured or not claim.later, "'after_the_data' needs the earlier threshold under 'measured'")
     excused = claim.needs or claim.not_run_yet
     if claim.kind == "test":
         _need(not claim.measured, "kind test is decided by 'test'; an expression belongs under 'audit'")

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.report.claims.decide import (
+    EFFECT,
     NEEDS,
     NOT_RUN,
+    ONE_SEED,
     UNCHECKED,
     UNDECIDED,
     UNLIKE,
@@ -23,12 +25,15 @@ from common.report.experiments import Experiment
 from common.report.formats import markdown_text
 from common.report.table import Table
 
-_ORDER = (HOLDS, FAILS, UNDECIDED, UNLIKE, UNCHECKED, NOT_RUN, NEEDS)
+_ORDER = (HOLDS, FAILS, UNDECIDED, ONE_SEED, EFFECT, UNLIKE, UNCHECKED, NOT_RUN, NEEDS)
+_WAYS = ("", "by construction", "parity check", "by test")
 READING = (
     "Audit: do the numbers that the paper itself prints bear its sentence out? Measured: do ours, at the scale that is "
-    "named? A margin is positive where the claim holds; its 95 % interval is over seeds, or over test images where "
-    "there is one seed. Of several comparisons that a claim makes the smallest margin is shown, of several runs of a "
-    "table the one with the most seeds."
+    "named? A margin is positive where the claim holds. Its interval is over seeds: 95 %, or wider where one of "
+    "several comparisons is enough to refute a claim. “Pooled” takes the spread from all rows of the column, with the "
+    "seed as a block; “paired” from the comparison's own values. One seed decides nothing. Shown is the comparison "
+    "that decides: of a claim that holds the one nearest to its threshold, of one that does not the clearest, of an "
+    "open one that which blocks. What follows from a definition or a count, and what a test holds, is counted apart."
 )
 
 
@@ -79,46 +84,61 @@ def touching(claims: PaperClaims, sources: Sequence[str]) -> PaperClaims:
 
 
 def counts(claims: PaperClaims) -> tuple[str, str]:
-    """How many claims got which verdict, in words: audit, and measured at the most telling scale of each claim."""
-    audits = Counter(judged.audit.verdict for judged in claims.judged)
-    measured = Counter(
-        f"{judged.measured[0].verdict} by a test" if judged.measured[0].by_tests else judged.measured[0].verdict
-        for judged in claims.judged
-    )
-    order = [kind for verdict in _ORDER for kind in (verdict, f"{verdict} by a test")]
-    texts = [
-        ", ".join(f"{found[kind]} {_plural(kind)}" for kind in order if found[kind]) for found in (audits, measured)
-    ]
-    return texts[0], texts[1]
+    """How many claims got which verdict, in words: audit, and measured at the most telling scale of each claim.
+
+    What holds by construction, by a test or in a parity check of weights stands apart.
+    """
+    firsts = [judged.measured[0] for judged in claims.judged]
+    measured = []
+    for way in _WAYS:
+        found = Counter(verdict.verdict for verdict in firsts if verdict.how == way)
+        measured += [f"{way}: {_counted(found)}" if way else _counted(found)] if found else []
+    return _counted(Counter(judged.audit.verdict for judged in claims.judged)), "; ".join(measured)
+
+
+def _counted(found: Counter) -> str:
+    return ", ".join(f"{found[kind]} {_PLURAL.get(kind, kind)}" for kind in _ORDER if found[kind])
 
 
 def headline(verdict: Verdict) -> str:
-    """The verdict in a few words: "holds at demo scale", "not run yet: table3, 4 rows", "holds, by a test"."""
-    if verdict.by_tests:
-        return f"{verdict.verdict}, by a test"
+    """The verdict in a few words: "holds at demo scale", "not run yet: table3, 4 rows", "held by test <name>, ..."."""
+    if verdict.how == "by test" or (verdict.how and not verdict.scale):
+        names = ", ".join(name.split("::")[-1] for name in verdict.reason.split(", "))
+        said = f"{'held' if verdict.verdict == HOLDS else 'refuted'} by test {names}, run with the tests"
+        return said if verdict.how == "by test" else f"{verdict.verdict} {verdict.how}; {said}"
     if verdict.verdict in (NOT_RUN, NEEDS, UNLIKE, UNCHECKED):
         reason = f"{' ' if verdict.verdict == NEEDS else ': '}{verdict.reason}" if verdict.reason else ""
         return f"{verdict.verdict}{reason}"
     at = f" at {verdict.scale} scale" if verdict.scale else ""
-    return f"{verdict.verdict}{at}"
+    how = f" {verdict.how}" if verdict.how == "by construction" else f" in a {verdict.how}" if verdict.how else ""
+    unlike = f"; one comparison of {UNLIKE}: {verdict.unlike}" if verdict.unlike else ""
+    later = f"; threshold chosen after the data: {verdict.later.verdict}" if verdict.later else ""
+    return f"{verdict.verdict}{how}{at}{unlike}{later}"
 
 
 def evidence(verdict: Verdict) -> str:
-    """What a verdict rests on, in short: the decisive margin, its interval, seeds, how many comparisons hold."""
+    """What a verdict rests on, in short: the comparison that decides, its interval and rule, how many hold."""
     parts = []
-    if verdict.decisive is not None:
-        parts.append(f"{'smallest margin ' if verdict.of > 1 else 'margin '}{effect(verdict.decisive)}")
-        if verdict.decisive.basis:
-            parts.append(verdict.decisive.basis)
-    if verdict.of > 1 and verdict.findings and verdict.verdict not in (NOT_RUN, NEEDS):
+    if verdict.verdict == EFFECT:
+        parts = [f"{effect(finding)}; {finding.basis}" for finding in verdict.findings]
+    elif verdict.decisive is not None and verdict.margin is not None:
+        which = {HOLDS: "smallest", FAILS: "clearest"}.get(verdict.verdict, "open")
+        parts = [f"{f'{which} margin ' if verdict.of > 1 else 'margin '}{effect(verdict.decisive)}"]
+        parts += [verdict.decisive.basis] if verdict.decisive.basis else []
+    if verdict.of > 1 and verdict.findings and verdict.verdict not in (NOT_RUN, NEEDS, EFFECT):
         parts.append(f"{verdict.holding} of {verdict.of} comparisons hold")
-    if verdict.verdict == UNDECIDED and verdict.reason:
+    if verdict.verdict in (UNDECIDED, ONE_SEED, EFFECT) and verdict.reason:
         parts.append(verdict.reason)
+    if verdict.later:
+        parts.append(f"after the data: {evidence(verdict.later)}")
     return "; ".join(parts)
 
 
 def effect(finding: Finding) -> str:
-    """The margin with its interval: "+3.2 ± 1.1 points", or "+3.2 [1.0, 5.2] points" where it is not symmetric."""
+    """The margin with its interval: "+3.2 ± 1.1 points", or "+3.2 [1.0, 5.2] points" where it is not symmetric.
+
+    So many digits that no rounding moves an end to the other side of the threshold.
+    """
     if finding.margin is None:
         return ""
     if finding.interval is None and abs(finding.margin) < 1.0e-9:  # a tie, up to rounding
@@ -127,10 +147,8 @@ def effect(finding: Finding) -> str:
     text = _signed(finding.margin, digits)
     if finding.interval is not None:
         low, high = finding.interval
-        if "bootstrap" in finding.basis:
-            text += f" [{_number(low, digits)}, {_number(high, digits)}]"
-        else:
-            text += f" ± {(high - low) / 2:.{digits}f}"
+        below, above = (f"{size:.{digits}f}" for size in (finding.margin - low, high - finding.margin))
+        text += f" ± {below}" if below == above else f" [{_number(low, digits)}, {_number(high, digits)}]"
     return f"{text} {finding.unit}".strip()
 
 
@@ -163,6 +181,10 @@ def to_markdown(claims: PaperClaims) -> str:
         claim = judged.claim
         decided = [f"`{text}`" for text in (*claim.measured_text, *claim.tests)] or [claim.needs or claim.not_run_yet]
         stands = f"{claim.id} ({markdown_text(claim.where)}). Decided by {'; '.join(decided)}."
+        if claim.later:
+            stands += f" Chosen after the data: {'; '.join(f'`{text}`' for text in claim.later_text)}."
+        if claim.threshold:
+            stands += f" Threshold as of revision {claim.threshold}."
         parts.append(f"{stands} {markdown_text(claim.note)}".rstrip())
     return "\n\n".join(parts) + "\n"
 
@@ -190,13 +212,13 @@ def for_page(claims: PaperClaims) -> dict:
 
 
 def _for_page(verdict: Verdict) -> dict:
-    style = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided"}.get(verdict.verdict, "open")
+    style = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided", ONE_SEED: "undecided"}.get(verdict.verdict, "open")
     return {
         "style": style,
         "scale": verdict.scale,
         "headline": headline(verdict),
         "evidence": evidence(verdict),
-        "reason": verdict.reason if verdict.by_tests else "",
+        "reason": verdict.reason if verdict.how and not verdict.scale else "",
         "findings": [
             {"text": finding.text, "verdict": finding.verdict, "effect": effect(finding), "finding": finding}
             for finding in verdict.findings
@@ -209,18 +231,14 @@ def _told(verdict: Verdict) -> str:
     return headline(verdict) + (f" ({told})" if told else "")
 
 
-def _plural(kind: str) -> str:
-    words = {HOLDS: "hold", FAILS: "do not hold", NEEDS: "need what is not here", UNLIKE: "of unlike protocols"}
-    for word, plural in words.items():
-        if kind.startswith(word):
-            return plural + kind.removeprefix(word)
-    return kind
+_PLURAL = {HOLDS: "hold", FAILS: "do not hold", NEEDS: "need what is not here", UNLIKE: "of unlike protocols"}
 
 
 def _digits(finding: Finding) -> int:
-    """Decimals that show the margin, and its interval, with two digits."""
+    """Decimals that show the margin, and its interval, with two digits, and no end of it as 0."""
     low, high = finding.interval or (finding.margin, finding.margin)
     size = (high - low) / 2 or abs(finding.margin or 0.0)
+    size = min(size, *(10 * abs(end) for end in (low, high) if end)) if low and high else size
     return next((digits for digits in (1, 2, 3, 4) if size >= 10.0 ** (1 - digits) * 0.1), 1 if size == 0 else 4)
 
 
