@@ -1,5 +1,7 @@
 """Contours, heat on pictures and on words, curves with a logarithmic axis: files, numbers, what the eye must see."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -64,6 +66,14 @@ def test_heat_on_pictures_and_words_writes_all_maps(tmp_path):
     assert len(found) == 3 * 4
     first = [row["heat"] for row in found if (row["caption"], row["map"]) == ("costs $5", "whole")]
     assert first == [1.0, 0.0, 0.0, 1.0]
+    boxed, _ = plot_heat_on_pictures([replace(lines[0], boxes={"": (1, 1, 4, 4), "pair 1": (2, 3, 4, 4)})], drawn)
+    pixels = np.asarray(Image.open(boxed).convert("RGB")).astype(int)
+    orange = (np.abs(pixels - (213, 94, 0)) < 40).all(axis=2).sum(axis=0).nonzero()[0] / pixels.shape[1]
+    assert (orange.min() < 1 / 3, orange.max() > 2 / 3, ((orange > 0.36) & (orange < 0.64)).any()) == (
+        True,
+        True,
+        False,
+    )
     drawn, numbers = plot_heat_on_words([HeatOnWords(["a", "$red"], {"whole": [0.0, 3.0]})], tmp_path / "w.png")
     assert [(row["word"], float(row["heat"])) for row in rows(numbers)] == [("a", 0.0), ("$red", 3.0)]
     middle = grey(drawn)[10:20]

@@ -505,7 +505,10 @@ def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path) -> l
                 x, y, width, height = line.boxes[title]
                 outline = Rectangle((x - 0.5, y - 0.5), width, height, fill=False, edgecolor=_COLORS[1], linewidth=1.5)
                 axis.add_patch(outline)
-    figure.supxlabel("clear: the hottest place of a map; grey: no heat; each map by itself", fontsize=_SMALL)
+    said = "clear: the hottest place of a map; grey: no heat; each map by itself"
+    if any(line.boxes for line in lines):
+        said += "; box: what is meant, and what is chosen"
+    figure.supxlabel(textwrap.fill(said, 14 * across), fontsize=_SMALL)
     return _write(figure, path, ("caption", "map", "row", "column", "heat"), records)
 
 
