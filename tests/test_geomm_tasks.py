@@ -14,11 +14,14 @@ from processes import in_processes
 
 from common.base.config import ConfigError, load_row
 from common.base.provenance import ROOT
+from common.data.scenes import annotation_task, scene_words
 from common.data.tokenizer import WordTokenizer
+from common.data.transforms import ImageTransform
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.vision import VisionTransformer
 from common.evaluation.annotated import vqa_score
+from common.evaluation.embed import Encoder
 from common.reproduce.rows import Job, run_row
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
@@ -27,6 +30,7 @@ from geomm import evaluate as of_pairs
 from geomm.downstream.build import start_
 from geomm.downstream.config import TaskConfig
 from geomm.downstream.data import (
+    Altered,
     TaskView,
     answer_weights,
     encoded_answers,
@@ -354,18 +358,36 @@ def _gradients(task, rows, halved):
     return {name.removeprefix("module."): each.grad for name, each in model.named_parameters() if each.requires_grad}
 
 
+class Lightness(torch.nn.Module):
+    """Says of an item a whole number that no other has."""
+
+    def predict(self, images, token_ids):
+        return (1000 * images.flatten(1).sum(dim=1)).long() + token_ids.sum(dim=1)
+
+
+def _predictions():
+    """Of eight items in batches of three."""
+    items = Altered(annotation_task("nlvr2", size=8, image_size=16))
+    tokenizer = WordTokenizer.from_words(scene_words())
+    encoder = Encoder(Lightness(), ImageTransform(16), tokenizer, 32, 3, torch.device("cpu"))
+    return predictions(encoder, items, "nlvr2")
+
+
 def _in_halves(tasks):
     half = torch.distributed.get_rank()
-    return {task: _gradients(task, slice(3 * half, 3 * half + 3), halved=True) for task in tasks}
+    return {task: _gradients(task, slice(3 * half, 3 * half + 3), halved=True) for task in tasks}, _predictions()
 
 
-def test_two_processes_give_the_gradients_of_one():
+def test_two_processes_give_the_gradients_and_the_predictions_of_one():
     tasks = ("vqa", "visual_entailment", "text_assignment", "nlvr2")
     halves = in_processes(2, _in_halves, tasks)
     for task in tasks:
         for name, expected in _gradients(task, slice(0, 6), halved=False).items():
-            for found in halves:
+            for found, _ in halves:
                 torch.testing.assert_close(found[task][name], expected, rtol=1e-4, atol=1e-6, msg=f"{task} {name}")
+    said = _predictions()
+    assert len(set(said)) == 8
+    assert [found for _, found in halves] == [said, said]
 
 
 # -------------------------------------------------------------------------------- runs
