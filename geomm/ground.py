@@ -191,10 +191,10 @@ def measure(encoder: Encoder, data: GroundingSet, layer: int | None) -> dict[str
     """
     results: dict[str, list[Grounding]] = {"own": [], "other": [], "flat": [], "oracle": []}
     shares: dict[str, list[float]] = {"own_in_box": [], "other_in_box": [], "area": []}
-    chance, chunk = [], 4 * encoder.batch_size
-    for start in range(0, len(data.expressions), chunk):
+    chance: list[float] = []
+    for start in range(0, len(data.expressions), encoder.batch_size):
         said, pictures = [], []
-        for each in data.expressions[start : start + chunk]:
+        for each in data.expressions[start : start + encoder.batch_size]:
             try:
                 pictures.append(data.pictures[each.picture]["image"])
                 said.append(each)
@@ -241,11 +241,13 @@ def open_sets(command: Command, data: DataConfig, files: RefcocoFiles) -> dict[s
     """val, test_a and test_b: scenes, or the files that the user names.
 
     Raises:
-        ConfigError: photographs without a file of expressions.
+        ConfigError: photographs without a file of expressions, or cropped, so that heat lies elsewhere than boxes.
     """
     if data.source == "scenes":
         count = NUM_PICTURES.get(command.scale, NUM_PICTURES["demo"])
         return {name: scenes_to_ground(*which, count, data.image_size) for name, which in SETS.items()}
+    if data.resize != "squeeze":
+        raise ConfigError(f"data.resize = {data.resize} cuts off what a box may lie in; accepted: squeeze")
     root = Path(data.root).expanduser()
     paths = {name: root / getattr(files, name) for name in SETS}
     if not any(path.is_file() for path in paths.values()):

@@ -1,6 +1,7 @@
 """Grounding without boxes: heat of one fusion layer, and measurements on maps whose score is known."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -206,7 +207,9 @@ def test_files_are_measured_with_the_words_of_another_box(encoder, tmp_path):
     found = measure(encoder, data, 1)
     assert found["oracle_accuracy"] == 1
     assert found["chance"] == pytest.approx(1 / 3)
-    data = DataConfig(source="karpathy", root=str(tmp_path))
+    data = DataConfig(source="karpathy", root=str(tmp_path), resize="squeeze")
+    with pytest.raises(ConfigError, match=r"data\.resize = crop cuts off .*accepted: squeeze"):
+        open_sets(COMMAND, replace(data, resize="crop"), RefcocoFiles())
     assert list(open_sets(COMMAND, data, RefcocoFiles())) == ["val"]
     with pytest.raises(ConfigError, match=r"no expressions with boxes: .*x\.json, .*accepted: DATA=<folder with"):
         open_sets(COMMAND, data, RefcocoFiles(val="x.json"))
