@@ -282,7 +282,11 @@ def made_up_log(offset):
     ]
     records[7]["loss"] = "nan"  # as the log writes it
     metrics = {"test/i2t_recall_at_1": 0.25 + offset, "test/t2i_recall_at_1": 0.125, "test/i2t_recall_at_5": 0.5}
-    evaluated = [{"event": "evaluate", "step": 200, "metrics": found} for found in (metrics, {"acc1": 0.75, "acc5": 1})]
+    evaluated = [
+        {"event": "evaluate", "step": step, "metrics": found}
+        for step in (100, 200)
+        for found in (metrics, {"acc1": 0.75, "acc5": 1})
+    ]
     return [*records, *evaluated, {"event": "broken", "step": 3}]
 
 
@@ -293,8 +297,8 @@ def test_plot_of_training_has_loss_logit_scale_and_recall_of_every_run(tmp_path)
     assert {(record["panel"], record["run"]) for record in records} == {
         (panel, run) for panel in ("loss", "logit_scale", "i2t_recall_at_1", "t2i_recall_at_1", "acc1") for run in "ab"
     }
-    assert [float(r["value"]) for r in records if r["panel"] == "acc1"] == [75.0, 75.0]
-    assert [float(r["value"]) for r in records if r["panel"] == "i2t_recall_at_1"] == [25.0, 37.5]
+    assert [float(r["value"]) for r in records if r["panel"] == "acc1"] == [75.0] * 4
+    assert [float(r["value"]) for r in records if r["panel"] == "i2t_recall_at_1"] == [25.0, 25.0, 37.5, 37.5]
     # of 200 records, means over windows of 4, as they are drawn
     losses = [float(record["loss"]) for record in made_up_log(0.125) if record["event"] == "train"]
     written = [r for r in records if (r["panel"], r["run"]) == ("loss", "b")]
@@ -321,5 +325,7 @@ def test_seeds_of_a_method_look_alike_and_share_a_line_of_the_legend(tmp_path, m
 
 
 def test_plot_of_training_without_records_writes_nothing(tmp_path):
-    assert plot_training({}, tmp_path / "x.png") == plot_training({"a": []}, tmp_path / "x.png") == []
+    once = [record for record in made_up_log(0.0) if record["step"] == 200]  # a point is no course
+    for logs in ({}, {"a": []}, {"a": once}):
+        assert plot_training(logs, tmp_path / "x.png") == []
     assert list(tmp_path.iterdir()) == []

@@ -89,7 +89,7 @@ def plot_training(
         The written files, PNG first; an empty list when the logs hold nothing to plot.
     """
     panels = [(title, unit, _series(log_records_by_run, title)) for title, unit in _PANELS]
-    panels = [panel for panel in panels if any(panel[2].values())]
+    panels = [panel for panel in panels if any(len(points) > 1 for points in panel[2].values())]  # one is no course
     if not panels:
         return []
     candidates = "loss of a guess" if num_candidates is not None else "ln of the global batch"
