@@ -46,8 +46,9 @@ class DistanceConfig:
 class MethodConfig(DistanceConfig):
     """What is trained, and by which distance a query is compared with the pool of the other modality."""
 
-    # clip: the contrast alone; albef: matching and masked words, too; tcl: contrast within each modality, too
-    base: Literal["clip", "albef", "tcl"] = "clip"
+    # clip: the contrast alone; albef: matching and masked words, too; tcl: contrast within each modality, too;
+    # mafa: albef with positives that a discriminator finds in batches of like samples
+    base: Literal["clip", "albef", "tcl", "mafa"] = "clip"
     distance: Literal["cosine", "geodesic", "oblique"] = "geodesic"
     num_spheres: int = setting(2, at_least=1)  # of oblique, whose inner product is compared (the TMLR paper's)
     ema_momentum: float = setting(0.995, at_least=0.0, at_most=1.0)  # of the encoder of keys
@@ -56,6 +57,9 @@ class MethodConfig(DistanceConfig):
     projection_bias: bool = True  # of clip; FLIP: none
     fusion_layers: int = setting(2, at_least=1)  # of albef
     mask_probability: float = setting(0.15, at_least=0.0, below=1.0)  # of albef's words; 0 = none are masked
+    # mafa: samples whose features are gathered before they are ordered, and of one chain, a multiple of the batch
+    group_queue: int = setting(48_000, at_least=3)
+    group_span: int = setting(1_920, at_least=3)
     k_test: int = setting(128, at_least=10)  # candidates that albef's matching head ranks again
     logit_scale_init: float = setting(1 / 0.07, above=0.0)
     logit_scale_trainable: bool = True
@@ -90,6 +94,16 @@ class Config:
             if getattr(self.optim, key) != only:
                 raise ValueError(
                     f"optim.{key} = {getattr(self.optim, key)}, a pool compares whole batches; accepted: {only}"
+                )
+        if self.method.base == "mafa":
+            if not self.start.discriminator and not self.start.discriminator_run:
+                raise ValueError(
+                    "method.base = mafa with start.discriminator empty; accepted: the row of a fine-tuned ALBEF"
+                )
+            if self.method.targets != "own" or not self.method.mask_probability or self.method.distillation:
+                raise ValueError(
+                    "method.base = mafa with other targets, without masked words or with distillation; accepted: "
+                    "method.targets = own, method.mask_probability above 0, method.distillation = 0"
                 )
         spheres, numbers = self.method.num_spheres, self.model.embedding_dim
         if self.method.distance == "oblique" and numbers % spheres:

@@ -22,7 +22,7 @@ from common.methods.albef import Albef
 from common.run.evaluation import TrainedModels, evaluate_main
 from common.run.launch import run_or_explain
 from geomm.config import Config
-from geomm.model import Tokens, build_model
+from geomm.model import TRAINING_ALONE, Tokens, build_model
 
 PAPER = "geomm"
 
@@ -71,7 +71,7 @@ def matching(encoder: Encoder, embedded: EmbeddedPairs) -> Match:
     return match
 
 
-MODELS = TrainedModels(PAPER, Config, build_model, evaluate_all)
+MODELS = TrainedModels(PAPER, Config, build_model, evaluate_all, training_alone=TRAINING_ALONE)
 load_encoder = MODELS.load_encoder  # (checkpoint, device, overrides) -> (config, encoder)
 reevaluate = MODELS.reevaluate  # (checkpoint, config, files, accelerator)
 

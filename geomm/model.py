@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from common.base.config import ConfigError
+from common.data.order import SampleOrder
 from common.data.tokenizer import Tokenizer
 from common.encoders.from_config import bidirectional_text_transformer, vision_transformer
 from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
@@ -19,6 +20,8 @@ from common.oblique import Oblique
 from common.pool import image_and_text_pools
 from common.run.checkpoint import named_checkpoint
 from geomm.config import Config
+from geomm.grouping import Grouping
+from geomm.mafa import Discriminator, Mafa
 from geomm.pool import GeodesicPool
 
 OF_TOWERS = tuple(
@@ -31,7 +34,8 @@ def mask_id_of(tokenizer: Tokenizer) -> int:
     return getattr(tokenizer, "mask_id", tokenizer.vocabulary_size)
 
 
-BASES = {"clip": QueueClip, "albef": Albef, "tcl": Tcl}
+BASES = {"clip": QueueClip, "albef": Albef, "tcl": Tcl, "mafa": Mafa}
+TRAINING_ALONE = ("discriminator.", "grouping.")  # parts of a MAFA that trains
 
 
 def build_encoders(config: Config, tokenizer: Tokenizer) -> ProjectedTowers:
@@ -50,7 +54,7 @@ def build_encoders(config: Config, tokenizer: Tokenizer) -> ProjectedTowers:
     return FusedEncoders(*towers, fusion, MaskedLanguageHead(text.width, num_ids), model.embedding_dim)
 
 
-def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
+def build_model(config: Config, tokenizer: Tokenizer, order: SampleOrder | None = None) -> QueueClip:
     """The base method of a row with random weights.
 
     Both distances have the same pools, so that nothing differs but the distance.
@@ -58,20 +62,23 @@ def build_model(config: Config, tokenizer: Tokenizer) -> QueueClip:
     Args:
         config: of one row.
         tokenizer: gives the number of ids, the end token and the mask.
+        order: of the samples that it is trained on, which gives a MAFA its discriminator and its grouping; None = it is
+            only evaluated.
     """
     model, method = config.model, config.method
     base, encoders = BASES[method.base], build_encoders(config, tokenizer)
     scale = LogitScale.from_config(method)
     if method.distance == "oblique":
         geometry = Oblique(model.embedding_dim // method.num_spheres)
-        return base(
-            encoders,
-            geometry,
-            scale,
-            *image_and_text_pools(geometry, method.queue_size, model.embedding_dim, "fill_level"),
-        )
-    pools = [GeodesicPool.from_config(method, model.embedding_dim) for _ in ("images", "texts")]
-    return base(encoders, Sphere(), scale, *pools)
+        pools = image_and_text_pools(geometry, method.queue_size, model.embedding_dim, "fill_level")
+    else:
+        geometry = Sphere()
+        pools = [GeodesicPool.from_config(method, model.embedding_dim) for _ in ("images", "texts")]
+    built = base(encoders, geometry, scale, *pools)
+    if base is Mafa and order is not None:
+        built.discriminator = Discriminator(encoders)
+        built.grouping = Grouping(order, model.embedding_dim, method.group_queue, method.group_span)
+    return built
 
 
 @torch.no_grad()
@@ -92,15 +99,27 @@ def start_(model: QueueClip, config: Config) -> dict[str, int]:
         told["of_bert"] = _start_from_bert_(model.encoders, start.bert)
     if not start.run:
         return told
-    tensors = tensors_of_run(config, model.image_tower)
+    tensors = tensors_of_run(start.run, model.image_tower)
     wanted = [*OF_TOWERS, "logit_scale."] + (["encoders.", "matching_head."] if start.part == "all" else [])
     taken = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(wanted))}
-    return told | fill_(model, taken, OF_TOWERS, config)
+    return told | fill_(model, taken, OF_TOWERS, f"start.run = {start.run}")
 
 
-def tensors_of_run(config: Config, image_tower: nn.Module) -> dict[str, torch.Tensor]:
+def start_discriminator_(model: Mafa, config: Config) -> dict[str, int]:
+    """Fills a MAFA's discriminator with the weights of a fine-tuned ALBEF, in place; arguments as in `start_`.
+
+    Raises:
+        ConfigError: that run has other sizes or no matching head.
+    """
+    folder, judge, parts = config.start.discriminator_run, model.discriminator, ("encoders.", "matching_head.")
+    tensors = tensors_of_run(folder, judge.encoders.image_tower)
+    taken = {name: tensor for name, tensor in tensors.items() if name.startswith(parts)}
+    return fill_(judge, taken, parts, f"start.discriminator_run = {folder}")
+
+
+def tensors_of_run(folder: str, image_tower: nn.Module) -> dict[str, torch.Tensor]:
     """Weights of the run that a row starts from; positions are resampled where its pictures were of another size."""
-    tensors, name = named_checkpoint(Path(config.start.run)).model_tensors(), "encoders.image_tower.position_embedding"
+    tensors, name = named_checkpoint(Path(folder)).model_tensors(), "encoders.image_tower.position_embedding"
     grid = image_tower.image_size // image_tower.patch_size  # pictures may be larger than those of the run, as in ALBEF
     if name in tensors:
         tensors[name] = interpolate_positions(tensors[name], image_tower.num_class_tokens, grid, antialias=False)
@@ -108,14 +127,14 @@ def tensors_of_run(config: Config, image_tower: nn.Module) -> dict[str, torch.Te
 
 
 @torch.no_grad()
-def fill_(model: nn.Module, taken: dict[str, torch.Tensor], needed: tuple[str, ...], config: Config) -> dict[str, int]:
+def fill_(model: nn.Module, taken: dict[str, torch.Tensor], needed: tuple[str, ...], source: str) -> dict[str, int]:
     """Writes weights of another run into a model, and says of how many, as `start_` does.
 
     Args:
         model: unwrapped.
         taken: by the names that they have in it.
         needed: beginnings of names that must all be among them.
-        config: of the row.
+        source: setting and folder, for messages.
     Raises:
         ConfigError: one is of another shape, or missing.
     """
@@ -128,7 +147,7 @@ def fill_(model: nn.Module, taken: dict[str, torch.Tensor], needed: tuple[str, .
     missing = [name for name in own if name.startswith(needed) and name not in taken]
     if unlike or missing:
         said = "; ".join([*unlike[:3], *(f"no {name}" for name in missing[:3])])
-        raise ConfigError(f"start.run = {config.start.run} does not fit this row: {said}")
+        raise ConfigError(f"{source} does not fit this row: {said}")
     for name, tensor in taken.items():
         own[name].copy_(tensor)
     new = [name for name, parameter in model.named_parameters() if parameter.requires_grad and name not in taken]

@@ -27,6 +27,7 @@ from geomm.finetune import CODE as TASKS
 from geomm.ground import figure3, refcoco_plus
 from geomm.hierarchy_error import hierarchy_error
 from geomm.lookalikes import lookalikes
+from geomm.mining import mining
 from geomm.pretrain import CODE as PICTURES
 from geomm.readings import readings
 from geomm.table3 import table3
@@ -156,6 +157,7 @@ PARTS = {
     "figure3": partial(figure3, code=CODE),
     "hierarchy_error": partial(hierarchy_error, code=CODE),
     "lookalikes": partial(lookalikes, code=CODE),
+    "mining": partial(mining, code=CODE),
 }
 
 

@@ -97,7 +97,7 @@ def without_claims(table: Table, reasons: Mapping[str, str]) -> Table:
 def _steps(command: Command, row: str, code: PaperCode) -> str:
     """What a task takes; before NLVR2 comes text assignment."""
     job = Job(code.of(row), row, command.scale, 0, command.overrides, command.runs)
-    config, parent = job.config(), job.parent()
+    config, parent = job.config(), next(iter(job.parents().values()), None)
     before = f"{_steps(command, parent.row, code)} and " if parent is not None and parent.paper == job.paper else ""
     return f"{before}{config.data.task} {config.optim.steps} steps of {config.optim.global_batch_size}"
 

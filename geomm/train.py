@@ -8,7 +8,10 @@
 A row that starts from another one has it trained first, where it is missing.
 """
 
+import copy
+import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,9 @@ if not __package__:
 import torch
 from accelerate import Accelerator
 
+from common.base.config import ConfigError
 from common.base.signals import stop_signals
+from common.data.order import SampleOrder
 from common.data.pairs import Pairs
 from common.distributed import mean_over_processes
 from common.geometry import clamp_scalars_
@@ -35,7 +40,9 @@ from common.run.schedule import learning_rate_at, set_learning_rate
 from common.run.training import encoder_of, open_run, save_if_due, validate_if_due
 from geomm.config import Config
 from geomm.evaluate import MODELS, PAPER, evaluated_sets, reevaluate
-from geomm.model import build_model, mask_id_of, start_, trained_parts
+from geomm.grouping import GroupedOrder
+from geomm.mafa import smoothing_at
+from geomm.model import build_model, mask_id_of, start_, start_discriminator_, trained_parts
 from geomm.pool import GeodesicPool
 
 DEFAULT_ROW = "clip_geo.yaml"
@@ -65,7 +72,7 @@ def train(
         resume,
         accelerator,
         label,
-        build_model=lambda config, training: build_model(config, training.tokenizer),
+        build_model=lambda config, training: build_model(config, training.tokenizer, training.order),
         open_training=open_data,
     )
     model, journal, transform, tokenizer = run.bare_model, run.journal, run.training.transform, run.training.tokenizer
@@ -73,7 +80,13 @@ def train(
         if config.start.run or config.start.bert:
             names = " and ".join(filter(None, (config.start.bert, config.start.run)))
             journal.told("start", f"started from {names}", **start_(model, config))
+        if config.start.discriminator_run:
+            told = start_discriminator_(model, config)
+            journal.told("discriminator", f"discriminator from {config.start.discriminator_run}", **told)
         model.start_momentum_()
+    order, grouping = run.training.order, getattr(model, "grouping", None)
+    if grouping is not None:
+        order.follow(grouping)  # where a run goes on, in the middle of an epoch
     encoder = encoder_of(model, config, run.training, device)
     mask_id = mask_id_of(tokenizer)
     words = replaceable_words(
@@ -98,6 +111,8 @@ def train(
                 pool.rebuild(step)
             model.update_momentum_encoders(method.ema_momentum)
             alpha = distillation_weight(step, steps_per_epoch, method.distillation)
+            if grouping is not None:
+                alpha = smoothing_at(step, steps_per_epoch)
             if isinstance(model, Albef):
                 masked = None, None
                 if method.mask_probability:
@@ -110,6 +125,8 @@ def train(
             loss = sum(parts.values())
             values = {name: float(mean_over_processes(part)) for name, part in parts.items()}
             values = {"loss": sum(values.values()), **values, "logit_scale": model.logit_scale().item()}
+            if grouping is not None:
+                values["mined"] = float(mean_over_processes(losses.mined))
             check_finite(step=step, model=model, **values)
 
             accelerator.backward(loss)
@@ -121,6 +138,10 @@ def train(
             run.optimizer.zero_grad()
             clamp_scalars_(model.scalars())  # in place, after the step: a clamp in the forward pass would freeze it
             model.insert(losses.image_keys, losses.text_keys, ids)  # after the backward pass, which reads the pools
+            if grouping is not None:
+                embeddings = losses.image_embeddings, losses.text_embeddings
+                if grouping.collect(order.indices_of(step), *embeddings):
+                    order.follow(grouping)
 
             journal.step_done(done, batch, **values, learning_rate=learning_rate, gradient_norm=gradient_norm)
             validate_if_due(run, done, encoder)
@@ -133,10 +154,33 @@ def train(
 
 
 def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> TrainingData:
-    """Words have the ids that they had in the run that this one starts from; TCL sees two views of each picture."""
-    if checkpoint is None and config.start.run:
+    """Words have the ids that they had in the run that this one starts from, which its discriminator must know, too.
+
+    TCL sees two views of each picture; the batches of a MAFA are ordered by what it has learnt.
+
+    Raises:
+        ConfigError: a discriminator with other words, or a MAFA on samples that come in an order of their own.
+    """
+    fresh = checkpoint is None
+    if fresh and config.start.run:
         checkpoint = named_checkpoint(Path(config.start.run))
-    return open_training_data(config, pairs, checkpoint, two_views=config.method.base == "tcl")
+    training = open_training_data(config, pairs, checkpoint, two_views=config.method.base == "tcl")
+    if fresh and config.start.discriminator_run:
+        told = named_checkpoint(Path(config.start.discriminator_run)).state["tokenizer"]
+        if told != json.loads(json.dumps(training.tokenizer.to_json())):
+            raise ConfigError(
+                f"start.discriminator_run = {config.start.discriminator_run} knows words by other ids than this run; "
+                "accepted: a run that starts from the same towers"
+            )
+    if config.method.base != "mafa":
+        return training
+    if type(training.order) is not SampleOrder or training.order.forward_only:
+        raise ConfigError(
+            "method.base = mafa with a stream or data.mixture; accepted: one set whose samples can be had"
+        )
+    order, view = GroupedOrder(len(pairs), config.optim.global_batch_size, config.run.seed), copy.copy(training.view)
+    view.order = order
+    return replace(training, order=order, view=view)
 
 
 def of_the_pools(model: Any, losses: Any, ids: torch.Tensor | None) -> dict[str, float]:

@@ -479,7 +479,7 @@ def test_every_setting_that_may_change_in_a_resume_is_tried_below():
     of_pictures = {"evaluation"}  # alone
     of_text_stem = {f"model.text.stem.{name}" for name in ("weights", "cache_gb")}
     initial |= {"model.weights", *of_text_stem}  # tests/test_common_text_stem.py
-    initial |= {"start.run"}  # tests/test_geomm_train.py
+    initial |= {"start.run", "start.discriminator_run"}  # tests/test_geomm_train.py
     untried = {"data.vocabulary", *of_euclip, *initial, *of_scenes, *of_pictures}  # the first above
     assert {*MAY_CHANGE, *MEASURES} - tried == untried
 

@@ -52,8 +52,9 @@ def test_the_list_of_parts_is_that_of_the_code():
     assert parts_of("geomm") == list(PARTS)
 
 
+# what has tests of its own: times, pictures alone, boxes, ablations
 @pytest.mark.parametrize(
-    "part", [part for part in PRINTED if part not in ("table6", "refcoco_plus") and not part.startswith("table7")]
+    "part", sorted(PRINTED.keys() - {"table5", "table6", "refcoco_plus", *(f"table7{each}" for each in "abcd")})
 )
 def test_rows_with_a_config_are_trained_and_stand_beside_the_papers_numbers(geomm, part):
     table = table_of(geomm, part)
@@ -212,6 +213,17 @@ def test_the_hierarchy_is_compared_over_every_size(geomm):
     assert table.rows[0].method == "the plain angle"
     assert len(table.rows) == 1 + len(ways_of(40))
     assert all(-1 <= row.ours["rank_correlation"].mean <= 1 for row in table.rows)
+
+
+def test_what_a_discriminator_finds_is_told_of_shuffled_and_of_grouped_batches(geomm):
+    table = table_of(geomm, "mining")
+    assert [row.method for row in table.rows] == [
+        "MAFA, shuffled",
+        "MAFA, grouped",
+        "Geo-MAFA, shuffled",
+        "Geo-MAFA, grouped",
+    ]
+    assert all(0 < row.ours["alike"].mean < 100 and 0 <= row.ours["mined"].mean <= 100 for row in table.rows)
 
 
 def test_lookalikes_are_those_of_the_test_set_counted_one_by_one(geomm):

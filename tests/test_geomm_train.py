@@ -109,7 +109,7 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
     config = config_of(row, *FEW, f"start.run={parent}", "optim.steps=3")
     steps = []
 
-    def watched(config, tokenizer):
+    def watched(config, tokenizer, order):
         model = build_model(config, tokenizer)
 
         def note(model, arguments):
@@ -268,7 +268,7 @@ def test_a_bert_starts_the_text_tower_the_fusion_and_the_word_head(bert, tmp_pat
 
 def test_the_run_of_a_row_stands_over_a_bert_whose_lower_layers_it_began_with(bert, tmp_path):
     overrides = (*FEW, *OF_BERT[1:], f"model.weights={bert.parent}")
-    towers = run_row(Job(CODE, "clip_geo.yaml", "smoke", 0, overrides, tmp_path).parent())
+    towers = run_row(Job(CODE, "clip_geo.yaml", "smoke", 0, overrides, tmp_path).parents()["start.run"])
     config = config_of("albef", *overrides, f"start.run={towers.files.folder}")
     model = build_model(config, encoder_of(towers)[1].tokenizer)
     theirs = transformers.BertForMaskedLM.from_pretrained(bert)

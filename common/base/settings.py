@@ -239,11 +239,13 @@ class TextTowerConfig(TowerConfig):
 
 @dataclass(frozen=True)
 class StartConfig:
-    """The weights that a run starts from: of a BERT, over them those of the run of another row, same scale and seed."""
+    """The weights that a run starts from: of a BERT, over them those of runs of other rows, same scale and seed."""
 
     row: str = ""  # stem of its file in configs/; "" = none. It is trained first where it is missing
     part: Literal["towers", "all"] = "all"  # towers: with their projections and the temperature
     run: str = ""  # its folder, filled in by whoever finds or trains it
+    discriminator: str = ""  # stem of another row whose matching head judges pairs (MAFA); likewise
+    discriminator_run: str = ""  # its folder, likewise
     bert: str = ""  # a BERT: lower layers for the text tower, upper ones for a fusion transformer, if there is one
 
 

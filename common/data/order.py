@@ -59,6 +59,8 @@ class SampleOrder:
         ValueError: if one global batch is larger than the data set.
     """
 
+    by_epoch = False  # whether an epoch's order is known only when the one before it is over
+
     def __init__(self, num_samples: int, global_batch_size: int, seed: int, forward_only: bool = False) -> None:
         if global_batch_size > num_samples:
             raise ValueError(
@@ -118,6 +120,8 @@ class MixedOrder:
     Raises:
         ValueError: if one global batch is larger than all sets together, or see `shares_of`.
     """
+
+    by_epoch = False
 
     def __init__(
         self, parts: Sequence[SampleOrder], weights: Sequence[float], global_batch_size: int, seed: int

@@ -94,6 +94,10 @@ class RowRun:
     config: Any
 
 
+# of a config's `start`: the setting that names a row -> the one that takes the folder of its run
+STARTS = {"row": "run", "discriminator": "discriminator_run"}
+
+
 class Job(NamedTuple):
     """A run that is wanted.
 
@@ -125,44 +129,49 @@ class Job(NamedTuple):
         overrides = [*self.overrides, *self.settings, *more]
         return load_row(paper.config_class, paper.folder, file, self.scale, overrides, paper.scale_files)
 
-    def parent(self) -> "Job | None":
-        """The run of another row that this one starts from; None where it names no row, or a run of one's own.
+    def parents(self) -> "dict[str, Job]":
+        """The runs of other rows that this one starts from, by the setting that takes their folder.
+
+        Without those for which a run of one's own is named.
 
         Raises:
             ConfigError: a row that is not there, or one that starts from itself.
         """
-        start = getattr(self.config(), "start", None)
-        if start is None or not start.row or start.run:
-            return None
-        file = self.paper.folder / "configs" / f"{start.row}.yaml"
-        if not file.is_file() or start.row == Path(self.row).stem:
-            rows = sorted(each.stem for each in file.parent.glob("*.yaml") if not each.stem.startswith("scale_"))
-            said = f"accepted: another row of {self.paper.name}: {', '.join(rows)}"
-            raise ConfigError(f"{self.row}: start.row = {start.row}; {said}")
-        return self._replace(paper=self.paper.of(file.name), row=file.name, settings=())
+        start, found = getattr(self.config(), "start", None), {}
+        for name, folder in STARTS.items():
+            row = getattr(start, name, "")
+            if not row or getattr(start, folder):
+                continue
+            file = self.paper.folder / "configs" / f"{row}.yaml"
+            if not file.is_file() or row == Path(self.row).stem:
+                rows = sorted(each.stem for each in file.parent.glob("*.yaml") if not each.stem.startswith("scale_"))
+                said = f"accepted: another row of {self.paper.name}: {', '.join(rows)}"
+                raise ConfigError(f"{self.row}: start.{name} = {row}; {said}")
+            found[f"start.{folder}"] = self._replace(paper=self.paper.of(file.name), row=file.name, settings=())
+        return found
 
     def opened(self) -> tuple[Any, Any, RunFiles]:
         """Config, training set and files of the run.
 
-        The weights of the finished run that it starts from are in its key, so that no run outlives its parent.
+        The weights of the finished runs that it starts from are in its key, so that no run outlives a parent.
         """
-        parent = self.parent()
-        config = self.config(*([f"start.run={parent.opened()[2].folder}"] if parent else []), f"run.seed={self.seed}")
+        starts = [f"{setting}={parent.opened()[2].folder}" for setting, parent in self.parents().items()]
+        config = self.config(*starts, f"run.seed={self.seed}")
         pairs = self.paper.open_training(config.data, self.seed)
         script = Path(inspect.getsourcefile(self.paper.train))
         return config, pairs, run_files(script, Path(self.row).stem, self.scale, config, pairs.fingerprint, self.runs)
 
 
 def run_row(job: Job) -> RowRun:
-    """Trains a row at a scale unless the same run is there already; before it the row that it starts from.
+    """Trains a row at a scale unless the same run is there already; before it the rows that it starts from.
 
     Returns:
         The finished run.
     Raises:
         NonFiniteLoss: if training diverged, now or in an earlier call; what it said stands in the run's diverged.json.
-        ConfigError: if the folder holds another run, or the log of a finished one is torn; as `Job.parent`.
+        ConfigError: if the folder holds another run, or the log of a finished one is torn; as `Job.parents`.
     """
-    if parent := job.parent():
+    for parent in job.parents().values():
         run_row(parent)
     paper, label = job.paper, job.label
     config, pairs, files = job.opened()
@@ -201,26 +210,23 @@ def is_missing(job: Job) -> bool:
     Raises:
         ConfigError: as `run_row`.
     """
-    parent = job.parent()
-    if parent and is_missing(parent):
+    if any(is_missing(parent) for parent in job.parents().values()):
         return True
     config, pairs, files = job.opened()
     return _state_of(job.paper, config, pairs.fingerprint, files) in ("unfinished", "trained")
 
 
 def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any:
-    """The config of a train.py's command line, with the run that its row starts from, trained where it is missing.
+    """The config of a train.py's command line, with the runs that its row starts from, trained where they are missing.
 
     Args:
         paper: the folder's code.
         config, arguments: of `entry_arguments`.
     """
     row, runs = str(row_file(paper.folder, arguments.config).resolve()), ROOT / "outputs" / "runs"
-    parent = Job(paper, row, arguments.scale, config.run.seed, tuple(arguments.overrides), runs).parent()
-    if not parent:
-        return config
-    start = dataclasses.replace(config.start, run=str(run_row(parent).files.folder))
-    return dataclasses.replace(config, start=start)
+    parents = Job(paper, row, arguments.scale, config.run.seed, tuple(arguments.overrides), runs).parents()
+    folders = {name.removeprefix("start."): str(run_row(job).files.folder) for name, job in parents.items()}
+    return dataclasses.replace(config, start=dataclasses.replace(config.start, **folders)) if folders else config
 
 
 def read_run(files: RunFiles, config: Any) -> RowRun:

@@ -65,7 +65,7 @@ def train_side_by_side(jobs: Sequence[Job]) -> dict[Job, str]:
     """
     if len(jobs) < 2 or at_once() < 2:
         return {}
-    first = list(dict.fromkeys(filter(None, (job.parent() for job in jobs))))
+    first = list(dict.fromkeys(parent for job in jobs for parent in job.parents().values()))
     if first:  # several runs may start from one
         run_rows({"": first})
     missing = [job for job in jobs if job.scale != "smoke" and is_missing(job)]  # smoke runs take seconds

@@ -51,13 +51,16 @@ class Checkpoint:
         """Parameters and buffers by name, on the CPU."""
         return load_file(self.path / "model.safetensors")
 
-    def load_model(self, model: nn.Module) -> None:
+    def load_model(self, model: nn.Module, without: tuple[str, ...] = ()) -> None:
         """Fills an unwrapped model; names and shapes must agree exactly.
 
+        Args:
+            model: unwrapped.
+            without: beginnings of names of tensors that are left out.
         Raises:
             CheckpointError: names the parameters that are missing, left over, of another shape or not finite.
         """
-        tensors = self.model_tensors()
+        tensors = {name: each for name, each in self.model_tensors().items() if not name.startswith(without)}
         expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         problems = [f"missing {name}" for name in expected.keys() - found.keys()]

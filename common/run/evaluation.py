@@ -51,6 +51,7 @@ class TrainedModels:
     kind: what the state of its checkpoints says they are; "" = models of captioned pictures.
     open_sets: config.data -> what evaluate_all takes.
     script: of the folder, that evaluates.
+    training_alone: beginnings of names of tensors of a checkpoint that only a model in training has.
     """
 
     paper: str
@@ -60,6 +61,7 @@ class TrainedModels:
     kind: str = ""
     open_sets: Callable[[Any], Any] = open_evaluation_sets
     script: str = "evaluate.py"
+    training_alone: tuple[str, ...] = ()
 
     def load_encoder(
         self, checkpoint: Checkpoint, device: torch.device, overrides: Sequence[str] = ()
@@ -93,7 +95,7 @@ class TrainedModels:
                 f"{checkpoint.path} was trained with geometry {state['geometry']!r}, its config builds "
                 f"{model.geometry.name!r}"
             )
-        checkpoint.load_model(model)
+        checkpoint.load_model(model, self.training_alone)
         transform = ImageTransform.from_json(state["transform"])
         return config, _encoder(model, transform, tokenizer, trained.data.context_length, config.run, device)
 

@@ -45,6 +45,7 @@ MAY_CHANGE = (
     "model.text.init",
     "model.weights",
     "start.run",
+    "start.discriminator_run",
     "model.image.stem.weights",
     "model.image.stem.cache_gb",
     "model.text.stem.weights",

@@ -1,6 +1,7 @@
 """What a run trains on: samples in order, as tensors on the device."""
 
 import copy
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -207,8 +208,10 @@ def open_training_data(
 
 def batches_from(
     first_step: int, config: Any, training: Training, accelerator: Accelerator, steps: int | None = None
-) -> DataLoader:
-    """Loader of this process's share of every global batch from a step on; the order depends on the seed alone.
+) -> Iterable[Any]:
+    """This process's share of every global batch from a step on; the order depends on the seed alone.
+
+    Where it is known epoch by epoch, the loader of an epoch begins when the last step of the one before is over.
 
     Args:
         first_step: updates made.
@@ -217,10 +220,17 @@ def batches_from(
         accelerator: gives this process's place among all.
         steps: of the run, None = config.optim.steps.
     """
-    last = config.optim.steps if steps is None else steps
-    positions = BatchPositions(training.order, first_step, last, accelerator.process_index, accelerator.num_processes)
-    pin_memory = accelerator.device.type == "cuda"
-    return training_batches(training.view, positions, config.run.num_workers, pin_memory)
+    last, order = config.optim.steps if steps is None else steps, training.order
+
+    def loader(start: int, stop: int) -> DataLoader:
+        positions = BatchPositions(order, start, stop, accelerator.process_index, accelerator.num_processes)
+        return training_batches(training.view, positions, config.run.num_workers, accelerator.device.type == "cuda")
+
+    if not order.by_epoch:
+        return loader(first_step, last)
+    each = order.samples_per_epoch // order.global_batch_size
+    edges = [first_step, *range((first_step // each + 1) * each, last, each), last]
+    return itertools.chain.from_iterable(loader(start, stop) for start, stop in itertools.pairwise(edges))
 
 
 def as_inputs(batch: Batch, transform: ImageTransform, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

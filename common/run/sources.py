@@ -51,8 +51,9 @@ def initial_fingerprints(config: Any) -> dict[str, str]:
     for side, stem in stems_to_load(config).items():
         key = f"model.{side}.stem.weights"
         found[key] = weights_fingerprint(stem.weights, key) if stem.weights else stem.name
-    if hasattr(config, "start") and config.start.run:
-        found["start.run"] = _fingerprint(config.start.run, "start.run")
+    for key in ("run", "discriminator_run") if hasattr(config, "start") else ():
+        if named := getattr(config.start, key):
+            found[f"start.{key}"] = _fingerprint(named, f"start.{key}")
     if hasattr(config, "start") and config.start.bert:
         found["start.bert"] = weights_fingerprint(config.start.bert, "start.bert")
     return found

@@ -4,7 +4,7 @@ A train.py opens its run here, loops over `run.journal.steps(run.batches)`, and 
 in this file knows how many views or captions a sample has, or what the model is made of.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
-from torch.utils.data import DataLoader
 
 from common.accumulation import MicroBatches
 from common.base.config import to_dict
@@ -50,7 +49,7 @@ class Run:
     bare_model: nn.Module
     optimizer: AcceleratedOptimizer
     micro_batches: MicroBatches
-    batches: DataLoader
+    batches: Iterable[Any]
     journal: Journal
     state: dict[str, Any]
     provenance: dict[str, str]

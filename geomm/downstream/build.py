@@ -61,7 +61,7 @@ def start_(model: TaskModel, config: TaskConfig) -> dict[str, int]:
     Raises:
         ConfigError: that run has other sizes, or lacks a part.
     """
-    tensors = tensors_of_run(config, model.encoders.image_tower)
+    tensors = tensors_of_run(config.start.run, model.encoders.image_tower)
     if config.data.task in NUM_PICTURES:
         tensors = _doubled(tensors, 2 * config.method.fusion_layers, config.start.run)
     needed = ["encoders.image_tower.", "encoders.text_tower.", "encoders.fusion."]
@@ -77,7 +77,7 @@ def start_(model: TaskModel, config: TaskConfig) -> dict[str, int]:
     if config.data.task == "text_assignment":
         needed.append("encoders.image_projection.")
     taken = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(needed))}
-    return fill_(model, taken, tuple(needed), config)
+    return fill_(model, taken, tuple(needed), f"start.run = {config.start.run}")
 
 
 def _doubled(tensors: dict[str, torch.Tensor], layers: int, run: str) -> dict[str, torch.Tensor]:

@@ -1,0 +1,203 @@
+"""MAFA: ALBEF on batches of like samples, where a frozen discriminator finds positives among the hardest others.
+
+Source: Byun et al. 2024, after their code, which extends GRIT-VLP; batches: geomm/grouping.py. Keys come from momentum
+encoders and stay in pools, which MAFA has in fine-tuning alone: GeoMM's distance wants a pool (inferred).
+"""
+
+import copy
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.caption_lengths import tokens_by_length
+from common.distributed import gather_without_gradient
+from common.methods.albef import Albef, FusedEncoders
+from common.pool import Candidates, pool_info_nce
+
+POSITIVE = 0.8  # match probability above which another sample of the batch is a positive
+NEGATIVE = 0.5  # and below which it may be a negative
+SMOOTHING = 0.5  # share of the targets' mass that all keys of the batch have alike, from the second epoch on
+
+
+class MafaLosses(NamedTuple):
+    """As AlbefLosses; `mined` is the share of samples whose hardest other is a positive, mean of both directions."""
+
+    contrast: torch.Tensor
+    matching: torch.Tensor
+    words: torch.Tensor
+    mined: torch.Tensor
+    image_keys: torch.Tensor
+    text_keys: torch.Tensor
+    image_embeddings: torch.Tensor
+    text_embeddings: torch.Tensor
+
+
+class Mined(NamedTuple):
+    """What a direction finds for each sample of a batch.
+
+    hardest: (batch,) int64, the closest other one. is_positive: (batch,) bool, whether it is one. in_doubt: (batch,)
+    bool, whether it may be one, positives included.
+    """
+
+    hardest: torch.Tensor
+    is_positive: torch.Tensor
+    in_doubt: torch.Tensor
+
+
+class Discriminator(nn.Module):
+    """An ALBEF's encoders, fusion and matching head, frozen; in evaluation mode whatever the model is in.
+
+    Args:
+        encoders: of which it gets a copy; weights come from a fine-tuned ALBEF.
+    """
+
+    def __init__(self, encoders: FusedEncoders) -> None:
+        super().__init__()
+        self.encoders, self.matching_head = copy.deepcopy(encoders), nn.Linear(encoders.text_tower.width, 2)
+        self.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> "Discriminator":
+        return super().train(False)
+
+    @torch.no_grad()
+    def forward(self, images: torch.Tensor, token_ids: torch.Tensor) -> Callable[..., torch.Tensor]:
+        """A batch -> (images, texts) indices into it -> the probabilities that these pairs belong together."""
+        mask, encoders = self.encoders.text_mask(token_ids), self.encoders
+        image_tokens, text_tokens = encoders.image_tokens(images), encoders.text_tokens(token_ids)
+
+        @torch.no_grad()
+        def probabilities(pictures: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
+            fused = tokens_by_length(encoders.fusion, text_tokens[texts], mask[texts], image_tokens[pictures])
+            return self.matching_head(fused[:, 0]).float().softmax(dim=1)[:, 1]
+
+        return probabilities
+
+
+class Mafa(Albef):
+    """MAFA's pre-training model.
+
+    What differs from ALBEF:
+        1. of each sample's hardest other in the batch, by the pool's own similarity, a frozen discriminator says
+           whether it is a positive: then it is one in contrast, matching and masked words;
+        2. the negative for matching is that sample where the discriminator is sure, else the second hardest; a pair
+           that one direction has found to be a positive is no negative of the other (inferred);
+        3. no distillation; from the second epoch on targets of the contrast are smoothed over the keys of the batch.
+
+    Args:
+        as in `Albef`. The `discriminator` comes afterwards: only training has one.
+    """
+
+    discriminator: Discriminator
+
+    def forward(
+        self,
+        images: torch.Tensor,
+        token_ids: torch.Tensor,
+        masked_ids: torch.Tensor,
+        word_targets: torch.Tensor,
+        smoothing: float,
+        ids: None = None,
+    ) -> MafaLosses:
+        """
+        Args:
+            images, token_ids, masked_ids, word_targets: as in Albef.forward.
+            smoothing: share of the targets' mass that all keys of the batch have alike, see `smoothing_at`.
+            ids: not used; a picture stands once in a batch.
+        """
+        step = self.encode_step(images, images, token_ids, None)
+        match, own = self.discriminator(images, token_ids), torch.arange(len(images), device=images.device)
+        of_images, texts = self.mine(step.image_embeddings, step.text_candidates, lambda others: match(own, others))
+        of_texts, pictures = self.mine(step.text_embeddings, step.image_candidates, lambda others: match(others, own))
+        losses = [
+            pool_info_nce(candidates, queries, self.logit_scale(), smoothed_targets(candidates, found, seen, smoothing))
+            for candidates, queries, found, seen in (
+                (step.text_candidates, step.image_embeddings, of_images, texts),
+                (step.image_candidates, step.text_embeddings, of_texts, pictures),
+            )
+        ]
+        # pairs that match: own ones, pictures with mined captions, captions with mined pictures
+        new_images, new_texts = own[of_images.is_positive], own[of_texts.is_positive]
+        pair_images = torch.cat([own, new_images, of_texts.hardest[new_texts]])
+        pair_texts = torch.cat([own, of_images.hardest[new_images], new_texts])
+        seen = torch.cat([pair_images, negatives(pictures[:, step.image_candidates.columns], of_texts, of_images), own])
+        read = torch.cat([pair_texts, own, negatives(texts[:, step.text_candidates.columns], of_images, of_texts)])
+        logits = self.match(step.text_tokens[read], step.text_mask[read], step.image_tokens[seen])
+        labels = (torch.arange(len(seen), device=own.device) < len(pair_images)).long()
+        pairs = step._replace(text_mask=step.text_mask[pair_texts], image_tokens=step.image_tokens[pair_images])
+        return MafaLosses(
+            sum(loss for loss, _ in losses) / 2,
+            F.cross_entropy(logits, labels),
+            self.word_loss(pairs, masked_ids[pair_texts], word_targets[pair_texts], alpha=0.0),
+            torch.cat([of_images.is_positive, of_texts.is_positive]).float().mean(),
+            **step.told(),
+        )
+
+    @torch.no_grad()
+    def mine(
+        self, queries: torch.Tensor, candidates: Candidates, match: Callable[[torch.Tensor], torch.Tensor]
+    ) -> tuple[Mined, torch.Tensor]:
+        """What one direction finds in this process's own batch; and its similarities with all candidates."""
+        similarity = candidates.similarity(queries)
+        return mined(similarity[:, candidates.columns], match), similarity
+
+
+def mined(similarity: torch.Tensor, match: Callable[[torch.Tensor], torch.Tensor]) -> Mined:
+    """Judges the hardest other of each sample.
+
+    Args:
+        similarity: (batch, batch), the own pair on the diagonal.
+        match: (batch,) int64, another sample for each -> (batch,) probabilities that it is a positive.
+    Raises:
+        ValueError: fewer than three samples, of which one has no second hardest.
+    """
+    batch = len(similarity)
+    if batch < 3:
+        raise ValueError(
+            f"MAFA looks at the two hardest others of a sample, got a batch of {batch}; accepted: 3 or more"
+        )
+    hardest = similarity.clone().fill_diagonal_(-torch.inf).argmax(dim=1)
+    probability = match(hardest)
+    return Mined(hardest, probability > POSITIVE, probability >= NEGATIVE)
+
+
+def negatives(similarity: torch.Tensor, found: Mined, by_others: Mined) -> torch.Tensor:
+    """(batch,) int64: the hardest other of each sample that is not in doubt and that no direction calls a positive.
+
+    Args:
+        similarity: (batch, batch), as in `mined`.
+        found: by these samples. by_others: by the other direction; where it calls all that are left positives, the
+            hardest of them is taken.
+    """
+    own = torch.arange(len(similarity), device=similarity.device)
+    left = similarity.clone().fill_diagonal_(-torch.inf)
+    left[own[found.in_doubt], found.hardest[found.in_doubt]] = -torch.inf
+    positive = own[by_others.is_positive]
+    best = left.index_put((by_others.hardest[positive], positive), left.new_tensor(-torch.inf)).max(dim=1)
+    return torch.where(best.values > -torch.inf, best.indices, left.argmax(dim=1))
+
+
+def smoothed_targets(candidates: Candidates, found: Mined, similarity: torch.Tensor, smoothing: float) -> torch.Tensor:
+    """Targets of a direction, (batch, num_columns), rows sum to 1: the own key and a mined one alike.
+
+    Args:
+        candidates: of the other modality.
+        found: positives of this process's own batch.
+        similarity: (batch, num_columns) with the candidates, for size and type.
+        smoothing: share of the mass that the keys of the whole step, of all processes, have alike.
+    """
+    columns = candidates.columns
+    targets = torch.zeros_like(similarity).scatter_(1, columns[:, None], 1.0)
+    rows = found.is_positive.nonzero()[:, 0]
+    targets[rows, columns[found.hardest[rows]]] = 1.0
+    targets *= (1 - smoothing) / targets.sum(dim=1, keepdim=True)
+    everyone = gather_without_gradient(columns)
+    targets[:, everyone] += smoothing / len(everyone)
+    return targets
+
+
+def smoothing_at(step: int, steps_per_epoch: int) -> float:
+    """None in the first epoch, then half of the mass."""
+    return SMOOTHING if step >= steps_per_epoch else 0.0

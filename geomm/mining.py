@@ -1,0 +1,140 @@
+"""What MAFA's discriminator finds beside the scenes' own truth, in shuffled batches and in grouped ones.
+
+A caption matches a picture if it is true of it, whosever caption it is. Counted is over both directions: the hardest
+other of each sample by the trained model's cosine, and whether the discriminator calls it a positive.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.data.order import seed_of
+from common.data.pairs import open_training_pairs
+from common.data.scenes.positives import matches
+from common.distributed import is_main_process
+from common.report.table import Table
+from common.reproduce.command import Command
+from common.reproduce.findings import Findings, write_findings
+from common.reproduce.rows import PaperCode, RowRun, measured_once
+from common.reproduce.tables import train_rows
+from common.run.checkpoint import last_checkpoint
+from geomm.evaluate import load_encoder
+from geomm.mafa import mined
+from geomm.model import build_model
+from geomm.train import open_data
+
+MODELS = {"mafa": "MAFA", "mafa_geo": "Geo-MAFA"}  # rows -> label
+BATCHES = 20  # of each kind, or as many as an epoch has
+COLUMNS = {
+    "alike": ("captions true of another picture of the batch", "percent", "higher"),
+    "hardest_true": ("hardest others that match", "percent", None),
+    "mined": ("hardest others mined", "percent", None),
+    "precision": ("precision", "percent", "higher"),
+    "recall": ("recall", "percent", "higher"),
+}
+
+
+def shares(
+    truth: Sequence[np.ndarray], hardest: Sequence[np.ndarray], called: Sequence[np.ndarray]
+) -> dict[str, float]:
+    """COLUMNS in percent; precision and recall are left out where nothing is mined, and nothing is true.
+
+    Args:
+        truth: of each batch, (batch, batch) bool, whether a caption (column) is true of a picture (row).
+        hardest, called: of each batch and direction, pictures' first, (batch,) the hardest other and whether it is
+            called a positive.
+    """
+    others = np.concatenate([(each & ~np.eye(len(each), dtype=bool)).any(axis=0) for each in truth])
+    found = []
+    for each, pair in zip(truth, zip(hardest[::2], hardest[1::2])):
+        rows = np.arange(len(each))
+        found += [each[rows, pair[0]], each[pair[1], rows]]
+    true, called = np.concatenate(found), np.concatenate(called)
+    result = {"alike": others.mean(), "hardest_true": true.mean(), "mined": called.mean()}
+    if called.any():
+        result["precision"] = true[called].mean()
+    if true.any():
+        result["recall"] = called[true].mean()
+    return {name: 100 * float(value) for name, value in result.items()}
+
+
+@torch.no_grad()
+def measure(run: RowRun) -> dict[str, dict[str, float]]:
+    """`shares` of shuffled and, where the run has come to its second epoch, of grouped batches of its training set."""
+    checkpoint = last_checkpoint(run.files.checkpoints)
+    config, encoder = load_encoder(checkpoint, torch.device("cpu"))
+    training = open_data(config, open_training_pairs(config.data, config.run.seed), checkpoint)
+    order, pairs = training.order, training.pairs
+    model = build_model(config, encoder.tokenizer, order)
+    checkpoint.load_model(model)
+    order.follow(model.eval().grouping)
+    found: dict[str, dict[str, float]] = {}
+    for kind, epoch in (("shuffled", 0), ("grouped", order.epoch)):
+        truth, hardest, called = [], [], []
+        first, size = epoch * order.samples_per_epoch, order.global_batch_size
+        for start in range(first, first + min(order.samples_per_epoch, BATCHES * size), size):
+            positions = np.arange(start, start + size)
+            batch, indices = training.view.__getitems__(positions.tolist()), order.epochs_and_indices(positions)[1]
+            truth.append(truth_of(pairs, order.seed, positions, indices))
+            images = training.transform.inputs(batch.images)
+            similarity = model.encode_image(images) @ model.encode_text(batch.token_ids).T
+            match, own = model.discriminator(images, batch.token_ids), torch.arange(size)
+            for each, judge in (
+                (similarity, lambda others, match=match, own=own: match(own, others)),
+                (similarity.T, lambda others, match=match, own=own: match(others, own)),
+            ):
+                verdict = mined(each, judge)
+                hardest.append(verdict.hardest.numpy())
+                called.append(verdict.is_positive.numpy())
+        if kind == "shuffled" or epoch:
+            found[kind] = shares(truth, hardest, called)
+    return found
+
+
+def truth_of(pairs: Any, seed: int, positions: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """(batch, batch) bool: is the caption that training takes at a position (column) true of a picture (row)?"""
+    statements = []
+    for position, index in zip(positions.tolist(), indices.tolist()):
+        said = pairs.statements(index)
+        statements.append(said[seed_of(seed_of(seed, position), 1) % len(said)])
+    truth = np.zeros((len(indices), len(indices)), dtype=bool)
+    for column, rows in enumerate(matches(statements, [pairs.scene(index) for index in indices.tolist()])):
+        truth[rows, column] = True
+    return truth
+
+
+def mining(command: Command, code: PaperCode) -> list[Table]:
+    """Mined positives against the truth, and how alike the captions of a batch are, shuffled and grouped."""
+    if not command.runs_at(("smoke", "demo"), "only scenes tell which captions are true of a picture"):
+        return []
+    runs = train_rows(command, code, {name: f"{name}.yaml" for name in MODELS})
+    if not is_main_process():
+        return []
+    settings = {"batches": BATCHES}
+    measured = {
+        name: [measured_once(run, Path(__file__), settings, lambda run=run: measure(run)) for run in of_seeds]
+        for name, of_seeds in runs.items()
+    }
+    values = {}
+    for name, of_seeds in measured.items():
+        for kind in ("shuffled", "grouped"):
+            for column in COLUMNS:
+                told = [each[kind][column] for each in of_seeds if column in each.get(kind, {})]
+                if len(told) == len(of_seeds):
+                    values[f"{name}_{kind}", column] = told
+    findings = Findings(
+        name="mining",
+        caption="MAFA's positives beside the truth of scenes, in shuffled and in grouped batches of the trained model.",
+        data=next(iter(runs.values()))[0].training_data,
+        protocol=f"{BATCHES} batches, both directions",
+        settings={"rows": {name: f"{name}.yaml" for name in MODELS}, **settings},
+        rows={
+            f"{name}_{kind}": f"{label}, {kind}" for name, label in MODELS.items() for kind in ("shuffled", "grouped")
+        },
+        columns=COLUMNS,
+        values=values,
+    )
+    return [write_findings(command, code.name, findings)]

@@ -1,0 +1,339 @@
+"""MAFA: batches of like samples as a value, positives that a discriminator finds, targets, processes, resumes."""
+
+import itertools
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from processes import in_processes
+from test_common_albef import masked_batch, tiny_albef, tiny_batch
+
+from common.base.config import ConfigError, load_row
+from common.base.provenance import ROOT
+from common.data.order import SampleOrder
+from common.data.pairs import open_training_pairs
+from common.data.scenes.statements import describes
+from common.data.tokenizer import WordTokenizer
+from common.distributed import rank
+from common.geometry import unit
+from common.reproduce.rows import Job, run_row
+from common.run.checkpoint import last_checkpoint
+from common.run.folder import RunFiles
+from common.run.inputs import open_training_data
+from common.run.log import read_log
+from geomm.config import Config
+from geomm.evaluate import load_encoder
+from geomm.grouping import GroupedOrder, Grouping, chain
+from geomm.mafa import Discriminator, Mafa, Mined, mined, negatives, smoothed_targets
+from geomm.mining import shares, truth_of
+from geomm.model import build_model, start_discriminator_
+from geomm.pool import GeodesicPool
+from geomm.train import CODE, open_data, train
+
+FEW = ("optim.warmup_steps=0", "data.num_val=16", "data.num_test=16", "run.evaluate_every=0", "run.save_every=0")
+
+
+def config_of(row, *overrides, scale="smoke"):
+    folder = ROOT / "geomm"
+    return load_row(Config, folder, folder / "configs" / f"{row}.yaml", scale, list(overrides))
+
+
+def draw(seed, *shape):
+    return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
+
+
+# ---- batches of like samples ----------------------------------------------------------------------------------------
+
+
+def test_a_chain_goes_from_picture_to_caption_and_from_caption_to_picture():
+    images, texts = draw(0, 40, 5), draw(1, 40, 5)
+    expected, unused = [0], set(range(1, 40))
+    while unused:
+        last = expected[-1]
+        of_image = len(expected) % 2
+        near = {k: float(images[last] @ texts[k] if of_image else texts[last] @ images[k]) for k in unused}
+        expected.append(max(near, key=near.get))
+        unused.remove(expected[-1])
+    assert chain(images, texts).tolist() == expected
+
+
+def epochs_of(count, num_samples=70, batch=8, num_epochs=3):
+    """Orders of the first epochs, each process having its share of every batch's features, which grow old."""
+    order = GroupedOrder(num_samples, batch, 5)
+    grouping = Grouping(order, 4, queue_size=20, span=12)
+    features, found = (draw(2, num_samples, 4), draw(3, num_samples, 4)), []
+    steps = order.samples_per_epoch // batch
+    own = slice(rank() * batch // count, (rank() + 1) * batch // count)
+    for step in range(num_epochs * steps):
+        indices = order.indices_of(step)
+        found.append(indices)
+        shift = draw(100 + step, batch, 4)
+        told = [unit(side[torch.from_numpy(indices)] + 0.1 * shift)[own] for side in features]
+        assert grouping.collect(indices, *told) == ((step + 1) % steps == 0)
+        order.follow(grouping)
+    return np.array(found).reshape(num_epochs, -1), grouping.state_dict()
+
+
+def test_every_epoch_has_each_sample_once_and_those_that_it_left_out_stand_in_the_next():
+    orders, _ = epochs_of(1)
+    assert np.array_equal(orders[0], SampleOrder(70, 8, 5).epochs_and_indices(np.arange(64))[1])
+    for before, after in itertools.pairwise(orders):
+        assert len(set(after)) == 64
+        assert set(range(70)) - set(before) <= set(after)
+    assert not np.array_equal(orders[1], orders[2])
+
+
+def test_two_processes_have_the_order_of_one():
+    (orders, state), others = epochs_of(1), in_processes(2, epochs_of, 2)
+    for found, saved in others:
+        assert np.array_equal(found, orders)
+        assert all(torch.equal(saved[name], value) for name, value in state.items())
+
+
+def test_batches_hold_what_is_alike():
+    """Sixteen kinds of samples: a batch holds one or two of them."""
+    kinds = torch.arange(256) % 16
+    centers, order = draw(4, 16, 12), GroupedOrder(256, 16, 0)
+    grouping = Grouping(order, 12, queue_size=128, span=128)
+
+    def alike(step):
+        kind = kinds[order.indices_of(step)]
+        return ((kind[:, None] == kind).sum() - 16).item() / 240
+
+    shuffled = np.mean([alike(step) for step in range(16)])
+    for step in range(16):
+        seen = centers[kinds[order.indices_of(step)]]
+        grouping.collect(order.indices_of(step), *(unit(seen + 0.1 * draw(step, 16, 12)) for _ in "it"))
+    order.follow(grouping)
+    assert shuffled < 0.1
+    assert np.mean([alike(step) for step in range(16, 32)]) > 0.4  # eight of a kind and eight of another: 7 / 15
+    with pytest.raises(ValueError, match=r"positions of epochs \[2\]; known is the order of 1"):
+        order.indices_of(32)
+
+
+# ---- positives and negatives ----------------------------------------------------------------------------------------
+
+
+def test_a_positive_is_no_negative_and_what_is_in_doubt_is_neither():
+    similarity = torch.tensor([[9.0, 3, 2, 1], [3, 9, 1, 2], [1, 3, 9, 2], [2, 1, 3, 9]])
+    judged = torch.tensor([0.9, 0.6, 0.4, 0.8])
+    found = mined(similarity, lambda others: judged)
+    assert found.hardest.tolist() == [1, 0, 1, 2]
+    assert found.is_positive.tolist() == [True, False, False, False]
+    nobody = Mined(found.hardest, torch.zeros(4, dtype=torch.bool), None)
+    assert negatives(similarity, found, nobody).tolist() == [2, 3, 1, 0]
+    other = Mined(torch.tensor([2, 0, 0, 1]), torch.tensor([False, True, True, True]), None)  # 0-1, 0-2, 1-3
+    assert negatives(similarity, found, other).tolist() == [3, 2, 1, 0]
+    other = Mined(torch.tensor([1, 0, 0, 0]), torch.ones(4, dtype=torch.bool), None)  # all of 0's: the second hardest
+    assert negatives(similarity, found, other)[0] == 2
+    with pytest.raises(ValueError, match="batch of 2; accepted: 3 or more"):
+        mined(similarity[:2, :2], lambda others: judged)
+
+
+def targets_of(count):
+    """Of a process's share of eight samples, against a pool at the end of its ring."""
+    pool = GeodesicPool(20, 6, distance="cosine", branching=(2,), num_neighbors=1)
+    pool.insert(draw(0, 16, 6)[rank() * 16 // count : (rank() + 1) * 16 // count])
+    own = slice(rank() * 8 // count, (rank() + 1) * 8 // count)
+    candidates, size = pool.open(draw(1, 8, 6)[own]), 8 // count
+    nobody = Mined(torch.ones(size, dtype=torch.int64), torch.zeros(size, dtype=torch.bool), None)
+    some = Mined((torch.arange(size) + 1) % size, torch.arange(size) % 2 == 0, None)
+    similarity = candidates.similarity(draw(2, 8, 6)[own])
+    return [smoothed_targets(candidates, found, similarity, share) for found in (nobody, some) for share in (0.0, 0.5)]
+
+
+def test_targets_stand_at_the_columns_of_own_and_mined_keys_over_the_end_of_the_ring():
+    hard, smooth, mined_hard, mined_smooth = targets_of(1)
+    columns = [(16 + k) % 20 for k in range(8)]
+    for row in range(8):
+        expected = torch.zeros(20)
+        expected[columns[row]] = 1
+        torch.testing.assert_close(hard[row], expected)
+        if row % 2 == 0:
+            expected[columns[row]] = expected[columns[row + 1]] = 0.5
+        torch.testing.assert_close(mined_hard[row], expected)
+        expected /= 2
+        expected[columns] += 0.5 / 8
+        torch.testing.assert_close(mined_smooth[row], expected)
+    torch.testing.assert_close(smooth.sum(dim=1), torch.ones(8))
+
+
+def test_targets_of_two_processes_spread_over_the_keys_of_both():
+    for share in in_processes(2, targets_of, 2):
+        smooth = share[1]
+        assert smooth.shape[0] == 4
+        assert ((smooth > 0).sum(dim=1) == 8).all()
+        torch.testing.assert_close(smooth.sum(dim=1), torch.ones(4))
+
+
+def test_a_step_is_its_parts_pair_by_pair():
+    """Matching, words and contrast with what is mined, against loops over single pairs."""
+    albef, (images, token_ids) = tiny_albef(), tiny_batch()
+    model = Mafa(albef.encoders, albef.geometry, albef.logit_scale, albef.image_pool, albef.text_pool).double()
+    model.momentum_encoders, model.matching_head = albef.momentum_encoders, albef.matching_head
+    judge = torch.rand(4, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    model.discriminator = lambda images, ids: lambda pictures, texts: judge[pictures, texts]
+    masked_ids, word_targets = masked_batch(token_ids)
+    step = model.encode_step(images, images, token_ids, None)
+    verdicts, matched, hard, contrast = [], [(k, k) for k in range(4)], [], []
+    for side, queries, candidates in (
+        ("image", step.image_embeddings, step.text_candidates), ("text", step.text_embeddings, step.image_candidates),
+    ):  # fmt: skip
+        similarity = candidates.similarity(queries).detach()
+        targets = torch.zeros_like(similarity)
+        for row in range(4):
+            near = sorted((k for k in range(4) if k != row), key=lambda k: -float(similarity[row, k]))
+            pairs = [(row, k) if side == "image" else (k, row) for k in near]
+            chance, positives = float(judge[pairs[0]]), [row]
+            if chance > 0.8:
+                matched.append(pairs[0])
+                positives.append(near[0])
+            verdicts.append("positive" if chance > 0.8 else "negative" if chance < 0.5 else "neither")
+            hard.append(pairs if chance < 0.5 else pairs[1:])
+            targets[row, positives] = 0.5 / len(positives)
+            targets[row, :4] += 0.5 / 4
+        contrast.append(F.cross_entropy(model.logit_scale() * similarity, targets))
+    assert set(verdicts) == {"positive", "negative", "neither"}
+    others = [next(pair for pair in pairs if pair not in matched) for pairs in hard]
+    matching, words = [], []
+    for label, pairs in ((1, matched), (0, others)):
+        for picture, text in pairs:
+            seen = step.text_tokens[text, None], step.text_mask[text, None], step.image_tokens[picture, None]
+            matching.append(-model.match(*seen).log_softmax(dim=1)[0, label])
+    for picture, text in matched:
+        seen = masked_ids[text, None], step.text_mask[text, None], step.image_tokens[picture, None]
+        logits = model.encoders.word_logits(*seen)
+        drawn = word_targets[text] >= 0
+        words += (-logits[0, drawn].log_softmax(dim=1)[range(int(drawn.sum())), word_targets[text, drawn]]).unbind()
+    found = model(images, token_ids, masked_ids, word_targets, 0.5)
+    for name, expected in (("contrast", contrast), ("matching", matching), ("words", words)):
+        torch.testing.assert_close(getattr(found, name), torch.stack(expected).mean(), rtol=1e-9, atol=0, msg=name)
+    assert found.mined.item() == pytest.approx(verdicts.count("positive") / 8)
+
+
+def test_a_discriminator_judges_as_the_albef_whose_weights_it_has_and_stays_as_it_is():
+    albef, (images, token_ids) = tiny_albef().eval(), tiny_batch()
+    judge = Discriminator(albef.encoders)
+    judge.matching_head.load_state_dict(albef.matching_head.state_dict())
+    judge = judge.double().train()
+    assert not judge.encoders.training
+    assert not any(each.requires_grad for each in judge.parameters())
+    pictures, texts = torch.tensor([0, 3, 1]), torch.tensor([2, 3, 0])
+    found = judge(images, token_ids)(pictures, texts)
+    for chance, picture, text in zip(found, pictures, texts):
+        tokens = albef.encoders.text_tokens(token_ids[text, None]), albef.encoders.text_mask(token_ids[text, None])
+        logits = albef.match(*tokens, albef.encoders.image_tokens(images[picture, None]))
+        torch.testing.assert_close(chance, logits.float().softmax(dim=1)[0, 1], rtol=1e-5, atol=1e-6)
+
+
+def test_shares_are_counted_over_both_directions():
+    truth = np.eye(4, dtype=bool)
+    truth[1, 0] = truth[2, 3] = True  # caption 0 fits picture 1, caption 3 picture 2
+    hardest = [np.array([1, 0, 3, 2]), np.array([1, 2, 0, 2])]  # of pictures, of captions
+    called = [np.array([True, True, False, False]), np.array([True, False, False, False])]
+    found = shares([truth], hardest, called)
+    assert found == pytest.approx(
+        {"alike": 50, "hardest_true": 100 * 4 / 8, "mined": 100 * 3 / 8, "precision": 100 * 2 / 3, "recall": 50}
+    )
+    assert shares([truth], hardest, [~np.ones(4, dtype=bool)] * 2).keys() == {
+        "alike",
+        "hardest_true",
+        "mined",
+        "recall",
+    }
+
+
+def test_the_truth_is_that_of_the_captions_that_training_takes():
+    config = config_of("mafa", "data.num_train=24")
+    pairs = open_training_pairs(config.data, 3)
+    training = open_training_data(config, pairs, None)
+    positions = np.arange(16, 24)
+    indices = training.order.epochs_and_indices(positions)[1]
+    found, batch = (
+        truth_of(pairs, training.order.seed, positions, indices),
+        training.view.__getitems__(positions.tolist()),
+    )
+    for column, index in enumerate(indices.tolist()):
+        ids = batch.token_ids[column, None]
+        texts = [training.tokenizer.encode([text], config.data.context_length) for text in pairs.captions(index)]
+        (said,) = {pairs.statements(index)[k] for k, text in enumerate(texts) if torch.equal(text, ids)}
+        for row, other in enumerate(indices.tolist()):
+            assert found[row, column] == describes(said, pairs.scene(other))
+    assert found.diagonal().all()
+    assert found.sum() > 8
+
+
+# ---- a run ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """MAFA from towers and a discriminator that are trained before it."""
+    return run_row(Job(CODE, "mafa_geo.yaml", "smoke", 0, FEW, tmp_path_factory.mktemp("runs")))
+
+
+def test_a_row_has_its_discriminator_trained_first_and_keeps_it_as_it_is(run):
+    runs = {path.parent.name.rpartition("-smoke-")[0]: path for path in run.files.folder.parents[1].glob("*/seed0")}
+    assert runs.keys() == {"towers", "albef", "finetuned_crowded_albef", "mafa_geo"}
+    assert str(runs["finetuned_crowded_albef"]) == run.config.start.discriminator_run
+    saved = last_checkpoint(run.files.checkpoints).model_tensors()
+    for name, tensor in last_checkpoint(runs["finetuned_crowded_albef"] / "checkpoints").model_tensors().items():
+        if name.startswith(("encoders.", "matching_head.")):
+            assert torch.equal(saved[f"discriminator.{name}"], tensor), name
+    model = load_encoder(last_checkpoint(run.files.checkpoints), torch.device("cpu"))[1].model
+    assert not any(name.startswith(("discriminator", "grouping")) for name in model.state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, tmp_path):
+    """Seven steps an epoch; saved after nine, with an order that no seed tells and half of the next one gathered."""
+    start = [f"start.{key}={getattr(run.config.start, key)}" for key in ("run", "discriminator_run")]
+    config = config_of("mafa", *FEW, *start, "data.num_train=31", "optim.global_batch_size=4", "optim.steps=15",
+                       "run.save_every=9", f"run.num_workers={workers}", "method.group_span=8", "method.group_queue=16",
+                       "run.keep_checkpoints=2", "data.num_test=12")  # fmt: skip
+    pairs, files = open_training_pairs(config.data, 0), [RunFiles(tmp_path / name, {}) for name in ("a", "b")]
+    train(config, pairs, files[0], False, Accelerator(cpu=True))
+    shutil.copytree(files[0].folder, files[1].folder)
+    shutil.rmtree(files[1].checkpoints / "step-00000015")
+    middle = last_checkpoint(files[1].checkpoints).model_tensors()
+    assert int(middle["grouping.epoch"]) == 1
+    assert int(middle["grouping.held"]) == 8
+    train(config, pairs, files[1], True, Accelerator(cpu=True))
+    whole, resumed = (last_checkpoint(each.checkpoints).model_tensors() for each in files)
+    assert int(whole["grouping.epoch"]) == 2
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
+    losses = [[line["loss"] for line in read_log(each.log) if line["event"] == "train"] for each in files]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 15
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["start.discriminator="],
+            "base = mafa with start.discriminator empty; accepted: the row of a fine-tuned ALBEF",
+        ),
+        (["method.distillation=0.4"], "accepted: method.targets = own"),
+        (["method.mask_probability=0"], "method.mask_probability above 0"),
+    ],
+)
+def test_what_fits_not_is_said_by_key(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        config_of("mafa", *overrides)
+
+
+def test_a_discriminator_that_does_not_fit_is_said(run, monkeypatch):
+    towers = run.config.start.run
+    config = config_of("mafa", *FEW, f"start.run={towers}", f"start.discriminator_run={towers}")
+    pairs = open_training_pairs(config.data, 0)
+    training = open_data(config, pairs, None)
+    with pytest.raises(ConfigError, match=r"discriminator_run = .* does not fit this row: no encoders.fusion"):
+        start_discriminator_(build_model(config, training.tokenizer, training.order), config)
+    config = config_of("mafa", *FEW, "start.row=", f"start.discriminator_run={towers}")
+    monkeypatch.setattr("common.run.inputs.build_tokenizer", lambda *_: WordTokenizer.from_words(["a", "red"]))
+    with pytest.raises(ConfigError, match="knows words by other ids than this run; accepted: a run that starts from"):
+        open_data(config, open_training_pairs(config.data, 0), None)
