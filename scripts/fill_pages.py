@@ -116,7 +116,7 @@ def verdict_table(path: Path, ids: list[str]) -> str:
 
 def found_list(folder: Path) -> str:
     """The sentences of a paper folder as a numbered list, each line ended."""
-    said = [found for found in load_found(folder, ROOT / "results") if not found.part]
+    said = load_found(folder, ROOT / "results")
     leads = (f"**{found.lead}.** " if found.lead else "" for found in said)
     return "".join(f"{number}. {lead}{found.text}\n" for number, (lead, found) in enumerate(zip(leads, said), start=1))
 
@@ -124,7 +124,6 @@ def found_list(folder: Path) -> str:
 def results_page(paper: str) -> str:
     """results/<paper>/README.md: every part of the paper at every scale, from what lies there."""
     entries = [entry for entry in collect([ROOT / "results"]) if entry.table.paper == paper]
-    remarks = [found for found in load_found(ROOT / paper, ROOT / "results") if found.part]
     parts = [
         f"# Results: {entries[0].table.paper_title}",
         "Made by `python scripts/fill_pages.py` from the JSON files beside this page. What was found, in a few "
@@ -136,9 +135,8 @@ def results_page(paper: str) -> str:
     for folder, group in groupby(entries, lambda entry: entry.path.parent):
         of_folder = list(group)
         part, scale = folder.parts[-2:]
-        if part != seen:
-            parts += [f"## {part}", *(f"{found.text}" for found in remarks if found.part == part)]
-            seen = part
+        parts += [] if part == seen else [f"## {part}"]
+        seen = part
         parts.append(f"### Scale {scale}: `{of_folder[0].table.command}`")
         for entry in of_folder:
             pictures = (f"[{picture.path.stem}]({part}/{scale}/{picture.path.name})" for picture in entry.pictures)

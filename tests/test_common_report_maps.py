@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from plotted import read_plotted
 
 from common.report.figures import (
     Contours,
@@ -17,7 +18,6 @@ from common.report.figures import (
     plot_curves,
     plot_heat_on_pictures,
     plot_heat_on_words,
-    read_plotted,
 )
 
 

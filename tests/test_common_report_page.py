@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
+from plotted import read_plotted
 from test_common_report_tables import HOSTILE, cell, made_up_table
 
 from common.report import figures
-from common.report.figures import plot_distributions, plot_table, plot_training, read_plotted
+from common.report.figures import plot_distributions, plot_table, plot_training
 from common.report.formats import write_table
 from common.report.found import Found
 from common.report.page import Entry, Picture, collect, collect_claims, collect_page, main, write_page

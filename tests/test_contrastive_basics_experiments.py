@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from plotted import read_plotted
 
 from common.base.config import ConfigError
 from common.info_nce import symmetric_info_nce
 from common.report.experiments import collect_experiments, read_experiment
-from common.report.figures import Curves, plot_curves, read_plotted
+from common.report.figures import Curves, plot_curves
 from common.report.statistics import interval_over_seeds
 from common.report.table import read_table
 from common.reproduce.command import Command

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from plotted import read_plotted
 from test_euclip_claims import columns_of_claims
 
 from common.report.experiments import read_experiment
-from common.report.figures import read_plotted
 from common.report.table import from_json
 from euclip import distributions, figures, traverse
 from euclip import traversal_tables as walk_tables

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from conftest import SmokeParts
+from plotted import read_plotted
 from scipy.stats import spearmanr
 
 from common.base.config import ConfigError, from_dict, load_row
@@ -17,7 +18,6 @@ from common.data.pairs import open_evaluation_sets
 from common.report.claims.decide import OurCell, measured
 from common.report.claims.expressions import Cell
 from common.report.claims.read import load_claims, load_paper_tables
-from common.report.figures import read_plotted
 from common.report.table import Measured, from_json
 from common.run.checkpoint import last_checkpoint
 from common.run.log import read_log

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from plotted import read_plotted
 
 from common.base.config import ConfigError, load_config
 from common.base.random_keys import derive_key
@@ -18,7 +19,6 @@ from common.report.claims.expressions import EXPERIMENT, cells
 from common.report.claims.read import load_claims, load_paper_tables
 from common.report.claims.show import judge
 from common.report.experiments import collect_experiments
-from common.report.figures import read_plotted
 from common.report.table import read_table
 from common.reproduce.command import Command
 from common.reproduce.rows import RowRun, measured_once

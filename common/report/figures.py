@@ -237,7 +237,10 @@ def _write(figure: Figure, path: str | Path, header: Sequence[str], records: Seq
                 numbers[name].append(_rounded(value))
     lines = (json.dumps({**dict(texts), **numbers}, ensure_ascii=False) for texts, numbers in series.items())
     text = "[\n" + ",\n".join(lines) + "\n]\n"
-    return [_write_picture(figure, path), write_atomically(_plotted(path), text)]
+    return [
+        _write_picture(figure, path),
+        write_atomically(Path(path).with_name(f"{Path(path).stem}_plotted.json"), text),
+    ]
 
 
 def _write_picture(figure: Figure, path: str | Path) -> Path:
@@ -246,20 +249,6 @@ def _write_picture(figure: Figure, path: str | Path) -> Path:
     # a plot has few colours, and a palette takes a third of the bytes
     Image.open(picture).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     return write_atomically(path, small.getvalue())
-
-
-def read_plotted(path: str | Path) -> list[dict[str, Any]]:
-    """One dictionary for each point of the picture at `path`, from the JSON beside it; None where no number was."""
-    points = []
-    for series in json.loads(_plotted(path).read_text(encoding="utf-8")):
-        texts = {name: value for name, value in series.items() if isinstance(value, str)}
-        numbers = {name: values for name, values in series.items() if name not in texts}
-        points += [texts | dict(zip(numbers, values)) for values in zip(*numbers.values())]
-    return points
-
-
-def _plotted(path: str | Path) -> Path:
-    return Path(path).with_name(f"{Path(path).stem}_plotted.json")
 
 
 def _rounded(value: float | None) -> float | None:

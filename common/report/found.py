@@ -5,8 +5,7 @@
       text: Does it break? Yes, from {table3/demo/table3 | Sphere, e^0 | zs_i2t_r1} to ... percent.
 
 A number stands as {part/scale/table | row | column}, or as {experiments/scale/name | value}; it is the mean over seeds.
-The same sentences open the paper's README.md and the report; those with a `part` stand in results/<paper>/README.md,
-above that part's tables. A test compares the verdicts with those of the report.
+The same sentences open the paper's README.md and the report. A test compares the verdicts with those of the report.
 """
 
 import math
@@ -26,12 +25,11 @@ _LEADS = {"undecided": "could not be shown"}
 
 @dataclass(frozen=True)
 class Found:
-    """A few sentences; `claims`: id -> verdict, `scale`: of these verdicts, `part`: that alone they are a remark on."""
+    """A few sentences; `claims`: id -> verdict, `scale`: of these verdicts."""
 
     text: str
     claims: Mapping[str, str] = field(default_factory=dict)
     scale: str = ""
-    part: str = ""
 
     @property
     def lead(self) -> str:

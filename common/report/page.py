@@ -200,7 +200,7 @@ def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Pa
     for paper in dict.fromkeys([*claims, *(entry.table.paper for entry in entries)]):
         own = [entry for entry in entries if entry.table.paper == paper]
         judged = [claims[paper]] if paper in claims else []
-        found = [each for each in load_found(Path(papers) / paper, committed) if not each.part] if told else []
+        found = load_found(Path(papers) / paper, committed) if told else []
         file = f"{path.stem}_{paper}.html"
         title = judged[0].title if judged else own[0].table.paper_title
         write_page(own, path.with_name(file), title, claims=judged, found=found, index=path.name)
