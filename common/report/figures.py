@@ -237,10 +237,8 @@ def _write(figure: Figure, path: str | Path, header: Sequence[str], records: Seq
                 numbers[name].append(_rounded(value))
     lines = (json.dumps({**dict(texts), **numbers}, ensure_ascii=False) for texts, numbers in series.items())
     text = "[\n" + ",\n".join(lines) + "\n]\n"
-    return [
-        _write_picture(figure, path),
-        write_atomically(Path(path).with_name(f"{Path(path).stem}_plotted.json"), text),
-    ]
+    plotted = Path(path).with_name(f"{Path(path).stem}_plotted.json")
+    return [_write_picture(figure, path), write_atomically(plotted, text)]
 
 
 def _write_picture(figure: Figure, path: str | Path) -> Path:
