@@ -2,12 +2,15 @@
 
 import ast
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from common.report.claims.decide import FAILS, UNCHECKED, audit
 from common.report.claims.read import load_claims, load_paper_tables
+from common.report.page import collect, collect_claims
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPERS = ("oblique_topology", "euclip", "contrastive_basics")
@@ -97,3 +100,32 @@ def test_every_test_that_decides_a_claim_exists_asserts_and_is_not_skipped(paper
             assert word not in told, f"{test}: {word}"
         assert "data_dir" not in ast.unparse(found), test
         assert re.search(r"\bassert\b|assert_close|pytest\.raises", ast.unparse(found)), test
+
+
+def test_no_committed_claim_compares_numbers_of_unlike_protocols():
+    for claims in collect_claims([ROOT / "results"], collect([ROOT / "results"])):
+        for judged in claims.judged:
+            assert [verdict.unlike for verdict in judged.measured if verdict.unlike] == [], judged.claim.id
+
+
+def threshold(entry):
+    """What decides the measured side of a claim, as it is written."""
+    written = entry.get("after_the_data") or entry.get("measured") or entry.get("holds_if") or []
+    texts = [" ".join(text.split()) for text in ([written] if isinstance(written, str) else written)]
+    return texts, {name: names for name, names in entry.get("for", {}).items() if f"{{{name}}}" in str(texts)}
+
+
+@pytest.mark.parametrize("paper", [*PAPERS, "geomm"])
+def test_every_claim_names_the_revision_that_last_changed_its_threshold(paper):
+    entries = yaml.safe_load((ROOT / paper / "claims.yaml").read_text(encoding="utf-8"))["claims"]
+    deciding = [entry for entry in entries if threshold(entry)[0] and not entry.get("effect_size")]
+    assert [entry["id"] for entry in deciding if "threshold" not in entry] == []
+    for revision in {entry["threshold"] for entry in deciding}:
+        file = f"{revision}:{paper}/claims.yaml"
+        shown = subprocess.run(["git", "show", file], cwd=ROOT, capture_output=True, encoding="utf-8")
+        if shown.returncode:
+            pytest.skip(f"no history with revision {revision} here")
+        then = {entry["id"]: threshold(entry) for entry in yaml.safe_load(shown.stdout)["claims"]}
+        for entry in deciding:
+            if entry["threshold"] == revision:
+                assert then.get(entry["id"]) == threshold(entry), (entry["id"], revision)

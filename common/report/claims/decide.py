@@ -246,7 +246,8 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
     findings: dict[Margin, Finding] = {}
 
     def settle(margin: Margin, error_holds: float, error_fails: float) -> tuple[bool | None, float | None]:
-        answer, strength, findings[margin] = _settle(margin, (error_holds, error_fails), claim, printed, ours, scale)
+        errors = (_ERROR, _ERROR) if claim.effect_size else (error_holds, error_fails)
+        answer, strength, findings[margin] = _settle(margin, errors, claim, printed, ours, scale)
         return answer, strength
 
     decision = decide(all_of(claim.measured), settle)
@@ -254,7 +255,7 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
     if claim.effect_size and found.verdict in (HOLDS, FAILS, UNDECIDED):
         return replace(found, verdict=EFFECT, reason=claim.effect_size)
     later = measured(replace(claim, measured=claim.later, later=()), printed, ours, scale) if claim.later else None
-    return replace(found, how=claim.exact, later=later)
+    return replace(found, how=claim.exact if found.verdict in (HOLDS, FAILS) else "", later=later)
 
 
 def measured_at_every_scale(
