@@ -86,6 +86,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
             if name in lines[0]
         },
         own_runs=True,
+        measured_on="the log's last step",
     )
     return [table, write_findings(command, PAPER, findings, runs)]
 

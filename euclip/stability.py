@@ -89,6 +89,7 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
             if all(name in outcome for outcome, _ in each)
         },
         own_runs=True,
+        measured_on="the training log",
     )
     return [write_findings(command, code.name, findings)]
 

@@ -105,6 +105,7 @@ def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
         name="hierarchy_error",
         caption="Distances over cluster centres beside shortest paths over all keys of a pool.",
         data=f"{first.training_data}; from pictures of {first.evaluations['test']['protocol']['data']}",
+        measured_on=first.evaluations["test"]["protocol"]["data"],
         protocol=f"{NUM_QUERIES} pictures, {config.method.queue_size:,} keys; exact: {SAMPLE_NEIGHBORS} neighbours",
         settings={"rows": {"clip": ROW}, "num_queries": NUM_QUERIES, "sample_neighbors": SAMPLE_NEIGHBORS},
         rows={"angle": "the plain angle", **{key: label for key, (label, _) in ways.items()}},

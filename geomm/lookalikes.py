@@ -136,6 +136,7 @@ def lookalikes(command: Command, code: PaperCode) -> list[Table]:
         name="lookalikes",
         caption="Pictures that are nearer to their caption than to the same with words swapped or one replaced.",
         data=f"{first.training_data}; hard negatives of {pairs.data}",
+        measured_on=f"hard negatives of {pairs.data}",
         protocol="all pairs of the test set",
         settings={"rows": {name: config for name, (config, _) in MODELS.items()}},
         rows={name: label for name, (_, label) in MODELS.items()},

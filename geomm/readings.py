@@ -69,6 +69,7 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
         name="readings",
         caption=f"Readings of Eq. 3: CLIP against a pool after {first.config.optim.steps} steps, by start.",
         data=f"{first.training_data}; ranked on {stand_in_for(command, runs, 'test')}",
+        measured_on=str(stand_in_for(command, runs, "test")),
         protocol="test set by the cosine; log of the last step",
         settings={"rows": {name: config for name, (config, _) in READINGS.items()}},
         rows={"start": "the trained towers themselves"}

@@ -261,6 +261,7 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
             "0.35 ± 0.06, negatives 0.12 ± 0.06) and for those of the trained sphere baseline on training pairs."
         ),
         data=trained_on(runs),
+        measured_on="the first training pairs",
         protocol="the first pairs of the training set",
         settings=asdict(grid),
         rows=rows,

@@ -226,6 +226,7 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
         name="loss_landscape",
         caption="Loss of one batch around the weights of the trained sphere baseline, at temperatures set by hand.",
         data=trained_on(runs),
+        measured_on="one batch of training pairs",
         protocol=f"{grid.batch} pairs",
         settings=asdict(grid),
         rows={f"at_{s:g}": f"multiplier {s:g}" for s in LINES},

@@ -91,6 +91,7 @@ def _findings(runs: Runs, optim: OptimConfig) -> Findings:
             "than a high one.",
         ],
         own_runs=True,
+        measured_on="the training log",
     )
 
 

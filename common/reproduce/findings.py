@@ -18,7 +18,8 @@ from common.reproduce.tables import models_of, table_of
 class Findings:
     """Everything that one experiment measured.
 
-    name: of experiment and table. caption: what it is. data: what it was measured on.
+    name: of experiment and table. caption: what it is. data: what its models were trained on, where there are some.
+    measured_on: what the table says that ours is measured on; empty = `data`.
     protocol: how, in a few words for the readers of the table.
     settings: how, in full: plain values, which the experiment's file keeps.
     rows: key -> label. columns: key -> (label, unit, which is better: "higher", "lower" or None).
@@ -38,6 +39,7 @@ class Findings:
     chance: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
     own_runs: bool = False
+    measured_on: str = ""
 
 
 def write_findings(command: Command, paper: str, findings: Findings, runs: Mapping[str, list[RowRun]] = {}) -> Table:
@@ -57,7 +59,7 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
             values,
             command.seeds,
             scale=command.scale,
-            data=findings.data,
+            data=findings.measured_on or findings.data,
             protocol=findings.protocol,
             chance=findings.chance.get(column),
         )
