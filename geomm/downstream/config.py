@@ -50,7 +50,7 @@ class TaskConfig(Config):
         super().__post_init__()
         task, model = self.data.task, self.model
         if self.method.base == "clip":
-            raise ValueError("method.base = clip with a task; accepted: albef, tcl")
+            raise ValueError("method.base = clip with a task; accepted: one with a fusion: albef, tcl, mafa")
         if self.start.bert and not (self.start.row or self.start.run):
             raise ValueError(f"start.bert = {self.start.bert} alone with a task; accepted: start.row, an ALBEF's")
         batch = self.optim.global_batch_size
