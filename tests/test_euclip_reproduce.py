@@ -44,9 +44,8 @@ def test_every_table_is_trained_and_written_with_the_papers_numbers_beside_ours(
             assert cell.values == pytest.approx([100 * each[f"mean_{mean}"]["metrics"]["score"] for each in found])
             assert (cell.scale, cell.seeds) == ("smoke", seeds)
             assert cell.interval[0] <= cell.mean <= cell.interval[1]
-    for ending in ("md", "csv", "tex", "png"):
+    for ending in ("md", "png"):
         assert (folder / f"{part}.{ending}").stat().st_size > 100
-    assert (folder / f"{part}_training.png").stat().st_size > 1000
 
 
 def experiments_of(output):

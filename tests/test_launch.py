@@ -16,6 +16,7 @@ from processes import in_processes
 from torch.multiprocessing import ProcessExitedException
 
 from common.base.settings import RunConfig
+from common.run import pretraining
 from common.run.launch import run_or_explain, start_accelerator
 from contrastive_basics import pretrain
 from oblique_topology import train
@@ -232,7 +233,7 @@ def test_a_tracker_whose_package_is_missing_ends_a_run_before_it_trains(tracker,
 @pytest.mark.parametrize(
     ("main", "opens", "arguments"),
     [
-        (pretrain.main, pretrain, ["--scale", "smoke", "--resume", "auto", "--output-dir"]),
+        (pretrain.main, pretraining, ["--scale", "smoke", "--resume", "auto", "--output-dir"]),
         (reproduce.main, train, ["oblique_topology", "table2", "--scale", "smoke", "--output"]),
     ],
 )
@@ -253,7 +254,7 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(
     ("arguments", "message"),
     [
         (["oblique_topology", "table99"], "oblique_topology has no table99 here yet; what exists: "),
-        (["geomm", "table3"], "geomm has no table3 here yet"),
+        (["geomm", "table99"], "geomm has no table99 here yet"),
         (["clip", "table1"], "PAPER=clip is unknown; accepted: contrastive_basics, oblique_topology, euclip, geomm"),
         (
             ["oblique_topology", "table2", "--scale", "big"],

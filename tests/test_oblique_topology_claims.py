@@ -103,7 +103,7 @@ def test_a_run_just_made_counts_before_committed_ones(tmp_path, capsys):
     table = replace(committed, rows=[replace(rows[0], ours=ours), multi])
     _write(Command("table2", "demo", (0,), (), tmp_path, tmp_path / "results"), "oblique_topology", [table])
     assert "C1" in (text := capsys.readouterr().out)
-    assert "undecided at demo scale (margin 0 points; one seed)" in " ".join(text.split())
+    assert "undecided (one seed) at demo scale (margin 0 points)" in " ".join(text.split())
 
 
 # ---- claims that a test decides -------------------------------------------------------------------------------------

@@ -243,10 +243,10 @@ def test_threads_of_make_do_not_spin_while_they_wait_unless_the_user_says_so(giv
     assert make("--eval", "show: ; @echo $$OMP_WAIT_POLICY", "show", **given).stdout == f"{policy}\n"
 
 
-def test_table2_is_written_in_every_format_with_figures_and_page(output):
+def test_table2_is_written_with_its_training_and_page(output):
     folder = output / "results" / "oblique_topology" / "table2" / "smoke"
     for name in ("table2", "table2_recalls"):
-        for ending in ("md", "csv", "json", "tex", "png"):
+        for ending in ("md", "json"):
             assert (folder / f"{name}.{ending}").stat().st_size > 100
     assert (folder / "table2_training.png").stat().st_size > 1000
     assert "table2" in (output / "report_oblique_topology.html").read_text(encoding="utf-8")
