@@ -173,6 +173,13 @@ def table8(command: Command) -> list[Table]:
     return [_trained(command, "table8")[0]]
 
 
+def table9(command: Command) -> list[Table]:
+    """Table 9: TCL on two spheres; rows of geomm/, whose base TCL is, so that this table alone takes that folder."""
+    if not command.runs_at(("smoke", "demo", "paper"), "nothing there stands for MSCOCO to train on"):
+        return []
+    return [trained_table(command, CODE, "table9", fields=("flickr",))[0]]
+
+
 def table10(command: Command) -> list[Table]:
     """Table 10: ImageNet accuracy of Multi with 16 class tokens when a random part of them is summed."""
     source = CODE.printed("table10")
@@ -213,6 +220,7 @@ PARTS = {
     "table6": table6,
     "table7": table7,
     "table8": table8,
+    "table9": table9,
     "table10": table10,
     "further_sets": further_sets,
     "figure4": partial(temperature_curves.figure4, code=CODE),

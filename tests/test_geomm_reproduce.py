@@ -70,6 +70,23 @@ def test_rows_with_a_config_are_trained_and_stand_beside_the_papers_numbers(geom
             assert row.ours[column["key"]].values == pytest.approx((100 * found[role]["metrics"][metric],))
 
 
+def test_the_oblique_papers_tcl_is_trained_by_these_rows(geomm):
+    folder = SmokeParts("oblique_topology", geomm.folder, geomm.overrides)("table9")
+    printed = read_own_yaml(ROOT / "oblique_topology" / "paper_tables.yaml")["tables"]["table9"]
+    for row, source in zip(from_json((folder / "table9.json").read_text()).rows, printed["rows"], strict=True):
+        for column in printed["columns"] if "config" in source else ():
+            role, metric, *field = column["measure"]
+            run = run_of(geomm, Path(source[field[0] if field else "config"]).stem)
+            found = json.loads((run / "evaluation.json").read_text())["evaluations"]
+            role += "_contrastive" if row.method.endswith("alignment") else ""
+            assert row.ours[column["key"]].values == pytest.approx((100 * found[role]["metrics"][metric],))
+    queue = last_checkpoint(run / "checkpoints").model_tensors()
+    keys = queue["text_pool.queue.features"][: int(queue["text_pool.queue.fill_level"])]
+    norms = keys.float().unflatten(1, (2, -1)).norm(dim=2)  # "all embedding spaces": those of the pool, too
+    assert len(norms)
+    assert torch.allclose(norms, torch.ones_like(norms), atol=1e-4)
+
+
 def run_of(geomm, row):
     """The run of a row without settings of its own, from trained towers."""
     runs, file = geomm.folder.glob(f"runs/geomm/{row}-smoke-*/seed0"), ROOT / f"geomm/configs/{row}.yaml"

@@ -112,7 +112,7 @@ def test_a_rows_header_names_the_committed_results_of_its_tables_and_no_others()
             measured = {row.method for table in tables for row in table.rows if row.status == "measured"}
             for row in source["rows"]:
                 if "config" in row:
-                    says = folder in named[printed.parent / "configs" / row["config"]]
+                    says = folder in named[(printed.parent / "configs" / row["config"]).resolve()]
                     assert says == (row["method"] in measured), f"{row['config']}: {folder}"
 
 

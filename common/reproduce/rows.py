@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,8 +59,12 @@ class PaperCode:
     other: Callable[[Path], "PaperCode"] | None = None
 
     def of(self, row: str) -> "PaperCode":
-        """The code that trains a row, a file name in the folder's configs/ or a path."""
-        return self if self.other is None else self.other(self.folder / "configs" / row)
+        """The code that trains a row, a file name in the folder's configs/ or a path, also of another paper's row."""
+        file = (self.folder / "configs" / row).resolve()
+        owner = file.parent.parent
+        if owner != self.folder and (owner.parent, file.parent.name) == (ROOT, "configs"):
+            return import_module(f"{owner.name}.train").CODE.of(file.name)
+        return self if self.other is None else self.other(file)
 
     @property
     def folder(self) -> Path:

@@ -82,7 +82,7 @@ def collapse_note(runs: list[RowRun]) -> str:
 
 
 def measured_cells(
-    source: dict[str, Any], runs: list[RowRun], scale: str, others: Mapping[str, list[RowRun]] = {}
+    source: dict[str, Any], runs: list[RowRun], scale: str, others: Mapping[str, list[RowRun]] = {}, suffix: str = ""
 ) -> dict[str, Measured | None]:
     """One row's cells.
 
@@ -92,12 +92,13 @@ def measured_cells(
         runs: of the row's config, one per seed.
         scale: at which they were trained.
         others: field -> the runs of that config.
+        suffix: of the roles: "_contrastive" where a row has another ranking than the one without.
     """
     found = {}
     for column in source["columns"]:
         role, metric, *field = column["measure"]
         of_column = others.get(field[0]) if field else runs
-        found[column["key"]] = measured_cell(of_column, role, metric, scale) if of_column else None
+        found[column["key"]] = measured_cell(of_column, role + suffix, metric, scale) if of_column else None
     return found
 
 
@@ -371,6 +372,7 @@ def trained_table(
     """
     source = with_own_rows(command, code.printed(table_id))
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
+    suffixes = {row["method"]: row.get("suffix", "") for row in source["rows"]}
     further = {f"{row['method']}, {field}": row[field] for row in source["rows"] for field in fields if field in row}
     all_runs = train_rows(command, code, configs | further, settings)
     runs = {method: all_runs[method] for method in configs if method in all_runs}
@@ -379,7 +381,7 @@ def trained_table(
         own = replace(command, overrides=(*command.overrides, *settings.get(method, ())))
         said = note_of(own, configs[method], code) if note is None else note(own, configs[method])
         others = {field: all_runs[f"{method}, {field}"] for field in fields if f"{method}, {field}" in all_runs}
-        cells = measured_cells(source, seeds, command.scale, others) | more.get(method, {})
+        cells = measured_cells(source, seeds, command.scale, others, suffixes[method]) | more.get(method, {})
         ours[method] = (cells, said + collapse_note(seeds))
     rows = printed_rows(source, ours)
     plot_runs(command, code.name, all_runs)
