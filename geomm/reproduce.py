@@ -24,12 +24,12 @@ from geomm.ablations import settings_of
 from geomm.config import Config, DistanceConfig
 from geomm.cost import RANDOM, costs
 from geomm.finetune import CODE as TASKS
-from geomm.ground import figure3, refcoco_plus
 from geomm.hierarchy_error import hierarchy_error
 from geomm.lookalikes import lookalikes
 from geomm.mining import mining
 from geomm.pretrain import CODE as PICTURES
 from geomm.readings import readings
+from geomm.refcoco_plus import figure3, refcoco_plus
 from geomm.table3 import table3
 from geomm.train import CODE
 from geomm.vision.config import VisionConfig

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder
 from common.evaluation.grad_cam import box_coverage, ground, grounding_metrics
-from common.reproduce.command import Command
 from geomm import ground as module
 from geomm.config import Config
 from geomm.ground import (
@@ -39,7 +37,6 @@ from geomm.model import build_model
 from geomm.train import CODE
 
 SIZE = 48
-COMMAND = Command("refcoco_plus", "photos", (0,), (), Path(), Path())
 
 
 @pytest.fixture(scope="module")
@@ -209,10 +206,10 @@ def test_files_are_measured_with_the_words_of_another_box(encoder, tmp_path):
     assert found["chance"] == pytest.approx(1 / 3)
     data = DataConfig(source="karpathy", root=str(tmp_path), resize="squeeze")
     with pytest.raises(ConfigError, match=r"data\.resize = crop cuts off .*accepted: squeeze"):
-        open_sets(COMMAND, replace(data, resize="crop"), RefcocoFiles())
-    assert list(open_sets(COMMAND, data, RefcocoFiles())) == ["val"]
+        open_sets("photos", replace(data, resize="crop"), RefcocoFiles())
+    assert list(open_sets("photos", data, RefcocoFiles())) == ["val"]
     with pytest.raises(ConfigError, match=r"no expressions with boxes: .*x\.json, .*accepted: DATA=<folder with"):
-        open_sets(COMMAND, data, RefcocoFiles(val="x.json"))
+        open_sets("photos", data, RefcocoFiles(val="x.json"))
     (pair,) = [each for each in open_karpathy(path) if each["image_id"] == "b.png"]  # to train on, without boxes
     assert pair["captions"] == ["alone"]
     path.write_text(json.dumps(rows[-1:]))

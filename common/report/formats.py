@@ -87,8 +87,9 @@ def line_below(table: Table) -> str:
     """What stands under every table of ours: models, data and seeds in one line; empty where nothing was measured."""
     if not any(table.measured(column.key) for column in table.columns):
         return ""
-    parts = [table.models, f"on {named(table.data)}" if table.data else ""]
-    return f"Ours: {'; '.join(filter(None, parts))}; {seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}."
+    seeds = f"{seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}"
+    parts = [table.models, f"on {named(table.data)}" if table.data else "", seeds]
+    return f"Ours: {'; '.join(filter(None, parts))}."
 
 
 def named(data: str) -> str:
