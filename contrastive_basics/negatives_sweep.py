@@ -5,13 +5,17 @@ The part `negatives_sweep`, in which every run sees the same number of pairs:
     queue    a fixed batch, and up to K pairs of past steps from a momentum encoder as further negatives
 The part `negatives_in_groups`, in which nothing but the number of negatives changes:
     group    a fixed batch and number of steps; a query meets the G - 1 other pairs of its group in the batch
-The learning rate is that of the scale and is not adapted to the batch.
+The part `negatives_by_batch`, which takes apart what a larger batch changes at a fixed number of pairs:
+    steps    a fixed number of steps, so that larger batches see more pairs
+    rate     a fixed number of pairs, and the learning rate by the root of the batch, as Adam wants it (Malladi et al.
+             2022)
+Elsewhere the learning rate is that of the scale and is not adapted to the batch.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from common.base.config import ConfigError
+from common.base.config import ConfigError, load_row
 from common.distributed import is_main_process
 from common.report.experiments import Experiment, write_experiment
 from common.report.figures import Curves, plot_curves
@@ -30,6 +34,7 @@ SET_HERE = (
     "optim.steps=",
     "optim.global_batch_size=",
     "optim.warmup_steps=",
+    "optim.learning_rate=",
     "method.queue_size=",
     "method.group_size=",
 )
@@ -38,16 +43,22 @@ WARMUP_SHARE = 12  # one step in so many
 
 @dataclass(frozen=True)
 class Point:
-    """One training of a series: pairs a step, size of the queue, size of the groups (0 = none of that)."""
+    """One training of a series: pairs a step, size of the queue, size of the groups (0 = none of that).
+
+    steps: whatever pairs they see; 0 = those of the sweep. rate: learning rate; 0 = that of the scale.
+    """
 
     batch: int
     queue: int = 0
     group: int = 0
+    steps: int = 0
+    rate: float = 0.0
 
     @property
     def name(self) -> str:
         """What claims call it."""
-        kind = "queue" if self.queue else "group" if self.group else "batch"
+        kinds = {"queue": self.queue, "group": self.group, "steps": self.steps, "rate": self.rate}
+        kind = next((kind for kind, value in kinds.items() if value), "batch")
         return f"{kind}_{self.queue or self.group or self.batch}"
 
     @property
@@ -57,6 +68,7 @@ class Point:
 
     def __str__(self) -> str:
         more = f", queue {self.queue}" if self.queue else f", groups of {self.group}" if self.group else ""
+        more += f", {self.steps} steps" if self.steps else f", rate {self.rate:.1e}" if self.rate else ""
         return f"batch {self.batch}{more}"
 
 
@@ -70,6 +82,8 @@ class Sweep:
     queues: K of the second.
     group_batch: B of the third.
     groups: G of the third, divisors of its batch.
+    steps_batches, steps: B of the fourth, and its steps.
+    rate_batches: B of the fifth. rate_batch: B at which the scale's learning rate is left as it is.
     overrides: what makes a run of the sweep cheaper than a row of the scale.
     """
 
@@ -79,6 +93,10 @@ class Sweep:
     queues: tuple[int, ...]
     group_batch: int
     groups: tuple[int, ...]
+    steps_batches: tuple[int, ...]
+    steps: int
+    rate_batches: tuple[int, ...]
+    rate_batch: int
     overrides: tuple[str, ...] = ()
 
 
@@ -91,6 +109,10 @@ _SCENES = Sweep(
     queues=(256, 1024, 4096, 16384),
     group_batch=128,
     groups=(2, 4, 16, 64, 128),
+    steps_batches=(16, 64, 256),
+    steps=320,
+    rate_batches=(16, 64, 256, 1024),
+    rate_batch=64,
     overrides=(*_CHEAP, "data.num_labelled=64"),
 )
 SWEEPS = {
@@ -101,6 +123,10 @@ SWEEPS = {
         queues=(64,),
         group_batch=32,
         groups=(2, 32),
+        steps_batches=(16, 32),
+        steps=4,
+        rate_batches=(16, 32),
+        rate_batch=32,
         overrides=("run.evaluate_every=0", "data.num_test=8", "data.num_labelled=8"),
     ),
     "demo": _SCENES,
@@ -151,13 +177,34 @@ def negatives_in_groups(command: Command, code: PaperCode) -> list[Table]:
     return _measured(command, code, sweep, points, caption, panels, "groups")
 
 
+def negatives_by_batch(command: Command, code: PaperCode) -> list[Table]:
+    """Larger batches with the steps held, and with the pairs held and the learning rate adapted.
+
+    Raises:
+        ConfigError: for settings that the part itself chooses.
+    """
+    sweep = _sweep_of(command)
+    if sweep is None:
+        return []
+    row = code.folder / "configs" / "negatives_batch.yaml"
+    of_scale = load_row(code.config_class, code.folder, row, command.scale).optim.learning_rate
+    by_steps = [Point(batch, steps=sweep.steps) for batch in sweep.steps_batches]
+    by_rate = [Point(batch, rate=of_scale * (batch / sweep.rate_batch) ** 0.5) for batch in sweep.rate_batches]
+    caption = (
+        f"Retrieval against the batch: {sweep.steps} steps throughout, in which larger batches see more pairs; and "
+        f"{sweep.samples} pairs throughout, with a learning rate that grows by the root of the batch."
+    )
+    panels = {"larger batches, as many steps": by_steps, "larger batches, as many pairs, adapted rate": by_rate}
+    return _measured(command, code, sweep, [*by_steps, *by_rate], caption, panels, "by_batch")
+
+
 def _sweep_of(command: Command) -> Sweep | None:
     """Sizes at the command's scale; None where there are none."""
     if not command.runs_at(SWEEPS, "the chapter states no recipe"):
         return None
     taken = [text for text in command.overrides if text.startswith(SET_HERE)]
     if taken:
-        raise ConfigError(f"{taken[0]} cannot be set: {command.part} chooses batch, steps, queue and groups")
+        raise ConfigError(f"{taken[0]} cannot be set: {command.part} chooses batch, steps, rate, queue and groups")
     return SWEEPS[command.scale]
 
 
@@ -189,8 +236,7 @@ def _measured(
             {},
             {key: measured_cell(runs[point.name], *of, command.scale) for key, of in keys.items()},
             MEASURED,
-            f"{'up to ' if point.queue else ''}{point.negatives} negatives a query, "
-            f"{sweep.samples // point.batch} steps",
+            f"{'up to ' if point.queue else ''}{point.negatives} negatives a query, {_steps(sweep, point)} steps",
         )
         for point in points
     ]
@@ -236,7 +282,7 @@ def _measured(
 
 def _jobs(command: Command, code: PaperCode, sweep: Sweep, point: Point) -> list[Job]:
     """One point of a series, for all seeds."""
-    steps = sweep.samples // point.batch
+    steps = _steps(sweep, point)
     overrides = (
         *sweep.overrides,
         *command.overrides,
@@ -245,11 +291,16 @@ def _jobs(command: Command, code: PaperCode, sweep: Sweep, point: Point) -> list
         f"optim.warmup_steps={steps // WARMUP_SHARE}",
         *([f"method.queue_size={point.queue}"] if point.queue else []),
         *([f"method.group_size={point.group}"] if point.group else []),
+        *([f"optim.learning_rate={point.rate}"] if point.rate else []),
     )
     row = "negatives_queue.yaml" if point.queue else "negatives_batch.yaml"
     if is_main_process():
         print(f"{command.part}: {point}, {steps} steps", flush=True)
     return [Job(code, row, command.scale, seed, overrides, command.runs) for seed in command.seeds]
+
+
+def _steps(sweep: Sweep, point: Point) -> int:
+    return point.steps or sweep.samples // point.batch
 
 
 def _percent(runs: Sequence[RowRun], metric: str) -> list[float]:

@@ -8,6 +8,7 @@ make reproduce-negatives_sweep PAPER=contrastive_basics SEEDS=3
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 if not __package__:
@@ -129,20 +130,11 @@ def _trained_here(table: Table) -> Experiment:
     )
 
 
-def negatives_on_pairs(command: Command) -> list[Table]:
-    """Retrieval against the number of negatives, in the batch and in a queue."""
-    return negatives_sweep.negatives_sweep(command, CODE)
-
-
-def negatives_in_groups(command: Command) -> list[Table]:
-    """Retrieval against the number of negatives in a batch and number of steps that stay the same."""
-    return negatives_sweep.negatives_in_groups(command, CODE)
-
-
 PARTS = {
     "table1": table1,
-    "negatives_sweep": negatives_on_pairs,
-    "negatives_in_groups": negatives_in_groups,
+    "negatives_sweep": partial(negatives_sweep.negatives_sweep, code=CODE),
+    "negatives_in_groups": partial(negatives_sweep.negatives_in_groups, code=CODE),
+    "negatives_by_batch": partial(negatives_sweep.negatives_by_batch, code=CODE),
     "collapse": experiments.collapse,
     "temperature": experiments.temperature,
     "negatives": experiments.negatives,

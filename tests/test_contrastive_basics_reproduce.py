@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import yaml
 from test_contrastive_basics_public import write_clip, write_flava
 
 from common.base.config import ConfigError
@@ -157,16 +158,30 @@ def test_groups_change_the_number_of_negatives_and_nothing_else(tmp_path):
     assert first[0] < 2 < 3 < first[1] < 5  # near ln 2 times the scale's spread, and near ln 32
 
 
+def test_batches_grow_with_steps_held_or_with_pairs_held_and_the_rate_adapted(tmp_path):
+    reproduce(tmp_path, "negatives_by_batch")
+    ran = {}
+    for path in tmp_path.glob("runs/*/*/seed0/config.yaml"):
+        optim = yaml.safe_load(path.read_text())["optim"]
+        ran[optim["global_batch_size"], optim["steps"]] = optim["learning_rate"]
+    at_32 = ran[32, 4]
+    assert ran == pytest.approx({(16, 4): at_32, (32, 4): at_32, (16, 16): at_32 / 2**0.5, (32, 8): at_32})
+    found = read_experiment(tmp_path / "results/contrastive_basics/experiments/smoke/by_batch_scenes.json")
+    assert {name.removesuffix("_mean_recall") for name in found.values if name.endswith("mean_recall")} == {
+        "steps_16", "steps_32", "rate_16", "rate_32",
+    }  # fmt: skip
+
+
 def test_every_run_of_a_sweep_sees_the_same_number_of_pairs():
     for sweep in SWEEPS.values():
         assert all(sweep.group_batch % group == 0 for group in sweep.groups)
-        assert all(sweep.samples % batch == 0 for batch in (*sweep.batches, sweep.queue_batch))
+        assert all(sweep.samples % batch == 0 for batch in (*sweep.batches, *sweep.rate_batches, sweep.queue_batch))
         assert sweep.queue_batch in sweep.batches  # the queue of size 0
 
 
 def test_what_the_sweep_chooses_cannot_be_set(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"optim\.steps=3 cannot be set: negatives_sweep chooses batch, steps, queue and groups"
+        ConfigError, match=r"optim\.steps=3 cannot be set: negatives_sweep chooses batch, steps, rate, queue and groups"
     ):
         reproduce(tmp_path, "negatives_sweep", "optim.steps=3")
 
