@@ -22,7 +22,7 @@ NUMBER = {"oblique_topology": 36, "euclip": 24, "contrastive_basics": 28}
 MORE = {  # claims beside the numbered ones
     "oblique_topology": {"C10-l2"},
     "euclip": set(),
-    "contrastive_basics": {"C16-trained", "C20-queue"}
+    "contrastive_basics": {"C16-trained", "C20-queue", "C20-scenes-steps", "C20-scenes-rate"}
     | {f"C20-{data}{kind}" for data in ("scenes", "flickr8k") for kind in ("", "-queue", "-groups")},
 }
 NOT_BORNE_OUT = {

@@ -37,6 +37,7 @@ TOYS = {"collapse", "temperature", "negatives", "negatives_queue", "loss_floor",
 REAL = {  # experiments with trained towers, which may or may not have been run
     "trained_here": {"C16-trained", "C22"},
     "negatives_scenes": {"C20-scenes", "C20-scenes-queue"},
+    "by_batch_scenes": {"C20-scenes-steps", "C20-scenes-rate"},
     "groups_scenes": {"C20-scenes-groups"},
     "groups_flickr8k": {"C20-flickr8k-groups"},
     "negatives_flickr8k": {"C20-flickr8k", "C20-flickr8k-queue"},
