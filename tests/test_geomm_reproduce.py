@@ -116,6 +116,16 @@ def test_tasks_stand_beside_blank_and_exchanged_pictures(geomm):
     assert "blank pictures" in json.loads((blank[0].parent / "evaluation.json").read_text())["training_data"]
 
 
+def test_a_chosen_row_has_its_tasks_and_no_other_row_has(geomm, tmp_path):
+    whole = {row.method: row for row in table_of(geomm, "table3").rows}
+    (tmp_path / "runs").symlink_to(geomm.folder / "runs")
+    chosen = SmokeParts("geomm", tmp_path, (*geomm.overrides, "--rows", "albef"))
+    for row in table_of(chosen, "table3").rows:
+        assert row.ours == (whole["ALBEF"].ours if row.method == "ALBEF" else {})
+    tasks = from_json((chosen("table3") / "tasks.json").read_text())
+    assert [row.method.partition(",")[0] for row in tasks.rows] == 3 * ["ALBEF"]
+
+
 def test_what_is_not_learnt_decides_no_claim(geomm):
     assert learnt([60, 62, 61], [40, 42, 39])
     assert not learnt([60, 40, 50], [40, 42, 39])  # the spread is larger than the gain

@@ -371,11 +371,12 @@ def trained_table(
         more: method -> cells that no evaluation of its runs gives.
     """
     source = with_own_rows(command, code.printed(table_id))
-    configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
-    suffixes = {row["method"]: row.get("suffix", "") for row in source["rows"]}
-    further = {f"{row['method']}, {field}": row[field] for row in source["rows"] for field in fields if field in row}
-    all_runs = train_rows(command, code, configs | further, settings)
-    runs = {method: all_runs[method] for method in configs if method in all_runs}
+    chosen = [row for row in source["rows"] if "config" in row and command.trains(row["config"])]
+    configs = {row["method"]: row["config"] for row in chosen}
+    suffixes = {row["method"]: row.get("suffix", "") for row in chosen}
+    further = {f"{row['method']}, {field}": row[field] for row in chosen for field in fields if field in row}
+    all_runs = train_rows(replace(command, rows=()), code, configs | further, settings)
+    runs = {method: all_runs[method] for method in configs}
     ours = {}
     for method, seeds in runs.items():
         own = replace(command, overrides=(*command.overrides, *settings.get(method, ())))
