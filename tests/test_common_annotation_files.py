@@ -55,7 +55,11 @@ def picture(path, size=(12, 10)):
 
 def test_vqa_questions_and_annotations_are_joined_by_their_ids(tmp_path):
     later = {**QUESTION, "question_id": 8}
-    questions = written(tmp_path, {"data_subtype": "val2014", "questions": [later, QUESTION]}, "q.json")
+    questions = written(
+        tmp_path,
+        {"data_subtype": "val2014", "questions": [later, QUESTION, {**QUESTION, "question_id": [7]}]},
+        "q.json",
+    )
     answers = written(tmp_path, {"annotations": [ANSWERS, {**ANSWERS, "question_id": 9}]}, "a.json")
     found = read_vqa(questions, answers)
     assert found.rows == [
@@ -68,7 +72,8 @@ def test_vqa_questions_and_annotations_are_joined_by_their_ids(tmp_path):
         )
     ]  # fmt: skip
     assert [(each.key, each.reason.split(":")[0]) for each in found.broken] == [
-        ("question 1", "missing answers"), ("annotation of question 9", "missing question"),
+        ("question 1", "missing answers"), ("question 3", "missing answers"),
+        ("annotation of question 9", "missing question"),
     ]  # fmt: skip
     with pytest.raises(
         ValueError, match=r"q\.json holds questions alone; accepted: with the file of their annotations"
@@ -123,14 +128,19 @@ def test_published_and_simplified_rows_say_the_same(tmp_path):
         (read_entailment, ENTAILMENT, {"sentence2": 3}, "hypothesis is no text: sentence2 = '3'; accepted: a string"),
         (read_nlvr2, NLVR2, {"images": ["a.png"]}, "not two pictures: images = ['a.png']; accepted: [left, right]"),
         (read_nlvr2, NLVR2, {"identifier": "dev-1"}, "identifier = 'dev-1'; accepted: split-set-pair-sentence"),
+        (read_nlvr2, NLVR2, {"images": ["a.png", "b.png"], "identifier": "dev-1"}, "identifier = 'dev-1'; accepted"),
         (read_nlvr2, NLVR2, {"label": None}, "unknown label: label = None; accepted: False, True"),
         (read_vqa, VQA, {"answer": []}, "missing answers: answers = []; accepted: a list of at least one"),
+        (read_vqa, VQA, {"answer": ["a", "\ud800"]}, "answer has half a surrogate pair"),
+        (read_vqa, VQA, {"answer_type": ["other"]}, "answer_type is no text"),
+        (read_vqa, {**QUESTION, "answers": ["a"]}, {"image_id": "1" * 5000}, "missing picture: image_id = '111"),
         (read_vqa, VQA, {"image": ""}, "missing picture: its path is ''"),
         (read_refcoco, BOX, {"proposals": []}, "no proposals: proposals = []; accepted: a list of at least one box"),
         (read_refcoco, BOX, {"proposals": None}, "no proposals: proposals = None"),
         (read_refcoco, BOX, {"box": [1, 2, 0, 3]}, "box without area: box = [1, 2, 0, 3]; accepted: width"),
         (read_refcoco, BOX, {"proposals": [[1, 2, 3]]}, "not a box: proposals[0] = [1, 2, 3]; accepted: [x"),
         (read_refcoco, BOX, {"box": [1, 2, 3, float("nan")]}, "not a box: box = [1, 2, 3, nan]"),
+        (read_refcoco, BOX, {"box": [1, 2, 10**400, 3]}, "not a box: box = [1, 2, 1000"),
     ],
 )  # fmt: skip
 def test_a_row_that_cannot_be_used_is_named(tmp_path, reader, good, changes, said):
@@ -277,6 +287,9 @@ def test_sugarcrepe_groups_are_one_list(tmp_path, data_dir):
     assert [(each.key, each.reason.split(":")[0]) for each in found.broken] == [("1", "negative_caption is no text")]
     for groups in ({"swap": [row], "add": [row]}, {"swap": {"0": row}, "add": {"0": row}}):
         assert read_sugarcrepe(written(tmp_path, groups)).rows == 2 * found.rows
+    for neither, place in (({"0": 5}, "0 0"), ({"swap": None}, "swap 0")):
+        with pytest.raises(ValueError, match=rf"rows.json \[{place}\]: row has the wrong type"):
+            read_sugarcrepe(written(tmp_path, neither))
     with pytest.raises(ValueError, match="holds a list; accepted: an object of rows or of groups of rows"):
         read_sugarcrepe(written(tmp_path, [row]))
 

@@ -596,12 +596,19 @@ def test_each_evaluation_refuses_the_others_checkpoints(finished):
         MODELS.load_encoder(pairs, torch.device("cpu"))
 
 
-def test_an_answer_list_without_any_training_answer_is_refused(tmp_path):
+def test_what_no_accuracy_could_be_of_is_refused_before_the_training(tmp_path):
     Image.new("RGB", (20, 20)).save(tmp_path / "a.png")
     rows = [{"image": "a.png", "question": "what", "answers": ["cat"] * 10}]
     (tmp_path / "train.json").write_text(json.dumps(rows))
     (tmp_path / "answers.json").write_text(json.dumps(["dog", "owl"]))
-    config = config_of("vqa_albef", "data.source=karpathy", f"data.root={tmp_path}", "data.train=train.json",
-                       "data.answers=answers.json", "data.val=train.json", "data.test=train.json")  # fmt: skip
+    (tmp_path / "one.json").write_text(json.dumps([*rows, {**rows[0], "answers": "cat"}]))
+    files = ["data.source=karpathy", f"data.root={tmp_path}", "data.train=train.json", "data.val=train.json",
+             "data.test=one.json"]  # fmt: skip
+    data = config_of("vqa_albef", *files, "data.answers=answers.json").data
     with pytest.raises(ValueError, match=r"answers.json: none of its 2 answers \('dog', 'owl'\)"):
-        open_training_set(config.data, 0)
+        open_training_set(data, 0)
+    # accuracy would be refused after the training
+    with pytest.raises(ValueError, match=r"data.test = one.json: 1 of 2 questions have one answer; accepted: at least"):
+        open_test_sets(data)
+    with pytest.raises(FileNotFoundError, match=r"train.json\+one.json: no such file"):  # VQA alone has two files
+        open_training_set(config_of("nlvr2_albef", *files, "data.train=train.json+one.json").data, 0)

@@ -10,7 +10,7 @@ authors publish. Rows that cannot be used are listed with their place and reason
 
 import hashlib
 import json
-import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -130,10 +130,12 @@ def read_sugarcrepe(path: str | Path) -> Annotations:
     content = _content(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}; accepted: an object of rows or of groups of rows")
-    groups = content if all("filename" not in rows for rows in content.values()) else {"": content}
+    of_rows = any(isinstance(row, dict) and "filename" in row for row in content.values())
+    groups = {"": content} if of_rows else content
+    listed = ((group, given if isinstance(given, dict | list) else [given]) for group, given in groups.items())
     rows = (
         (f"{group} {number}".strip(), row)
-        for group, given in groups.items()
+        for group, given in listed
         for number, row in (given.items() if isinstance(given, dict) else enumerate(given))
     )
     return _checked(path, rows, _sugarcrepe)
@@ -315,12 +317,14 @@ def _listed(path: Path, content: Any) -> Raw:
 
 def _joined(questions: list[Any], annotations: list[Any]) -> Raw:
     """The questions with the answers of the same question_id; answers to no question come last, alone."""
-    answers = {}
-    for number, row in enumerate(annotations, 1):
+
+    def question_of(row: Any, otherwise: str) -> int | str:
         question = row.get("question_id") if isinstance(row, dict) else None
-        answers[question if isinstance(question, int | str) else f"annotation {number}"] = row
+        return question if isinstance(question, int | str) else otherwise
+
+    answers = {question_of(row, f"annotation {number}"): row for number, row in enumerate(annotations, 1)}
     for number, row in enumerate(questions, 1):
-        found = answers.pop(row.get("question_id"), {}) if isinstance(row, dict) else {}
+        found = answers.pop(question_of(row, ""), {})
         yield f"question {number}", {**found, **row} if isinstance(row, dict) and isinstance(found, dict) else row
     for question, row in answers.items():
         yield f"annotation of question {question}", row
@@ -347,9 +351,11 @@ def _vqa(row: dict[str, Any], prefix: str = "") -> Annotation:
     answers = [each.get("answer") if isinstance(each, dict) else each for each in answers]
     if not all(isinstance(each, str) for each in answers):
         raise Unusable(f"answer is no text: answers = {str(answers)[:60]}; accepted: strings")
+    answers = [id_text(each, "answer") for each in answers]
     path = row["image"] if "image" in row else f"{prefix}{_number(row, 'image_id'):012}.jpg"
     item = {"question": question, "answers": answers, "answer": Counter(answers).most_common(1)[0][0]}
-    item |= {"answer_type": row.get("answer_type") or "other", "question_id": row.get("question_id")}
+    answer_type = _text(row, "answer_type") if row.get("answer_type") else "other"
+    item |= {"answer_type": answer_type, "question_id": row.get("question_id")}
     return _annotation([path], item, row.get("image_id"))
 
 
@@ -363,14 +369,14 @@ def _entailment(row: dict[str, Any]) -> Annotation:
 def _nlvr2(row: dict[str, Any]) -> Annotation:
     item = {"statement": _text(row, "statement", "sentence"), "label": _choice(row, _TRUTH, "label")}
     paths, identifier = row.get("images"), row.get("identifier")
-    if identifier is not None:
-        item["identifier"] = _text(row, "identifier")
-    if paths is None:
-        parts = _text(row, "identifier").split("-")
+    if paths is None or identifier is not None:
+        identifier = item["identifier"] = _text(row, "identifier")
+        parts = identifier.split("-")
         if len(parts) != 4:
             raise Unusable(
                 f"identifier of another form: identifier = {identifier!r}; accepted: split-set-pair-sentence"
             )
+    if paths is None:
         folder = f"{id_text(row['directory'], 'directory')}/" if "directory" in row else ""  # of the training pictures
         paths = [f"{folder}{'-'.join(parts[:3])}-img{side}.png" for side in range(2)]
     if not isinstance(paths, list) or len(paths) != 2:
@@ -418,7 +424,7 @@ def _choice(row: dict[str, Any], labels: Sequence[str], *keys: str) -> int:
 
 
 def _number(row: dict[str, Any], key: str) -> int:
-    if not str(row.get(key)).isdecimal():
+    if not re.fullmatch("[0-9]{1,12}", str(row.get(key))):
         raise Unusable(
             f"missing picture: {key} = {row.get(key)!r}; accepted: COCO's number of it, or its path as image"
         )
@@ -434,7 +440,7 @@ def _box(key: str, box: Any) -> list[float]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1.0e9  # nor nan
 
 
 def _check_inside(key: str, boxes: Sequence[Sequence[float]], picture: Image.Image) -> None:

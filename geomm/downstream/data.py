@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from common.base.provenance import hash_of
 from common.data.annotated import check_answer_list, open_annotated, read_answer_list
-from common.data.batches import Batch, TrainingView
+from common.data.batches import TrainingView
 from common.data.broken import BrokenSample
 from common.data.order import SampleOrder, order_of, seed_of
 from common.data.pairs import Pairs, image_transform, lost_at_open, open_training_pairs
@@ -77,8 +77,8 @@ def _open(data: TaskData, part: str, seed: int) -> Any:
     named = getattr(data, key)
     if not named:
         raise ValueError(f"data.{key} is empty with data.source = {data.source}; accepted: a file of annotations")
-    path, _, answers = named.partition("+")
-    return open_annotated(
+    path, _, answers = named.partition("+") if data.task == "vqa" else (named, "", "")
+    opened = open_annotated(
         data.task,
         _below(data, path),
         images=_below(data, data.images) if data.images else None,
@@ -87,6 +87,14 @@ def _open(data: TaskData, part: str, seed: int) -> Any:
         root=Path(data.root).expanduser() if data.root else None,
         max_broken_share=data.max_broken_share,
     )
+    if data.task == "vqa" and part != "train":
+        alone = sum(len(opened.row(index)["answers"]) < 2 for index in range(len(opened)))
+        if alone:
+            raise ValueError(
+                f"data.{key} = {named}: {alone} of {len(opened)} questions have one answer; accepted: at least two of "
+                "each, as VQA accuracy is agreement with the other annotators"
+            )
+    return opened
 
 
 def _below(data: TaskData, path: str) -> Path:
@@ -190,7 +198,8 @@ class TaskView(Dataset):
 
     def __getitems__(self, positions: list[int]) -> TaskBatch:
         if self.task == "text_assignment":
-            return of_pairs(self.view.__getitems__(positions))
+            pairs = self.view.__getitems__(positions)  # the model draws the targets
+            return TaskBatch(pairs.images[:, None], pairs.token_ids, (), pairs.broken)
         view, broken, items, images = self.view, [], [], []
         indices = view.order.epochs_and_indices(np.asarray(positions))[1]
         for position, index in zip(positions, indices):
@@ -208,11 +217,6 @@ class TaskView(Dataset):
         question_of = [row for row, each in enumerate(weights) for _ in each]
         shares = torch.tensor([share for each in weights for share in each.values()])
         return encoded_answers(self.view.tokenizer, answers), shares, torch.tensor(question_of)
-
-
-def of_pairs(batch: Batch) -> TaskBatch:
-    """Captioned pictures, for text assignment, which draws its own targets."""
-    return TaskBatch(batch.images[:, None], batch.token_ids, (), batch.broken)
 
 
 @dataclass(frozen=True)
