@@ -121,6 +121,9 @@ def test_sentences_take_their_numbers_and_their_verdicts_from_the_results(root):
         ValueError, match=r"p/found.yaml: \{table1/demo/table1 \| our \| acc\}: no 'our'; accepted: ours"
     ):
         filled(page, "page")
+    found.write_text("- text: '{table1/demo/table1 | ours | other}'\n")
+    with pytest.raises(ValueError, match=r"no 'other'; accepted: acc, mean"):
+        filled(page, "page")
 
 
 def test_without_columns_all_are_shown(root):

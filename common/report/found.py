@@ -73,9 +73,9 @@ def _number(results: Path, parts: list[str]) -> str:
         values = read_experiment(results / f"{source}.json").values[row]
         return f"{math.fsum(values) / len(values):.3g}"
     table = read_table(results / f"{source}.json")
-    rows = {each.method: each.ours for each in table.rows if any(each.ours.values())}
+    rows = {each.method: {key: cell for key, cell in each.ours.items() if cell} for each in table.rows}
     units = {each.key: each.unit for each in table.columns}
-    for key, known in ((row, rows), (column[0], units)):
+    for key, known in ((row, [method for method, cells in rows.items() if cells]), (column[0], rows.get(row))):
         if key not in known:
             raise ValueError(f"no {key!r}; accepted: {', '.join(known)}")
     mean, unit = rows[row][column[0]].mean, units[column[0]]
