@@ -368,12 +368,11 @@ def _half_widths(
     """Half the width of a sum of slopes times numbers by its chance to err, and the rule that gives it."""
     first = next(iter(used.values()))
     values = {cell: slope * _by_seed(used[cell].number, wholes[cell]) for cell, slope in slopes.items()}
-    groups = {(cell.trained_on, tuple(sorted(cell.number.seeds))) for cell in used.values()}
-    if len(groups) > 1:  # no seeds are shared, or unlike training data
-        blocks: dict[tuple, np.ndarray] = {}
-        for cell, each in used.items():
-            key = (each.trained_on, tuple(sorted(each.number.seeds)))
-            blocks[key] = blocks.get(key, 0) + values[cell]
+    blocks: dict[tuple, np.ndarray] = {}
+    for cell, each in used.items():
+        key = (each.trained_on, tuple(sorted(each.number.seeds)))
+        blocks[key] = blocks.get(key, 0) + values[cell]
+    if len(blocks) > 1:  # no seeds are shared, or unlike training data
         counts = sorted({len(each.number.seeds) for each in used.values()})
 
         def by_welch(error: float) -> float:
@@ -381,14 +380,14 @@ def _half_widths(
             return (high - low) / 2
 
         return by_welch, f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds, Welch"
-    ((_, seeds),) = groups
+    (((_, seeds), by_seed),) = blocks.items()
     if all(cell.column is first.column for cell in used.values()):
         alike = {name: each for name, each in first.column.items() if tuple(sorted(each.seeds)) == seeds}
         by_name = {used[cell].name: slope for cell, slope in slopes.items()}
         rows = np.array([_by_seed(each, next(iter(wholes.values()))) for each in alike.values()])
         weights = np.array([by_name.get(name, 0.0) for name in alike])
     else:  # several columns or tables: the margin of each seed
-        alike, rows, weights = {"": None}, sum(values.values())[None, :], np.ones(1)
+        alike, rows, weights = {"": None}, by_seed[None, :], np.ones(1)
     spread = shared_spread(rows)
     by_rows, by_own = spread.rules(weights)
     basis = f"{len(seeds)} seeds"

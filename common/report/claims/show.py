@@ -158,12 +158,9 @@ def to_text(claims: PaperClaims, width: int = 100) -> str:
         return ""
     lines = ["Claims that these tables touch (audit: the paper's own numbers; measured: ours)"]
     for judged in claims.judged:
-        first = judged.measured[0]
-        told = evidence(first)
-        measured = headline(first) + (f" ({told})" if told else "")
         lines += textwrap.wrap(f"{judged.claim.id:<4} {judged.claim.claim}", width, subsequent_indent="     ")
-        audited = headline(judged.audit)
-        lines += textwrap.wrap(f"     audit: {audited}; measured: {measured}", width, subsequent_indent="     ")
+        verdicts = f"audit: {headline(judged.audit)}; measured: {_told(judged.measured[0])}"
+        lines += textwrap.wrap(f"     {verdicts}", width, subsequent_indent="     ")
     return "\n".join(lines) + "\n"
 
 
@@ -238,7 +235,7 @@ def _digits(finding: Finding) -> int:
     """Decimals that show the margin, and its interval, with two digits, and no end of it as 0."""
     low, high = finding.interval or (finding.margin, finding.margin)
     size = (high - low) / 2 or abs(finding.margin or 0.0)
-    size = min(size, *(10 * abs(end) for end in (low, high) if end)) if low and high else size
+    size = min(size, 10 * abs(low), 10 * abs(high)) if low and high else size
     return next((digits for digits in (1, 2, 3, 4) if size >= 10.0 ** (1 - digits) * 0.1), 1 if size == 0 else 4)
 
 
