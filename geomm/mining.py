@@ -72,7 +72,8 @@ def measure(run: RowRun) -> dict[str, dict[str, float]]:
     checkpoint.load_model(model)
     order.follow(model.eval().grouping)
     found: dict[str, dict[str, float]] = {}
-    for kind, epoch in (("shuffled", 0), ("grouped", order.epoch)):
+    epochs = {"shuffled": 0} | ({"grouped": order.epoch} if order.epoch else {})
+    for kind, epoch in epochs.items():
         truth, hardest, called = [], [], []
         first, size = epoch * order.samples_per_epoch, order.global_batch_size
         for start in range(first, first + min(order.samples_per_epoch, BATCHES * size), size):
@@ -89,8 +90,7 @@ def measure(run: RowRun) -> dict[str, dict[str, float]]:
                 verdict = mined(each, judge)
                 hardest.append(verdict.hardest.numpy())
                 called.append(verdict.is_positive.numpy())
-        if kind == "shuffled" or epoch:
-            found[kind] = shares(truth, hardest, called)
+        found[kind] = shares(truth, hardest, called)
     return found
 
 

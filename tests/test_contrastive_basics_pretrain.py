@@ -95,7 +95,6 @@ def test_every_method_runs_end_to_end_and_writes_what_came_out(name, reproduced)
     files = run_in(reproduced[0], name)
     evaluation = json.loads(files.evaluation.read_text())
     assert set(evaluation["evaluations"]) == set(ROLES)
-    assert evaluation["method"]["name"] == name
     assert evaluation["training_data"].startswith("scenes/vtab/shape, 96 pictures (")
     assert all(evaluation[key] for key in ("git_revision", "hardware", "evaluation_code", "training_revision"))
     for role in ("knn", "linear_probe"):

@@ -17,19 +17,12 @@ def save_evaluations(
     step: int,
     training: dict[str, Any],
     provenance: dict[str, str],
-    **more: Any,
 ) -> None:
-    """The files of evaluations that are there already. The main process writes.
-
-    Args:
-        files: of the run.
-        more: further entries of evaluation.json.
-        The others as in `as_json`.
-    """
+    """The files of evaluations that are there already. The main process writes; arguments as in `as_json`."""
     if not is_main_process():
         return
     hits = {name: result.hits for name, result in results.items()}
-    content = as_json(paper, results, step, training, provenance) | more
+    content = as_json(paper, results, step, training, provenance)
     content |= {"weights": saved_weights(files.checkpoints), **files.identity}
     write_json(files.hits, hits)
     write_json(files.evaluation, content | {"hash": hash_of([content, hits])})

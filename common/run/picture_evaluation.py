@@ -7,7 +7,7 @@ not to 256 and cut.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -131,20 +131,8 @@ def evaluate_and_save(
     training: dict[str, Any],
     provenance: dict[str, str],
 ) -> None:
-    """Evaluates on all processes; the main one writes metrics, and the hits that intervals are computed from.
-
-    Args:
-        paper: the folder.
-        config: of the run.
-        model, encoder: of the run.
-        sets: training and test set.
-        files: where to write.
-        step: updates made.
-        training: the checkpoint's state: where the weights come from.
-        provenance: of the evaluation.
-    """
-    results = evaluate_all(config, model, encoder, *sets)
-    save_evaluations(paper, results, files, step, training, provenance, method=asdict(config.method))
+    """Evaluates on all processes, by training and test set; the main one writes, see `save_evaluations`."""
+    save_evaluations(paper, evaluate_all(config, model, encoder, *sets), files, step, training, provenance)
 
 
 def reevaluate(

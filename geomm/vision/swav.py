@@ -90,10 +90,10 @@ class Swav(Method):
         encoder: nn.Module,
         prototypes: Prototypes,
         logit_scale: LogitScale,
-        sinkhorn_scale: float = 20.0,
-        sinkhorn_iterations: int = 3,
-        frozen_steps: int = 313,
-        code_queue: int = 0,
+        sinkhorn_scale: float,
+        sinkhorn_iterations: int,
+        frozen_steps: int,
+        code_queue: int,
     ) -> None:
         super().__init__()
         self.encoder, self.prototypes, self.logit_scale = encoder, prototypes, logit_scale
@@ -166,7 +166,7 @@ class Swav(Method):
             self.queue.enqueue_from_all_processes(keys)
 
 
-def sinkhorn(scores: torch.Tensor, scale: float, iterations: int = 3) -> torch.Tensor:
+def sinkhorn(scores: torch.Tensor, scale: float, iterations: int) -> torch.Tensor:
     """exp(scale * scores), its columns and rows normalised in turns: columns get about equal shares of all rows.
 
     In logarithms: a column that exp would leave empty gets its share, too, and no 0 is divided by 0.
@@ -185,9 +185,6 @@ def sinkhorn(scores: torch.Tensor, scale: float, iterations: int = 3) -> torch.T
     return logits.exp()
 
 
-def swav_head(width: int, dim: int = 128, hidden_dim: int | None = None) -> nn.Sequential:
-    """Linear, batch normalisation, ReLU, linear; hidden_dim None = width (2048 for ResNet-50)."""
-    hidden_dim = width if hidden_dim is None else hidden_dim
-    return nn.Sequential(
-        nn.Linear(width, hidden_dim), nn.BatchNorm1d(hidden_dim), nn.ReLU(inplace=True), nn.Linear(hidden_dim, dim)
-    )
+def swav_head(width: int, dim: int) -> nn.Sequential:
+    """Linear, batch normalisation, ReLU, linear; as wide inside as what comes in (2048 for ResNet-50)."""
+    return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True), nn.Linear(width, dim))

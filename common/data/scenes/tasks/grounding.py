@@ -89,11 +89,11 @@ def overlap(a, b) -> float:
     return width * height / (area - width * height)
 
 
-def proposals(scene: Scene, draws: Draws, number: int = NUM_PROPOSALS) -> list[tuple[float, float, float, float]]:
+def proposals(scene: Scene, draws: Draws) -> list[tuple[float, float, float, float]]:
     """Boxes to choose from: every object's own, then distractors that overlap each of those by less than a half."""
     own = [item.box for item in scene.objects]
     boxes = list(own)
-    while len(boxes) < number:
+    while len(boxes) < NUM_PROPOSALS:
         left, top = draws.below(700) / 960, draws.below(700) / 960
         box = (left, top, left + draws.between(160, 420) / 960, top + draws.between(160, 420) / 960)
         if box[2] <= 1 and box[3] <= 1 and all(overlap(box, other) < 0.5 for other in own):
