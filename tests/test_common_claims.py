@@ -577,6 +577,12 @@ def test_rows_of_an_experiment_are_pooled_where_it_names_its_columns(tmp_path):
         assert measured(claim, printed, our_cells([], [measured_])["demo"], "demo").decisive.basis == basis
 
 
+def test_near_is_what_its_own_seeds_leave_near(tmp_path):
+    ours = table({"a": {"s": cell((100.0, 110.0, 90.0)), "y": cell((52.0, 52.1, 51.9))}})
+    found = verdict_of(tmp_path, 't["a"]["s"] > 70 and t["a"]["y"] > 40', ours)  # by 30 +- 25 and by 12 +- 0.3
+    assert (found.verdict, found.decisive.text) == (HOLDS, 't["a"]["s"] > 70')
+
+
 def test_what_follows_by_construction_has_no_interval_and_is_counted_apart(tmp_path):
     ours = table({"a": {"x": cell((90.0,))}, "b": {"x": cell((10.0,))}})
     found = verdict_of(tmp_path, f"{A_X} > {B_X}", ours, exact="by construction")
