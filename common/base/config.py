@@ -188,7 +188,7 @@ def _overlaid(
 
     What its source or tokenizer does not take, and what another source named, is not carried over.
     """
-    if not issubclass(typing.get_type_hints(config_class).get("data", object), DataConfig):
+    if not issubclass(_hints(config_class).get("data", object), DataConfig):
         return values | layer
     others = set()
     for choice, taken_by in (("data.source", TAKEN_BY), ("data.tokenizer", TAKEN_BY_TOKENIZER)):
@@ -269,12 +269,18 @@ def _flatten(config_class: type, content: Any, where: str, prefix: str = ""):
             yield dotted, value
 
 
+@functools.cache
+def _hints(config_class: type) -> dict[str, Any]:
+    """Types of a class's fields by name; found once, as every key of every file asks."""
+    return typing.get_type_hints(config_class)
+
+
 def _field_type(config_class: type, dotted: str, where: str) -> Any:
     """Type of a dotted key, or ConfigError naming the nearest keys."""
     current: Any = config_class
     walked = ""
     for part in dotted.split("."):
-        hints = typing.get_type_hints(current) if dataclasses.is_dataclass(current) else {}
+        hints = _hints(current) if dataclasses.is_dataclass(current) else {}
         if part not in hints:
             known = sorted(f"{walked}{name}" for name in hints)
             hint = did_you_mean(dotted, known or sorted(_all_keys(config_class)))
@@ -285,13 +291,13 @@ def _field_type(config_class: type, dotted: str, where: str) -> Any:
 
 def _all_keys(config_class: type, prefix: str = "") -> list[str]:
     keys = []
-    for name, hint in typing.get_type_hints(config_class).items():
+    for name, hint in _hints(config_class).items():
         keys += _all_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [f"{prefix}{name}"]
     return keys
 
 
 def _build(config_class: type, values: dict[str, tuple[Any, str]], prefix: str) -> Any:
-    hints = typing.get_type_hints(config_class)
+    hints = _hints(config_class)
     arguments = {}
     for item in dataclasses.fields(config_class):
         dotted = f"{prefix}{item.name}"

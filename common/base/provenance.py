@@ -5,7 +5,7 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,53 +62,41 @@ def imported_files(script: Path, leave_out: tuple[str, ...] = ()) -> list[Path]:
         script: within the repository.
         leave_out: path prefixes; a file that is left out is not looked into either.
     """
-    found: set[Path] = set()
+    found: set[str] = set()
     ours: dict[str, frozenset[str]] = {}
-    waiting = [script.resolve()]
+    waiting = {script.resolve().relative_to(ROOT).as_posix()}
     while waiting:
-        path = waiting.pop()
-        if path not in found and not path.relative_to(ROOT).as_posix().startswith(leave_out):
-            found.add(path)
-            waiting += [file for name in _imported_names(path) for file in _files_of(name, ours)]
-    return sorted(found)
-
-
-def _imported_names(path: Path) -> Iterator[str]:
-    """Dotted names of what may be a module: of `from a import b` it is a.b."""
-    package = path.relative_to(ROOT).parts
-    for level, name in _import_statements(path.read_bytes()):
-        yield ".".join([*package[:-level], name]) if level else name
+        name = waiting.pop()
+        if name.startswith(leave_out):
+            continue
+        found.add(name)
+        for first, files in _may_import(name, (ROOT / name).read_bytes()).items():
+            if first not in ours:
+                places = (*ROOT.glob(f"{first}.py"), *(ROOT / first).rglob("*.py"))
+                ours[first] = frozenset(place.relative_to(ROOT).as_posix() for place in places)
+            waiting |= (files & ours[first]) - found
+    return sorted(ROOT / name for name in found)
 
 
 @cache
-def _import_statements(source: bytes) -> tuple[tuple[int, str], ...]:
-    """(leading dots, dotted name) of everything that a file imports; read once for all rows of a table."""
-    found = []
+def _may_import(name: str, source: bytes) -> dict[str, frozenset[str]]:
+    """Files that a file's imports may mean, by the first part of their names; read once for all rows of a table.
+
+    Of `from a import b` they are those of a and of a.b; importing either runs the packages on the way to it.
+    """
+    package, modules = name.split("/"), []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [(0, alias.name) for alias in node.names]
+            modules += [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            module = "" if node.module is None else f"{node.module}."
-            found += [(node.level, f"{module}{alias.name}") for alias in node.names]
-    return tuple(found)
-
-
-def _files_of(name: str, ours: dict[str, frozenset[str]]) -> list[Path]:
-    """The module's file, where it is one of ours, and those of the packages that importing it runs.
-
-    Args:
-        name: dotted.
-        ours: files below each first part of a name; filled here, as thousands of names are looked up for every row.
-    """
-    parts = name.split(".")
-    place = str(ROOT / parts[0])
-    if parts[0] not in ours:
-        ours[parts[0]] = frozenset(map(str, [*ROOT.glob(f"{parts[0]}.py"), *Path(place).rglob("*.py")]))
-    found = []
-    for part in [*parts[1:], ""] if ours[parts[0]] else ():
-        found += [Path(file) for file in (f"{place}.py", f"{place}/__init__.py") if file in ours[parts[0]]]
-        place = f"{place}/{part}"
-    return found
+            start = package[: -node.level] if node.level else []
+            start += node.module.split(".") if node.module else []
+            modules += [[*start, alias.name] for alias in node.names]
+    files: dict[str, set[str]] = {}
+    for parts in modules:
+        places = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        files.setdefault(parts[0], set()).update(f"{place}{end}" for place in places for end in (".py", "/__init__.py"))
+    return {first: frozenset(each) for first, each in files.items()}
 
 
 def hash_of(content: Any) -> str:
