@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
+from processes import in_processes
 
 import common.base.provenance as provenance
 from common.base.config import ConfigError, load_config, override, to_dict
@@ -674,13 +676,23 @@ def test_an_edit_changes_the_keys_of_the_runs_that_it_can_change_and_no_others(c
     assert keys() == before
 
 
+def files_loaded_for(scripts):
+    """Files of ours that Python loads anew for scripts, in a process of their own: other libraries may be there."""
+    for name in [name for name, module in sys.modules.items() if is_ours(module)]:
+        del sys.modules[name]
+    for script in scripts:
+        importlib.import_module(script.removesuffix(".py").replace("/", "."))
+    return {Path(module.__file__) for module in sys.modules.values() if is_ours(module)}
+
+
+def is_ours(module):
+    path = Path(getattr(module, "__file__", None) or "/")
+    return path.is_relative_to(ROOT) and "site-packages" not in path.parts
+
+
 def test_every_file_of_ours_that_python_loads_for_a_script_is_among_its_imports():
     scripts = ("euclip/train.py", "contrastive_basics/pretrain.py")
-    modules = ", ".join(script.removesuffix(".py").replace("/", ".") for script in scripts)
-    code = f"import sys, json, {modules}; print(json.dumps([getattr(m, '__file__', 0) for m in sys.modules.values()]))"
-    command = [sys.executable, "-c", code]
-    loaded = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
-    ours = {Path(name) for name in loaded if name and Path(name).is_relative_to(ROOT) and "site-packages" not in name}
+    (ours,) = in_processes(1, files_loaded_for, scripts)
     assert len(ours) > 50
     assert not ours - {file for script in scripts for file in provenance.imported_files(ROOT / script)}
 

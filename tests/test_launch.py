@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import runpy
 import shutil
 import signal
 import subprocess
@@ -82,10 +83,16 @@ def two(tmp_path_factory):
     return folder
 
 
+def as_a_module(name, *arguments):
+    """As `python -m` starts it, in a process that has the imports of others behind it."""
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    sys.argv = [name, *map(str, arguments)]
+    sys.modules.pop(name, None)
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
 def test_as_a_module_with_deterministic_algorithms_it_trains_as_by_path(by_path, tmp_path):
-    module = [sys.executable, "-m", "oblique_topology.train"]
-    done = start(*module, *FEW, "run.deterministic=true", "--output-dir", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    in_processes(1, as_a_module, "oblique_topology.train", *FEW, "run.deterministic=true", "--output-dir", tmp_path)
     assert losses(tmp_path) == pytest.approx(losses(by_path), rel=1e-5)
 
 
