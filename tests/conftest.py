@@ -1,6 +1,7 @@
 """Shared test set-up: the repository root first on the path, no network, few threads."""
 
 import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 # files whose tests read the same trained runs (`oblique`, `euclip`): one process has them all, and trains once
 TOGETHER = {
@@ -101,6 +103,30 @@ def rows_one_after_the_other():
     with pytest.MonkeyPatch.context() as patch:
         if module is not None:
             patch.setattr(module, "at_once", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_pictures_of_smoke_tables():
+    """Of a table, and of the training of its rows: drawn once, without axes, layout and palette. At full size those of
+    a part take two seconds; tests/test_common_report_page.py and others look at pictures as a user gets them."""
+    module = sys.modules.get("common.report.figures")
+    with pytest.MonkeyPatch.context() as patch:
+        if module is not None:
+            write_picture = module._write_picture
+
+            def small(figure, path):
+                if Path(path).parent.name != "smoke" or not Path(path).stem.startswith("table"):
+                    return write_picture(figure, path)
+                for axis in figure.axes:
+                    axis.set_axis_off()
+                figure.set_layout_engine("none")
+                figure.set_dpi(20)
+                drawn = io.BytesIO()
+                FigureCanvasAgg(figure).print_png(drawn)  # savefig draws it twice
+                return module.write_atomically(path, drawn.getvalue())
+
+            patch.setattr(module, "_write_picture", small)
         yield
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,11 @@ def test_the_oblique_papers_tcl_is_trained_by_these_rows(geomm):
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-4)
 
 
+@cache  # a table's cells ask for the same few
+def config_of(kind, file):
+    return from_dict(kind, yaml.safe_load(file.read_text()), "run")
+
+
 def run_of(geomm, row):
     """The run of a row without settings of its own, from trained towers."""
     runs, file = geomm.folder.glob(f"runs/geomm/{row}-smoke-*/seed0"), ROOT / f"geomm/configs/{row}.yaml"
@@ -94,7 +100,7 @@ def run_of(geomm, row):
     whole = load_row(kind, ROOT / "geomm", file, "smoke").method
     (run,) = (
         run for run in runs
-        if (found := from_dict(kind, yaml.safe_load((run / "config.yaml").read_text()), "run")).method == whole
+        if (found := config_of(kind, run / "config.yaml")).method == whole
         and not getattr(found.data, "blank", False)
         and any(line["event"] == "start" for line in read_log(run / "log.jsonl"))
     )  # fmt: skip
