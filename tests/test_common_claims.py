@@ -25,6 +25,7 @@ from common.report.claims.decide import (
     UNCHECKED,
     UNDECIDED,
     UNLIKE,
+    Finding,
     audit,
     decide,
     measured,
@@ -349,6 +350,7 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
         ({"for": {"row": "a"}}, "'for' gives lists by name"),
         ({"for": {"row": list(range(300))}, "holds_if": 't["a"]["x"] > {row}'}, "makes 300 expressions"),
         ({"expects": "x"}, "unknown keys expects; accepted: after_the_data, audit"),
+        ({"holds_if": None, "audit": f"{A_X} > 1", "needs": "x", "after_the_data": A_X + " > 2"}, "needs the earlier"),
         ({"claim": ""}, "claim is ''; a text is needed"),
         ({"where": None}, "where is None"),
         ({"needs": "x", "not_run_yet": "y"}, "either 'needs' or 'not_run_yet'"),
@@ -597,6 +599,14 @@ def test_an_effect_size_has_an_estimate_and_no_verdict(tmp_path):
     assert (headline(found), found.verdict) == ("effect size at demo scale", EFFECT)
     assert re.match(r"\+3.8 .* points; 3 seeds, paired; a point needs", evidence(found))
     assert verdict_of(tmp_path, f'{A_X} > t["d"]["x"]', ours, effect_size="no").verdict == NOT_RUN
+    several = verdict_of(tmp_path, f"{A_X} > {B_X} and {A_X} > 99.9", ours, effect_size="no").findings
+    assert [each.basis for each in several] == ["3 seeds, paired", "3 seeds"]  # estimates at 95 %, each by itself
+    assert several[0].interval == found.findings[0].interval
+
+
+def test_no_rounding_moves_an_end_to_the_threshold():
+    for low, high, said in ((0.04, 9.0, "+4.52 ± 4.48"), (0.05, 0.63, "+0.34 ± 0.29"), (1.0, 3.0, "+2.0 ± 1.0")):
+        assert effect(Finding("", HOLDS, (low + high) / 2, (low, high))) == said
 
 
 def test_a_threshold_chosen_after_the_data_is_told_beside_the_verdict_by_the_earlier_one(tmp_path):
@@ -659,7 +669,7 @@ def test_two_comparisons_that_share_the_error_need_more_than_one_does(tmp_path):
     # the interval is the one that left it open, so that it does not contradict the verdict
     assert both.decisive.interval[0] < 0 < both.decisive.interval[1]
     assert both.decisive.basis == "3 seeds, paired, 97.5 % as one of 2"
-    assert evidence(both).startswith("open margin −1.6 ")
+    assert evidence(both).startswith("open margin −1.57 ")
 
 
 def test_scales_are_judged_apart_and_the_more_telling_one_comes_first(tmp_path):

@@ -235,7 +235,7 @@ def _digits(finding: Finding) -> int:
     """Decimals that show the margin, and its interval, with two digits, and no end of it as 0."""
     low, high = finding.interval or (finding.margin, finding.margin)
     size = (high - low) / 2 or abs(finding.margin or 0.0)
-    size = min(size, 10 * abs(low), 10 * abs(high)) if low and high else size
+    size = min(size, abs(low), abs(high)) if low and high else size
     return next((digits for digits in (1, 2, 3, 4) if size >= 10.0 ** (1 - digits) * 0.1), 1 if size == 0 else 4)
 
 
