@@ -7,7 +7,7 @@ python oblique_topology/reproduce.py table2 --scale smoke --output outputs
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -99,8 +99,22 @@ def table3(command: Command) -> list[Table]:
 
 
 def table4(command: Command) -> list[Table]:
-    """Table 4: number of spheres and class tokens, at 512 numbers in all."""
-    return [_trained(command, "table4")[0]]
+    """Table 4: number of spheres and class tokens, at 512 numbers in all; all rows with towers that take tokens."""
+    towers = towers_with_tokens(command)
+    return [_trained(command, "table4", {row["method"]: towers for row in CODE.printed("table4")["rows"]})[0]]
+
+
+def towers_with_tokens(command: Command) -> list[str]:
+    """Settings of the towers that rows with several class tokens have at a scale; others may have no transformers."""
+    config = _config("ablation_multi_64_8.yaml", command)
+    data, model = config.data, config.model
+    return [
+        f"data.tokenizer={data.tokenizer}",
+        f"data.vocabulary={data.vocabulary}",
+        f"model.image.layers={model.image.layers}",
+        f"model.text.layers={model.text.layers}",
+        f"model.text.stem.weights={model.text.stem.weights}",
+    ]
 
 
 def table5(command: Command) -> list[Table]:
@@ -243,9 +257,9 @@ def _not_run(command: Command, table_id: str, needed: str) -> Table:
     return table_of(command, PAPER, table_id, columns_of(command, source, {}), rows, {})
 
 
-def _trained(command: Command, table_id: str) -> tuple[Table, Runs]:
+def _trained(command: Command, table_id: str, settings: Mapping[str, Sequence[str]] = {}) -> tuple[Table, Runs]:
     """`trained_table`, with the structure that was trained in each row's note."""
-    return trained_table(command, CODE, table_id, lambda command, row: _note(row, command))
+    return trained_table(command, CODE, table_id, lambda command, row: _note(row, command), settings)
 
 
 def _config(row: str, command: Command) -> Config:

@@ -12,9 +12,11 @@ from common.base.config import SCALES, ConfigError, load_row, override
 from common.base.files import read_own_yaml
 from common.geometry import Sphere
 from common.info_nce import symmetric_info_nce
+from common.reproduce.command import Command
 from common.run.schedule import learning_rate_at
 from oblique_topology.config import Config, MethodConfig
 from oblique_topology.model import build_geometry, build_model
+from oblique_topology.reproduce import towers_with_tokens
 
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 BERT_IDS = SimpleNamespace(vocabulary_size=30_522, end_id=102)
@@ -43,6 +45,9 @@ def count(module):
 @pytest.mark.parametrize("path", ROWS, ids=lambda path: path.stem)
 def test_every_row_builds_at_every_scale(path, scale):
     config = load_row(Config, FOLDER, path, scale)
+    if config.model.text.stem.weights:  # which tell these in a run
+        sizes = [f"model.text.stem.{key}" for key in ("layers=2", "width=32", "heads=2", "mlp_ratio=4.0")]
+        config = load_row(Config, FOLDER, path, scale, sizes)
     model = on_meta(config)
     assert count(model) > 10_000
     images = torch.empty(2, 3, config.data.image_size, config.data.image_size, device="meta")
@@ -61,6 +66,17 @@ def test_every_row_is_trained_by_a_table_and_every_config_of_a_table_exists():
     for table in TABLES.values():
         for each in table["rows"]:
             assert len(each["values"]) == len(table["columns"]), each["method"]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_rows_of_table_4_have_towers_of_one_kind(scale):
+    settings = towers_with_tokens(Command("table4", scale, (0,), (), Path(), Path()))
+    configs = [row(Path(each["config"]).stem, scale, *settings) for each in TABLES["table4"]["rows"]]
+    kinds = {
+        (config.model.image, config.model.text, config.data.tokenizer, config.data.vocabulary) for config in configs
+    }
+    assert len(kinds) == 1
+    assert configs[0].model.image.layers
 
 
 @pytest.mark.parametrize("table", ["table2", "table3", "table4", "table8"])

@@ -149,7 +149,8 @@ class PooledStem(nn.Module):
         Returns:
             image_features: (batch, projection_dim).
         """
-        mean = self.forward_tokens(images).mean(dim=1)
+        mean = self.stem.places(images).mean(dim=(2, 3), keepdim=True)  # first: a lost channel is lost at all places
+        mean = self.stem.drop_channels(mean, self.training).flatten(1)
         return mean if self.projection is None else mean @ self.projection
 
     def forward_tokens(self, images: torch.Tensor) -> torch.Tensor:
