@@ -21,7 +21,9 @@ def everything(oblique):
 
 
 def test_every_table_of_the_paper_has_its_part():
-    assert [part for part in PARTS if part in CODE.paper_tables()["tables"]] == ["table1", "table2", *TABLES[1:]]
+    parts = [part for part in PARTS if part in CODE.paper_tables()["tables"]]
+    parts.remove("table9")  # of GeoMM's rows, and tested with them
+    assert parts == ["table1", "table2", *TABLES[1:]]
 
 
 @pytest.mark.parametrize("part", TABLES)
