@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from common.distributed import is_main_process
-from common.report.statistics import interval_over_seeds
+from common.report.statistics import contrast_interval
 from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
@@ -50,7 +52,9 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
             if key == "nlvr2_test_p":
                 values[f"{method}_exchanged", key] = _percent(runs, "nlvr2_exchanged", metric)
             chance[key] = 100 * runs[0].evaluations[role]["chance"][metric]
-        if not any(learnt(values[method, key], values[f"{method}_blank", key]) for method in methods):
+        if not learnt(
+            [values[method, key] for method in methods], [values[f"{method}_blank", key] for method in methods]
+        ):
             not_learnt[key] = (
                 f"{column['label']} is not learnt: blank pictures do as well, up to the spread of the seeds"
             )
@@ -70,14 +74,18 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
     return [without_claims(table, not_learnt), write_findings(command, code.name, findings)]
 
 
-def learnt(seeing: Sequence[float], blank: Sequence[float]) -> bool:
+def learnt(seeing: Sequence[Sequence[float]], blank: Sequence[Sequence[float]]) -> bool:
     """Whether pictures help by more than the spread of the seeds: the 95 % interval of the difference lies above 0.
 
+    The models are taken together: their differences are added, each with the spread of its own seeds.
+
     Args:
-        seeing, blank: accuracies by seed. One seed says nothing, and counts as learnt where it is better.
+        seeing, blank: accuracies by model and seed. One seed has no spread, and counts as learnt where it is better.
     """
-    gains = [one - other for one, other in zip(seeing, blank, strict=True)]
-    return gains[0] > 0 if len(gains) == 1 else interval_over_seeds(gains)[0] > 0
+    gains = [np.subtract(one, other) for one, other in zip(seeing, blank, strict=True)]
+    if len(gains[0]) == 1:
+        return sum(map(float, gains)) > 0
+    return contrast_interval(gains)[0] > 0
 
 
 def without_claims(table: Table, reasons: Mapping[str, str]) -> Table:

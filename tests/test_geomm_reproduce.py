@@ -133,9 +133,11 @@ def test_a_chosen_row_has_its_tasks_and_no_other_row_has(geomm, tmp_path):
 
 
 def test_what_is_not_learnt_decides_no_claim(geomm):
-    assert learnt([60, 62, 61], [40, 42, 39])
-    assert not learnt([60, 40, 50], [40, 42, 39])  # the spread is larger than the gain
-    assert not learnt([50, 51, 49], [50, 51, 49])
+    assert learnt([[60, 62, 61]], [[40, 42, 39]])
+    assert not learnt([[60, 40, 50]], [[40, 42, 39]])  # the spread is larger than the gain
+    assert not learnt([[50, 51, 49]], [[50, 51, 49]])
+    alike = [40, 41, 42]
+    assert [learnt([gain, gain], [alike, alike]) for gain in ([55, 66, 92], [35, 46, 72])] == [True, False]  # Welch's
     claims = {claim.id: claim for claim in load_claims(ROOT / "geomm/claims.yaml", LOADED)}
     cells = {
         Cell("table3", method, column): Measured((value, value + 1, value - 1), (0, 1, 2), None, "", "demo", "x", "y")
