@@ -101,7 +101,10 @@ def refcoco_plus(command: Command, code: PaperCode) -> list[Table]:
         for name in found.sets
         if not learnt(*([_accuracies(seeds, name, words) for seeds in measured.values()] for words in WORDS))
     }
-    return [without_claims(table, not_learnt), write_findings(command, code.name, _controls(found, measured))]
+    return [
+        without_claims(table, not_learnt),
+        write_findings(command, code.name, _controls(found, measured), found.runs),
+    ]
 
 
 def _encoder(run: RowRun) -> Encoder:
@@ -214,7 +217,7 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
         chance={"in_box": 100 * next(iter(measured.values()))[0]["area"]},
         notes=["A guess is even heat: the box's share of the picture. A map without heat counts as even."],
     )
-    return [write_findings(command, code.name, findings)]
+    return [write_findings(command, code.name, findings, found.runs)]
 
 
 def _draw(found: Grounded, data: GroundingSet, path: Path) -> None:
