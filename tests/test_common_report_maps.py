@@ -96,6 +96,14 @@ def test_curves_may_have_a_logarithmic_axis(tmp_path, monkeypatch):
     assert [label.get_text() for label in axis.get_xticklabels()] == ["1", "8", "64"]
 
 
+def test_a_band_of_shares_stays_in_their_range_and_another_one_need_not(tmp_path):
+    points = [(1.0, [0.1, 0.1, 9.0]), (2.0, [99.9, 99.9, 91.0])]
+    for unit, inside in (("percent", True), ("nats", False)):
+        _, numbers = plot_curves([Curves("t", "x", unit, {"a": points})], tmp_path / "band.png", across=1)
+        ends = [float(row[end]) for row in rows(numbers) for end in ("low", "high")]
+        assert (min(ends) >= 0 and max(ends) <= 100) is inside
+
+
 def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])

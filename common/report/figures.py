@@ -21,7 +21,7 @@ from PIL import Image
 
 from common.base.files import write_atomically
 from common.report.formats import panel_label
-from common.report.statistics import interval_over_seeds
+from common.report.statistics import SHARE_OF, interval_over_seeds, share_interval
 from common.report.table import Column, Measured, Row, Table
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
@@ -367,7 +367,7 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
     for axis, panel in zip(axes, panels):
         for label, points in panel.curves.items():
             index = labels.index(label) if label in labels else 0
-            rows = [(x, *_mean_and_interval(values)) for x, values in points]
+            rows = [(x, *_mean_and_interval(values, SHARE_OF.get(panel.y_label))) for x, values in points]
             records += [(panel.title, label, *row) for row in rows]
             line = _draw(axis, rows, index, label in panel.behind)
             if label != panel.title:
@@ -397,8 +397,11 @@ def _draw(axis, rows: Sequence[tuple], index: int, behind: bool):
     return line
 
 
-def _mean_and_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
+def _mean_and_interval(values: Sequence[float], whole: float | None) -> tuple[float, float | None, float | None]:
+    """With an interval of the arcsine for shares of `whole` whose ± would leave their range, as in tables."""
     low, high = interval_over_seeds(values) if len(values) > 1 else (None, None)
+    if whole and low is not None and (low < 0 or high > whole):
+        low, high = share_interval(values, whole)
     return sum(values) / len(values), low, high
 
 
