@@ -12,8 +12,9 @@ The part `negatives_by_batch`, which takes apart what a larger batch changes at 
 Elsewhere the learning rate is that of the scale and is not adapted to the batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import NamedTuple
 
 from common.base.config import ConfigError, load_row
 from common.distributed import is_main_process
@@ -135,89 +136,69 @@ SWEEPS = {
 }
 
 
-def negatives_sweep(command: Command, code: PaperCode) -> list[Table]:
-    """Larger batches and longer queues at a fixed number of pairs.
+class Series(NamedTuple):
+    """What a part trains. name: what claims call it, before the data. panels: title of a plot -> its points."""
 
-    Raises:
-        ConfigError: for settings that the part itself chooses.
-    """
-    sweep = _sweep_of(command)
-    if sweep is None:
-        return []
-    by_batch = [Point(batch) for batch in sweep.batches]
-    by_queue = [Point(sweep.queue_batch, queue) for queue in sweep.queues]
+    name: str
+    caption: str
+    panels: dict[str, list[Point]]
+
+
+def batches_and_queues(sweep: Sweep, rate: float) -> Series:
+    """Larger batches and longer queues at a fixed number of pairs; `rate` as of the scale, not used."""
     caption = (
         f"Retrieval against the number of negatives. Every run sees {sweep.samples} pairs; the learning rate is not "
         f"adapted to the batch. With a queue: batches of {sweep.queue_batch} throughout; it starts empty, and past "
         "keys of a query's own picture are positives."
     )
+    by_queue = [Point(sweep.queue_batch), *(Point(sweep.queue_batch, queue) for queue in sweep.queues)]
     panels = {
-        "larger batches, fewer steps": by_batch,
-        f"batches of {sweep.queue_batch} and a queue": [Point(sweep.queue_batch), *by_queue],
+        "larger batches, fewer steps": [Point(batch) for batch in sweep.batches],
+        f"batches of {sweep.queue_batch} and a queue": by_queue,
     }
-    return _measured(command, code, sweep, [*by_batch, *by_queue], caption, panels, "negatives")
+    return Series("negatives", caption, panels)
 
 
-def negatives_in_groups(command: Command, code: PaperCode) -> list[Table]:
-    """Fewer negatives in batches and steps of the same number.
-
-    Raises:
-        ConfigError: for settings that the part itself chooses.
-    """
-    sweep = _sweep_of(command)
-    if sweep is None:
-        return []
-    points = [Point(sweep.group_batch, group=group) for group in sweep.groups]
-    steps = sweep.samples // sweep.group_batch
+def groups(sweep: Sweep, rate: float) -> Series:
+    """Fewer negatives in batches and steps of the same number; `rate` as of the scale, not used."""
     caption = (
-        f"Retrieval against the number of negatives and nothing else: {steps} steps of {sweep.group_batch} pairs, in "
-        "which a query meets the other pairs of its group alone."
+        f"Retrieval against the number of negatives and nothing else: {sweep.samples // sweep.group_batch} steps of "
+        f"{sweep.group_batch} pairs, in which a query meets the other pairs of its group alone."
     )
-    panels = {f"groups in batches of {sweep.group_batch}": points}
-    return _measured(command, code, sweep, points, caption, panels, "groups")
+    points = [Point(sweep.group_batch, group=group) for group in sweep.groups]
+    return Series("groups", caption, {f"groups in batches of {sweep.group_batch}": points})
 
 
-def negatives_by_batch(command: Command, code: PaperCode) -> list[Table]:
-    """Larger batches with the steps held, and with the pairs held and the learning rate adapted.
-
-    Raises:
-        ConfigError: for settings that the part itself chooses.
-    """
-    sweep = _sweep_of(command)
-    if sweep is None:
-        return []
-    row = code.folder / "configs" / "negatives_batch.yaml"
-    of_scale = load_row(code.config_class, code.folder, row, command.scale).optim.learning_rate
-    by_steps = [Point(batch, steps=sweep.steps) for batch in sweep.steps_batches]
-    by_rate = [Point(batch, rate=of_scale * (batch / sweep.rate_batch) ** 0.5) for batch in sweep.rate_batches]
+def steps_and_rates(sweep: Sweep, rate: float) -> Series:
+    """Larger batches with the steps held, and with the pairs held and `rate`, the scale's, adapted."""
     caption = (
         f"Retrieval against the batch: {sweep.steps} steps throughout, in which larger batches see more pairs; and "
         f"{sweep.samples} pairs throughout, with a learning rate that grows by the root of the batch."
     )
-    panels = {"larger batches, as many steps": by_steps, "larger batches, as many pairs, adapted rate": by_rate}
-    return _measured(command, code, sweep, [*by_steps, *by_rate], caption, panels, "by_batch")
+    panels = {
+        "larger batches, as many steps": [Point(batch, steps=sweep.steps) for batch in sweep.steps_batches],
+        "larger batches, as many pairs, adapted rate": [
+            Point(batch, rate=rate * (batch / sweep.rate_batch) ** 0.5) for batch in sweep.rate_batches
+        ],
+    }
+    return Series("by_batch", caption, panels)
 
 
-def _sweep_of(command: Command) -> Sweep | None:
-    """Sizes at the command's scale; None where there are none."""
+def negatives(command: Command, code: PaperCode, series: Callable[[Sweep, float], Series]) -> list[Table]:
+    """Trains a series for all seeds of a command; gives the table, writes the experiment and the curves.
+
+    Raises:
+        ConfigError: for settings that the part itself chooses.
+    """
     if not command.runs_at(SWEEPS, "the chapter states no recipe"):
-        return None
+        return []
     taken = [text for text in command.overrides if text.startswith(SET_HERE)]
     if taken:
         raise ConfigError(f"{taken[0]} cannot be set: {command.part} chooses batch, steps, rate, queue and groups")
-    return SWEEPS[command.scale]
-
-
-def _measured(
-    command: Command,
-    code: PaperCode,
-    sweep: Sweep,
-    points: Sequence[Point],
-    caption: str,
-    panels: Mapping[str, Sequence[Point]],
-    experiment_name: str,
-) -> list[Table]:
-    """Trains the points for all seeds of a command; gives the table, writes the experiment and the curves."""
+    row, sweep = code.folder / "configs" / "negatives_batch.yaml", SWEEPS[command.scale]
+    rate = load_row(code.config_class, code.folder, row, command.scale).optim.learning_rate
+    name, caption, panels = series(sweep, rate)
+    points = list(dict.fromkeys(point for of_panel in panels.values() for point in of_panel))
     runs = run_rows({point.name: _jobs(command, code, sweep, point) for point in points})
     first = runs[points[0].name][0]
     keys = {
@@ -246,13 +227,13 @@ def _measured(
         protocol = first.evaluations["test"]["protocol"]
         data = protocol["data"].replace("/", "-").split("-")[0]
         values = {
-            f"{name}_{metric}": tuple(_percent(of_seeds, metric))
-            for name, of_seeds in runs.items()
+            f"{point}_{metric}": tuple(_percent(of_seeds, metric))
+            for point, of_seeds in runs.items()
             for metric in METRICS
         }
         experiment = Experiment.beside(
             replace(table, data=f"{table.data}; ranked on {protocol['data']}"),
-            f"{experiment_name}_{data}",
+            f"{name}_{data}",
             caption,
             values,
             units=dict.fromkeys(values, "percent"),

@@ -35,9 +35,10 @@ from common.reproduce.tables import (
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.launch import run_or_explain, start_accelerator
-from contrastive_basics import experiments, negatives_sweep
+from contrastive_basics import experiments
 from contrastive_basics.config import Config, PublicConfig
 from contrastive_basics.evaluate import PAPER, reevaluate
+from contrastive_basics.negatives_sweep import batches_and_queues, groups, negatives, steps_and_rates
 from contrastive_basics.public import evaluate_public, open_public, public_state, weights_fingerprint
 from contrastive_basics.train import train
 from contrastive_basics.vision import tables as vision_tables
@@ -132,9 +133,9 @@ def _trained_here(table: Table) -> Experiment:
 
 PARTS = {
     "table1": table1,
-    "negatives_sweep": partial(negatives_sweep.negatives_sweep, code=CODE),
-    "negatives_in_groups": partial(negatives_sweep.negatives_in_groups, code=CODE),
-    "negatives_by_batch": partial(negatives_sweep.negatives_by_batch, code=CODE),
+    "negatives_sweep": partial(negatives, code=CODE, series=batches_and_queues),
+    "negatives_in_groups": partial(negatives, code=CODE, series=groups),
+    "negatives_by_batch": partial(negatives, code=CODE, series=steps_and_rates),
     "collapse": experiments.collapse,
     "temperature": experiments.temperature,
     "negatives": experiments.negatives,
