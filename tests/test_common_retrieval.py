@@ -250,3 +250,9 @@ def test_an_evaluation_is_the_same_to_the_last_byte_on_one_and_on_three_processe
         "t2i_kept_share",
     }
     assert content["coco"]["coco_1k"]["metrics"]["rsum"] > content["coco"]["coco_5k"]["metrics"]["rsum"]
+
+
+def test_large_scores_whose_sum_overflows_are_finite():
+    scores = torch.full((2, 2), 3.0e38) - torch.tensor([[0.0, 1.0e38], [1.0e38, 0.0]])
+    ranks = retrieval_ranks(scores, torch.tensor([0, 1]))
+    assert ranks.image_to_text.tolist() == ranks.text_to_image.tolist() == [0, 0]

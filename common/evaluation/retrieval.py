@@ -425,8 +425,9 @@ class _Held:
         if (times != 1).any():
             wrong = int(np.flatnonzero(times != 1)[0])
             raise ValueError(f"image {wrong} of the scores is held by {times[wrong]} processes; accepted: exactly one")
-        # NaN and infinities survive a sum; they are counted only where there are some
-        fine = bool(scores.sum(dtype=torch.float64).isfinite())
+        # NaN and infinities survive a sum, in the scores' own precision, which is fast; where there are some, or where
+        # large scores overflow, they are counted
+        fine = bool(scores.sum().isfinite())
         bad = 0 if fine else int((~scores.isfinite()).sum())
         bad = int(held.combine(np.array([bad]), "SUM")[0])
         if bad:
