@@ -35,7 +35,6 @@ SET_HERE = (
     "optim.steps=",
     "optim.global_batch_size=",
     "optim.warmup_steps=",
-    "optim.learning_rate=",
     "method.queue_size=",
     "method.group_size=",
 )
@@ -86,6 +85,7 @@ class Sweep:
     steps_batches, steps: B of the fourth, and its steps.
     rate_batches: B of the fifth. rate_batch: B at which the scale's learning rate is left as it is.
     overrides: what makes a run of the sweep cheaper than a row of the scale.
+    rate: the scale's learning rate, which its config tells.
     """
 
     samples: int
@@ -99,6 +99,7 @@ class Sweep:
     rate_batches: tuple[int, ...]
     rate_batch: int
     overrides: tuple[str, ...] = ()
+    rate: float = 0.0
 
 
 _CHEAP = ("run.evaluate_every=0", "run.save_every=0")
@@ -144,8 +145,8 @@ class Series(NamedTuple):
     panels: dict[str, list[Point]]
 
 
-def batches_and_queues(sweep: Sweep, rate: float) -> Series:
-    """Larger batches and longer queues at a fixed number of pairs; `rate` as of the scale, not used."""
+def batches_and_queues(sweep: Sweep) -> Series:
+    """Larger batches and longer queues at a fixed number of pairs."""
     caption = (
         f"Retrieval against the number of negatives. Every run sees {sweep.samples} pairs; the learning rate is not "
         f"adapted to the batch. With a queue: batches of {sweep.queue_batch} throughout; it starts empty, and past "
@@ -159,8 +160,8 @@ def batches_and_queues(sweep: Sweep, rate: float) -> Series:
     return Series("negatives", caption, panels)
 
 
-def groups(sweep: Sweep, rate: float) -> Series:
-    """Fewer negatives in batches and steps of the same number; `rate` as of the scale, not used."""
+def groups(sweep: Sweep) -> Series:
+    """Fewer negatives in batches and steps of the same number."""
     caption = (
         f"Retrieval against the number of negatives and nothing else: {sweep.samples // sweep.group_batch} steps of "
         f"{sweep.group_batch} pairs, in which a query meets the other pairs of its group alone."
@@ -169,8 +170,8 @@ def groups(sweep: Sweep, rate: float) -> Series:
     return Series("groups", caption, {f"groups in batches of {sweep.group_batch}": points})
 
 
-def steps_and_rates(sweep: Sweep, rate: float) -> Series:
-    """Larger batches with the steps held, and with the pairs held and `rate`, the scale's, adapted."""
+def steps_and_rates(sweep: Sweep) -> Series:
+    """Larger batches with the steps held, and with the pairs held and the learning rate adapted."""
     caption = (
         f"Retrieval against the batch: {sweep.steps} steps throughout, in which larger batches see more pairs; and "
         f"{sweep.samples} pairs throughout, with a learning rate that grows by the root of the batch."
@@ -178,13 +179,13 @@ def steps_and_rates(sweep: Sweep, rate: float) -> Series:
     panels = {
         "larger batches, as many steps": [Point(batch, steps=sweep.steps) for batch in sweep.steps_batches],
         "larger batches, as many pairs, adapted rate": [
-            Point(batch, rate=rate * (batch / sweep.rate_batch) ** 0.5) for batch in sweep.rate_batches
+            Point(batch, rate=sweep.rate * (batch / sweep.rate_batch) ** 0.5) for batch in sweep.rate_batches
         ],
     }
     return Series("by_batch", caption, panels)
 
 
-def negatives(command: Command, code: PaperCode, series: Callable[[Sweep, float], Series]) -> list[Table]:
+def negatives(command: Command, code: PaperCode, series: Callable[[Sweep], Series]) -> list[Table]:
     """Trains a series for all seeds of a command; gives the table, writes the experiment and the curves.
 
     Raises:
@@ -192,13 +193,15 @@ def negatives(command: Command, code: PaperCode, series: Callable[[Sweep, float]
     """
     if not command.runs_at(SWEEPS, "the chapter states no recipe"):
         return []
-    taken = [text for text in command.overrides if text.startswith(SET_HERE)]
-    if taken:
-        raise ConfigError(f"{taken[0]} cannot be set: {command.part} chooses batch, steps, rate, queue and groups")
-    row, sweep = code.folder / "configs" / "negatives_batch.yaml", SWEEPS[command.scale]
+    row = code.folder / "configs" / "negatives_batch.yaml"
     rate = load_row(code.config_class, code.folder, row, command.scale).optim.learning_rate
-    name, caption, panels = series(sweep, rate)
+    sweep = replace(SWEEPS[command.scale], rate=rate)
+    name, caption, panels = series(sweep)
     points = list(dict.fromkeys(point for of_panel in panels.values() for point in of_panel))
+    chosen = (*SET_HERE, *(["optim.learning_rate="] if any(point.rate for point in points) else []))
+    taken = [text for text in command.overrides if text.startswith(chosen)]
+    if taken:
+        raise ConfigError(f"{taken[0]} cannot be set: {command.part} chooses {', '.join(chosen).replace('=', '')}")
     runs = run_rows({point.name: _jobs(command, code, sweep, point) for point in points})
     first = runs[points[0].name][0]
     keys = {

@@ -209,9 +209,12 @@ def open_sets(scale: str, data: DataConfig, files: RefcocoFiles) -> dict[str, Gr
     """val, test_a and test_b: scenes, or the files that the user names.
 
     Raises:
-        ConfigError: photographs without a file of expressions, or cropped, so that heat lies elsewhere than boxes.
+        ConfigError: photographs without a file of expressions, or cropped, so that heat lies elsewhere than boxes, or
+            scenes with such a file.
     """
     if data.source == "scenes":
+        if files != RefcocoFiles():
+            raise ConfigError(f"{files} on scenes; accepted: refcoco.* at a scale of photographs")
         count = NUM_PICTURES.get(scale, NUM_PICTURES["demo"])
         return {name: scenes_to_ground(*which, count, data.image_size) for name, which in SETS.items()}
     if data.resize != "squeeze":

@@ -69,9 +69,11 @@ def open_lookalikes(data: DataConfig, files: SugarCrepeFiles) -> Lookalikes:
     """The hard negatives of the scenes' test set, or SugarCrepe's.
 
     Raises:
-        ConfigError: photographs without pairs.
+        ConfigError: photographs without pairs, or scenes with a file of pairs.
     """
     if data.source == "scenes":
+        if files != SugarCrepeFiles():
+            raise ConfigError(f"sugarcrepe.pairs = {files.pairs!r} on scenes; accepted: at a scale of photographs")
         pairs = open_retrieval_sets(data)["test"]
         triples = [(index, *texts) for index in range(len(pairs)) for texts in pairs.hard_negatives(index)]
         return Lookalikes(pairs, triples, f"{pairs.name} ({pairs.fingerprint[:8]})")

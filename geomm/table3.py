@@ -84,7 +84,7 @@ def learnt(seeing: Sequence[Sequence[float]], blank: Sequence[Sequence[float]]) 
     """
     gains = [np.subtract(one, other) for one, other in zip(seeing, blank, strict=True)]
     if len(gains[0]) == 1:
-        return sum(map(float, gains)) > 0
+        return np.sum(gains) > 0
     return contrast_interval(gains)[0] > 0
 
 

@@ -98,8 +98,9 @@ def test_curves_may_have_a_logarithmic_axis(tmp_path, monkeypatch):
 
 def test_a_band_of_shares_stays_in_their_range_and_another_one_need_not(tmp_path):
     points = [(1.0, [0.1, 0.1, 9.0]), (2.0, [99.9, 99.9, 91.0])]
-    for unit, inside in (("percent", True), ("nats", False)):
-        _, numbers = plot_curves([Curves("t", "x", unit, {"a": points})], tmp_path / "band.png", across=1)
+    below = [(1.0, [-1.0, 0.1, 9.0])]  # a difference of shares is no share
+    for unit, drawn, inside in (("percent", points, True), ("nats", points, False), ("percent", below, False)):
+        _, numbers = plot_curves([Curves("t", "x", unit, {"a": drawn})], tmp_path / "band.png", across=1)
         ends = [float(row[end]) for row in rows(numbers) for end in ("low", "high")]
         assert (min(ends) >= 0 and max(ends) <= 100) is inside
 

@@ -179,11 +179,18 @@ def test_every_run_of_a_sweep_sees_the_same_number_of_pairs():
         assert sweep.queue_batch in sweep.batches  # the queue of size 0
 
 
-def test_what_the_sweep_chooses_cannot_be_set(tmp_path):
+def test_what_a_sweep_chooses_cannot_be_set_and_the_rest_can(tmp_path, monkeypatch):
     with pytest.raises(
-        ConfigError, match=r"optim\.steps=3 cannot be set: negatives_sweep chooses batch, steps, rate, queue and groups"
+        ConfigError, match=r"optim\.steps=3 cannot be set: negatives_sweep chooses optim.steps, .*_size"
     ):
         reproduce(tmp_path, "negatives_sweep", "optim.steps=3")
+    rate, reached = "optim.learning_rate=2e-3", []
+    monkeypatch.setattr("contrastive_basics.negatives_sweep.run_rows", lambda jobs: reached.append(jobs) or 1 / 0)
+    with pytest.raises(ConfigError, match=r"2e-3 cannot be set: negatives_by_batch chooses .*optim.learning_rate"):
+        reproduce(tmp_path, "negatives_by_batch", rate)
+    with pytest.raises(ZeroDivisionError):
+        reproduce(tmp_path, "negatives_sweep", rate)
+    assert all(rate in job.overrides for jobs in reached[0].values() for job in jobs)
 
 
 def test_the_row_of_the_text_side_alone_is_trained_where_there_is_a_stem(tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ from geomm.ground import (
     open_sets,
     scenes_to_ground,
 )
+from geomm.lookalikes import SugarCrepeFiles, open_lookalikes
 from geomm.model import build_model
 from geomm.train import CODE
 
@@ -210,6 +211,14 @@ def test_files_are_measured_with_the_words_of_another_box(encoder, tmp_path):
     assert list(open_sets("photos", data, RefcocoFiles())) == ["val"]
     with pytest.raises(ConfigError, match=r"no expressions with boxes: .*x\.json, .*accepted: DATA=<folder with"):
         open_sets("photos", data, RefcocoFiles(val="x.json"))
+    with pytest.raises(
+        ConfigError, match=r"RefcocoFiles\(val='x.json'.* on scenes; accepted: refcoco\.\* at a scale of"
+    ):
+        open_sets("demo", DataConfig(source="scenes"), RefcocoFiles(val="x.json"))
+    with pytest.raises(
+        ConfigError, match=r"sugarcrepe.pairs = 'x.json' on scenes; accepted: at a scale of photographs"
+    ):
+        open_lookalikes(DataConfig(source="scenes"), SugarCrepeFiles(pairs="x.json"))
     (pair,) = [each for each in open_karpathy(path) if each["image_id"] == "b.png"]  # to train on, without boxes
     assert pair["captions"] == ["alone"]
     path.write_text(json.dumps(rows[-1:]))

@@ -32,6 +32,7 @@ from geomm.lookalikes import share_told_apart
 from geomm.readings import READINGS, STARTS
 from geomm.reproduce import PARTS, main
 from geomm.table3 import WITHOUT, learnt
+from oblique_topology.reproduce import CODE
 from scripts.parts import parts_of
 
 LOADED = load_paper_tables(ROOT / "geomm" / "paper_tables.yaml")
@@ -72,6 +73,8 @@ def test_rows_with_a_config_are_trained_and_stand_beside_the_papers_numbers(geom
 
 
 def test_the_oblique_papers_tcl_is_trained_by_these_rows(geomm):
+    with pytest.raises(ConfigError, match=r"trained by gone/, which is not here; accepted: a copy with that folder"):
+        CODE.of("../../gone/configs/tcl.yaml")
     folder = SmokeParts("oblique_topology", geomm.folder, geomm.overrides)("table9")
     printed = read_own_yaml(ROOT / "oblique_topology" / "paper_tables.yaml")["tables"]["table9"]
     for row, source in zip(from_json((folder / "table9.json").read_text()).rows, printed["rows"], strict=True):
@@ -133,6 +136,8 @@ def test_a_chosen_row_has_its_tasks_and_no_other_row_has(geomm, tmp_path):
 
 
 def test_what_is_not_learnt_decides_no_claim(geomm):
+    assert learnt([[60], [40]], [[41], [50]])
+    assert not learnt([[60], [40]], [[61], [50]])
     assert learnt([[60, 62, 61]], [[40, 42, 39]])
     assert not learnt([[60, 40, 50]], [[40, 42, 39]])  # the spread is larger than the gain
     assert not learnt([[50, 51, 49]], [[50, 51, 49]])

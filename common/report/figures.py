@@ -21,7 +21,7 @@ from PIL import Image
 
 from common.base.files import write_atomically
 from common.report.formats import panel_label
-from common.report.statistics import SHARE_OF, interval_over_seeds, share_interval
+from common.report.statistics import SHARE_OF, bounded_interval
 from common.report.table import Column, Measured, Row, Table
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
@@ -398,10 +398,7 @@ def _draw(axis, rows: Sequence[tuple], index: int, behind: bool):
 
 
 def _mean_and_interval(values: Sequence[float], whole: float | None) -> tuple[float, float | None, float | None]:
-    """With an interval of the arcsine for shares of `whole` whose ± would leave their range, as in tables."""
-    low, high = interval_over_seeds(values) if len(values) > 1 else (None, None)
-    if whole and low is not None and (low < 0 or high > whole):
-        low, high = share_interval(values, whole)
+    low, high = bounded_interval(values, whole)[0] if len(values) > 1 else (None, None)
     return sum(values) / len(values), low, high
 
 

@@ -194,6 +194,21 @@ def share_interval(values: Sequence[float], whole: float, level: float = 0.95) -
     return whole * float(ends[0]), whole * float(ends[1])
 
 
+def bounded_interval(values: Sequence[float], whole: float | None) -> tuple[tuple[float, float], bool]:
+    """`interval_over_seeds`, or `share_interval` for shares of `whole` whose own would leave [0, whole].
+
+    Args:
+        values: as in `interval_over_seeds`.
+        whole: None = no shares.
+    Returns:
+        The interval, and whether it is that of shares. Values outside [0, whole] are no shares.
+    """
+    low, high = interval_over_seeds(values)
+    if whole is None or (low >= 0 and high <= whole) or min(values) < 0 or max(values) > whole:
+        return (low, high), False
+    return share_interval(values, whole), True
+
+
 def interval_of_hits(
     hits_per_query: Sequence[Sequence[float]], level: float = 0.95
 ) -> tuple[tuple[float, float], Literal["bootstrap", "Wilson"]]:

@@ -17,7 +17,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from common.report.statistics import SHARE_OF, interval_over_seeds, share_interval
+from common.report.statistics import SHARE_OF, bounded_interval, interval_over_seeds
 
 SEEDS_INTERVAL = "95 % t over seeds"
 SHARES_INTERVAL = "95 % t over seeds on the arcsine scale"  # where ± would leave the range of a share
@@ -292,9 +292,11 @@ def _with_shares_in_range(row: Row, units: Mapping[str, str]) -> Row:
         whole = SHARE_OF.get(units[key])
         if whole is None or cell is None or cell.interval_kind != SEEDS_INTERVAL:
             continue
-        (low, high), inside = cell.interval, min(cell.values) >= 0 and max(cell.values) <= whole
-        if inside and (low < 0 or high > whole):
-            ours[key] = replace(cell, interval=share_interval(cell.values, whole), interval_kind=SHARES_INTERVAL)
+        if cell.interval[0] >= 0 and cell.interval[1] <= whole:
+            continue  # as most: nothing is computed
+        interval, of_shares = bounded_interval(cell.values, whole)
+        if of_shares:
+            ours[key] = replace(cell, interval=interval, interval_kind=SHARES_INTERVAL)
     return row if ours == row.ours else replace(row, ours=ours)
 
 

@@ -59,12 +59,19 @@ class PaperCode:
     other: Callable[[Path], "PaperCode"] | None = None
 
     def of(self, row: str) -> "PaperCode":
-        """The code that trains a row, a file name in the folder's configs/ or a path, also of another paper's row."""
-        file = (self.folder / "configs" / row).resolve()
-        owner = file.parent.parent
-        if owner != self.folder and (owner.parent, file.parent.name) == (ROOT, "configs"):
-            return import_module(f"{owner.name}.train").CODE.of(file.name)
-        return self if self.other is None else self.other(file)
+        """The code that trains a row.
+
+        Args:
+            row: file name in the folder's configs/, a path, or "../../<paper>/configs/<file>" of another paper.
+        Raises:
+            ConfigError: the other paper's folder is not there.
+        """
+        if row.startswith("../../"):
+            other = Path(row).parts[2]
+            if not (ROOT / other / "reproduce.py").is_file():
+                raise ConfigError(f"{row}: trained by {other}/, which is not here; accepted: a copy with that folder")
+            return import_module(f"{other}.reproduce").CODE.of(Path(row).name)
+        return self if self.other is None else self.other(self.folder / "configs" / row)
 
     @property
     def folder(self) -> Path:
