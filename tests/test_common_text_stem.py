@@ -1,6 +1,7 @@
 """Text towers on a pre-trained BERT: tokens are transformers' own, kept captions those computed anew."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ from common.encoders.weights import read_source
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles, check_same_run, run_key
 from common.run.initial import open_source
+from common.run.inputs import feature_cache
 from common.run.log import read_log
+from contrastive_basics.model import PatchTokens
 from euclip.config import Config
 from euclip.train import train
 
@@ -35,6 +38,8 @@ CAPTIONS = ["a red cube", "two balls left of the blue cone", "ball", "a cube and
 LENGTH = 12
 IDS = TOKENIZER.encode(CAPTIONS, LENGTH)
 EUCLIP = ROOT / "euclip"
+LIT = ("model.image.stem.name=test_efficientnet", "model.image.stem.weights=", "model.image.layers=0",
+       "model.image.projection=false", "data.image_size=64", "model.patch_size=32")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -311,12 +316,10 @@ def test_a_key_holds_the_hash_of_weights_and_not_their_path(photographs, bert, t
 
 def test_lit_trains_the_text_side_alone(photographs, bert, tmp_path, monkeypatch):
     monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
-    lit = ("model.image.stem.name=test_efficientnet", "model.image.stem.weights=", "model.image.layers=0",
-           "model.image.projection=false", "data.image_size=64", "model.patch_size=32")  # fmt: skip
     monkeypatch.setattr(Stem, "load_", lambda self, weights: None)
     monkeypatch.setattr("common.run.sources.weights_fingerprint", lambda *arguments: "")
     channels = Stem("test_efficientnet", 64).channels
-    config = config_of(photographs, bert, *lit, f"model.embedding_dim={channels}")
+    config = config_of(photographs, bert, *LIT, f"model.embedding_dim={channels}")
     run(tmp_path / "lit", config)
     first, last = (last_checkpoint(tmp_path / "lit" / "checkpoints").path.with_name(f"step-0000000{n}") for n in (1, 3))
     before, after = load_file(first / "model.safetensors"), load_file(last / "model.safetensors")
@@ -324,7 +327,7 @@ def test_lit_trains_the_text_side_alone(photographs, bert, tmp_path, monkeypatch
     assert "image_tower" not in moved
     assert "text_tower" in moved
     with pytest.raises(ValueError, match=rf"model.embedding_dim = 16 .*; accepted: {channels}, as the features of"):
-        run(tmp_path / "wrong", config_of(photographs, bert, *lit, "model.embedding_dim=16"))
+        run(tmp_path / "wrong", config_of(photographs, bert, *LIT, "model.embedding_dim=16"))
     with pytest.raises(ValueError, match="has no layers in its image tower; accepted: a run of two transformers"):
         open_source(str(tmp_path / "lit"))
     with pytest.raises(ConfigError, match=r"model.image.layers = 0 without a stem; accepted: "):
@@ -345,3 +348,19 @@ def test_a_pooled_stem_is_the_mean_over_its_places():
     tower = PooledStem(stem, 5)
     torch.testing.assert_close(tower(pixels), stem(pixels).mean(dim=(2, 3)) @ tower.projection)
     torch.testing.assert_close(tower(stem(pixels)), tower(pixels))
+
+
+def test_the_mean_alone_is_kept_of_a_tower_that_reads_nothing_else(photographs, bert):
+    config = config_of(photographs, bert, *LIT, "model.image.stem.weights=x")
+    stem = Stem("test_efficientnet", 64)
+    whole = (stem.channels, stem.grid, stem.grid)
+    tower = PooledStem(stem, None)
+    caches = [
+        feature_cache(SimpleNamespace(image_tower=each), config, torch.device("cpu"))
+        for each in (tower, PatchTokens(tower))  # late interaction compares places
+    ]
+    assert [cache.shape for cache in caches] == [(stem.channels, 1, 1), whole]
+    assert caches[0].network != caches[1].network
+    pixels = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    mean, places = (cache.compute(pixels) for cache in caches)
+    torch.testing.assert_close(tower(mean), tower(places))

@@ -8,6 +8,7 @@ import tarfile
 from functools import cache
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -117,8 +118,15 @@ def test_a_row_trains_on_features_that_all_papers_share_and_leaves_the_stem_as_i
     assert len(stem) > 100
     assert all(torch.equal(tensor, source[name]) for name, tensor in stem.items())
     assert all(any(part in name for name in run.moved) for part in ("image_tower.", "text_tower.", "logit_scale."))
-    kept = sorted((photographs / "outputs" / "features").glob("*.npy"))
-    assert len(kept) == 1  # the set is trained and tested on
+    assert kept_features(photographs).keys() >= {(1280, 7, 7)}
+
+
+def kept_features(photographs):
+    """By shape: there is one file for each, as the set is trained and tested on."""
+    kept = [np.load(file) for file in (photographs / "outputs" / "features").glob("*.npy")]
+    by_shape = {array.shape[1:]: array for array in kept}
+    assert len(by_shape) == len(kept)
+    return by_shape
 
 
 def test_the_text_side_alone_trains_against_the_mean_of_the_networks_own_features(trained, photographs, weights):
@@ -128,7 +136,8 @@ def test_the_text_side_alone_trains_against_the_mean_of_the_networks_own_feature
     _, encoder = load_encoder(last_checkpoint(run.files.checkpoints), torch.device("cpu"))
     network = timm.create_model(STEM, num_classes=0).eval()
     network.load_state_dict(load_file(weights / STEM / "model.safetensors"), strict=False)
-    picture = Image.open(next(photographs.glob("*.png"))).resize((224, 224), Image.Resampling.BICUBIC)
+    first = (photographs / "all.tsv").read_text().splitlines()[1].partition("\t")[0]
+    picture = Image.open(photographs / first).resize((224, 224), Image.Resampling.BICUBIC)
     told = network.pretrained_cfg
     with torch.no_grad():
         wanted = network.forward_features(
@@ -137,6 +146,8 @@ def test_the_text_side_alone_trains_against_the_mean_of_the_networks_own_feature
         pixels = encoder.transform.inputs(functional.pil_to_tensor(picture)[None])
         found = encoder.model.image_tower(pixels)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    kept = torch.from_numpy(kept_features(photographs)[1280, 1, 1][0]).float()  # what it trained on
+    torch.testing.assert_close(encoder.model.image_tower(kept[None]), wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_the_loss_landscape_moves_what_was_trained_and_costs_count_no_stem(trained):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -30,6 +31,7 @@ from common.data.pairs import (
 from common.data.text import build_tokenizer, tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform, normalize
+from common.encoders.stem import PooledStem
 from common.encoders.two_towers import bare_tower
 from common.run.checkpoint import Checkpoint
 
@@ -122,6 +124,8 @@ def kept_stems(model: nn.Module, config: Any) -> list[nn.Module]:
 def feature_cache(model: nn.Module, config: Any, device: torch.device) -> FeatureCache | None:
     """Of the features of the image tower's stem; None where there is none, it trains, or nothing is to be kept.
 
+    A tower that reads nothing but their mean has the mean kept.
+
     Args:
         model: unwrapped, on the device, with the stem's weights.
         config: of the run.
@@ -131,11 +135,13 @@ def feature_cache(model: nn.Module, config: Any, device: torch.device) -> Featur
         return None
     stem, settings = bare_tower(model.image_tower).stem, config.model.image.stem
     views = {"centre": (CENTRE,), "mirror": (CENTRE, MIRROR)}.get(settings.views)
+    pooled = isinstance(model.image_tower, PooledStem)
+    grid = 1 if pooled else stem.grid
     return FeatureCache(
         folder=ROOT / "outputs" / "features",
-        network=f"{stem.name} {stem.fingerprint()}",
-        compute=lambda pixels: stem(normalize(pixels.to(device))),
-        shape=(stem.channels, stem.grid, stem.grid),
+        network=f"{stem.name} {stem.fingerprint()}{' mean' * pooled}",
+        compute=lambda pixels: F.adaptive_avg_pool2d(stem(normalize(pixels.to(device))), grid),
+        shape=(stem.channels, grid, grid),
         views=tuple(range(settings.views)) if views is None else views,
         max_bytes=settings.cache_gb * 1e9,
         # of a CPU's cache a small batch fits in, which makes it twice as fast
