@@ -124,9 +124,10 @@ class Mafa(Albef):
         pair_texts = torch.cat([own, of_images.hardest[new_images], new_texts])
         seen = torch.cat([pair_images, negatives(pictures[:, step.image_candidates.columns], of_texts, of_images), own])
         read = torch.cat([pair_texts, own, negatives(texts[:, step.text_candidates.columns], of_images, of_texts)])
-        logits = self.match(step.text_tokens[read], step.text_mask[read], step.image_tokens[seen])
+        logits = self.match(*step.pairs(read, seen))
         labels = (torch.arange(len(seen), device=own.device) < len(pair_images)).long()
-        pairs = step._replace(text_mask=step.text_mask[pair_texts], image_tokens=step.image_tokens[pair_images])
+        _, mask, image_tokens = step.pairs(pair_texts, pair_images)
+        pairs = step._replace(text_mask=mask, image_tokens=image_tokens)
         return MafaLosses(
             sum(loss for loss, _ in losses) / 2,
             F.cross_entropy(logits, labels),

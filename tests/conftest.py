@@ -66,6 +66,15 @@ def seeded():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.fixture
+def two_threads():
+    """Sums over threads in any order would show; the tests run with one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def small_data_is_no_change():
     """Results of runs on fewer pictures go where those of the plain command go, experiments included."""

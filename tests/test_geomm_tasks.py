@@ -303,6 +303,8 @@ def test_captions_meet_their_own_picture_in_two_of_three_cases_in_either_order()
         alike += likeness[own, torch.where(labels == 0, second, first)].tolist()
     assert (counts / counts.sum() - 1 / 3).abs().max() < 0.04
     assert sum(alike) / len(alike) > 2  # of others taken at random: 0
+    with pytest.raises(ValueError, match=r"2 captions in a process; accepted for text assignment: at least 3, so"):
+        drawn_pictures(likeness[:2, :2])
 
 
 def test_text_assignment_is_cross_entropy_on_the_drawn_pictures_and_the_projection_stays():
@@ -443,6 +445,7 @@ def test_what_a_task_starts_with_are_the_weights_of_its_run(row, finished):
 
 
 @pytest.mark.parametrize("row", ["vqa_albef", "nlvr2_albef"])
+@pytest.mark.usefixtures("two_threads")
 def test_a_run_goes_on_to_the_last_bit(row, finished, tmp_path):
     config = config_of(row, *FEW, "optim.steps=4", "run.save_every=2", f"start.run={finished[row].config.start.run}")
     items = open_training_set(config.data, 0)

@@ -148,6 +148,7 @@ def test_what_fits_not_is_said_by_key(overrides, message):
         config_of("albef_geo", *overrides)
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
     config = config_of("albef_geo", *FEW, "start.row=", "optim.steps=7", "run.save_every=5", "run.keep_checkpoints=2",
                        "method.graph_update_interval=3")  # fmt: skip

@@ -351,7 +351,7 @@ class Albef(QueueClip):
         text_of_image = hard_negatives(image_to_text, step.ids, generator)
         own = torch.arange(len(image_of_text), device=image_of_text.device)
         texts, images = torch.cat([own, own, text_of_image]), torch.cat([own, image_of_text, own])
-        logits = self.match(step.text_tokens[texts], step.text_mask[texts], step.image_tokens[images])
+        logits = self.match(*step.pairs(texts, images))
         labels = torch.cat([torch.ones_like(own), torch.zeros_like(own), torch.zeros_like(own)])
         return F.cross_entropy(logits, labels)
 
@@ -405,6 +405,14 @@ class EncodedStep(NamedTuple):
             "image_embeddings": self.image_embeddings.detach(),
             "text_embeddings": self.text_embeddings.detach(),
         }
+
+    def pairs(self, texts: torch.Tensor, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Text tokens, their mask and image tokens of these rows, which may come more than once.
+
+        The gradient of `tokens[rows]` adds those up in any order where there are several threads.
+        """
+        text_tokens, image_tokens = self.text_tokens.index_select(0, texts), self.image_tokens.index_select(0, images)
+        return text_tokens, self.text_mask[texts], image_tokens
 
     def hard_targets(self, candidates: Candidates) -> torch.Tensor:
         """Column of the own key; with ids, equal mass on all columns of the same id (ALBEF's fine-tuning)."""

@@ -158,7 +158,8 @@ class TextAssignment(TaskModel):
                 features = F.normalize(self.encoders.image_projection(tokens[:, 0]).float(), dim=1)
             drawn = drawn_pictures(features @ features.T / ASSIGNMENT_TEMPERATURE)
         first, second, labels = drawn
-        logits = self.encoders.head(self.encoders.fused((tokens[first], tokens[second]), token_ids)[0][:, 0])
+        pictures = tokens.index_select(0, first), tokens.index_select(0, second)  # as EncodedStep.pairs
+        logits = self.encoders.head(self.encoders.fused(pictures, token_ids)[0][:, 0])
         return TaskLoss(F.cross_entropy(logits, labels), logits.argmax(dim=1) == labels)
 
 
@@ -171,8 +172,15 @@ def drawn_pictures(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, to
         logits: (batch, batch), of pictures with pictures, at least three.
     Returns:
         (batch,) int64 each: first and second picture, and which is the caption's: 0, 1, or 2 for neither.
+    Raises:
+        ValueError: fewer than three pictures.
     """
     batch, device = len(logits), logits.device
+    if batch < 3:
+        raise ValueError(
+            f"{batch} captions in a process; accepted for text assignment: at least 3, so an optim.global_batch_size "
+            "of three times the processes or more"
+        )
     weights = logits.float().softmax(dim=1) + 1.0e-6  # a row whose mass is all its own can be drawn from, too
     others = torch.multinomial(weights.masked_fill(torch.eye(batch, dtype=torch.bool, device=device), 0.0), 2)
     labels = torch.randint(NUM_ASSIGNMENTS, (batch,), device=device)
@@ -263,7 +271,7 @@ class Answering(TaskModel):
     ) -> torch.Tensor:
         """(num_answers * answer_length, vocabulary_size) logits."""
         question, mask = encoders.fused(encoders.image_tokens(images), token_ids)
-        return encoders.head(answer_ids, question[question_of], mask[question_of]).flatten(0, 1)
+        return encoders.head(answer_ids, question.index_select(0, question_of), mask[question_of]).flatten(0, 1)
 
     def predict(
         self, images: torch.Tensor, token_ids: torch.Tensor, listed_ids: torch.Tensor, k_test: int
