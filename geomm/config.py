@@ -110,5 +110,8 @@ class Config:
             raise ValueError(
                 f"method.num_spheres = {spheres} with model.embedding_dim = {numbers}; accepted: a divisor of it"
             )
-        if not self.model.text.layers or not self.model.image.layers:
-            raise ValueError("model.image.layers or model.text.layers is 0; accepted: at least 1")
+        if self.method.base != "clip" and not (self.model.text.layers and self.model.image.layers):
+            raise ValueError(
+                f"model.image.layers or model.text.layers is 0 with method.base = {self.method.base}, whose fusion "
+                "looks at tokens; accepted: at least 1"
+            )

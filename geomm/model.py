@@ -46,7 +46,8 @@ def build_encoders(config: Config, tokenizer: Tokenizer) -> ProjectedTowers:
         vision_transformer(data, model, projected=False),
         bidirectional_text_transformer(data, model, tokenizer, projected=False, vocabulary_size=num_ids),
     )
-    towers[1].final_norm = nn.Identity()  # ALBEF's text tower is BERT's, which ends in the LayerNorm of its last layer
+    if model.text.layers:  # ALBEF's text tower is BERT's, which ends in the LayerNorm of its last layer
+        towers[1].final_norm = nn.Identity()
     if method.base == "clip":
         return ProjectedTowers(*towers, model.embedding_dim, method.projection_bias)
     text = model.text

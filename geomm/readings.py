@@ -23,6 +23,13 @@ READINGS = {  # name -> (config, label)
     "nearest_st": ("reading_nearest_st.yaml", "nearest centre, gradient of the cosine"),
     "knn_local_st": ("reading_knn_local_st.yaml", "nearest centres, local, gradient of the cosine"),
 }
+# two matrices on features that are kept: a run is a minute, and what is compared are distances, not towers
+ON_PHOTOGRAPHS = (
+    "model.image.layers=0",
+    "model.text.layers=0",
+    "model.text.stem.weights=all-MiniLM-L6-v2",
+    "start.bert=",
+)
 STARTS = {"trained": ("from trained towers", ()), "random": ("from random weights", ("start.row=",))}
 METRICS = {
     "mean_recall": ("mean of six recalls", "percent", "higher"),
@@ -38,17 +45,16 @@ AT_THE_END = {  # of the log, mean of both directions
 
 def readings(command: Command, code: PaperCode) -> list[Table]:
     """Retrieval and state of the pools after each reading and the cosine, by start."""
+    overrides = (*(ON_PHOTOGRAPHS if command.scale == "photos" else ()), *command.overrides)
     jobs = {
         f"{start}_{name}": [
-            Job(code, config, command.scale, seed, command.overrides, command.runs, settings) for seed in command.seeds
+            Job(code, config, command.scale, seed, overrides, command.runs, settings) for seed in command.seeds
         ]
         for start, (_, settings) in STARTS.items()
         for name, (config, _) in READINGS.items()
         if command.trains(config)
     }
-    jobs["start"] = [
-        Job(code, "towers.yaml", command.scale, seed, command.overrides, command.runs) for seed in command.seeds
-    ]
+    jobs["start"] = [Job(code, "towers.yaml", command.scale, seed, overrides, command.runs) for seed in command.seeds]
     runs = run_rows(jobs)
     if not is_main_process():
         return []

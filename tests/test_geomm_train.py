@@ -140,7 +140,10 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
         (["method.queue_size=15", "method.branching=[3]"], r"queue_size = 15 with optim.global_batch_size = 16"),
         (["method.attach=far"], "method.attach.*far.*knn_local"),
         (["optim.micro_batch_size=4"], "micro_batch_size = 4, a pool compares whole batches; accepted: None"),
-        (["model.text.layers=0"], "accepted: at least 1"),
+        (
+            ["model.text.layers=0", "model.text.stem.weights=x"],
+            "is 0 with method.base = albef, whose fusion looks at tokens; accepted: at least 1",
+        ),
     ],
 )
 def test_what_fits_not_is_said_by_key(overrides, message):

@@ -25,6 +25,7 @@ from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
 from euclip.evaluate import load_encoder
+from geomm.readings import ON_PHOTOGRAPHS
 from oblique_topology.class_token_cost import counted
 from oblique_topology.loaded_rows import trained_model, training_batch
 from oblique_topology.loss_landscape import gradient_norms_on_line, losses_on_plane, movable_weights, random_directions
@@ -148,6 +149,14 @@ def test_the_text_side_alone_trains_against_the_mean_of_the_networks_own_feature
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     kept = torch.from_numpy(kept_features(photographs)[1280, 1, 1][0]).float()  # what it trained on
     torch.testing.assert_close(encoder.model.image_tower(kept[None]), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_geomm_s_readings_train_two_matrices_on_kept_features(trained, photographs):
+    own = ("start.row=", "method.queue_size=8", "method.branching=[2,2]")
+    run = trained("geomm", "reading_knn_local_st", *ON_PHOTOGRAPHS, *own)
+    assert kept_features(photographs).keys() >= {(1280, 1, 1)}
+    learnt = {name for name in run.moved if name.startswith("encoders.")}
+    assert learnt == {f"encoders.{side}_projection.{part}" for side in ("image", "text") for part in ("weight", "bias")}
 
 
 def test_the_loss_landscape_moves_what_was_trained_and_costs_count_no_stem(trained):

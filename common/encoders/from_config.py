@@ -41,7 +41,7 @@ def vision_transformer(
                 f"model.embedding_dim = {dim} with model.image.projection = false; accepted: {stem.channels}, as the "
                 f"features of {stem.name}"
             )
-        return PooledStem(stem, dim if model.image.projection else None)
+        return PooledStem(stem, dim if projected and model.image.projection else None)
     return VisionTransformer(
         image_size=data.image_size,
         patch_size=model.patch_size,
@@ -100,7 +100,7 @@ def bidirectional_text_transformer(
 
     stem = _text_stem(data, model, tokenizer)
     if not model.text.layers:
-        return _pooled(stem, num_class_tokens * model.embedding_dim)
+        return _pooled(stem, num_class_tokens * model.embedding_dim if projected else None)
     return BidirectionalTextTransformer(
         vocabulary_size=tokenizer.vocabulary_size if vocabulary_size is None else vocabulary_size,
         context_length=data.context_length,
@@ -124,7 +124,7 @@ def _text_stem(data: DataConfig, model: ModelConfig, tokenizer: Tokenizer) -> Te
     )  # fmt: skip
 
 
-def _pooled(stem: TextStem, dim: int) -> PooledTextStem:
+def _pooled(stem: TextStem, dim: int | None) -> PooledTextStem:
     from common.encoders.text_stem import PooledTextStem
 
     return PooledTextStem(stem, dim)

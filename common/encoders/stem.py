@@ -149,9 +149,13 @@ class PooledStem(nn.Module):
         Returns:
             image_features: (batch, projection_dim).
         """
-        mean = self.stem.places(images).mean(dim=(2, 3), keepdim=True)  # first: a lost channel is lost at all places
-        mean = self.stem.drop_channels(mean, self.training).flatten(1)
+        mean = self.class_tokens(images)[:, 0]
         return mean if self.projection is None else mean @ self.projection
+
+    def class_tokens(self, images: torch.Tensor) -> torch.Tensor:
+        """(batch, 1, channels), the mean in the place of a class token; arguments as in `forward`."""
+        mean = self.stem.places(images).mean(dim=(2, 3), keepdim=True)  # first: a lost channel is lost at all places
+        return self.stem.drop_channels(mean, self.training).flatten(2).transpose(1, 2)
 
     def forward_tokens(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, grid * grid, channels), the stem's places row by row; arguments as in `forward`."""

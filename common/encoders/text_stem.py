@@ -109,22 +109,34 @@ class PooledTextStem(nn.Module):
 
     Args:
         stem: its tokens.
-        projection_dim: output numbers.
+        projection_dim: output numbers; None = the mean itself, `stem.width` wide.
     """
 
     num_class_tokens = 1
 
-    def __init__(self, stem: TextStem, projection_dim: int) -> None:
+    def __init__(self, stem: TextStem, projection_dim: int | None) -> None:
         super().__init__()
         self.stem, self.width, self.projection_dim = stem, stem.width, projection_dim
         self.vocabulary_size, self.end_id = stem.network.vocabulary_size, stem.network.end_id
         self.context_length = stem.network.context_length
-        self.projection = nn.Parameter(stem.width**-0.5 * torch.randn(stem.width, projection_dim))
+        scale = self.width**-0.5
+        self.projection = (
+            None if projection_dim is None else nn.Parameter(scale * torch.randn(self.width, projection_dim))
+        )
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(batch, length) ids -> (batch, projection_dim)."""
-        words = up_to_first(token_ids, self.end_id)[..., None]
-        return (self.forward_tokens(token_ids) * words).sum(dim=1) / words.sum(dim=1) @ self.projection
+        mean = self.class_tokens(token_ids)[:, 0]
+        return mean if self.projection is None else mean @ self.projection
+
+    def class_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, 1, width), the mean in the place of a class token; word_mask None = as the ids say."""
+        words = (self.word_mask(token_ids) if word_mask is None else word_mask)[..., None]
+        return (self.forward_tokens(token_ids) * words).sum(dim=1, keepdim=True) / words.sum(dim=1, keepdim=True)
+
+    def word_mask(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(batch, length), True at class, words and end token, False at padding."""
+        return up_to_first(token_ids, self.end_id)
 
     def forward_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(batch, length, width), the stem's tokens; what stands behind the end token is of no use."""
