@@ -62,6 +62,7 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
         name="tasks",
         caption="Table 3's tasks beside the same model without pictures, and with those of NLVR2 exchanged.",
         data=trained_on(run for runs in seeing.values() for run in runs),
+        measured_on={key: cell.data for row in table.rows for key, cell in row.ours.items() if cell is not None},
         protocol="accuracy; VQA's by the official rules, of answers from a closed list",
         settings={"rows": {", ".join(names): config for names, config in configs.items()}, "blank": "data.blank=true"},
         rows={method: method for method in methods}

@@ -19,7 +19,7 @@ class Findings:
     """Everything that one experiment measured.
 
     name: of experiment and table. caption: what it is. data: what its models were trained on, where there are some.
-    measured_on: what the table says that ours is measured on; empty = `data`.
+    measured_on: what the table says that ours is measured on, for all columns or by column; empty = `data`.
     protocol: how, in a few words for the readers of the table.
     settings: how, in full: plain values, which the experiment's file keeps.
     rows: key -> label. columns: key -> (label, unit, which is better: "higher", "lower" or None).
@@ -39,7 +39,7 @@ class Findings:
     chance: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
     own_runs: bool = False
-    measured_on: str = ""
+    measured_on: str | Mapping[str, str] = ""
 
 
 def write_findings(command: Command, paper: str, findings: Findings, runs: Mapping[str, list[RowRun]] = {}) -> Table:
@@ -53,13 +53,14 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
     Returns:
         The table, for whoever runs the part to write. Rows without a value are left out.
     """
+    measured_on = findings.measured_on or findings.data
     units = {f"{row}_{column}": findings.columns[column][1] for row, column in findings.values}
     cells = {
         (row, column): measured_over_seeds(
             values,
             command.seeds,
             scale=command.scale,
-            data=findings.measured_on or findings.data,
+            data=measured_on if isinstance(measured_on, str) else measured_on[column],
             protocol=findings.protocol,
             chance=findings.chance.get(column),
         )
