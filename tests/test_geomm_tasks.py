@@ -1,7 +1,9 @@
 """GeoMM's tasks: models and losses beside loops written from the formula, and fine-tuning at smoke scale."""
 
+import gzip
 import json
 import shutil
+import tarfile
 from types import SimpleNamespace
 
 import pytest
@@ -540,6 +542,36 @@ def test_files_of_annotations_are_trained_on_and_what_cannot_be_read_counts_as_w
     assert hits[2] == [0]
     assert found["metrics"]["accuracy"] == pytest.approx(sum(hit for (hit,) in hits) / 3)
     assert found["chance"]["accuracy"] == 1  # red, neutral, true: whoever says it is right about all
+
+
+@pytest.mark.parametrize(
+    ("task", "shards", "count"), [("vqa", "coco_mini/*.tar", 39), ("visual_entailment", "flickr8k/*.tar", 70)]
+)
+def test_local_annotations_with_photographs_go_through_a_model_end_to_end(
+    task, shards, count, finished, data_dir, tmp_path
+):
+    file = {"vqa": "vqa_v2_sample.jsonl.gz", "visual_entailment": "snli_ve_relabelled_sample.jsonl.gz"}[task]
+    with gzip.open(data_dir / "annotations" / file, "rt", encoding="utf-8") as lines:
+        rows = [row for row in map(json.loads, lines) if row.get("coco_mini_split") or row.get("flickr8k_file")]
+    for row in rows:
+        row["image"] = row["flickr8k_file"] if task == "visual_entailment" else f"{row['image_id']:012}.jpg"
+    wanted = {row["image"] for row in rows}
+    for shard in data_dir.glob(shards):
+        with tarfile.open(shard) as members:
+            for name in wanted.intersection(members.getnames()):
+                (tmp_path / name).write_bytes(members.extractfile(name).read())
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    files = [f"data.{role}=rows.json" for role in ("train", "val", "test")] + ["data.source=karpathy"]
+    files += [f"data.root={tmp_path}", "optim.steps=2", "optim.warmup_steps=0", "run.evaluate_every=0"]
+    files += [f"data.answers={data_dir / 'annotations' / 'vqa_answer_list.json.gz'}"] * (task == "vqa")
+    config = config_of(f"{task}_albef", *files, f"start.run={finished[f'{task}_albef'].config.start.run}")
+    run = RunFiles(tmp_path / "run", {"seed": 0})
+    finetune(config, open_training_set(config.data, 0), run, False, Accelerator(cpu=True))
+    found = json.loads(run.evaluation.read_text())["evaluations"][f"{task}_test"]
+    assert found["protocol"]["unreadable_images"] == 0
+    hits = json.loads(run.hits.read_text())[f"{task}_test"]["accuracy"]
+    assert len(hits) == count
+    assert found["metrics"]["accuracy"] == pytest.approx(sum(hit for (hit,) in hits) / count)
 
 
 @pytest.mark.parametrize("row", ["vqa", "visual_entailment", "assigned", "nlvr2"])
