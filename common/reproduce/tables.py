@@ -240,9 +240,8 @@ def vit_of(config: Any) -> str:
 
 def text_of(tower: Any) -> str:
     """ "text 128 x 2": width and layers of the text tower."""
-    return f"text {tower.width} x {tower.layers}" + (
-        f" on {Path(tower.stem.weights).name}" if tower.stem.weights else ""
-    )
+    on = f" on {Path(tower.stem.weights).name}" if tower.stem.weights else ""
+    return f"text {tower.width} x {tower.layers}{on}" if tower.layers else f"mean of words{on}"
 
 
 def trained_parameters(run: RowRun) -> int:
