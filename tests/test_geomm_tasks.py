@@ -447,7 +447,6 @@ def test_what_a_task_starts_with_are_the_weights_of_its_run(row, finished):
 
 
 @pytest.mark.parametrize("row", ["vqa_albef", "nlvr2_albef"])
-@pytest.mark.usefixtures("two_threads")
 def test_a_run_goes_on_to_the_last_bit(row, finished, tmp_path):
     config = config_of(row, *FEW, "optim.steps=4", "run.save_every=2", f"start.run={finished[row].config.start.run}")
     items = open_training_set(config.data, 0)
