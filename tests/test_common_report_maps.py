@@ -1,5 +1,6 @@
 """Contours, heat on pictures and on words, curves with a logarithmic axis: files, numbers, what the eye must see."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -88,8 +89,13 @@ def test_curves_may_have_a_logarithmic_axis(tmp_path, monkeypatch):
     _, numbers = plot_curves([plain], tmp_path / "one.png", across=1)
     drawn = []
     monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
-    _, same_numbers = plot_curves([logarithmic], tmp_path / "two.png", across=1)
-    assert rows(numbers) == rows(same_numbers)
+    _, its_numbers = plot_curves([logarithmic], tmp_path / "two.png", across=1)
+    for linear, row in zip(rows(numbers), rows(its_numbers), strict=True):
+        mean, low, high = (float(row[name]) for name in ("mean", "low", "high"))
+        assert mean == float(linear["mean"])
+        assert float(linear["low"]) < 0 < low  # such a band would reach below every axis
+        assert low * high == pytest.approx(mean**2, rel=1e-3)
+        assert math.log(high / mean) == pytest.approx((float(linear["high"]) - mean) / mean, rel=1e-3)
     axis = drawn[0].axes[0]
     assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
     assert list(axis.get_xticks()) == [1, 8, 64]  # of all curves

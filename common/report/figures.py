@@ -367,7 +367,7 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
     for axis, panel in zip(axes, panels):
         for label, points in panel.curves.items():
             index = labels.index(label) if label in labels else 0
-            rows = [(x, *_mean_and_interval(values, SHARE_OF.get(panel.y_label))) for x, values in points]
+            rows = [(x, *_mean_and_interval(values, SHARE_OF.get(panel.y_label), panel.log_y)) for x, values in points]
             records += [(panel.title, label, *row) for row in rows]
             line = _draw(axis, rows, index, label in panel.behind)
             if label != panel.title:
@@ -397,9 +397,16 @@ def _draw(axis, rows: Sequence[tuple], index: int, behind: bool):
     return line
 
 
-def _mean_and_interval(values: Sequence[float], whole: float | None) -> tuple[float, float | None, float | None]:
+def _mean_and_interval(
+    values: Sequence[float], whole: float | None, log: bool
+) -> tuple[float, float | None, float | None]:
+    """Mean, low, high; on a log axis an interval as wide in the logarithm, to first order, so that it stays above 0."""
+    mean = sum(values) / len(values)
     low, high = bounded_interval(values, whole)[0] if len(values) > 1 else (None, None)
-    return sum(values) / len(values), low, high
+    if log and low is not None:
+        share = (high - mean) / mean
+        low, high = mean * math.exp(-share), mean * math.exp(share)
+    return mean, low, high
 
 
 # Light is high in contours; a picture is clear where it is hot and fades to grey elsewhere; a word is the darker the
