@@ -121,8 +121,8 @@ class ImageTransform:
         return pixels
 
     def inputs(self, images: Tensor) -> Tensor:
-        """What a tower takes: a batch of views, normalised (`normalize`); features in their place as float32."""
-        return images.float() if images.is_floating_point() else normalize(images, self.mean, self.std)
+        """What a tower takes: a batch of views, normalised (`normalize`); features in their place as they are."""
+        return images if images.is_floating_point() else normalize(images, self.mean, self.std)
 
     @property
     def blank(self) -> Tensor:

@@ -154,12 +154,13 @@ class PooledStem(nn.Module):
 
     def class_tokens(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, 1, channels), the mean in the place of a class token; arguments as in `forward`."""
-        mean = self.stem.places(images).mean(dim=(2, 3), keepdim=True)  # first: a lost channel is lost at all places
+        # the mean first: a channel that is lost then is lost at all places
+        mean = self.stem.places(images).float().mean(dim=(2, 3), keepdim=True)
         return self.stem.drop_channels(mean, self.training).flatten(2).transpose(1, 2)
 
     def forward_tokens(self, images: torch.Tensor) -> torch.Tensor:
         """(batch, grid * grid, channels), the stem's places row by row; arguments as in `forward`."""
-        return self.stem.drop_channels(self.stem.places(images), self.training).flatten(2).transpose(1, 2)
+        return self.stem.drop_channels(self.stem.places(images).float(), self.training).flatten(2).transpose(1, 2)
 
 
 def weights_file(weights: str) -> Path | None:

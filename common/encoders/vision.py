@@ -122,7 +122,7 @@ class VisionTransformer(nn.Module):
             images, kept = self._drop_patches(images)
             positions = positions[kept]
         if self.stem is not None:
-            images = self.stem.drop_channels(images, self.training)
+            images = self.stem.drop_channels(images.float(), self.training)  # kept ones are float16, few are left
         patches = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, num_patches, width)
         class_tokens = (self.class_embedding + classes).to(patches.dtype).expand(len(images), -1, -1)
         tokens = torch.cat([class_tokens, patches + positions.to(patches.dtype)], dim=1)
