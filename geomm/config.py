@@ -105,6 +105,11 @@ class Config:
                     "method.base = mafa with other targets, without masked words or with distillation; accepted: "
                     "method.targets = own, method.mask_probability above 0, method.distillation = 0"
                 )
+        elif self.start.discriminator or self.start.discriminator_run:
+            raise ValueError(
+                f"start.discriminator = {self.start.discriminator or self.start.discriminator_run} with method.base = "
+                f"{self.method.base}, which mines no positives; accepted: nothing, or method.base = mafa"
+            )
         spheres, numbers = self.method.num_spheres, self.model.embedding_dim
         if self.method.distance == "oblique" and numbers % spheres:
             raise ValueError(

@@ -90,11 +90,12 @@ class Grouping(nn.Module):
 
         Args:
             indices: (global_batch_size,) of its samples.
-            images, texts: (local_batch, dim) unit vectors of this process's share.
+            images, texts: (local_batch, dim) unit vectors of this process's share, or points of a product of spheres.
         Returns:
             Whether the epoch is over and `order` is that of the next one.
         """
-        step = torch.from_numpy(indices).to(self.indices.device), *map(gather_without_gradient, (images, texts))
+        features = (gather_without_gradient(side.flatten(1)) for side in (images, texts))
+        step = torch.from_numpy(indices).to(self.indices.device), *features
         while len(step[0]):
             held, room = int(self.held), len(self.indices) - int(self.held)
             some = slice(held, held + min(room, len(step[0])))

@@ -24,20 +24,24 @@ from common.methods.momentum_contrast import (
     batch_norm_mlp,
     linear_head,
     mlp_head,
-    moco_logits,
     moco_loss,
     moco_v3_loss,
     shuffle_rows,
     unshuffle_rows,
 )
 from common.momentum import MomentumEncoder
-from common.pool import QueuePool
+from common.pool import QueueCandidates, QueuePool
 
 BATCH, WIDTH, DIM, QUEUE = 6, 5, 4, 10
 
 
 def pool_of(capacity, dim, start="random_rows"):
     return QueuePool(FeatureQueue(capacity, dim, start), inner_product_similarity, own_key_only=True)
+
+
+def moco_logits(queries, keys, rows, scale):
+    """The positive is column 0."""
+    return scale * QueueCandidates(inner_product_similarity, keys, rows, own_key_only=True).similarity(queries)
 
 
 def moco(symmetric=False, start="random_rows", temperature=0.2, trainable=False):
@@ -138,23 +142,22 @@ def test_moco_v3_equals_loops_written_from_the_formula():
 def test_a_constant_representation_is_at_chance(temperature):
     constant, scale = unit(torch.ones(4, 3, dtype=torch.float64)), torch.tensor(1 / temperature, dtype=torch.float64)
     queue = constant[:1].expand(65536, 3)
-    logits = moco_logits(constant, constant, queue, inner_product_similarity, scale)
-    assert float(moco_loss(logits).detach()) == pytest.approx(math.log(65537), abs=1e-12)
+    logits = moco_logits(constant, constant, queue, scale)
+    assert float(moco_loss(logits)) == pytest.approx(math.log(65537), abs=1e-12)
     batch = scale * inner_product_similarity(queue[:256], queue[:256])
     assert float(moco_v3_loss(batch, batch, scale)) == pytest.approx(4 * temperature * math.log(256), abs=1e-12)
 
 
 def test_the_keys_of_other_queries_are_no_candidates_of_moco():
     queries, keys, queue = (unit(torch.randn(count, 3, dtype=torch.float64)) for count in (4, 4, 6))
-    one = torch.tensor(1.0)
-    before = moco_logits(queries, keys, queue, inner_product_similarity, one)
-    after = moco_logits(queries, keys[[0, 1, 2, 0]], queue, inner_product_similarity, one)
+    before = moco_logits(queries, keys, queue, 1.0)
+    after = moco_logits(queries, keys[[0, 1, 2, 0]], queue, 1.0)
     assert torch.equal(before[:3], after[:3])
 
 
 def test_keys_and_queue_are_constants_even_if_they_came_with_a_graph():
     queries, keys, queue = (torch.randn(count, 3, requires_grad=True) for count in (4, 4, 6))
-    moco_loss(moco_logits(queries, keys, queue, inner_product_similarity, torch.tensor(1.0))).backward()
+    moco_loss(moco_logits(queries, keys, queue, 1.0)).backward()
     assert queries.grad.abs().sum() > 0
     assert keys.grad is None
     assert queue.grad is None

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from processes import in_processes
-from test_common_albef import masked_batch, tiny_albef, tiny_batch
+from test_common_albef import DIM, masked_batch, tiny_albef, tiny_batch
 
 from common.base.config import ConfigError, load_row
 from common.base.provenance import ROOT
@@ -162,17 +162,31 @@ def test_targets_stand_at_the_columns_of_own_and_mined_keys_over_the_end_of_the_
 
 
 def test_targets_of_two_processes_spread_over_the_keys_of_both():
-    for share in in_processes(2, targets_of, 2):
-        smooth = share[1]
-        assert smooth.shape[0] == 4
-        assert ((smooth > 0).sum(dim=1) == 8).all()
-        torch.testing.assert_close(smooth.sum(dim=1), torch.ones(4))
+    shares = in_processes(2, targets_of, 2)
+    for which, alone in enumerate(targets_of(1)[:2]):  # nothing mined, without and with smoothing
+        torch.testing.assert_close(torch.cat([share[which] for share in shares]), alone)
+    for place, (*_, hard, smooth) in enumerate(shares):  # mined within each process's own
+        columns = [(16 + k) % 20 for k in range(8)]
+        own = columns[4 * place : 4 * place + 4]
+        for row in range(4):
+            expected = torch.zeros(20)
+            expected[own[row]] = 1
+            if row % 2 == 0:
+                expected[own[row]] = expected[own[row + 1]] = 0.5
+            torch.testing.assert_close(hard[row], expected)
+            expected /= 2
+            expected[columns] += 0.5 / 8
+            torch.testing.assert_close(smooth[row], expected)
 
 
 def test_a_step_is_its_parts_pair_by_pair():
-    """Matching, words and contrast with what is mined, against loops over single pairs."""
+    """Matching, words and contrast with what is mined, against loops over single pairs; pools at the end of a ring."""
     albef, (images, token_ids) = tiny_albef(), tiny_batch()
-    model = Mafa(albef.encoders, albef.geometry, albef.logit_scale, albef.image_pool, albef.text_pool).double()
+    pools = [GeodesicPool(10, DIM, distance="cosine", branching=(2,), num_neighbors=1) for _ in "it"]
+    for seed, pool in enumerate(pools):
+        pool.insert(draw(seed, 8, DIM))
+    columns = torch.tensor([8, 9, 0, 1])
+    model = Mafa(albef.encoders, albef.geometry, albef.logit_scale, *pools).double()
     model.momentum_encoders, model.matching_head = albef.momentum_encoders, albef.matching_head
     judge = torch.rand(4, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     model.discriminator = lambda images, ids: lambda pictures, texts: judge[pictures, texts]
@@ -185,7 +199,7 @@ def test_a_step_is_its_parts_pair_by_pair():
         similarity = candidates.similarity(queries).detach()
         targets = torch.zeros_like(similarity)
         for row in range(4):
-            near = sorted((k for k in range(4) if k != row), key=lambda k: -float(similarity[row, k]))
+            near = sorted((k for k in range(4) if k != row), key=lambda k: -float(similarity[row, columns[k]]))
             pairs = [(row, k) if side == "image" else (k, row) for k in near]
             chance, positives = float(judge[pairs[0]]), [row]
             if chance > 0.8:
@@ -193,8 +207,8 @@ def test_a_step_is_its_parts_pair_by_pair():
                 positives.append(near[0])
             verdicts.append("positive" if chance > 0.8 else "negative" if chance < 0.5 else "neither")
             hard.append(pairs if chance < 0.5 else pairs[1:])
-            targets[row, positives] = 0.5 / len(positives)
-            targets[row, :4] += 0.5 / 4
+            targets[row, columns[positives]] = 0.5 / len(positives)
+            targets[row, columns] += 0.5 / 4
         contrast.append(F.cross_entropy(model.logit_scale() * similarity, targets))
     assert set(verdicts) == {"positive", "negative", "neither"}
     others = [next(pair for pair in pairs if pair not in matched) for pairs in hard]
@@ -287,15 +301,24 @@ def test_a_row_has_its_discriminator_trained_first_and_keeps_it_as_it_is(run):
     assert not any(name.startswith(("discriminator", "grouping")) for name in model.state_dict())
 
 
+def test_what_says_where_a_row_starts_says_nothing_of_its_parents(tmp_path):
+    for said in ("start.run=/a/run", "start.discriminator_run=/a/run", "start.discriminator=finetuned_albef"):
+        parents = Job(CODE, "mafa.yaml", "smoke", 0, (said, *FEW), tmp_path).parents()
+        assert {parent.overrides for parent in parents.values()} == {FEW}, said
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, tmp_path):
+def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, tmp_path, monkeypatch):
     """Seven steps an epoch; saved after nine, with an order that no seed tells and half of the next one gathered."""
+    smoothings = []
+    monkeypatch.setattr("geomm.mafa.smoothed_targets", lambda *a: smoothings.append(a[-1]) or smoothed_targets(*a))
     start = [f"start.{key}={getattr(run.config.start, key)}" for key in ("run", "discriminator_run")]
     config = config_of("mafa", *FEW, *start, "data.num_train=31", "optim.global_batch_size=4", "optim.steps=15",
                        "run.save_every=9", f"run.num_workers={workers}", "method.group_span=8", "method.group_queue=16",
                        "run.keep_checkpoints=2", "data.num_test=12")  # fmt: skip
     pairs, files = open_training_pairs(config.data, 0), [RunFiles(tmp_path / name, {}) for name in ("a", "b")]
     train(config, pairs, files[0], False, Accelerator(cpu=True))
+    assert smoothings == [0.0] * 2 * 7 + [0.5] * 2 * 8  # none in the first epoch
     shutil.copytree(files[0].folder, files[1].folder)
     shutil.rmtree(files[1].checkpoints / "step-00000015")
     middle = last_checkpoint(files[1].checkpoints).model_tensors()
@@ -319,6 +342,10 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
         ),
         (["method.distillation=0.4"], "accepted: method.targets = own"),
         (["method.mask_probability=0"], "method.mask_probability above 0"),
+        (
+            ["method.base=albef"],
+            "base = albef, which mines no positives; accepted: nothing",
+        ),
     ],
 )
 def test_what_fits_not_is_said_by_key(overrides, message):

@@ -20,7 +20,7 @@ from common.info_nce import info_nce
 from common.logit_scale import LogitScale
 from common.methods.self_supervised import with_head
 from common.report.table import from_json
-from common.run.checkpoint import last_checkpoint
+from common.run.checkpoint import last_checkpoint, open_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
 from common.run.pictures import open_training_set
@@ -178,16 +178,19 @@ def test_moco_meets_its_keys_where_they_will_be_written_and_in_the_order_of_its_
         first, second = pictures(step)
         one = copy.deepcopy(model).contrast
         with torch.no_grad():
-            queries = unit(torch.cat([one.encoder(first), one.encoder(second)][: 1 + symmetric]))
-            keys = torch.cat([one.encode_keys(second, 7 + step), one.encode_keys(first, 7 + step)][: 1 + symmetric])
+            queries = [unit(one.encoder(views)) for views in (first, second)][: 1 + symmetric]
+            keys = [one.encode_keys(views, 7 + step) for views in (second, first)][: 1 + symmetric]
         found, inserted = copy.deepcopy(model)(first, second, None, 7 + step)
-        written = copy.deepcopy(pool)
-        columns = written.insert(keys)
-        graph, rows = written.graph(), written.queue.rows()
-        similarity = queries @ rows.T if graph is None else geodesic_similarity(queries, rows, graph, num_attached=2)
-        assert found.item() == pytest.approx(info_nce(5.0 * similarity, columns).item(), rel=1e-4)
-        torch.testing.assert_close(inserted, keys, rtol=0, atol=1e-5)
-        wrapped |= bool(columns[-1] < columns[0] and graph is not None)
+        losses = []
+        for query, key in zip(queries, keys):  # of a direction no view meets itself
+            written = copy.deepcopy(pool)
+            columns = written.insert(key)
+            graph, rows = written.graph(), written.queue.rows()
+            similarity = query @ rows.T if graph is None else geodesic_similarity(query, rows, graph, num_attached=2)
+            losses.append(info_nce(5.0 * similarity, columns).item())
+            wrapped |= bool(columns[-1] < columns[0] and graph is not None)
+        assert found.item() == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+        torch.testing.assert_close(inserted, torch.cat(keys), rtol=0, atol=1e-5)
         model.insert(inserted)
     assert wrapped
 
@@ -242,12 +245,22 @@ def test_a_run_goes_on_within_a_period_to_the_last_bit(name, tmp_path):
     assert len(losses[0]) == 8
 
 
+def test_a_run_leaves_frozen_prototypes_as_they_are(tmp_path):
+    config = config_of("swav", "method.frozen_steps=3", "optim.steps=3", "run.save_every=1", "run.keep_checkpoints=3",
+                       "run.evaluate_every=0", "data.num_test=20")  # fmt: skip
+    pretrain(config, open_training_set(config.data), files := RunFiles(tmp_path), False, Accelerator(cpu=True))
+    first, *_, last = (open_checkpoint(path).model_tensors() for path in sorted(files.checkpoints.glob("step-*")))
+    assert torch.equal(first["prototypes.weight"], last["prototypes.weight"])
+    assert not torch.equal(first["encoder.head.0.weight"], last["encoder.head.0.weight"])
+
+
 @pytest.mark.parametrize(
     ("name", "override", "message"),
     [
         ("moco_v2_geo", "method.ema_momentum=null", "ema_momentum = None with moco_v2; accepted: a number"),
         ("swav", "method.ema_momentum=0.9", "ema_momentum = 0.9 with swav; accepted: null"),
-        ("moco_v2", "method.small_views=2", "small_views = 2 with moco_v2; accepted: 0"),
+        ("moco_v2", "method.small_views=2", "small_views = 2 with moco_v2; accepted: with swav"),
+        ("swav", "method.symmetric=true", "symmetric = True with swav; accepted: with moco_v2"),
         ("moco_v2", "method.distance=oblique", "distance.*oblique.*cosine.*geodesic"),
         ("moco_v2", "method.batch_norm_parts=3", "does not split into method.batch_norm_parts = 3"),
     ],

@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.distributed import gather_without_gradient, rank, world_size
-from common.geometry import Geometry, PairSimilarity
+from common.geometry import Geometry
 from common.info_nce import info_nce
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder
-from common.pool import Pool, QueueCandidates
+from common.pool import Pool
 
 
 class MomentumContrastStep(NamedTuple):
@@ -89,12 +89,14 @@ class MomentumContrast(nn.Module):
         pairs = [(query_views, key_views)]
         if self.symmetric:
             pairs.append((key_views, query_views))
-        queries = torch.cat([self.geometry.embed_image(self.encoder(views)) for views, _ in pairs])
-        keys = torch.cat([self.encode_keys(views, shuffle_seed) for _, views in pairs])
-        candidates = self.pool.open(keys)
-        return MomentumContrastStep(
-            self.logit_scale() * candidates.similarity(queries), candidates.columns, keys.flatten(1)
-        )
+        directions = []
+        for query_side, key_side in pairs:  # each meets its own keys alone: a view is no negative of itself
+            queries = self.geometry.embed_image(self.encoder(query_side))
+            keys = self.encode_keys(key_side, shuffle_seed)
+            candidates = self.pool.open(keys)
+            logits = self.logit_scale() * candidates.similarity(queries)
+            directions.append((logits, candidates.columns, keys.flatten(1)))
+        return MomentumContrastStep(*map(torch.cat, zip(*directions)))
 
     @torch.no_grad()
     def encode_keys(self, views: torch.Tensor, shuffle_seed: int | None = None) -> torch.Tensor:
@@ -164,36 +166,14 @@ class MomentumContrastV3(nn.Module):
         self.momentum_encoder.update_(self.encoder, ema_momentum)
 
 
-def moco_logits(
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    queue_rows: torch.Tensor,
-    similarity: PairSimilarity,
-    logit_scale: torch.Tensor,
-) -> torch.Tensor:
-    """[ <q_i, k_i>, <q_i, queue_1> ... <q_i, queue_K> ] / T: the positive is column 0 (MoCo, Eq. 1).
-
-    Args:
-        queries: (num_queries, ...) embeddings.
-        keys: (num_queries, ...), row k is the positive of query k; the keys of other queries are no candidates.
-        queue_rows: (K, ...).
-        similarity: (a, ...), (b, ...) -> (a, b).
-        logit_scale: scalar tensor, 1/T.
-    Returns:
-        (num_queries, 1 + K). Keys and queue get no gradient.
-    """
-    candidates = QueueCandidates(similarity, keys.detach(), queue_rows.detach(), own_key_only=True)
-    return logit_scale * candidates.similarity(queries)
-
-
 def moco_loss(logits: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
-    """InfoNCE of queries against their own keys: mean_i [ log sum_j exp l_ij - l_i,c(i) ].
+    """InfoNCE of queries against their own keys (MoCo, Eq. 1): mean_i [ log sum_j exp l_ij - l_i,c(i) ].
 
     Of a symmetric model it is the mean over both directions, half of the published sum.
 
     Args:
         logits: (num_queries, num_columns).
-        columns: (num_queries,) int64, where the positives are; None = column 0, as `moco_logits` has them.
+        columns: (num_queries,) int64, where the positives are; None = column 0, as with a queue.
     Returns:
         Scalar in nats; equal logits give ln(num_columns). Its mean over processes is the loss of the global batch.
     """

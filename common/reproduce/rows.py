@@ -150,6 +150,8 @@ class Job(NamedTuple):
             ConfigError: a row that is not there, or one that starts from itself.
         """
         start, found = getattr(self.config(), "start", None), {}
+        own = tuple(f"start.{name}=" for pair in STARTS.items() for name in pair)  # says nothing of a parent's start
+        overrides = tuple(each for each in self.overrides if not each.startswith(own))
         for name, folder in STARTS.items():
             row = getattr(start, name, "")
             if not row or getattr(start, folder):
@@ -159,7 +161,8 @@ class Job(NamedTuple):
                 rows = sorted(each.stem for each in file.parent.glob("*.yaml") if not each.stem.startswith("scale_"))
                 said = f"accepted: another row of {self.paper.name}: {', '.join(rows)}"
                 raise ConfigError(f"{self.row}: start.{name} = {row}; {said}")
-            found[f"start.{folder}"] = self._replace(paper=self.paper.of(file.name), row=file.name, settings=())
+            paper = self.paper.of(file.name)
+            found[f"start.{folder}"] = self._replace(paper=paper, row=file.name, overrides=overrides, settings=())
         return found
 
     def opened(self) -> tuple[Any, Any, RunFiles]:

@@ -18,7 +18,7 @@ class VisionMethodConfig(DistanceConfig):
     ema_momentum: float | None = setting(None, at_least=0.0, at_most=1.0)  # MoCo v2: of the encoder of keys
     ema_schedule: Literal["constant", "half_cosine"] = "constant"  # MoCo v2: half_cosine rises to 1
     symmetric: bool = False  # MoCo v2: each view is query once and key once
-    batch_norm_parts: int = setting(1, at_least=1)  # MoCo v2: statistics of parts of a batch, as on so many GPUs
+    batch_norm_parts: int = setting(1, at_least=1)  # statistics of parts of a batch, as on so many GPUs
     shuffle_keys: bool = True  # MoCo v2: keys meet other statistics than their queries
     num_prototypes: int = setting(3_000, at_least=2)  # SwAV
     sinkhorn_scale: float = setting(20.0, above=0.0)  # SwAV: 1/epsilon
@@ -32,8 +32,9 @@ class VisionMethodConfig(DistanceConfig):
         if (self.ema_momentum is None) == (self.name == "moco_v2"):
             wanted = "a number, as MoCo v2 has a momentum encoder" if self.name == "moco_v2" else "null"
             raise ValueError(f"method.ema_momentum = {self.ema_momentum} with {self.name}; accepted: {wanted}")
-        if self.small_views and self.name != "swav":
-            raise ValueError(f"method.small_views = {self.small_views} with {self.name}; accepted: 0")
+        for key, only in {"small_views": "swav", "code_queue": "swav", "symmetric": "moco_v2"}.items():
+            if getattr(self, key) and self.name != only:
+                raise ValueError(f"method.{key} = {getattr(self, key)} with {self.name}; accepted: with {only} alone")
 
 
 @dataclass(frozen=True)
