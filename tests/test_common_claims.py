@@ -670,6 +670,9 @@ def test_two_comparisons_that_share_the_error_need_more_than_one_does(tmp_path):
     assert both.decisive.interval[0] < 0 < both.decisive.interval[1]
     assert both.decisive.basis == "3 seeds, paired, 97.5 % as one of 2"
     assert evidence(both).startswith("open margin −1.57 ")
+    missing = 't["d"]["x"] > 1'
+    assert evidence(verdict_of(tmp_path, [f"{A_Y} > {B_Y}", missing], ours)) == "1 of 2 comparisons hold so far"
+    assert evidence(verdict_of(tmp_path, [missing, 't["d"]["y"] > 1'], ours)) == ""
 
 
 def test_scales_are_judged_apart_and_the_more_telling_one_comes_first(tmp_path):
