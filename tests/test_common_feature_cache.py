@@ -1,7 +1,9 @@
 """common/data/feature_cache.py: features computed once are those computed anew, whatever interrupts or breaks."""
 
+import ctypes
 import json
 import pickle
+import resource
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +12,7 @@ import torch
 from processes import in_processes
 
 from common.data.broken import BrokenSample
-from common.data.feature_cache import FeatureCache
+from common.data.feature_cache import FeatureCache, _keep_freed_memory
 from common.data.mixture import Mixture
 from common.data.order import seed_of
 from common.data.scenes import SceneDataset
@@ -173,3 +175,22 @@ def test_sets_of_a_mixture_are_kept_each_for_itself_and_a_stream_is_refused(tmp_
     stream.forward_only = True
     with pytest.raises(ValueError, match=r"is a stream, .*; accepted: data.stream_buffer=0, or .*stem.cache_gb=0"):
         cache(tmp_path).of(stream, TRANSFORM, training=True)
+
+
+def fresh_pages(keep):
+    """Pages that a process is given while it fills and frees 64 MiB ten times."""
+    if keep:
+        _keep_freed_memory()
+    for _ in range(10):  # the heap grows to what it needs
+        torch.ones(2**24)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones(2**24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library than glibc")
+def test_large_blocks_are_used_again_while_features_are_computed():
+    (given,), (kept,) = in_processes(1, fresh_pages, False), in_processes(1, fresh_pages, True)
+    assert given > 100  # 32 a block where pages are huge ones
+    assert kept < given / 10

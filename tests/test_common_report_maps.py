@@ -96,6 +96,10 @@ def test_curves_may_have_a_logarithmic_axis(tmp_path, monkeypatch):
         assert float(linear["low"]) < 0 < low  # such a band would reach below every axis
         assert low * high == pytest.approx(mean**2, rel=1e-3)
         assert math.log(high / mean) == pytest.approx((float(linear["high"]) - mean) / mean, rel=1e-3)
+    _, numbers = plot_curves(
+        [replace(plain, curves={"a": [(1.0, [0.0, 0.0])]}, log_y=True)], tmp_path / "0.png", across=1
+    )
+    assert [float(rows(numbers)[0][name]) for name in ("mean", "low", "high")] == [0, 0, 0]  # no such axis shows it
     axis = drawn[0].axes[0]
     assert (axis.get_xscale(), axis.get_yscale()) == ("log", "log")
     assert list(axis.get_xticks()) == [1, 8, 64]  # of all curves

@@ -290,9 +290,12 @@ def test_a_row_has_its_discriminator_trained_first_and_keeps_it_as_it_is(run):
 
 
 def test_what_says_where_a_row_starts_says_nothing_of_its_parents(tmp_path):
-    for said in ("start.run=/a/run", "start.discriminator_run=/a/run", "start.discriminator=finetuned_albef"):
-        parents = Job(CODE, "mafa.yaml", "smoke", 0, (said, *FEW), tmp_path).parents()
+    for said in ("run=/a/run", "discriminator_run=/a/run", "discriminator=finetuned_albef", "part=all", "row=albef"):
+        parents = Job(CODE, "mafa.yaml", "smoke", 0, (f"start.{said}", *FEW), tmp_path).parents()
         assert {parent.overrides for parent in parents.values()} == {FEW}, said
+    of_all = ("start.bert=/a/bert", *FEW)
+    parents = Job(CODE, "mafa.yaml", "smoke", 0, of_all, tmp_path).parents()
+    assert {parent.overrides for parent in parents.values()} == {of_all}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -330,10 +333,7 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
         ),
         (["method.distillation=0.4"], "accepted: method.targets = own"),
         (["method.mask_probability=0"], "method.mask_probability above 0"),
-        (
-            ["method.base=albef"],
-            "base = albef, which mines no positives; accepted: nothing",
-        ),
+        (["method.base=albef"], "base = albef, which mines no positives; accepted: nothing"),
     ],
 )
 def test_what_fits_not_is_said_by_key(overrides, message):

@@ -225,7 +225,8 @@ class _View(Dataset):
 
 
 def _keep_freed_memory() -> None:
-    """Large blocks that are freed stay with the process: glibc gives them back, and new pages take half of the time."""
+    """From now on large blocks that are freed stay with the process: glibc gives them back to the system each time, and
+    fresh pages take as long as a network of small convolutions."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc alone has it
     if mallopt is not None:
         trim_threshold, mmap_threshold, a_gibibyte = -1, -3, 2**30

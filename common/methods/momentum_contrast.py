@@ -86,17 +86,21 @@ class MomentumContrast(nn.Module):
         Returns:
             MomentumContrastStep of batch queries; symmetric: of 2 batch, the second half with the views exchanged.
         """
-        pairs = [(query_views, key_views)]
-        if self.symmetric:
-            pairs.append((key_views, query_views))
-        directions = []
-        for query_side, key_side in pairs:  # each meets its own keys alone: a view is no negative of itself
-            queries = self.geometry.embed_image(self.encoder(query_side))
-            keys = self.encode_keys(key_side, shuffle_seed)
-            candidates = self.pool.open(keys)
-            logits = self.logit_scale() * candidates.similarity(queries)
-            directions.append((logits, candidates.columns, keys.flatten(1)))
-        return MomentumContrastStep(*map(torch.cat, zip(*directions)))
+        there = self._direction(query_views, key_views, shuffle_seed)
+        if not self.symmetric:
+            return there
+        back = self._direction(key_views, query_views, shuffle_seed)
+        return MomentumContrastStep(*map(torch.cat, zip(there, back)))
+
+    def _direction(
+        self, query_views: torch.Tensor, key_views: torch.Tensor, shuffle_seed: int | None
+    ) -> MomentumContrastStep:
+        """Queries meet the keys of this direction alone: of both, each view's own key would be a negative."""
+        queries = self.geometry.embed_image(self.encoder(query_views))
+        keys = self.encode_keys(key_views, shuffle_seed)
+        candidates = self.pool.open(keys)
+        logits = self.logit_scale() * candidates.similarity(queries)
+        return MomentumContrastStep(logits, candidates.columns, keys.flatten(1))
 
     @torch.no_grad()
     def encode_keys(self, views: torch.Tensor, shuffle_seed: int | None = None) -> torch.Tensor:

@@ -337,7 +337,8 @@ def _draw_outline(axis, edges: np.ndarray, heights: np.ndarray, index: int):
 class Curves:
     """One panel: for each label points (x, one value per seed), ascending in x.
 
-    A curve that is labelled as its panel is titled takes no line of the legend. behind: labels of curves that others
+    A curve that is labelled as its panel is titled takes no line of the legend. log_y: intervals are as wide in the
+    logarithm, to first order, so that they stay above 0. behind: labels of curves that others
     lie upon; they are thick, pale lines.
     """
 
@@ -400,10 +401,10 @@ def _draw(axis, rows: Sequence[tuple], index: int, behind: bool):
 def _mean_and_interval(
     values: Sequence[float], whole: float | None, log: bool
 ) -> tuple[float, float | None, float | None]:
-    """Mean, low, high; on a log axis an interval as wide in the logarithm, to first order, so that it stays above 0."""
+    """Mean, low, high."""
     mean = sum(values) / len(values)
     low, high = bounded_interval(values, whole)[0] if len(values) > 1 else (None, None)
-    if log and low is not None:
+    if log and low is not None and mean > 0:
         share = (high - mean) / mean
         low, high = mean * math.exp(-share), mean * math.exp(share)
     return mean, low, high

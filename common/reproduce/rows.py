@@ -150,8 +150,9 @@ class Job(NamedTuple):
             ConfigError: a row that is not there, or one that starts from itself.
         """
         start, found = getattr(self.config(), "start", None), {}
-        own = tuple(f"start.{name}=" for pair in STARTS.items() for name in pair)  # says nothing of a parent's start
-        overrides = tuple(each for each in self.overrides if not each.startswith(own))
+        # where a row starts says nothing of its parents, but for the BERT below them all
+        said = (each for each in self.overrides if not each.startswith("start.") or each.startswith("start.bert="))
+        overrides = tuple(said)
         for name, folder in STARTS.items():
             row = getattr(start, name, "")
             if not row or getattr(start, folder):

@@ -125,10 +125,10 @@ def evidence(verdict: Verdict) -> str:
         which = {HOLDS: "smallest", FAILS: "clearest"}.get(verdict.verdict, "open")
         parts = [f"{f'{which} margin ' if verdict.of > 1 else 'margin '}{effect(verdict.decisive)}"]
         parts += [verdict.decisive.basis] if verdict.decisive.basis else []
-    so_far = " so far" if verdict.verdict in (NOT_RUN, NEEDS) else ""
-    is_measured = any(finding.margin is not None for finding in verdict.findings)
-    if verdict.of > 1 and verdict.verdict != EFFECT and (is_measured or (verdict.findings and not so_far)):
-        parts.append(f"{verdict.holding} of {verdict.of} comparisons hold{so_far}")
+    incomplete = verdict.verdict in (NOT_RUN, NEEDS)
+    told = any(finding.margin is not None or not incomplete for finding in verdict.findings)
+    if told and verdict.of > 1 and verdict.verdict != EFFECT:
+        parts.append(f"{verdict.holding} of {verdict.of} comparisons hold{' so far' * incomplete}")
     if verdict.verdict in (UNDECIDED, ONE_SEED, EFFECT) and verdict.reason:
         parts.append(verdict.reason)
     if verdict.later:
