@@ -22,6 +22,7 @@ if not __package__:
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from common.base.arguments import Parser
 from common.base.files import write_json
@@ -49,7 +50,7 @@ DISTANCE = {
 }
 
 
-class DrawnPairs:
+class DrawnPairs(Subset):
     """Pictures of a set of pairs, drawn at random without replacement; as a set of pairs.
 
     Args:
@@ -58,20 +59,14 @@ class DrawnPairs:
     """
 
     def __init__(self, pairs: Pairs, size: int) -> None:
-        self.pairs, size = pairs, min(size, len(pairs))
+        size = min(size, len(pairs))
         drawn = np.random.default_rng(0).choice(len(pairs), size, replace=False, shuffle=False)
-        self.indices = sorted(drawn.tolist())  # shards are read from front to back
+        super().__init__(pairs, sorted(drawn.tolist()))  # shards are read from front to back
         which = f"all {size}" if size == len(pairs) else f"{size} of {len(pairs)} drawn at random"
         self.name, self.fingerprint = f"{pairs.name}, {which}", f"{pairs.fingerprint}, {which}"
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.pairs[self.indices[index]]
-
     def captions(self, index: int) -> list[str]:
-        return self.pairs.captions(self.indices[index])
+        return self.dataset.captions(self.indices[index])
 
 
 @dataclass(frozen=True)

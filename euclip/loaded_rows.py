@@ -6,13 +6,17 @@ from common.evaluation.embed import Encoder
 from common.reproduce.command import Command
 from common.reproduce.rows import RowRun
 from common.run.checkpoint import last_checkpoint
-from common.run.evaluation import this_device
+from common.run.evaluation import reading_features, this_device
 from euclip.evaluate import load_encoder
 
 B16 = {"EuCLIP": "b16_euclip.yaml", "CLIP": "b16_clip.yaml", "MERU": "b16_meru.yaml"}  # Table 1, ViT-B/16
 
 
 def load_run(run: RowRun, command: Command) -> tuple[Any, Encoder]:
-    """Config and model of a run, with the command's data: a run found from earlier may have had other test sets."""
+    """Config and model of a run, with the command's data: a run found from earlier may have had other test sets.
+
+    Features of a stem that is held still are those that training has kept.
+    """
     data = [text for text in command.overrides if text.startswith("data.")]
-    return load_encoder(last_checkpoint(run.files.checkpoints), this_device(), data)
+    config, encoder = load_encoder(last_checkpoint(run.files.checkpoints), this_device(), data)
+    return config, reading_features(encoder, config)

@@ -9,16 +9,19 @@ from common.data.pairs import Pairs, open_training_pairs
 from common.evaluation.embed import Encoder
 from common.reproduce.rows import RowRun
 from common.run.checkpoint import last_checkpoint
-from common.run.evaluation import this_device
+from common.run.evaluation import reading_features, this_device
 from oblique_topology.config import Config
 from oblique_topology.evaluate import load_encoder
 
 
 def trained_model(run: RowRun) -> tuple[Config, Encoder]:
-    """The config and the model of a finished run, in evaluation mode; parameters want no gradient."""
+    """The config and the model of a finished run, in evaluation mode; parameters want no gradient.
+
+    Features of a stem that is held still are those that training has kept.
+    """
     _, encoder = load_encoder(last_checkpoint(run.files.checkpoints), this_device())
     encoder.model.requires_grad_(False)
-    return run.config, encoder
+    return run.config, reading_features(encoder, run.config)
 
 
 def readable_items(pairs: Pairs, count: int) -> list[dict[str, Any]]:
@@ -34,12 +37,17 @@ def readable_items(pairs: Pairs, count: int) -> list[dict[str, Any]]:
     return items
 
 
-def as_model_inputs(encoder: Encoder, pictures: list[Any], captions: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(count, 3, size, size) normalised pixels and (count, context_length) ids on the model's device."""
-    transform = encoder.transform
-    pixels = torch.stack([transform.eval(picture) for picture in pictures]).to(encoder.device)
+def as_model_inputs(
+    encoder: Encoder, pictures: list[Any], captions: list[str], transform: Any = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(count, 3, size, size) normalised pixels and (count, context_length) ids on the model's device.
+
+    With a transform of kept features, these in the place of pictures and of pixels.
+    """
+    transform = encoder.transform if transform is None else transform
+    images = torch.stack([transform.eval(picture) for picture in pictures]).to(encoder.device)
     token_ids = encoder.tokenizer.encode(captions, encoder.context_length).to(encoder.device)
-    return transform.inputs(pixels), token_ids
+    return encoder.transform.inputs(images), token_ids
 
 
 def training_batch(config: Config, encoder: Encoder, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,11 +60,12 @@ def training_batch(config: Config, encoder: Encoder, count: int) -> tuple[torch.
     Returns:
         As `as_model_inputs`; features in the place of pixels where the image tower has a stem that is held still.
     """
-    items = readable_items(open_training_pairs(config.data, config.run.seed), count)
+    pairs, transform = encoder.kept(open_training_pairs(config.data, config.run.seed))
+    items = readable_items(pairs, count)
     captions = [item["captions"][number % len(item["captions"])] for number, item in enumerate(items)]
-    images, token_ids = as_model_inputs(encoder, [item["image"] for item in items], captions)
+    images, token_ids = as_model_inputs(encoder, [item["image"] for item in items], captions, transform)
     stem = encoder.model.image_tower.stem
-    if stem is not None and not stem.trainable:
+    if encoder.cache is None and stem is not None and not stem.trainable:
         images = torch.cat([stem(part) for part in images.split(encoder.batch_size)])
     return images, token_ids
 

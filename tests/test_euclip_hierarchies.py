@@ -202,11 +202,12 @@ def test_the_part_measures_captions_and_nouns_of_every_model(tmp_path, monkeypat
 
 def test_a_run_found_from_earlier_is_loaded_with_the_data_of_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(rows, "last_checkpoint", lambda folder: folder)
-    monkeypatch.setattr(rows, "load_encoder", lambda checkpoint, device, overrides: overrides)
+    monkeypatch.setattr(rows, "load_encoder", lambda checkpoint, device, overrides: (overrides, "encoder"))
+    monkeypatch.setattr(rows, "reading_features", lambda encoder, config: f"reading {encoder}")
     overrides = ("data.root=/d", "data.second_test=/c/*.tar", "run.num_workers=0", "optim.steps=2")
     command = Command("hierarchies", "photos", (0,), overrides, tmp_path, tmp_path)
     run = SimpleNamespace(files=SimpleNamespace(checkpoints=tmp_path))
-    assert rows.load_run(run, command) == ["data.root=/d", "data.second_test=/c/*.tar"]
+    assert rows.load_run(run, command) == (["data.root=/d", "data.second_test=/c/*.tar"], "reading encoder")
 
 
 def test_nothing_to_measure_on_is_said_before_training(tmp_path, data_dir):

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import tarfile
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -22,8 +23,10 @@ from common.base.provenance import ROOT
 from common.data.pairs import open_training_pairs
 from common.info_nce import symmetric_info_nce
 from common.run.checkpoint import last_checkpoint
+from common.run.evaluation import reading_features
 from common.run.folder import RunFiles
 from common.run.log import read_log
+from euclip.distributions import DrawnPairs
 from euclip.evaluate import load_encoder
 from geomm.readings import ON_PHOTOGRAPHS
 from oblique_topology.class_token_cost import counted
@@ -151,6 +154,22 @@ def test_the_text_side_alone_trains_against_the_mean_of_the_networks_own_feature
     torch.testing.assert_close(encoder.model.image_tower(kept[None]), wanted, rtol=1e-3, atol=1e-3)
 
 
+def test_what_looks_at_a_trained_run_reads_the_features_that_training_kept_of_the_whole_set(
+    trained, photographs, monkeypatch
+):
+    monkeypatch.setattr("common.run.inputs.ROOT", photographs)
+    run = trained("euclip", "table4_euclip")
+    config, encoder = load_encoder(last_checkpoint(run.files.checkpoints), torch.device("cpu"))
+    drawn = DrawnPairs(open_training_pairs(config.data, 0), 7)
+    without_fingerprint = [{"image": drawn[0]["image"]}]
+    wanted, alone = encoder.images(drawn)[0], encoder.images(without_fingerprint)[0]
+    reading = reading_features(encoder, config)
+    torch.testing.assert_close(reading.images(without_fingerprint)[0], alone, rtol=0, atol=0)
+    monkeypatch.setattr(encoder.model.image_tower.stem, "forward", None)
+    torch.testing.assert_close(reading.images(drawn)[0], wanted, rtol=1e-3, atol=1e-3)
+    kept_features(photographs)  # no set was kept twice
+
+
 def test_geomm_s_readings_train_two_matrices_on_kept_features(trained, photographs):
     own = ("start.row=", "method.queue_size=8", "method.branching=[2,2]")
     run = trained("geomm", "reading_knn_local_st", *ON_PHOTOGRAPHS, *own)
@@ -159,10 +178,14 @@ def test_geomm_s_readings_train_two_matrices_on_kept_features(trained, photograp
     assert learnt == {f"encoders.{side}_projection.{part}" for side in ("image", "text") for part in ("weight", "bias")}
 
 
-def test_the_loss_landscape_moves_what_was_trained_and_costs_count_no_stem(trained):
+def test_the_loss_landscape_moves_what_was_trained_and_costs_count_no_stem(trained, photographs, monkeypatch):
+    monkeypatch.setattr("common.run.inputs.ROOT", photographs)
     config, encoder = trained_model(trained("oblique_topology", "table2_clip"))
     images, token_ids = training_batch(config, encoder, BATCH)
     assert images.shape == (BATCH, 1280, 7, 7)
+    computed, same_ids = training_batch(config, replace(encoder, cache=None), BATCH)
+    torch.testing.assert_close(images.float(), computed, rtol=1e-3, atol=1e-3)
+    assert token_ids.equal(same_ids)
     directions = random_directions(movable_weights(encoder.model), torch.Generator().manual_seed(0))
     assert directions[0].keys() == {
         name for name, _ in encoder.model.named_parameters() if "_tower." in name and ".stem." not in name

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
 from common.base.signals import leave_signals_to_trainer
@@ -84,6 +84,18 @@ class Encoder:
         content = json.loads(self.transform.to_json())
         return {key: value for key, value in content.items() if key not in ("crop_scale", "flip_probability")}
 
+    def kept(self, data_set: Any) -> tuple[Any, Any]:
+        """A set of pictures and the transform of its items, with features in the place of pictures where they are kept.
+
+        A part of a set (`Subset`) reads the features of the whole; a set without a fingerprint has pictures.
+        """
+        if isinstance(data_set, Subset):
+            whole, transform = self.kept(data_set.dataset)
+            return Subset(whole, data_set.indices), transform
+        if self.cache is None or not hasattr(data_set, "fingerprint"):
+            return data_set, self.transform
+        return self.cache.of(data_set, self.transform, training=False)
+
     @torch.no_grad()
     def images(self, data_set: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Embeddings of all pictures of a data set, in its order.
@@ -94,10 +106,7 @@ class Encoder:
         """
         size = min(self.batch_size, max(len(data_set), 1))
         batches = batches_here(len(data_set), size)
-        transform = self.transform
-        if self.cache is not None:
-            data_set, transform = self.cache.of(data_set, transform, training=False)
-        pictures = _Pictures(data_set, transform)
+        pictures = _Pictures(*self.kept(data_set))
         rows, readable = [], []
         loader = DataLoader(
             pictures,

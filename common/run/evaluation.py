@@ -104,7 +104,7 @@ class TrainedModels:
         _, encoder = self.load_encoder(checkpoint, accelerator.device)
         sets, state = open_evaluation_sets(config.data), checkpoint.state
         keep_captions(encoder.model, config, encoder.tokenizer, sets.retrieval.values(), accelerator.device)
-        encoder = replace(encoder, cache=feature_cache(encoder.model, config, accelerator.device))
+        encoder = reading_features(encoder, config)
         evaluate_and_save(self, config, encoder, sets, files, state["step"], state, provenance_of(self.paper))
 
 
@@ -118,6 +118,11 @@ def _encoder(
 ) -> Encoder:
     model = model.to(device).eval()
     return Encoder(model, transform, tokenizer, context_length, run.evaluation_batch_size, device, run.num_workers)
+
+
+def reading_features(encoder: Encoder, config: Any) -> Encoder:
+    """The same encoder, for which the features of a stem that is held still are computed once and kept."""
+    return replace(encoder, cache=feature_cache(encoder.model, config, encoder.device))
 
 
 def this_device() -> torch.device:
