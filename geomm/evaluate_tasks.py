@@ -13,7 +13,6 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
-from accelerate import Accelerator
 from torch.utils.data import DataLoader
 
 from common.base.provenance import hash_of
@@ -28,9 +27,7 @@ from common.evaluation.annotated import (
 )
 from common.evaluation.embed import Encoder, batches_here, evaluation_mode, in_order, with_bar
 from common.evaluation.protocol import Evaluation
-from common.run.checkpoint import Checkpoint
-from common.run.evaluation import TrainedModels, evaluate_and_save, evaluate_main
-from common.run.folder import RunFiles, provenance_of
+from common.run.evaluation import TrainedModels, evaluate_main
 from common.run.launch import run_or_explain
 from geomm.downstream.build import NUM_CLASSES, build_task_model
 from geomm.downstream.config import NUM_PICTURES, TaskConfig
@@ -148,13 +145,7 @@ class _Inputs(torch.utils.data.Dataset):
 
 
 MODELS = TrainedModels(PAPER, TaskConfig, build_task_model, evaluate_all, "task", open_test_sets, SCRIPT)
-
-
-def reevaluate(checkpoint: Checkpoint, config: TaskConfig, files: RunFiles, accelerator: Accelerator) -> None:
-    """Evaluates a trained run again, after a change of the evaluation code or of the test data."""
-    _, encoder = MODELS.load_encoder(checkpoint, accelerator.device)
-    sets, state = open_test_sets(config.data), checkpoint.state
-    evaluate_and_save(MODELS, config, encoder, sets, files, state["step"], state, provenance_of(PAPER, SCRIPT))
+reevaluate = MODELS.reevaluate  # (checkpoint, config, files, accelerator)
 
 
 def main() -> None:

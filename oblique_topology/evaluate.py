@@ -28,7 +28,8 @@ PAPER = "oblique_topology"
 PROBE_TRAIN, PROBE_TEST = "imagenet_train", "imagenet"  # labelled sets of the linear probe
 PROBE_PICTURES = 4_000  # scenes to train the probe on, at most
 PROBE_SEED = 0  # of the probe's weights and order; the same for all runs, which differ in their own seeds
-# the paper's recipe on scenes: features once, of pictures that are not augmented, so that a CPU is enough
+# the paper's recipe on scenes and on a stem that is held still: features once, of pictures that are not augmented, so
+# that a CPU is enough
 CACHED_PROBE = replace(PROBES["oblique"], batch_size=256, crop_scale=None, flip_probability=0.0, use_rand_augment=False)
 
 
@@ -57,6 +58,9 @@ def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict
     probe = _probe(config.data, sets)
     if probe is not None:
         train, test, recipe = probe
+        stem = encoder.model.image_tower.stem
+        if stem is not None and not stem.trainable:
+            recipe = CACHED_PROBE
         backbone = backbone_encoder(encoder, encoder.model.image_tower)
         found = evaluate_linear_probe(backbone, train, test, recipe, PROBE_SEED)
         both = {"fingerprint": _fingerprint_of_probe(train, test), "test_fingerprint": test.fingerprint}

@@ -5,7 +5,7 @@ import io
 import json
 import math
 import tarfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -20,7 +20,8 @@ from torchvision.transforms import functional
 
 from common.base.config import SCALES, ConfigError, load_row
 from common.base.provenance import ROOT
-from common.data.pairs import open_training_pairs
+from common.data.labelled import open_image_folder
+from common.data.pairs import EvaluationSets, open_training_pairs
 from common.info_nce import symmetric_info_nce
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import reading_features
@@ -30,6 +31,7 @@ from euclip.distributions import DrawnPairs
 from euclip.evaluate import load_encoder
 from geomm.readings import ON_PHOTOGRAPHS
 from oblique_topology.class_token_cost import counted
+from oblique_topology.evaluate import CACHED_PROBE, evaluate_all
 from oblique_topology.loaded_rows import trained_model, training_batch
 from oblique_topology.loss_landscape import gradient_norms_on_line, losses_on_plane, movable_weights, random_directions
 
@@ -168,6 +170,26 @@ def test_what_looks_at_a_trained_run_reads_the_features_that_training_kept_of_th
     monkeypatch.setattr(encoder.model.image_tower.stem, "forward", None)
     torch.testing.assert_close(reading.images(drawn)[0], wanted, rtol=1e-3, atol=1e-3)
     kept_features(photographs)  # no set was kept twice
+
+
+def test_a_linear_probe_on_a_stem_that_is_held_still_reads_the_trained_class_tokens_of_kept_features(
+    trained, photographs, tmp_path, monkeypatch
+):
+    for part, start in {"imagenet_train": 0, "imagenet": 6}.items():
+        for number, file in enumerate(sorted(photographs.glob("*.png"))[start : start + 6]):
+            folder = tmp_path / part / "test" / "ab"[number % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / file.name).symlink_to(file)
+    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    run = trained("oblique_topology", "table2_multi")
+    config, encoder = trained_model(run)
+    parts = ("imagenet_train", "imagenet")
+    sets = {part: open_image_folder(tmp_path / part / "test", ["a", "b"], ["a {}"]) for part in parts}
+    found = evaluate_all(config, encoder, EvaluationSets(sets, {}))["linear_probe"]
+    assert found.protocol["feature_dim"] == config.method.num_spheres * config.model.image.width
+    assert found.protocol["probe"] == asdict(CACHED_PROBE)
+    assert 0 <= found.metrics["acc1"] <= 1
+    assert {array.shape[0] for array in map(np.load, (tmp_path / "outputs" / "features").glob("*.npy"))} == {6}
 
 
 def test_geomm_s_readings_train_two_matrices_on_kept_features(trained, photographs):

@@ -102,10 +102,12 @@ class TrainedModels:
     def reevaluate(self, checkpoint: Checkpoint, config: Any, files: RunFiles, accelerator: Accelerator) -> None:
         """Evaluates a trained run again, after a change of the evaluation code or of the test data."""
         _, encoder = self.load_encoder(checkpoint, accelerator.device)
-        sets, state = open_evaluation_sets(config.data), checkpoint.state
-        keep_captions(encoder.model, config, encoder.tokenizer, sets.retrieval.values(), accelerator.device)
-        encoder = reading_features(encoder, config)
-        evaluate_and_save(self, config, encoder, sets, files, state["step"], state, provenance_of(self.paper))
+        sets, state = self.open_sets(config.data), checkpoint.state
+        if isinstance(sets, EvaluationSets):
+            keep_captions(encoder.model, config, encoder.tokenizer, sets.retrieval.values(), accelerator.device)
+            encoder = reading_features(encoder, config)
+        provenance = provenance_of(self.paper, self.script)
+        evaluate_and_save(self, config, encoder, sets, files, state["step"], state, provenance)
 
 
 def _encoder(
