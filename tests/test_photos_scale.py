@@ -233,7 +233,7 @@ def test_the_text_side_alone_is_a_row_of_photos_scale(paper):
                 config_of(paper, LIT[paper], scale)
 
 
-def test_captions_of_a_bert_take_the_place_of_words(trained, weights, photographs):
+def test_captions_of_a_bert_take_the_place_of_words(trained, weights, photographs, monkeypatch):
     run = trained(
         "oblique_topology", "table2_clip", f"model.text.stem.weights=sentence-transformers/{BERT}",
         "data.tokenizer=bert_wordpiece", f"data.vocabulary=sentence-transformers/{BERT}",
@@ -243,3 +243,13 @@ def test_captions_of_a_bert_take_the_place_of_words(trained, weights, photograph
     assert torch.equal(run.tensors["text_tower.stem.network.token_embedding.weight"], words.float())
     assert not any(".stem.network." in name for name in run.moved)
     assert list((photographs / "outputs" / "features").glob("captions-*.f16"))
+    monkeypatch.setattr("common.run.inputs.ROOT", photographs)
+    config, encoder = trained_model(run)  # what looks at the run reads the kept ones, and computes others
+    texts, stem = open_training_pairs(config.data, 0).captions(0), encoder.model.text_tower.stem
+    read, stem.kept = encoder.texts(texts), None
+    torch.testing.assert_close(read, encoder.texts(texts), rtol=1e-2, atol=1e-2)
+    _, encoder = trained_model(run)
+    encoder.model.text_tower.stem.kept.compute = None
+    assert encoder.texts(texts).equal(read)
+    with pytest.raises(TypeError):
+        encoder.texts(["nobody has written this"])

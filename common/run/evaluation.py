@@ -3,7 +3,7 @@ a published.py and a public.py are made of."""
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from common.base.config import ConfigError, from_dict, override
 from common.base.files import shown, write_json
 from common.base.provenance import ROOT, hash_of
 from common.base.settings import RunConfig
-from common.data.pairs import EvaluationSets, open_evaluation_sets
+from common.data.pairs import EvaluationSets, Pairs, open_evaluation_sets
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
@@ -104,8 +104,7 @@ class TrainedModels:
         _, encoder = self.load_encoder(checkpoint, accelerator.device)
         sets, state = self.open_sets(config.data), checkpoint.state
         if isinstance(sets, EvaluationSets):
-            keep_captions(encoder.model, config, encoder.tokenizer, sets.retrieval.values(), accelerator.device)
-            encoder = reading_features(encoder, config)
+            encoder = reading_features(encoder, config, sets.retrieval.values())
         provenance = provenance_of(self.paper, self.script)
         evaluate_and_save(self, config, encoder, sets, files, state["step"], state, provenance)
 
@@ -122,8 +121,12 @@ def _encoder(
     return Encoder(model, transform, tokenizer, context_length, run.evaluation_batch_size, device, run.num_workers)
 
 
-def reading_features(encoder: Encoder, config: Any) -> Encoder:
-    """The same encoder, for which the features of a stem that is held still are computed once and kept."""
+def reading_features(encoder: Encoder, config: Any, sets: Iterable[Pairs] = ()) -> Encoder:
+    """The same encoder, which reads what is kept of stems that are held still.
+
+    Pictures that are not kept yet are computed and kept; of captions those of `sets` are, others computed as they come.
+    """
+    keep_captions(encoder.model, config, encoder.tokenizer, sets, encoder.device)
     return replace(encoder, cache=feature_cache(encoder.model, config, encoder.device))
 
 
