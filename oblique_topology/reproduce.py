@@ -42,8 +42,6 @@ from common.reproduce.tables import (
     trained_table,
     with_own_rows,
 )
-from common.run.checkpoint import last_checkpoint
-from common.run.evaluation import this_device
 from common.run.launch import run_or_explain
 from oblique_topology import (
     class_token_cost,
@@ -55,7 +53,8 @@ from oblique_topology import (
 )
 from oblique_topology.coco_table import NEEDED, CocoConfig, coco_run, open_coco
 from oblique_topology.config import Config
-from oblique_topology.evaluate import PAPER, evaluated_sets, load_encoder, reevaluate
+from oblique_topology.evaluate import PAPER, evaluated_sets, reevaluate
+from oblique_topology.loaded_rows import trained_model
 from oblique_topology.temperature import final_logit_scales, temperature_cells
 from oblique_topology.token_subsets import NUM_DRAWS, subset_hits
 from oblique_topology.topology_table import TOPOLOGIES, properties
@@ -340,9 +339,8 @@ def _final_temperature(table: Table, runs: Runs) -> Experiment:
 
 
 def _subset_hits(run: RowRun, sizes: list[int]) -> dict[int, torch.Tensor]:
-    checkpoint = last_checkpoint(run.files.checkpoints)
-    _, encoder = load_encoder(checkpoint, this_device())
-    tests, average = evaluated_sets(run.config.data), run.config.method.prompt_average
+    config, encoder = trained_model(run)
+    tests, average = evaluated_sets(config.data), config.method.prompt_average
     return subset_hits(encoder, tests["imagenet"], sizes, average)
 
 
