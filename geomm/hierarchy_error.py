@@ -21,6 +21,7 @@ from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import train_rows
 from common.run.checkpoint import last_checkpoint
+from common.run.evaluation import reading_features
 from geomm.ablations import branching_of
 from geomm.evaluate import load_encoder
 from geomm.geodesic import angles, geodesic_distance, sample_distance
@@ -81,7 +82,7 @@ def measure(run: RowRun) -> dict[str, dict[str, float]]:
     config, encoder = load_encoder(checkpoint, torch.device("cpu"))
     rows = checkpoint.model_tensors()["text_pool.queue.features"]
     pairs = open_evaluation_sets(config.data).retrieval["test"]
-    images, readable = encoder.images(pairs)
+    images, readable = reading_features(encoder, config).images(pairs)
     queries = images[readable][:NUM_QUERIES].float()
     exact = sample_distance(queries, rows, SAMPLE_NEIGHBORS)
     found = {"angle": deviation(angles(queries, rows), exact)}

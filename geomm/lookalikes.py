@@ -25,6 +25,7 @@ from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun
 from common.reproduce.tables import train_rows
 from common.run.checkpoint import last_checkpoint
+from common.run.evaluation import reading_features
 from geomm.evaluate import load_encoder
 from geomm.geodesic import GeodesicGraph, geodesic_distance, nearest_centers
 from geomm.hierarchy import build_graph
@@ -97,7 +98,7 @@ def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
     checkpoint = last_checkpoint(run.files.checkpoints)
     config, encoder = load_encoder(checkpoint, torch.device("cpu"))
     keys = checkpoint.model_tensors()["text_pool.queue.features"]
-    images, readable = encoder.images(pairs.pictures)
+    images, readable = reading_features(encoder, config).images(pairs.pictures)
     triples = [triple for triple in pairs.triples if readable[triple[0]]]
     images = images.float()[[index for index, _, _ in triples]]
     true, false = (encoder.texts([triple[side] for triple in triples]).float() for side in (1, 2))
