@@ -91,6 +91,17 @@ def test_only_entry_scripts_touch_sys_path():
                 assert '__name__ == "__main__"' in source, path
 
 
+def test_nothing_stands_behind_the_call_of_main():
+    """Run as a script, a function below it is not there yet; imported, it is, so that no other test would see it."""
+    for folder in (*ALLOWED, "examples"):
+        for path in python_files(folder):
+            source = path.read_text(encoding="utf-8")
+            if 'if __name__ == "__main__":' in source:
+                last = ast.parse(source).body[-1]
+                assert isinstance(last, ast.If), path
+                assert ast.unparse(last.test) == "__name__ == '__main__'", path
+
+
 def test_no_module_takes_the_name_of_a_standard_or_installed_one():
     taken = set(sys.stdlib_module_names) | {"datasets", "tokenizers", "torch", "transformers", "accelerate", "numpy"}
     for folder in ALLOWED:
