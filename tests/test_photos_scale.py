@@ -188,7 +188,6 @@ def test_a_linear_probe_on_a_stem_that_is_held_still_reads_the_trained_class_tok
     found = evaluate_all(config, encoder, EvaluationSets(sets, {}))["linear_probe"]
     assert found.protocol["feature_dim"] == config.method.num_spheres * config.model.image.width
     assert found.protocol["probe"] == asdict(CACHED_PROBE)
-    assert 0 <= found.metrics["acc1"] <= 1
     assert {array.shape[0] for array in map(np.load, (tmp_path / "outputs" / "features").glob("*.npy"))} == {6}
 
 
