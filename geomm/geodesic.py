@@ -54,7 +54,11 @@ def angles(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     From one product, so that angles below 1e-3 (float32) are exact to 1e-3 only; `common.geometry.paired_angles` is
     exact everywhere. Below that, and as near to pi, the gradient is 0.
     """
-    cosines = first @ second.T
+    return angles_of(first @ second.T)
+
+
+def angles_of(cosines: torch.Tensor) -> torch.Tensor:
+    """The angles of cosines, as `angles` has them."""
     limit = 1 - 8 * torch.finfo(cosines.dtype).eps  # arccos has no slope at 1
     return cosines.clamp(-limit, limit).arccos()
 

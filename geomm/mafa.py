@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.caption_lengths import tokens_by_length
 from common.distributed import gather_without_gradient
 from common.methods.albef import Albef, FusedEncoders
 from common.pool import Candidates, pool_info_nce
@@ -70,8 +69,8 @@ class Discriminator(nn.Module):
 
         @torch.no_grad()
         def probabilities(pictures: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-            fused = tokens_by_length(encoders.fusion, text_tokens[texts], mask[texts], image_tokens[pictures])
-            return self.matching_head(fused[:, 0]).float().softmax(dim=1)[:, 1]
+            fused = encoders.class_token(text_tokens[texts], mask[texts], image_tokens[pictures])
+            return self.matching_head(fused).float().softmax(dim=1)[:, 1]
 
         return probabilities
 

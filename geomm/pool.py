@@ -12,12 +12,14 @@ distance "cosine" - the same columns are compared by the cosine: a baseline diff
 """
 
 import math
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from common.distributed import broadcast_, gather_without_gradient, is_main_process, rank
@@ -26,6 +28,7 @@ from common.geometry import at_least_float32, check_same_dim, full_precision
 from geomm.geodesic import (
     CUT,
     GeodesicGraph,
+    angles_of,
     attach_queries,
     attached_and_local,
     check_reading,
@@ -35,7 +38,6 @@ from geomm.geodesic import (
 from geomm.hierarchy import build_graph, check_branching, check_finite
 
 DISTANCES = ("geodesic", "cosine")
-COPIED = 2**22  # numbers that are copied at a time for the products with local rows
 
 
 @dataclass(frozen=True)
@@ -87,11 +89,11 @@ class GeodesicCandidates:
         """As `geodesic_distance`, (batch, num_columns); and attached, entrance as `attach_queries` gives them."""
         routes, attached, entrance = attach_queries(queries, self.graph, self.counts[0])
         found = routes.index_select(1, self.graph.nearest_center).add_(self.graph.offset)
-        for some, columns, rows, mask in self.local_blocks(attached):
-            cosines = (queries[some, None] @ rows.mT).squeeze(1)
-            limit = 1 - 8 * torch.finfo(cosines.dtype).eps  # as in `angles`
-            at_first = found[some].gather(1, columns)
-            found[some].scatter_(1, columns, torch.where(mask, cosines.clamp(-limit, limit).arccos(), at_first))
+        if self.counts[1]:
+            places, pairs, at_keys = self.local_pairs(attached)
+            cosines = torch.sparse.sampled_addmm(pairs, queries, self.rows.T, beta=0.0).values()
+            found.view(-1).index_copy_(0, places, angles_of(cosines))
+            found[:, self.slots] = torch.where(at_keys, angles_of(queries @ self.keys.T), found[:, self.slots])
         return found, attached, entrance
 
     @property
@@ -99,34 +101,33 @@ class GeodesicCandidates:
         """Centres that a query is attached to, and how many of their clusters are local to it."""
         return attached_and_local(self.attach, self.local, self.num_attached, len(self.graph.paths))
 
-    def local_blocks(self, attached: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """The pairs of query and column at the direct angle: a product of each query with its own columns.
-
-        In blocks of so many queries that their rows, which are copied, take little memory.
+    def local_pairs(self, attached: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The pairs of query and column at the direct angle: columns of clusters that are local to the query.
 
         Args:
             attached: (batch, count) int64, as `attach_queries` gives them.
-        Yields:
-            some: which queries. columns: (num_queries, num) int64. rows: (num_queries, num, dim) of these columns.
-            mask: (num_queries, num), False at what only fills up: there columns are such as stay as they are.
+        Returns:
+            places: (num_pairs,) int64 ascending, in the flattened (batch, num_columns), without this step's keys.
+            pairs: a sparse matrix (batch, num_columns) of zeros at these.
+            at_keys: (batch, num_keys) bool, which of the step's keys are such columns.
         """
-        local = attached[:, : self.counts[1]]
-        if not local.shape[1]:
-            return
-        order, starts, sizes = self.members
-        width = int(sizes[local].max())
-        places = torch.arange(width, device=local.device)
-        step = max(1, COPIED // max(1, local.shape[1] * width * self.rows.shape[1]))
-        for start in range(0, len(local), step):
-            some = slice(start, start + step)
-            mask = (places < sizes[local[some], None]).flatten(1)
-            columns = (starts[local[some], None] + places).flatten(1).clamp_(max=len(order) - 1)
-            columns = torch.where(mask, order[columns], self.slots[0])
-            rows = self.rows.index_select(0, columns.flatten()).view(*columns.shape, self.rows.shape[1])
-            yield some, columns, rows, mask
-        of_keys = self.graph.nearest_center[self.slots]
-        mask = (local[:, :, None] == of_keys).any(dim=1)
-        yield slice(None), self.slots.expand_as(mask), self.keys.expand(len(local), -1, -1), mask
+        local, (order, starts, sizes) = attached[:, : self.counts[1]], self.members
+        counts, num_columns = sizes[local], len(self.rows)
+        before = starts[local].flatten() - counts.flatten().cumsum(0) + counts.flatten()
+        members = before.repeat_interleave(counts.flatten())
+        members += torch.arange(len(members), device=local.device)
+        in_a_query = counts.sum(dim=1)
+        first = torch.arange(len(local), device=local.device).repeat_interleave(in_a_query) * num_columns
+        places = first + order[members]
+        if local.shape[1] > 1:
+            places = places.sort().values
+        ends = F.pad(in_a_query.cumsum(0), (1, 0))
+        shape, zeros = (len(local), num_columns), self.rows.new_zeros(len(places))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+            pairs = torch.sparse_csr_tensor(ends, places - first, zeros, shape, check_invariants=False)
+        at_keys = (local[:, :, None] == self.graph.nearest_center[self.slots]).any(dim=1)
+        return places, pairs, at_keys
 
     @cached_property
     def members(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -369,6 +370,11 @@ class _Similarity(torch.autograd.Function):
             return (_cosine_gradient if ctx.candidates.by_products else _geodesic_gradient)(ctx, gradient), None
 
 
+def _of_products(gradient: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """The gradient with respect to a product whose angle's quarter has the cosine `found`."""
+    return gradient / (16 * found * (2 * found * found - 1))
+
+
 def _cosine_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
     rows, written = ctx.saved_tensors[0], ctx.candidates.slots
     return gradient @ rows + gradient[:, written] @ (ctx.candidates.keys - rows[written])
@@ -378,12 +384,15 @@ def _geodesic_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
     candidates, (_, queries, found, attached, entrance) = ctx.candidates, ctx.saved_tensors
     centers = candidates.graph.cluster_centers
     of_columns = (1 - found * found).clamp_(min=0).sqrt_().mul_(gradient).div_(-4)
-    of_queries = torch.zeros_like(queries)
-    for some, columns, rows, mask in candidates.local_blocks(attached):
-        near, of_some = found[some].gather(1, columns), of_columns[some]
-        weights = gradient[some].gather(1, columns) / (16 * near * (2 * near * near - 1))
-        of_queries[some] += (weights.where(mask, 0.0)[:, None] @ rows).squeeze(1)
-        of_some.scatter_(1, columns, of_some.gather(1, columns).masked_fill_(mask, 0.0))
+    of_queries = 0.0
+    if candidates.counts[1]:
+        places, pairs, at_keys = candidates.local_pairs(attached)
+        slots = candidates.slots
+        pairs.values().copy_(_of_products(gradient.take(places), found.take(places)))
+        of_keys = _of_products(gradient[:, slots], found[:, slots]).where(at_keys, 0.0)
+        of_queries = pairs @ candidates.rows + of_keys @ candidates.keys
+        of_columns.view(-1).index_fill_(0, places, 0.0)
+        of_columns[:, slots] = of_columns[:, slots].masked_fill_(at_keys, 0.0)
     of_routes = queries.new_zeros(len(queries), len(centers))
     of_routes.index_add_(1, candidates.graph.nearest_center, of_columns)
     of_angles = torch.zeros_like(of_routes).scatter_add_(1, entrance, of_routes)

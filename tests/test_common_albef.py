@@ -198,7 +198,8 @@ def test_matching_equals_one_pair_after_the_other():
         words = token_ids[text] != PAD  # the caption alone, without its padding
         tokens = model.encoders.text_tower.forward_tokens(token_ids[text][None, words])
         picture = model.encoders.image_tower.forward_tokens(images[image][None])
-        logits = model.match(tokens, torch.ones(1, int(words.sum()), dtype=torch.bool), picture)[0].tolist()
+        fused = model.encoders.fusion(tokens, torch.ones(1, int(words.sum()), dtype=torch.bool), picture)
+        logits = model.matching_head(fused[0, 0]).tolist()
         expected += soft_cross_entropy(logits, [1.0 - label, float(label)]) / len(pairs)
     assert loss.item() == pytest.approx(expected, rel=1e-9)
 

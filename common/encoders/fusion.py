@@ -49,6 +49,7 @@ class FusionTransformer(nn.Module):
         text_mask: torch.Tensor,
         image_tokens: torch.Tensor | tuple[torch.Tensor, ...],
         recorded: list[torch.Tensor] | None = None,
+        first: int | None = None,
     ) -> torch.Tensor:
         """
         Args:
@@ -57,10 +58,11 @@ class FusionTransformer(nn.Module):
             image_tokens: (batch, image_length, image_width), class token included; of several pictures, the layers look
                 at one after the other, in turn.
             recorded: receives the weights (batch, heads, length, image_length) of each layer, for Grad-CAM.
+            first: only that many tokens come out, and the last layer spares itself the others; None = all.
         Returns:
-            (batch, length, width); position 0 holds what the pair is judged by.
+            (batch, first, width); position 0 holds what the pair is judged by.
         """
-        return self.transformer(text_tokens, text_mask, memory=image_tokens, recorded=recorded)
+        return self.transformer(text_tokens, text_mask, memory=image_tokens, recorded=recorded, first=first)
 
     def doubled(self) -> "FusionTransformer":
         """A fusion with two pictures: each layer twice, one after the other, for either picture (ALBEF, NLVR2).

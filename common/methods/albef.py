@@ -11,6 +11,7 @@ that the contrastive loss does not depend on the number of processes; the rest o
 come from the process's own batch, as there.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -92,6 +93,12 @@ class FusedEncoders(ProjectedTowers):
     def text_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
         """All tokens, which the fusion starts from."""
         return tokens_by_length(self.text_tower.forward_tokens, token_ids, self.text_mask(token_ids))
+
+    def class_token(
+        self, text_tokens: torch.Tensor, text_mask: torch.Tensor, image_tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """(batch, width): what pairs of text and picture are judged by, after the fusion."""
+        return tokens_by_length(partial(self.fusion, first=1), text_tokens, text_mask, image_tokens)[:, 0]
 
     def word_logits(
         self,
@@ -304,10 +311,9 @@ class Albef(QueueClip):
         Returns:
             (batch, 2) logits of no and yes; re-ranking sorts by the second.
         """
-        pairs = text_tokens, text_mask, image_tokens
-        fusion = self.encoders.fusion
-        fused = tokens_by_length(fusion, *pairs) if recorded is None else fusion(*pairs, recorded)
-        return self.matching_head(fused[:, 0])
+        pairs, encoders = (text_tokens, text_mask, image_tokens), self.encoders
+        fused = encoders.class_token(*pairs) if recorded is None else encoders.fusion(*pairs, recorded)[:, 0]
+        return self.matching_head(fused)
 
     def forward(
         self,

@@ -53,19 +53,19 @@ class FusedReader(nn.Module):
         return tokens.unflatten(0, images.shape[:2]).unbind(1)
 
     def fused(
-        self, image_tokens: tuple[torch.Tensor, ...], token_ids: torch.Tensor
+        self, image_tokens: tuple[torch.Tensor, ...], token_ids: torch.Tensor, first: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(batch, length, width) tokens of the words after the fusion, and (batch, length), True at words."""
+        """(batch, first or length, width) tokens of the words after the fusion; and (batch, length), True at words."""
 
         def compute(ids: torch.Tensor, mask: torch.Tensor, *pictures: torch.Tensor) -> torch.Tensor:
-            return self.fusion(self.text_tower.forward_tokens(ids, mask), mask, pictures)
+            return self.fusion(self.text_tower.forward_tokens(ids, mask), mask, pictures, first=first)
 
         mask = self.text_tower.word_mask(token_ids)
         return tokens_by_length(compute, token_ids, mask, *image_tokens), mask
 
     def forward(self, images: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """(batch, num_classes) logits of a head on the class token."""
-        return self.head(self.fused(self.image_tokens(images), token_ids)[0][:, 0])
+        return self.head(self.fused(self.image_tokens(images), token_ids, first=1)[0][:, 0])
 
 
 def classifier(width: int, num_classes: int) -> nn.Sequential:
@@ -159,7 +159,7 @@ class TextAssignment(TaskModel):
             drawn = drawn_pictures(features @ features.T / ASSIGNMENT_TEMPERATURE)
         first, second, labels = drawn
         pictures = tokens.index_select(0, first), tokens.index_select(0, second)  # as EncodedStep.pairs
-        logits = self.encoders.head(self.encoders.fused(pictures, token_ids)[0][:, 0])
+        logits = self.encoders.head(self.encoders.fused(pictures, token_ids, first=1)[0][:, 0])
         return TaskLoss(F.cross_entropy(logits, labels), logits.argmax(dim=1) == labels)
 
 
