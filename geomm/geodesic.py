@@ -95,12 +95,11 @@ def spherical_kmeans(points: torch.Tensor, start: torch.Tensor, iterations: int 
     """
     centers = start
     for _ in range(iterations):
-        closest = [(chunk @ centers.T).max(dim=1) for chunk in points.split(CHUNK)]
-        nearest = torch.cat([found.indices for found in closest])
+        nearest = torch.cat([(chunk @ centers.T).argmax(dim=1) for chunk in points.split(CHUNK)])
         sums = torch.zeros_like(centers).index_add_(0, nearest, points)
         lost = (norm(sums) < 1e-6).nonzero()[:, 0]
         if len(lost):
-            farthest = torch.cat([found.values for found in closest]).argsort(stable=True)
+            farthest = (points * centers[nearest]).sum(dim=1).argsort(stable=True)
             sums[lost] = points[farthest[torch.arange(len(lost), device=lost.device) % len(points)]]
         centers = unit(sums)
     return centers
