@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from accelerate import Accelerator
+from processes import as_launched, in_processes
 from safetensors.torch import save_file
 
 from common.base.config import load_row
@@ -19,6 +20,7 @@ from common.encoders.vision import VisionTransformer
 from common.encoders.weights import Weights, fill_
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
+from common.run.launch import launched_accelerator
 from common.run.log import read_log
 from euclip.config import Config
 from euclip.train import train
@@ -150,7 +152,7 @@ def test_what_is_no_stem_is_refused(tmp_path):
         VisionTransformer(SIZE, 16, 24, 2, 2, projection_dim=16, stem=stem)
 
 
-def hybrid_run(folder, weights, *overrides, resume=False):
+def hybrid_run(folder, weights, *overrides, resume=False, accelerator=None):
     """EuCLIP's main row at smoke scale on a stem: its losses and evaluation."""
     stem = {"name": "test_efficientnet", "weights": weights}
     settings = [f"model.image.stem.{key}={value}" for key, value in stem.items()]
@@ -158,7 +160,7 @@ def hybrid_run(folder, weights, *overrides, resume=False):
     row = EUCLIP / "configs" / "table4_euclip.yaml"
     config = load_row(Config, EUCLIP, row, "smoke", settings)
     files = RunFiles(folder)
-    train(config, open_training_pairs(config.data, 0), files, resume, Accelerator(cpu=True), "test")
+    train(config, open_training_pairs(config.data, 0), files, resume, accelerator or Accelerator(cpu=True), "test")
     losses = [line["loss"] for line in read_log(files.log) if line["event"] == "train"]
     return losses, json.loads(files.evaluation.read_text())["evaluations"]
 
@@ -185,6 +187,26 @@ def test_training_on_kept_features_is_training_on_pictures(tmp_path, monkeypatch
     assert kept_evaluation["test"]["protocol"] == evaluation["test"]["protocol"]
     other, _ = hybrid_run(tmp_path / "other", tmp_path / "weights", "model.image.stem.trainable=true")
     assert other[0] != pytest.approx(computed[0], rel=1e-9)  # batch statistics
+
+
+def of_one_of_two(folder):
+    as_launched()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("common.run.inputs.ROOT", folder)
+        return hybrid_run(folder / "two", folder / "weights", accelerator=launched_accelerator())[0]
+
+
+def test_two_processes_train_a_hybrid_tower_as_one(tmp_path, monkeypatch):
+    saved("test_efficientnet", tmp_path / "weights")
+    in_processes(2, of_one_of_two, tmp_path)
+    assert kept_files(tmp_path)["scenes-train"] == 1
+    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path / "own")
+    hybrid_run(tmp_path / "one", tmp_path / "weights")
+    one, two = (read_log(tmp_path / name / "log.jsonl") for name in ("one", "two"))
+    for name in ("loss", "gradient_norm"):
+        of_one, of_two = ([line[name] for line in log if line["event"] == "train"] for log in (one, two))
+        assert len(of_one) == 3
+        assert of_two == pytest.approx(of_one, rel=1e-4)
 
 
 def test_a_hybrid_run_goes_on_to_the_same_losses_and_is_what_another_starts_from(tmp_path, monkeypatch):
