@@ -22,8 +22,10 @@ from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.launch import launched_accelerator
 from common.run.log import read_log
+from euclip import evaluate
 from euclip.config import Config
 from euclip.train import train
+from scripts import publish
 
 SIZE = 64
 EUCLIP = ROOT / "euclip"
@@ -207,6 +209,24 @@ def test_two_processes_train_a_hybrid_tower_as_one(tmp_path, monkeypatch):
         of_one, of_two = ([line[name] for line in log if line["event"] == "train"] for log in (one, two))
         assert len(of_one) == 3
         assert of_two == pytest.approx(of_one, rel=1e-4)
+
+
+def test_a_published_hybrid_gives_the_same_numbers_without_its_weights_at_hand(tmp_path, monkeypatch):
+    saved("test_efficientnet", tmp_path / "weights")
+    monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
+    run, folder, answer = tmp_path / "row-smoke-0123abcd" / "seed0", tmp_path / "mine", tmp_path / "answer.json"
+    _, measured = hybrid_run(run, tmp_path / "weights")
+    shutil.rmtree(tmp_path / "weights")
+    for main, arguments in (
+        (publish.main, ["--run", run, "--licence", "mit", "--output", folder]),
+        (evaluate.main, ["--checkpoint", folder, "--output", answer]),
+    ):
+        monkeypatch.setattr("sys.argv", ["script.py", *map(str, arguments)])
+        main()
+    found = json.loads(answer.read_text())["evaluations"]
+    assert {name: each["metrics"] for name, each in found.items()} == {
+        name: each["metrics"] for name, each in measured.items()
+    }
 
 
 def test_a_hybrid_run_goes_on_to_the_same_losses_and_is_what_another_starts_from(tmp_path, monkeypatch):
