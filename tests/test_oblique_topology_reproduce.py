@@ -233,8 +233,8 @@ def test_make_lists_rows_with_what_they_are_and_whether_they_were_run(tmp_path):
     done = make("rows", f"PYTHON={sys.executable}", f"OUTPUT={tmp_path}")
     rows = {line.split()[0]: line.split("  ", 1)[1].strip() for line in done.stdout.split("\n\n")[0].splitlines()}
     assert set(rows) == set(rows_of(ROOT / "oblique_topology"))
-    said = "Table 2, row CLIP [our-impl.] (ViT-B/16, 420M pairs); committed: results/oblique_topology/table2"
-    assert rows["table2_clip"] == f"{said}; in {tmp_path}: demo seed1"
+    said = "Table 2, row CLIP [our-impl.] (ViT-B/16, 420M pairs); committed: results/oblique_topology/table2, "
+    assert rows["table2_clip"] == f"{said}results/oblique_topology/further_sets; in {tmp_path}: demo seed1"
     assert "not run" in make("rows", f"PYTHON={sys.executable}", "PAPER=euclip").stdout
 
 
