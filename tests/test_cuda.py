@@ -1,4 +1,4 @@
-"""What a CPU computes, on a CUDA device: losses of every geometry, GeoMM's pools, training by every script.
+"""What a CPU computes, on a CUDA device: losses of every geometry, GeoMM's pools, rows of all papers.
 
 Run by `make test-gpu`. All else is the same code on tensors that happen to lie there.
 """
@@ -59,9 +59,9 @@ def test_pools_with_a_graph_of_their_own(attach, local):
         queries, keys = draw(3, BATCH, DIM).to(device).requires_grad_(), draw(2, BATCH, DIM).to(device)
         candidates, scale = pool.open(keys), torch.tensor(7.0, dtype=torch.float64, device=device)
         loss, logits = pool_info_nce(candidates, queries, scale, candidates.columns, keys, alpha=0.4)
+        found = loss, logits, candidates.similarity(queries), *torch.autograd.grad(loss, queries)
         pool.insert(keys)
-        similarity = candidates.similarity(queries)
-        return loss, logits, similarity, *torch.autograd.grad(loss, queries), pool.paths, pool.offset
+        return *found, pool.paths, pool.offset
 
     equal_on_both(compute)
 
