@@ -60,6 +60,8 @@ class MethodConfig(DistanceConfig):
     # mafa: samples whose features are gathered before they are ordered, and of one chain, a multiple of the batch
     group_queue: int = setting(48_000, at_least=3)
     group_span: int = setting(1_920, at_least=3)
+    smoothing: float = setting(0.5, at_least=0.0, below=1.0)  # mafa: share of targets of all keys, from epoch 2 on
+    hardest_negatives: bool = True  # mafa: for matching; otherwise drawn, as those of albef
     k_test: int = setting(128, at_least=10)  # candidates that albef's matching head ranks again
     logit_scale_init: float = setting(1 / 0.07, above=0.0)
     logit_scale_trainable: bool = True

@@ -12,13 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.distributed import gather_without_gradient
 from common.methods.albef import Albef, FusedEncoders
 from common.pool import Candidates, pool_info_nce
 
 POSITIVE = 0.8  # match probability above which another sample of the batch is a positive
 NEGATIVE = 0.5  # and below which it may be a negative
-SMOOTHING = 0.5  # share of the targets' mass that all keys of the batch have alike, from the second epoch on
 
 
 class MafaLosses(NamedTuple):
@@ -83,13 +81,16 @@ class Mafa(Albef):
            whether it is a positive: then it is one in contrast, matching and masked words;
         2. the negative for matching is that sample where the discriminator is sure, else the second hardest; a pair
            that one direction has found to be a positive is no negative of the other (inferred);
-        3. no distillation; from the second epoch on targets of the contrast are smoothed over the keys of the batch.
+        3. no distillation; from the second epoch on targets of the contrast are smoothed.
 
     Args:
         as in `Albef`. The `discriminator` comes afterwards: only training has one.
+    Attributes:
+        hardest_negatives: as in 2; otherwise drawn, the likelier the closer, from what 2 leaves (as ALBEF's).
     """
 
     discriminator: Discriminator
+    hardest_negatives = True
 
     def forward(
         self,
@@ -103,7 +104,7 @@ class Mafa(Albef):
         """
         Args:
             images, token_ids, masked_ids, word_targets: as in Albef.forward.
-            smoothing: share of the targets' mass that all keys of the batch have alike, see `smoothing_at`.
+            smoothing: share of the targets' mass that all keys have alike, see `smoothing_at`.
             ids: not used; a picture stands once in a batch.
         """
         step = self.encode_step(images, images, token_ids, None)
@@ -121,8 +122,10 @@ class Mafa(Albef):
         new_images, new_texts = own[of_images.is_positive], own[of_texts.is_positive]
         pair_images = torch.cat([own, new_images, of_texts.hardest[new_texts]])
         pair_texts = torch.cat([own, of_images.hardest[new_images], new_texts])
-        seen = torch.cat([pair_images, negatives(pictures[:, step.image_candidates.columns], of_texts, of_images), own])
-        read = torch.cat([pair_texts, own, negatives(texts[:, step.text_candidates.columns], of_images, of_texts)])
+        drawn_by = None if self.hardest_negatives else self.logit_scale().detach()
+        pictures, texts = pictures[:, step.image_candidates.columns], texts[:, step.text_candidates.columns]
+        seen = torch.cat([pair_images, negatives(pictures, of_texts, of_images, drawn_by), own])
+        read = torch.cat([pair_texts, own, negatives(texts, of_images, of_texts, drawn_by)])
         logits = self.match(*step.pairs(read, seen))
         labels = (torch.arange(len(seen), device=own.device) < len(pair_images)).long()
         _, mask, image_tokens = step.pairs(pair_texts, pair_images)
@@ -163,41 +166,48 @@ def mined(similarity: torch.Tensor, match: Callable[[torch.Tensor], torch.Tensor
     return Mined(hardest, probability > POSITIVE, probability >= NEGATIVE)
 
 
-def negatives(similarity: torch.Tensor, found: Mined, by_others: Mined) -> torch.Tensor:
+def negatives(
+    similarity: torch.Tensor, found: Mined, by_others: Mined, drawn_by: torch.Tensor | None = None
+) -> torch.Tensor:
     """(batch,) int64: the hardest other of each sample that is not in doubt and that no direction calls a positive.
 
     Args:
         similarity: (batch, batch), as in `mined`.
-        found: by these samples. by_others: by the other direction; where it calls all that are left positives, the
-            hardest of them is taken.
+        found: by these samples. by_others: by the other direction; where it calls all that are left positives, they
+            are taken.
+        drawn_by: a logit scale: one of all such others is drawn from softmax(drawn_by * similarity).
     """
     own = torch.arange(len(similarity), device=similarity.device)
     left = similarity.clone().fill_diagonal_(-torch.inf)
     left[own[found.in_doubt], found.hardest[found.in_doubt]] = -torch.inf
     positive = own[by_others.is_positive]
-    best = left.index_put((by_others.hardest[positive], positive), left.new_tensor(-torch.inf)).max(dim=1)
-    return torch.where(best.values > -torch.inf, best.indices, left.argmax(dim=1))
+    sure = left.index_put((by_others.hardest[positive], positive), left.new_tensor(-torch.inf))
+    sure = torch.where((sure > -torch.inf).any(dim=1, keepdim=True), sure, left)
+    if drawn_by is None:
+        return sure.argmax(dim=1)
+    return (drawn_by * sure).softmax(dim=1).multinomial(1)[:, 0]
 
 
 def smoothed_targets(candidates: Candidates, found: Mined, similarity: torch.Tensor, smoothing: float) -> torch.Tensor:
     """Targets of a direction, (batch, num_columns), rows sum to 1: the own key and a mined one alike.
 
+    MAFA smooths over the batch, all that it compares with. Beside a pool those would be few of the columns, each with
+    more mass than equal logits give it, and a batch of like samples would be pulled together: here over all columns.
+
     Args:
         candidates: of the other modality.
         found: positives of this process's own batch.
         similarity: (batch, num_columns) with the candidates, for size and type.
-        smoothing: share of the mass that the keys of the whole step, of all processes, have alike.
+        smoothing: share of the mass that all columns have alike.
     """
     columns = candidates.columns
     targets = torch.zeros_like(similarity).scatter_(1, columns[:, None], 1.0)
     rows = found.is_positive.nonzero()[:, 0]
     targets[rows, columns[found.hardest[rows]]] = 1.0
     targets *= (1 - smoothing) / targets.sum(dim=1, keepdim=True)
-    everyone = gather_without_gradient(columns)
-    targets[:, everyone] += smoothing / len(everyone)
-    return targets
+    return targets.add_(smoothing / targets.shape[1])
 
 
-def smoothing_at(step: int, steps_per_epoch: int) -> float:
-    """None in the first epoch, then half of the mass."""
-    return SMOOTHING if step >= steps_per_epoch else 0.0
+def smoothing_at(step: int, steps_per_epoch: int, smoothing: float) -> float:
+    """None in the first epoch."""
+    return smoothing if step >= steps_per_epoch else 0.0

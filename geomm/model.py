@@ -77,7 +77,7 @@ def build_model(config: Config, tokenizer: Tokenizer, order: SampleOrder | None 
         pools = [GeodesicPool.from_config(method, model.embedding_dim) for _ in ("images", "texts")]
     built = base(encoders, geometry, scale, *pools)
     if base is Mafa and order is not None:
-        built.discriminator = Discriminator(encoders)
+        built.discriminator, built.hardest_negatives = Discriminator(encoders), method.hardest_negatives
         built.grouping = Grouping(order, model.embedding_dim, method.group_queue, method.group_span)
     return built
 

@@ -112,7 +112,7 @@ def train(
             model.update_momentum_encoders(method.ema_momentum)
             alpha = distillation_weight(step, steps_per_epoch, method.distillation)
             if grouping is not None:
-                alpha = smoothing_at(step, steps_per_epoch)
+                alpha = smoothing_at(step, steps_per_epoch, method.smoothing)
             if isinstance(model, Albef):
                 masked = None, None
                 if method.mask_probability:

@@ -129,6 +129,13 @@ def test_a_positive_is_no_negative_and_what_is_in_doubt_is_neither():
     assert negatives(similarity, found, other).tolist() == [3, 2, 1, 0]
     other = Mined(torch.tensor([1, 0, 0, 0]), torch.ones(4, dtype=torch.bool), None)  # all of 0's: the second hardest
     assert negatives(similarity, found, other)[0] == 2
+    assert negatives(similarity, found, other, torch.tensor(0.1))[0] == 2
+    torch.manual_seed(0)
+    drawn = torch.stack([negatives(similarity, found, nobody, torch.tensor(0.5)) for _ in range(2000)])
+    shares = torch.stack([(drawn == column).float().mean(dim=0) for column in range(4)], dim=1)
+    allowed = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 1], [1, 1, 0, 0]]).bool()
+    expected = (0.5 * similarity).where(allowed, -torch.inf).softmax(dim=1)
+    torch.testing.assert_close(shares, expected, atol=0.05, rtol=0.0)
     with pytest.raises(ValueError, match="batch of 2; accepted: 3 or more"):
         mined(similarity[:2, :2], lambda others: judged)
 
@@ -155,9 +162,8 @@ def test_targets_stand_at_the_columns_of_own_and_mined_keys_over_the_end_of_the_
         if row % 2 == 0:
             expected[columns[row]] = expected[columns[row + 1]] = 0.5
         torch.testing.assert_close(mined_hard[row], expected)
-        expected /= 2
-        expected[columns] += 0.5 / 8
-        torch.testing.assert_close(mined_smooth[row], expected)
+        torch.testing.assert_close(mined_smooth[row], expected / 2 + 0.5 / 20)
+        assert (smooth[row] < 1 / 20).sum() == 19  # at equal logits all keys but the own are pushed away
     torch.testing.assert_close(smooth.sum(dim=1), torch.ones(8))
 
 
@@ -196,7 +202,7 @@ def test_a_step_is_its_parts_pair_by_pair():
             verdicts.append("positive" if chance > 0.8 else "negative" if chance < 0.5 else "neither")
             hard.append(pairs if chance < 0.5 else pairs[1:])
             targets[row, columns[positives]] = 0.5 / len(positives)
-            targets[row, columns] += 0.5 / 4
+            targets[row] += 0.5 / 10
         contrast.append(F.cross_entropy(model.logit_scale() * similarity, targets))
     assert set(verdicts) == {"positive", "negative", "neither"}
     others = [next(pair for pair in pairs if pair not in matched) for pairs in hard]
@@ -301,15 +307,17 @@ def test_what_says_where_a_row_starts_says_nothing_of_its_parents(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, tmp_path, monkeypatch):
     """Seven steps an epoch; saved after nine, with an order that no seed tells and half of the next one gathered."""
-    smoothings = []
+    smoothings, drawn = [], []
     monkeypatch.setattr("geomm.mafa.smoothed_targets", lambda *a: smoothings.append(a[-1]) or smoothed_targets(*a))
+    monkeypatch.setattr("geomm.mafa.negatives", lambda *a: drawn.append(a[-1] is not None) or negatives(*a))
     start = [f"start.{key}={getattr(run.config.start, key)}" for key in ("run", "discriminator_run")]
     config = config_of("mafa", *FEW, *start, "data.num_train=31", "optim.global_batch_size=4", "optim.steps=15",
                        "run.save_every=9", f"run.num_workers={workers}", "method.group_span=8", "method.group_queue=16",
-                       "run.keep_checkpoints=2", "data.num_test=12")  # fmt: skip
+                       "run.keep_checkpoints=2", "data.num_test=12", "method.hardest_negatives=false")  # fmt: skip
     pairs, files = open_training_pairs(config.data, 0), [RunFiles(tmp_path / name, {}) for name in ("a", "b")]
     train(config, pairs, files[0], False, Accelerator(cpu=True))
     assert smoothings == [0.0] * 2 * 7 + [0.5] * 2 * 8  # none in the first epoch
+    assert drawn == [True] * 2 * 15
     shutil.copytree(files[0].folder, files[1].folder)
     shutil.rmtree(files[1].checkpoints / "step-00000015")
     middle = last_checkpoint(files[1].checkpoints).model_tensors()
