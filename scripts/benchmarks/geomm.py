@@ -147,20 +147,19 @@ def geodesic_paths(quick: bool, folder: Path) -> Comparison:
 
 
 def step_geo_albef(quick: bool, folder: Path) -> Comparison:
-    """Training steps of ALBEF by the geodesic distance over those by the cosine; a new graph comes five times as often
-    as it does in training."""
+    """Training steps of ALBEF by the geodesic distance, from one new graph to the next, over those by the cosine."""
     folder, scale = ROOT / "geomm", "smoke" if quick else "demo"
     configs = [load_row(Config, folder, folder / "configs" / row, scale) for row in ("albef_geo.yaml", "albef.yaml")]
-    sides = []
+    batch, method = configs[0].optim.global_batch_size, configs[0].method
+    count, sides = method.graph_update_interval, []
     for config in configs:
         steps = Steps(config, torch.device("cpu"))
-        sides.append(lambda steps=steps: (steps.rebuild(), [steps() for _ in range(STEPS)]))
-    batch, capacity = configs[0].optim.global_batch_size, configs[0].method.queue_size
+        sides.append(lambda steps=steps: (steps.rebuild(), [steps() for _ in range(count)]))
     return Comparison(
-        f"{STEPS} training steps of ALBEF, batch {batch}, N = {capacity:,}: geodesic / cosine",
+        f"{count} training steps of ALBEF, batch {batch}, N = {method.queue_size:,}: geodesic / cosine",
         "time",
         1.05,
-        STEPS * batch,
+        count * batch,
         *sides,
         most_repeats=3,
     )
