@@ -227,6 +227,8 @@ def test_one_attached_centre_is_eq_3_and_all_of_them_the_angle_to_each():
     everything = geodesic_distance(queries, rows, graph, "knn", 99)
     expected = angles(queries, graph.cluster_centers)[:, graph.nearest_center.long()] + graph.offset
     torch.testing.assert_close(everything, expected, rtol=1e-12, atol=0)
+    no_graph = geodesic_distance(queries, rows, graph, "knn_local", 99, "attached")  # what tells graph and angle apart
+    torch.testing.assert_close(no_graph, angles(queries, rows), rtol=0, atol=0)
     last = one
     for count in (2, 4, 8):
         now = geodesic_distance(queries, rows, graph, "knn", count)
