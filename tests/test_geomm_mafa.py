@@ -309,7 +309,7 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
     """Seven steps an epoch; saved after nine, with an order that no seed tells and half of the next one gathered."""
     smoothings, drawn = [], []
     monkeypatch.setattr("geomm.mafa.smoothed_targets", lambda *a: smoothings.append(a[-1]) or smoothed_targets(*a))
-    monkeypatch.setattr("geomm.mafa.negatives", lambda *a: drawn.append(a[-1] is not None) or negatives(*a))
+    monkeypatch.setattr("geomm.mafa.negatives", lambda *a: drawn.append(float(a[-1])) or negatives(*a))
     start = [f"start.{key}={getattr(run.config.start, key)}" for key in ("run", "discriminator_run")]
     config = config_of("mafa", *FEW, *start, "data.num_train=31", "optim.global_batch_size=4", "optim.steps=15",
                        "run.save_every=9", f"run.num_workers={workers}", "method.group_span=8", "method.group_queue=16",
@@ -317,7 +317,8 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
     pairs, files = open_training_pairs(config.data, 0), [RunFiles(tmp_path / name, {}) for name in ("a", "b")]
     train(config, pairs, files[0], False, Accelerator(cpu=True))
     assert smoothings == [0.0] * 2 * 7 + [0.5] * 2 * 8  # none in the first epoch
-    assert drawn == [True] * 2 * 15
+    scales = [line["logit_scale"] for line in read_log(files[0].log) if line["event"] == "train"]
+    assert drawn == [scale for scale in scales for _ in "it"]
     shutil.copytree(files[0].folder, files[1].folder)
     shutil.rmtree(files[1].checkpoints / "step-00000015")
     middle = last_checkpoint(files[1].checkpoints).model_tensors()
