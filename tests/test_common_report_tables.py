@@ -97,6 +97,25 @@ def test_markdown_is_this():
     assert to_markdown(made_up_table()) == MARKDOWN
 
 
+def test_what_all_notes_begin_with_is_told_once():
+    def told(*notes):
+        rows = [Row(f"row {number}", {}, {"loss": cell(1.0)}, "measured", note) for number, note in enumerate(notes)]
+        return re.findall(r"^- ((?:all|row) .*)$", to_markdown(made_up_table(rows=rows)), re.MULTILINE)
+
+    assert told("ours: 4 px (of 9; cut); 2 steps; pool", "ours: 4 px (of 9; cut); 2 steps; no pool") == [
+        "all measured rows: ours: 4 px (of 9; cut); 2 steps",
+        "row 0: pool",
+        "row 1: no pool",
+    ]
+    assert told("4 px (of 9; cut)", "4 px (of 9; grown)") == ["row 0: 4 px (of 9; cut)", "row 1: 4 px (of 9; grown)"]
+    assert told("4 px; 2 steps", "4 px; 2 steps", "4 px") == [
+        "all measured rows: 4 px",
+        "row 0: 2 steps",
+        "row 1: 2 steps",
+    ]
+    assert told("4 px", "") == told("4 px") == ["row 0: 4 px"]
+
+
 def printed_ours(table):
     """The texts of our cells in every format, by format."""
     records = list(csv.DictReader(io.StringIO(to_csv(table))))

@@ -13,7 +13,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from pathlib import Path
 
 from common.base.files import write_atomically
@@ -141,9 +141,20 @@ def remarks(table: Table, with_status: bool = False) -> list[tuple[str, str]]:
     """
     statuses = [(row.method, full_status(table, row)) for row in table.rows if any(row.ours.values())]
     pairs = [(method, status) for method, status in statuses if with_status and status != MEASURED]
-    pairs += [(row.method, row.note) for row in table.rows if row.note]
+    pairs += _notes_on_rows(table)
     pairs += [("note", note) for note in table.notes]
     return pairs + [("erratum of the printed table", erratum) for erratum in table.errata]
+
+
+def _notes_on_rows(table: Table) -> list[tuple[str, str]]:
+    """Pairs of row and its note; what the notes of all measured rows begin with is told once, before them."""
+    rows = [row for row in table.rows if any(row.ours.values()) or row.note]
+    notes = [re.split(r"; (?![^(]*\))", row.note) for row in rows]
+    alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*notes))
+    shared = [parts[0] for parts in alike] if len(rows) > 1 else []
+    labels = ["all measured rows", *(row.method for row in rows)]
+    texts = ["; ".join(shared), *("; ".join(note[len(shared) :]) for note in notes)]
+    return [(label, text) for label, text in zip(labels, texts) if text]
 
 
 def glossary(table: Table) -> list[tuple[str, str]]:
