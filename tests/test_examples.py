@@ -67,6 +67,12 @@ def test_pictures_move_into_their_cones():
     assert missed[-1] < 0.5 * missed[0]
 
 
+def test_pools_of_both_distances_teach_the_same_loop():
+    found = example("geodesic_pool").main()
+    assert min(found.values()) > 50
+    assert found["geodesic"] != found["cosine"]  # there was a graph
+
+
 def test_one_sphere_is_the_cosine():
     torch.testing.assert_close(*example("class_tokens").main())
 
