@@ -88,7 +88,8 @@ class GeodesicCandidates:
     def distances(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `geodesic_distance`, (batch, num_columns); and attached, entrance as `attach_queries` gives them."""
         routes, attached, entrance = attach_queries(queries, self.graph, self.counts[0])
-        found = routes.index_select(1, self.graph.nearest_center).add_(self.graph.offset)
+        entries = self.graph.nearest_center.long().expand(len(routes), -1)  # index_select takes twice as long
+        found = routes.gather(1, entries).add_(self.graph.offset)
         if self.counts[1]:
             places, pairs, at_keys = self.local_pairs(attached)
             cosines = torch.sparse.sampled_addmm(pairs, queries, self.rows.T, beta=0.0).values()
@@ -204,7 +205,7 @@ class GeodesicPool(nn.Module):
         distance: str = "geodesic",
         branching: Sequence[int] = (16, 16),
         num_neighbors: int = 8,
-        attach: str = "knn_local",
+        attach: str = "knn_local_st",
         local: str = "nearest",
         graph_update_interval: int = 100,
         geodesic_from_step: int = 0,
