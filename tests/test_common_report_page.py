@@ -169,6 +169,10 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
     ids = {name: {found[1] for found in re.finditer(r'id="([^"]+)"', each.read_text())} for name, each in pages.items()}
     assert all(anchor in ids[name] for name, anchor in squares)
     assert sum(each.read_text().count("<section") for each in pages.values()) == number + len(claims)
+    for each in pages.values():
+        headings = re.findall(r"<li><a href=\"#[^>]*>(.*?)</a>", each.read_text())
+        assert len(headings) == len(set(headings))  # a changed table is told from the whole one
+    assert not any("`" in each.read_text() for each in (path, *pages.values()))  # `code` is shown as such
 
 
 def test_a_broken_claims_file_is_named_on_the_command_line(tmp_path, monkeypatch, capsys):

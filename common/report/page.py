@@ -95,10 +95,10 @@ def write_page(
         found: sentences that open the page.
         index: file name of the page that leads here.
     """
-    times = Counter(_name(entry.table) for entry in entries)
+    times = Counter(_name(entry.table, entry.changed) for entry in entries)
     sections = []
     for number, entry in enumerate(entries, start=1):
-        table, name = entry.table, _name(entry.table)
+        table, name = entry.table, _name(entry.table, entry.changed)
         sections.append({
             "anchor": f"table-{number}",
             "heading": f"{name}, from {_shown(entry.root)}" if entry.root and times[name] > 1 else name,
@@ -122,7 +122,7 @@ def _render(template: str, path: str | Path, **content: object) -> Path:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters["breakable"] = _breakable
+    environment.filters |= {"breakable": _breakable, "prose": _prose}
     return write_atomically(path, environment.get_template(template).render(content))
 
 
@@ -243,8 +243,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _name(table: Table) -> str:
-    return f"{table.paper}, {table.table_id}, scale {table.scale}"
+def _name(table: Table, changed: bool) -> str:
+    """Paper, table and scale, and of a changed one the rows and settings that its command names."""
+    said = re.findall(r'\b(?:ROWS|SET)=(?:"[^"]*"|\S+)', table.command) if changed else []
+    return ", ".join([table.paper, table.table_id, f"scale {table.scale}", *said])
 
 
 def _read(file: Path) -> Table | None:
@@ -257,13 +259,14 @@ def _read(file: Path) -> Table | None:
 def _pictures(file: Path, table: Table, tables: dict[Path, Table]) -> tuple[Picture, ...]:
     """PNG files beside a table whose name begins with its id (and no longer one); others go to the first table."""
     seeds = f"{seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}"
+    name = _name(table, file.parent.name != table.scale)
     here = {path.stem: path for path in tables if path.parent == file.parent}
     pictures = []
     for path in sorted(file.parent.glob("*.png")):
         owners = [stem for stem in here if path.stem == stem or path.stem.startswith(f"{stem}_")]
         if (max(owners, key=len) if owners else min(here)) == file.stem:
             kind = path.stem.removeprefix(file.stem).strip("_").replace("_", " ")
-            told = f"The picture shows {_SHOWN.get(kind, kind)} of {_name(table)}, on {named(table.data)}, {seeds}."
+            told = f"The picture shows {_SHOWN.get(kind, kind)} of {name}, on {named(table.data)}, {seeds}."
             pictures.append(Picture(path, told))
     return tuple(pictures)
 
@@ -286,6 +289,11 @@ def _breakable(text: str) -> Markup:
     """Escaped text that may break after '/' and '_' and before an interval, but not within "1.2 ± 0.3" or "[1, 2]"."""
     text = re.sub(r"([/_])(?=[A-Za-z0-9])", r"\1<wbr>", str(escape(text)))
     return Markup(re.sub(r"^-?[\d.]+ ± [\d.]+|\[-?[\d.]+, -?[\d.]+\]", r'<span class="whole">\g<0></span>', text))
+
+
+def _prose(text: str) -> Markup:
+    """Escaped sentences: `code` as such, and no line that begins with a percent sign."""
+    return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", str(escape(text))).replace(" %", "&nbsp;%"))
 
 
 if __name__ == "__main__":
