@@ -16,6 +16,7 @@ from common.run.log import read_log
 
 READINGS = {  # name -> (config, label)
     "cosine": ("clip.yaml", "cosine"),
+    "angle": ("reading_angle.yaml", "no graph: cos(D / 4) of the plain angle, gradient of the cosine"),
     "nearest": ("reading_nearest.yaml", "nearest centre (Eq. 3 to the letter)"),
     "knn": ("reading_knn.yaml", "nearest centres"),
     "knn_local": ("reading_knn_local.yaml", "nearest centres, local: nearest cluster"),

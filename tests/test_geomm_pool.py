@@ -114,6 +114,21 @@ def test_values_and_gradients_are_those_of_plain_autograd(attach, local, monkeyp
     torch.testing.assert_close(queries.grad.double(), ours.grad, rtol=1e-4, atol=1e-3)
 
 
+def test_with_all_centres_attached_and_local_no_graph_is_left():
+    """The control `reading_angle`: a quarter of the plain angle, with the gradient of the cosine."""
+    pool, keys, queries = (
+        full_pool("knn_local_st", num_neighbors=65_536, local="attached"),
+        draw(2, BATCH, DIM),
+        draw(3, 6, DIM),
+    )
+    rows, _, _ = after(pool, keys)
+    found = pool.open(keys).similarity(queries.requires_grad_())
+    expected = (queries.detach() @ rows.T).arccos().div(4).cos()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    weights = draw(4, 6, CAPACITY)
+    torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), queries)[0], weights @ rows)
+
+
 def test_a_step_may_overwrite_every_row_of_a_cluster():
     pool, keys = full_pool(), draw(4, CAPACITY, DIM)
     rows, graph, _ = after(pool, keys)
