@@ -88,7 +88,7 @@ class GeodesicCandidates:
     def distances(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `geodesic_distance`, (batch, num_columns); and attached, entrance as `attach_queries` gives them."""
         routes, attached, entrance = attach_queries(queries, self.graph, self.counts[0])
-        entries = self.graph.nearest_center.long().expand(len(routes), -1)  # index_select takes twice as long
+        entries = self.graph.nearest_center.long().expand(len(routes), -1)  # index_select is slower
         found = routes.gather(1, entries).add_(self.graph.offset)
         if self.counts[1]:
             places, pairs, at_keys = self.local_pairs(attached)

@@ -173,6 +173,9 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
         headings = re.findall(r"<li><a href=\"#[^>]*>(.*?)</a>", each.read_text())
         assert len(headings) == len(set(headings))  # a changed table is told from the whole one
     assert not any("`" in each.read_text() for each in (path, *pages.values()))  # `code` is shown as such
+    found = path.read_text().split('class="found"')[1]
+    assert "&nbsp;%" in found
+    assert " %" not in found
 
 
 def test_a_broken_claims_file_is_named_on_the_command_line(tmp_path, monkeypatch, capsys):

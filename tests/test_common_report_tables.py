@@ -103,7 +103,7 @@ def test_what_all_notes_begin_with_is_told_once():
         return re.findall(r"^- ((?:all|row) .*)$", to_markdown(made_up_table(rows=rows)), re.MULTILINE)
 
     assert told("ours: 4 px (of 9; cut); 2 steps; pool", "ours: 4 px (of 9; cut); 2 steps; no pool") == [
-        "all measured rows: ours: 4 px (of 9; cut); 2 steps",
+        "all measured rows: 4 px (of 9; cut); 2 steps",
         "row 0: pool",
         "row 1: no pool",
     ]

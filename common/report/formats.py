@@ -153,7 +153,7 @@ def _notes_on_rows(table: Table) -> list[tuple[str, str]]:
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*notes))
     shared = [parts[0] for parts in alike] if len(rows) > 1 else []
     labels = ["all measured rows", *(row.method for row in rows)]
-    texts = ["; ".join(shared), *("; ".join(note[len(shared) :]) for note in notes)]
+    texts = ["; ".join(shared).removeprefix("ours: "), *("; ".join(note[len(shared) :]) for note in notes)]
     return [(label, text) for label, text in zip(labels, texts) if text]
 
 

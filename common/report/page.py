@@ -137,10 +137,10 @@ def collect(roots: Sequence[str | Path]) -> list[Entry]:
     entries = []
     for root in dict.fromkeys(Path(root).resolve() for root in roots):
         tables = {file: table for file in sorted(root.glob("*/*/*/*.json")) if (table := _read(file)) is not None}
-        entries += [
-            Entry(table, _pictures(file, table, tables), str(root), file.parent.name != table.scale, file)
-            for file, table in tables.items()
-        ]
+        for file, table in tables.items():
+            changed = file.parent.name != table.scale
+            pictures = _pictures(file, _name(table, changed), tables)
+            entries.append(Entry(table, pictures, str(root), changed, file))
     return sorted(entries, key=_place)
 
 
@@ -256,10 +256,10 @@ def _read(file: Path) -> Table | None:
         raise ValueError(f"{file} is broken: {error}") from error
 
 
-def _pictures(file: Path, table: Table, tables: dict[Path, Table]) -> tuple[Picture, ...]:
+def _pictures(file: Path, name: str, tables: dict[Path, Table]) -> tuple[Picture, ...]:
     """PNG files beside a table whose name begins with its id (and no longer one); others go to the first table."""
+    table = tables[file]
     seeds = f"{seeds_name(table.seeds)} {', '.join(map(str, table.seeds))}"
-    name = _name(table, file.parent.name != table.scale)
     here = {path.stem: path for path in tables if path.parent == file.parent}
     pictures = []
     for path in sorted(file.parent.glob("*.png")):
