@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+import yaml
 from accelerate import Accelerator
 from PIL import Image
 from processes import in_processes
@@ -425,6 +426,25 @@ def test_all_tasks_start_from_one_run_and_nlvr2_from_text_assignment(finished):
         assert told["new"] == (0 if "vqa" in str(run.files.folder) else 4)  # the head of classes
     assert finished["vqa_albef"].evaluations.keys() == {"vqa_dev", "vqa_test"}
     assert finished["nlvr2_albef"].evaluations.keys() == {"nlvr2_dev", "nlvr2_test", "nlvr2_exchanged"}
+
+
+def test_every_task_of_a_row_starts_from_that_rows_pretraining():
+    def raw(name):
+        return yaml.safe_load((ROOT / "geomm" / "configs" / name).read_text(encoding="utf-8"))
+
+    rows = yaml.safe_load((ROOT / "geomm" / "paper_tables.yaml").read_text(encoding="utf-8"))["tables"]["table3"][
+        "rows"
+    ]
+    rows = [row for row in rows if "config" in row]
+    assert len(rows) == 6
+    for row in rows:
+        start = row["config"].removesuffix(".yaml")
+        starts = {"vqa": start, "nlvr2": f"assigned_{start}", "visual_entailment": start}
+        own = {task: raw(row[task]) for task in starts} | {"text_assignment": raw(f"assigned_{row['config']}")}
+        for task, settings in own.items():
+            assert settings["data"]["task"] == task
+            assert settings["start"]["row"] == starts.get(task, start)
+            assert settings["method"]["distance"] == ("geodesic" if start.endswith("_geo") else "cosine")
 
 
 @pytest.mark.parametrize("row", ["vqa_albef", "nlvr2_albef"])
