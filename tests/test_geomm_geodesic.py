@@ -182,6 +182,22 @@ def test_clusters_are_found_and_a_lost_one_starts_at_the_farthest_point():
     assert (angles(points[far], spherical_kmeans(points, start, 1)).amin(dim=1) < 1e-6).all()
 
 
+@pytest.mark.parametrize(("groups", "num_clusters"), [(0, 1), (0, 40), (25, 40)])
+@pytest.mark.parametrize("rounds", range(1, 8))
+def test_clusters_are_those_of_rounds_that_compare_every_point_with_every_centre(groups, num_clusters, rounds):
+    points = draw(8, 900, 6)
+    if groups:  # most points stay where they are, as others move on
+        points = unit(points[:groups].repeat_interleave(900 // groups, 0) + 0.2 * points)
+    start = points[:: 900 // num_clusters][:num_clusters]
+    found = spherical_kmeans(points.double(), start.double(), rounds)
+    points, centers = points.double().numpy(), start.double().numpy()
+    for _ in range(rounds):
+        nearest = np.array([np.argmax([point @ center for center in centers]) for point in points])
+        sums = np.stack([points[nearest == cluster].sum(axis=0) for cluster in range(num_clusters)])
+        centers = sums / np.linalg.norm(sums, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, centers, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_distances_are_cut_at_four_pi_before_the_cosine(dtype):
     distances = torch.tensor([0, 2, 4, 5, math.inf], dtype=dtype).mul_(math.pi).requires_grad_()
