@@ -78,7 +78,7 @@ def stand_in(table: Table, column: Column) -> str | None:
 def panel_label(table: Table, column: Column) -> str:
     """What a column was measured on, before the data of the paper that these stand in for; its label where none do."""
     source = named(stand_in(table, column) or "")
-    if column.stands_in_for is not None:
+    if column.stands_in_for is not None and any(row.paper.get(column.key) is not None for row in table.rows):
         return f"{source}, standing in for {column.label}"
     return f"{column.label}, on {source}" if source else column.label
 
