@@ -52,7 +52,8 @@ def build_encoders(config: Config, tokenizer: Tokenizer) -> ProjectedTowers:
         return ProjectedTowers(*towers, model.embedding_dim, method.projection_bias)
     text = model.text
     fusion = FusionTransformer(text.width, model.image.width, method.fusion_layers, text.heads, text.mlp_ratio)
-    return FusedEncoders(*towers, fusion, MaskedLanguageHead(text.width, num_ids), model.embedding_dim)
+    word_head = MaskedLanguageHead(text.width, num_ids, text.stem.width)
+    return FusedEncoders(*towers, fusion, word_head, model.embedding_dim)
 
 
 def build_model(config: Config, tokenizer: Tokenizer, order: SampleOrder | None = None) -> QueueClip:

@@ -25,12 +25,7 @@ READINGS = {  # name -> (config, label)
     "knn_local_st": ("reading_knn_local_st.yaml", "nearest centres, local, gradient of the cosine"),
 }
 # two matrices on features that are kept: a run is a minute, and what is compared are distances, not towers
-ON_PHOTOGRAPHS = (
-    "model.image.layers=0",
-    "model.text.layers=0",
-    "model.text.stem.weights=all-MiniLM-L6-v2",
-    "start.bert=",
-)
+ON_PHOTOGRAPHS = ("model.image.layers=0", "model.text.layers=0")
 STARTS = {"trained": ("from trained towers", ()), "random": ("from random weights", ("start.row=",))}
 METRICS = {
     "mean_recall": ("mean of six recalls", "percent", "higher"),

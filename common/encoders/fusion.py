@@ -83,13 +83,16 @@ class MaskedLanguageHead(nn.Module):
     Args:
         width: of the tokens.
         vocabulary_size: of the word embeddings.
+        embedding_width: likewise; None = that of the tokens.
         norm_eps: of the LayerNorm.
     """
 
-    def __init__(self, width: int, vocabulary_size: int, norm_eps: float = 1.0e-12) -> None:
+    def __init__(
+        self, width: int, vocabulary_size: int, embedding_width: int | None = None, norm_eps: float = 1.0e-12
+    ) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width, eps=norm_eps)
+        self.dense = nn.Linear(width, embedding_width or width)
+        self.norm = nn.LayerNorm(embedding_width or width, eps=norm_eps)
         self.bias = nn.Parameter(torch.zeros(vocabulary_size))
         nn.init.normal_(self.dense.weight, std=0.02)
         nn.init.zeros_(self.dense.bias)
@@ -98,7 +101,7 @@ class MaskedLanguageHead(nn.Module):
         """
         Args:
             tokens: (..., width).
-            word_embeddings: (vocabulary_size, width), the text tower's own; passed in, so that they are one parameter.
+            word_embeddings: (vocabulary_size, embedding_width), of the text tower; passed in, hence one parameter.
         Returns:
             (..., vocabulary_size) logits.
         """

@@ -72,7 +72,7 @@ class FusedEncoders(ProjectedTowers):
     Args:
         image_tower, text_tower, embedding_dim: as in `ProjectedTowers`.
         fusion: on the text tower's tokens; looks at the image tower's.
-        word_head: scores words by the text tower's embeddings.
+        word_head: scores words by the embeddings of the text tower, or of its stem.
     """
 
     def __init__(
@@ -122,7 +122,8 @@ class FusedEncoders(ProjectedTowers):
             return self.fusion(self.text_tower.forward_tokens(ids, mask), mask, pictures)
 
         tokens = tokens_by_length(fused, masked_ids, text_mask, image_tokens)
-        return self.word_head(tokens[chosen], self.text_tower.token_embedding.weight)
+        words = self.text_tower if self.text_tower.stem is None else self.text_tower.stem.network
+        return self.word_head(tokens[chosen], words.token_embedding.weight)
 
 
 class ContrastLosses(NamedTuple):
