@@ -24,8 +24,8 @@ from common.report.formats import panel_label
 from common.report.statistics import SHARE_OF, bounded_interval
 from common.report.table import Column, Measured, Row, Table
 
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")
-_MARKERS = "osD^vPX"
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#882255")
+_MARKERS = "osD^vPX"  # one fewer, so that no colour comes twice with the same marker
 _STYLES = ("-", "--", "-.", ":")
 _GREY = "#595959"
 _FONT, _SMALL = 10, 9
@@ -160,10 +160,8 @@ def _averaged(points: list[tuple[int, float]]) -> tuple[int, list[tuple[float, f
 
 
 def _look(index: int) -> dict[str, Any]:
-    """No colour comes twice with the same marker: the next round of colours has its markers shifted by one."""
-    shifted = index + index // len(_COLORS)
-    looks = {"color": (_COLORS, index), "linestyle": (_STYLES, index), "marker": (_MARKERS, shifted)}
-    return {name: of[place % len(of)] for name, (of, place) in looks.items()}
+    looks = {"color": _COLORS, "linestyle": _STYLES, "marker": _MARKERS}
+    return {name: of[index % len(of)] for name, of in looks.items()}
 
 
 def _draw_run(axis, points: Sequence[tuple[float, float]], index: int):
