@@ -131,9 +131,9 @@ def test_paired_euclidean_distance_keeps_its_digits(length, distance, bound):
     expected = (first.double() - second.double()).norm(dim=1)
     paired = paired_euclidean_distance(first, second)
     assert ((paired - expected).abs() / expected).max() < bound
-    # all pairs: an absolute error of the square
+    # all pairs: an absolute error of the square, 1.5 sqrt(512) roundings; by the processor 0.7e-6 to 1.6e-6
     all_pairs = squared_distances(first, second).diagonal()
-    assert (all_pairs - expected.square()).abs().max() < 1e-6 * length**2 + 1e-6 * distance**2
+    assert (all_pairs - expected.square()).abs().max() < 4e-6 * (length**2 + distance**2)
 
 
 # angles
