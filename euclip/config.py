@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.base.settings import DataConfig, ModelConfig, OptimConfig, PromptAverage, RunConfig, setting
+from common.base.settings import DataConfig, ModelConfig, OptimConfig, PromptAverage, RunConfig, check_patches, setting
 from common.logit_scale import check_bounds
 
 GeometryName = Literal["sphere", "elliptic", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared"]
@@ -73,3 +73,6 @@ class Config:
     method: MethodConfig = field(default_factory=MethodConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        check_patches(self.data, self.model)
