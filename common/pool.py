@@ -28,6 +28,8 @@ from common.geometry import (
 )
 from common.info_nce import distilled_targets, info_nce
 
+LOGITS_AT_ONCE = 2**18  # they stay in the processor's cache from the exponential to the gradient
+
 
 class Candidates(Protocol):
     """What the queries of one step are compared with; constants.
@@ -36,11 +38,13 @@ class Candidates(Protocol):
     ids: (num_columns,) int64 sample ids, NO_ID = not known; None if the keys came without.
     tile: how many queries `pool_info_nce` compares at once, forming their gradient right away, so that no logits wait
         for the backward pass; None = all, by plain autograd, where anything but the queries may have a gradient.
+    is_linear: whether the gradient of a similarity does not ask what it was, so that it may take its place.
     """
 
     columns: torch.Tensor
     ids: torch.Tensor | None
     tile: int | None
+    is_linear: bool
 
     def similarity(self, queries: torch.Tensor) -> torch.Tensor:
         """(batch, ...) embeddings -> (batch, num_columns), larger is closer; the gradient reaches the queries alone."""
@@ -74,6 +78,7 @@ class QueueCandidates:
     ids: torch.Tensor | None = None
     own_key_only: bool = False
     tile: int | None = None  # the similarity is a geometry's, whose scalars train
+    is_linear: bool = False
 
     @property
     def columns(self) -> torch.Tensor:
@@ -142,27 +147,36 @@ def pool_info_nce(
         logits: (batch, batch) without gradient: of each query at the `columns` of all.
     """
 
-    def part(rows: slice, queries: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        soft = targets[rows]
-        if alpha > 0:
-            with torch.no_grad():  # what the momentum model makes of the same candidates
-                soft = distilled_targets(scale * candidates.similarity(keys[rows]), soft, alpha)
-        logits = scale * candidates.similarity(queries[rows])
-        return info_nce(logits, soft), logits.detach()[:, candidates.columns]
+    @torch.no_grad()
+    def of_momentum(rows: slice) -> torch.Tensor | None:  # what the momentum model makes of the same candidates
+        return candidates.similarity(keys[rows]) if alpha > 0 else None
 
-    batch = len(queries)
+    def loss_of(found: torch.Tensor, pseudo: torch.Tensor | None, hard: torch.Tensor) -> torch.Tensor:
+        return info_nce(scale * found, hard if pseudo is None else distilled_targets(scale * pseudo, hard, alpha))
+
+    scale, columns = logit_scale, candidates.columns
     if candidates.tile is None or not torch.is_grad_enabled():
-        return part(slice(None), queries, logit_scale)
-    leaves = [leaf.detach().requires_grad_() for leaf in (queries, logit_scale)]
-    losses, logits = [], []
-    for start in range(0, batch, candidates.tile):
-        rows = slice(start, min(start + candidates.tile, batch))
-        loss, found = part(rows, *leaves)
-        loss = loss * ((rows.stop - rows.start) / batch)
-        loss.backward()
-        losses.append(loss.detach())
-        logits.append(found)
-    return _KnownGradients.apply(sum(losses), queries, logit_scale, *(leaf.grad for leaf in leaves)), torch.cat(logits)
+        found = candidates.similarity(queries)
+        return loss_of(found, of_momentum(slice(None)), targets), (scale * found[:, columns]).detach()
+    scale = logit_scale.detach().requires_grad_()
+    total, of_scale, of_queries, logits = 0.0, 0.0, torch.empty_like(queries), []
+    for rows in _slices(len(queries), candidates.tile):
+        asking = queries[rows].detach().requires_grad_()
+        similarity, pseudo, hard = candidates.similarity(asking), of_momentum(rows), targets[rows]
+        found = similarity.detach()
+        logits.append((scale * found[:, columns]).detach())
+        gradient = found if candidates.is_linear else torch.empty_like(found)
+        for some in _slices(len(found), max(1, LOGITS_AT_ONCE // found.shape[1])):
+            leaf = found[some].requires_grad_()
+            loss = loss_of(leaf, None if pseudo is None else pseudo[some], hard[some]) * (len(leaf) / len(queries))
+            gradient[some], of_scale_here = torch.autograd.grad(loss, (leaf, scale))
+            total, of_scale = total + loss.detach(), of_scale + of_scale_here
+        (of_queries[rows],) = torch.autograd.grad(similarity, asking, gradient)
+    return _KnownGradients.apply(total, queries, logit_scale, of_queries, of_scale), torch.cat(logits)
+
+
+def _slices(length: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
 class _KnownGradients(torch.autograd.Function):

@@ -25,6 +25,7 @@ from torch import nn
 from common.distributed import broadcast_, gather_without_gradient, is_main_process, rank
 from common.feature_queue import FeatureQueue
 from common.geometry import at_least_float32, check_same_dim, full_precision
+from common.pool import LOGITS_AT_ONCE
 from geomm.geodesic import (
     CUT,
     GeodesicGraph,
@@ -63,13 +64,11 @@ class GeodesicCandidates:
 
     @property
     def tile(self) -> int:
-        """So many queries that their logits stay in the processor's cache; all, where one product serves all."""
-        if self.by_products or self.keys.device.type != "cpu":
-            return len(self.columns)
-        return max(1, 2**20 // len(self.rows))
+        """All queries where one product serves them all; else so many that their distances stay in the cache."""
+        return len(self.columns) if self.is_linear else max(1, LOGITS_AT_ONCE // len(self.rows))
 
     @property
-    def by_products(self) -> bool:
+    def is_linear(self) -> bool:
         """Whether the gradient is that of the cosine."""
         return self.graph is None or self.attach.endswith("_st")
 
@@ -88,8 +87,7 @@ class GeodesicCandidates:
     def distances(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `geodesic_distance`, (batch, num_columns); and attached, entrance as `attach_queries` gives them."""
         routes, attached, entrance = attach_queries(queries, self.graph, self.counts[0])
-        entries = self.graph.nearest_center.long().expand(len(routes), -1)  # index_select is slower
-        found = routes.gather(1, entries).add_(self.graph.offset)
+        found = routes.gather(1, self.clusters.expand(len(routes), -1)).add_(self.graph.offset)
         if self.counts[1]:
             places, pairs, at_keys = self.local_pairs(attached)
             cosines = torch.sparse.sampled_addmm(pairs, queries, self.rows.T, beta=0.0).values()
@@ -129,6 +127,11 @@ class GeodesicCandidates:
             pairs = torch.sparse_csr_tensor(ends, places - first, zeros, shape, check_invariants=False)
         at_keys = (local[:, :, None] == self.graph.nearest_center[self.slots]).any(dim=1)
         return places, pairs, at_keys
+
+    @cached_property
+    def clusters(self) -> torch.Tensor:
+        """(1, num_columns) int64: of each column, for gather and scatter_add, which are faster than by index."""
+        return self.graph.nearest_center.long()[None]
 
     @cached_property
     def members(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -362,13 +365,16 @@ class _Similarity(torch.autograd.Function):
             return candidates.products(queries)
         found, attached, entrance = candidates.distances(queries)
         found.clamp_(max=CUT).div_(4).cos_()  # angle_normalise, in place
-        ctx.save_for_backward(candidates.rows, queries, found, attached, entrance)
+        if candidates.is_linear:
+            ctx.save_for_backward(candidates.rows)
+        else:
+            ctx.save_for_backward(candidates.rows, queries, found, attached, entrance)
         return found
 
     @staticmethod
     def backward(ctx, gradient):
         with full_precision(gradient):
-            return (_cosine_gradient if ctx.candidates.by_products else _geodesic_gradient)(ctx, gradient), None
+            return (_cosine_gradient if ctx.candidates.is_linear else _geodesic_gradient)(ctx, gradient), None
 
 
 def _of_products(gradient: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
@@ -395,7 +401,7 @@ def _geodesic_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
         of_columns.view(-1).index_fill_(0, places, 0.0)
         of_columns[:, slots] = of_columns[:, slots].masked_fill_(at_keys, 0.0)
     of_routes = queries.new_zeros(len(queries), len(centers))
-    of_routes.index_add_(1, candidates.graph.nearest_center, of_columns)
+    of_routes.scatter_add_(1, candidates.clusters.expand(len(queries), -1), of_columns)
     of_angles = torch.zeros_like(of_routes).scatter_add_(1, entrance, of_routes)
     cosines = queries @ centers.T
     inside = cosines.abs() < 1 - 8 * torch.finfo(cosines.dtype).eps  # as in `angles`

@@ -5,6 +5,7 @@ import dataclasses
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from processes import in_processes
@@ -115,7 +116,7 @@ def test_values_and_gradients_are_those_of_plain_autograd(attach, local, monkeyp
 
 
 def test_with_all_centres_attached_and_local_no_graph_is_left():
-    """The control `reading_angle`: a quarter of the plain angle, with the gradient of the cosine."""
+    """The control among the readings: a quarter of the plain angle, with the gradient of the cosine."""
     pool, keys, queries = (
         full_pool("knn_local_st", num_neighbors=65_536, local="attached"),
         draw(2, BATCH, DIM),
@@ -149,9 +150,11 @@ def test_gradcheck(attach):
 
 @pytest.mark.parametrize("tile", [2, 3, BATCH])
 @pytest.mark.parametrize("kind", ["columns", "ids", "distilled", "distilled ids"])
-@pytest.mark.parametrize("distance", ["geodesic", "cosine"])
-def test_the_loss_in_tiles_is_info_nce_of_all_logits(distance, kind, tile, monkeypatch):
-    pool, keys, alpha = full_pool(distance=distance), draw(6, BATCH, DIM), 0.4 if "distilled" in kind else 0.0
+@pytest.mark.parametrize("attach", ["knn_local", "knn_local_st", "cosine"])
+def test_the_loss_in_tiles_is_info_nce_of_all_logits(attach, kind, tile, monkeypatch):
+    pool = full_pool(distance="cosine") if attach == "cosine" else full_pool(attach)
+    keys, alpha = draw(6, BATCH, DIM), 0.4 if "distilled" in kind else 0.0
+    monkeypatch.setattr("common.pool.LOGITS_AT_ONCE", 2 * CAPACITY)
     ids = torch.tensor([60, 3, 3, 50, 90])  # 60 and 90 are in the queue; of 50 the row is overwritten now
     candidates = pool.open(keys, ids)
     targets = candidates.columns
@@ -178,6 +181,27 @@ def test_the_loss_in_tiles_is_info_nce_of_all_logits(distance, kind, tile, monke
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-13)
     with torch.no_grad():
         torch.testing.assert_close(pool_info_nce(candidates, queries, scale, targets, keys, alpha)[0], losses[0])
+
+
+@pytest.mark.parametrize("attach", ["nearest", "knn", "knn_local", "nearest_st", "knn_local_st", "cosine"])
+def test_no_more_than_the_logits_of_a_batch_are_held_at_once(attach):
+    batch, capacity = 64, 65_536
+    distance, attach = ("cosine", "nearest") if attach == "cosine" else ("geodesic", attach)
+    pool = GeodesicPool(capacity, 8, distance, (256,), attach=attach, kmeans_iterations=1)
+    pool.insert(draw(0, capacity, 8, dtype=torch.float32))
+    pool.rebuild(0)
+    queries = draw(1, batch, 8, dtype=torch.float32).requires_grad_()
+    candidates, scale = pool.open(queries.detach()), torch.tensor(14.0)
+
+    def step():
+        pool_info_nce(candidates, queries, scale, candidates.columns)[0].backward()
+
+    step()
+    with torch.profiler.profile(profile_memory=True) as profile:
+        step()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
+    assert 0.05 < held.max() / (4 * batch * capacity) < 1.4
 
 
 def test_the_loss_of_a_queue_is_plain_info_nce_with_the_gradients_of_its_geometry():
