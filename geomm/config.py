@@ -25,10 +25,7 @@ class DistanceConfig:
     # how a query joins the graph: Eq. 3, its neighbours, these with a local block; _st: gradient of the cosine
     attach: Literal["nearest", "knn", "knn_local", "nearest_st", "knn_local_st"] = "knn_local_st"
     local: Literal["nearest", "attached"] = "nearest"  # clusters within which knn_local compares by the angle itself
-    branching: tuple[int, ...] = (
-        16,
-        16,
-    )  # clusters of each layer within one of the layer above; two layers in the paper
+    branching: tuple[int, ...] = (16, 16)  # clusters within one of the layer above, by layer; the paper has two
     num_neighbors: int = setting(8, at_least=1)  # of a centre in the graph, and centres that knn attaches a query to
     graph_update_interval: int = setting(100, at_least=1)  # steps between two graphs
     geodesic_from_step: int = setting(0, at_least=0)  # before it the cosine

@@ -14,15 +14,23 @@ from common.reproduce.side_by_side import run_rows
 from common.reproduce.tables import stand_in_for
 from common.run.log import read_log
 
-READINGS = {  # name -> (config, label)
-    "cosine": ("clip.yaml", "cosine"),
-    "angle": ("reading_angle.yaml", "no graph: cos(D / 4) of the plain angle, gradient of the cosine"),
-    "nearest": ("reading_nearest.yaml", "nearest centre (Eq. 3 to the letter)"),
-    "knn": ("reading_knn.yaml", "nearest centres"),
-    "knn_local": ("reading_knn_local.yaml", "nearest centres, local: nearest cluster"),
-    "knn_local_attached": ("reading_knn_local_attached.yaml", "nearest centres, local: their clusters"),
-    "nearest_st": ("reading_nearest_st.yaml", "nearest centre, gradient of the cosine"),
-    "knn_local_st": ("reading_knn_local_st.yaml", "nearest centres, local, gradient of the cosine"),
+READINGS = {  # name -> (config, settings, label)
+    "cosine": ("clip.yaml", (), "cosine"),
+    "angle": (
+        "clip_geo.yaml",
+        ("method.local=attached", "method.num_neighbors=65536"),  # all centres: every key is in a cluster of one
+        "no graph: cos(D / 4) of the plain angle, gradient of the cosine",
+    ),
+    "nearest": ("clip_geo.yaml", ("method.attach=nearest",), "nearest centre (Eq. 3 to the letter)"),
+    "knn": ("clip_geo.yaml", ("method.attach=knn",), "nearest centres"),
+    "knn_local": ("clip_geo.yaml", ("method.attach=knn_local",), "nearest centres, local: nearest cluster"),
+    "knn_local_attached": (
+        "clip_geo.yaml",
+        ("method.attach=knn_local", "method.local=attached"),
+        "nearest centres, local: their clusters",
+    ),
+    "nearest_st": ("clip_geo.yaml", ("method.attach=nearest_st",), "nearest centre, gradient of the cosine"),
+    "knn_local_st": ("clip_geo.yaml", (), "nearest centres, local, gradient of the cosine"),
 }
 # two matrices on features that are kept: a run is a minute, and what is compared are distances, not towers
 ON_PHOTOGRAPHS = ("model.image.layers=0", "model.text.layers=0")
@@ -44,11 +52,11 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
     overrides = (*(ON_PHOTOGRAPHS if command.scale == "photos" else ()), *command.overrides)
     jobs = {
         f"{start}_{name}": [
-            Job(code, config, command.scale, seed, overrides, command.runs, settings) for seed in command.seeds
+            Job(code, config, command.scale, seed, overrides, command.runs, (*of_start, *settings))
+            for seed in command.seeds
         ]
-        for start, (_, settings) in STARTS.items()
-        for name, (config, _) in READINGS.items()
-        if command.trains(config)
+        for start, (_, of_start) in STARTS.items()
+        for name, (config, settings, _) in READINGS.items()
     }
     jobs["start"] = [Job(code, "towers.yaml", command.scale, seed, overrides, command.runs) for seed in command.seeds]
     runs = run_rows(jobs)
@@ -73,12 +81,12 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
         data=f"{first.training_data}; ranked on {stand_in_for(command, runs, 'test')}",
         measured_on=str(stand_in_for(command, runs, "test")),
         protocol="test set by the cosine; log of the last step",
-        settings={"rows": {name: config for name, (config, _) in READINGS.items()}},
+        settings={"rows": {name: " ".join((config, *settings)) for name, (config, settings, _) in READINGS.items()}},
         rows={"start": "the trained towers themselves"}
         | {
             f"{start}_{name}": f"{label}, {said}"
             for start, (said, _) in STARTS.items()
-            for name, (_, label) in READINGS.items()
+            for name, (_, _, label) in READINGS.items()
         },
         columns={**METRICS, "logit_scale": ("temperature's inverse", "multiplier", None), **AT_THE_END},
         values=values,
@@ -98,9 +106,8 @@ def _ranks(runs: dict[str, list[RowRun]], start: str) -> dict[str, list[tuple[fl
     """Course of the mean rank of the positive among the pool's keys, both directions, one value per seed."""
     found = {}
     for name in READINGS:
-        logs = [_rank_by_step(run) for run in runs.get(f"{start}_{name}", [])]
-        if logs:
-            found[name] = [(float(step), [log[step] for log in logs]) for step in logs[0]]
+        logs = [_rank_by_step(run) for run in runs[f"{start}_{name}"]]
+        found[name] = [(float(step), [log[step] for log in logs]) for step in logs[0]]
     return found
 
 

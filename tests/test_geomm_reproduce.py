@@ -304,12 +304,13 @@ def test_every_reading_is_trained_from_both_starts_and_towers_once(geomm):
 
 def test_readings_of_one_start_differ_from_the_first_graph_on(geomm):
     geomm("readings")
-    losses = {}
-    for name, (config, _) in READINGS.items():
-        for path in geomm.folder.glob(f"runs/geomm/{Path(config).stem}-smoke-*/seed0"):
-            lines = [line for line in read_log(path / "log.jsonl") if line["event"] == "train"]
-            started = any(line["event"] == "start" for line in read_log(path / "log.jsonl"))
-            losses[name, started] = [line["loss"] for line in lines]
+    losses, folder = {}, ROOT / "geomm"
+    for name, (row, settings, _) in READINGS.items():
+        method = load_row(Config, folder, folder / "configs" / row, "smoke", list(settings)).method
+        for run in geomm.folder.glob(f"runs/geomm/{Path(row).stem}-smoke-*/seed0"):
+            if config_of(Config, run / "config.yaml").method == method:
+                lines = [line for line in read_log(run / "log.jsonl") if line["event"] in ("start", "train")]
+                losses[name, lines[0]["event"] == "start"] = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == len(READINGS) * len(STARTS)
     for started in (False, True):
         of_start = [losses[name, started] for name in READINGS]

@@ -201,7 +201,7 @@ def test_a_linear_probe_on_a_stem_that_is_held_still_reads_the_trained_class_tok
 
 def test_geomm_s_readings_train_two_matrices_on_kept_features(trained, photographs):
     own = ("start.row=", "method.queue_size=8", "method.branching=[2,2]")
-    run = trained("geomm", "reading_knn_local_st", *ON_PHOTOGRAPHS, *own)
+    run = trained("geomm", "clip_geo", *ON_PHOTOGRAPHS, *own)
     assert kept_features(photographs).keys() >= {(1280, 1, 1)}
     learnt = {name for name in run.moved if name.startswith("encoders.")}
     assert learnt == {f"encoders.{side}_projection.{part}" for side in ("image", "text") for part in ("weight", "bias")}
