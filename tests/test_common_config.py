@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from common.base.arguments import rows_of
 from common.base.config import (
+    SCALES,
     ConfigError,
     entry_arguments,
     from_dict,
@@ -20,7 +22,9 @@ from common.base.settings import TAKEN_BY, DataConfig
 from contrastive_basics.vision.config import VisionConfig
 from oblique_topology.config import Config
 
-FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "oblique_topology"
+SCALE_FILES = sorted(ROOT.glob("*/configs/scale_*.yaml"))
 
 
 def write(tmp_path, text, name="row.yaml"):
@@ -107,6 +111,68 @@ def test_a_missing_file_lists_those_that_are_there():
 def test_an_unknown_scale_lists_the_known_ones():
     with pytest.raises(ConfigError, match="'huge' is unknown; accepted: smoke, demo, photos, photos_scratch, paper"):
         load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "huge")
+
+
+def at_a_scale(tmp_path, rows, overrides=(), row="optim: {steps: 20, warmup_steps: 2}"):
+    """Of a row ablation_ob_64, whose scale's file ends in the text `rows`."""
+    (tmp_path / "configs").mkdir(exist_ok=True)
+    write(tmp_path, f"optim: {{steps: 10, warmup_steps: 1}}\nrun: {{seed: 1}}\n{rows}", "configs/scale_demo.yaml")
+    return load_row(Config, tmp_path, write(tmp_path, row, "ablation_ob_64.yaml"), "demo", list(overrides))
+
+
+def test_what_a_scale_says_of_rows_wins_over_the_row_and_a_longer_beginning_over_a_shorter_one(tmp_path):
+    rows = """rows:
+  ablation_ob: {optim: {steps: 40}, model: {patch_size: 8}}
+  table2 ablation: {optim: {steps: 30, warmup_steps: 3, beta1: 0.5}}
+  ablation: {optim: {beta1: 0.6}}
+  ablation_o ob 64 ablation_ob_64_8 table2: {optim: {steps: 50}}"""
+    config = at_a_scale(tmp_path, rows)
+    assert (config.optim.steps, config.optim.warmup_steps, config.optim.beta1) == (40, 3, 0.6)
+    assert (config.model.patch_size, config.run.seed) == (8, 1)
+    assert at_a_scale(tmp_path, rows, ["optim.steps=60"]).optim.steps == 60
+    assert at_a_scale(tmp_path, f"{rows}\n  ablation_ob_64: {{optim: {{steps: 70}}}}").optim.steps == 70
+    assert at_a_scale(tmp_path, "").optim.steps == 20
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (
+            "rows: {ablation: {optim: {stepz: 1}}}",
+            r"rows\.ablation: unknown key 'optim\.stepz'; did you mean optim\.steps",
+        ),
+        ("rows: {lit ablation: {optim: {steps: 0}}}", r"rows\.lit ablation: optim\.steps = 0; accepted: >= 1"),
+        ("rows: {ablation: {rows: {}}}", r"rows\.ablation: unknown key 'rows'"),
+        ("rows: {ablation: {optim: 3}}", r"rows\.ablation: optim is a section, got '3'"),
+        ("rows: {other: 3}", r"rows\.other is a mapping of sections, got '3'"),
+        ("rows:\n  ablation:\n", r"rows\.ablation is a mapping of sections, got None"),
+        ("rows:\n", "rows is a section, got None; accepted: beginnings of names"),
+        ("rows: [ablation]", r"rows is a section, got \['ablation'\]"),
+        ("rows: {ablation: {}, ablation: {}}", r"rows\.ablation stands there twice, lines 3 and 3"),
+    ],
+)
+def test_what_a_scale_says_of_rows_in_a_wrong_way_is_named_with_file_and_place(tmp_path, rows, message):
+    with pytest.raises(ConfigError, match=rf"configs/scale_demo\.yaml: {message}"):
+        at_a_scale(tmp_path, rows)
+
+
+def test_rows_belong_into_a_scales_file_alone(tmp_path):
+    with pytest.raises(ConfigError, match=r"ablation_ob_64\.yaml: unknown key 'rows'"):
+        at_a_scale(tmp_path, "", row="rows: {ablation: {optim: {steps: 3}}}")
+    with pytest.raises(ConfigError, match="command line: unknown key 'rows'"):
+        at_a_scale(tmp_path, "", ["rows={}"])
+    with pytest.raises(ConfigError, match=r"command line: unknown key 'rows\.ablation'"):
+        at_a_scale(tmp_path, "", ["rows.ablation={}"])
+
+
+@pytest.mark.parametrize("file", SCALE_FILES, ids=[str(file.relative_to(ROOT)) for file in SCALE_FILES])
+def test_a_scale_file_is_read_and_names_beginnings_of_rows_that_are_there(file):
+    """A file of another name, and an entry with a misspelt beginning, would be passed over without a word."""
+    assert file.stem.removeprefix("scale_").removeprefix("vision_") in SCALES
+    names = yaml.safe_load(file.read_text(encoding="utf-8")).get("rows", {})
+    words = [row.split("_") for row in rows_of(file.parents[1])]
+    beginnings = {"_".join(each[: count + 1]) for each in words for count in range(len(each))}
+    assert all(each.split() and set(each.split()) <= beginnings for each in names), f"{names.keys()}"
 
 
 def test_numbers_and_words_are_read_as_their_field_means_them(tmp_path):

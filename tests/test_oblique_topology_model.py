@@ -326,7 +326,7 @@ def test_every_geometry_of_the_config_is_built_and_named():
     assert isinstance(build_geometry(config), Sphere)
 
 
-def test_a_rows_own_file_for_a_scale_wins_over_the_row_and_the_command_line_over_both():
+def test_what_a_scale_says_of_a_row_wins_over_the_row_and_the_command_line_over_both():
     assert row("table2_multi", "demo").method.num_spheres == 4
     assert row("table2_multi", "demo", "method.num_spheres=8").method.num_spheres == 8
     assert row("table2_multi", "smoke").method.num_spheres == 16

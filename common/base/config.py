@@ -1,7 +1,8 @@
 """Configuration: nested frozen dataclasses filled from plain YAML files and `section.key=value` overrides.
 
-A row file holds the method of one row of a table, a scale file holds data, sizes, steps and hardware:
-    defaults of the dataclass  <  scale file  <  row file  <  overrides on the command line
+A row file holds the method of one row of a table, a scale file holds data, sizes, steps and hardware, and under `rows`
+what some rows have of their own at that scale:
+    defaults of the dataclass  <  scale file  <  row file  <  the scale file's `rows`  <  overrides on the command line
 The field's type says how a word is read: 5e-4 and 1e3 are numbers where a number belongs; `no` is a word where words
 are accepted, and false where true or false belongs. Every value is checked against type and bounds; an error names
 the file, the key, the value and what is accepted. No interpolation, no class paths, no environment variables.
@@ -17,7 +18,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,9 +58,14 @@ def load_config(config_class: type, files: list[Path], overrides: list[str] = ()
     Raises:
         ConfigError: missing file, broken YAML, unknown key, a key twice in a file, wrong type, value out of bounds.
     """
+    return _filled(config_class, ((str(path), _read_yaml(path)) for path in files), overrides)
+
+
+def _filled(config_class: type, layers: Iterable[tuple[str, dict[str, Any]]], overrides: list[str]) -> Any:
+    """As `load_config`, from the files' content as (where, sections) in order; `where` stands in errors."""
     values: dict[str, tuple[Any, str]] = {}  # dotted key -> (value, where it was set)
-    for path in files:
-        layer = {key: (value, str(path)) for key, value in _flatten(config_class, _read_yaml(path), str(path))}
+    for where, content in layers:
+        layer = {key: (value, where) for key, value in _flatten(config_class, content, where)}
         values = _overlaid(config_class, values, layer)
     config = _build(config_class, _overlaid(config_class, values, _parsed(config_class, overrides)), prefix="")
     try:
@@ -169,16 +175,32 @@ def load_row(
 ) -> Any:
     """Config of one row of a table at one scale, whose file is `configs/<scale_files>_<scale>.yaml`.
 
-    What a row, or all rows that begin alike, have of their own at a scale wins over the row: for ablation_ob_64_8.yaml
-    at paper scale the files scale_paper_ablation.yaml, ..., scale_paper_ablation_ob_64_8.yaml, those that exist.
+    What a row, or all rows that begin alike, have of their own at a scale stands under `rows` in the scale's file and
+    wins over the row: for ablation_ob_64_8.yaml the entries ablation, ablation_ob, ..., ablation_ob_64_8, those that
+    exist. An entry may name several beginnings, separated by blanks; entries of one beginning follow the file's order.
+
+    Raises:
+        ConfigError: as `load_config`; an unknown scale; `rows` or one of its entries is no mapping.
     """
     if scale not in SCALES:
         raise ConfigError(f"scale {scale!r} is unknown; {accepted(scale, SCALES)}")
-    words = Path(row).stem.split("_")
-    beginnings = ["_".join(words[: count + 1]) for count in range(len(words))]
     general = folder / "configs" / f"{scale_files}_{scale}.yaml"
-    own = [general.with_stem(f"{general.stem}_{beginning}") for beginning in beginnings]
-    return load_config(config_class, [general, Path(row), *(file for file in own if file.is_file())], overrides)
+    shared = _read_yaml(general)
+    own = _own_layers(shared.pop("rows", {}), Path(row).stem, f"{general}: rows")
+    return _filled(config_class, [(str(general), shared), (str(row), _read_yaml(Path(row))), *own], overrides)
+
+
+def _own_layers(rows: Any, row: str, where: str) -> list[tuple[str, dict[str, Any]]]:
+    """What a scale file's `rows` hold for a row, as (where, sections), the longest of its beginnings last."""
+    if not isinstance(rows, dict):
+        raise ConfigError(f"{where} is a section, got {rows!r}; accepted: beginnings of names, each with sections")
+    for names, content in rows.items():
+        if not isinstance(content, dict):
+            raise ConfigError(f"{where}.{names} is a mapping of sections, got {content!r}")
+    own = []
+    for beginning in itertools.accumulate(row.split("_"), "{}_{}".format):
+        own += [(f"{where}.{names}", each) for names, each in rows.items() if beginning in str(names).split()]
+    return own
 
 
 def _overlaid(
