@@ -56,7 +56,8 @@ def test_the_list_of_parts_is_that_of_the_code():
 
 # what has tests of its own: times, pictures alone, boxes, ablations
 @pytest.mark.parametrize(
-    "part", sorted(PRINTED.keys() - {"table5", "table6", "refcoco_plus", *(f"table7{each}" for each in "abcd")})
+    "part",
+    sorted(PRINTED.keys() - {"table5", "table6", "table8", "refcoco_plus", *(f"table7{each}" for each in "abcd")}),
 )
 def test_rows_with_a_config_are_trained_and_stand_beside_the_papers_numbers(geomm, part):
     table = table_of(geomm, part)
@@ -70,6 +71,19 @@ def test_rows_with_a_config_are_trained_and_stand_beside_the_papers_numbers(geom
             config = Path(printed[field[0] if field else "config"]).stem
             found = json.loads((run_of(geomm, config) / "evaluation.json").read_text())["evaluations"]
             assert row.ours[column["key"]].values == pytest.approx((100 * found[role]["metrics"][metric],))
+
+
+def test_table8_counts_each_training_set_below_the_papers(geomm, tmp_path):
+    mixed = "data.mixture=[{weight: 3}, {source: scenes, train: train_crowded, num_train: 25, weight: 1}]"
+    for overrides, expected in (((), [0.064]), ((mixed,), [0.064, 0.025])):
+        command = ["table8", "--scale", "smoke", "--output", str(tmp_path), *geomm.overrides, *overrides]
+        main(command)
+        (path,) = (path for path in tmp_path.glob("results/geomm/table8/*/table8.json"))
+        rows = from_json(path.read_text()).rows
+        path.unlink()
+        assert [list(row.paper.values()) for row in rows[:4]] == [row["values"] for row in PRINTED["table8"]["rows"]]
+        assert [row.ours["images"].mean for row in rows[4:]] == expected
+        assert [row.ours["texts"].mean for row in rows[4:]] == pytest.approx([5 * each for each in expected])
 
 
 def test_the_oblique_papers_tcl_is_trained_by_these_rows(geomm):

@@ -32,6 +32,7 @@ DIGESTS = {
     "geomm/table7b": 1363875331,
     "geomm/table7c": 1702555711,
     "geomm/table7d": 2800141892,
+    "geomm/table8": 1830154669,
     "geomm/table9": 3172701304,
     "oblique_topology/table1": 2499081185,
     "oblique_topology/table2": 506125035,

@@ -1,0 +1,30 @@
+"""Table 8: pictures and captions of each set that pre-training sees, ours below the paper's."""
+
+from common.base.config import load_row
+from common.data.mixture import Mixture
+from common.distributed import is_main_process
+from common.report.table import MEASURED, Column, Row, Table, measured_over_seeds
+from common.reproduce.command import Command
+from common.reproduce.rows import PaperCode
+from common.reproduce.tables import printed_rows, table_of
+
+
+def table8(command: Command, code: PaperCode) -> list[Table]:
+    """Counts the training set of the pre-training rows, or each set of its `data.mixture`."""
+    if not is_main_process():
+        return []
+    row = code.folder / "configs" / "albef.yaml"
+    data = load_row(code.config_class, code.folder, row, command.scale, list(command.overrides)).data
+    pairs, source, seeds = code.open_training(data, command.seeds[0]), code.printed("table8"), command.seeds[:1]
+    rows = printed_rows(source, {})
+    for part in getattr(pairs, "parts", [pairs]):
+        counts = {"images": len(part), "texts": sum(1 for _ in Mixture([part], [1]).all_captions())}
+        cells = {
+            key: measured_over_seeds(
+                [count / 1000], seeds, scale=command.scale, data="training sets", protocol="a count"
+            )
+            for key, count in counts.items()
+        }
+        rows.append(Row(part.name, {}, cells, MEASURED, "pre-trained on here"))
+    columns = [Column(each["key"], each["label"], each["unit"], None, each["better"]) for each in source["columns"]]
+    return [table_of(command, code.name, "table8", columns, rows, {}, data=pairs.name)]
