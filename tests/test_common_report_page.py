@@ -157,12 +157,12 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
     assert all(each.stat().st_size <= 6e6 for each in pages.values())
     _, page = read(path)
     said = " ".join(" ".join(page.texts).split())
-    for question, answer in (
-        ("Does the fixed temperature break the sphere?", r" It does\. .*? falls from \d+\.\d to \d+\.\d %"),
-        ("Does EuCLIP match CLIP here?", r" That depends on .*? retrieval is \d+\.\d against \d+\.\d"),
-        ("Which claims hold by construction?", r" \w+ C\d+.*?: they follow from a definition or a count"),
+    for answer in (
+        r"A temperature fixed at 1 breaks the sphere .*? falls from \d+\.\d to \d+\.\d %",
+        r"EuCLIP matches CLIP and MERU only where .*? retrieval is \d+\.\d against \d+\.\d",
+        r"Which claims hold by construction\? \w+ C\d+.*?: they follow from a definition or a count",
     ):
-        assert re.search(re.escape(question) + answer, said), question
+        assert re.search(answer, said), answer
     claims = {claims.paper: claims for claims in collect_claims([ROOT / "results"], collect([ROOT / "results"]))}
     squares = [link["href"].split("#") for link in page.find("a") if "#" in link["href"]]
     assert len(squares) == sum(len(each.judged) for each in claims.values())

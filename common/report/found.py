@@ -2,7 +2,7 @@
 
     - claims: {C5: does not hold}   # of claims.yaml with the verdict that the text is about; none = no claim
       scale: demo                   # at which
-      text: Does it break? Yes, from {table3/demo/table3 | Sphere, e^0 | zs_i2t_r1} to ... percent.
+      text: It breaks, from {table3/demo/table3 | Sphere, e^0 | zs_i2t_r1} to ... percent.
 
 A number stands as {part/scale/table | row | column}, or as {experiments/scale/name | value}; it is the mean over seeds.
 The same sentences open the paper's README.md and the report. A test compares the verdicts with those of the report.
@@ -43,8 +43,8 @@ class Found:
 
     @property
     def short(self) -> str:
-        """The first sentence, or a question with its answer."""
-        return re.match(r"(?:[^?]*\? )?.*?[.](?= [A-Z]|$)|.*", self.text, re.DOTALL)[0]
+        """The first sentence."""
+        return re.match(r".*?[.](?= [A-Z]|$)|.*", self.text, re.DOTALL)[0]
 
 
 def load_found(folder: str | Path, results: str | Path = ROOT / "results") -> list[Found]:
