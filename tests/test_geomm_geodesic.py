@@ -130,7 +130,7 @@ def test_two_centres_in_one_place_keep_their_edge():
     assert torch.equal(shortest_paths(edges)[0], shortest_paths(edges)[1])
 
 
-@pytest.mark.parametrize(("nodes", "neighbours"), [(63, 8), (40, 3), (17, 16)])
+@pytest.mark.parametrize(("nodes", "neighbours"), [(256, 8), (63, 8), (40, 3), (17, 16)])
 def test_theorem_1_and_the_bound_that_cannot_be_lowered(nodes, neighbours):
     """A component has more than `neighbours` nodes, which bounds their number; the paper's bound is looser."""
     tight, printed = nodes // (neighbours + 1), nodes * (1 + math.log(1 + neighbours)) / (1 + neighbours)

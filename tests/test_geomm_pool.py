@@ -10,11 +10,14 @@ import pytest
 import torch
 from processes import in_processes
 from test_common_albef import as_tcl, tiny_albef, tiny_batch
+from torch import nn
 
 from common.distributed import rank
 from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import distilled_targets, info_nce, positives_from_ids
+from common.logit_scale import LogitScale
+from common.momentum import MomentumEncoder
 from common.pool import QueuePool, pool_info_nce
 from geomm.geodesic import ATTACH, CUT, components, geodesic_distance, geodesic_similarity, nearest_centers
 from geomm.hierarchy import build_graph
@@ -248,7 +251,7 @@ def test_albef_and_tcl_take_the_pool_with_no_word_about_it(distance):
         assert (found is None) == (expected is None)
         if found is not None:
             torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-10)
-    assert torch.isfinite(as_tcl(model)(images, images, token_ids, None, None, 0.4, ids).contrast)
+    assert torch.isfinite(as_tcl(model)(images, images, token_ids, None, None, 0.4, ids).parts["contrast"])
 
 
 def test_without_a_graph_the_pool_is_a_queue_with_its_columns_elsewhere():
@@ -451,3 +454,44 @@ def test_a_step_larger_than_the_queue_and_keys_that_are_not_finite_are_refused()
     pool.queue.features[[4, 17]] = math.nan
     with pytest.raises(ValueError, match=r"2 of the 48 keys in the pool hold NaN .* the first of them key 4: no graph"):
         pool.rebuild(100)
+
+
+def recall_of_a_toy(attach, steps=300):
+    """R@1 among 1,000 fresh pairs after training two towers on noisy views of shared latents."""
+    torch.manual_seed(0)
+    prototypes, views = unit(torch.randn(200, 32)), torch.randn(2, 32, 128) / 32**0.5
+
+    def pairs(count):
+        latents = prototypes[torch.randint(200, (count,))] + 0.7 * torch.randn(count, 32) / 32**0.5
+        return latents @ views + 0.3 * torch.randn(2, count, 128) / 128**0.5
+
+    def embedded(towers, both):
+        return [unit(tower(view)) for tower, view in zip(towers, both)]
+
+    towers = nn.ModuleList(nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in views)
+    momentum, scale = MomentumEncoder(towers), LogitScale(1 / 0.07)
+    distance = {"distance": "cosine"} if attach == "cosine" else {"attach": attach}
+    pools = [GeodesicPool(2048, 32, branching=(32,), graph_update_interval=20, **distance) for _ in views]
+    optimizer = torch.optim.AdamW([*towers.parameters(), *scale.parameters()], 1e-3)
+    for step in range(steps):
+        both = pairs(64)
+        momentum.update_(towers, 0.99)
+        queries, keys = embedded(towers, both), embedded(momentum.encoder, both)
+        for pool in pools:
+            pool.rebuild(step)
+        candidates = [pool.open(key.detach()) for pool, key in zip(pools, keys)]
+        sum(
+            pool_info_nce(others, query, scale(), others.columns)[0] for query, others in zip(queries, candidates[::-1])
+        ).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for pool, key in zip(pools, keys):
+            pool.insert(key.detach())
+    with torch.no_grad():
+        first, second = embedded(towers, pairs(1000))
+    return float(((first @ second.T).argmax(dim=1) == torch.arange(1000)).float().mean())
+
+
+def test_a_toy_learns_by_the_cosine_and_the_straight_through_readings_and_not_by_eq_3():
+    assert min(recall_of_a_toy(attach) for attach in ("cosine", "nearest_st", "knn_local_st")) > 0.95
+    assert recall_of_a_toy("nearest") < 0.05

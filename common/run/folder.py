@@ -298,7 +298,8 @@ def check_same_run(found: Checkpoint, files: RunFiles, config: Any, data_fingerp
         if before.get(key) != now.get(key) and not (key in OF_WEIGHTS and now.get(key) is None)
     ]
     if changed:
-        raise ConfigError(f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}")
+        said = f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}"
+        raise ConfigError(f"{said}; accepted: its own settings, or another --output-dir")
     if found.state.get("initial_weights", {}) != initial_fingerprints(config):
         raise ConfigError(f"{files.folder} holds a run that started from other weights than model.init names now")
     if found.state["data_fingerprint"] != data_fingerprint:
