@@ -105,9 +105,9 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
 def _ranks(runs: dict[str, list[RowRun]], start: str) -> dict[str, list[tuple[float, list[float]]]]:
     """Course of the mean rank of the positive among the pool's keys, both directions, one value per seed."""
     found = {}
-    for name in READINGS:
+    for name, (_, _, label) in READINGS.items():
         logs = [_rank_by_step(run) for run in runs[f"{start}_{name}"]]
-        found[name] = [(float(step), [log[step] for log in logs]) for step in logs[0]]
+        found[label] = [(float(step), [log[step] for log in logs]) for step in logs[0]]
     return found
 
 

@@ -115,6 +115,28 @@ def test_a_band_of_shares_stays_in_their_range_and_another_one_need_not(tmp_path
         assert (min(ends) >= 0 and max(ends) <= 100) is inside
 
 
+def test_equal_curves_are_all_seen_and_long_names_are_wrapped(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    points = [(float(x), [1.0]) for x in range(40)]
+    plot_curves([Curves("t", "x", "y", dict.fromkeys([*"abcd", "word " * 12], points))], tmp_path / "c.png", across=1)
+    lines = drawn[0].axes[0].get_lines()
+    dotted, whole = lines[3], lines[4]
+    assert dotted.get_zorder() > whole.get_zorder()
+    assert len({line.get_markevery() for line in lines[:4]}) == 4
+    assert "\n" in drawn[0].legends[0].get_texts()[4].get_text()
+
+
+def test_titles_over_pictures_with_long_captions_are_whole(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+    picture = np.full((8, 8, 3), 200, dtype=np.uint8)
+    maps = {f"pair {number}": np.eye(2) for number in range(5)}
+    lines = [HeatOnPicture("word " * 16, picture, maps) for _ in range(4)]
+    plot_heat_on_pictures(lines, tmp_path / "p.png")
+    assert drawn[0].axes[1].title.get_window_extent().y1 <= drawn[0].bbox.y1
+
+
 def test_a_curve_that_others_lie_upon_is_drawn_thick_and_pale_below_them(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("common.report.figures.Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])

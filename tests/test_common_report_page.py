@@ -15,10 +15,10 @@ from test_common_report_tables import HOSTILE, cell, made_up_table
 
 from common.report import figures
 from common.report.figures import plot_distributions, plot_table, plot_training
-from common.report.formats import write_table
+from common.report.formats import to_markdown, write_table
 from common.report.found import Found
 from common.report.page import Entry, Picture, collect, collect_claims, collect_page, main, write_page
-from common.report.table import Column, Row, to_json
+from common.report.table import Column, Row, from_json, to_json
 
 ROOT = Path(__file__).resolve().parents[1]
 VOID = {"meta", "img", "wbr", "br", "link", "hr", "input"}
@@ -214,6 +214,14 @@ def test_a_table_of_older_form_is_refused_by_name(tmp_path, capsys):
     assert "table0.json is broken: its format is not 'report table', version 1" in capsys.readouterr().err
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures as they are made."""
+    made = []
+    monkeypatch.setattr(figures, "Figure", lambda **options: made.append(Figure(**options)) or made[-1])
+    return made
+
+
 def picture_is_not_blank(path):
     pixels = np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3)
     return len(np.unique(pixels, axis=0)) > 50 and 0.005 < (pixels.min(axis=1) < 200).mean() < 0.5
@@ -238,18 +246,14 @@ def test_no_colour_comes_twice_with_a_marker():
     assert len({(look["color"], look["marker"]) for look in looks}) == 49
 
 
-def test_distances_start_at_0_and_what_a_row_has_in_common_has_one_scale(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+def test_distances_start_at_0_and_what_a_row_has_in_common_has_one_scale(tmp_path, drawn):
     values = (("d", 3, 4), ("d", 1, 2), ("e", 7, 9))
     panels = [figures.Distributions(x, x, {"image": [low, high]}) for x, low, high in values]
     plot_distributions(panels, tmp_path / "x.png", across=3)
     assert [axis.get_xlim() for axis in drawn[0].axes] == [(0, 4), (0, 4), (0, 9)]
 
 
-def test_plot_of_a_table_says_where_lower_is_better_and_shows_long_names_whole(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "Figure", lambda **options: drawn.append(Figure(**options)) or drawn[-1])
+def test_plot_of_a_table_says_where_lower_is_better_and_shows_long_names_whole(tmp_path, drawn):
     columns = [Column(str(better), "x", "nats", better=better) for better in ("higher", "lower", None)]
     ours = {column.key: cell(1.0, 2.0) for column in columns}
     names = ["short", "CLIP-like, no temperature (Eq. 6-8 as printed)", "word " * 30]
@@ -260,6 +264,32 @@ def test_plot_of_a_table_says_where_lower_is_better_and_shows_long_names_whole(t
     shown = [label.get_text() for label in axes[0].get_yticklabels()]
     assert [" ".join(text.split("\n")) for text in shown[:2]] == names[:2]
     assert " ".join(shown[2].split("\n")) == names[2].strip()
+
+
+def test_a_changed_tables_plot_says_what_was_changed_and_intervals_drawn_alike_share_a_line(tmp_path, drawn):
+    rows = [
+        Row(name, {}, {"x": cell(*values)}, "measured") for name, values in (("a", (40, 50, 60)), ("b", (0.1, 0.1, 9)))
+    ]
+    command = 'make reproduce-table0 SEEDS=3 ROWS="a b" SET="method.local=attached"'
+    table = made_up_table(columns=[Column("x", "x")], rows=rows, seeds=(0, 1, 2), command=command)
+    for folder in ("demo", "demo-8fe9"):
+        plot_table(table, tmp_path / folder / "table0.png")
+    plain, changed = (" ".join(figure.get_suptitle().split()) for figure in drawn)
+    assert plain == "no_paper, table0, scale demo"
+    assert changed == f'{plain}, ROWS="a b", SET="method.local=attached"'
+    texts = [" ".join(text.get_text().split()) for text in drawn[0].legends[0].get_texts()]
+    assert texts == ["ours", "interval: 95 % t over seeds or 95 % t over seeds on the arcsine scale"]
+    edges = drawn[0].legends[0].get_window_extent()
+    assert 0 <= edges.x0 < edges.x1 <= drawn[0].bbox.x1  # of one narrow panel
+
+
+def test_a_guess_of_another_name_is_named(tmp_path, drawn):
+    rows = [Row("a", {}, {"x": cell(1.0, 2.0, chance=0.5)}, "measured")]
+    table = made_up_table(columns=[Column("x", "x", guess="the largest box")], rows=rows)
+    plot_table(table, tmp_path / "table0.png")
+    assert "the largest box" in [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert "*the largest box would reach*" in to_markdown(table)
+    assert from_json(to_json(table)) == table
 
 
 def test_plot_of_a_table_without_measurements_writes_nothing(tmp_path):
@@ -317,19 +347,50 @@ def test_plot_of_training_has_loss_logit_scale_and_recall_of_every_run(tmp_path)
     assert [float(r["step"]) for r in written] == [k + 2.5 for k in range(0, 200, 4)]
 
 
-def test_seeds_of_a_method_look_alike_and_share_a_line_of_the_legend(tmp_path, monkeypatch):
-    drawn, legends = [], []
-    draw, legend = figures._draw_run, figures.Figure.legend
-    monkeypatch.setattr(figures, "_draw_run", lambda axis, points, look: drawn.append(look) or draw(axis, points, look))
-    monkeypatch.setattr(
-        figures.Figure,
-        "legend",
-        lambda self, lines, texts, **how: legends.append(list(texts)) or legend(self, lines, texts, **how),
-    )
-    logs = {name: made_up_log(0.0) for name in ("a, seed 0", "a, seed 1", "b, T = 1, seed 0")}
+def legends(figure):
+    return [[text.get_text() for text in part.legends[0].get_texts()] for part in figure.subfigs]
+
+
+def test_a_row_is_the_mean_of_its_seeds_in_a_band_from_the_lowest_to_the_highest(tmp_path, drawn):
+    logs = {
+        name: made_up_log(offset) for name, offset in (("a, seed 0", 0), ("a, seed 1", 0.5), ("b, T = 1, seed 0", 0))
+    }
+    plot_training(logs, tmp_path / "training.png", "a title")
+    assert legends(drawn[0]) == [["a (2 seeds)", "b, T = 1"]]
+    accuracy = next(axis for axis in drawn[0].axes if axis.get_ylabel().startswith("i2t"))
+    assert [list(line.get_ydata()) for line in accuracy.get_lines()] == [[50, 50], [25, 25]]
+    band = accuracy.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == (25, 75)
+    assert drawn[0].get_suptitle() == "a title"
+
+
+def test_stages_and_rows_beyond_the_colours_stand_apart(tmp_path, drawn):
+    short = [record for record in made_up_log(0.0) if record["step"] <= 100]
+    logs = {f"{row}, seed 0": made_up_log(0.0) for row in "abcdefghij"} | {
+        "a, tuned, seed 0": short,
+        "k, seed 0": short,
+    }
     plot_training(logs, tmp_path / "training.png")
-    assert drawn == [0, 0, 1] * 5
-    assert [text.split(":")[0] for text in legends[0]] == ["a (2 seeds)", "b, T = 1", "ln of the global batch"]
+    titles = [part.get_suptitle() for part in drawn[0].subfigs]
+    assert titles == ["200 steps, rows 1 to 5 of 10", "200 steps, rows 6 to 10 of 10", "tuned, 100 steps", "100 steps"]
+    assert legends(drawn[0]) == [[*"abcde"], [*"fghij"], ["a, tuned"], ["k"]]
+    assert len({axis.get_ylim() for axis in drawn[0].axes if axis.get_ylabel().startswith("logit scale")}) == 2
+
+
+def test_the_loss_of_a_guess_is_drawn_where_it_is_contrast_alone(tmp_path, drawn):
+    """It was drawn at ln of the batch, also where a pool or a queue gives the candidates and other terms are added."""
+
+    def guess(*runs):
+        logs = {str(number): [{**line, **more(line)} for line in made_up_log(0)] for number, more in enumerate(runs)}
+        plot_training(logs, tmp_path / "training.png")
+        return [text for text in legends(drawn[-1])[0] if text.startswith("loss of a guess")]
+
+    def among(count, added=0.0):
+        return lambda line: {"loss_over_chance": (float(line.get("loss", 0)) - added) / math.log(count)}
+
+    assert guess(among(256), among(256)) == ["loss of a guess: ln 256 = 5.55"]
+    for unlike in (among(128), among(256, added=0.1), lambda line: {}):
+        assert guess(among(256), unlike) == []
 
 
 def test_plot_of_training_without_records_writes_nothing(tmp_path):

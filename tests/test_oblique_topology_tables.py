@@ -21,8 +21,9 @@ from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.evaluation.embed import Encoder, evaluate_zero_shot
 from common.report.table import from_json
+from common.reproduce.command import Command
 from common.reproduce.rows import RowRun
-from common.reproduce.tables import _versions_note, collapse_note, measured_cell
+from common.reproduce.tables import _versions_note, collapse_note, measured_cell, plot_runs
 from common.run.folder import RunFiles
 from oblique_topology import token_subsets
 from oblique_topology.coco_table import CocoFiles, open_coco
@@ -162,6 +163,20 @@ def test_runs_made_with_unlike_versions_are_named_and_others_are_not(tmp_path):
     assert _versions_note({"CLIP": [clip], "Multi": [clip]}) == []
     (note,) = _versions_note({"CLIP": [clip], "Multi": [clip, multi]})
     assert note == "Runs were made with unlike versions. versions: CLIP, seed 0, Multi, seed 0; newer: Multi, seed 0."
+
+
+def test_training_curves_are_named_by_what_ran(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("common.reproduce.tables.plot_training", lambda logs, path, title: drawn.append([*logs, title]))
+    run = replace(logged_run(tmp_path / "run", [1.0]), config=Config(method=MethodConfig(logit_scale_max=3.0)))
+    source = {"rows": [{"method": "paper's", "ours": "at most {config.method.logit_scale_max}"}, {"method": "other"}]}
+    monkeypatch.setattr("common.reproduce.tables.paper_tables", lambda paper: {"tables": {"table9": source}})
+    for overrides in ((), ("method.logit_scale_max=3",)):
+        command = Command("table9", "demo", (0,), overrides, tmp_path, tmp_path)
+        plot_runs(command, "paper", {"paper's": [run], "paper's, flickr": [run], "other": [run]})
+    named = ["at most 3.0, seed 0", "at most 3.0, flickr, seed 0", "other, seed 0"]
+    title = "paper, table9, scale demo"
+    assert drawn == [[*named, f"{title}: training"], [*named, f'{title}, SET="method.logit_scale_max=3": training']]
 
 
 def row(trainable):

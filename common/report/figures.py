@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator
 from PIL import Image
 
 from common.base.files import write_atomically
-from common.report.formats import panel_label
+from common.report.formats import heading, panel_label
 from common.report.statistics import SHARE_OF, bounded_interval
 from common.report.table import Column, Measured, Row, Table
 
@@ -38,7 +39,7 @@ def plot_table(table: Table, path: str | Path) -> list[Path]:
     Args:
         table: whose cells are plotted; columns and rows without a measured cell are left out, and columns of constants,
             which are the same for every seed. Where these are half of the columns or more nothing is drawn.
-        path: of the PNG.
+        path: of the PNG; in another folder than that of the scale the title says what was changed.
     Returns:
         The written file; an empty list when nothing was drawn.
     """
@@ -61,8 +62,14 @@ def plot_table(table: Table, path: str | Path) -> list[Path]:
         if place % across == 0:
             panel.set_yticks(range(len(rows)), [_literal(label) for label in labels], fontsize=_SMALL)
     panels[0].set_ylim(len(rows) - 0.4, -0.6)  # first row on top
-    figure.suptitle(_literal(f"{table.paper}, {table.table_id}, scale {table.scale}"), fontsize=_FONT + 1)
-    _legend(figure, drawn, len(drawn))
+    command = table.command if Path(path).parent.name != table.scale else ""
+    _title(figure, heading(table.paper, table.table_id, table.scale, command))
+    cells = [row.ours.get(column.key) for column in columns for row in rows]
+    kinds = dict.fromkeys(cell.interval_kind for cell in cells if cell is not None and cell.interval is not None)
+    said = {"interval": f"interval: {' or '.join(kinds)}"}  # all are drawn alike
+    room = int((width - 0.6) / 0.07)
+    legend = {textwrap.fill(said.get(name, name), room): line for name, line in drawn.items()}
+    _legend(figure, legend, len(legend) if sum(0.6 + 0.07 * len(text) for text in legend) < width else 1)
     return [_write_picture(figure, path)]
 
 
@@ -71,51 +78,114 @@ def _constant(cells: Sequence[Measured]) -> bool:
     return all(len(cell.values) > 1 and max(cell.values) - min(cell.values) <= 1e-6 * abs(cell.mean) for cell in cells)
 
 
-def plot_training(
-    log_records_by_run: Mapping[str, Sequence[Mapping]], path: str | Path, num_candidates: int | None = None
-) -> list[Path]:
-    """Loss, logit scale, R@1 and accuracy against the step, one panel each, one line per run; seeds look alike.
+def plot_training(log_records_by_run: Mapping[str, Sequence[Mapping]], path: str | Path, title: str = "") -> list[Path]:
+    """Loss, logit scale, R@1 and accuracy against the step, one panel each: the mean of a row's seeds, and their range.
+
+    Rows of unlike lengths, and what follows upon other rows ("<row>, <stage>"), stand in blocks of their own; so do
+    more rows than there are colours. The line of a guess is drawn where the loss is contrast among candidates alone.
 
     Args:
-        log_records_by_run: for each run's label ("<method>, seed <k>" where seeds belong together) its log records, as
-            in the run's JSON lines. Records with event "train" give `step`, `loss` and `logit_scale`, those with event
+        log_records_by_run: for each run's label ("<row>, seed <k>" where seeds belong together) its log records, as in
+            the run's JSON lines. Records with event "train" give `step`, `loss` and `logit_scale`, those with event
             "evaluate" `step` and `metrics`, where names that end in `i2t_recall_at_1`, `t2i_recall_at_1` and `acc1`
             (fractions) are plotted in percent.
-        path: of the PNG; the points as they are drawn, averages where records are many, go to `<stem>_plotted.json`.
-        num_candidates: how many candidates a query is compared with in the loss (the global batch, plus the queue where
-            there is one); draws ln(num_candidates), the loss of a model that cannot tell them apart. None: the global
-            batch, if the records give `samples_seen` and all runs agree on it, else no line.
+        path: of the PNG; the points of each run, averages where records are many, go to `<stem>_plotted.json`.
+        title: of the picture.
     Returns:
         The written files, PNG first; an empty list when the logs hold nothing to plot.
     """
-    panels = [(title, unit, _series(log_records_by_run, title)) for title, unit in _PANELS]
-    panels = [panel for panel in panels if any(len(points) > 1 for points in panel[2].values())]  # one is no course
-    if not panels:
+    found = {(name, run): each for name, _ in _PANELS for run, each in _series(log_records_by_run, name).items()}
+    blocks = _blocks(list(log_records_by_run), found)
+    if not blocks:
         return []
-    candidates = "loss of a guess" if num_candidates is not None else "ln of the global batch"
-    num_candidates = _global_batch(log_records_by_run) if num_candidates is None else num_candidates
-    across = min(2, len(panels))
-    methods = [run.rsplit(", seed ", 1)[0] for run in log_records_by_run]
-    looks = {method: index for index, method in enumerate(dict.fromkeys(methods))}
-    legend_rows = -(-(len(looks) + 1) // 2)
-    figure, axes = _panels(len(panels), across, 4.6 * across, 2.9, 0.3 + 0.22 * legend_rows)
-    drawn: dict[str, object] = {}
+    guess = _guess(log_records_by_run)
+    heights = [2.7 * -(-len(of.panels) // of.across) + 0.7 + 0.2 * -(-len(of.rows) // of.columns) for of in blocks]
+    figure = Figure(figsize=(9.2, sum(heights) + 0.4), layout="constrained")
+    _title(figure, title)
+    parts = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights).ravel()
     records: list[tuple] = []
-    for axis, (title, unit, by_run) in zip(axes, panels):
-        for method, (run, points) in zip(methods, by_run.items()):
-            window, points = _averaged(points)
-            records += [(title, run, *point) for point in points]
-            if points:
-                seeds = f" ({methods.count(method)} seeds)" if methods.count(method) > 1 else ""
-                drawn.setdefault(_literal(method) + seeds, _draw_run(axis, points, looks[method]))
-            if window > 1:
-                axis.set_title(f"mean over windows of {window} records", fontsize=_SMALL - 1, color=_GREY, loc="right")
-        if title == "loss" and num_candidates is not None:
-            line = axis.axhline(math.log(num_candidates), color=_GREY, linewidth=1.2, linestyle=(0, (1, 1.5)))
-            drawn[f"{candidates}: ln {num_candidates:,} = {math.log(num_candidates):.2f}"] = line
-        _dress(axis, "step (optimiser updates)", unit)
-    _legend(figure, drawn, 2)
+    scales: dict[tuple, Any] = {}  # blocks of one stage share theirs
+    for part, block in zip(parts, blocks):
+        if len(blocks) > 1:
+            part.suptitle(_literal(block.title), fontsize=_FONT)
+        drawn: dict[str, object] = {}
+        for axis, (name, unit) in zip(_axes(part, len(block.panels), block.across), block.panels):
+            axis.sharey(scales.setdefault((block.stage, name), axis))
+            for index, (row, runs) in enumerate(block.rows.items()):
+                windows, points = zip(*(_averaged(found[name, run]) for run in runs))
+                records += [(name, run, *point) for run, of_run in zip(runs, points) for point in of_run]
+                if means := _mean_and_range(points):
+                    seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
+                    drawn.setdefault(_literal(row) + seeds, _draw(axis, means, index, behind=False))
+                if max(windows) > 1:
+                    text = f"mean over windows of {max(windows)} records"
+                    axis.set_title(text, fontsize=_SMALL - 1, color=_GREY, loc="right")
+            if name == "loss" and guess is not None:
+                line = axis.axhline(guess, color=_GREY, linewidth=1.2, linestyle=(0, (1, 1.5)))
+                drawn[f"loss of a guess: ln {math.exp(guess):,.0f} = {guess:.2f}"] = line
+            _dress(axis, "step (optimiser updates)", unit)
+            low, high = axis.dataLim.intervaly
+            if "percent" not in unit and 0 < 10 * low < high:
+                axis.set_yscale("log")
+                axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.yaxis.set_major_formatter("{x:g}")
+                axis.minorticks_off()
+        several = any(len(runs) > 1 for runs in block.rows.values())
+        _legend(part, drawn, block.columns, "line: mean over seeds; band: lowest to highest" if several else None)
     return _write(figure, path, ("panel", "run", "step", "value"), records)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows that are drawn together, each with its runs, in those panels where they have a course."""
+
+    stage: str
+    title: str
+    rows: Mapping[str, Sequence[str]]
+    panels: Sequence[tuple[str, str]]
+
+    @property
+    def across(self) -> int:
+        """Panels side by side."""
+        return min(len(self.panels), 3 if len(self.panels) > 4 else 2)
+
+    @property
+    def columns(self) -> int:
+        """Of the legend."""
+        return 2 if max(map(len, self.rows)) <= 48 else 1
+
+
+def _blocks(runs: Sequence[str], found: Mapping[tuple[str, str], Sequence]) -> list[_Block]:
+    rows: dict[str, list[str]] = {}
+    for run in runs:
+        rows.setdefault(run.rsplit(", seed ", 1)[0], []).append(run)
+    stages: dict[str, list[str]] = {}
+    for row, of_row in rows.items():
+        after = next((row.removeprefix(f"{other}, ") for other in rows if row.startswith(f"{other}, ")), "")
+        last = max((step for name, _ in _PANELS for run in of_row for step, _ in found[name, run]), default=0)
+        stages.setdefault(f"{after}, {last:,g} steps".removeprefix(", "), []).append(row)
+    blocks = []
+    for stage, names in stages.items():
+        size = -(-len(names) // -(-len(names) // len(_COLORS)))
+        for start in range(0, len(names), size):
+            own = {row: rows[row] for row in names[start : start + size]}
+            panels = [
+                (name, unit)
+                for name, unit in _PANELS  # one point is no course
+                if any(min(len(found[name, run]) for run in of_row) > 1 for of_row in own.values())
+            ]
+            part = f", rows {start + 1} to {start + len(own)} of {len(names)}" if size < len(names) else ""
+            blocks += [_Block(stage, stage + part, own, panels)] if panels else []
+    return blocks
+
+
+def _mean_and_range(seeds: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:
+    """Step, mean, low, high, at the steps that all seeds have."""
+    values: dict[float, list[float]] = {}
+    for step, value in (point for points in seeds for point in points):
+        values.setdefault(step, []).append(value)
+    common = sorted((step, of) for step, of in values.items() if len(of) == len(seeds))
+    return [(step, sum(of) / len(of), min(of), max(of)) for step, of in common]
 
 
 _PANELS = (
@@ -131,10 +201,12 @@ def _series(log_records_by_run: Mapping, name: str) -> dict[str, list[tuple[int,
     return {run: list(_points(records, name)) for run, records in log_records_by_run.items()}
 
 
-def _global_batch(log_records_by_run: Mapping) -> int | None:
+def _guess(log_records_by_run: Mapping) -> float | None:
+    """Loss of a guess, by what all runs log of their loss over it; None where it is not one: the loss holds more."""
     records = [record for run in log_records_by_run.values() for record in run if record.get("event") == "train"]
-    sizes = {r["samples_seen"] / r["step"] for r in records if r.get("samples_seen") and r.get("step")}
-    return round(sizes.pop()) if len(sizes) == 1 else None
+    ratios = [(float(r["loss"]), float(r.get("loss_over_chance", math.inf))) for r in records]
+    found = {round(loss / ratio, 6) for loss, ratio in ratios if 0 < loss < math.inf and ratio}
+    return (found.pop() or None) if len(found) == 1 else None
 
 
 def _points(records: Sequence[Mapping], name: str) -> Iterator[tuple[int, float]]:
@@ -164,12 +236,6 @@ def _look(index: int) -> dict[str, Any]:
     return {name: of[index % len(of)] for name, of in looks.items()}
 
 
-def _draw_run(axis, points: Sequence[tuple[float, float]], index: int):
-    every = max(1, len(points) // 8)
-    (line,) = axis.plot(*zip(*points), markevery=every, markersize=5, linewidth=1.5, **_look(index))
-    return line
-
-
 def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row]) -> dict[str, object]:
     drawn = {}
     for height, row in enumerate(rows):
@@ -180,12 +246,12 @@ def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row]) -> di
             (dot,) = panel.plot([cell.mean], [height], color=_COLORS[0], marker="o", markersize=6, linestyle="none")
             drawn["ours"] = dot
             if cell.interval is not None:
-                drawn[f"interval: {cell.interval_kind}"] = ends
+                drawn["interval"] = ends
             if cell.chance is not None:
                 (guess,) = panel.plot(
                     [cell.chance] * 2, [height - 0.4, height + 0.4], color=_GREY, linestyle=(0, (2, 1.2)), linewidth=1.4
                 )
-                drawn["a guess"] = guess
+                drawn[column.guess] = guess
     better = ", lower is better" if column.better == "lower" else ""
     panel.set_title(_literal(textwrap.fill(panel_label(table, column), 36)), fontsize=_SMALL)
     _dress(panel, f"{column.unit}{better}")
@@ -196,18 +262,28 @@ def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row]) -> di
 def _panels(
     count: int, across: int, width: float, panel_height: float, more_height: float, **options: Any
 ) -> tuple[Figure, list]:
-    """A figure in inches, and its panels in rows of `across`; the places that are left stay empty."""
-    down = -(-count // across)
-    figure = Figure(figsize=(width, panel_height * down + more_height), layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False, **options).ravel()
+    """A figure in inches, and its panels in rows of `across`."""
+    figure = Figure(figsize=(width, panel_height * -(-count // across) + more_height), layout="constrained")
+    return figure, _axes(figure, count, across, **options)
+
+
+def _axes(figure: FigureBase, count: int, across: int, **options: Any) -> list:
+    """Panels in rows of `across`; the places that are left stay empty."""
+    axes = figure.subplots(-(-count // across), across, squeeze=False, **options).ravel()
     for axis in axes[count:]:
         axis.set_axis_off()
-    return figure, list(axes[:count])
+    return list(axes[:count])
 
 
-def _legend(figure: Figure, drawn: Mapping[str, Any], columns: int) -> None:
+def _title(figure: Figure, text: str) -> None:
+    wrapped = textwrap.fill(text, int(10 * figure.get_figwidth()), break_long_words=False, break_on_hyphens=False)
+    figure.suptitle(_literal(wrapped), fontsize=_FONT + 1)
+
+
+def _legend(figure: FigureBase, drawn: Mapping[str, Any], columns: int, title: str | None = None) -> None:
     if drawn:
-        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", ncols=columns, fontsize=_SMALL)
+        look = {"ncols": columns, "fontsize": _SMALL, "title": title, "title_fontsize": _SMALL}
+        figure.legend(drawn.values(), drawn.keys(), loc="outside lower center", **look)
 
 
 def _dress(axis, x_label: str, y_label: str = "") -> None:
@@ -243,7 +319,7 @@ def _write_picture(figure: Figure, path: str | Path) -> Path:
     picture, small = io.BytesIO(), io.BytesIO()
     figure.savefig(picture, format="png", dpi=130, facecolor="white")
     # a plot has few colours, and a palette takes a third of the bytes
-    Image.open(picture).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "png", optimize=True)
+    Image.open(picture).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(small, "png", optimize=True)
     return write_atomically(path, small.getvalue())
 
 
@@ -360,7 +436,9 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
         The two files. With one seed there are no intervals.
     """
     labels = list(dict.fromkeys(label for panel in panels for label in panel.curves if label != panel.title))
-    legend_rows = -(-len(labels) // (across + 1))
+    columns = across + 1 if max(map(len, labels), default=0) <= 32 else across
+    wrapped = {label: textwrap.fill(label, 44) for label in labels}
+    legend_rows = -(-sum(text.count("\n") + 1 for text in wrapped.values()) // columns)
     figure, axes = _panels(len(panels), across, 0.6 + 3.4 * across, 2.7, 0.4 + 0.22 * legend_rows)
     drawn, records = {}, []
     for axis, panel in zip(axes, panels):
@@ -370,7 +448,7 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
             records += [(panel.title, label, *row) for row in rows]
             line = _draw(axis, rows, index, label in panel.behind)
             if label != panel.title:
-                drawn[label] = line
+                drawn[wrapped[label]] = line
         axis.set_title(textwrap.fill(panel.title, 40), fontsize=_FONT)
         _dress(axis, panel.x_label, panel.y_label)
         if panel.log_x:
@@ -380,19 +458,21 @@ def plot_curves(panels: Sequence[Curves], path: str | Path, across: int) -> list
             axis.minorticks_off()
         if panel.log_y:
             axis.set_yscale("log")
-    _legend(figure, drawn, across + 1)
+    _legend(figure, drawn, columns)
     return _write(figure, path, ("panel", "curve", "x", "mean", "low", "high"), records)
 
 
 def _draw(axis, rows: Sequence[tuple], index: int, behind: bool):
     x, mean, low, high = zip(*rows)
-    look = _look(index) | {"linewidth": 1.5, "markersize": 4}
+    above = 2 + index % len(_STYLES) / 10  # a line with gaps lies above a whole one, which it would vanish under
+    look = _look(index) | {"linewidth": 1.5, "markersize": 4, "zorder": above}
     if low[0] is not None:
         axis.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
     if behind:
         thick = {"linestyle": "-", "linewidth": 6, "markersize": 10, "markeredgewidth": 0}
         look |= {**thick, "alpha": 0.4, "zorder": 1.5}
-    (line,) = axis.plot(x, mean, markevery=max(1, len(rows) // 10), **look)
+    every = max(1, len(rows) // 10)
+    (line,) = axis.plot(x, mean, markevery=(index % every, every), **look)  # markers of equal curves lie side by side
     return line
 
 
@@ -478,7 +558,9 @@ def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path) -> l
         The two files.
     """
     across = 1 + max(len(line.maps) for line in lines)
-    figure, axes = _panels(across * len(lines), across, 1.25 * across, 1.75, 0.2)
+    captions = [textwrap.fill(line.caption, 26) for line in lines]
+    height = 1.5 + 0.11 * max(1 + caption.count("\n") for caption in captions)
+    figure, axes = _panels(across * len(lines), across, 1.25 * across, height, 0.2)
     records = []
     for place, line in enumerate(lines):
         row = axes[place * across : (place + 1) * across]
@@ -487,8 +569,7 @@ def plot_heat_on_pictures(lines: Sequence[HeatOnPicture], path: str | Path) -> l
             axis.set_yticks([])
             axis.spines[:].set_visible(False)
         row[0].imshow(line.picture)
-        caption = textwrap.fill(line.caption, 26)
-        row[0].set_xlabel(_literal(caption), fontsize=_SMALL - 3)
+        row[0].set_xlabel(_literal(captions[place]), fontsize=_SMALL - 3)
         for axis, (title, heat) in zip(row[1:], line.maps.items()):
             axis.imshow(_faded(line.picture, heat))
             axis.set_title(_literal(title), fontsize=_SMALL - 1)

@@ -63,7 +63,8 @@ def lay_out(table: Table, compact: bool = False) -> list[list[Line]]:
     groups += [_method_lines(table, row, with_seeds) for row in table.rows]
     chances = tuple(_chance(table, column) for column in table.columns)
     if any(cell != DASH for cell in chances):
-        groups.append([Line("chance", "a guess would reach", "", chances)])
+        guess = " or ".join(dict.fromkeys(column.guess for column in table.columns))
+        groups.append([Line("chance", f"{guess} would reach", "", chances)])
     return groups
 
 
@@ -81,6 +82,12 @@ def panel_label(table: Table, column: Column) -> str:
     if column.stands_in_for is not None and any(row.paper.get(column.key) is not None for row in table.rows):
         return f"{source}, standing in for {column.label}"
     return f"{column.label}, on {source}" if source else column.label
+
+
+def heading(paper: str, table_id: str, scale: str, command: str = "") -> str:
+    """Paper, table and scale, and of a changed one the rows and settings that its command names."""
+    said = re.findall(r'\b(?:ROWS|SET)=(?:"[^"]*"|\S+)', command)
+    return ", ".join([paper, table_id, f"scale {scale}", *said])
 
 
 def line_below(table: Table) -> str:

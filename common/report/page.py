@@ -27,6 +27,7 @@ from common.report.claims.show import READING, Judged, PaperClaims, for_page, ju
 from common.report.experiments import collect_experiments
 from common.report.formats import (
     glossary,
+    heading,
     lay_out,
     line_below,
     named,
@@ -244,9 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _name(table: Table, changed: bool) -> str:
-    """Paper, table and scale, and of a changed one the rows and settings that its command names."""
-    said = re.findall(r'\b(?:ROWS|SET)=(?:"[^"]*"|\S+)', table.command) if changed else []
-    return ", ".join([table.paper, table.table_id, f"scale {table.scale}", *said])
+    return heading(table.paper, table.table_id, table.scale, table.command if changed else "")
 
 
 def _read(file: Path) -> Table | None:

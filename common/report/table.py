@@ -33,7 +33,7 @@ class Column:
     `unit` is "percent" (one decimal), "fraction" (three decimals) or any other text (four significant digits).
     `stands_in_for` names what our number really is measured on when that is not what the paper's column says,
     for example "scenes/imagenet_a" in a column labelled ImageNet-A. `better` is "higher", "lower", or None where the
-    number is no quality (a temperature, a reference).
+    number is no quality (a temperature, a reference). `guess` names what reaches the `chance` of its cells.
     """
 
     key: str
@@ -41,6 +41,7 @@ class Column:
     unit: str = "percent"
     stands_in_for: str | None = None
     better: str | None = "higher"
+    guess: str = "a guess"
 
     def __post_init__(self):
         if self.better not in ("higher", "lower", None):
@@ -219,6 +220,9 @@ class Table:
 def to_json(table: Table) -> str:
     """The table as indented JSON text; `from_json` gives it back unchanged."""
     content = asdict(table)
+    for column in content["columns"]:
+        if column["guess"] == Column.guess:
+            del column["guess"]
     for cell in (cell for row in content["rows"] for cell in row["ours"].values() if cell is not None):
         if not cell["undecided"]:
             del cell["undecided"]

@@ -24,7 +24,7 @@ class Findings:
     settings: how, in full: plain values, which the experiment's file keeps.
     rows: key -> label. columns: key -> (label, unit, which is better: "higher", "lower" or None).
     values: (row, column) -> a finite value per seed; a pair that is not there is an empty cell.
-    chance: column -> value of a guess. notes: what a reader must know.
+    chance: column -> value of a guess; guess: what is called so. notes: what a reader must know.
     own_runs: whether each row is a training of its own, so that rows tell of each other's spread over seeds.
     """
 
@@ -40,6 +40,7 @@ class Findings:
     notes: Sequence[str] = ()
     own_runs: bool = False
     measured_on: str | Mapping[str, str] = ""
+    guess: str = Column.guess
 
 
 def write_findings(command: Command, paper: str, findings: Findings, runs: Mapping[str, list[RowRun]] = {}) -> Table:
@@ -75,7 +76,7 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
         command,
         paper,
         findings.name,
-        [Column(key, label, unit, None, better) for key, (label, unit, better) in findings.columns.items()],
+        [Column(key, *said, None, better, findings.guess) for key, (*said, better) in findings.columns.items()],
         rows,
         {},
         paper_version=source["version"],
