@@ -1,7 +1,10 @@
 """Several processes: the loss gathers embeddings with their gradients; DDP averages the gradients of the weights.
 
 torchrun --nproc-per-node 2 -m examples.several_processes
+python -m examples.several_processes                        one process, the same losses
 """
+
+import os
 
 import torch
 import torch.distributed as dist
@@ -40,7 +43,8 @@ def main(steps: int = 5, global_batch_size: int = 16) -> list:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    if "RANK" in os.environ:  # set by torchrun
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     found = main()
     if rank() == 0:
         print(f"{world_size()} processes: losses {', '.join(f'{loss:.4f}' for loss in found)}")

@@ -10,11 +10,13 @@ from common.base.settings import (
     OptimConfig,
     PromptAverage,
     RunConfig,
+    SgdConfig,
     StartConfig,
     check_patches,
     setting,
 )
 from common.logit_scale import check_bounds
+from geomm.geodesic import ATTACH, LOCAL
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,8 @@ class DistanceConfig:
 
     distance: Literal["cosine", "geodesic"] = "geodesic"
     # how a query joins the graph: Eq. 3, its neighbours, these with a local block; _st: gradient of the cosine
-    attach: Literal["nearest", "knn", "knn_local", "nearest_st", "knn_local_st"] = "knn_local_st"
-    local: Literal["nearest", "attached"] = "nearest"  # clusters within which knn_local compares by the angle itself
+    attach: Literal[*ATTACH] = "knn_local_st"
+    local: Literal[*LOCAL] = "nearest"  # clusters within which knn_local compares by the angle itself
     branching: tuple[int, ...] = (16, 16)  # clusters within one of the layer above, by layer; the paper has two
     num_neighbors: int = setting(8, at_least=1)  # of a centre in the graph, and centres that knn attaches a query to
     graph_update_interval: int = setting(100, at_least=1)  # steps between two graphs
@@ -37,6 +39,25 @@ class DistanceConfig:
                 f"method.branching = {list(self.branching)} with method.queue_size = {self.queue_size}; accepted: at "
                 "least two clusters in each layer, and no more in all than the queue has rows"
             )
+
+
+def check_graph(method: DistanceConfig, optim: OptimConfig | SgdConfig, full_at: int) -> None:
+    """For the __post_init__ of a config that holds both.
+
+    Args:
+        method, optim: of the config.
+        full_at: step at whose start the pool is full.
+    Raises:
+        ValueError: a geodesic distance whose graph would be built after the last step.
+    """
+    first = max(full_at, method.geodesic_from_step)
+    if method.distance == "geodesic" and first >= optim.steps:
+        raise ValueError(
+            f"method.distance = geodesic with optim.steps = {optim.steps}: the first graph would be that of step "
+            f"{first} (method.geodesic_from_step = {method.geodesic_from_step}, method.queue_size = "
+            f"{method.queue_size} full at step {full_at}), and all steps go by the cosine; accepted: more steps than "
+            f"{first}, a smaller method.queue_size or method.geodesic_from_step, or method.distance = cosine"
+        )
 
 
 @dataclass(frozen=True)
@@ -78,9 +99,10 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     method: MethodConfig = field(default_factory=MethodConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=500))  # the pool is full after 256
     run: RunConfig = field(default_factory=RunConfig)
     start: StartConfig = field(default_factory=StartConfig)
+    has_pools = True  # no field: whether a contrast is trained, against pools
 
     def __post_init__(self) -> None:
         check_patches(self.data, self.model)
@@ -89,6 +111,8 @@ class Config:
             raise ValueError(
                 f"method.queue_size = {queue} with optim.global_batch_size = {batch}; accepted: at least a batch"
             )
+        if self.has_pools:
+            check_graph(self.method, self.optim, math.ceil(queue / batch))
         for key, only in (("micro_batch_size", None), ("loss_tile", 0), ("loss_bf16_product", False)):
             if getattr(self.optim, key) != only:
                 raise ValueError(

@@ -57,11 +57,11 @@ SCALE = "as trained"  # models of unlike scales may be compared on one test set
 
 @dataclass(frozen=True)
 class Model:
-    """One of those that were named. line: equal for seeds of one line. code: that evaluated it."""
+    """One of those that were named. line: equal for seeds of one line. code: paper, and what of it evaluated it."""
 
     label: str
     line: str
-    code: str
+    code: tuple[str, str]
     run: RowRun
 
 
@@ -132,7 +132,7 @@ def _model(label: str, line: str, seed: int, content: dict[str, Any], hits: dict
         versions=content.get("versions", "not known"),
         config=None,
     )
-    return Model(label, line, content["evaluation_code"], run)
+    return Model(label, line, (content["paper"], content["evaluation_code"]), run)
 
 
 def lines_of(models: Sequence[Model]) -> dict[str, list[RowRun]]:
@@ -185,7 +185,8 @@ def compare(models: Sequence[Model], command: str) -> Table:
                 differences.append(f"{column.label}: {other} less {reference}: {told}")
     if not columns:
         raise ConfigError(f"no two of these models have a number of one protocol. {'; '.join(notes)}")
-    if len({model.code for model in models}) > 1:
+    codes = {model.code for model in models}
+    if len(codes) > len({paper for paper, _ in codes}):  # each paper has evaluation code of its own
         notes.append("evaluated by unlike versions of the code; evaluate.py or SET measures again")
     if len(differences) > 1:
         count = len(differences)

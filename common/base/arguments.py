@@ -15,8 +15,19 @@ def rows_of(folder: Path) -> list[str]:
     return sorted(file.stem for file in (folder / "configs").glob("*.yaml") if not file.stem.startswith("scale_"))
 
 
+# settings that other repositories call otherwise, and our word for them
+_OURS = {
+    "lr": "learning_rate",
+    "batch_size": "global_batch_size",
+    "epochs": "steps",
+    "temperature": "logit_scale",
+}
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message that refuses a word, "; did you mean X?", or nothing where no known word is near."""
+    section, dot, name = word.rpartition(".")
+    word = f"{section}{dot}{_OURS.get(name, name)}"
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -119,19 +119,22 @@ def override(config: Any, overrides: list[str]) -> Any:
 
 
 def entry_arguments(
-    description: str, folder: Path, config_class: type, default_row: str, scale_files: str = "scale"
+    description: str, script: Path, config_class: type, default_row: str, scale_files: str = "scale"
 ) -> tuple[Any, argparse.Namespace]:
     """Command line of a train.py: --config, --scale, --output-dir, --resume [auto], then overrides.
 
     Args:
         description: first help line.
-        folder: the paper folder; rows and scales are looked up in its `configs/`.
+        script: the train.py itself; rows and scales are looked up in `configs/` beside it.
         config_class: the paper's dataclass.
         default_row: file name of the row that is trained without --config.
         scale_files: a scale's file is `<scale_files>_<scale>.yaml`; for a folder with two kinds of config.
     Returns:
         (config, arguments); arguments.row is the row's name, arguments.resume one of None, "last" and "auto".
+    Raises:
+        ConfigError: as `load_row`; a row that another script trains, as the comments say that open its file.
     """
+    folder = script.resolve().parent
     parser = Parser(description)
     row = Path(default_row).stem
     parser.add_argument("--config", default=row, help="a row of the paper (`make rows`) or a file, default %(default)s")
@@ -146,6 +149,9 @@ def entry_arguments(
     arguments = parser.parse_intermixed_args(given)
     arguments.row = Path(arguments.config).stem
     file = row_file(folder, arguments.config)
+    told = re.search(r"^# Run: (.*?(\w+\.py).*)$", file.read_text("utf-8", "replace") if file.is_file() else "", re.M)
+    if told and told[2] != script.name:
+        raise ConfigError(f"--config {arguments.config}: {folder.name}/{script.name} does not train it; run: {told[1]}")
     return load_row(config_class, folder, file, arguments.scale, arguments.overrides, scale_files), arguments
 
 

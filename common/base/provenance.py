@@ -35,20 +35,17 @@ def _git(*arguments: str) -> str:
     ).stdout.strip()
 
 
-def code_fingerprint(paths: Iterable[Path | str], leave_out: tuple[str, ...] = ()) -> str:
+def code_fingerprint(paths: Iterable[Path | str]) -> str:
     """Hash of the names and contents of the Python files that a result depends on.
 
     Args:
         paths: files, and folders that are searched; absolute or relative to the repository root.
-        leave_out: path prefixes that cannot change the result, e.g. "common/report".
     """
     places = [ROOT / path for path in paths]
     files = {file for place in places for file in ([place] if place.is_file() else place.rglob("*.py"))}
     digest = hashlib.sha256()
     for file in sorted(files):
-        name = file.relative_to(ROOT).as_posix()
-        if not name.startswith(leave_out):
-            digest.update(name.encode() + b"\0" + file.read_bytes() + b"\0")
+        digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from common.base.arguments import some
+
 
 def setting(
     default: Any,
@@ -253,7 +255,7 @@ class StartConfig:
 class ModelConfig:
     """Sizes of both towers and of the embedding, and the weights that both start from."""
 
-    weights: str = ""  # folder in which weights and vocabularies lie under their names; others come from the hub
+    weights: str = ""  # folder in which weights and vocabularies lie under their names; "" = the hub's
     init: str = ""  # weights to start from: file, folder, run or hub name of a model with both towers; "" = random
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
     text: TextTowerConfig = field(default_factory=TextTowerConfig)
@@ -306,12 +308,12 @@ class ModelConfig:
 
 
 def located(config: Any) -> Any:
-    """A config whose weights and vocabulary are paths, where they lie in the folder model.weights under their names.
+    """A config whose weights and vocabulary are paths, where there is a folder model.weights that holds them by name.
 
-    The name of a hub's model is the part behind the slash, that of a stem is timm's.
+    The name of a hub's model is the part behind the slash, that of a stem is timm's. A path may be named instead.
 
     Raises:
-        ValueError: no such folder.
+        ValueError: no such folder, or it lacks one of the names.
     """
     model = getattr(config, "model", None)
     if not isinstance(model, ModelConfig) or not model.weights:
@@ -320,24 +322,33 @@ def located(config: Any) -> Any:
     if not folder.is_dir():
         raise ValueError(f"model.weights = {model.weights}: no such folder; accepted: one that holds weights by name")
 
-    def at(name: str) -> str:
+    def at(key: str, name: str) -> str:
         path = folder / name.rpartition("/")[2]
-        return str(path) if name and path.exists() else name
+        if name and path.exists():
+            return str(path)
+        if name and not Path(name).expanduser().exists():
+            raise ValueError(
+                f"{key} = {name} is not in model.weights = {folder} (make: WEIGHTS), which holds "
+                f"{some(sorted(each.name for each in folder.iterdir()), 10) or 'nothing'}; accepted: {path}, another "
+                "path, or no model.weights, for the hub's"
+            )
+        return name
 
     image, text = model.image, model.text
     start = getattr(config, "start", None)
     if start is not None:
-        config = replace(config, start=replace(start, bert=at(start.bert)))
-    stem = image.stem
-    if stem.name and (folder / stem.name).exists():
-        stem = replace(stem, weights=stem.weights or str(folder / stem.name))
+        config = replace(config, start=replace(start, bert=at("start.bert", start.bert)))
+    stem, vocabulary = image.stem, at("data.vocabulary", config.data.vocabulary)
+    if not (stem.weights or image.init or model.init):  # else the stem comes with these
+        stem = replace(stem, weights=at("model.image.stem.weights", stem.name))
+    text_stem = replace(text.stem, weights=at("model.text.stem.weights", text.stem.weights))
     model = replace(
         model,
-        init=at(model.init),
-        image=replace(image, init=at(image.init), stem=stem),
-        text=replace(text, init=at(text.init), stem=replace(text.stem, weights=at(text.stem.weights))),
+        init=at("model.init", model.init),
+        image=replace(image, init=at("model.image.init", image.init), stem=stem),
+        text=replace(text, init=at("model.text.init", text.init), stem=text_stem),
     )
-    return replace(config, model=model, data=replace(config.data, vocabulary=at(config.data.vocabulary)))
+    return replace(config, model=model, data=replace(config.data, vocabulary=vocabulary))
 
 
 def check_patches(data: DataConfig, model: ModelConfig) -> None:

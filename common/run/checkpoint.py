@@ -219,21 +219,29 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, state)
 
 
-def named_checkpoint(path: Path) -> Checkpoint:
+def named_checkpoint(path: Path, key: str = "checkpoint") -> Checkpoint:
     """The checkpoint that a user names: its own folder, or that of a run, whose last whole one it is, or a hub name.
 
+    Args:
+        path: what the user wrote.
+        key: setting or option that names it, for messages.
     Raises:
-        CheckpointError: as `open_checkpoint` and `last_checkpoint`.
+        CheckpointError: no such folder, or that of several seeds; as `open_checkpoint` and `last_checkpoint`.
         ValueError: what looks like a hub name, user/model, and cannot be had.
     """
     if not path.exists() and not path.is_absolute() and len(path.parts) == 2:
         for name in (*PUBLISHED, SUMS):
-            found = find_file(str(path), (name,), "checkpoint")
+            found = find_file(str(path), (name,), key)
         path = found.parent
     for folder in (path / "checkpoints", path):
         found = last_checkpoint(folder)
         if found is not None:
             return found
+    seeds = sorted(folder.parent.name for folder in path.glob("seed*/checkpoints"))
+    if seeds or not path.is_dir():
+        what = f"runs of {', '.join(seeds)}" if seeds else "a file" if path.exists() else "no such folder"
+        accepted = f"one of them, as in {path / seeds[0]}" if seeds else "the folder of a run or of a checkpoint"
+        raise CheckpointError(f"{key} = {path}: {what}; accepted: {accepted}")
     return open_checkpoint(path)
 
 

@@ -34,9 +34,9 @@ from common.run.sources import own_checkpoint
 
 
 _WRITTEN_BY = {  # kind of a checkpoint -> what wrote it, and what evaluates it
-    "": "train.py; accepted: by evaluate.py",
-    "task": "finetune.py; accepted: by evaluate_tasks.py",
-    "vision": "pretrain.py, which evaluates when training ends and again with --resume",
+    "": ("train.py", "evaluate.py --checkpoint {path}"),
+    "task": ("finetune.py", "evaluate_tasks.py --checkpoint {path}"),
+    "vision": ("pretrain.py", "pretrain.py --resume, with the row, scale and settings of the run"),
 }
 
 
@@ -77,11 +77,13 @@ class TrainedModels:
             ConfigError: if an override would change the model.
         """
         state = checkpoint.state
-        if state["paper"] != self.paper:
-            raise CheckpointError(f"{checkpoint.path} belongs to {state['paper']}; accepted: {self.paper}")
-        kind = state.get("kind", "")
-        if kind != self.kind:
-            raise CheckpointError(f"{checkpoint.path} was written by {_WRITTEN_BY[kind]}")
+        paper, kind = state["paper"], state.get("kind", "")
+        if (paper, kind) != (self.paper, self.kind):
+            by, then = _WRITTEN_BY[kind]
+            raise CheckpointError(
+                f"{checkpoint.path} was written by {paper}/{by}, which {self.paper}/{self.script} does not evaluate; "
+                f"run: python {paper}/{then.format(path=checkpoint.path)}"
+            )
         fixed = [text for text in overrides if not text.startswith(("data.", "run."))]
         if fixed:
             raise ConfigError(f"command line: {fixed[0]} would change a trained model; accepted: data.* and run.*")

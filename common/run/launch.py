@@ -181,7 +181,7 @@ def train_main(
         start: (config, arguments) -> the config with the run that it starts from.
     """
     paper = script.resolve().parent
-    config, arguments = entry_arguments(description, paper, config_class, default_row, scale_files)
+    config, arguments = entry_arguments(description, script, config_class, default_row, scale_files)
     config = start(config, arguments)
     data_set = open_training_set(config.data, config.run.seed)
     files = chosen_files(script, arguments, config, data_set.fingerprint)

@@ -53,7 +53,7 @@ def initial_fingerprints(config: Any) -> dict[str, str]:
         found[key] = weights_fingerprint(stem.weights, key) if stem.weights else stem.name
     for key in ("run", "discriminator_run") if hasattr(config, "start") else ():
         if named := getattr(config.start, key):
-            found[f"start.{key}"] = _fingerprint(named, f"start.{key}")
+            found[f"start.{key}"] = _run_fingerprint(named_checkpoint(Path(named), f"start.{key}"))
     if hasattr(config, "start") and config.start.bert:
         found["start.bert"] = weights_fingerprint(config.start.bert, "start.bert")
     return found
@@ -61,8 +61,10 @@ def initial_fingerprints(config: Any) -> dict[str, str]:
 
 def _fingerprint(name: str, key: str) -> str:
     checkpoint = own_checkpoint(name)
-    if checkpoint is None:
-        return weights_fingerprint(name, key)
+    return weights_fingerprint(name, key) if checkpoint is None else _run_fingerprint(checkpoint)
+
+
+def _run_fingerprint(checkpoint: Checkpoint) -> str:
     return (checkpoint.path / SUMS).read_text().partition(" ")[0][:12]  # of model.safetensors, the first
 
 

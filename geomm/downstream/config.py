@@ -45,6 +45,7 @@ class TaskConfig(Config):
 
     data: TaskData = field(default_factory=TaskData)
     method: MethodConfig = field(default_factory=lambda: MethodConfig(base="albef"))
+    has_pools = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -253,7 +253,7 @@ def open_task_training(config: TaskConfig, items: Any | Pairs, checkpoint: Check
     """Everything but the training set; words have the ids that they had in the run that this one starts from."""
     data = config.data
     if checkpoint is None and config.start.run:
-        checkpoint = named_checkpoint(Path(config.start.run))
+        checkpoint = named_checkpoint(Path(config.start.run), "start.run")
     tokenizer = (
         build_tokenizer(data, items) if checkpoint is None else tokenizer_from_json(checkpoint.state["tokenizer"])
     )

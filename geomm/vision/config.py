@@ -1,11 +1,12 @@
 """Configuration of MoCo v2 and SwAV, by the cosine or by a geodesic distance."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from common.base.settings import RunConfig, SgdConfig, setting
 from common.base.vision_settings import VisionDataConfig, VisionEvaluationConfig, VisionModelConfig
-from geomm.config import DistanceConfig
+from geomm.config import DistanceConfig, check_graph
 
 
 @dataclass(frozen=True)
@@ -54,3 +55,11 @@ class VisionConfig:
             raise ValueError(
                 f"optim.global_batch_size = {batch} does not split into method.batch_norm_parts = {parts} equal parts"
             )
+        keys, queue = batch * (1 + self.method.symmetric), self.method.queue_size
+        if self.method.name == "moco_v2" and queue < keys:
+            raise ValueError(
+                f"method.queue_size = {queue} with optim.global_batch_size = {batch}, method.symmetric = "
+                f"{self.method.symmetric}; accepted: at least the {keys} keys of a step"
+            )
+        full_at = 0 if self.method.name == "swav" else math.ceil(queue / keys)  # SwAV has no pool
+        check_graph(self.method, self.optim, full_at)
