@@ -27,6 +27,11 @@ def wait_for_everyone() -> None:
         dist.barrier()
 
 
+def own_share(local_batch: int) -> slice:
+    """Where a process's rows stand among those of all processes, in rank order."""
+    return slice(rank() * local_batch, (rank() + 1) * local_batch)
+
+
 class _GatherWithGradient(torch.autograd.Function):
     """All-gather whose backward sums over processes the gradients that each holds for our rows."""
 
@@ -46,8 +51,7 @@ class _GatherWithGradient(torch.autograd.Function):
             return ours
         gradient = gradient.clone()
         dist.all_reduce(gradient)
-        start = rank() * ctx.num_rows
-        return gradient[start : start + ctx.num_rows]
+        return gradient[own_share(ctx.num_rows)]
 
 
 def gather_with_gradient(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Pools: keys of past steps, as candidates that the queries of a step are compared with (MoCo, ALBEF; GeoMM, Alg. 2).
 
+    pool.rebuild(step)                                               # a graph of the keys, where the pool has one
     candidates = pool.open(keys, ids)                                # writes nothing
     loss, _ = pool_info_nce(candidates, queries, logit_scale, candidates.columns)
     loss.backward(); optimizer.step()
@@ -52,6 +53,9 @@ class Candidates(Protocol):
 
 class Pool(Protocol):
     """Keys of past steps, the same on every process; an nn.Module, so that it is saved with its model."""
+
+    def rebuild(self, step: int) -> bool:
+        """Makes anew what the pool derives of its keys, if it is time, and says so; before `open`, on every process."""
 
     def open(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> Candidates:
         """The candidates of a step whose own keys are (batch, ...), with (batch,) int64 ids; writes nothing."""
@@ -207,6 +211,10 @@ class QueuePool(nn.Module):
     def __init__(self, queue: FeatureQueue, similarity: PairSimilarity, own_key_only: bool = False) -> None:
         super().__init__()
         self.queue, self.similarity, self.own_key_only = queue, similarity, own_key_only
+
+    def rebuild(self, step: int) -> bool:
+        """Nothing is derived of the keys."""
+        return False
 
     def open(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> QueueCandidates:
         """The keys of this step and the rows of the queue that take part.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
-from common.base.config import ConfigError, load_row
+from common.base.config import ConfigError
 from common.distributed import is_main_process
 from common.report.experiments import Experiment, write_experiment
 from common.report.figures import Curves, plot_curves
@@ -193,8 +193,7 @@ def negatives(command: Command, code: PaperCode, series: Callable[[Sweep], Serie
     """
     if not command.runs_at(SWEEPS, "the chapter states no recipe"):
         return []
-    row = code.folder / "configs" / "negatives_batch.yaml"
-    rate = load_row(code.config_class, code.folder, row, command.scale).optim.learning_rate
+    rate = code.config("negatives_batch.yaml", command.scale).optim.learning_rate
     sweep = replace(SWEEPS[command.scale], rate=rate)
     name, caption, panels = series(sweep)
     points = list(dict.fromkeys(point for of_panel in panels.values() for point in of_panel))

@@ -7,14 +7,13 @@ make reproduce-negatives_sweep PAPER=contrastive_basics SEEDS=3
 """
 
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common.base.config import load_config, load_row, to_dict
+from common.base.config import to_dict
 from common.base.provenance import hash_of
 from common.data.pairs import open_retrieval_sets
 from common.distributed import gather_objects, is_main_process, wait_for_everyone
@@ -59,8 +58,8 @@ def table1(command: Command) -> list[Table]:
     At paper scale nothing is trained: the table is about published weights, which public.clip and public.flava name.
     """
     source = CODE.printed("table1")
-    public = load_config(PublicConfig, [], [text for text in command.overrides if text.startswith("public.")]).public
-    ours = replace(command, overrides=tuple(text for text in command.overrides if not text.startswith("public.")))
+    asked, ours = command.split(PublicConfig)
+    public = asked.public
     runs: Runs = {}
     rows = []
     for row in source["rows"]:
@@ -96,9 +95,7 @@ def table1(command: Command) -> list[Table]:
 
 def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
     """Evaluations of a published checkpoint, kept under a key of its weights, its data and the caption prefix."""
-    config = load_row(
-        Config, CODE.folder, CODE.folder / "configs" / "table1_ours.yaml", command.scale, list(command.overrides)
-    )
+    config = CODE.config("table1_ours.yaml", command.scale, command.overrides)
     key = hash_of([weights_fingerprint(checkpoint), prefix, to_dict(config.data)])
     files = RunFiles(command.runs / PAPER / f"public_{Path(checkpoint).name}-{key}", {"key": key})
     device = start_accelerator(config.run, files.folder).device

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.base.config import ConfigError, load_config, load_row
+from common.base.config import ConfigError
 from common.base.provenance import hash_of
 from common.data.text_files import read_text
 from common.distributed import is_main_process
@@ -227,11 +227,8 @@ def known_words(encoder: Encoder) -> Callable[[list[str]], list[bool]]:
 
 def hierarchies(command: Command, code: PaperCode) -> list[Table]:
     """Norms and cones of texts along chains, for Table 4's CLIP, EuCLIP and MERU, with entailment and without."""
-    mine = [text for text in command.overrides if text.startswith("hierarchies.")]
-    files = load_config(HierarchyConfig, [], mine).hierarchies
-    trained = replace(command, overrides=tuple(text for text in command.overrides if text not in mine))
-    row = code.folder / "configs" / MODELS["clip"][1]
-    config = load_row(code.config_class, code.folder, row, command.scale, list(trained.overrides))
+    asked, trained = command.split(HierarchyConfig)
+    files, config = asked.hierarchies, code.config(MODELS["clip"][1], command.scale, trained.overrides)
     if files.nouns:
         noun_pool(files.nouns, lambda words: [True] * len(words))  # says now what is wrong with the file
     elif hierarchy_task(config, 1) is None:

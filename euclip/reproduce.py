@@ -39,26 +39,6 @@ AT_THE_END = {  # of a run's log: label, unit, which is better
 }
 
 
-def table1(command: Command) -> list[Table]:
-    """Table 1: EuCLIP, CLIP and MERU with ViT-B/16."""
-    return _trained(command, "table1")
-
-
-def table4(command: Command) -> list[Table]:
-    """Table 4: all geometries with ViT-B/32."""
-    return _trained(command, "table4")
-
-
-def table5(command: Command) -> list[Table]:
-    """Table 5: EuCLIP with and without the final LayerNorm."""
-    return _trained(command, "table5")
-
-
-def table8(command: Command) -> list[Table]:
-    """Table 8: all geometries, trained on a fraction of the samples."""
-    return _trained(command, "table8")
-
-
 def _trained(command: Command, table_id: str) -> list[Table]:
     """A table of trained rows, and what their scalars and norms ended at."""
     table, runs = trained_table(command, CODE, table_id)
@@ -92,14 +72,14 @@ def _trained(command: Command, table_id: str) -> list[Table]:
 
 
 PARTS = {
-    "table1": table1,
+    "table1": partial(_trained, table_id="table1"),
     "table2": partial(walk_tables.table2, code=CODE),
     "table3": partial(walk_tables.table3, code=CODE),
-    "table4": table4,
-    "table5": table5,
+    "table4": partial(_trained, table_id="table4"),
+    "table5": partial(_trained, table_id="table5"),
     "table6": partial(walk_tables.table6, code=CODE),
     "table7": partial(walk_tables.table7, code=CODE),
-    "table8": table8,
+    "table8": partial(_trained, table_id="table8"),
     "figure2": partial(figures.figure2, code=CODE),
     "figure4": partial(figures.figure4, code=CODE),
     "figure5": partial(walk_tables.figure5, code=CODE),

@@ -19,8 +19,7 @@ from common.run.evaluation import this_device
 from common.run.folder import precision_of
 from common.run.schedule import build_optimizer
 from geomm.config import Config
-from geomm.model import build_model, mask_id_of, trained_parts
-from geomm.pool import GeodesicPool
+from geomm.model import build_model, mask_id_of
 
 NUM_WORDS = {"bert_wordpiece": 30_522, "clip_bpe": 49_408}  # other vocabularies have some hundred
 PAD, CLS, END = 0, 2, 3
@@ -51,7 +50,7 @@ class Steps:
         ids = ids.where(places < lengths - 1, END).where(places < lengths, PAD).where(places > 0, CLS)
         self.token_ids, self.mask_id = ids.to(device), mask_id_of(tokenizer)
         self.words = replaceable_words(tokenizer.vocabulary_size, (PAD, CLS, END, self.mask_id), device)
-        self.pools = [pool for pool in (self.model.image_pool, self.model.text_pool) if isinstance(pool, GeodesicPool)]
+        self.pools = self.model.image_pool, self.model.text_pool
         keys = unit(torch.randn(config.method.queue_size, model.embedding_dim, device=device))
         for pool in self.pools:
             pool.insert(keys)
@@ -76,7 +75,7 @@ class Steps:
         model.update_momentum_encoders(method.ema_momentum)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16):
             losses = model(*views, self.token_ids, *masked, method.distillation)
-        sum(trained_parts(losses).values()).backward()
+        sum(losses.parts.values()).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         model.insert(losses.image_keys, losses.text_keys)

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
+from scipy.stats import spearmanr
 
-from common.base.config import load_row
 from common.data.pairs import open_evaluation_sets
 from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
@@ -52,7 +51,7 @@ def deviation(found: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
     correlations = []
     for one, other, mask in zip(found.double().numpy(), exact.double().numpy(), both.numpy()):
         if len(np.unique(one[mask])) > 1 and len(np.unique(other[mask])) > 1:
-            correlations.append(np.corrcoef(rankdata(one[mask]), rankdata(other[mask]))[0, 1])
+            correlations.append(spearmanr(one[mask], other[mask]).statistic)
     relative = ((found - exact).abs() / exact)[both]
     return {
         "rank_correlation": statistics.fmean(correlations),
@@ -97,7 +96,7 @@ def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
     runs = train_rows(command, code, {"clip": ROW})["clip"]
     if not is_main_process():
         return []
-    config = load_row(code.config_class, code.folder, code.folder / "configs" / ROW, command.scale, command.overrides)
+    config = code.config(ROW, command.scale, command.overrides)
     ways = ways_of(config.method.queue_size)
     measured = [measure(run) for run in runs]
     values = {(key, column): [each[key][column] for each in measured] for key in ("angle", *ways) for column in COLUMNS}

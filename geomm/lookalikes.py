@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from common.base.config import ConfigError, load_config, load_row
+from common.base.config import ConfigError
 from common.base.settings import DataConfig
 from common.data.annotated import AnnotatedPictures, read_sugarcrepe
 from common.data.pairs import open_retrieval_sets
@@ -27,7 +27,7 @@ from common.reproduce.tables import train_rows
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import reading_features
 from geomm.evaluate import load_encoder
-from geomm.geodesic import GeodesicGraph, geodesic_distance, nearest_centers
+from geomm.geodesic import geodesic_distance, nearest_centers
 from geomm.hierarchy import build_graph
 
 MODELS = {  # key -> config, label
@@ -109,27 +109,20 @@ def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
     for name in READINGS:
         distances = []
         for texts, (nearest, offset) in zip((true, false), clusters):
-            joined = GeodesicGraph(graph.cluster_centers, graph.paths, nearest, offset)
-            own = [
-                geodesic_distance(images[some], texts[some], _rows(joined, some), name, method.num_neighbors).diagonal()
-                for some in torch.arange(len(texts)).split(256)
-            ]
+            own = []
+            for some in torch.arange(len(texts)).split(256):
+                joined = replace(graph, nearest_center=nearest[some], offset=offset[some])
+                own.append(geodesic_distance(images[some], texts[some], joined, name, method.num_neighbors).diagonal())
             distances.append(torch.cat(own))
         found[name] = share_told_apart(*distances)
     return found | {"one_cluster": 100 * float((clusters[0][0] == clusters[1][0]).float().mean())}
 
 
-def _rows(graph: GeodesicGraph, some: torch.Tensor) -> GeodesicGraph:
-    return GeodesicGraph(graph.cluster_centers, graph.paths, graph.nearest_center[some], graph.offset[some])
-
-
 def lookalikes(command: Command, code: PaperCode) -> list[Table]:
     """True against swapped captions, by the cosine and by geodesic distances, for models trained by either."""
-    mine = [text for text in command.overrides if text.startswith("sugarcrepe.")]
-    trained = replace(command, overrides=tuple(text for text in command.overrides if text not in mine))
-    row = code.folder / "configs" / MODELS["cosine"][0]
-    data = load_row(code.config_class, code.folder, row, command.scale, list(trained.overrides)).data
-    pairs = open_lookalikes(data, load_config(LookalikesConfig, [], mine).sugarcrepe)
+    asked, trained = command.split(LookalikesConfig)
+    data = code.config(MODELS["cosine"][0], command.scale, trained.overrides).data
+    pairs = open_lookalikes(data, asked.sugarcrepe)
     runs = train_rows(trained, code, {name: config for name, (config, _) in MODELS.items()})
     if not is_main_process():
         return []

@@ -12,24 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.methods.albef import Albef, FusedEncoders
+from common.methods.albef import Albef, FusedEncoders, Losses
 from common.pool import Candidates, pool_info_nce
 
 POSITIVE = 0.8  # match probability above which another sample of the batch is a positive
 NEGATIVE = 0.5  # and below which it may be a negative
-
-
-class MafaLosses(NamedTuple):
-    """As AlbefLosses; `mined` is the share of samples whose hardest other is a positive, mean of both directions."""
-
-    contrast: torch.Tensor
-    matching: torch.Tensor
-    words: torch.Tensor
-    mined: torch.Tensor
-    image_keys: torch.Tensor
-    text_keys: torch.Tensor
-    image_embeddings: torch.Tensor
-    text_embeddings: torch.Tensor
 
 
 class Mined(NamedTuple):
@@ -100,12 +87,15 @@ class Mafa(Albef):
         word_targets: torch.Tensor,
         smoothing: float,
         ids: None = None,
-    ) -> MafaLosses:
+    ) -> Losses:
         """
         Args:
             images, token_ids, masked_ids, word_targets: as in Albef.forward.
             smoothing: share of the targets' mass that all keys have alike, see `smoothing_at`.
             ids: not used; a picture stands once in a batch.
+        Returns:
+            Losses as in Albef.forward, beside them `mined`: the share of samples whose hardest other is a positive,
+            mean of both directions.
         """
         step = self.encode_step(images, images, token_ids, None)
         match, own = self.discriminator(images, token_ids), torch.arange(len(images), device=images.device)
@@ -130,12 +120,11 @@ class Mafa(Albef):
         labels = (torch.arange(len(seen), device=own.device) < len(pair_images)).long()
         _, mask, image_tokens = step.pairs(pair_texts, pair_images)
         pairs = step._replace(text_mask=mask, image_tokens=image_tokens)
-        return MafaLosses(
-            sum(loss for loss, _ in losses) / 2,
-            F.cross_entropy(logits, labels),
-            self.word_loss(pairs, masked_ids[pair_texts], word_targets[pair_texts], alpha=0.0),
-            torch.cat([of_images.is_positive, of_texts.is_positive]).float().mean(),
-            **step.told(),
+        return step.losses(
+            {"mined": torch.cat([of_images.is_positive, of_texts.is_positive]).float().mean()},
+            contrast=sum(loss for loss, _ in losses) / 2,
+            matching=F.cross_entropy(logits, labels),
+            words=self.word_loss(pairs, masked_ids[pair_texts], word_targets[pair_texts], alpha=0.0),
         )
 
     @torch.no_grad()

@@ -167,11 +167,6 @@ def _start_from_bert_(encoders: ProjectedTowers, name: str) -> int:
     return sum(1 for _ in bert.named_parameters())
 
 
-def trained_parts(losses: tuple) -> dict[str, torch.Tensor]:
-    """The losses of a step by name, in nats; their sum is minimised."""
-    return {name: getattr(losses, name) for name in ("contrast", "matching", "words") if hasattr(losses, name)}
-
-
 class Tokens(nn.Module):
     """All tokens of both towers in the place of embeddings: what the fusion looks at."""
 

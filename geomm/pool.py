@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.distributed import broadcast_, gather_without_gradient, is_main_process, rank
+from common.distributed import broadcast_, gather_without_gradient, is_main_process, own_share
 from common.feature_queue import FeatureQueue
 from common.geometry import at_least_float32, check_same_dim, full_precision
 from common.pool import LOGITS_AT_ONCE
@@ -39,6 +39,21 @@ from geomm.geodesic import (
 from geomm.hierarchy import build_graph, check_branching, check_finite
 
 DISTANCES = ("geodesic", "cosine")
+
+
+def graph_is_due(settings: Any, has_graph: torch.Tensor, step: int) -> bool:
+    """Whether a graph is built at a step: every graph_update_interval steps, and when there is none yet.
+
+    inferred: as printed in Alg. 2, the first steps have none.
+
+    Args:
+        settings: distance, graph_update_interval and geodesic_from_step, before which there is none, as attributes.
+        has_graph: () bool.
+        step: of the optimiser.
+    """
+    if settings.distance == "cosine" or step < settings.geodesic_from_step:
+        return False
+    return not has_graph or step % settings.graph_update_interval == 0
 
 
 @dataclass(frozen=True)
@@ -250,9 +265,8 @@ class GeodesicPool(nn.Module):
     def rebuild(self, step: int) -> bool:
         """Clusters the queue anew if it is time: Alg. 2, line 2. Before the step's `open`, on every process.
 
-        It is time every graph_update_interval steps, and when there is no graph yet (inferred: as printed, the first
-        steps have none); never before the queue is full or before geodesic_from_step. The main process does it, and
-        sends it to the others: sums in another order would leave them with other graphs.
+        It is time where `graph_is_due`, but never before the queue is full. The main process does it, and sends it to
+        the others: sums in another order would leave them with other graphs.
 
         Args:
             step: of the optimiser.
@@ -261,9 +275,7 @@ class GeodesicPool(nn.Module):
         Raises:
             ValueError: keys that are not finite, with how many and where; on every process.
         """
-        if self.distance == "cosine" or step < self.geodesic_from_step:
-            return False
-        if (self.has_graph and step % self.graph_update_interval) or self.queue.fill_level < self.queue.capacity:
+        if not graph_is_due(self, self.has_graph, step) or self.queue.fill_level < self.queue.capacity:
             return False
         keys = self.queue.features
         graph = None
@@ -313,7 +325,7 @@ class GeodesicPool(nn.Module):
             self.queue.features[:num_columns],
             keys,
             slots,
-            slots[rank() * batch : (rank() + 1) * batch],
+            slots[own_share(batch)],
             ids,
             graph,
             self.attach,

@@ -13,7 +13,6 @@ from pathlib import Path
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from common.base.config import load_row
 from common.base.provenance import hardware
 from common.distributed import is_main_process
 from common.report.table import Column, Measured, Table
@@ -32,22 +31,7 @@ from geomm.readings import readings
 from geomm.refcoco_plus import figure3, refcoco_plus
 from geomm.table3 import table3
 from geomm.train import CODE
-from geomm.vision.config import VisionConfig
-
-
-def table1(command: Command) -> list[Table]:
-    """Table 1: zero-shot retrieval of pre-trained models, and of those fine-tuned on other data."""
-    return [_trained(command, "table1")]
-
-
-def table2(command: Command) -> list[Table]:
-    """Table 2: retrieval after fine-tuning."""
-    return [_trained(command, "table2")]
-
-
-def table4(command: Command) -> list[Table]:
-    """Table 4: further models against a pool."""
-    return [_trained(command, "table4")]
+from geomm.training_data import table8
 
 
 def table5(command: Command) -> list[Table]:
@@ -75,12 +59,7 @@ def table7(command: Command, letter: str) -> list[Table]:
     settings, more = settings_of(table_id, _config(command, row).method), {}
     if letter == "a" and command.trains(row) and is_main_process():
         more = costs(command, {method: _config(command, row, each) for method, each in settings.items()}, memory=False)
-    return [_trained(command, table_id, settings, more)]
-
-
-def table9(command: Command) -> list[Table]:
-    """Table 9: beside the oblique manifold's distance."""
-    return [_trained(command, "table9")]
+    return _trained(command, table_id, settings, more)
 
 
 def _trained(
@@ -88,15 +67,15 @@ def _trained(
     table_id: str,
     settings: Mapping[str, Sequence[str]] = {},
     more: Mapping[str, Mapping[str, Measured]] = {},
-) -> Table:
+) -> list[Table]:
+    """A table of retrieval; each row's note says by which distance it was trained."""
     fields = ("crowded",) if command.scale in ("smoke", "demo") else ()  # elsewhere nothing stands for MSCOCO
-    return trained_table(command, CODE, table_id, _note, settings, fields, more)[0]
+    return [trained_table(command, CODE, table_id, _note, settings, fields, more)[0]]
 
 
 def _note_of_pictures(command: Command, row: str) -> str:
     """What was trained for a row of Table 5, by which distance."""
-    file = PICTURES.folder / "configs" / row
-    config = load_row(VisionConfig, PICTURES.folder, file, command.scale, list(command.overrides), PICTURES.scale_files)
+    config = PICTURES.config(row, command.scale, command.overrides)
     data, model, method = config.data, config.model, config.method
     kind = (
         "ResNet-50" if model.backbone == "resnet50" else f"ResNet of width {model.width}, blocks {list(model.blocks)}"
@@ -118,14 +97,15 @@ def _by_distance(method: DistanceConfig, nodes: str) -> str:
     if method.distance != "geodesic":
         return "by the cosine"
     start = f", from step {method.geodesic_from_step} on" if method.geodesic_from_step else ""
+    local = f", local: {method.local}" if method.local != DistanceConfig.local else ""
     return (
-        f"by the geodesic distance ({method.attach}, {nodes}{method.num_neighbors} neighbours, a graph every "
+        f"by the geodesic distance ({method.attach}{local}, {nodes}{method.num_neighbors} neighbours, a graph every "
         f"{method.graph_update_interval} steps{start})"
     )
 
 
 def _config(command: Command, row: str, settings: Sequence[str] = ()) -> Config:
-    return load_row(Config, CODE.folder, CODE.folder / "configs" / row, command.scale, [*command.overrides, *settings])
+    return CODE.config(row, command.scale, [*command.overrides, *settings])
 
 
 def _note(command: Command, row: str) -> str:
@@ -135,23 +115,25 @@ def _note(command: Command, row: str) -> str:
     distance = _by_distance(method, f"{_times(method.branching)} centres, ")
     if method.distance == "oblique":
         distance = f"on {method.num_spheres} spheres of {config.model.embedding_dim // method.num_spheres} numbers"
-    start = f"; starts from {config.start.part} of {config.start.row}" if config.start.row else ""
+    part = "the towers of " if config.start.part == "towers" else ""
+    start = f"; starts from {part}row {config.start.row}" if config.start.row else ""
     return f"{note_of(command, row, CODE)}; pool of {method.queue_size:,} compared {distance}{start}"
 
 
 PARTS = {
     "readings": partial(readings, code=CODE),
-    "table1": table1,
-    "table2": table2,
+    "table1": partial(_trained, table_id="table1"),
+    "table2": partial(_trained, table_id="table2"),
     "table3": partial(table3, code=TASKS),
-    "table4": table4,
+    "table4": partial(_trained, table_id="table4"),
     "table5": table5,
     "table6": table6,
     "table7a": partial(table7, letter="a"),
     "table7b": partial(table7, letter="b"),
     "table7c": partial(table7, letter="c"),
     "table7d": partial(table7, letter="d"),
-    "table9": table9,
+    "table8": partial(table8, code=CODE),
+    "table9": partial(_trained, table_id="table9"),
     "refcoco_plus": partial(refcoco_plus, code=CODE),
     "figure3": partial(figure3, code=CODE),
     "hierarchy_error": partial(hierarchy_error, code=CODE),

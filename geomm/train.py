@@ -14,7 +14,6 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -28,7 +27,7 @@ from common.data.order import SampleOrder
 from common.data.pairs import Pairs
 from common.distributed import mean_over_processes
 from common.geometry import clamp_scalars_
-from common.methods.albef import Albef, distillation_weight, mask_words, replaceable_words
+from common.methods.albef import Albef, Losses, QueueClip, distillation_weight, mask_words, replaceable_words
 from common.reproduce.rows import PaperCode, started
 from common.run.checkpoint import Checkpoint, named_checkpoint
 from common.run.evaluation import evaluate_and_save
@@ -42,8 +41,7 @@ from geomm.config import Config
 from geomm.evaluate import MODELS, PAPER, evaluated_sets, reevaluate
 from geomm.grouping import GroupedOrder
 from geomm.mafa import smoothing_at
-from geomm.model import build_model, mask_id_of, start_, start_discriminator_, trained_parts
-from geomm.pool import GeodesicPool
+from geomm.model import build_model, mask_id_of, start_, start_discriminator_
 
 DEFAULT_ROW = "clip_geo.yaml"
 
@@ -92,7 +90,6 @@ def train(
     words = replaceable_words(
         tokenizer.vocabulary_size, (tokenizer.pad_id, tokenizer.cls_id, tokenizer.end_id, mask_id), device
     )
-    graphs = [pool for pool in (model.image_pool, model.text_pool) if isinstance(pool, GeodesicPool)]
     steps_per_epoch = max(1, len(pairs) // optim.global_batch_size)
 
     with stop_signals() as stop:
@@ -107,7 +104,7 @@ def train(
             ids = batch.image_index.to(device) if method.targets == "ids" else None
 
             # Alg. 2: a new graph every graph_update_interval steps; then the loss on the columns as they will be
-            for pool in graphs:
+            for pool in (model.image_pool, model.text_pool):
                 pool.rebuild(step)
             model.update_momentum_encoders(method.ema_momentum)
             alpha = distillation_weight(step, steps_per_epoch, method.distillation)
@@ -121,18 +118,16 @@ def train(
                 losses = run.model(*views, token_ids, *masked, alpha, ids)
             else:
                 losses = run.model(*views, token_ids, alpha, ids)
-            parts = trained_parts(losses)
-            loss = sum(parts.values())
-            values = {name: float(mean_over_processes(part)) for name, part in parts.items()}
+            loss = sum(losses.parts.values())
+            values = {name: float(mean_over_processes(part)) for name, part in losses.parts.items()}
             values = {"loss": sum(values.values()), **values, "logit_scale": model.logit_scale().item()}
-            if grouping is not None:
-                values["mined"] = float(mean_over_processes(losses.mined))
+            values |= {name: float(mean_over_processes(value)) for name, value in losses.told.items()}
             check_finite(step=step, model=model, **values)
 
             accelerator.backward(loss)
             gradient_norm = clip_gradient(accelerator, run.model, optim, step)
             done = step + 1
-            if journal.logs_at(done) and graphs:
+            if journal.logs_at(done):
                 values |= of_the_pools(model, losses, ids)
             run.optimizer.step()
             run.optimizer.zero_grad()
@@ -163,7 +158,7 @@ def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> Tr
     """
     fresh = checkpoint is None
     if fresh and config.start.run:
-        checkpoint = named_checkpoint(Path(config.start.run))
+        checkpoint = named_checkpoint(Path(config.start.run), "start.run")
     training = open_training_data(config, pairs, checkpoint, two_views=config.method.base == "tcl")
     if fresh and config.start.discriminator_run:
         told = named_checkpoint(Path(config.start.discriminator_run)).state["tokenizer"]
@@ -183,8 +178,8 @@ def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> Tr
     return replace(training, order=order, view=view)
 
 
-def of_the_pools(model: Any, losses: Any, ids: torch.Tensor | None) -> dict[str, float]:
-    """Statistics of the queries of a step and the candidates that they met, by direction."""
+def of_the_pools(model: QueueClip, losses: Losses, ids: torch.Tensor | None) -> dict[str, float]:
+    """Statistics of the queries of a step and the candidates that they met, by direction; a queue's have none."""
     queries = {
         "i2t": (losses.image_embeddings, model.text_pool.open(losses.text_keys, ids)),
         "t2i": (losses.text_embeddings, model.image_pool.open(losses.image_keys, ids)),
@@ -192,6 +187,7 @@ def of_the_pools(model: Any, losses: Any, ids: torch.Tensor | None) -> dict[str,
     return {
         f"{side}_{name}": value
         for side, (embeddings, candidates) in queries.items()
+        if hasattr(candidates, "statistics")
         for name, value in candidates.statistics(embeddings).items()
     }
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.base.config import ConfigError, load_row
+from common.base.config import ConfigError
 from common.data.scenes import scene_words
 from common.data.tokenizer import WordTokenizer
 from common.distributed import is_main_process, wait_for_device
@@ -196,4 +196,4 @@ def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
 def _with_tokens(code: PaperCode, row: str, scale: str, number: int) -> Config:
     """A row's sizes with so many class tokens."""
     settings = ["method.geometry=oblique", f"method.num_spheres={number}", "method.multi_token=true"]
-    return load_row(code.config_class, code.folder, code.folder / "configs" / row, scale, settings)
+    return code.config(row, scale, settings)

@@ -18,7 +18,7 @@ if not __package__:
 
 import torch
 
-from common.base.config import ConfigError, load_config, load_row
+from common.base.config import ConfigError
 from common.distributed import is_main_process
 from common.evaluation.protocol import data_text
 from common.evaluation.retrieval import RECALL_AT
@@ -36,6 +36,7 @@ from common.reproduce.tables import (
     note_of,
     plot_runs,
     printed_rows,
+    ran_as,
     stand_in_for,
     table_of,
     train_rows,
@@ -92,20 +93,15 @@ def table2(command: Command) -> list[Table]:
     return [table, _all_recalls(command, runs)]
 
 
-def table3(command: Command) -> list[Table]:
-    """Table 3: four topologies under four settings of the temperature."""
-    return [_trained(command, "table3")[0]]
-
-
 def table4(command: Command) -> list[Table]:
     """Table 4: number of spheres and class tokens, at 512 numbers in all; all rows with towers that take tokens."""
     towers = towers_with_tokens(command)
-    return [_trained(command, "table4", {row["method"]: towers for row in CODE.printed("table4")["rows"]})[0]]
+    return _table(command, "table4", {row["method"]: towers for row in CODE.printed("table4")["rows"]})
 
 
 def towers_with_tokens(command: Command) -> list[str]:
     """Settings of the towers that rows with several class tokens have at a scale; others may have no transformers."""
-    config = _config("ablation_multi_64_8.yaml", command)
+    config = _config(command, "ablation_multi_64_8.yaml")
     data, model = config.data, config.model
     return [
         f"data.tokenizer={data.tokenizer}",
@@ -123,7 +119,7 @@ def table5(command: Command) -> list[Table]:
     for row in source["rows"]:
         if not command.trains(row["config"]):
             continue
-        config = _config(row["config"], command)
+        config = _config(command, row["config"])
         settings = {
             "batch_size": config.optim.global_batch_size,
             "class_tokens": config.num_class_tokens,
@@ -149,8 +145,8 @@ def table6(command: Command) -> list[Table]:
     runs = train_rows(command, CODE, configs)
     ours = {
         method: (
-            temperature_cells(seeds, _config(configs[method], command), command.scale),
-            _note(configs[method], command) + collapse_note(seeds),
+            temperature_cells(seeds, _config(command, configs[method]), command.scale),
+            _note(command, configs[method]) + collapse_note(seeds),
         )
         for method, seeds in runs.items()
     }
@@ -160,8 +156,8 @@ def table6(command: Command) -> list[Table]:
 def table7(command: Command) -> list[Table]:
     """Table 7: the models of Table 2 on MSCOCO 1K and 5K, CxC and ECCV Caption, where the user has these files."""
     source = with_own_rows(command, CODE.printed("table7"))
-    files = load_config(CocoConfig, [], [text for text in command.overrides if text.startswith("coco.")]).coco
-    trained = replace(command, overrides=tuple(text for text in command.overrides if not text.startswith("coco.")))
+    asked, trained = command.split(CocoConfig)
+    files = asked.coco
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
     runs: Runs = {}
     if files.test:
@@ -174,16 +170,11 @@ def table7(command: Command) -> list[Table]:
         return NOT_CHOSEN if left_out else f"not run: needs {row.get('needs', NEEDED)}"
 
     ours = {
-        method: (measured_cells(source, seeds, command.scale), _note(configs[method], trained))
+        method: (measured_cells(source, seeds, command.scale), _note(trained, configs[method]))
         for method, seeds in runs.items()
     }
     rows = printed_rows(source, ours, status)
     return [table_of(command, PAPER, "table7", columns_of(command, source, runs), rows, runs)]
-
-
-def table8(command: Command) -> list[Table]:
-    """Table 8: number of spheres at 1,024 numbers in all."""
-    return [_trained(command, "table8")[0]]
 
 
 def table9(command: Command) -> list[Table]:
@@ -198,7 +189,7 @@ def table10(command: Command) -> list[Table]:
     source = CODE.printed("table10")
     (config,) = {row["config"] for row in source["rows"]}
     sixteen = replace(command, overrides=(*SIXTEEN_TOKENS, *command.overrides))
-    if "imagenet" not in evaluated_sets(_config(config, sixteen).data):
+    if "imagenet" not in evaluated_sets(_config(sixteen, config).data):
         return [_not_run(command, "table10", "a labelled set called imagenet (data.labelled)")]
     runs = train_rows(sixteen, CODE, {MULTI: config})
     sizes = {row["method"]: int(row["method"].split()[0]) for row in source["rows"]}
@@ -206,11 +197,11 @@ def table10(command: Command) -> list[Table]:
     ours = {
         method: (
             _subset_cells(command, runs[MULTI], [each[size] for each in hits]),
-            f"{_note(config, sixteen)}; {len(hits[0][size])} sets of tokens",
+            f"{_note(sixteen, config)}; {len(hits[0][size])} sets of tokens",
         )
         for method, size in sizes.items()
     }
-    plot_runs(command, PAPER, runs)
+    plot_runs(command, PAPER, {ran_as("{config.structure}, {vit}", runs[MULTI][0].config): runs[MULTI]})
     return [table_of(command, PAPER, "table10", columns_of(command, source, runs), printed_rows(source, ours), runs)]
 
 
@@ -218,21 +209,26 @@ def further_sets(command: Command) -> list[Table]:
     """Version B's further sets: the models of Table 2 on those labelled sets that the user has under their names."""
     source = CODE.printed("further_sets")
     names = [column["key"] for column in source["columns"]]
-    data = _config(source["rows"][0]["config"], command).data
+    data = _config(command, source["rows"][0]["config"]).data
     if not evaluated_sets(data).keys() & set(names):
         return [_not_run(command, "further_sets", f"labelled sets called {names[0]}, {names[1]}, ... (data.labelled)")]
-    return [_trained(command, "further_sets")[0]]
+    return _table(command, "further_sets")
+
+
+def _table(command: Command, table_id: str, settings: Mapping[str, Sequence[str]] = {}) -> list[Table]:
+    """A table of trained rows, and nothing beside it."""
+    return [_trained(command, table_id, settings)[0]]
 
 
 PARTS = {
     "table1": table1,
     "table2": table2,
-    "table3": table3,
+    "table3": partial(_table, table_id="table3"),
     "table4": table4,
     "table5": table5,
     "table6": table6,
     "table7": table7,
-    "table8": table8,
+    "table8": partial(_table, table_id="table8"),
     "table9": table9,
     "table10": table10,
     "further_sets": further_sets,
@@ -258,16 +254,16 @@ def _not_run(command: Command, table_id: str, needed: str) -> Table:
 
 def _trained(command: Command, table_id: str, settings: Mapping[str, Sequence[str]] = {}) -> tuple[Table, Runs]:
     """`trained_table`, with the structure that was trained in each row's note."""
-    return trained_table(command, CODE, table_id, lambda command, row: _note(row, command), settings)
+    return trained_table(command, CODE, table_id, _note, settings)
 
 
-def _config(row: str, command: Command) -> Config:
-    return load_row(Config, CODE.folder, CODE.folder / "configs" / row, command.scale, list(command.overrides))
+def _config(command: Command, row: str) -> Config:
+    return CODE.config(row, command.scale, command.overrides)
 
 
-def _note(row: str, command: Command) -> str:
+def _note(command: Command, row: str) -> str:
     """What was trained for a row, in one line, its structure first."""
-    config = _config(row, command)
+    config = _config(command, row)
     rate = config.optim.logit_scale_rate
     learns = config.method.logit_scale_trainable and rate != 1
     faster = f"; the temperature learns {rate:g} times as fast as the weights" if learns else ""

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.base.config import load_row
 from common.base.settings import OptimConfig
 from common.distributed import is_main_process
 from common.report.figures import Curves, plot_curves
@@ -47,8 +46,8 @@ def figure4(command: Command, code: PaperCode) -> list[Table]:
         for topology in dict.fromkeys(places[method][0] for method in runs)
     ]
     plot_curves(panels, command.folder(code.name) / "temperature_curves_of_t.png", across=2)
-    path = code.folder / "configs" / next(iter(configs.values()))  # these rows differ in geometry and start alone
-    config = load_row(code.config_class, code.folder, path, command.scale, list(command.overrides))
+    row = next(iter(configs.values()))  # these rows differ in geometry and start alone
+    config = code.config(row, command.scale, command.overrides)
     return [write_findings(command, code.name, _findings(runs, config.optim), runs)]
 
 

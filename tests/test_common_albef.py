@@ -117,7 +117,8 @@ def test_contrast_equals_loops_over_own_keys_and_queue(start, alpha, with_ids):
     positives = [[0, 2, 4], [1, 6], [0, 2, 4], [3]] if with_ids else [[i] for i in range(BATCH)]
     step = model.encode_step(images, images, token_ids, ids)
     expected = cross_modal_by_loops(model, step, alpha, positives)
-    assert model(images, token_ids, None, None, alpha, ids).contrast.item() == pytest.approx(expected, rel=1e-10)
+    found = model(images, token_ids, None, None, alpha, ids).parts["contrast"]
+    assert found.item() == pytest.approx(expected, rel=1e-10)
 
 
 class ElsewherePool(torch.nn.Module):
@@ -149,12 +150,12 @@ def test_no_loss_depends_on_where_a_pool_has_its_columns(with_ids):
     def losses(tcl):
         views = (images, images) if tcl else (images,)
         drawn = torch.Generator().manual_seed(4)
-        return (as_tcl(model) if tcl else model)(*views, token_ids, None, None, 0.4, ids, drawn)[:2]
+        return (as_tcl(model) if tcl else model)(*views, token_ids, None, None, 0.4, ids, drawn).parts
 
     expected = losses(False), losses(True)
     model.image_pool, model.text_pool = ElsewherePool(model.image_pool, 1), ElsewherePool(model.text_pool, 2)
     for found, wanted in zip((losses(False), losses(True)), expected):
-        torch.testing.assert_close(torch.stack(found), torch.stack(wanted), rtol=1e-12, atol=0)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
 
 
 def test_captions_of_like_length_go_through_text_tower_and_fusion_together(monkeypatch):
@@ -174,7 +175,7 @@ def test_captions_of_like_length_go_through_text_tower_and_fusion_together(monke
         arguments = torch.randn(40, *images.shape[1:], generator=torch.Generator().manual_seed(3)).double(), token_ids
         losses = model(*arguments, masked_ids, targets, 0.4, generator=torch.Generator().manual_seed(4))
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        gradients = torch.autograd.grad(losses.contrast + losses.matching + losses.words, trained)
+        gradients = torch.autograd.grad(sum(losses.parts.values()), trained)
         found.append((sum(numbers), [*losses, *gradients]))
     assert found[0][0] < 0.85 * found[1][0]
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-11)
@@ -252,8 +253,8 @@ def test_padding_is_that_of_the_caption_whatever_stands_in_place_of_its_words(en
 def test_without_a_masked_word_the_loss_is_zero_and_its_gradient_finite():
     model, (images, token_ids) = tiny_albef(), tiny_batch()
     losses = model(images, token_ids, token_ids, torch.full_like(token_ids, NOT_MASKED), 0.4)
-    assert float(losses.words) == 0.0
-    sum(losses[:3]).backward()
+    assert float(losses.parts["words"]) == 0.0
+    sum(losses.parts.values()).backward()
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
 
 
@@ -301,7 +302,7 @@ def test_momentum_encoders_get_no_gradient_and_move_only_when_told():
     before = {name: value.clone() for name, value in model.momentum_encoders.state_dict().items()}
     masked_ids, targets = masked_batch(token_ids)
     losses = model(images, token_ids, masked_ids, targets, 0.4)
-    sum(losses[:3]).backward()
+    sum(losses.parts.values()).backward()
     assert all(parameter.grad is None for parameter in model.momentum_encoders.parameters())
     missing = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert missing == []
@@ -405,7 +406,7 @@ def test_tcls_contrast_is_the_mean_of_its_six_terms(num_spheres):
     local = local_contrast_by_loops(cells, step.image_embeddings, scale, everywhere)
     local += local_contrast_by_loops(words, step.text_embeddings, scale, token_ids[:, 1:] != PAD)
     losses = tcl(images, other_view, token_ids, None, None, alpha)
-    assert float(losses.contrast) == pytest.approx((2 * cross + in_modal + local) / 6, rel=1e-9)
+    assert float(losses.parts["contrast"]) == pytest.approx((2 * cross + in_modal + local) / 6, rel=1e-9)
     model.insert(losses.image_keys, losses.text_keys)
     for pool in (model.image_pool, model.text_pool):  # random rows and keys alike lie where keys lie
         parts = pool.queue.features.unflatten(1, (num_spheres, -1)).norm(dim=2)
@@ -463,8 +464,8 @@ def steps_under_ddp():
             wrapped = DistributedDataParallel(model, broadcast_buffers=False)
             for _ in range(3):
                 losses = wrapped(*views, token_ids, *masked, 0.4)
-                (losses.contrast + losses.matching + losses.words).backward()
-    return losses.words.item()
+                sum(losses.parts.values()).backward()
+    return losses.parts["words"].item()
 
 
 def test_two_processes_equal_one_in_contrast_gradients_and_queues():

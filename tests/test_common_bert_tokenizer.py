@@ -77,7 +77,6 @@ def test_rows_equal_transformers_on_random_texts(tiny, text):
 def test_the_bert_vocabulary_has_the_known_ids(bert):
     assert bert.vocabulary_size == 30_522
     assert (bert.pad_id, bert.unknown_id, bert.cls_id, bert.end_id, bert.mask_id) == (0, 100, 101, 102, 103)
-    assert bert.special_ids == (0, 100, 101, 102, 103)
     assert bert.encode(["a photo of a cat"], 9).tolist() == [[101, 1037, 6302, 1997, 1037, 4937, 102, 0, 0]]
     assert (bert.encode(["dog " * 100], 77)[0, 1:76] == bert.encode(["dog"], 3)[0, 1]).all()  # 75 pieces are kept
 

@@ -20,6 +20,7 @@ from common.report.claims.decide import OurCell, measured
 from common.report.claims.expressions import Cell
 from common.report.claims.read import load_claims, load_paper_tables
 from common.report.table import Measured, from_json
+from common.reproduce.command import Command
 from common.run.checkpoint import last_checkpoint
 from common.run.log import read_log
 from geomm.ablations import branching_of
@@ -30,7 +31,7 @@ from geomm.finetune import code_of
 from geomm.hierarchy_error import deviation, ways_of
 from geomm.lookalikes import share_told_apart
 from geomm.readings import READINGS, STARTS
-from geomm.reproduce import PARTS, main
+from geomm.reproduce import PARTS, _note, main
 from geomm.table3 import WITHOUT, learnt
 from oblique_topology.reproduce import CODE
 from scripts.parts import parts_of
@@ -221,7 +222,10 @@ def test_grounding_stands_beside_guesses_and_its_pictures_show_every_model(geomm
     for row in table.rows[2:]:
         for name, cell in row.ours.items():
             assert cell.values == own[row.method][f"{name}_accuracy"].values
-            assert cell.chance == pytest.approx(12.5)  # one of eight boxes
+            flat = own["a flat map"][f"{name}_accuracy"]
+            assert cell.chance == flat.chance == pytest.approx(max(12.5, flat.mean))  # one of eight boxes, the largest
+            assert table.columns[0].guess == controls.columns[0].guess != "a guess"
+            assert flat.data.startswith(f"scenes/referring_{name.split('_')[0]} (")  # its own set alone
     lost = [  # of one seed only what is better counts as learnt
         name
         for name in ("val", "test_a", "test_b")
@@ -299,11 +303,15 @@ def test_lookalikes_are_those_of_the_test_set_counted_one_by_one(geomm):
 
 def test_a_row_says_by_which_distance(geomm):
     notes = {row.method: row.note for row in table_of(geomm, "table2").rows}
-    assert "pool of 40 compared by the cosine; starts from all of albef" in notes["ALBEF"]
+    assert "pool of 40 compared by the cosine; starts from row albef" in notes["ALBEF"]
     assert (
         "by the geodesic distance (knn_local_st, 2 x 3 centres, 2 neighbours, a graph every 2 steps); starts"
         in notes["Geo-ALBEF"]
     )
+    settings = "method.local=attached", "start.part=towers"
+    said = _note(Command("table1", "smoke", (0,), settings, Path("out"), Path("out")), "clip_geo.yaml")
+    assert "(knn_local_st, local: attached, 2 x 3 centres, " in said
+    assert said.endswith("; starts from the towers of row towers")
 
 
 def test_every_reading_is_trained_from_both_starts_and_towers_once(geomm):

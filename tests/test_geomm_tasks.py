@@ -57,7 +57,7 @@ from geomm.model import build_encoders
 
 WIDTH, WORDS, LENGTH = 16, 30, 9
 FEW = ("optim.steps=2", "optim.warmup_steps=0", "optim.learning_rate=0.01", "data.num_train=64", "data.num_val=8",
-       "data.num_test=12", "run.evaluate_every=0", "run.save_every=0")  # fmt: skip
+       "data.num_test=12", "run.evaluate_every=0", "run.save_every=0", "method.queue_size=16")  # fmt: skip
 
 
 def albef(layers=2):
@@ -643,10 +643,10 @@ def test_a_start_with_other_layers_is_refused(finished):
 
 def test_each_evaluation_refuses_the_others_checkpoints(finished):
     task = last_checkpoint(finished["vqa_albef"].files.checkpoints)
-    with pytest.raises(CheckpointError, match=r"was written by finetune.py; accepted: by evaluate_tasks.py"):
+    with pytest.raises(CheckpointError, match=r"geomm/finetune.py, .*; run: python geomm/evaluate_tasks.py --"):
         of_pairs.load_encoder(task, torch.device("cpu"))
     pairs = last_checkpoint(RunFiles(ROOT / finished["vqa_albef"].config.start.run).checkpoints)
-    with pytest.raises(CheckpointError, match=r"was written by train.py; accepted: by evaluate.py"):
+    with pytest.raises(CheckpointError, match=r"geomm/train.py, .*; run: python geomm/evaluate.py --checkpoint"):
         MODELS.load_encoder(pairs, torch.device("cpu"))
 
 

@@ -17,16 +17,17 @@ from common.encoders.vision import interpolate_positions
 from common.encoders.weights import WeightsError
 from common.evaluation.embed import CaptionRule, embed_pairs
 from common.reproduce.rows import Job, run_row
-from common.run.checkpoint import last_checkpoint
+from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles, run_key
 from common.run.log import read_log
 from geomm.config import Config
+from geomm.downstream.config import TaskConfig
 from geomm.evaluate import load_encoder, matching
 from geomm.model import build_model, start_
 from geomm.train import CODE, open_data, train
 
 FEW = ("optim.steps=2", "optim.warmup_steps=0", "data.num_train=64", "data.num_val=16", "data.num_test=16",
-       "run.evaluate_every=0", "run.save_every=0")  # fmt: skip
+       "run.evaluate_every=0", "run.save_every=0", "method.queue_size=16")  # fmt: skip
 
 
 def config_of(row, *overrides, scale="smoke"):
@@ -71,6 +72,8 @@ def test_weights_of_the_run_that_it_starts_from_are_in_the_key(finetuned, runs, 
 
     moved = shutil.copytree(start, tmp_path / "moved")
     assert key(start) == key(moved) != key(other)
+    with pytest.raises(CheckpointError, match=r"start.run = /nowhere: no such folder; accepted: the folder of"):
+        key("/nowhere")
 
 
 def test_what_a_run_starts_from_is_what_it_takes(finetuned):
@@ -138,8 +141,11 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
         (["method.branching=[9, 5]"], r"method.branching = \[9, 5\] with method.queue_size = 40"),
         (["method.branching=[8, 1]"], "at least two clusters in each layer"),
         (["method.queue_size=15", "method.branching=[3]"], r"queue_size = 15 with optim.global_batch_size = 16"),
+        (["method.queue_size=81"], r"steps = 6: the first graph would be that of step 6 .* 81 full at step 6\), "),
+        (["method.geodesic_from_step=6"], r"step 6 \(method.geodesic_from_step = 6, .* accepted: more steps than 6"),
         (["method.attach=far"], "method.attach.*far.*knn_local"),
         (["optim.micro_batch_size=4"], "micro_batch_size = 4, a pool compares whole batches; accepted: None"),
+        (["optim.loss_tile=2"], "loss_tile = 2, a pool compares whole batches; accepted: 0"),
         (
             ["model.text.layers=0", "model.text.stem.weights=x"],
             "is 0 with method.base = albef, whose fusion looks at tokens; accepted: at least 1",
@@ -151,10 +157,18 @@ def test_what_fits_not_is_said_by_key(overrides, message):
         config_of("albef_geo", *overrides)
 
 
+def test_a_graph_of_the_last_step_suffices_and_neither_cosine_nor_task_needs_one():
+    last = ("method.queue_size=80", "method.geodesic_from_step=5")
+    assert config_of("albef_geo", *last).method.distance == "geodesic"
+    for row, kind in (("albef", Config), ("vqa_albef_geo", TaskConfig)):
+        folder = ROOT / "geomm"
+        load_row(kind, folder, folder / "configs" / f"{row}.yaml", "smoke", ["method.queue_size=400"])
+
+
 @pytest.mark.usefixtures("two_threads")
 def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
     config = config_of("albef_geo", *FEW, "start.row=", "optim.steps=7", "run.save_every=5", "run.keep_checkpoints=2",
-                       "method.graph_update_interval=3")  # fmt: skip
+                       "method.graph_update_interval=3", "method.queue_size=40")  # fmt: skip
     pairs = open_training_pairs(config.data, 0)
     files = [RunFiles(tmp_path / name, {"seed": 0}) for name in ("whole", "resumed")]
     train(config, pairs, files[0], False, Accelerator(cpu=True))

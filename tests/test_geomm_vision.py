@@ -261,17 +261,25 @@ def test_a_run_leaves_frozen_prototypes_as_they_are(tmp_path):
         ("swav", "method.ema_momentum=0.9", "ema_momentum = 0.9 with swav; accepted: null"),
         ("moco_v2", "method.small_views=2", "small_views = 2 with moco_v2; accepted: with swav"),
         ("swav", "method.symmetric=true", "symmetric = True with swav; accepted: with moco_v2"),
+        ("moco_v2_geo", "method.queue_size=81", r"optim.steps = 6: the first graph would be that of step 6 \("),
+        ("swav_geo", "method.geodesic_from_step=6", r"step 6 \(method.geodesic_from_step = 6, "),
         ("moco_v2", "method.distance=oblique", "distance.*oblique.*cosine.*geodesic"),
         ("moco_v2", "method.batch_norm_parts=3", "does not split into method.batch_norm_parts = 3"),
+        ("moco_v2", "method.queue_size=4 method.branching=[2,2]", r"accepted: at least the \d+ keys of a step"),
     ],
 )
 def test_what_fits_not_is_said_by_key(name, override, message):
     with pytest.raises(ConfigError, match=message):
-        config_of(name, override)
+        config_of(name, *override.split())
+
+
+def test_a_queue_that_both_views_fill_is_full_in_half_the_steps_and_swav_has_none():
+    for name, overrides in (("moco_v2_geo", ["method.symmetric=true"]), ("swav_geo", [])):
+        assert config_of(name, "method.queue_size=160", *overrides).method.distance == "geodesic"
 
 
 def test_table_5_stands_beside_random_weights(tmp_path):
-    few = ("optim.steps=3", "data.num_train=48", "data.num_test=20", "run.evaluate_every=0", "run.save_every=0")
+    few = ("optim.steps=4", "data.num_train=48", "data.num_test=20", "run.evaluate_every=0", "run.save_every=0")
     parts = SmokeParts("geomm", tmp_path, few)
     table = from_json((parts("table5") / "table5.json").read_text())
     assert [row.method for row in table.rows] == ["random weights", "MOCOv2", "Geo-MOCOv2", "SwAV", "Geo-SwAV"]

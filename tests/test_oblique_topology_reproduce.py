@@ -461,10 +461,10 @@ def test_the_notes_of_rows_state_how_fast_the_temperature_learns():
         ("demo", "ablation_multi_64_8.yaml", "90"),
     ):
         command = Command("table2", scale, (0,), (), Path("out"), Path("out"))
-        assert _note(row, command).endswith(f"; the temperature learns {rate} times as fast as the weights")
+        assert _note(command, row).endswith(f"; the temperature learns {rate} times as fast as the weights")
     for scale in ("smoke", "paper"):
         command = Command("table2", scale, (0,), (), Path("out"), Path("out"))
-        assert "temperature" not in _note("table2_clip.yaml", command)
+        assert "temperature" not in _note(command, "table2_clip.yaml")
 
 
 def test_no_path_of_a_machine_gets_into_a_committed_command(tmp_path):

@@ -87,11 +87,6 @@ class BertTokenizer(Tokenizer):
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
-    @property
-    def special_ids(self) -> tuple[int, ...]:
-        """Ids that masked language modelling neither hides nor predicts: PAD, UNK, CLS, SEP, MASK."""
-        return (self.pad_id, self.unknown_id, self.cls_id, self.end_id, self.mask_id)
-
     def _fields(self) -> tuple[Any, ...]:
         return (pack("\n".join(self.vocabulary)),)  # 150 kB with BERT's vocabulary
 

@@ -4,13 +4,14 @@ One step of training, as the loop writes it:
     model.update_momentum_encoders(ema_momentum)
     masked_ids, word_targets = mask_words(token_ids, words, ...)        # words = replaceable_words(...), once
     losses = model(images, token_ids, masked_ids, word_targets, alpha)
-    (losses.contrast + losses.matching + losses.words).backward(); optimizer.step(); clamp_scalars_(model.scalars())
+    sum(losses.parts.values()).backward(); optimizer.step(); clamp_scalars_(model.scalars())
     model.insert(losses.image_keys, losses.text_keys, ids)
 What differs from ALBEF's code: the keys of all processes are candidates (there: those of one process and the queue), so
 that the contrastive loss does not depend on the number of processes; the rest of it is the same. Negatives for matching
 come from the process's own batch, as there.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -126,26 +127,19 @@ class FusedEncoders(ProjectedTowers):
         return self.word_head(tokens[chosen], words.token_embedding.weight)
 
 
-class ContrastLosses(NamedTuple):
-    """Loss of one step in nats, the keys to put into the pools after it, and the embeddings, without gradient."""
+class Losses(NamedTuple):
+    """What one step gives.
 
-    contrast: torch.Tensor
+    parts: name -> loss in nats; their sum trains. image_keys, text_keys: to put into the pools after it.
+    image_embeddings, text_embeddings: without gradient. told: name -> what is logged beside the losses.
+    """
+
+    parts: dict[str, torch.Tensor]
     image_keys: torch.Tensor
     text_keys: torch.Tensor
     image_embeddings: torch.Tensor
     text_embeddings: torch.Tensor
-
-
-class AlbefLosses(NamedTuple):
-    """As ContrastLosses, with the losses of the heads."""
-
-    contrast: torch.Tensor
-    matching: torch.Tensor
-    words: torch.Tensor
-    image_keys: torch.Tensor
-    text_keys: torch.Tensor
-    image_embeddings: torch.Tensor
-    text_embeddings: torch.Tensor
+    told: Mapping[str, torch.Tensor]
 
 
 class QueueClip(nn.Module):
@@ -204,10 +198,10 @@ class QueueClip(nn.Module):
 
     def forward(
         self, images: torch.Tensor, token_ids: torch.Tensor, alpha: float, ids: torch.Tensor | None = None
-    ) -> "ContrastLosses":
+    ) -> Losses:
         """Arguments and losses as in `Albef.forward`, without matching and words."""
         step = self.encode_step(images, images, token_ids, ids)
-        return ContrastLosses(self.cross_modal_contrast(step, alpha)[2], **step.told())
+        return step.losses(contrast=self.cross_modal_contrast(step, alpha)[2])
 
     def encode_step(
         self, images: torch.Tensor, momentum_images: torch.Tensor, token_ids: torch.Tensor, ids: torch.Tensor | None
@@ -325,7 +319,7 @@ class Albef(QueueClip):
         alpha: float,
         ids: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
-    ) -> AlbefLosses:
+    ) -> Losses:
         """
         Args:
             images: (batch, 3, size, size), the one view that both encoders see.
@@ -335,13 +329,13 @@ class Albef(QueueClip):
             ids: (batch,) int64; all candidates with the same id are positives. None = the own key alone.
             generator: that hard negatives are drawn with, on the images' device; None = the global one.
         Returns:
-            AlbefLosses; `words` is 0 without masked words.
+            Losses: contrast, matching and words, the last 0 without masked words.
         """
         step = self.encode_step(images, images, token_ids, ids)
         *logits, contrast = self.cross_modal_contrast(step, alpha)
         matching = self.matching_loss(step, *logits, generator)
         words = self.word_loss(step, masked_ids, word_targets, alpha)
-        return AlbefLosses(contrast, matching, words, **step.told())
+        return step.losses(contrast=contrast, matching=matching, words=words)
 
     def matching_loss(
         self,
@@ -404,14 +398,10 @@ class EncodedStep(NamedTuple):
     text_candidates: Candidates
     ids: torch.Tensor | None
 
-    def told(self) -> dict[str, torch.Tensor]:
-        """What the loop wants beside the losses."""
-        return {
-            "image_keys": self.image_keys,
-            "text_keys": self.text_keys,
-            "image_embeddings": self.image_embeddings.detach(),
-            "text_embeddings": self.text_embeddings.detach(),
-        }
+    def losses(self, told: Mapping[str, torch.Tensor] = {}, **parts: torch.Tensor) -> Losses:
+        """The losses of a step, with what the loop wants beside them."""
+        embeddings = self.image_embeddings.detach(), self.text_embeddings.detach()
+        return Losses(parts, self.image_keys, self.text_keys, *embeddings, told)
 
     def pairs(self, texts: torch.Tensor, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Text tokens, their mask and image tokens of these rows, which may come more than once.

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.distributed import gather_without_gradient, rank, world_size
+from common.distributed import gather_without_gradient, own_share, rank, world_size
 from common.geometry import Geometry
 from common.info_nce import info_nce
 from common.logit_scale import LogitScale
@@ -210,22 +210,18 @@ def shuffle_rows(rows: torch.Tensor, seed: int) -> torch.Tensor:
         (local_batch, ...), in general rows of other processes too; no gradient.
     """
     order = _global_order(len(rows), seed).to(rows.device)
-    return gather_without_gradient(rows)[order[_own_share(len(rows))]]
+    return gather_without_gradient(rows)[order[own_share(len(rows))]]
 
 
 def unshuffle_rows(rows: torch.Tensor, seed: int) -> torch.Tensor:
     """Brings what was computed from `shuffle_rows(..., seed)` back to the rows it belongs to; no gradient."""
     inverse = _global_order(len(rows), seed).argsort().to(rows.device)
-    return gather_without_gradient(rows)[inverse[_own_share(len(rows))]]
+    return gather_without_gradient(rows)[inverse[own_share(len(rows))]]
 
 
 def _global_order(local_batch: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(world_size() * local_batch, generator=generator)
-
-
-def _own_share(local_batch: int) -> slice:
-    return slice(rank() * local_batch, (rank() + 1) * local_batch)
 
 
 class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):

@@ -22,11 +22,10 @@ from collections import OrderedDict
 from functools import partial
 from typing import NamedTuple
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.base.vision_settings import VisionModelConfig
-from common.distributed import world_size
+from common.distributed import broadcast_
 from common.encoders.resnet import NarrowResNet, resnet50
 from common.methods.momentum_contrast import MomentumContrast, SplitBatchNorm, moco_loss
 
@@ -93,6 +92,10 @@ class MoCo(Method):
         step = self.contrast(first_views, second_views, shuffle_seed if self.shuffle_keys else None)
         return StepLoss(moco_loss(step.logits, step.columns), step.keys)
 
+    def start_step(self, step: int) -> None:
+        """What the pool derives of its keys, if it is time."""
+        self.contrast.pool.rebuild(step)
+
     def update_momentum_encoder(self, ema_momentum: float | None) -> None:
         """theta_k <- m theta_k + (1 - m) theta_q, parameters only."""
         self.contrast.update_momentum_encoder(ema_momentum)
@@ -131,9 +134,8 @@ def build_backbone(model: VisionModelConfig, batch_norm_parts: int = 1) -> nn.Mo
 
 def share_buffers(model: nn.Module) -> None:
     """Gives every process the first one's buffers, so that all evaluate the same model; call on every process."""
-    if world_size() > 1:
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+    for buffer in model.buffers():
+        broadcast_(buffer)
 
 
 def with_head(backbone: nn.Module, head: nn.Module) -> nn.Sequential:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from common.distributed import gather_without_gradient, rank
 from common.geometry import Geometry, at_least_float32, full_precision
 from common.logit_scale import LogitScale
-from common.methods.albef import Albef, AlbefLosses, EncodedStep, FusedEncoders
+from common.methods.albef import Albef, EncodedStep, FusedEncoders, Losses
 from common.pool import Pool, pool_info_nce
 
 
@@ -58,20 +58,20 @@ class Tcl(Albef):
         alpha: float,
         ids: torch.Tensor | None = None,
         generator: torch.Generator | None = None,
-    ) -> AlbefLosses:
+    ) -> Losses:
         """
         Args:
             images, momentum_images: (batch, 3, size, size), two views of the same pictures.
             token_ids, masked_ids, word_targets, alpha, ids, generator: as in Albef.forward.
         Returns:
-            AlbefLosses; `contrast` is the mean of the six terms.
+            Losses as in Albef.forward; `contrast` is the mean of the six terms.
         """
         step = self.encode_step(images, momentum_images, token_ids, ids)
         *logits, cross_modal = self.cross_modal_contrast(step, alpha)
         contrast = (2 * cross_modal + sum(self.in_modal_contrast(step))) / 6
         matching = self.matching_loss(step, *logits, generator)
         words = self.word_loss(step, masked_ids, word_targets, alpha)
-        return AlbefLosses(contrast, matching, words, **step.told())
+        return step.losses(contrast=contrast, matching=matching, words=words)
 
     def in_modal_contrast(self, step: EncodedStep) -> list[torch.Tensor]:
         """image-image, text-text, picture-patches, caption-words; the targets know nothing of the momentum model."""

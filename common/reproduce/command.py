@@ -4,7 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from accelerate import PartialState
 
 from common.base.arguments import Parser, accepted
-from common.base.config import SCALES, ConfigError
+from common.base.config import SCALES, ConfigError, load_config
 from common.base.files import shown, write_atomically
 from common.base.provenance import ROOT, hash_of
 from common.distributed import is_main_process
@@ -93,6 +93,19 @@ class Command:
         rows = f' ROWS="{" ".join(self.rows)}"' if self.rows else ""
         more = f' SET="{" ".join(extra)}"' if extra else ""
         return f"make reproduce-{self.part} PAPER={paper} SCALE={self.scale} SEEDS={len(self.seeds)}{data}{rows}{more}"
+
+    def split(self, config_class: type) -> "tuple[Any, Command]":
+        """The settings of this part alone, by their sections, and the command without them.
+
+        Args:
+            config_class: dataclass of these sections, with defaults for all of their fields.
+        Raises:
+            ConfigError: as `load_config`.
+        """
+        sections = tuple(f"{each.name}." for each in fields(config_class))
+        own = [text for text in self.overrides if text.startswith(sections)]
+        rest = tuple(text for text in self.overrides if not text.startswith(sections))
+        return load_config(config_class, [], own), replace(self, overrides=rest)
 
     def runs_at(self, scales: Iterable[str], otherwise: str) -> bool:
         """Whether the part exists at the command's scale; says so where it does not, and the other parts go on.

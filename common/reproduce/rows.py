@@ -7,13 +7,14 @@ stale result is never shown as current. If only the evaluation code has changed,
 import argparse
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.base.arguments import rows_of
 from common.base.config import ConfigError, load_row, row_file
 from common.base.files import read_json, read_own_yaml, write_json
 from common.base.provenance import ROOT, code_fingerprint, hash_of, imported_files
@@ -77,6 +78,19 @@ class PaperCode:
     def folder(self) -> Path:
         return ROOT / self.name
 
+    def config(self, row: str, scale: str, overrides: Iterable[str] = ()) -> Any:
+        """A row's config.
+
+        Args:
+            row: file name in the folder's configs/, or a path.
+            scale: one of SCALES.
+            overrides: "section.key=value".
+        Raises:
+            ConfigError: as `load_row`.
+        """
+        file = self.folder / "configs" / row
+        return load_row(self.config_class, self.folder, file, scale, list(overrides), self.scale_files)
+
     def paper_tables(self) -> dict[str, Any]:
         """What the folder's paper_tables.yaml says."""
         return paper_tables(self.name)
@@ -137,9 +151,7 @@ class Job(NamedTuple):
 
     def config(self, *more: str) -> Any:
         """The row's config; `more` as `settings`."""
-        paper, file = self.paper, self.paper.folder / "configs" / self.row
-        overrides = [*self.overrides, *self.settings, *more]
-        return load_row(paper.config_class, paper.folder, file, self.scale, overrides, paper.scale_files)
+        return self.paper.config(self.row, self.scale, [*self.overrides, *self.settings, *more])
 
     def parents(self) -> "dict[str, Job]":
         """The runs of other rows that this one starts from, by the setting that takes their folder.
@@ -159,8 +171,7 @@ class Job(NamedTuple):
                 continue
             file = self.paper.folder / "configs" / f"{row}.yaml"
             if not file.is_file() or row == Path(self.row).stem:
-                rows = sorted(each.stem for each in file.parent.glob("*.yaml") if not each.stem.startswith("scale_"))
-                said = f"accepted: another row of {self.paper.name}: {', '.join(rows)}"
+                said = f"accepted: another row of {self.paper.name}: {', '.join(rows_of(self.paper.folder))}"
                 raise ConfigError(f"{self.row}: start.{name} = {row}; {said}")
             paper = self.paper.of(file.name)
             found[f"start.{folder}"] = self._replace(paper=paper, row=file.name, overrides=overrides, settings=())

@@ -10,12 +10,13 @@ from typing import Any
 
 from safetensors import safe_open
 
-from common.base.config import ConfigError, load_row
+from common.base.config import ConfigError
 from common.base.provenance import git_revision
 from common.diagnosis import PLATEAU
 from common.distributed import is_main_process
 from common.evaluation.protocol import check_alike, data_text, protocol_text
 from common.report.figures import plot_training
+from common.report.formats import heading
 from common.report.statistics import interval_of_hits
 from common.report.table import MEASURED, QUERIES_INTERVAL, Column, Measured, Row, Table, measured_over_seeds
 from common.reproduce.command import Command
@@ -202,8 +203,7 @@ def trained_on(runs: Iterable[RowRun]) -> str:
 def note_of(command: Command, row: str, code: PaperCode) -> str:
     """What was trained for a row, in one line."""
     code = code.of(row)
-    file = code.folder / "configs" / row
-    config = load_row(code.config_class, code.folder, file, command.scale, list(command.overrides))
+    config = code.config(row, command.scale, command.overrides)
     data, model, optim = config.data, config.model, config.optim
     pixels = f", {data.image_size} px in patches of {model.patch_size}"
     image = _tower("ViT", model.image, model.image.stem.name) + pixels
@@ -265,6 +265,17 @@ def ran_as(template: str, config: Any) -> str:
     return template.format(vit=vit_of(config), config=config)
 
 
+def _ran(source: dict[str, Any], runs: Runs) -> dict[str, str]:
+    """Method -> what ran, of printed rows with a name of ours, and of "<method>, <field>" where they have more runs."""
+    return {
+        method: ran_as(row["ours"], seeds[0].config) + method.removeprefix(row["method"])
+        for row in source.get("rows", ())
+        if "ours" in row
+        for method, seeds in runs.items()
+        if f"{method}, ".startswith(f"{row['method']}, ")
+    }
+
+
 def _tower(kind: str, tower: Any, stem: str) -> str:
     """A tower's sizes, and the pre-trained network below it."""
     layers = f"{kind} width {tower.width}, {tower.layers} layers" if tower.layers else f"{kind}: a mean"
@@ -304,13 +315,8 @@ def table_of(
     printed = paper_tables(paper)
     source = printed["tables"].get(table_id, printed["paper"])  # a table of ours alone has nothing printed
     every_run = [run for seeds in runs.values() for run in seeds]
-    names = {row["method"]: row["ours"] for row in source.get("rows", ()) if "ours" in row}
-    rows = [
-        replace(row, ran=ran_as(names[row.method], runs[row.method][0].config))
-        if row.method in names and row.method in runs
-        else row
-        for row in rows
-    ]
+    ran = _ran(source, runs)
+    rows = [replace(row, ran=ran.get(row.method, row.ran)) for row in rows]
     fields = {
         "paper_title": printed["paper"]["title"],
         "paper_version": str(source["version"]),
@@ -341,10 +347,16 @@ def _versions_note(runs: Runs) -> list[str]:
 
 
 def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> None:
-    """Training curves of a part's runs, beside its tables."""
-    logs = {f"{method}, seed {run.seed}": read_log(run.files.log) for method, seeds in runs.items() for run in seeds}
+    """Training curves of a part's runs, beside its tables and named as there."""
+    ran = _ran(paper_tables(paper)["tables"].get(command.part, {}), runs)
+    logs = {
+        f"{ran.get(method, method)}, seed {run.seed}": read_log(run.files.log)
+        for method, seeds in runs.items()
+        for run in seeds
+    }
     if logs and is_main_process():
-        plot_training(logs, command.folder(paper) / f"{command.part}_training.png")
+        title = heading(paper, command.part, command.scale, command.text(paper) if command.changes else "")
+        plot_training(logs, command.folder(paper) / f"{command.part}_training.png", f"{title}: training")
 
 
 def trained_table(

@@ -6,7 +6,6 @@ differ in the cost of a step (MoCo trains one of its two encoders, supervision s
 
 from collections.abc import Callable, Mapping, Sequence
 
-from common.base.config import load_row
 from common.distributed import is_main_process
 from common.evaluation.protocol import data_text
 from common.report.figures import Curves, plot_curves
@@ -96,8 +95,7 @@ def _note(name: str, command: Command) -> str:
 
 
 def _config(name: str, command: Command) -> VisionConfig:
-    file = CODE.folder / "configs" / row_file(name)
-    return load_row(VisionConfig, CODE.folder, file, command.scale, list(command.overrides), SCALE_FILES)
+    return CODE.config(row_file(name), command.scale, command.overrides)
 
 
 def _panels(runs: Mapping[str, Sequence[RowRun]], command: Command) -> list[Curves]:

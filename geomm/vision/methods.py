@@ -16,14 +16,6 @@ from geomm.vision.config import VisionConfig
 from geomm.vision.swav import Prototypes, Swav, swav_head
 
 
-class GeoMoCo(MoCo):
-    """MoCo v2 with GeoMM's pool."""
-
-    def start_step(self, step: int) -> None:
-        """Alg. 2, line 2."""
-        self.contrast.pool.rebuild(step)
-
-
 def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
     """The method of a config, with fresh weights from the global random state; classes and seed decide nothing."""
     method = config.method
@@ -32,7 +24,7 @@ def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
     logit_scale = LogitScale(method.logit_scale, maximum=None, trainable=False)
     if method.name == "moco_v2":
         encoder, pool = with_head(backbone, mlp_head(width, dim)), GeodesicPool.from_config(method, dim)
-        built = GeoMoCo(MomentumContrast(encoder, Sphere(), logit_scale, pool, method.symmetric), method.shuffle_keys)
+        built = MoCo(MomentumContrast(encoder, Sphere(), logit_scale, pool, method.symmetric), method.shuffle_keys)
     elif method.name == "swav":
         built = Swav(
             with_head(backbone, swav_head(width, dim)),

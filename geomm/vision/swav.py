@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from common.distributed import broadcast_, gather_without_gradient, rank
+from common.distributed import broadcast_, gather_without_gradient, own_share
 from common.feature_queue import FeatureQueue
 from common.geometry import at_least_float32, full_precision, unit
 from common.info_nce import info_nce
@@ -19,6 +19,7 @@ from common.logit_scale import LogitScale
 from common.methods.self_supervised import Method, StepLoss
 from geomm.config import DistanceConfig
 from geomm.geodesic import GeodesicGraph, geodesic_similarity, neighbor_graph, shortest_paths
+from geomm.pool import graph_is_due
 
 
 class Prototypes(nn.Module):
@@ -47,12 +48,9 @@ class Prototypes(nn.Module):
     @torch.no_grad()
     def rebuild(self, step: int) -> bool:
         """Paths of the prototypes as they are now, if it is time, as in `GeodesicPool.rebuild`; on every process."""
-        method = self.method
-        if method.distance == "cosine" or step < method.geodesic_from_step:
+        if not graph_is_due(self.method, self.has_paths, step):
             return False
-        if self.has_paths and step % method.graph_update_interval:
-            return False
-        self.paths.copy_(shortest_paths(neighbor_graph(self.weight, method.num_neighbors)))
+        self.paths.copy_(shortest_paths(neighbor_graph(self.weight, self.method.num_neighbors)))
         broadcast_(self.paths)
         self.has_paths.fill_(True)
         return True
@@ -152,12 +150,11 @@ class Swav(Method):
             past = self.queue.rows().chunk(2, dim=1)
         found = []
         for own, before in zip(embeddings, past):
-            batch = len(own)
             everyone = gather_without_gradient(at_least_float32(own))
             rows = everyone if before is None else torch.cat([everyone, before])
             with full_precision(rows):
                 codes = sinkhorn(rows @ self.prototypes.weight.T, self.sinkhorn_scale, self.sinkhorn_iterations)
-            found.append(codes[rank() * batch : (rank() + 1) * batch])
+            found.append(codes[own_share(len(own))])
         return found
 
     def insert(self, keys: torch.Tensor | None) -> None:
