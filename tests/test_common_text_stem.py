@@ -38,7 +38,7 @@ CAPTIONS = ["a red cube", "two balls left of the blue cone", "ball", "a cube and
 LENGTH = 12
 IDS = TOKENIZER.encode(CAPTIONS, LENGTH)
 EUCLIP = ROOT / "euclip"
-LIT = ("model.image.stem.name=test_efficientnet", "model.image.stem.weights=", "model.image.layers=0",
+LIT = ("model.image.stem.name=test_efficientnet", "model.image.stem.weights=x", "model.image.layers=0",
        "model.image.projection=false", "data.image_size=64", "model.patch_size=32")  # fmt: skip
 
 
@@ -312,6 +312,11 @@ def test_a_key_holds_the_hash_of_weights_and_not_their_path(photographs, bert, t
         ConfigError, match=r"model.weights = /nowhere: no such folder; accepted: one that holds weights"
     ):
         key("model.weights=/nowhere")
+    for setting in ("model.text.stem.weights", "data.vocabulary", "model.image.stem.name", "model.init"):
+        named = setting.replace("name", "weights")
+        told = rf"{named} = some/net is not in .* which holds tiny; accepted: .*/net, another"
+        with pytest.raises(ConfigError, match=told):
+            key(f"{setting}=some/net")
 
 
 def test_lit_trains_the_text_side_alone(photographs, bert, tmp_path, monkeypatch):
@@ -351,7 +356,7 @@ def test_a_pooled_stem_is_the_mean_over_its_places():
 
 
 def test_the_mean_alone_is_kept_of_a_tower_that_reads_nothing_else(photographs, bert):
-    config = config_of(photographs, bert, *LIT, "model.image.stem.weights=x")
+    config = config_of(photographs, bert, *LIT)
     stem = Stem("test_efficientnet", 64)
     whole = (stem.channels, stem.grid, stem.grid)
     tower = PooledStem(stem, None)

@@ -32,11 +32,11 @@ def evaluation(hits, **protocol):
     return {**facts, "evaluations": {"pets": found}}, {"pets": {"acc1": [[float(hit)] for hit in hits]}}
 
 
-def write_run(folder, seed, hits, row=1, **protocol):
+def write_run(folder, seed, hits, row=1, facts=(), **protocol):
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump({"method": {"row": row}, "run": {"seed": seed}}))
     content, found = evaluation(hits, **protocol)
-    content |= {"seed": seed, "weights": None}
+    content |= {"seed": seed, "weights": None, **dict(facts)}
     write_json(folder / "evaluation.json", content | {"hash": hash_of([content, found])})
     write_json(folder / "hits.json", found)
     return folder
@@ -88,6 +88,14 @@ def test_unlike_protocols_share_no_column_and_the_note_says_why(tmp_path, hits):
     assert why in table.notes
     with pytest.raises(ConfigError, match=r"have a number of one protocol\. pets: c shares no"):
         compared(tmp_path, runs[0], runs[2])
+
+
+@pytest.mark.parametrize(("paper", "unlike"), [("euclip", True), ("geomm", False)])
+def test_code_that_evaluates_is_unlike_within_a_paper_alone(paper, unlike, tmp_path, hits):
+    runs = [write_run(tmp_path / "a" / "seed0", 0, hits[0], row="a")]
+    facts = {"paper": paper, "evaluation_code": "other"}
+    runs.append(write_run(tmp_path / "b" / "seed0", 0, hits[1], row="b", facts=facts))
+    assert any("unlike versions of the code" in note for note in compared(tmp_path, *runs).notes) == unlike
 
 
 def test_a_checkpoint_is_evaluated_now_on_the_data_that_are_named(tmp_path, monkeypatch):

@@ -173,7 +173,7 @@ def test_traverse_writes_its_files_or_prints_the_table_of_a_checkpoint(output, t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--checkpoint", "nowhere"], "nowhere is no whole checkpoint"),
+        (["--checkpoint", "nowhere"], "checkpoint = nowhere: no such folder"),
         (["--checkpoint", "CLIP", "--min-radius", "0.1"], "'sphere' has no entailment cones"),
         (["--checkpoint", "CLIP", "--captions", "/dev/null"], "/dev/null holds no caption"),
         (["--checkpoint", "MERU", "--plain-mean"], "--plain-mean: the root of geometry 'hyperbolic' is the origin"),
@@ -191,7 +191,7 @@ def test_entry_scripts_explain_errors_in_one_line(script, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "euclip"), *sys.path[1:]])  # as when started by path
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "euclip" / f"{script}.py"), run_name="__main__")
-    assert ended.value.code.startswith("error: nowhere is no whole checkpoint")
+    assert ended.value.code.startswith("error: checkpoint = nowhere: no such folder")
     assert "\n" not in ended.value.code
 
 

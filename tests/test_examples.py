@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,12 @@ def test_two_processes_give_the_losses_of_one():
     assert alone[-1] < alone[0]
     for losses in in_processes(2, example("several_processes").main):
         assert losses == pytest.approx(alone, rel=1e-5)
+
+
+def test_several_processes_may_be_one(capsys, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    runpy.run_path(str(ROOT / "examples" / "several_processes.py"), run_name="__main__")
+    assert capsys.readouterr().out.startswith("1 processes: losses ")
 
 
 def test_own_embeddings_are_ranked_and_classified():

@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -20,6 +21,8 @@ from common.base.settings import RunConfig
 from common.run import pretraining
 from common.run.launch import run_or_explain, start_accelerator
 from contrastive_basics import pretrain
+from geomm import finetune
+from geomm import train as geomm_train
 from oblique_topology import train
 from scripts import reproduce
 
@@ -213,6 +216,20 @@ def test_bad_input_ends_in_one_message_without_a_traceback(arguments, message, t
     assert said.startswith("error: ")
     assert message in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("main", "row", "script"),
+    [
+        (geomm_train.main, "vqa_albef", "finetune.py"),
+        (geomm_train.main, "vision_swav", "pretrain.py"),
+        (finetune.main, "albef", "train.py"),
+        (pretrain.main, "table1_ours", "train.py"),
+    ],
+)
+def test_a_row_of_another_script_is_refused_with_its_command(main, row, script):
+    said = message_of(main, "--config", row, "--scale", "smoke")
+    assert re.fullmatch(rf"error: --config {row}: \w+/\w+\.py does not train it; run: .*/{script} --config .*", said)
 
 
 @pytest.mark.parametrize(

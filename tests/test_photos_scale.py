@@ -104,7 +104,7 @@ def trained(photographs, weights, tmp_path_factory):
     return run
 
 
-OF_POOL = ("start.row=", "method.queue_size=8", "method.branching=[2,2]", "method.k_test=10")
+OF_POOL = ("start.row=", "method.queue_size=6", "method.branching=[2,2]", "method.k_test=10")
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_linear_probe_on_a_stem_that_is_held_still_reads_the_trained_class_tok
 
 
 def test_geomm_s_readings_train_two_matrices_on_kept_features(trained, photographs):
-    own = ("start.row=", "method.queue_size=8", "method.branching=[2,2]")
+    own = ("start.row=", "method.queue_size=6", "method.branching=[2,2]")
     run = trained("geomm", "clip_geo", *ON_PHOTOGRAPHS, *own)
     assert kept_features(photographs).keys() >= {(1280, 1, 1)}
     learnt = {name for name in run.moved if name.startswith("encoders.")}
