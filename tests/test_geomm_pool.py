@@ -17,8 +17,8 @@ from common.feature_queue import FeatureQueue
 from common.geometry import Sphere, inner_product_similarity, unit
 from common.info_nce import distilled_targets, info_nce, positives_from_ids
 from common.logit_scale import LogitScale
-from common.momentum import MomentumEncoder
 from common.pool import QueuePool, pool_info_nce
+from examples.geodesic_pool import train
 from geomm.geodesic import ATTACH, CUT, components, geodesic_distance, geodesic_similarity, nearest_centers
 from geomm.hierarchy import build_graph
 from geomm.pool import GeodesicPool
@@ -465,30 +465,12 @@ def recall_of_a_toy(attach, steps=300):
         latents = prototypes[torch.randint(200, (count,))] + 0.7 * torch.randn(count, 32) / 32**0.5
         return latents @ views + 0.3 * torch.randn(2, count, 128) / 128**0.5
 
-    def embedded(towers, both):
-        return [unit(tower(view)) for tower, view in zip(towers, both)]
-
     towers = nn.ModuleList(nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in views)
-    momentum, scale = MomentumEncoder(towers), LogitScale(1 / 0.07)
     distance = {"distance": "cosine"} if attach == "cosine" else {"attach": attach}
     pools = [GeodesicPool(2048, 32, branching=(32,), graph_update_interval=20, **distance) for _ in views]
-    optimizer = torch.optim.AdamW([*towers.parameters(), *scale.parameters()], 1e-3)
-    for step in range(steps):
-        both = pairs(64)
-        momentum.update_(towers, 0.99)
-        queries, keys = embedded(towers, both), embedded(momentum.encoder, both)
-        for pool in pools:
-            pool.rebuild(step)
-        candidates = [pool.open(key.detach()) for pool, key in zip(pools, keys)]
-        sum(
-            pool_info_nce(others, query, scale(), others.columns)[0] for query, others in zip(queries, candidates[::-1])
-        ).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        for pool, key in zip(pools, keys):
-            pool.insert(key.detach())
+    train(towers, pools, LogitScale(1 / 0.07), (pairs(64) for _ in range(steps)))
     with torch.no_grad():
-        first, second = embedded(towers, pairs(1000))
+        first, second = (unit(tower(view)) for tower, view in zip(towers, pairs(1000)))
     return float(((first @ second.T).argmax(dim=1) == torch.arange(1000)).float().mean())
 
 

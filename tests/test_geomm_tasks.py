@@ -468,7 +468,8 @@ def test_what_a_task_starts_with_are_the_weights_of_its_run(row, finished):
 
 @pytest.mark.parametrize("row", ["vqa_albef", "nlvr2_albef"])
 def test_a_run_goes_on_to_the_last_bit(row, finished, tmp_path):
-    config = config_of(row, *FEW, "optim.steps=4", "run.save_every=2", f"start.run={finished[row].config.start.run}")
+    often = ("optim.steps=4", "run.save_every=2", "run.evaluate_every=2")
+    config = config_of(row, *FEW, *often, f"start.run={finished[row].config.start.run}")
     items = open_training_set(config.data, 0)
     files = [RunFiles(tmp_path / name, {"seed": 0}) for name in ("whole", "resumed")]
     finetune(config, items, files[0], False, Accelerator(cpu=True))
@@ -480,6 +481,10 @@ def test_a_run_goes_on_to_the_last_bit(row, finished, tmp_path):
     losses = [[line["loss"] for line in read_log(each.log) if line["event"] == "train"] for each in files]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 4
+    told = [line for line in read_log(files[0].log) if line["event"] == "evaluate"]
+    assert [line["step"] for line in told] == [2, 4]
+    final = json.loads(files[0].evaluation.read_text())["evaluations"][f"{config.data.task}_dev"]["metrics"]
+    assert told[-1]["metrics"]["accuracy"] == final["accuracy"]
 
 
 @pytest.mark.parametrize("row", ["vqa_albef", "visual_entailment_albef", "nlvr2_albef"])
