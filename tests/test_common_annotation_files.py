@@ -5,12 +5,10 @@ import pickle
 import statistics
 import tarfile
 
-import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from common.base.config import ConfigError, load_row
+from common.base.config import ConfigError
 from common.base.settings import DataConfig
 from common.data.annotated import (
     READERS,
@@ -26,13 +24,8 @@ from common.data.annotated import (
 )
 from common.data.broken import BrokenSample
 from common.data.scenes import ANNOTATION_TASKS, annotation_task
-from common.data.tokenizer import WordTokenizer
-from common.data.transforms import ImageTransform
 from common.evaluation.annotated import best_answers, entailment_metrics, nlvr2_metrics, vqa_metrics, vqa_score
-from geomm.config import Config
 from geomm.lookalikes import SugarCrepeFiles, open_lookalikes
-from geomm.model import build_model
-from geomm.train import CODE
 
 QUESTION = {"question_id": 7, "image_id": 42, "question": "What is it?"}
 ANSWERS = {"question_id": 7, "image_id": 42, "answer_type": "other", "answers": [{"answer": "cat"}] * 3}
@@ -316,30 +309,3 @@ def extracted(folder, tars, wanted, name_of):
                 name = name_of(member.name)
                 if name in wanted:
                     (folder / name).write_bytes(members.extractfile(member).read())
-
-
-def test_rows_with_photographs_go_through_a_model(local, data_dir, tmp_path):
-    """39 questions, 70 hypotheses and no statement on two pictures have theirs; a tiny random model judges them."""
-    folders = {
-        "vqa": ("coco_mini", str),
-        "visual_entailment": ("flickr8k", lambda name: name.partition("_")[0] + name[-4:]),
-    }
-    config = load_row(Config, CODE.folder, CODE.folder / "configs" / "albef.yaml", "smoke", [])
-    transform = ImageTransform(config.data.image_size)
-    for task, (folder, name_of) in folders.items():
-        wanted = {path for row in local[task].rows for path in row.pictures}
-        (tmp_path / task).mkdir()
-        extracted(tmp_path / task, sorted((data_dir / folder).glob("*.tar")), wanted, name_of)
-        items = AnnotatedPictures(local[task], data_dir / task, tmp_path / task, max_broken_share=1)
-        assert len(items) == {"vqa": 39, "visual_entailment": 70}[task]
-        texts = [items.row(index)["question" if task == "vqa" else "hypothesis"] for index in range(len(items))]
-        tokenizer = WordTokenizer.from_captions(texts)
-        model = build_model(config, tokenizer).eval()
-        pictures = torch.stack([transform.eval(items[index]["image"]) for index in range(len(items))])
-        ids = tokenizer.encode(texts, config.data.context_length)
-        with torch.no_grad():
-            tokens = model.encoders.text_tower.forward_tokens(ids), model.encoders.text_mask(ids)
-            logits = model.match(*tokens, model.encoders.image_tower.forward_tokens(transform.inputs(pictures)))
-        assert logits.shape == (len(items), 2)
-        assert len(np.unique(logits.numpy())) > len(items)  # each picture and text gives its own
-    assert not any((data_dir / "nlvr2").glob("*"))

@@ -1,7 +1,6 @@
 """Checkpoints: exact round trip, damage detected at any byte, a full disk and another model refused."""
 
 import json
-import random
 import resource
 import shutil
 import subprocess
@@ -82,23 +81,25 @@ def saved(folder, *steps, **options):
     return model, optimizer
 
 
-@pytest.mark.parametrize("name", [*FILES, SUMS])
+MODEL, OPTIMIZER, STATE = FILES
+
+
 @pytest.mark.parametrize(
-    "damage", ["cut in half", "last byte cut", "one bit", "missing", "empty", "a folder", "longer"]
-)
+    ("name", "damage"),
+    [
+        (MODEL, "missing"), (OPTIMIZER, "a folder"), (STATE, "longer"), (STATE, "empty"),
+        (SUMS, "missing"), (SUMS, "a folder"), (SUMS, "longer"), (SUMS, "empty"),
+    ],
+)  # fmt: skip
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, name, damage):
     saved(tmp_path, 1, 2)
     file = tmp_path / "step-00000002" / name
-    content = bytearray(file.read_bytes())
+    content = file.read_bytes()
     file.unlink()
     if damage == "a folder":
         file.mkdir()
-    elif damage == "one bit":
-        content[len(content) // 2] ^= 1
-        file.write_bytes(content)
     elif damage != "missing":
-        cut = {"cut in half": content[: len(content) // 2], "last byte cut": content[:-1], "empty": b""}
-        file.write_bytes(cut.get(damage, content + b"\n"))
+        file.write_bytes(b"" if damage == "empty" else content + b"\n")
     with pytest.warns(UserWarning, match="step-00000002.*trying the checkpoint before it"):
         assert last_checkpoint(tmp_path).state["step"] == 1
 
@@ -127,47 +128,24 @@ def test_a_file_cut_or_flipped_at_any_byte_is_found_and_named(tmp_path, draw):
     assert open_checkpoint(path).state["step"] == 1
 
 
-def test_300_faults_of_all_kinds_give_no_silent_load(tmp_path):
-    saved(tmp_path / "whole", 1)
-    whole = tmp_path / "whole" / "step-00000001"
-    choose, found, kinds = random.Random(0), 0, dict.fromkeys(["cut", "flip", "remove", "swap", "type", "half"], 0)
-    for number in range(300):
-        kind = choose.choice(list(kinds))
-        kinds[kind] += 1
-        path = tmp_path / f"step-{number:08d}"
-        shutil.copytree(whole, path)
-        file = path / choose.choice([*FILES, SUMS])
-        content = file.read_bytes()
-        position = choose.randrange(len(content))
-        if kind == "cut":
-            file.write_bytes(content[:position])
-        elif kind == "flip":
-            flipped = content[position] ^ (1 << choose.randrange(8))
-            file.write_bytes(content[:position] + bytes([flipped]) + content[position + 1 :])
-        elif kind == "remove":
-            file.unlink()
-        elif kind == "swap":  # a file of another checkpoint, whole in itself
-            (path / "model.safetensors").write_bytes((path / "optimizer.safetensors").read_bytes())
-        elif kind == "type":  # as if a writer had gone wrong: the sums are right, the content is not
-            key = choose.choice(["format", "step", "optimizer_groups", None])
-            state = json.loads((path / "state.json").read_text())
-            wrong = choose.choice([[1], {"a": 1}, "1", None, True, 1.5]) if key != "optimizer_groups" else None
-            (path / "state.json").write_text(json.dumps(wrong if key is None else {**state, key: wrong}))
-            (path / SUMS).write_text("".join(checkpoint_module._sum_lines(path)))
-        else:  # killed half way through a copy
-            for name in choose.sample([*FILES, SUMS], choose.randrange(1, 4)):
-                (path / name).unlink()
+@pytest.mark.parametrize("key", ["format", "step", "optimizer_groups", None])
+def test_a_state_of_another_type_is_refused_though_its_sum_is_right(tmp_path, key):
+    saved(tmp_path, 1)
+    path = tmp_path / "step-00000001"
+    state = json.loads((path / "state.json").read_text())
+    for wrong in ([1], {"a": 1}, "1", None, True, 1.5) if key != "optimizer_groups" else (None,):
+        (path / "state.json").write_text(json.dumps(wrong if key is None else {**state, key: wrong}))
+        (path / SUMS).write_text("".join(checkpoint_module._sum_lines(path)))
         with pytest.raises(CheckpointError, match=str(path)):
             open_checkpoint(path)
-        found += 1
-    assert found == 300
-    assert min(kinds.values()) > 30
-    with (
-        pytest.warns(UserWarning, match="trying the checkpoint before it") as warned,
-        pytest.raises(CheckpointError, match="none of the 300 checkpoints"),
-    ):
-        last_checkpoint(tmp_path)
-    assert len(warned) == 300
+
+
+def test_a_file_of_another_checkpoint_is_refused_though_it_is_whole(tmp_path):
+    saved(tmp_path, 1, 2)
+    path = tmp_path / "step-00000002"
+    shutil.copy(tmp_path / "step-00000001" / MODEL, path / MODEL)
+    with pytest.raises(CheckpointError, match=f"{path.name} is damaged: the sha256 of {MODEL}"):
+        open_checkpoint(path)
 
 
 def test_weights_that_are_not_finite_are_refused_when_loaded(tmp_path):
@@ -349,5 +327,12 @@ def test_a_user_may_name_a_checkpoint_its_folder_or_the_run(tmp_path):
     saved(tmp_path / "run/checkpoints", 1, 2)
     for path, step in (("run", 2), ("run/checkpoints", 2), ("run/checkpoints/step-00000001", 1)):
         assert named_checkpoint(tmp_path / path).state["step"] == step
-    with pytest.raises(CheckpointError, match=r"nowhere is no whole checkpoint: model\.safetensors"):
-        named_checkpoint(tmp_path / "nowhere")
+    saved(tmp_path / "seeds/seed3/checkpoints", 1)
+    (tmp_path / "README.md").touch()
+    for name, message in (
+        ("nowhere", "start.run = .*nowhere: no such folder; accepted: the folder of a run or of a checkpoint"),
+        ("README.md", r"README.md: a file; accepted: the folder of a run"),
+        ("seeds", r"seeds: runs of seed3; accepted: one of them, as in .*seeds/seed3$"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            named_checkpoint(tmp_path / name, "start.run")

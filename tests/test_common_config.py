@@ -1,6 +1,7 @@
 """Configs: precedence, and error messages that name file, key, value and what is accepted."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,9 @@ def test_bad_configs_are_named(tmp_path, text, parts):
         ("optim.steps", "not of the form section.key=value"),
         ("optim=3", "optim is a section"),
         ("optim.stepz=3", "did you mean optim.steps"),
+        ("optim.lr=1e-4", "did you mean optim.learning_rate?"),
+        ("optim.batch_size=64", "did you mean optim.global_batch_size?"),
+        ("method.temperature=0.07", "did you mean method.logit_scale_"),
         ("optim.steps=[", "no YAML"),
         ("run.seed=-1", "run.seed = -1; accepted: >= 0"),
     ],
@@ -173,6 +177,11 @@ def test_a_scale_file_is_read_and_names_beginnings_of_rows_that_are_there(file):
     words = [row.split("_") for row in rows_of(file.parents[1])]
     beginnings = {"_".join(each[: count + 1]) for each in words for count in range(len(each))}
     assert all(each.split() and set(each.split()) <= beginnings for each in names), f"{names.keys()}"
+
+
+def test_weights_that_a_scale_names_are_those_of_a_user_on_the_hub():
+    named = [re.findall(r"(?:vocabulary|weights): (\w[^\s}]*)", file.read_text("utf-8")) for file in SCALE_FILES]
+    assert {name for names in named for name in names} == {"sentence-transformers/all-MiniLM-L6-v2"}
 
 
 def test_numbers_and_words_are_read_as_their_field_means_them(tmp_path):
@@ -361,7 +370,7 @@ def test_a_config_survives_yaml_and_back():
 )
 def test_resume_takes_no_override_for_its_value(words, resume, monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py", *words, "optim.steps=70"])
-    config, arguments = entry_arguments("", FOLDER, Config, "table2_clip.yaml")
+    config, arguments = entry_arguments("", FOLDER / "train.py", Config, "table2_clip.yaml")
     assert (arguments.resume, config.optim.steps) == (resume, 70)
 
 

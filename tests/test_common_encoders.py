@@ -17,29 +17,6 @@ def count(module):
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def vision(width, heads, tokens, dim, **more):
-    with torch.device("meta"):
-        return VisionTransformer(224, more.pop("patch", 16), width, 12, heads, dim, num_class_tokens=tokens, **more)
-
-
-def text(tokens, dim):
-    with torch.device("meta"):
-        return BidirectionalTextTransformer(30_522, 77, 512, 12, 8, dim, num_class_tokens=tokens)
-
-
-@pytest.mark.parametrize(
-    ("width", "heads", "tokens", "dim", "image_count", "text_count"),
-    [
-        (768, 12, 1, 512, 86_192_640, 53_759_488),
-        (768, 12, 16, 32, 85_847_040, 53_521_408),
-        (384, 6, 32, 16, 21_696_000, 53_521_408),
-    ],
-)
-def test_parameter_counts_of_the_oblique_papers_models(width, heads, tokens, dim, image_count, text_count):
-    assert count(vision(width, heads, tokens, dim)) == image_count
-    assert count(text(tokens, dim)) == text_count
-
-
 @pytest.mark.parametrize("pre_norm", [True, False])
 @pytest.mark.parametrize("masked", [True, False])
 def test_block_equals_pytorchs_encoder_layer(pre_norm, masked):

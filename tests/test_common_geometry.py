@@ -37,26 +37,6 @@ def test_zero_features_stay_zero_with_finite_gradient():
     assert (unit(features) == 0).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize(
-    "function",
-    [
-        inner_product_similarity,
-        squared_distances,
-        euclidean_distance,
-        paired_inner_products,
-        paired_squared_distances,
-        paired_euclidean_distance,
-        paired_angles,
-    ],
-)
-def test_results_are_at_least_float32_and_keep_float64(function, dtype):
-    features = torch.randn(3, 4).to(dtype)
-    expected = torch.float64 if dtype == torch.float64 else torch.float32
-    assert unit(features).dtype == expected
-    assert function(features, features.flip(0)).dtype == expected
-
-
 @pytest.mark.parametrize(
     "function", [inner_product_similarity, squared_distances, paired_inner_products, paired_angles]
 )
@@ -73,14 +53,6 @@ def test_straight_path_meets_both_ends_exactly():
     assert torch.equal(path[-1], end)
     steps = path[1:] - path[:-1]
     torch.testing.assert_close(steps, ((end - start) / 6).expand_as(steps), rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [inner_product_similarity, squared_distances, euclidean_distance, paired_angles, paired_euclidean_distance],
-)
-def test_functions_run_on_the_meta_device(function):
-    assert function(torch.randn(4, 8, device="meta"), torch.randn(4, 8, device="meta")).device.type == "meta"
 
 
 # Euclidean distances

@@ -274,9 +274,6 @@ def test_more_shards_than_open_files_and_threads_are_fine(tmp_path, monkeypatch)
     assert len(pairs._files._files) == 2
 
 
-# --- identity --------------------------------------------------------------------------------------------------------
-
-
 # --- real photographs ------------------------------------------------------------------------------------------------
 
 

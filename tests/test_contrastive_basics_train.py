@@ -1,19 +1,15 @@
 """Training of the chapter's vision-language rows at smoke scale: losses against a loop by hand, exact resume."""
 
-import json
 import math
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
-from processes import in_processes
+from killed_run import assert_same_to_the_last_bit, killed_after
 
 from common.base.config import SCALES, ConfigError, load_row
 from common.data.pairs import open_training_pairs
-from common.distributed import mean_over_processes, rank, world_size
-from common.info_nce import contrastive_loss
 from common.run.checkpoint import last_checkpoint
 from common.run.folder import RunFiles
 from common.run.inputs import as_inputs, batches_from, open_training_data
@@ -24,7 +20,6 @@ from contrastive_basics.model import build_model
 from contrastive_basics.train import train
 
 FOLDER = Path(__file__).resolve().parents[1] / "contrastive_basics"
-ROWS = sorted([*FOLDER.glob("configs/table1_*.yaml"), *FOLDER.glob("configs/negatives_*.yaml")])
 SHORT_END = ("run.evaluate_every=0", "data.num_test=4", "data.num_labelled=4")  # where the evaluation is not the point
 QUEUE = ("method.queue_size=40", "method.ema_momentum=0.9")
 TINY = (
@@ -146,21 +141,6 @@ def test_three_steps_have_the_losses_of_a_loop_written_by_hand(tmp_path, overrid
     )  # Adam makes steps of gradients that are rounding alone
 
 
-@pytest.mark.parametrize("row", ["table1_late_interaction", "negatives_queue"])
-def test_a_row_is_trained_and_evaluated(row, tmp_path):
-    files = run(tmp_path, "optim.steps=1", "optim.warmup_steps=0", row=row)
-    evaluations = json.loads(files.evaluation.read_text())["evaluations"]
-    assert {"test", "second_test", "imagenet"} <= set(evaluations)
-    for result in evaluations.values():
-        assert all(0 <= value <= 6 for value in result["metrics"].values())
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda path: path.stem)
-def test_one_step_of_every_row_runs(row, tmp_path, not_evaluated):
-    files = run(tmp_path, "optim.steps=1", "optim.warmup_steps=0", row=row.stem)
-    assert logged(files) == pytest.approx([math.log(16)], abs=2)
-
-
 @pytest.mark.parametrize("scale", [scale for scale in SCALES if scale != "smoke"])
 def test_one_step_runs_at_every_scale_with_small_towers(scale, tmp_path, not_evaluated):
     files = run(tmp_path, *TINY, scale=scale)
@@ -186,14 +166,8 @@ def test_a_fixed_temperature_stays_to_the_last_bit_and_a_learned_one_within_its_
 def test_a_run_with_queue_and_momentum_encoder_resumes_to_the_last_bit(tmp_path, not_evaluated):
     whole = run(tmp_path / "whole", *QUEUE)
     assert weights(whole)["memory.image_pool.queue.fill_level"] == 40  # 96 pairs have passed through
-    half = tmp_path / "half"
-    shutil.copytree(whole.folder, half)
-    shutil.rmtree(half / "checkpoints" / "step-00000006")
-    files = run(half, *QUEUE, resume=True)
-    assert logged(files) == logged(whole)
-    before, after = weights(whole), weights(files)
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    files = run(killed_after(3, whole, tmp_path / "half"), *QUEUE, resume=True)
+    assert_same_to_the_last_bit(whole, files)
 
 
 def test_queued_pairs_change_the_loss_and_ids_make_a_repeated_picture_a_positive(tmp_path, not_evaluated):
@@ -232,34 +206,3 @@ def test_a_checkpoint_rebuilds_the_model_and_takes_other_data(tmp_path, not_eval
     assert config.data.num_test == 6
     assert encoder.model.geometry.name == "late_interaction"
     assert all(torch.equal(tensor, encoder.model.state_dict()[name]) for name, tensor in weights(files).items())
-
-
-def queue_steps(folder):
-    """Losses, queue and gradient of two steps on this process's share of the same two batches."""
-    config = config_of(*QUEUE)
-    training = open_training_data(config, open_training_pairs(config.data, 0), None)
-    torch.manual_seed(0)
-    model, accelerator = build_model(config, training.tokenizer).double(), Accelerator(cpu=True)
-    losses = []
-    for _, batch in zip(range(2), batches_from(0, config, training, accelerator)):
-        images, token_ids = as_inputs(batch, training.transform, torch.device("cpu"))
-        share = slice(rank() * 16 // world_size(), (rank() + 1) * 16 // world_size())
-        images, token_ids, ids = images[share].double(), token_ids[share], batch.image_index[share]
-        embeddings = model(images, token_ids)
-        loss = contrastive_loss(*embeddings[:2], model.geometry, embeddings[2], ids, model.memory.pairs())
-        model.zero_grad()
-        loss.backward()
-        losses.append(float(mean_over_processes(loss)))
-        model.memory.update_(model, 0.9)
-        model.memory.insert(images, token_ids, ids)
-    gradient = mean_over_processes(model.image_tower.projection.grad)
-    return losses, gradient, model.memory.pairs()
-
-
-def test_two_processes_equal_one_with_a_queue(tmp_path):
-    losses, gradient, pairs = queue_steps(tmp_path)
-    for found in in_processes(2, queue_steps, tmp_path):
-        assert found[0] == pytest.approx(losses, rel=1e-12)
-        torch.testing.assert_close(found[1], gradient, rtol=1e-9, atol=1e-12)
-        for ours, theirs in zip(pairs, found[2]):
-            torch.testing.assert_close(ours, theirs)

@@ -68,12 +68,6 @@ def golden(dtype=torch.float64, name=""):
     return (unit(images), unit(texts)) if name in ("sphere", "elliptic") else (images, texts)
 
 
-NAMES = ["elliptic", "euclidean", "euclidean_squared", "hyperbolic@1", "hyperbolic_squared@1"]
-HARD_NAMES = [
-    *NAMES, "hyperbolic@0.1", "hyperbolic@10", "hyperbolic_squared@0.1", "hyperbolic_squared@10"
-]  # fmt: skip
-
-
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_similarities_equal_those_of_the_authors(name, dtype, atol):
@@ -189,9 +183,3 @@ def test_each_modality_has_its_own_scale():
 def test_a_curvature_outside_its_bounds_is_refused(bounds):
     with pytest.raises(ValueError, match="0 < minimum <= init <= maximum"):
         Hyperbolic(4, False, *bounds)
-
-
-# mean, root, walk, distances
-
-
-# gradients and precision

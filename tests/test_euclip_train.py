@@ -1,9 +1,7 @@
-"""EuCLIP's training script at smoke scale: every row's loss against loops, resume, processes, bounds, the log."""
+"""EuCLIP's training script at smoke scale: every row's loss against loops, processes, bounds, the log."""
 
-import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from euclip_formulas import excess, similarity
 from euclip_step import share_of_a_step
 from processes import as_launched, in_processes
 
@@ -65,48 +64,11 @@ def unbroken(tmp_path_factory):
 # losses
 
 
-def loop_similarity(name, x, y, c):
-    """One pair, written from Section 5 in Python floats; x and y as the model embeds them."""
-    inner = sum(a * b for a, b in zip(x, y))
-    if name == "sphere":
-        return inner
-    if name == "elliptic":
-        return -math.acos(max(-1.0, min(1.0, inner)))
-    if name.startswith("euclidean"):
-        distance = math.sqrt(sum((a - b) ** 2 for a, b in zip(x, y)))
-    else:
-        (x_space, x_time), (y_space, y_time) = lifted(x, c), lifted(y, c)
-        lorentz = sum(a * b for a, b in zip(x_space, y_space)) - x_time * y_time
-        distance = math.acosh(max(1.0, -c * lorentz)) / math.sqrt(c)
-    return -(distance**2) if name.endswith("squared") else -distance
-
-
-def lifted(u, c):
-    """Exponential map at the origin, space and time."""
-    length = math.sqrt(sum(a * a for a in u))
-    space = [math.sinh(math.sqrt(c) * length) / (math.sqrt(c) * length) * a for a in u]
-    return space, math.sqrt(1 / c + sum(a * a for a in space))
-
-
-def loop_residual(name, text, image, radius, c):
-    """One pair, from Section 7: exterior angle minus half-aperture, apex at the text."""
-    if name.startswith("euclidean"):
-        norm = math.sqrt(sum(a * a for a in text))
-        away = [b - a for a, b in zip(text, image)]
-        cosine = sum(a * b for a, b in zip(text, away)) / norm / math.sqrt(sum(a * a for a in away))
-        return max(0.0, math.acos(cosine) - math.asin(min(1.0, radius / norm)))
-    (x, x_time), (y, y_time) = lifted(text, c), lifted(image, c)
-    norm = math.sqrt(sum(a * a for a in x))
-    inner = c * (sum(a * b for a, b in zip(x, y)) - x_time * y_time)
-    cosine = (y_time + x_time * inner) / (norm * math.sqrt(inner**2 - 1))
-    return max(0.0, math.acos(cosine) - math.asin(min(1.0, 2 * radius / (math.sqrt(c) * norm))))
-
-
 def loop_loss(config, images, texts):
     """Contrastive and weighted entailment loss of a batch with the scalars at their start."""
     method, size = config.method, len(images)
     logits = [
-        [method.logit_scale_init * loop_similarity(method.geometry, x, y, method.curvature_init) for y in texts]
+        [method.logit_scale_init * similarity(method.geometry, x, y, method.curvature_init) for y in texts]
         for x in images
     ]
     columns = [list(column) for column in zip(*logits)]
@@ -118,7 +80,7 @@ def loop_loss(config, images, texts):
     if not method.entailment_weight:
         return contrastive, 0.0
     entailment = [
-        loop_residual(method.geometry, text, image, method.min_radius, method.curvature_init)
+        max(0.0, excess(method.geometry, text, image, method.min_radius, method.curvature_init))
         for text, image in zip(texts, images)
     ]
     return contrastive, method.entailment_weight * sum(entailment) / size
@@ -207,28 +169,7 @@ def test_the_published_readings_change_the_course_of_a_run(tmp_path, no_evaluati
     assert abs(moved[0]) > 1e-6
 
 
-# resume, micro-batches, processes
-
-
-def test_resume_equals_unbroken_run(unbroken, tmp_path):
-    half = tmp_path / "half"
-    shutil.copytree(unbroken.folder, half)
-    shutil.rmtree(half / "checkpoints" / "step-00000006")  # as if killed between step 3 and the end
-    (half / "evaluation.json").unlink()
-    files = run(half, "table4_meru", *SMALL_END, resume=True)
-
-    def without_speed(record):
-        return {
-            key: value
-            for key, value in record.items()
-            if not key.endswith(("_second", "_share", "utilisation", "time"))
-        }
-
-    assert [without_speed(record) for record in lines(files)] == [without_speed(record) for record in lines(unbroken)]
-    before, after = (last_checkpoint(each.checkpoints).model_tensors() for each in (unbroken, files))
-    assert all(torch.equal(before[name], after[name]) for name in before)
-    one, other = (json.loads(each.evaluation.read_text())["evaluations"] for each in (unbroken, files))
-    assert one == other
+# micro-batches, processes
 
 
 def test_micro_batches_train_as_one_batch(unbroken, tmp_path, no_evaluation):

@@ -726,6 +726,3 @@ def test_an_annotation_file_that_is_cut_is_refused_by_name(layout, pictures):
             assert read_annotations(content[:end], pictures) is None, end
     for content in (b"<html>", b"\xff\xfe", b"\0" * 100, b"[" * 200_000, b"null", b'"text"', b"{}", b"[]", b"3"):
         assert read_annotations(content, pictures) is None, content[:20]
-
-
-# --- training --------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from euclip_formulas import distance
 from hard_pairs import (
     assert_autocast_changes_nothing,
     assert_finite_at_hard_pairs,
@@ -52,16 +53,8 @@ def spheres(x):
 
 
 def lorentz(x, y, c):
-    """arccosh(-c <x, y>_L) / sqrt(c) of the points above features over sqrt(dim) (MERU, Eq. 3)."""
-
-    def lifted(features):
-        tangent = [value / math.sqrt(DIM) for value in features]
-        radius = math.sqrt(c) * math.hypot(*tangent)
-        point = [math.sinh(radius) / radius * value for value in tangent]
-        return point, math.sqrt(1 / c + inner(point, point))
-
-    (x, x_time), (y, y_time) = lifted(x), lifted(y)
-    return math.acosh(-c * (inner(x, y) - x_time * y_time)) / math.sqrt(c)
+    """Of features over sqrt(dim)."""
+    return distance("hyperbolic", *([value / math.sqrt(DIM) for value in each] for each in (x, y)), c)
 
 
 def best_partners(x, y):
@@ -256,10 +249,12 @@ def test_everything_runs_in_float32_or_better_whatever_autocast_says(case):
     geometry, (images, texts) = case.build(DIM), features(6, 6, dtype=torch.float32)
     assert_nothing_but_float32(geometry, images, texts)
     assert_autocast_changes_nothing(geometry, images, texts)
-    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         wanted = torch.float64 if dtype == torch.float64 else torch.float32
         pair = embedded(case.build(DIM).to(wanted), images.to(dtype), texts.to(dtype))
-        results = [*pair, *geometry.to(wanted).directions(*pair), geometry.paired_similarity(*pair)]
+        results = [*pair]
+        for given in (pair, [each.to(dtype) for each in pair]):  # as they were embedded, and as someone stored them
+            results += [*geometry.to(wanted).directions(*given), geometry.paired_similarity(*given)]
         assert {each.dtype for each in results} == {wanted}
 
 
@@ -268,6 +263,7 @@ def test_it_runs_on_the_meta_device_and_names_shapes_that_do_not_fit(case):
     geometry = case.build(DIM).to("meta")
     pair = [geometry.embed_text(torch.empty(num, DIM, device="meta")) for num in (4, 3)]
     assert [each.shape for each in geometry.directions(*pair)] == [(4, 3), (3, 4)]
+    assert geometry.paired_similarity(pair[0], pair[0]).shape == (4,)
     shapes = [torch.Size([2, *pair[0].shape[1:]]), torch.Size([2, *pair[0].shape[1:-1], pair[0].shape[-1] + 1])]
     with pytest.raises(ValueError, match=r"got|agree") as raised:
         case.build(DIM).similarity(*map(torch.ones, shapes))

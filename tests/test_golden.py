@@ -31,6 +31,7 @@ ROWS = {
     "oblique_topology": ["table2_clip", "table2_multi", "ablation_geodesic_264", "ablation_euclidean_264"],
     "euclip": ["table4_clip", "table4_elliptic", "table4_euclip", "table4_meru"],
     "contrastive_basics": ["table1_ours"],
+    "geomm": ["albef_geo"],
 }
 FIRST = 6  # pictures and captions whose similarities are kept
 

@@ -33,13 +33,12 @@ def imported(path):
 
 @pytest.mark.parametrize("folder", sorted(ALLOWED))
 def test_no_folder_imports_through_the_wall(folder):
+    seen = set()
     for path in python_files(folder):
-        through = {name for name in imported(path) if name in OURS} - ALLOWED[folder]
-        assert not through, f"{path.relative_to(ROOT)} imports {through}"
-
-
-def test_the_wall_check_sees_imports():
-    assert {"common", "oblique_topology"} <= set(imported(ROOT / "oblique_topology" / "train.py"))
+        ours = {name for name in imported(path) if name in OURS}
+        assert ours <= ALLOWED[folder], f"{path.relative_to(ROOT)} imports {ours - ALLOWED[folder]}"
+        seen |= ours
+    assert "common" in seen
 
 
 # from the ground up; the science is every file directly in common/
@@ -69,16 +68,6 @@ def test_no_import_of_common_runs_upwards():
     found = {str(path.relative_to(ROOT)): list(imports_upwards(path)) for path in python_files("common")}
     assert {floor_of(".".join(Path(name).parts)) for name in found} == set(range(len(FLOORS)))
     assert not {name: modules for name, modules in found.items() if modules}
-
-
-def test_the_floors_check_sees_imports(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    file = tmp_path / "common" / "data" / "reader.py"
-    file.parent.mkdir(parents=True)
-    file.write_text(
-        "import common.base.files\ndef f():\n    from common.run import folder\n    import common.encoders.text\n"
-    )
-    assert list(imports_upwards(file)) == ["common.run.folder", "common.encoders.text"]
 
 
 def test_only_entry_scripts_touch_sys_path():
