@@ -169,6 +169,7 @@ def pool_info_nce(
         similarity, pseudo, hard = candidates.similarity(asking), of_momentum(rows), targets[rows]
         found = similarity.detach()
         logits.append((scale * found[:, columns]).detach())
+        # where it may, the gradient takes the place of the similarities, part by part
         gradient = found if candidates.is_linear else torch.empty_like(found)
         for some in _slices(len(found), max(1, LOGITS_AT_ONCE // found.shape[1])):
             leaf = found[some].requires_grad_()

@@ -1,6 +1,5 @@
 """Table 8: pictures and captions of each set that pre-training sees, ours below the paper's."""
 
-from common.base.config import load_row
 from common.data.mixture import Mixture
 from common.distributed import is_main_process
 from common.report.table import MEASURED, Column, Row, Table, measured_over_seeds
@@ -13,8 +12,7 @@ def table8(command: Command, code: PaperCode) -> list[Table]:
     """Counts the training set of the pre-training rows, or each set of its `data.mixture`."""
     if not is_main_process():
         return []
-    row = code.folder / "configs" / "albef.yaml"
-    data = load_row(code.config_class, code.folder, row, command.scale, list(command.overrides)).data
+    data = code.config("albef.yaml", command.scale, command.overrides).data
     pairs, source, seeds = code.open_training(data, command.seeds[0]), code.printed("table8"), command.seeds[:1]
     rows = printed_rows(source, {})
     for part in getattr(pairs, "parts", [pairs]):
