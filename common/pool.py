@@ -29,7 +29,7 @@ from common.geometry import (
 )
 from common.info_nce import distilled_targets, info_nce
 
-LOGITS_AT_ONCE = 2**18  # they stay in the processor's cache from the exponential to the gradient
+LOGITS_AT_ONCE = 2**19  # they stay in the processor's cache from the exponential to the gradient
 
 
 class Candidates(Protocol):
