@@ -374,6 +374,11 @@ def test_resume_takes_no_override_for_its_value(words, resume, monkeypatch):
     assert (arguments.resume, config.optim.steps) == (resume, 70)
 
 
+def test_a_script_of_ones_own_trains_any_row(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["my_train.py"])
+    assert entry_arguments("", FOLDER / "my_train.py", Config, "table2_clip.yaml")[1].row == "table2_clip"
+
+
 def test_override_changes_a_copy():
     config = Config()
     changed = override(config, ["run.seed=5"])

@@ -149,10 +149,20 @@ def entry_arguments(
     arguments = parser.parse_intermixed_args(given)
     arguments.row = Path(arguments.config).stem
     file = row_file(folder, arguments.config)
-    told = re.search(r"^# Run: (.*?(\w+\.py).*)$", file.read_text("utf-8", "replace") if file.is_file() else "", re.M)
-    if told and told[2] != script.name:
+    told = _run_line(file) if file.is_file() else None
+    if told and told[2] != script.name and script.name in _scripts_of_rows(folder):  # one's own script trains any row
         raise ConfigError(f"--config {arguments.config}: {folder.name}/{script.name} does not train it; run: {told[1]}")
     return load_row(config_class, folder, file, arguments.scale, arguments.overrides, scale_files), arguments
+
+
+def _run_line(file: Path) -> re.Match | None:
+    """The comment of a row that says how it is trained; group 1 is the command, 2 the script."""
+    return re.search(r"^# Run: (.*?(\w+\.py).*)$", file.read_text("utf-8", "replace"), re.MULTILINE)
+
+
+def _scripts_of_rows(folder: Path) -> set[str]:
+    """Names of the scripts that a paper folder's rows are trained by."""
+    return {told[2] for file in (folder / "configs").glob("*.yaml") if (told := _run_line(file))}
 
 
 def row_file(folder: Path, row: str) -> Path:
