@@ -204,7 +204,8 @@ def test_no_more_than_the_logits_of_a_batch_are_held_at_once(attach):
         step()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
-    assert 0.05 < held.max() / (4 * batch * capacity) < 1.75
+    most = 1.75 if candidates.is_linear else 1.0  # all logits with what one part takes, or a tile with it
+    assert 0.05 < held.max() / (4 * batch * capacity) < most
 
 
 def test_the_loss_of_a_queue_is_plain_info_nce_with_the_gradients_of_its_geometry():
