@@ -98,7 +98,7 @@ NOT_IN_KEY_OF_PAIRS = ("common/data/labelled.py", "common/data/class_names.py") 
 
 FOR_INITIAL_WEIGHTS = (
     "common/run/initial.py",
-    "common/encoders/weights.py",
+    "common/encoders/weights/",
     "common/encoders/stem.py",
     "common/encoders/text_stem.py",
     "common/data/feature_cache.py",

@@ -1,0 +1,128 @@
+"""A CLIP of ours in the layouts of open_clip and transformers."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from common.base.arguments import some
+from common.encoders.text import CausalTextTransformer
+from common.encoders.two_towers import TwoTowers
+from common.encoders.vision import VisionTransformer
+from common.encoders.weights.layouts import OPEN_CLIP, TRANSFORMERS_CLIP, Layout, WeightsError, tower_entries
+from common.encoders.weights.towers import sizes_of
+
+if TYPE_CHECKING:
+    from transformers import CLIPModel
+
+
+def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Our CLIP in open_clip's layout.
+
+    Args:
+        model: sphere, one class token, causal text tower, final LayerNorms, LayerNorm eps 1e-5.
+    Returns:
+        (state dict, model configuration): open_clip's CLIP(**configuration) takes the state dict.
+    Raises:
+        WeightsError: a model that the layout cannot express; says what.
+    """
+    image, text = _exportable_towers(model)
+    eps = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}
+    if eps != {1.0e-5}:
+        raise WeightsError(f"LayerNorm eps is {sorted(eps)}; open_clip's layout has 1e-05 alone")
+    of_image, of_text = sizes_of(image.transformer), sizes_of(text.transformer)
+    activations = {of_image["hidden_act"], of_text["hidden_act"]}
+    if len(activations) > 1:
+        raise WeightsError(f"the towers' activations differ ({sorted(activations)}); open_clip has one for both")
+
+    def shared(tower: VisionTransformer | CausalTextTransformer, sizes: dict[str, Any]) -> dict[str, Any]:
+        mlp_ratio = sizes["intermediate_size"] / tower.width
+        return {"width": tower.width, "layers": sizes["num_hidden_layers"], "mlp_ratio": mlp_ratio}
+
+    configuration = {
+        "embed_dim": image.projection_dim,
+        "quick_gelu": activations == {"quick_gelu"},
+        "vision_cfg": {
+            **shared(image, of_image),
+            "image_size": image.image_size,
+            "patch_size": image.patch_size,
+            "head_width": image.width // of_image["num_attention_heads"],
+        },
+        "text_cfg": {
+            **shared(text, of_text),
+            "context_length": text.context_length,
+            "vocab_size": text.vocabulary_size,
+            "heads": of_text["num_attention_heads"],
+        },
+    }
+    return _exported(model, OPEN_CLIP), configuration
+
+
+def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
+    """Our CLIP as transformers' CLIPModel, in eval mode; `save_pretrained` writes it.
+
+    Args:
+        model: sphere, one class token, causal text tower, final LayerNorms.
+    Raises:
+        WeightsError: a model that the layout cannot express; says what.
+    """
+    from transformers import CLIPConfig, CLIPModel
+
+    image, text = _exportable_towers(model)
+
+    def shared(tower: VisionTransformer | CausalTextTransformer) -> dict[str, Any]:
+        return {**sizes_of(tower.transformer), "hidden_size": tower.width, "projection_dim": tower.projection_dim}
+
+    config = CLIPConfig(
+        vision_config={**shared(image), "image_size": image.image_size, "patch_size": image.patch_size},
+        text_config={
+            **shared(text),
+            "vocab_size": text.vocabulary_size,
+            "max_position_embeddings": text.context_length,
+            "eos_token_id": text.end_id,
+            "bos_token_id": max(text.end_id - 1, 0),
+            "pad_token_id": 0,
+        },
+        projection_dim=image.projection_dim,
+    )
+    exported = CLIPModel(config).eval()
+    shapes = {name: value.shape for name, value in exported.state_dict().items()}
+    state = {name: value.reshape(shapes[name]) for name, value in _exported(model, TRANSFORMERS_CLIP).items()}
+    exported.load_state_dict(state)
+    return exported
+
+
+def _exported(model: TwoTowers, layout: Layout) -> dict[str, torch.Tensor]:
+    """Our state dict in another layout."""
+    state = model.state_dict()
+    exported = {}
+    layers = (len(tower.transformer.blocks) for tower in (model.image_tower, model.text_tower))
+    for entry in tower_entries(layout, *layers):
+        value = state.pop(entry.ours).detach().cpu()
+        if entry.ours in ("image_tower.class_embedding", "logit_scale.log_logit_scale"):
+            value = value[0]  # theirs has no axis for several
+        value = value.T if entry.transposed else value
+        parts = value.chunk(len(entry.theirs)) if len(entry.theirs) > 1 else [value]
+        exported |= {name: part.contiguous().clone() for name, part in zip(entry.theirs, parts)}
+    if state:
+        raise WeightsError(f"the layout has no place for {some(list(state))}")
+    return exported
+
+
+def _exportable_towers(model: TwoTowers) -> tuple[VisionTransformer, CausalTextTransformer]:
+    image, text = model.image_tower, model.text_tower
+    if not isinstance(image, VisionTransformer) or not isinstance(text, CausalTextTransformer):
+        names = f"{type(image).__name__} and {type(text).__name__}"
+        raise WeightsError(f"only a vision transformer with a causal text tower is a CLIP; these are {names}")
+    if model.geometry.name != "sphere":
+        raise WeightsError(
+            f"geometry {model.geometry.name!r}: other code compares by cosine, only the sphere can be exported"
+        )
+    if image.num_class_tokens != 1:
+        raise WeightsError(f"{image.num_class_tokens} class tokens; CLIP has one")
+    for tower in (image, text):
+        if isinstance(tower.final_norm, nn.Identity) or tower.projection is None:
+            raise WeightsError(f"{type(tower).__name__} has no final LayerNorm or no projection; CLIP has both")
+    if isinstance(image.input_norm, nn.Identity) or image.patch_embedding.bias is not None:
+        raise WeightsError("the image tower is timm's kind (no LayerNorm before the blocks, patch bias), not CLIP's")
+    return image, text

@@ -1,0 +1,139 @@
+"""Weights into the towers of a run: what must agree, what is interpolated or folded, and what is locked."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from common.data.transforms import CLIP_MEAN, CLIP_STD
+from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
+from common.encoders.vision import VisionTransformer, interpolate_positions
+from common.encoders.weights.layouts import WeightsError
+from common.encoders.weights.towers import Weights, sizes_of
+
+
+def settings_of(tower: VisionTransformer | CausalTextTransformer | BidirectionalTextTransformer) -> dict[str, Any]:
+    """What must agree where the tensors of one tower are to fill another: setting, or words for it -> value.
+
+    Left out are the numbers that `fill_` has a rule for, and a last LayerNorm and projection that are not there.
+    """
+    sizes = sizes_of(tower.transformer)
+    is_image = isinstance(tower, VisionTransformer)
+    side = "model.image" if is_image else "model.text"
+    told = {
+        f"{side}.width": tower.width,
+        f"{side}.layers": sizes["num_hidden_layers"],
+        f"{side}.heads": sizes["num_attention_heads"],
+        f"{side}.mlp_ratio": sizes["intermediate_size"] / tower.width,
+        f"{side}.activation": sizes["hidden_act"],
+        f"{side}.norm_eps": sizes["layer_norm_eps"],
+    }
+    if is_image:
+        told["model.patch_size"] = tower.patch_size
+        told["model.image_kind"] = "clip" if tower.patch_embedding.bias is None else "timm"
+        told["model.image.stem.name"] = "" if tower.stem is None else tower.stem.name
+        told["class tokens of the image tower"] = tower.num_class_tokens
+    else:
+        is_causal = isinstance(tower, CausalTextTransformer)
+        told["the text tower's order"] = "causal (CLIP)" if is_causal else "bidirectional (BERT)"
+        told["ids of data.vocabulary"] = tower.vocabulary_size
+        stem = tower.stem
+        told["model.text.stem"] = stem and f"{len(stem.network.transformer.blocks)} layers of width {stem.width}"
+        if is_causal:
+            told["id of the end token"] = tower.end_id
+    has_final_norm = not isinstance(tower.final_norm, nn.Identity)
+    if tower.projection is not None:
+        tokens = getattr(tower, "num_class_tokens", 1)
+        told["model.embedding_dim"] = tokens * tower.projection_dim
+        if not is_image:
+            told["class tokens of the text tower"] = tokens
+    if tower.projection is not None or has_final_norm:
+        told["model.final_layer_norm"] = has_final_norm
+    return told
+
+
+@torch.no_grad()
+def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
+    """Fills the tower of a run with that of the same side, in place.
+
+    Rules for what need not be equal:
+        image size     position rows are interpolated bicubically, with antialiasing as open_clip does it for CLIP,
+                       without it as DeiT's authors do for the other kind; those of a stem as timm does it
+        captions       of data.context_length ids take the first position rows; longer than the weights' is an error.
+                       Several class tokens on top of BERT take its first rows
+        colours        pictures are normalised as CLIP's; what the weights were trained with instead is folded into the
+                       patch embedding, which has a bias there
+        projection     new, and with it the last LayerNorm where the weights have none (ViT, DeiT, BERT)
+
+    Args:
+        tower: of the run, not yet wrapped.
+        weights: with a tower of the same side.
+        key: setting that names them, for messages.
+    Returns:
+        Names of the tower's parameters that are filled.
+    Raises:
+        WeightsError: what does not fit, each with its key and both values.
+    """
+    if not hasattr(tower, "transformer"):
+        raise WeightsError(
+            f"{key}: a tower of no layers takes weights through its stem; accepted: model.*.layers above 0"
+        )
+    is_image = isinstance(tower, VisionTransformer)
+    source = weights.image_tower if is_image else weights.text_tower
+    if source is None:
+        side, other = ("image", "text") if is_image else ("text", "image")
+        raise WeightsError(f"{key} = {weights.source} has no {side} tower; accepted: model.{other}.init for the other")
+    ours, theirs = settings_of(tower), settings_of(source)
+    unlike = {name: value for name, value in theirs.items() if ours.get(name, value) != value}
+    rows, told_rows = len(tower.position_embedding), len(source.position_embedding)
+    if not is_image and rows > told_rows:
+        unlike["data.context_length"] = source.context_length
+        ours["data.context_length"] = tower.context_length
+    if unlike:
+        settings = [f"{name}={str(value).lower()}" for name, value in unlike.items() if name.startswith("model.")]
+        fit = f"; as the weights have it: {' '.join(settings)}" if settings else ""
+        found = "; ".join(f"{name} = {ours[name]}, in the weights {value}" for name, value in unlike.items())
+        raise WeightsError(f"{key} = {weights.source} does not fit: {found}{fit}")
+    state = dict(source.state_dict())
+    if is_image:
+        grid, tokens = tower.image_size // tower.patch_size, tower.num_class_tokens
+        antialias = tower.patch_embedding.bias is None
+        state["position_embedding"] = interpolate_positions(state["position_embedding"], tokens, grid, antialias)
+        if source.stem is not None:
+            state |= {f"stem.{name}": value for name, value in source.stem.state_at(tower.image_size).items()}
+    else:
+        state["position_embedding"] = state["position_embedding"][:rows]
+    if weights.pixels is not None:
+        _fold_colours_(state, *weights.pixels)
+    left = tower.load_state_dict(state, strict=False).unexpected_keys
+    assert not left, left  # the settings agree
+    return [name for name, _ in tower.named_parameters() if name in state]
+
+
+def _fold_colours_(state: dict[str, torch.Tensor], mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    """Makes a patch embedding of pixels (p - mean) / std one of pixels normalised as CLIP's; exact, as nothing pads."""
+    mean, std, clip_mean, clip_std = (torch.tensor(each).view(3, 1, 1) for each in (mean, std, CLIP_MEAN, CLIP_STD))
+    weight = state["patch_embedding.weight"] / std
+    state["patch_embedding.bias"] = state["patch_embedding.bias"] + (weight * (clip_mean - mean)).sum(dim=(1, 2, 3))
+    state["patch_embedding.weight"] = weight * clip_std
+
+
+def lock_(tower: nn.Module, filled: Iterable[str], lowest: int | str) -> None:
+    """Takes the gradient from what the weights have filled: all of it, or the embeddings and the lowest blocks.
+
+    The towers have no running statistics, and a locked stem is one that is held still, so nothing of what is locked
+    moves in train mode either.
+
+    Args:
+        tower: of the run.
+        filled: as `fill_` returns them; a new projection is always trained.
+        lowest: "all", or how many blocks.
+    """
+    parameters = dict(tower.named_parameters())
+    for name in filled:
+        block = re.match(r"transformer\.blocks\.(\d+)\.", name)
+        height = int(block[1]) if block else float("inf") if name.startswith(("final_norm", "projection")) else -1
+        if lowest == "all" or height < lowest:
+            parameters[name].requires_grad_(False)

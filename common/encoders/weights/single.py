@@ -1,0 +1,134 @@
+"""One tower from a model of transformers: ViT and DeiT for pictures, BERT for captions and fusion."""
+
+from typing import TYPE_CHECKING, Any
+
+from common.encoders.fusion import FusionTransformer, MaskedLanguageHead
+from common.encoders.text import BidirectionalTextTransformer
+from common.encoders.transformer import Transformer
+from common.encoders.vision import VisionTransformer, interpolate_positions
+from common.encoders.weights.layouts import (
+    BERT_BLOCK,
+    OLDER_VIT_BLOCK,
+    VIT_BLOCK,
+    WeightsError,
+    block_entries,
+    entries_of,
+    in_our_names,
+    put_,
+)
+from common.encoders.weights.towers import our_activation, sizes_of
+
+if TYPE_CHECKING:
+    from transformers import BertForMaskedLM, BertModel, DeiTModel, ViTModel
+
+
+def load_vit_(tower: VisionTransformer, model: "ViTModel | DeiTModel", antialias: bool = False) -> None:
+    """Fills a tower of timm's kind (`patch_bias=True, input_norm=False`) with the weights of a ViT or DeiT, in place.
+
+    DeiT's distillation token is a second class token. Positions are interpolated where the picture's size differs.
+    The tower's projection, if it has one, is left as it is.
+
+    Args:
+        tower: one class token for ViT, two for a DeiT with distillation token; norm_eps as in model.config.
+        model: transformers' model; its pooler is not used.
+        antialias: of the interpolation; False as ALBEF does it.
+    Raises:
+        WeightsError: sizes, activation or eps that differ.
+    """
+    layers = len(tower.transformer.blocks)
+    _check_same(tower.transformer, model.config)
+    _same("layers", layers, model.config.num_hidden_layers)
+    state = {name: value for name, value in model.state_dict().items() if not name.startswith("pooler.")}
+    class_tokens = [name for name in ("cls_token", "distillation_token") if f"embeddings.{name}" in state]
+    _same("class tokens", tower.num_class_tokens, len(class_tokens))
+    positions = state["embeddings.position_embeddings"][0].detach()
+    grid = tower.image_size // tower.patch_size
+    state["embeddings.position_embeddings"] = interpolate_positions(positions, len(class_tokens), grid, antialias)
+    entries = entries_of(
+        {
+            "class_embedding": f"embeddings.{{{','.join(class_tokens)}}}",
+            "position_embedding": "embeddings.position_embeddings",
+            "patch_embedding.*": "embeddings.patch_embeddings.projection.*",
+            "final_norm.*": "layernorm.*",
+        }
+    )
+    # the names became shorter in the course of transformers 5
+    short = "layers.0.attention.q_proj.weight" in state
+    prefix, names = ("layers.", VIT_BLOCK) if short else ("encoder.layer.", OLDER_VIT_BLOCK)
+    entries += block_entries("transformer.blocks.", prefix, names, layers)
+    source = model.config.name_or_path or "the ViT"
+    kept = ["projection"] if tower.projection is not None else []
+    put_(tower, in_our_names(state, entries, source), entries, source, kept)
+
+
+def load_bert_(
+    model: "BertModel | BertForMaskedLM",
+    text_tower: BidirectionalTextTransformer,
+    fusion: FusionTransformer | None = None,
+    head: MaskedLanguageHead | None = None,
+) -> None:
+    """Fills a text tower with BERT's lower layers and, for ALBEF, a fusion transformer with the upper ones, in place.
+
+    The token type of a single sentence is added to the position rows, so that the tower needs none. Cross-attention is
+    new in ALBEF and stays as it is, and so does the tower's projection, if it has one.
+
+    Args:
+        model: transformers' model; its pooler is not used. With a head it must be a BertForMaskedLM.
+        text_tower: takes the layers from 0 on; context_length at most BERT's 512.
+        fusion: takes the layers that follow.
+        head: of masked language modelling.
+    Raises:
+        WeightsError: sizes that do not fit, layers left over, a head without weights for it.
+    """
+    config, state = model.config, dict(model.state_dict())
+    if not any(name.startswith("bert.") for name in state):
+        state = {f"bert.{name}": value for name, value in state.items()}
+    source = config.name_or_path or "the BERT"
+    text_layers = len(text_tower.transformer.blocks)
+    fusion_layers = 0 if fusion is None else len(fusion.transformer.blocks)
+    if text_layers + fusion_layers != config.num_hidden_layers:
+        raise WeightsError(
+            f"{source} has {config.num_hidden_layers} layers, the text tower takes {text_layers} and the fusion "
+            f"{fusion_layers}"
+        )
+    if head is not None and "cls.predictions.transform.dense.weight" not in state:
+        raise WeightsError(f"{source} has no masked-language head; read it as BertForMaskedLM")
+    for part in (text_tower, fusion):
+        if part is not None:
+            _check_same(part.transformer, config)
+
+    token_types = state["bert.embeddings.token_type_embeddings.weight"]
+    positions = state["bert.embeddings.position_embeddings.weight"] + token_types[0]
+    if text_tower.context_length > len(positions):
+        raise WeightsError(f"context_length {text_tower.context_length} is above {source}'s {len(positions)} positions")
+    state["positions"] = positions[: text_tower.context_length]
+
+    embeddings = {
+        "token_embedding.weight": "bert.embeddings.word_embeddings.weight",
+        "position_embedding": "positions",
+        "input_norm.*": "bert.embeddings.LayerNorm.*",
+    }
+    own = "cls.predictions."
+    words = {"dense.*": f"{own}transform.dense.*", "norm.*": f"{own}transform.LayerNorm.*", "bias": f"{own}bias"}
+    blocks = "transformer.blocks.", "bert.encoder.layer.", BERT_BLOCK
+    parts = [(text_tower, entries_of(embeddings) + block_entries(*blocks, text_layers))]
+    if fusion is not None:
+        parts.append((fusion, block_entries(*blocks, fusion_layers, first=text_layers)))
+    if head is not None:
+        parts.append((head, entries_of(words)))
+    for part, entries in parts:
+        kept = [name for name in part.state_dict() if name == "projection" or "cross_attention" in name]
+        put_(part, in_our_names(state, entries, source, complete=False), entries, source, kept)
+
+
+def _check_same(transformer: Transformer, config: Any) -> None:
+    """Refuses a configuration of transformers whose eps, heads or activation differ, which no shape tells."""
+    sizes = sizes_of(transformer)
+    _same("norm_eps", sizes["layer_norm_eps"], config.layer_norm_eps)
+    _same("heads", sizes["num_attention_heads"], config.num_attention_heads)
+    _same("activation", sizes["hidden_act"], our_activation(config.hidden_act))
+
+
+def _same(what: str, ours: Any, theirs: Any) -> None:
+    if ours != theirs:
+        raise WeightsError(f"{what} is {ours} here and {theirs} in the weights")

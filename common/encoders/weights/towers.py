@@ -1,0 +1,254 @@
+"""Towers of ours from a foreign state dict; all sizes are read off the shapes of what a layout finds."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
+from common.encoders.transformer import Activation, QuickGELU, Transformer
+from common.encoders.two_towers import TwoTowers
+from common.encoders.vision import VisionTransformer
+from common.encoders.weights.layouts import (
+    ARCHIVE_NUMBERS,
+    OPEN_CLIP,
+    TRANSFORMERS_CLIP,
+    Layout,
+    State,
+    WeightsError,
+    count_blocks,
+    in_our_names,
+    put_,
+    tower_entries,
+    without_ddp,
+)
+from common.geometry import Sphere
+from common.logit_scale import LogitScale
+
+if TYPE_CHECKING:
+    from transformers import CLIPModel
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights that somebody has trained, in towers of ours, filled, float32, in eval mode.
+
+    source: named in errors.
+    image_tower, text_tower: None where the source has no such side.
+    beside: what a model holds beside its towers, under our names: "logit_scale.log_logit_scale", "geometry....".
+    geometry: name of the geometry that both were trained with; None = they were not trained together.
+    tokenizer: fingerprint of the tokenizer that made the ids; None = not told.
+    pixels: mean and standard deviation of the colours that the image tower was trained with; None = CLIP's.
+    """
+
+    source: str
+    image_tower: VisionTransformer | None = None
+    text_tower: CausalTextTransformer | BidirectionalTextTransformer | None = None
+    beside: State = field(default_factory=dict)
+    geometry: str | None = None
+    tokenizer: str | None = None
+    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+    def clip(self) -> TwoTowers:
+        """Both towers on the sphere.
+
+        Raises:
+            WeightsError: a side is missing, or they were trained with another geometry.
+        """
+        if self.geometry is None:
+            raise WeightsError(f"{self.source} has one tower only; accepted: a model of pictures and captions")
+        if self.geometry != "sphere":
+            raise WeightsError(
+                f"{self.source} was trained with geometry {self.geometry!r}: other code compares by cosine, only the "
+                "sphere can be exported"
+            )
+        model = TwoTowers(self.image_tower, self.text_tower, Sphere(), LogitScale(init=1 / 0.07, maximum=100.0))
+        with torch.no_grad():
+            model.logit_scale.log_logit_scale.copy_(self.beside["logit_scale.log_logit_scale"])
+        return model.eval()
+
+
+def two_towers_from(
+    state: State,
+    layout: Layout,
+    image: dict[str, Any],
+    text: dict[str, Any],
+    source: str,
+    maximum: float | None = 100.0,
+) -> TwoTowers:
+    """Two towers from a foreign state dict; all sizes are read off the shapes, so each layout needs its table alone.
+
+    A text tower with a LayerNorm on its embeddings is BERT's kind, every other one CLIP's.
+
+    Args:
+        state: theirs, all of it; buffers that older versions saved are left out.
+        layout: where they keep what. Final LayerNorms that the state lacks altogether are not in the towers either.
+        image, text: what no shape tells, for the towers: "heads", and where they are not the usual ones "activation",
+            "norm_eps", "end_id" (default: the largest id).
+        source: named in errors.
+        maximum: of the logit scale.
+    Returns:
+        TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
+    Raises:
+        WeightsError: tensors that are missing, left over, of another shape or not finite; heads that do not divide a
+            width.
+    """
+    entries = tower_entries(
+        layout, *(count_blocks(state, blocks[0]) for blocks in (layout.image_blocks, layout.text_blocks))
+    )
+    final_norms = {name for entry in entries if ".final_norm." in entry.ours for name in entry.theirs}
+    if not final_norms & state.keys():
+        entries = [entry for entry in entries if ".final_norm." not in entry.ours]
+    found = in_our_names(state, entries, source)
+    towers = towers_of_sizes(found, image, text, source)
+    model = TwoTowers(*towers, Sphere(), LogitScale(init=1 / 0.07, maximum=maximum))
+    put_(model, found, entries, source, kept=[])
+    return model.eval()
+
+
+def towers_of_sizes(
+    tensors: State, image: dict[str, Any], text: dict[str, Any], source: str
+) -> tuple[VisionTransformer, CausalTextTransformer | BidirectionalTextTransformer]:
+    """Towers on the meta device for tensors under our names, of the sizes that their shapes tell.
+
+    Args:
+        tensors: "image_tower.patch_embedding.weight", ...
+        image, text, source: as in `two_towers_from`.
+    Raises:
+        WeightsError: a number of heads that does not divide the width.
+    """
+    image_tensors, text_tensors = (
+        {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        for prefix in ("image_tower.", "text_tower.")
+    )
+    width, _, patch_size, _ = image_tensors["patch_embedding.weight"].shape
+    embedding = text_tensors["token_embedding.weight"]
+    vocabulary_size, text_width = embedding.shape
+    if text.get("stem") is not None:  # a linear map of its tokens
+        vocabulary_size, text_width = text["stem"].network.vocabulary_size, len(embedding)
+    num_class_tokens = image_tensors["class_embedding"].numel() // width
+    num_patches = image_tensors["position_embedding"].numel() // width - num_class_tokens
+    context_length = text_tensors["position_embedding"].numel() // text_width
+    for side, tower_width, heads in (("image", width, image["heads"]), ("text", text_width, text["heads"])):
+        if not heads or heads < 0 or tower_width % heads:
+            raise WeightsError(
+                f"{source}: the {side} tower's width {tower_width} cannot be cut into {heads} heads, which no shape "
+                f"tells; accepted: {side}_heads that divide it"
+            )
+    with torch.device("meta"):  # the tensors of the state take the place of these
+        stem = image.get("stem")
+        patch_size = patch_size if stem is None else stem.image_size // stem.grid
+        image_tower = VisionTransformer(
+            image_size=round(num_patches**0.5) * patch_size,
+            patch_size=patch_size,
+            num_class_tokens=num_class_tokens,
+            patch_bias="patch_embedding.bias" in image_tensors,
+            input_norm="input_norm.weight" in image_tensors,
+            **_read_sizes(image_tensors, width),
+            **image,
+        )
+        shared = _read_sizes(text_tensors, text_width) | {"vocabulary_size": vocabulary_size}
+        shared |= {"end_id": vocabulary_size - 1} | text
+        if "input_norm.weight" in text_tensors:  # its class tokens share one embedding and have a position each
+            length = context_length - num_class_tokens + 1
+            text_tower = BidirectionalTextTransformer(
+                context_length=length, num_class_tokens=num_class_tokens, **shared
+            )
+        else:
+            text_tower = CausalTextTransformer(context_length=context_length, **shared)
+    return image_tower, text_tower
+
+
+def _read_sizes(tensors: State, width: int) -> dict[str, Any]:
+    """The arguments that every tower takes, from its tensors under our names."""
+    return {
+        "width": width,
+        "layers": count_blocks(tensors, "transformer.blocks."),
+        "projection_dim": tensors["projection"].shape[1],
+        "mlp_ratio": tensors["transformer.blocks.0.mlp.0.weight"].shape[0] / width,
+        "final_layer_norm": "final_norm.weight" in tensors,
+    }
+
+
+def clip_from_open_clip(
+    state: State,
+    activation: Activation,
+    vision_head_width: int = 64,
+    text_heads: int | None = None,
+    source: str = "state",
+    image_heads: int | None = None,
+) -> TwoTowers:
+    """CLIP from a state dict in OpenAI's layout, which open_clip shares; sizes are read off the shapes.
+
+    Weights without both final LayerNorms, as EuCLIP's, give towers without them.
+
+    Args:
+        state: "visual.conv1.weight", ... ; open_clip's "text." and DDP's "module." prefixes are understood.
+        activation: "quick_gelu" for OpenAI's own weights and those trained from them, "gelu" for most of open_clip's.
+            The weights do not tell, and the wrong one costs accuracy without any error.
+        vision_head_width: width of an attention head; 64 in all of OpenAI's models, 80 in open_clip's ViT-H/14.
+        text_heads: None = text width / 64.
+        source: named in errors.
+        image_heads: None = image width / vision_head_width.
+    Returns:
+        TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
+    Raises:
+        WeightsError: not a CLIP with a ViT, or tensors left over.
+    """
+    # open_clip's custom text towers have a prefix of their own, OpenAI's archives numbers that are no weights
+    state = {name.removeprefix("text."): value for name, value in without_ddp(state).items()}
+    state = {name: value for name, value in state.items() if name not in ARCHIVE_NUMBERS}
+    if "visual.conv1.weight" not in state or "visual.layer1.0.conv1.weight" in state:
+        raise WeightsError(
+            f"{source} is no CLIP with a vision transformer: it has no patch embedding visual.conv1.weight"
+        )
+    if text_heads is None and "token_embedding.weight" in state:
+        text_heads = state["token_embedding.weight"].shape[1] // 64
+    if image_heads is None:
+        image_heads = len(state["visual.conv1.weight"]) // vision_head_width
+    image = {"heads": image_heads, "activation": activation}
+    return two_towers_from(state, OPEN_CLIP, image, {"heads": text_heads, "activation": activation}, source)
+
+
+def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
+    """CLIP from transformers' model, with its activation and LayerNorm eps.
+
+    Args:
+        model: any CLIPModel; a folder or hub name is read by CLIPModel.from_pretrained.
+    Returns:
+        TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
+    Raises:
+        WeightsError: a configuration that our towers cannot express.
+    """
+    image, text = (
+        {
+            "heads": side.num_attention_heads,
+            "activation": our_activation(side.hidden_act),
+            "norm_eps": side.layer_norm_eps,
+        }
+        for side in (model.config.vision_config, model.config.text_config)
+    )
+    if model.config.text_config.eos_token_id != 2:
+        # id 2 stands in configurations older than the tokenizer's; the true end token is the largest id
+        text["end_id"] = model.config.text_config.eos_token_id
+    source = model.config.name_or_path or "the transformers model"
+    return two_towers_from(model.state_dict(), TRANSFORMERS_CLIP, image, text, source)
+
+
+def sizes_of(transformer: Transformer) -> dict[str, Any]:
+    """Of a transformer of ours, under the names of transformers' configurations."""
+    first = transformer.blocks[0]
+    return {
+        "num_hidden_layers": len(transformer.blocks),
+        "num_attention_heads": first.attention.heads,
+        "intermediate_size": first.mlp[0].out_features,
+        "hidden_act": "quick_gelu" if isinstance(first.mlp[1], QuickGELU) else "gelu",
+        "layer_norm_eps": first.mlp_norm.eps,
+    }
+
+
+def our_activation(name: str) -> Activation:
+    """The name of an activation, if our towers have it."""
+    if name not in ("gelu", "quick_gelu"):
+        raise WeightsError(f"activation {name!r}; accepted: gelu, quick_gelu")
+    return name
