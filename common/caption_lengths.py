@@ -22,10 +22,12 @@ def encode_by_length(tower: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     Returns:
         What tower(token_ids) gives, up to rounding.
     """
-    end_id = getattr(tower, "end_id", None)
-    if end_id is None or token_ids.device.type != "cpu" or not (token_ids == end_id).any(dim=1).all():
+    end_id, positions = getattr(tower, "end_id", None), getattr(tower, "end_positions", None)
+    if token_ids.device.type != "cpu" or (end_id is None and positions is None):
         return tower(token_ids)
-    lengths = up_to_first(token_ids, end_id).sum(dim=1)
+    if end_id is not None and not (token_ids == end_id).any(dim=1).all():
+        return tower(token_ids)
+    lengths = up_to_first(token_ids, end_id).sum(dim=1) if end_id is not None else positions(token_ids) + 1
     parts, back = parts_of_like_length(lengths)
     return torch.cat([tower(token_ids[rows, :longest]) for rows, longest in parts])[back]
 

@@ -24,8 +24,7 @@ from torch import nn
 from common.base.config import load_beside_weights
 from common.base.settings import RunConfig
 from common.data.pairs import open_retrieval_sets
-from common.data.transforms import ImageTransform
-from common.encoders.weights import agreed_activation
+from common.encoders.weights import agreed_activation, agreed_heads, pixels_of_processor
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
 from common.evaluation.protocol import as_json
 from common.geometry import Sphere
@@ -38,7 +37,6 @@ from contrastive_basics.evaluate import PAPER
 
 MODELS = {"clip": "CLIPModel", "flava": "FlavaModel"}  # by name: transformers takes seconds to import
 CONTEXT_LENGTH = 77  # of both rows
-BICUBIC = 3  # Pillow's number
 
 
 def pooled(output: Any) -> torch.Tensor:
@@ -97,8 +95,8 @@ def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
         run: batch size and loader processes of the evaluation.
         device: where the model goes.
     Raises:
-        ValueError: if there is no such checkpoint, it is no CLIP or FLAVA, or it prepares pictures in another way than
-            resizing and cutting bicubically; the message names the checkpoint.
+        ValueError: if there is no such checkpoint, it is no CLIP or FLAVA, or it prepares pictures in a way that
+            `ImageTransform` does not have; the message names the checkpoint.
     """
     config = _read("AutoConfig", source)
     if config.model_type not in MODELS:
@@ -110,53 +108,12 @@ def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
     model = _read(MODELS[config.model_type], source, dtype=torch.float32)
     return Encoder(
         model=PublicTowers(model).to(device).eval(),
-        transform=transform_of(_read("AutoImageProcessor", source).to_dict(), source),
+        transform=pixels_of_processor(_read("AutoImageProcessor", source).to_dict(), f"checkpoint {source!r}: "),
         tokenizer=PublicTokenizer(_read("AutoTokenizer", source)),
         context_length=min(CONTEXT_LENGTH, config.text_config.max_position_embeddings),
         batch_size=run.evaluation_batch_size,
         device=device,
         num_workers=run.num_workers,
-    )
-
-
-def transform_of(processor: dict[str, Any], source: str) -> ImageTransform:
-    """Our transform of an image processor's settings, so that the protocol states them.
-
-    Resampling is Pillow's. An odd margin is cut as torchvision does it, hence OpenAI's release; transformers cuts such
-    a picture one pixel beside.
-
-    Args:
-        processor: its `to_dict()`.
-        source: for messages.
-    Raises:
-        ValueError: for what our transform does not do, naming the setting.
-    """
-    size, crop = processor["size"], processor.get("crop_size")
-    sides = {key: size[key] for key in ("shortest_edge", "height", "width") if size.get(key) is not None}
-    side = next(iter(sides.values()))
-    wanted = {
-        "do_resize": True,
-        "do_rescale": True,
-        "do_normalize": True,
-        "resample": BICUBIC,
-        "rescale_factor": 1 / 255,
-        "size": sides if set(sides) == {"shortest_edge"} else {"height": side, "width": side},
-        "crop_size": {"height": side, "width": side},
-    }
-    found = {**processor, "size": sides}
-    found["crop_size"] = {key: crop[key] for key in ("height", "width")} if processor.get("do_center_crop") else None
-    if "shortest_edge" not in sides and found["crop_size"] is None:
-        found["crop_size"] = wanted["crop_size"]  # a square needs no cutting
-    for key, value in wanted.items():
-        if found[key] != value:
-            raise ValueError(
-                f"checkpoint {source!r}: its image processor has {key} = {found[key]!r}; accepted: {value!r}"
-            )
-    return ImageTransform(
-        size=side,
-        mode="crop" if "shortest_edge" in sides else "squeeze",
-        mean=tuple(processor["image_mean"]),
-        std=tuple(processor["image_std"]),
     )
 
 
@@ -179,6 +136,13 @@ def activation_of(encoder: Encoder) -> str:
     """Of the image tower, as the checkpoint's configuration tells it."""
     config = encoder.model.model.config
     return (config.vision_config if config.model_type == "clip" else config.image_config).hidden_act
+
+
+def heads_of_public(encoder: Encoder) -> dict[str, int]:
+    """Of both towers, as the checkpoint's configuration states them."""
+    config = encoder.model.model.config
+    image = config.vision_config if config.model_type == "clip" else config.image_config
+    return {"image": image.num_attention_heads, "text": config.text_config.num_attention_heads}
 
 
 def public_state(source: str, git_revision: str) -> dict[str, str]:
@@ -218,6 +182,7 @@ def main() -> None:
     config = load_beside_weights(Config, arguments.overrides)
     encoder = open_public(arguments.checkpoint, config.run, this_device())
     agreed_activation(arguments.checkpoint, activation_of(encoder), arguments.activation)
+    agreed_heads(arguments.checkpoint, heads_of_public(encoder), arguments.heads)
     results = evaluate_public(encoder, config, arguments.prefix)
     provenance = provenance_of(PAPER, "public.py")
     state = public_state(arguments.checkpoint, provenance["git_revision"])

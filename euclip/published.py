@@ -7,7 +7,7 @@ python euclip/published.py --checkpoint openai/clip-vit-base-patch32
 
 What differs between the layouts:
     meru         timm's ViT (patch bias, no LayerNorm before the blocks, fixed positions) and a CLIP-like text tower;
-                 pictures normalised by ImageNet's mean. With `curv` it is MERU, without it their CLIP on the sphere.
+                 pictures normalised by its own buffers. With `curv` it is MERU, without it their CLIP on the sphere.
     open_clip    CLIP's towers. EuCLIP's fork keeps alpha_img, alpha_txt and curvature beside hyperbolic ones, and no
                  final LayerNorm where there is none; which geometry it was trained with no tensor tells.
 """
@@ -24,17 +24,23 @@ import torch
 from common.base.config import load_beside_weights
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets
-from common.data.transforms import CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD
+from common.data.transforms import IMAGENET_MEAN, IMAGENET_STD, ImageTransform
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import (
+    NOT_STATED,
     OPENAI_BLOCK,
+    Heads,
     Layout,
     WeightsError,
     agreed_activation,
+    agreed_heads,
     clip_from_open_clip,
-    load_clip,
+    count_blocks,
+    heads_in,
+    heads_of,
     read_bare,
+    read_clip,
     read_weights,
     two_towers_from,
     without_ddp,
@@ -77,6 +83,7 @@ MERU = Layout(  # of the MERU authors' code; the image tower is timm's
     ("visual.blocks.", ("norm1.*", "attn.qkv.*", "attn.proj.*", "norm2.*", "mlp.fc1.*", "mlp.fc2.*")),
     ("textual.resblocks.", OPENAI_BLOCK),
 )
+MERU_HEADS = {384: 12, 768: 12, 1024: 16}  # width of the image tower -> heads, of ViT-S, B and L
 _LOGIT_SCALES = ("logit_scale", "eu_logit_scale", "hyper_logit_scale")  # the fork's names
 
 
@@ -87,6 +94,7 @@ def euclip_from_open_clip(
     source: str = "state",
     image_heads: int | None = None,
     text_heads: int | None = None,
+    heads: Heads = NOT_STATED,
 ) -> TwoTowers:
     """A model of EuCLIP's fork of open_clip, or open_clip's own CLIP.
 
@@ -95,7 +103,8 @@ def euclip_from_open_clip(
         geometry: that it was trained with.
         activation: of both towers.
         source: named in errors.
-        image_heads, text_heads: None = width / 64.
+        image_heads, text_heads: None = those of the published model of these sizes, else of `heads`.
+        heads: what a user states.
     Raises:
         WeightsError: tensors that are missing, left over or not finite; hyperbolic scalars with another geometry; heads
             that do not divide a width.
@@ -106,24 +115,27 @@ def euclip_from_open_clip(
         raise WeightsError(f"{source} has {len(scales)} logit scales; accepted: one of {', '.join(_LOGIT_SCALES)}")
     state["logit_scale"] = state.pop(scales[0])
     scalars = _scalars_of(state, 0)
-    clip = clip_from_open_clip(state, activation, text_heads=text_heads, source=source, image_heads=image_heads)
+    known = {"text_heads": text_heads, "image_heads": image_heads}
+    clip = clip_from_open_clip(state, activation, source=source, heads=heads, **known)
     return _with_geometry(clip, geometry, scalars, source)
 
 
 def meru_from_state(
-    state: Mapping[str, torch.Tensor], image_heads: int | None = None, source: str = "state"
+    state: Mapping[str, torch.Tensor], image_heads: int | None = None, source: str = "state", heads: Heads = NOT_STATED
 ) -> TwoTowers:
     """MERU, or the CLIP baseline of its authors, from the layout of their code; sizes are read off the shapes.
 
     Args:
         state: "visual.cls_token", "textual.token_embed.weight", "visual_proj.weight", ...
-        image_heads: None = width / 64, but 12 for the width of 384 (their ViT-S follows MoCo v3).
+        image_heads: None = width / 64, but 12 for the width of 384 (their ViT-S follows MoCo v3), for their three
+            widths; else of `heads`.
         source: named in errors.
+        heads: what a user states.
     Raises:
         WeightsError: tensors that are missing or left over.
     """
     state = without_ddp(state)
-    for name in ("pixel_mean", "pixel_std"):  # ImageNet's: the transform of this layout has them
+    for name in ("pixel_mean", "pixel_std"):  # see `meru_pixels`
         state.pop(name, None)
     needed = ("visual.patch_embed.proj.weight", "visual.pos_embed", "textual.posit_embed", "visual_proj.weight")
     missing = [name for name in needed if name not in state]
@@ -132,10 +144,25 @@ def meru_from_state(
     scalars = _scalars_of(state, 1)
     width, text_width = (state[name].shape[-1] for name in ("visual.pos_embed", "textual.posit_embed"))
     if image_heads is None:
-        image_heads = 12 if width == 384 else width // 64
-    text = {"heads": text_width // 64 or 1}
-    model = two_towers_from(state, MERU, {"heads": image_heads}, text, source)
+        image_heads = MERU_HEADS.get(width)
+    if image_heads is None:
+        image_heads = heads_of("image", width, count_blocks(state, MERU.image_blocks[0]), heads["image"], source)
+    text_heads = heads_of("text", text_width, count_blocks(state, MERU.text_blocks[0]), heads["text"], source)
+    model = two_towers_from(state, MERU, {"heads": image_heads}, {"heads": text_heads}, source)
     return _with_geometry(model, "hyperbolic" if scalars else "sphere", scalars, source)
+
+
+def meru_pixels(state: Mapping[str, torch.Tensor], size: int) -> ImageTransform:
+    """How their pixels become inputs: scaled, cut and normalised by the two buffers; ImageNet's colours without them.
+
+    Args:
+        state: as for `meru_from_state`.
+        size: of the image tower's pictures.
+    """
+    state = without_ddp(state)
+    colours = (("pixel_mean", IMAGENET_MEAN), ("pixel_std", IMAGENET_STD))
+    mean, std = (tuple(state[name].flatten().tolist()) if name in state else usual for name, usual in colours)
+    return ImageTransform(size, "crop", mean=mean, std=std)
 
 
 def _scalars_of(state: dict[str, torch.Tensor], layout: int) -> dict[str, torch.Tensor]:
@@ -167,6 +194,7 @@ def open_published(
     activation: Activation | None,
     config: Config,
     device: torch.device,
+    heads: Heads = NOT_STATED,
 ) -> Encoder:
     """Model, preprocessing and tokenizer of published weights.
 
@@ -177,6 +205,7 @@ def open_published(
         activation: of a bare file in open_clip's layout; elsewhere the source tells it, MERU's layout gelu.
         config: data.vocabulary names the tokenizer's file, run its batch size.
         device: where the model goes.
+        heads: of a bare file whose sizes are of no published model.
     Raises:
         WeightsError, FileNotFoundError, ValueError: what cannot be read, or does not fit.
     """
@@ -185,16 +214,18 @@ def open_published(
     check_layout(checkpoint, layout, of_files=LAYOUTS[1:], of_folders=LAYOUTS[:1])
     if layout == "meru":
         agreed_activation(checkpoint, "gelu", activation)
-        model = meru_from_state(read_weights(checkpoint), source=checkpoint)
+        state = read_weights(checkpoint)
+        model = meru_from_state(state, source=checkpoint, heads=heads)
+        pixels = meru_pixels(state, model.image_tower.image_size)
     elif layout == "open_clip":
         state, activation = read_bare(checkpoint, activation)
-        model = euclip_from_open_clip(state, geometry, activation, checkpoint)
+        model, pixels = euclip_from_open_clip(state, geometry, activation, checkpoint, heads=heads), None
     else:
-        model = load_clip(checkpoint, activation)
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if layout == "meru" else (CLIP_MEAN, CLIP_STD)
-    return published_encoder(
-        model, ClipTokenizer.from_vocabulary(config.data.vocabulary), config.run, device, mean, std
-    )
+        weights = read_clip(checkpoint, activation, heads)
+        model, pixels = weights.clip(), weights.pixels
+    agreed_heads(checkpoint, heads_in(model), heads)
+    tokenizer = ClipTokenizer.from_vocabulary(config.data.vocabulary)
+    return published_encoder(model, tokenizer, config.run, device, pixels)
 
 
 def published_config(overrides: Sequence[str], geometry: str) -> Config:
@@ -218,9 +249,8 @@ def main() -> None:
         return
 
     config = published_config(arguments.overrides, arguments.geometry)
-    encoder = open_published(
-        arguments.checkpoint, arguments.layout, arguments.geometry, arguments.activation, config, this_device()
-    )
+    stated = arguments.layout, arguments.geometry, arguments.activation
+    encoder = open_published(arguments.checkpoint, *stated, config, this_device(), arguments.heads)
     results = evaluate_suite(config, encoder, open_evaluation_sets(config.data))
     answer_of_published(PAPER, arguments.checkpoint, arguments.layout, encoder, results, arguments.output)
 

@@ -21,7 +21,7 @@ from common.data.bert_tokenizer import BertTokenizer
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets
 from common.encoders.transformer import Activation
-from common.encoders.weights import agreed_activation, load_clip
+from common.encoders.weights import NOT_STATED, Heads, agreed_activation, agreed_heads, heads_in, read_clip
 from common.evaluation.coco import evaluate_coco
 from common.evaluation.embed import Encoder
 from common.run.evaluation import (
@@ -40,9 +40,14 @@ from oblique_topology.released import load_released
 
 
 def open_published(
-    checkpoint: str, layout: str, config: Config, device: torch.device, activation: Activation | None = None
+    checkpoint: str,
+    layout: str,
+    config: Config,
+    device: torch.device,
+    activation: Activation | None = None,
+    heads: Heads = NOT_STATED,
 ) -> Encoder:
-    """Model, preprocessing and tokenizer of published weights; pictures are scaled and cropped as CLIP's, in both.
+    """Model, preprocessing and tokenizer of published weights; released files were scaled and cropped as CLIP's.
 
     Args:
         checkpoint: a released file; layout clip: whatever `load_clip` takes.
@@ -50,16 +55,21 @@ def open_published(
         config: data.vocabulary names the tokenizer's file, run its batch size.
         device: where the model goes.
         activation: layout clip: of a bare file; elsewhere the source tells it, the released layout gelu.
+        heads: of a file whose sizes are of no published model.
     Raises:
         WeightsError, FileNotFoundError, ValueError: what cannot be read, or does not fit.
     """
     check_layout(checkpoint, layout, of_files=("released",), of_folders=("clip",))
     if layout == "released":
         agreed_activation(checkpoint, "gelu", activation)
-        model, tokenizer = load_released(checkpoint), BertTokenizer.from_vocabulary(config.data.vocabulary)
+        model, pixels = load_released(checkpoint, heads), None
+        tokenizer = BertTokenizer.from_vocabulary(config.data.vocabulary)
     else:
-        model, tokenizer = load_clip(checkpoint, activation), ClipTokenizer.from_vocabulary(config.data.vocabulary)
-    return published_encoder(model, tokenizer, config.run, device)
+        weights = read_clip(checkpoint, activation, heads)
+        model, pixels = weights.clip(), weights.pixels
+        tokenizer = ClipTokenizer.from_vocabulary(config.data.vocabulary)
+    agreed_heads(checkpoint, heads_in(model), heads)
+    return published_encoder(model, tokenizer, config.run, device, pixels)
 
 
 def main() -> None:
@@ -74,7 +84,7 @@ def main() -> None:
     files = load_config(CocoConfig, [], of_coco).coco
     if of_coco and not files.test:
         raise ValueError(f"{of_coco[0]} without coco.test, the file of the test pictures; accepted: both")
-    encoder = open_published(given.checkpoint, given.layout, config, this_device(), given.activation)
+    encoder = open_published(given.checkpoint, given.layout, config, this_device(), given.activation, given.heads)
     if files.test:
         test = open_coco(files)
         results = evaluate_coco(encoder, test.pairs, test.relations)

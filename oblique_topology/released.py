@@ -14,10 +14,19 @@ from pathlib import Path
 import torch
 
 from common.encoders.two_towers import TwoTowers
-from common.encoders.weights import OPEN_CLIP, Layout, WeightsError, read_weights, two_towers_from
+from common.encoders.weights import (
+    NOT_STATED,
+    OPEN_CLIP,
+    Heads,
+    Layout,
+    WeightsError,
+    count_blocks,
+    heads_of,
+    read_weights,
+    two_towers_from,
+)
 from common.oblique import Oblique
 
-HEAD_WIDTH = 64  # of both towers
 END_ID = 102  # [SEP] of bert-base-uncased
 MAXIMA = {1: 100.0, 16: 3.95}  # upper bound of the multiplier by class tokens (Table 5)
 RELEASED = Layout(
@@ -30,9 +39,9 @@ RELEASED = Layout(
 )
 
 
-def load_released(path: str | Path) -> TwoTowers:
+def load_released(path: str | Path, heads: Heads = NOT_STATED) -> TwoTowers:
     """A released file; see `from_released`. Nothing in it is executed."""
-    return from_released(read_weights(path), str(path))
+    return from_released(read_weights(path), str(path), heads=heads)
 
 
 def from_released(
@@ -40,13 +49,16 @@ def from_released(
     source: str = "state",
     image_heads: int | None = None,
     text_heads: int | None = None,
+    heads: Heads = NOT_STATED,
 ) -> TwoTowers:
     """The model of a state dict in the released layout; all other sizes are read off the shapes.
 
     Args:
         state: as the released code saves it.
         source: named in errors.
-        image_heads, text_heads: None = width / 64, as released.
+        image_heads, text_heads: None = those of a published CLIP of these sizes (12 and 8, as released), else of
+            `heads`.
+        heads: what a user states.
     Returns:
         TwoTowers in eval mode, on the sphere where there is one class token, else on the product of spheres. Captions
         longer than the released code's 77 ids are refused, as there.
@@ -59,8 +71,11 @@ def from_released(
         raise WeightsError(f"{source} is no released checkpoint of the oblique-topology paper: it lacks {told[0]}")
     tokens, width = state["visual.class_embedding"].shape
     text_width, projection_dim = state["text_projection"].shape
-    image = {"heads": width // HEAD_WIDTH if image_heads is None else image_heads}
-    text = {"heads": text_width // HEAD_WIDTH if text_heads is None else text_heads, "end_id": END_ID}
+    if image_heads is None:
+        image_heads = heads_of("image", width, count_blocks(state, RELEASED.image_blocks[0]), heads["image"], source)
+    if text_heads is None:
+        text_heads = heads_of("text", text_width, count_blocks(state, RELEASED.text_blocks[0]), heads["text"], source)
+    image, text = {"heads": image_heads}, {"heads": text_heads, "end_id": END_ID}
     model = two_towers_from(state, RELEASED, image, text, source, maximum=MAXIMA.get(tokens))
     if tokens == 1:
         return model

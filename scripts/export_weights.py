@@ -6,7 +6,9 @@ python scripts/export_weights.py --model ViT-B-32.pt --activation quick_gelu --t
 
 --model is a run or checkpoint of any paper with CLIP's towers on the sphere (the oblique paper's text tower is
 bidirectional, other geometries compare otherwise: no such layout), a transformers folder or hub name, a folder in
-open_clip's hub layout, or a file of weights in OpenAI's layout (its --activation; OpenAI's archives: quick_gelu).
+open_clip's hub layout, or a file of weights in OpenAI's layout (its --activation; OpenAI's archives: quick_gelu; its
+--heads where they are no published ones). How pixels become inputs is written too: preprocess_cfg of open_clip's
+configuration, or preprocessor_config.json.
 """
 
 import json
@@ -20,17 +22,32 @@ import torch
 from safetensors.torch import save_file
 
 from common.base.arguments import Parser
+from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
-from common.encoders.weights import clip_to_open_clip, clip_to_transformers, load_clip
+from common.encoders.weights import (
+    HEADS_HELP,
+    NOT_STATED,
+    agreed_heads,
+    clip_to_open_clip,
+    clip_to_transformers,
+    heads_argument,
+    heads_in,
+    load_clip,
+    preprocess_of,
+    processor_of,
+)
 from common.geometry import unit
 from common.run.initial import open_source
 from common.run.launch import run_or_explain
 
 
-def export_to_transformers(model: TwoTowers, folder: Path):
+def export_to_transformers(model: TwoTowers, pixels: ImageTransform, folder: Path):
     """Writes the folder; returns functions that encode with what was written."""
+    from transformers import CLIPImageProcessor
+
     exported = clip_to_transformers(model)
     exported.save_pretrained(folder)
+    CLIPImageProcessor(**processor_of(pixels)).save_pretrained(folder)
     theirs = type(exported).from_pretrained(folder).eval()
 
     def encode(images: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,12 +57,12 @@ def export_to_transformers(model: TwoTowers, folder: Path):
     return encode, "transformers"
 
 
-def export_to_open_clip(model: TwoTowers, folder: Path):
+def export_to_open_clip(model: TwoTowers, pixels: ImageTransform, folder: Path):
     """Likewise; without the open_clip package our own reader stands in for it, and the answer says so."""
     state, configuration = clip_to_open_clip(model)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, folder / "open_clip_model.safetensors")
-    content = json.dumps({"model_cfg": configuration}, indent=1)
+    content = json.dumps({"model_cfg": configuration, "preprocess_cfg": preprocess_of(pixels)}, indent=1)
     (folder / "open_clip_config.json").write_text(content, encoding="utf-8")
     try:
         import open_clip
@@ -70,24 +87,34 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--model", required=True, help="checkpoint, folder, hub name or file of weights")
     parser.add_argument("--activation", choices=["gelu", "quick_gelu"], help="for a bare file of weights")
+    parser.add_argument("--heads", type=heads_argument, default=NOT_STATED, metavar="IMAGE,TEXT", help=HEADS_HELP)
     parser.add_argument("--to", required=True, choices=["transformers", "open_clip"])
     parser.add_argument("--output", required=True, type=Path, help="folder to write")
     arguments = parser.parse_args()
 
-    model = open_source(arguments.model, arguments.activation).clip()
+    weights = open_source(arguments.model, arguments.activation, heads=arguments.heads)
+    model = weights.clip()
+    agreed_heads(arguments.model, heads_in(model), arguments.heads)
+    pixels, note = weights.pixels, ""
+    if pixels is None:
+        pixels = ImageTransform(model.image_tower.image_size, "crop")
+        note = "; --model does not state how pixels become inputs, CLIP's way is written"
     export = {"transformers": export_to_transformers, "open_clip": export_to_open_clip}[arguments.to]
-    encode, reader = export(model, arguments.output)
+    encode, reader = export(model, pixels, arguments.output)
 
     generator = torch.Generator().manual_seed(0)
     image, text = model.image_tower, model.text_tower
     images = torch.randn(8, 3, image.image_size, image.image_size, generator=generator)
-    token_ids = torch.randint(1, text.end_id, (8, text.context_length), generator=generator)
-    token_ids[:, -1] = text.end_id
+    end_id = text.vocabulary_size - 1 if text.end_id is None else text.end_id
+    token_ids = torch.randint(1, text.vocabulary_size - 1, (8, text.context_length), generator=generator)
+    token_ids[token_ids == end_id] = 0
+    token_ids[:, -1] = end_id
     ours, theirs = (model.encode_image(images), model.encode_text(token_ids)), encode(images, token_ids)
     differences = [float((one - other).abs().max()) for one, other in zip(ours, theirs)]
     print(
         f"{arguments.output}: read again by {reader}; largest difference of an entry of the unit embeddings: "
-        f"{differences[0]:.1e} (8 random pictures), {differences[1]:.1e} (8 random captions)"
+        f"{differences[0]:.1e} (8 random pictures), {differences[1]:.1e} (8 random captions). Pictures: {pixels.mode}, "
+        f"{pixels.interpolation}, mean {pixels.mean}, std {pixels.std}{note}"
     )
     if max(differences) > 1e-4:
         sys.exit("error: that is more than rounding explains (1e-4); do not use the export")

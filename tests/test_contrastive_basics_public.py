@@ -15,7 +15,7 @@ from common.base.settings import RunConfig
 from common.data.scenes import SceneDataset
 from contrastive_basics import public
 from contrastive_basics.config import Config
-from contrastive_basics.public import open_public, transform_of, weights_fingerprint
+from contrastive_basics.public import open_public, weights_fingerprint
 
 WORDS = ["a", "red", "blue", "circle", "square", "photo", "of", "large", "small"]
 CAPTIONS = ["a red circle", "a large blue square", "a " + "small " * 90 + "square"]  # the last one is too long
@@ -81,7 +81,7 @@ def checkpoints(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pictures():
     generator = torch.Generator().manual_seed(0)
-    sizes = ((40, 60), (72, 36), (32, 32))  # even margins: odd ones are cut a pixel apart, see transform_of
+    sizes = ((40, 60), (72, 36), (32, 32))  # even margins: odd ones are cut a pixel apart, see pixels_of_processor
     return [
         Image.fromarray(torch.randint(0, 255, (*size, 3), generator=generator, dtype=torch.uint8).numpy())
         for size in sizes
@@ -204,31 +204,11 @@ def test_another_kind_of_model_and_a_missing_one_are_refused_by_name(checkpoints
         opened("nowhere/at-all")
 
 
-PROCESSOR = {
-    "do_resize": True, "do_rescale": True, "do_normalize": True, "do_center_crop": True, "resample": 3,
-    "rescale_factor": 1 / 255, "size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32},
-    "image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2],
-}  # fmt: skip
-
-
 def test_settings_that_published_weights_bring_themselves_are_refused(checkpoints, monkeypatch):
     for asked in ("model.patch_size=7", "optim.steps=3", "method.loss=late_interaction"):
         monkeypatch.setattr("sys.argv", ["public.py", "--checkpoint", str(checkpoints["clip"]), asked])
         with pytest.raises(ConfigError, match=rf"{asked}: published weights bring their own; accepted: data\.\*"):
             public.main()
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("resample", 2), ("do_normalize", False), ("rescale_factor", 1.0), ("do_center_crop", False),
-        ("crop_size", {"height": 28, "width": 28}), ("size", {"height": 32, "width": 24}),
-    ],
-)  # fmt: skip
-def test_preprocessing_that_the_protocol_could_not_state_is_refused(key, value):
-    assert transform_of(PROCESSOR, "x").mode == "crop"
-    with pytest.raises(ValueError, match=r"'x': its image processor has .*accepted"):
-        transform_of({**PROCESSOR, key: value}, "x")
 
 
 def test_the_fingerprint_of_a_folder_follows_its_content(checkpoints, tmp_path):

@@ -17,6 +17,7 @@ from euclip.config import Config
 from euclip.lorentz import exp_map0
 from euclip.published import euclip_from_open_clip, main, meru_from_state, open_published, published_config
 
+ONE_HEAD, MERU_HEADS = {"image": 1, "text": 1}, {"image": 2, "text": 1}
 WIDTH, TEXT_WIDTH, DIM, WORDS, LENGTH, PATCH, SIDE = 128, 64, 24, 60, 9, 8, 32
 
 
@@ -101,7 +102,7 @@ def inputs(words=WORDS, length=LENGTH, side=SIDE):
 @torch.no_grad()
 def test_merus_weights_give_merus_embeddings_and_distances():
     theirs = Meru().eval()
-    ours = meru_from_state(theirs.state_dict())
+    ours = meru_from_state(theirs.state_dict(), heads=MERU_HEADS)
     images, ids = inputs()
     tangent = [math.exp(-1.0) * theirs.image_features(images), math.exp(-1.5) * theirs.text_features(ids)]
     torch.testing.assert_close(ours.encode_image(images), tangent[0], rtol=1e-4, atol=1e-5)
@@ -119,7 +120,7 @@ def test_merus_weights_give_merus_embeddings_and_distances():
 @torch.no_grad()
 def test_their_clip_baseline_is_on_the_sphere():
     theirs = Meru(hyperbolic=False).eval()
-    ours = meru_from_state(theirs.state_dict())
+    ours = meru_from_state(theirs.state_dict(), heads=MERU_HEADS)
     images, _ = inputs()
     assert ours.geometry.name == "sphere"
     torch.testing.assert_close(ours.encode_image(images), unit(theirs.image_features(images)), rtol=1e-4, atol=1e-5)
@@ -148,7 +149,7 @@ def test_weights_of_the_fork_give_its_embeddings(geometry):
         scale = {"image": math.exp(-1.2), "text": math.exp(-1.9)}
         state |= {"alpha_img": torch.tensor(-1.2), "alpha_txt": torch.tensor(-1.9), "curvature": torch.tensor(-4.0)}
         state["hyper_logit_scale"] = state.pop("logit_scale")
-    ours = euclip_from_open_clip(state, geometry)
+    ours = euclip_from_open_clip(state, geometry, heads=ONE_HEAD)
     images, ids = inputs(50, 8)
     expected = scale["image"] * theirs.encode_image(images), scale["text"] * theirs.encode_text(ids)
     torch.testing.assert_close(ours.encode_image(images), expected[0], rtol=1e-4, atol=1e-5)
@@ -161,7 +162,7 @@ def test_weights_of_the_fork_give_its_embeddings(geometry):
 @torch.no_grad()
 def test_open_clips_own_weights_evaluate_on_the_sphere():
     theirs = open_clips()
-    ours = euclip_from_open_clip(theirs.state_dict(), "sphere")
+    ours = euclip_from_open_clip(theirs.state_dict(), "sphere", heads=ONE_HEAD)
     images, ids = inputs(50, 8)
     torch.testing.assert_close(ours.encode_image(images), theirs.encode_image(images, True), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.encode_text(ids), theirs.encode_text(ids, True), rtol=1e-4, atol=1e-5)
@@ -181,8 +182,12 @@ def test_float64_weights_stay_float64_and_heads_are_told_where_no_shape_tells_th
     expected = math.exp(-1.2) * theirs.encode_image(images.double())
     torch.testing.assert_close(ours.encode_image(images.double()), expected, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(ours.encode_text(ids), math.exp(-1.9) * theirs.encode_text(ids), rtol=1e-7, atol=1e-9)
-    for heads, told in (({"text_heads": 2}, "image tower's width 48 .* 0 h"), ({"image_heads": 3}, "text .* 32 .* 0")):
-        with pytest.raises(WeightsError, match=rf"fork.pt: the {told}.*accepted: (image|text)_heads that divide it"):
+    for heads, message in (
+        ({"text_heads": 2}, "heads of the image tower, .* width 48 with 2 layers; give --heads IMAGE,TEXT"),
+        ({"image_heads": 3}, r"heads of the text tower, .* width 32 with 1 layers.* model\.text\.heads"),
+        ({"image_heads": 5, "text_heads": 2}, "the image tower's width 48 cannot be cut into 5 heads"),
+    ):
+        with pytest.raises(WeightsError, match=f"fork.pt: .*{message}"):
             euclip_from_open_clip(state, "hyperbolic", source="fork.pt", **heads)
 
 
@@ -191,26 +196,26 @@ def test_published_weights_that_are_not_finite_are_refused(bad):
     state = dict(open_clips().state_dict())
     state["ln_final.weight"] = state["ln_final.weight"] * bad
     with pytest.raises(WeightsError, match=r"fork.pt holds weights that are not finite: ln_final\.weight$"):
-        euclip_from_open_clip(state, "sphere", source="fork.pt")
+        euclip_from_open_clip(state, "sphere", source="fork.pt", heads=ONE_HEAD)
 
 
 def test_weights_that_do_not_fit_say_what_is_missing_or_left():
     state = Meru().state_dict()
     with pytest.raises(WeightsError, match=r"state lacks visual\.norm\.weight"):
-        meru_from_state({name: value for name, value in state.items() if name != "visual.norm.weight"})
+        meru_from_state({n: value for n, value in state.items() if n != "visual.norm.weight"}, heads=MERU_HEADS)
     with pytest.raises(WeightsError, match="no place for: extra"):
-        meru_from_state({**state, "extra": torch.zeros(1)})
+        meru_from_state({**state, "extra": torch.zeros(1)}, heads=MERU_HEADS)
     with pytest.raises(WeightsError, match=r"is not in MERU's layout: it lacks visual\.patch_embed"):
         meru_from_state(open_clips().state_dict())
     with pytest.raises(WeightsError, match=r"has the scalars none, geometry hyperbolic has \['curvature'"):
-        euclip_from_open_clip(open_clips().state_dict(), "hyperbolic")
+        euclip_from_open_clip(open_clips().state_dict(), "hyperbolic", heads=ONE_HEAD)
     hyperbolic = {**open_clips().state_dict(), "curvature": torch.zeros(())}
     with pytest.raises(WeightsError, match=r"has the scalars \['curvature'\], geometry sphere has none"):
-        euclip_from_open_clip(hyperbolic, "sphere")
+        euclip_from_open_clip(hyperbolic, "sphere", heads=ONE_HEAD)
     broken = dict(open_clips().state_dict())
     del broken["ln_final.weight"]
     with pytest.raises(WeightsError):
-        euclip_from_open_clip(broken, "sphere")
+        euclip_from_open_clip(broken, "sphere", heads=ONE_HEAD)
 
 
 @pytest.mark.parametrize(
@@ -249,10 +254,9 @@ def test_a_bare_file_tells_no_activation_and_openais_archive_is_quick_gelu(tmp_p
         with pytest.raises(WeightsError, match=r"archive\.pt tells its own activation, quick_gelu; gelu is not taken"):
             open_published(str(tmp_path / "archive.pt"), layout, geometry, "gelu", Config(), device)
     images, _ = inputs(50, 8)
-    read = load_clip(tmp_path / "archive.pt")
-    torch.testing.assert_close(
-        read.image_tower(images), load_clip(tmp_path / "bare.pt", "quick_gelu").image_tower(images)
-    )
+    read = load_clip(tmp_path / "archive.pt", heads=ONE_HEAD)
+    bare = load_clip(tmp_path / "bare.pt", "quick_gelu", ONE_HEAD)
+    torch.testing.assert_close(read.image_tower(images), bare.image_tower(images))
 
 
 def test_the_command_line_evaluates_a_file_of_merus(tmp_path, monkeypatch):
@@ -261,17 +265,19 @@ def test_the_command_line_evaluates_a_file_of_merus(tmp_path, monkeypatch):
     model.textual.token_embed = nn.Embedding(49_408, TEXT_WIDTH)
     model.textual.posit_embed = nn.Parameter(torch.randn(77, TEXT_WIDTH))
     model.textual.register_buffer("attn_mask", torch.ones(77, 77, dtype=torch.bool).triu(1))
+    model.pixel_mean += torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)
     torch.save({"model": model.state_dict(), "iteration": 7}, tmp_path / "meru.pth")
     small = ["data.num_test=4", "data.num_labelled=8", "data.image_size=32"]
     arguments = ["--checkpoint", str(tmp_path / "meru.pth"), "--layout", "meru", "--output", str(tmp_path / "out.json")]
-    monkeypatch.setattr(sys, "argv", ["published.py", *arguments, *small])
+    monkeypatch.setattr(sys, "argv", ["published.py", *arguments, "--heads", "2,1", *small])
     main()
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["training_data"] == "meru.pth, published"
     assert (found["layout"], found["geometry"]) == ("meru", "hyperbolic")
     assert found["evaluations"]["test"]["protocol"]["activation"] == "gelu"
     assert 0 <= found["evaluations"]["mean_all"]["metrics"]["score"] <= 1
-    assert found["evaluations"]["imagenet"]["protocol"]["preprocessing"]["mean"][0] == pytest.approx(0.485)
+    preprocessing = found["evaluations"]["imagenet"]["protocol"]["preprocessing"]
+    assert (preprocessing["mean"], preprocessing["std"]) == (pytest.approx([0.1, 0.2, 0.3]), [1.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ def released(tmp_path):
 
 def evaluated(tmp_path, monkeypatch, *arguments):
     output = tmp_path / "out.json"
-    monkeypatch.setattr("sys.argv", ["published.py", "--output", str(output), *map(str, arguments)])
+    heads = [] if "clip" in arguments else ["--heads", "2,1"]
+    monkeypatch.setattr("sys.argv", ["published.py", "--output", str(output), *heads, *map(str, arguments)])
     published.main()
     return json.loads(output.read_text(encoding="utf-8"))
 

@@ -77,6 +77,7 @@ class Released(nn.Module):
         return torch.einsum("abd,cbd->ac", x, y)
 
 
+HEADS = {"image": 2, "text": 1}  # of SMALL
 SMALL = SimpleNamespace(
     size=32, patch=16, width=128, layers=2, context=9, words=200, text_width=64, text_layers=2
 )  # fmt: skip
@@ -96,7 +97,7 @@ def release(sizes, dim, tokens):
 @pytest.mark.parametrize(("dim", "tokens"), [(48, 1), (8, 6)])
 def test_the_outputs_are_those_of_the_released_code(dim, tokens):
     theirs = release(SMALL, dim, tokens)
-    ours = from_released(theirs.state_dict())
+    ours = from_released(theirs.state_dict(), heads=HEADS)
     images, ids = torch.randn(3, 3, 32, 32), torch.randint(103, 200, (4, 9))
     ids[:, 0] = 101
     for text, length in enumerate((9, 6, 3, 2)):
@@ -132,13 +133,13 @@ def test_heads_of_a_small_model_are_told():
     halved = from_released(state, image_heads=4, text_heads=2)
     assert [tower.transformer.blocks[0].attention.heads for tower in (halved.image_tower, halved.text_tower)] == [4, 2]
     with pytest.raises(WeightsError, match=r"a file: the text tower's width 64 cannot be cut into 5 heads"):
-        from_released(state, "a file", text_heads=5)
+        from_released(state, "a file", text_heads=5, heads=HEADS)
 
 
 def test_a_file_is_read_without_running_anything(tmp_path):
     theirs = release(SMALL, 8, 3)
     torch.save(theirs.state_dict(), tmp_path / "released.pt")
-    ours = load_released(tmp_path / "released.pt")
+    ours = load_released(tmp_path / "released.pt", HEADS)
     assert torch.equal(ours.image_tower.class_embedding, theirs.visual.class_embedding)
     torch.save({"a": Path("x")}, tmp_path / "code.pt")
     with pytest.raises(WeightsError, match=r"code\.pt cannot be read without executing code"):
@@ -148,12 +149,12 @@ def test_a_file_is_read_without_running_anything(tmp_path):
 def test_missing_foreign_and_misshapen_tensors_are_named():
     state = release(SMALL, 8, 3).state_dict()
     with pytest.raises(WeightsError, match=r"a file lacks visual\.ln_pre\.bias"):
-        from_released({name: t for name, t in state.items() if name != "visual.ln_pre.bias"}, "a file")
+        from_released({n: t for n, t in state.items() if n != "visual.ln_pre.bias"}, "a file", heads=HEADS)
     with pytest.raises(WeightsError, match=r"no released checkpoint of .* paper: it lacks visual\.class"):
         from_released({"visual.conv1.weight": state["visual.conv1.weight"]})
     with pytest.raises(WeightsError, match=r"no place for: visual\.other"):
-        from_released({**state, "visual.other": torch.zeros(1)})
+        from_released({**state, "visual.other": torch.zeros(1)}, heads=HEADS)
     with pytest.raises(
         WeightsError, match=r"a file: ln_final.bias has shape \(5,\), text_tower.final_norm.bias is \(64,\)"
     ):
-        from_released({**state, "ln_final.bias": torch.zeros(5)}, "a file")
+        from_released({**state, "ln_final.bias": torch.zeros(5)}, "a file", heads=HEADS)

@@ -1,7 +1,7 @@
 """Pictures to uint8 tensors of one size, and uint8 tensors to normalised floats.
 
 A training picture is a pure function of (picture, seed): nothing here touches a global random state. Resampling is
-Pillow's bicubic with antialiasing; the bits are those of torchvision's functions, whose import takes seconds.
+Pillow's, with antialiasing; the bits are those of torchvision's functions, whose import takes seconds.
 """
 
 import json
@@ -20,6 +20,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 MODES = ("squeeze", "crop")
+INTERPOLATIONS = ("bicubic", "bilinear")
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop, as torchvision's RandomResizedCrop
 CROP_ATTEMPTS = 10
 MAX_SIDE_RATIO = 100  # long side over short one: of a longer picture the central part is taken
@@ -39,6 +40,8 @@ class ImageTransform:
         flip_probability: training: probability of a mirror image. Captions that say left and right want 0.
         mean, std: for `normalize`, red, green, blue, of pixels in [0, 1]. They are stored with the transform so that
             a checkpoint brings its own preprocessing; the uint8 tensors are not normalised.
+        interpolation: of the resizing, "bicubic" or "bilinear".
+        resized: side that `mode` resizes to before the centre of `size` is cut, at least size; None = size.
     Raises:
         ValueError: if a value is not accepted; the message gives it and what is.
     """
@@ -49,12 +52,18 @@ class ImageTransform:
     flip_probability: float = 0.0
     mean: tuple[float, float, float] = CLIP_MEAN
     std: tuple[float, float, float] = CLIP_STD
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    resized: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
             raise ValueError(f"size is {self.size!r}; accepted: a whole number of pixels, at least 1")
         if self.mode not in MODES:
             raise ValueError(f"mode is {self.mode!r}; accepted: {', '.join(MODES)}")
+        if self.interpolation not in INTERPOLATIONS:
+            raise ValueError(f"interpolation is {self.interpolation!r}; expected one of: {', '.join(INTERPOLATIONS)}")
+        if self.resized is not None and (type(self.resized) is not int or self.resized < self.size):
+            raise ValueError(f"resized is {self.resized!r}; expected a whole number of pixels, at least {self.size}")
         if self.crop_scale is not None:
             object.__setattr__(self, "crop_scale", _floats("crop_scale", self.crop_scale, 2))
             low, high = self.crop_scale
@@ -82,18 +91,19 @@ class ImageTransform:
         """
         if isinstance(image, np.ndarray):
             _check_array(image)
-            if image.shape[0] == image.shape[1] == self.size:
+            if image.shape[0] == image.shape[1] == self.size and self.resized in (None, self.size):
                 # a copy: a view would let the caller's array change the batch
                 return torch.from_numpy(image.transpose(2, 0, 1).copy())
         picture = _as_rgb(image)
+        side_to = self.size if self.resized is None else self.resized
         if self.mode == "squeeze":
-            width = height = self.size
+            width = height = side_to
         else:  # the shortest side gets the size; of the other one what is too much is cut off on both sides
             shortest = min(picture.size)
             if max(picture.size) > MAX_SIDE_RATIO * shortest:
                 picture = _centre(picture, *(min(side, MAX_SIDE_RATIO * shortest) for side in picture.size))
-            width, height = (self.size * side // shortest for side in picture.size)
-        return _as_tensor(_centre(picture.resize((width, height), Image.Resampling.BICUBIC), self.size, self.size))
+            width, height = (side_to * side // shortest for side in picture.size)
+        return _as_tensor(_centre(self._resize(picture, width, height), self.size, self.size))
 
     def train(self, image: Image.Image | np.ndarray, rng: np.random.Generator | int) -> Tensor:
         """The training view: a random crop where `crop_scale` is set, else the evaluation view; then the mirror.
@@ -115,7 +125,7 @@ class ImageTransform:
             picture = _as_rgb(image)
             top, left, height, width = random_crop_box(picture.height, picture.width, self.crop_scale, rng)
             picture = picture.crop((left, top, left + width, top + height))
-            pixels = _as_tensor(picture.resize((self.size, self.size), Image.Resampling.BICUBIC))
+            pixels = _as_tensor(self._resize(picture, self.size, self.size))
         if self.flip_probability and rng.random() < self.flip_probability:
             pixels = pixels.flip(-1)
         return pixels
@@ -124,18 +134,24 @@ class ImageTransform:
         """What a tower takes: a batch of views, normalised (`normalize`); features in their place as they are."""
         return images if images.is_floating_point() else normalize(images, self.mean, self.std)
 
+    def _resize(self, picture: Image.Image, width: int, height: int) -> Image.Image:
+        return picture.resize((width, height), Image.Resampling[self.interpolation.upper()])
+
     @property
     def blank(self) -> Tensor:
         """Stands for a picture that cannot be read."""
         return torch.zeros(3, self.size, self.size, dtype=torch.uint8)
 
     def to_json(self) -> str:
-        """All values as a JSON text, in a fixed order; equal transforms give equal texts."""
-        return json.dumps(asdict(self))
+        """All values as a JSON text, in a fixed order; equal transforms give equal texts.
+
+        Fields that came later are left out at their default, so that texts of before stay as they were.
+        """
+        return json.dumps({key: value for key, value in asdict(self).items() if _LATER.get(key, ...) != value})
 
     @classmethod
     def from_json(cls, text: str | dict) -> "ImageTransform":
-        """Read what `to_json` wrote, as text or already parsed; every key must be there.
+        """Read what `to_json` wrote, as text or already parsed; every key that it writes must be there.
 
         Raises:
             ValueError: if the text is not JSON, a key is missing or unknown, or a value is not accepted.
@@ -145,10 +161,13 @@ class ImageTransform:
         except json.JSONDecodeError as error:
             raise ValueError(f"the image transform is not valid JSON: {error}") from error
         known = set(cls.__dataclass_fields__)
-        if not isinstance(content, dict) or set(content) != known:
+        if not isinstance(content, dict) or set(content) | set(_LATER) != known:
             found = sorted(content) if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"an image transform has the keys {', '.join(sorted(known))}; found {found}")
         return cls(**content)
+
+
+_LATER = {"interpolation": "bicubic", "resized": None}  # fields that older checkpoints and evaluations lack
 
 
 def random_crop_box(

@@ -130,7 +130,8 @@ class CausalTextTransformer(nn.Module):
         context_length: longest ids that come in, start and end token included.
         width, layers, heads, mlp_ratio, activation, norm_eps, gradient_checkpointing: of the transformer.
         projection_dim: output numbers; None = no projection.
-        end_id: of the end token; CLIP's byte-pair vocabulary: 49,407, the largest id.
+        end_id: of the end token; CLIP's byte-pair vocabulary: 49,407. None = whatever id is the largest of a row, as
+            OpenAI's code has it.
         final_layer_norm: False replaces the last LayerNorm by the identity (EuCLIP, Sec. 3.3).
         stem: as in `BidirectionalTextTransformer`.
     """
@@ -143,7 +144,7 @@ class CausalTextTransformer(nn.Module):
         layers: int,
         heads: int,
         projection_dim: int | None,
-        end_id: int,
+        end_id: int | None,
         mlp_ratio: float = 4.0,
         final_layer_norm: bool = True,
         activation: Activation = "gelu",
@@ -183,14 +184,23 @@ class CausalTextTransformer(nn.Module):
         Raises:
             ValueError: if the ids are longer than context_length, or (ids on the CPU) a row has no end token.
         """
-        is_end = token_ids == self.end_id
-        if token_ids.device.type == "cpu" and not is_end.any(dim=1).all():  # on a GPU the check would stall the queue
-            row = int((~is_end.any(dim=1)).nonzero()[0])
-            raise ValueError(f"row {row} of token_ids has no end token (id {self.end_id}): another tokenizer's ids?")
+        ends = self.end_positions(token_ids)
+        if self.end_id is not None and token_ids.device.type == "cpu":  # on a GPU the check would stall the queue
+            is_end = (token_ids == self.end_id).any(dim=1)
+            if not is_end.all():
+                row = int((~is_end).nonzero()[0])
+                raise ValueError(
+                    f"row {row} of token_ids has no end token (id {self.end_id}): another tokenizer's ids?"
+                )
         tokens = self._blocks(token_ids)
         # CLIP normalises all positions and picks one; one LayerNorm row does not depend on the others
-        tokens = self.final_norm(tokens[torch.arange(len(tokens), device=tokens.device), is_end.int().argmax(dim=1)])
+        tokens = self.final_norm(tokens[torch.arange(len(tokens), device=tokens.device), ends])
         return tokens if self.projection is None else tokens @ self.projection
+
+    def end_positions(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(batch,), where the first end token of a row stands; 0 in a row without one."""
+        ends = token_ids if self.end_id is None else (token_ids == self.end_id).int()
+        return ends.argmax(dim=1)
 
     def forward_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
         """All positions after the last LayerNorm, before any projection: what token-wise comparisons start from.

@@ -19,9 +19,9 @@ from common.base.settings import RunConfig
 from common.data.pairs import EvaluationSets, Pairs, open_evaluation_sets
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
-from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
+from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
-from common.encoders.weights import settings_of
+from common.encoders.weights import HEADS_HELP, NOT_STATED, heads_argument, settings_of
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.evaluation.protocol import Evaluation, as_json, in_words
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
@@ -171,7 +171,7 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
     Args:
         description: the docstring of the command.
         checkpoint: what is accepted there.
-        published: of weights that others have published: --activation too.
+        published: of weights that others have published: --activation and --heads too.
     """
     parser = Parser(description)
     parser.add_argument("--checkpoint", required=True, help=checkpoint)
@@ -181,6 +181,7 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
             choices=("gelu", "quick_gelu"),
             help="of a bare file of weights, which does not tell it; OpenAI's files: quick_gelu",
         )
+        parser.add_argument("--heads", type=heads_argument, default=NOT_STATED, metavar="IMAGE,TEXT", help=HEADS_HELP)
     output_help = "JSON file, default one in outputs/evaluations; - prints the JSON alone"
     parser.add_argument("--output", type=Path, help=output_help)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="data.* and run.*: data.num_test=50")
@@ -274,25 +275,32 @@ def published_encoder(
     tokenizer: Tokenizer,
     run: RunConfig,
     device: torch.device,
-    mean: tuple[float, ...] = CLIP_MEAN,
-    std: tuple[float, ...] = CLIP_STD,
+    pixels: ImageTransform | None = None,
 ) -> Encoder:
-    """The model in evaluation mode; pictures are scaled by their shorter side and cropped, as CLIP's.
+    """The model in evaluation mode.
 
     Args:
         model: of both towers.
         tokenizer: with the ids that it was trained with.
         run: batch size and loader processes.
         device: where the model goes.
-        mean, std: of the colours.
+        pixels: how they become inputs, as the weights state it; None = as CLIP's: the shorter side is scaled, the
+            centre cut.
     Raises:
-        ValueError: a vocabulary of another size.
+        ValueError: a vocabulary of another size, or pictures of another size than the image tower takes.
     """
     ids, rows = tokenizer.vocabulary_size, model.text_tower.vocabulary_size
-    if ids != rows:
+    # CLIP's vocabulary, and rows behind it that no caption's id names
+    has_added = ids < rows and model.text_tower.end_id == tokenizer.end_id == ids - 1
+    if ids != rows and not has_added:
         raise ValueError(f"data.vocabulary has {ids} ids, the text tower of these weights {rows}; accepted: as many")
-    transform = ImageTransform(model.image_tower.image_size, "crop", mean=mean, std=std)
-    return _encoder(model, transform, tokenizer, model.text_tower.context_length, run, device)
+    pixels = ImageTransform(model.image_tower.image_size, "crop") if pixels is None else pixels
+    if pixels.size != model.image_tower.image_size:
+        raise ValueError(
+            f"the weights' pictures are prepared with size {pixels.size}, their image tower takes "
+            f"{model.image_tower.image_size}; expected the same in their preprocessing file"
+        )
+    return _encoder(model, pixels, tokenizer, model.text_tower.context_length, run, device)
 
 
 def answer_of_published(

@@ -7,13 +7,17 @@ import torch
 from torch import nn
 
 from common.base.config import ConfigError
+from common.base.settings import DataConfig
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
+from common.data.transforms import ImageTransform
 from common.encoders.stem import Stem
 from common.encoders.text_stem import TextStem
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import bare_tower
 from common.encoders.weights import (
+    NOT_STATED,
+    Heads,
     Weights,
     WeightsError,
     agreed_activation,
@@ -28,10 +32,12 @@ from common.run.checkpoint import Checkpoint
 from common.run.sources import SIDES, named_sources, own_checkpoint, stems_to_load
 
 
-def open_source(name: str, activation: Activation | None = None, key: str = "weights") -> Weights:
+def open_source(
+    name: str, activation: Activation | None = None, key: str = "weights", heads: Heads = NOT_STATED
+) -> Weights:
     """Weights from whatever a user names: a run, a checkpoint, or what `read_source` reads; arguments as there."""
     checkpoint = own_checkpoint(name)
-    return read_source(name, activation, key) if checkpoint is None else _of_checkpoint(checkpoint, activation)
+    return read_source(name, activation, key, heads) if checkpoint is None else _of_checkpoint(checkpoint, activation)
 
 
 def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Weights:
@@ -62,7 +68,8 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
         own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         tower.load_state_dict(own, assign=True)
     beside = {key: value for key, value in tensors.items() if key.startswith(("logit_scale.", "geometry."))}
-    return Weights(name, towers[0].eval(), towers[1].eval(), beside, state["geometry"], tokenizer.fingerprint)
+    pixels = ImageTransform.from_json(state["transform"])
+    return Weights(name, towers[0].eval(), towers[1].eval(), beside, state["geometry"], tokenizer.fingerprint, pixels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +88,11 @@ class InitialWeights:
         """Reads what a config names, each source once."""
         read: dict[str, Weights] = {}
         of = {}
-        for side, (key, name) in named_sources(config).items():
+        named = named_sources(config)
+        for side, (key, name) in named.items():
             activation = getattr(config.model, side).activation
-            read[name] = read[name] if name in read else open_source(name, activation, key)
+            heads = {other: getattr(config.model, other).heads for other in named if named[other][1] == name}
+            read[name] = read[name] if name in read else open_source(name, activation, key, heads)
             of[side] = key, read[name]
         stem = stems_to_load(config).get("text")
         return cls(of, None if stem is None else read_source(stem.weights, key="model.text.stem.weights"))
@@ -163,6 +172,8 @@ class InitialWeights:
                 "locked_parameters": sum(each.numel() for each in parameters.values() if not each.requires_grad),
                 "trained_parameters": sum(each.numel() for each in parameters.values() if each.requires_grad),
             }
+            if side == "image":
+                told[side]["pixels"] = unlike_pixels(weights.pixels, config.data)
         sources = {id(weights): weights for _, weights in self.of.values()}
         if len(self.of) == 2 and len(sources) == 1:
             (weights,) = sources.values()
@@ -179,6 +190,25 @@ class InitialWeights:
         return told
 
 
+def unlike_pixels(pixels: ImageTransform | None, data: DataConfig) -> str:
+    """How a run prepares its pictures unlike its weights, and what to set instead; "" where it does not.
+
+    Colours are folded into the weights, and another size has its rule (`fill_`); both are left out.
+    """
+    if pixels is None:
+        return f"the weights do not state how pictures were prepared; here: data.resize={data.resize}, CLIP's colours"
+    unlike = []
+    if pixels.mode != data.resize:
+        unlike.append(f"data.resize={data.resize}, the weights have {pixels.mode}: set data.resize={pixels.mode}")
+    if pixels.interpolation != "bicubic":
+        unlike.append(f"bicubic resizing, the weights have {pixels.interpolation}")
+    if pixels.resized not in (None, pixels.size):
+        unlike.append(
+            f"pictures resized to their size, the weights' to {pixels.resized / pixels.size:.3g} times theirs"
+        )
+    return f"pictures are prepared unlike: {'; '.join(unlike)}" if unlike else ""
+
+
 def in_words(told: dict[str, Any]) -> str:
     """What `start_` returns, for the screen."""
     sides = [
@@ -187,4 +217,5 @@ def in_words(told: dict[str, Any]) -> str:
         for side, of in told.items()
         if side in SIDES
     ]
+    sides += [told["image"]["pixels"]] if told.get("image", {}).get("pixels") else []
     return "; ".join(sides)

@@ -20,16 +20,13 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
     """Our CLIP in open_clip's layout.
 
     Args:
-        model: sphere, one class token, causal text tower, final LayerNorms, LayerNorm eps 1e-5.
+        model: sphere, one class token, causal text tower, final LayerNorms.
     Returns:
         (state dict, model configuration): open_clip's CLIP(**configuration) takes the state dict.
     Raises:
         WeightsError: a model that the layout cannot express; says what.
     """
     image, text = _exportable_towers(model)
-    eps = {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)}
-    if eps != {1.0e-5}:
-        raise WeightsError(f"LayerNorm eps is {sorted(eps)}; open_clip's layout has 1e-05 alone")
     of_image, of_text = sizes_of(image.transformer), sizes_of(text.transformer)
     activations = {of_image["hidden_act"], of_text["hidden_act"]}
     if len(activations) > 1:
@@ -37,8 +34,12 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
 
     def shared(tower: VisionTransformer | CausalTextTransformer, sizes: dict[str, Any]) -> dict[str, Any]:
         mlp_ratio = sizes["intermediate_size"] / tower.width
-        return {"width": tower.width, "layers": sizes["num_hidden_layers"], "mlp_ratio": mlp_ratio}
+        shared = {"width": tower.width, "layers": sizes["num_hidden_layers"], "mlp_ratio": mlp_ratio}
+        eps = sizes["layer_norm_eps"]
+        return shared if eps == 1e-5 else {**shared, "norm_kwargs": {"eps": eps}}
 
+    # open_clip reads out the largest id of a row, if nothing else is said
+    reads_out_largest = text.end_id in (None, text.vocabulary_size - 1)
     configuration = {
         "embed_dim": image.projection_dim,
         "quick_gelu": activations == {"quick_gelu"},
@@ -53,6 +54,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
             "context_length": text.context_length,
             "vocab_size": text.vocabulary_size,
             "heads": of_text["num_attention_heads"],
+            **({} if reads_out_largest else {"pool_type": "eos", "eos_id": text.end_id}),
         },
     }
     return _exported(model, OPEN_CLIP), configuration
@@ -79,8 +81,9 @@ def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
             **shared(text),
             "vocab_size": text.vocabulary_size,
             "max_position_embeddings": text.context_length,
-            "eos_token_id": text.end_id,
-            "bos_token_id": max(text.end_id - 1, 0),
+            # with 2 transformers reads out the largest id of a row
+            "eos_token_id": 2 if text.end_id is None else text.end_id,
+            "bos_token_id": 0 if text.end_id is None else max(text.end_id - 1, 0),
             "pad_token_id": 0,
         },
         projection_dim=image.projection_dim,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.data.transforms import CLIP_MEAN, CLIP_STD
+from common.data.transforms import CLIP_MEAN, CLIP_STD, ImageTransform
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.vision import VisionTransformer, interpolate_positions
 from common.encoders.weights.layouts import WeightsError
@@ -41,8 +41,8 @@ def settings_of(tower: VisionTransformer | CausalTextTransformer | Bidirectional
         told["ids of data.vocabulary"] = tower.vocabulary_size
         stem = tower.stem
         told["model.text.stem"] = stem and f"{len(stem.network.transformer.blocks)} layers of width {stem.width}"
-        if is_causal:
-            told["id of the end token"] = tower.end_id
+        if is_causal:  # the largest id of a row is the end token's, if that is the largest of all
+            told["id of the end token"] = tower.vocabulary_size - 1 if tower.end_id is None else tower.end_id
     has_final_norm = not isinstance(tower.final_norm, nn.Identity)
     if tower.projection is not None:
         tokens = getattr(tower, "num_class_tokens", 1)
@@ -64,7 +64,7 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
         captions       of data.context_length ids take the first position rows; longer than the weights' is an error.
                        Several class tokens on top of BERT take its first rows
         colours        pictures are normalised as CLIP's; what the weights were trained with instead is folded into the
-                       patch embedding, which has a bias there
+                       patch embedding
         projection     new, and with it the last LayerNorm where the weights have none (ViT, DeiT, BERT)
 
     Args:
@@ -105,18 +105,30 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
             state |= {f"stem.{name}": value for name, value in source.stem.state_at(tower.image_size).items()}
     else:
         state["position_embedding"] = state["position_embedding"][:rows]
-    if weights.pixels is not None:
-        _fold_colours_(state, *weights.pixels)
+    pixels = weights.pixels
+    if is_image and pixels is not None and (pixels.mean, pixels.std) != (CLIP_MEAN, CLIP_STD):
+        if source.stem is not None:
+            raise WeightsError(f"{key} = {weights.source} has a stem and mean = {pixels.mean}; expected CLIP's colours")
+        _fold_colours_(state, pixels, source.num_class_tokens)
     left = tower.load_state_dict(state, strict=False).unexpected_keys
     assert not left, left  # the settings agree
     return [name for name, _ in tower.named_parameters() if name in state]
 
 
-def _fold_colours_(state: dict[str, torch.Tensor], mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-    """Makes a patch embedding of pixels (p - mean) / std one of pixels normalised as CLIP's; exact, as nothing pads."""
-    mean, std, clip_mean, clip_std = (torch.tensor(each).view(3, 1, 1) for each in (mean, std, CLIP_MEAN, CLIP_STD))
+def _fold_colours_(state: dict[str, torch.Tensor], pixels: ImageTransform, num_class_tokens: int) -> None:
+    """Makes a patch embedding of pixels (p - mean) / std one of pixels normalised as CLIP's; exact, as nothing pads.
+
+    What is constant goes into the bias; CLIP's kind has none, and there into the position rows of the patches.
+    """
+    colours = pixels.mean, pixels.std, CLIP_MEAN, CLIP_STD
+    mean, std, clip_mean, clip_std = (torch.tensor(values).view(3, 1, 1) for values in colours)
     weight = state["patch_embedding.weight"] / std
-    state["patch_embedding.bias"] = state["patch_embedding.bias"] + (weight * (clip_mean - mean)).sum(dim=(1, 2, 3))
+    constant = (weight * (clip_mean - mean)).sum(dim=(1, 2, 3))
+    if "patch_embedding.bias" in state:
+        state["patch_embedding.bias"] = state["patch_embedding.bias"] + constant
+    else:
+        classes, patches = state["position_embedding"].tensor_split([num_class_tokens])
+        state["position_embedding"] = torch.cat([classes, patches + constant])
     state["patch_embedding.weight"] = weight * clip_std
 
 

@@ -127,8 +127,15 @@ def tower_entries(layout: Layout, image_layers: int, text_layers: int) -> list[E
 
 
 def without_ddp(state: State) -> dict[str, torch.Tensor]:
-    """A state dict without the prefix "module." of DDP."""
-    return {name.removeprefix("module."): value for name, value in state.items()}
+    """A state dict without what wrappers put before its names: DDP's "module.", torch.compile's "_orig_mod.", "model."
+
+    "model." is what Lightning's modules and others put before all names; where only some have it, it is a part of them.
+    """
+    state = {re.sub(r"^module\.|(?<![^.])_orig_mod\.", "", name): value for name, value in state.items()}
+    prefix = next(
+        (prefix for prefix in ("model.", "module.") if state and all(n.startswith(prefix) for n in state)), ""
+    )
+    return without_ddp({n.removeprefix(prefix): value for n, value in state.items()}) if prefix else state
 
 
 def in_our_names(state: State, entries: list[Entry], source: str, complete: bool = True) -> dict[str, torch.Tensor]:

@@ -1,6 +1,7 @@
 """From what a user names to weights: files, folders and names on the hub; nothing in them is executed."""
 
-import json
+import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,16 @@ from torch import nn
 
 from common.base.arguments import some
 from common.data.text_files import find_file, read_json_object
+from common.data.transforms import ImageTransform
 from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
-from common.encoders.weights.layouts import ARCHIVE_NUMBERS, NOT_WEIGHTS, WeightsError
+from common.encoders.weights.heads import NOT_STATED, Heads, agreed_heads, heads_in
+from common.encoders.weights.keys import square
+from common.encoders.weights.layouts import ARCHIVE_NUMBERS, NOT_WEIGHTS, WeightsError, without_ddp
+from common.encoders.weights.open_clip_folder import check_sizes, read_configuration
+from common.encoders.weights.pixels import pixels_of_folder
 from common.encoders.weights.single import load_bert_, load_vit_
 from common.encoders.weights.towers import (
     Weights,
@@ -28,11 +34,15 @@ from common.encoders.weights.towers import (
 if TYPE_CHECKING:
     from transformers import BertForMaskedLM, BertModel
 
+SIDES = ("image", "text")
 CONFIGURATIONS = ("open_clip_config.json", "config.json")  # one of them tells what a folder holds
+_OF_TRANSFORMERS = ("vision_model.", "text_model.", "embeddings.", "bert.", "vit.", "deit.")  # first words of names
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")  # of files of weights: no hub name
 
 
-def read_source(name: str, activation: Activation | None = None, key: str = "weights") -> Weights:
+def read_source(
+    name: str, activation: Activation | None = None, key: str = "weights", heads: Heads = NOT_STATED
+) -> Weights:
     """Weights from whatever a user names, without executing anything from it; runs of ours: `open_source`.
 
     Args:
@@ -42,6 +52,8 @@ def read_source(name: str, activation: Activation | None = None, key: str = "wei
         activation: of the MLPs. A bare file of weights does not tell it, so it must be given, except for an archive of
             OpenAI's (TorchScript), which is quick_gelu; where the source tells it, another one is refused.
         key: setting or option that the user named it with, for messages.
+        heads: "image", "text" -> attention heads of a bare file whose sizes are of no published model; None = not
+            stated. A side that is left out is a tower that nobody takes.
     Raises:
         WeightsError, FileNotFoundError, ValueError: what cannot be read or had.
     """
@@ -49,17 +61,27 @@ def read_source(name: str, activation: Activation | None = None, key: str = "wei
     if not path.exists() and (path.is_absolute() or name.startswith(".") or path.suffix in _SUFFIXES):
         raise FileNotFoundError(f"{path} does not exist; accepted: a file of weights, a folder, a hub name")
     if path.is_file():
-        state, told = read_bare(path, activation)
-        return _of_clip(clip_from_open_clip(state, told, source=str(path)), name)
-    told = find_file(name, CONFIGURATIONS, key)
-    if told.name == "open_clip_config.json":
-        return _of_clip(_read_open_clip(name, told, activation, key), name)
-    return _read_transformers(name, told, activation)
+        state, stated = read_bare(path, activation)
+        return _of_clip(clip_from_open_clip(state, stated, source=str(path), heads=heads), name, None, heads)
+    configuration = find_file(name, CONFIGURATIONS, key)
+    if configuration.name == "open_clip_config.json":
+        return _read_open_clip(name, configuration, activation, key)
+    return _read_transformers(name, configuration, activation)
 
 
-def load_clip(path: str | Path, activation: Activation | None = None) -> TwoTowers:
-    """CLIP from whatever `read_source` reads; arguments and errors as there."""
-    return read_source(str(path), activation).clip()
+def load_clip(path: str | Path, activation: Activation | None = None, heads: Heads = NOT_STATED) -> TwoTowers:
+    """CLIP from whatever `read_source` reads; arguments and errors as there.
+
+    How pixels become its inputs stands in `read_source(path).pixels`.
+    """
+    return read_clip(str(path), activation, heads).clip()
+
+
+def read_clip(name: str, activation: Activation | None = None, heads: Heads = NOT_STATED) -> Weights:
+    """Weights of both towers, as `read_source`; heads that a user states must be the weights'."""
+    weights = read_source(name, activation, heads=heads)
+    agreed_heads(name, heads_in(weights.clip()), heads)
+    return weights
 
 
 def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation]:
@@ -69,9 +91,15 @@ def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str
         path: as in `read_weights`.
         activation: must be given but for a TorchScript archive: OpenAI's, quick_gelu.
     Raises:
-        WeightsError: it is not given, or not the archive's.
+        WeightsError: it is not given, or not the archive's; the layout is transformers', whose config.json is needed.
     """
     state, is_archive = _read_file(Path(path))
+    theirs = next((name for name in without_ddp(state) if name.startswith(_OF_TRANSFORMERS)), None)
+    if theirs is not None:
+        raise WeightsError(
+            f"{path} is in transformers' layout ({theirs}), where config.json states heads and activation; name the "
+            "folder that holds both"
+        )
     if activation is None and not is_archive:
         raise WeightsError(
             f"{path} does not tell its activation: give quick_gelu (OpenAI's own weights) or gelu (most others), by "
@@ -91,31 +119,33 @@ def agreed_activation(source: str | Path, told: Activation, activation: Activati
     return told
 
 
-def _of_clip(clip: TwoTowers, source: str) -> Weights:
+def _of_clip(clip: TwoTowers, source: str, pixels: ImageTransform | None, sides: Collection[str]) -> Weights:
     beside = {"logit_scale.log_logit_scale": clip.logit_scale.log_logit_scale.detach()}
-    return Weights(source, clip.image_tower, clip.text_tower, beside, "sphere")
+    towers = {f"{side}_tower": getattr(clip, f"{side}_tower") for side in sides}
+    return Weights(source, **towers, beside=beside, geometry="sphere", pixels=pixels)
 
 
-def _read_open_clip(name: str, told: Path, activation: Activation | None, key: str) -> TwoTowers:
-    """Of open_clip's hub layout, whose configuration is `told`."""
-    try:
-        content = json.loads(told.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise WeightsError(f"{told} is no JSON: {error}") from None
-    config = content.get("model_cfg", content)
-    found = find_file(name, ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"), key)
-    return clip_from_open_clip(
-        read_weights(found),
-        agreed_activation(name, "quick_gelu" if config.get("quick_gelu", False) else "gelu", activation),
-        vision_head_width=config["vision_cfg"].get("head_width", 64),
-        text_heads=config["text_cfg"].get("heads"),
-        source=str(found),
+def _read_open_clip(name: str, configuration: Path, activation: Activation | None, key: str) -> Weights:
+    """Of open_clip's hub layout."""
+    model, image, text, pixels = read_configuration(configuration)
+    file = find_file(name, ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"), key)
+    activation = agreed_activation(name, "quick_gelu" if model.get("quick_gelu") else "gelu", activation)
+    clip = clip_from_open_clip(
+        read_weights(file),
+        activation,
+        image_heads=image.pop("heads"),
+        text_heads=text.pop("heads"),
+        source=str(file),
+        image=image,
+        text=text,
     )
+    check_sizes(clip, model, f"{configuration}: ")
+    return _of_clip(clip, name, pixels, SIDES)
 
 
-def _read_transformers(name: str, told: Path, activation: Activation | None) -> Weights:
-    """Of a model of transformers, whose config.json is `told`."""
-    kind = read_json_object(told).get("model_type")
+def _read_transformers(name: str, configuration: Path, activation: Activation | None) -> Weights:
+    """Of a model of transformers, whose config.json is `configuration`."""
+    kind = read_json_object(configuration).get("model_type")
     if kind not in ("clip", "vit", "deit", "bert"):
         raise WeightsError(f"{name} is a {kind} of transformers; accepted: clip, vit, deit, bert")
     from transformers import AutoModel
@@ -127,7 +157,7 @@ def _read_transformers(name: str, told: Path, activation: Activation | None) -> 
     if kind == "clip":
         clip = clip_from_transformers(model)
         agreed_activation(name, sizes_of(clip.image_tower.transformer)["hidden_act"], activation)
-        return _of_clip(clip, name)
+        return _of_clip(clip, name, pixels_of_folder(name), SIDES)
     config = model.config
     shared = {
         "width": config.hidden_size,
@@ -145,16 +175,10 @@ def _read_transformers(name: str, told: Path, activation: Activation | None) -> 
         load_bert_(model, text_tower)
         return Weights(name, text_tower=text_tower.eval())
     tokens = 1 + ("embeddings.distillation_token" in model.state_dict())
-    image_tower = VisionTransformer(
-        config.image_size, config.patch_size, num_class_tokens=tokens, patch_bias=True, input_norm=False, **shared
-    )
+    sides = (square(getattr(config, word), f"{configuration}: ", word) for word in ("image_size", "patch_size"))
+    image_tower = VisionTransformer(*sides, num_class_tokens=tokens, patch_bias=True, input_norm=False, **shared)
     load_vit_(image_tower, model)
-    try:
-        processor = read_json_object(find_file(name, ("preprocessor_config.json",), "weights"))
-        pixels = tuple(processor["image_mean"]), tuple(processor["image_std"])
-    except (ValueError, KeyError):  # a model that was saved without it
-        pixels = None
-    return Weights(name, image_tower=image_tower.eval(), pixels=pixels)
+    return Weights(name, image_tower=image_tower.eval(), pixels=pixels_of_folder(name))
 
 
 def read_weights(path: str | Path) -> dict[str, torch.Tensor]:
@@ -181,17 +205,24 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except RuntimeError as error:
         if "TorchScript" not in str(error):
-            raise WeightsError(f"{path} is no file of weights: {error}") from None
+            raise WeightsError(f"{path} is no file of weights: {_sentence(error)}") from None
         content = torch.jit.load(str(path), map_location="cpu").state_dict()
         content = {name: value for name, value in content.items() if name not in ARCHIVE_NUMBERS}
         is_archive = True
     except Exception as error:  # pickle's own errors have no common class
-        raise WeightsError(f"{path} cannot be read without executing code from it: {error}") from None
+        raise WeightsError(f"{path} cannot be read without executing code from it: {_sentence(error)}") from None
     for key in ("state_dict", "model"):  # beside an optimiser's
         content = content.get(key, content) if isinstance(content, dict) else content
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
         raise WeightsError(f"{path} holds no state dict: accepted is a mapping of names to tensors")
     return dict(content), is_archive
+
+
+def _sentence(error: Exception) -> str:
+    """What is wrong with a file, of torch's pages of advice with terminal escapes."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
+    named = re.search(r"(?:GLOBAL|Unsupported (?:class|global:?|operand)) ([\w.]+)", text)
+    return f"it calls {named[1]}; expected tensors only" if named else text.partition("\n")[0].partition(". ")[0]
 
 
 def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
@@ -203,8 +234,7 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
     Raises:
         WeightsError, ValueError: what is no BERT, or cannot be read or had.
     """
-    told = find_file(name, ("config.json",), key)
-    kind = read_json_object(told).get("model_type")
+    kind = read_json_object(find_file(name, ("config.json",), key)).get("model_type")
     if kind != "bert":
         raise WeightsError(f"{key} = {name} is a {kind} of transformers; accepted: bert")
     from transformers import BertForMaskedLM

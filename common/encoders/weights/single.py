@@ -16,7 +16,7 @@ from common.encoders.weights.layouts import (
     in_our_names,
     put_,
 )
-from common.encoders.weights.towers import our_activation, sizes_of
+from common.encoders.weights.towers import check_config, our_activation, sizes_of
 
 if TYPE_CHECKING:
     from transformers import BertForMaskedLM, BertModel, DeiTModel, ViTModel
@@ -36,6 +36,7 @@ def load_vit_(tower: VisionTransformer, model: "ViTModel | DeiTModel", antialias
         WeightsError: sizes, activation or eps that differ.
     """
     layers = len(tower.transformer.blocks)
+    check_config(model.config, model.config.name_or_path or "the ViT")
     _check_same(tower.transformer, model.config)
     _same("layers", layers, model.config.num_hidden_layers)
     state = {name: value for name, value in model.state_dict().items() if not name.startswith("pooler.")}
@@ -84,6 +85,7 @@ def load_bert_(
     if not any(name.startswith("bert.") for name in state):
         state = {f"bert.{name}": value for name, value in state.items()}
     source = config.name_or_path or "the BERT"
+    check_config(config, source)
     text_layers = len(text_tower.transformer.blocks)
     fusion_layers = 0 if fusion is None else len(fusion.transformer.blocks)
     if text_layers + fusion_layers != config.num_hidden_layers:

@@ -1,14 +1,18 @@
 """Towers of ours from a foreign state dict; all sizes are read off the shapes of what a layout finds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from common.data.transforms import ImageTransform
 from common.encoders.text import BidirectionalTextTransformer, CausalTextTransformer
 from common.encoders.transformer import Activation, QuickGELU, Transformer
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
+from common.encoders.weights.heads import NOT_STATED, Heads, heads_of
+from common.encoders.weights.keys import TRANSFORMERS, check_keys
 from common.encoders.weights.layouts import (
     ARCHIVE_NUMBERS,
     OPEN_CLIP,
@@ -26,7 +30,7 @@ from common.geometry import Sphere
 from common.logit_scale import LogitScale
 
 if TYPE_CHECKING:
-    from transformers import CLIPModel
+    from transformers import CLIPModel, PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Weights:
     beside: what a model holds beside its towers, under our names: "logit_scale.log_logit_scale", "geometry....".
     geometry: name of the geometry that both were trained with; None = they were not trained together.
     tokenizer: fingerprint of the tokenizer that made the ids; None = not told.
-    pixels: mean and standard deviation of the colours that the image tower was trained with; None = CLIP's.
+    pixels: how pixels become inputs of the image tower; None = not stated.
     """
 
     source: str
@@ -47,7 +51,7 @@ class Weights:
     beside: State = field(default_factory=dict)
     geometry: str | None = None
     tokenizer: str | None = None
-    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    pixels: ImageTransform | None = None
 
     def clip(self) -> TwoTowers:
         """Both towers on the sphere.
@@ -84,7 +88,7 @@ def two_towers_from(
         state: theirs, all of it; buffers that older versions saved are left out.
         layout: where they keep what. Final LayerNorms that the state lacks altogether are not in the towers either.
         image, text: what no shape tells, for the towers: "heads", and where they are not the usual ones "activation",
-            "norm_eps", "end_id" (default: the largest id).
+            "norm_eps", "end_id" (default: the largest id of a row).
         source: named in errors.
         maximum: of the logit scale.
     Returns:
@@ -129,6 +133,12 @@ def towers_of_sizes(
     num_class_tokens = image_tensors["class_embedding"].numel() // width
     num_patches = image_tensors["position_embedding"].numel() // width - num_class_tokens
     context_length = text_tensors["position_embedding"].numel() // text_width
+    grid = round(num_patches**0.5)
+    if grid**2 != num_patches:
+        raise WeightsError(
+            f"{source} was trained on pictures that are not square ({num_patches} patches); expected a "
+            "square number of patches"
+        )
     for side, tower_width, heads in (("image", width, image["heads"]), ("text", text_width, text["heads"])):
         if not heads or heads < 0 or tower_width % heads:
             raise WeightsError(
@@ -139,7 +149,7 @@ def towers_of_sizes(
         stem = image.get("stem")
         patch_size = patch_size if stem is None else stem.image_size // stem.grid
         image_tower = VisionTransformer(
-            image_size=round(num_patches**0.5) * patch_size,
+            image_size=grid * patch_size,
             patch_size=patch_size,
             num_class_tokens=num_class_tokens,
             patch_bias="patch_embedding.bias" in image_tensors,
@@ -148,7 +158,7 @@ def towers_of_sizes(
             **image,
         )
         shared = _read_sizes(text_tensors, text_width) | {"vocabulary_size": vocabulary_size}
-        shared |= {"end_id": vocabulary_size - 1} | text
+        shared |= {"end_id": None} | text
         if "input_norm.weight" in text_tensors:  # its class tokens share one embedding and have a position each
             length = context_length - num_class_tokens + 1
             text_tower = BidirectionalTextTransformer(
@@ -173,23 +183,27 @@ def _read_sizes(tensors: State, width: int) -> dict[str, Any]:
 def clip_from_open_clip(
     state: State,
     activation: Activation,
-    vision_head_width: int = 64,
+    vision_head_width: int | None = None,
     text_heads: int | None = None,
     source: str = "state",
     image_heads: int | None = None,
+    heads: Heads = NOT_STATED,
+    image: Mapping[str, Any] | None = None,
+    text: Mapping[str, Any] | None = None,
 ) -> TwoTowers:
     """CLIP from a state dict in OpenAI's layout, which open_clip shares; sizes are read off the shapes.
 
     Weights without both final LayerNorms, as EuCLIP's, give towers without them.
 
     Args:
-        state: "visual.conv1.weight", ... ; open_clip's "text." and DDP's "module." prefixes are understood.
+        state: "visual.conv1.weight", ... ; open_clip's "text." and the prefixes of `without_ddp` are understood.
         activation: "quick_gelu" for OpenAI's own weights and those trained from them, "gelu" for most of open_clip's.
             The weights do not tell, and the wrong one costs accuracy without any error.
         vision_head_width: width of an attention head; 64 in all of OpenAI's models, 80 in open_clip's ViT-H/14.
-        text_heads: None = text width / 64.
+        text_heads, image_heads: None = those of the published model of these sizes (`PUBLISHED`), else of `heads`.
         source: named in errors.
-        image_heads: None = image width / vision_head_width.
+        heads: what a user states. A side that it lacks is a tower that nobody takes.
+        image, text: what else no shape tells, as in `two_towers_from`.
     Returns:
         TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
     Raises:
@@ -202,12 +216,22 @@ def clip_from_open_clip(
         raise WeightsError(
             f"{source} is no CLIP with a vision transformer: it has no patch embedding visual.conv1.weight"
         )
-    if text_heads is None and "token_embedding.weight" in state:
-        text_heads = state["token_embedding.weight"].shape[1] // 64
-    if image_heads is None:
-        image_heads = len(state["visual.conv1.weight"]) // vision_head_width
-    image = {"heads": image_heads, "activation": activation}
-    return two_towers_from(state, OPEN_CLIP, image, {"heads": text_heads, "activation": activation}, source)
+    widths = {"image": len(state["visual.conv1.weight"])}
+    if "token_embedding.weight" in state:  # else it is missed below
+        widths["text"] = state["token_embedding.weight"].shape[1]
+    if vision_head_width is not None and image_heads is None:
+        image_heads = widths["image"] // vision_head_width
+    blocks = {"image": OPEN_CLIP.image_blocks, "text": OPEN_CLIP.text_blocks}
+    known = {"image": image_heads, "text": text_heads}
+    for side, width in widths.items():
+        if known[side] is None:
+            layers = count_blocks(state, blocks[side][0])
+            known[side] = heads_of(side, width, layers, heads.get(side, 1), source)
+    image, text = (
+        {"heads": known[side], "activation": activation, **(more or {})}
+        for side, more in (("image", image), ("text", text))
+    )
+    return two_towers_from(state, OPEN_CLIP, image, text, source)
 
 
 def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
@@ -220,6 +244,8 @@ def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
     Raises:
         WeightsError: a configuration that our towers cannot express.
     """
+    source = model.config.name_or_path or "the transformers model"
+    check_config(model.config, source)
     image, text = (
         {
             "heads": side.num_attention_heads,
@@ -229,10 +255,22 @@ def clip_from_transformers(model: "CLIPModel") -> TwoTowers:
         for side in (model.config.vision_config, model.config.text_config)
     )
     if model.config.text_config.eos_token_id != 2:
-        # id 2 stands in configurations older than the tokenizer's; the true end token is the largest id
+        # id 2 stands in configurations older than the tokenizer's; transformers then reads out the largest id of a row
         text["end_id"] = model.config.text_config.eos_token_id
-    source = model.config.name_or_path or "the transformers model"
     return two_towers_from(model.state_dict(), TRANSFORMERS_CLIP, image, text, source)
+
+
+def check_config(config: "PreTrainedConfig", source: str) -> None:
+    """Refuses a configuration of transformers with a value that our towers do not compute.
+
+    Raises:
+        WeightsError: names key, value and what is expected.
+    """
+    table = TRANSFORMERS[config.model_type]
+    check_keys({key: getattr(config, key) for key in table if hasattr(config, key)}, table, f"{source}: ")
+    for section in ("vision_config", "text_config"):
+        if section in table:
+            check_config(getattr(config, section), f"{source}: {section}")
 
 
 def sizes_of(transformer: Transformer) -> dict[str, Any]:

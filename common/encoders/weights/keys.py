@@ -1,0 +1,168 @@
+"""Keys of the configurations of open_clip and transformers: which are read, change nothing, or must have one value.
+
+A key that is read goes into our towers. One that changes nothing may have any value. Of all others the tables list the
+values that our towers compute; another value is refused by name. `tests/test_common_weights_keys.py` compares the
+tables with the dataclasses of both libraries, so that a new key of theirs is noticed.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from common.encoders.weights.layouts import WeightsError
+
+READ = "read into our towers"
+FREE = "changes no feature, whatever its value"
+Table = Mapping[str, str | tuple[Any, ...]]  # a tuple: the values that our towers compute, the library's default first
+
+
+def _same(word: str, *keys: str) -> dict[str, str]:
+    return dict.fromkeys(keys, word)
+
+
+_OFF = (False,)
+_CUSTOM_BLOCKS: Table = {
+    "block_type": (None, "default"), "qk_norm": _OFF, "scaled_cosine_attn": _OFF, "scale_heads": _OFF,
+    "scale_attn_inner": _OFF, "scale_attn": _OFF, "scale_fc": _OFF,
+}  # fmt: skip
+
+# ---------------------------------------------------------------- open_clip
+
+OPEN_CLIP_MODEL: Table = {
+    **_same(READ, "embed_dim", "vision_cfg", "text_cfg", "quick_gelu"),
+    **_same(FREE, "init_logit_scale", "nonscalar_logit_scale", "cast_dtype", "output_dict", "custom_text"),
+    "init_logit_bias": (None,),
+    "multimodal_cfg": (None,),
+}
+OPEN_CLIP_VISION: Table = {
+    **_same(READ, "layers", "width", "head_width", "mlp_ratio", "patch_size", "image_size", "norm_kwargs"),
+    # only in training; only with attentional_pool or timm; one LayerNorm row does not depend on the others
+    **_same(FREE, "patch_dropout", "attn_pooler_queries", "attn_pooler_heads", "final_ln_after_pool", "output_tokens"),
+    **_same(FREE, "timm_model_pretrained", "timm_pool", "timm_proj", "timm_proj_bias", "timm_drop", "timm_drop_path"),
+    "pos_embed_type": FREE,  # the tensor is in the weights in either case
+    "ls_init_value": (None,),
+    "attentional_pool": _OFF,
+    "no_ln_pre": _OFF,
+    "pool_type": ("tok",),
+    "act_kwargs": (None, {}),
+    "timm_model_name": (None, ""),
+    **_CUSTOM_BLOCKS,
+}
+OPEN_CLIP_TEXT: Table = {
+    **_same(READ, "context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio", "norm_kwargs", "eos_id"),
+    # pad_id only with embed_cls, the hf_... only with hf_model_name
+    **_same(FREE, "pad_id", "final_ln_after_pool", "output_tokens"),
+    **_same(FREE, "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"),
+    "hf_tokenizer_name": (None, ""),
+    "tokenizer_mode": (None,),
+    "tokenizer_kwargs": (None, {}, {"clean": "lower"}),
+    "ls_init_value": (None,),
+    "embed_cls": _OFF,
+    "no_causal_mask": _OFF,
+    "pool_type": ("argmax", "eos"),
+    "proj_bias": _OFF,
+    "proj_type": ("linear",),
+    "act_kwargs": (None, {}),
+    "hf_model_name": (None, ""),
+    **_CUSTOM_BLOCKS,
+}
+
+# ---------------------------------------------------------------- transformers
+
+_EVERY: Table = {  # of transformers' configurations
+    **_same(FREE, "transformers_version", "architectures", "output_hidden_states", "return_dict", "dtype"),
+    **_same(FREE, "chunk_size_feed_forward", "id2label", "label2id", "problem_type", "_name_or_path", "model_type"),
+    **_same(FREE, "output_attentions", "initializer_range"),
+    "is_encoder_decoder": _OFF,
+}
+_SIZES = _same(
+    READ, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps"
+)
+_CLIP_SIDE: Table = {
+    **_EVERY, **_SIZES, **_same(FREE, "projection_dim", "attention_dropout", "initializer_factor")
+}  # fmt: skip
+_PICTURES: Table = {**_same(READ, "image_size", "patch_size"), "num_channels": (3,)}
+_VIT: Table = {
+    **_EVERY, **_SIZES, **_PICTURES,
+    **_same(FREE, "hidden_dropout_prob", "attention_probs_dropout_prob", "encoder_stride"),
+    **_same(FREE, "pooler_output_size", "pooler_act"),
+    "qkv_bias": (True,),
+}  # fmt: skip
+TRANSFORMERS: Mapping[str, Table] = {  # by model_type
+    "clip": {
+        **_EVERY, **_same(READ, "text_config", "vision_config"),
+        **_same(FREE, "projection_dim", "logit_scale_init_value", "initializer_factor"),
+    },
+    "clip_vision_model": {**_CLIP_SIDE, **_PICTURES},
+    "clip_text_model": {
+        **_CLIP_SIDE, **_same(READ, "vocab_size", "max_position_embeddings", "eos_token_id"),
+        **_same(FREE, "pad_token_id", "bos_token_id"),
+    },
+    "vit": _VIT,
+    "deit": _VIT,
+    "bert": {
+        **_EVERY, **_SIZES, **_same(READ, "vocab_size", "max_position_embeddings"),
+        **_same(FREE, "hidden_dropout_prob", "attention_probs_dropout_prob", "type_vocab_size", "pad_token_id"),
+        **_same(FREE, "use_cache", "classifier_dropout", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
+        "is_decoder": _OFF,
+        "add_cross_attention": _OFF,
+    },
+}  # fmt: skip
+PROCESSOR: Table = {
+    **_same(READ, "size", "crop_size", "do_center_crop", "do_rescale", "rescale_factor", "do_normalize"),
+    **_same(READ, "image_mean", "image_std", "resample"),
+    # ours are always RGB; the form of the answer; FLAVA's codebook and masks are not used
+    **_same(FREE, "do_convert_rgb", "default_to_square", "input_data_format", "device", "return_tensors"),
+    **_same(FREE, "disable_grouping", "image_seq_length", "return_image_mask", "input_size_patches", "pad_size"),
+    **_same(FREE, "total_mask_patches", "mask_group_min_patches", "mask_group_max_patches"),
+    **_same(FREE, "mask_group_min_aspect_ratio", "mask_group_max_aspect_ratio", "return_codebook_pixels"),
+    **_same(FREE, "codebook_do_resize", "codebook_size", "codebook_resample", "codebook_do_center_crop"),
+    **_same(FREE, "codebook_crop_size", "codebook_do_rescale", "codebook_rescale_factor", "codebook_do_map_pixels"),
+    **_same(FREE, "codebook_do_normalize", "codebook_image_mean", "codebook_image_std"),
+    "do_resize": (True,),
+    "do_pad": (None, False),
+    "data_format": (None, "channels_first"),
+    "image_processor_type": tuple(
+        f"{kind}ImageProcessor{form}" for kind in ("CLIP", "ViT", "DeiT", "Flava") for form in ("", "Fast", "Pil")
+    ),
+}
+PREPROCESS: Table = {  # open_clip's preprocess_cfg
+    **_same(READ, "mean", "std", "interpolation", "resize_mode"),
+    **_same(FREE, "size", "fill_color"),  # open_clip takes the size from the model; only resize_mode longest fills
+    "mode": ("RGB",),
+}
+
+
+def check_keys(config: Mapping[str, Any], table: Table, where: str, strict: bool = True) -> None:
+    """Refuses a configuration with a value that our towers do not compute.
+
+    Args:
+        config: key -> value; a missing key has the library's default, which every table accepts.
+        table: of its keys.
+        where: the file, and the section in it, for messages.
+        strict: a key that the table lacks is refused too, as open_clip does it; transformers ignores it.
+    Raises:
+        WeightsError: names key, value and what is expected.
+    """
+    for key, value in config.items():
+        accepted = table.get(key, () if strict else FREE)
+        if isinstance(accepted, tuple) and value not in accepted:
+            expected = f"expected one of: {', '.join(map(json.dumps, accepted))}" if accepted else "no key of open_clip"
+            raise refused(where, key, value, expected)
+
+
+def refused(where: str, key: str, value: Any, expected: str) -> WeightsError:
+    """The error for a key whose value our towers do not compute."""
+    return WeightsError(f"{where}{key} = {json.dumps(value, default=str)}; {expected}")
+
+
+def square(value: Any, where: str, key: str) -> int:
+    """The side of a square: a number, or two equal ones.
+
+    Raises:
+        WeightsError: unequal sides.
+    """
+    sides = {value} if isinstance(value, int) else set(value) if isinstance(value, list | tuple) else set()
+    if len(sides) != 1 or not all(isinstance(side, int) for side in sides):
+        raise refused(where, key, value, "our towers take squares; expected a number, or equal ones")
+    return sides.pop()

@@ -1,0 +1,98 @@
+"""open_clip_config.json: what it states of towers and pixels, and whether the tensors are of its sizes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.data.text_files import read_json_object
+from common.data.transforms import ImageTransform
+from common.encoders.two_towers import TwoTowers
+from common.encoders.weights.keys import (
+    OPEN_CLIP_MODEL,
+    OPEN_CLIP_TEXT,
+    OPEN_CLIP_VISION,
+    check_keys,
+    refused,
+    square,
+)
+from common.encoders.weights.layouts import WeightsError
+from common.encoders.weights.pixels import pixels_of_open_clip
+
+# the defaults of open_clip's dataclasses, for keys that a configuration leaves out
+VISION_DEFAULTS = {
+    "layers": 12, "width": 768, "head_width": 64, "mlp_ratio": 4.0, "patch_size": 16, "image_size": 224,
+    "norm_kwargs": None,
+}  # fmt: skip
+TEXT_DEFAULTS = {
+    "context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0, "eos_id": 2,
+    "pool_type": "argmax", "norm_kwargs": None,
+}  # fmt: skip
+
+
+def read_configuration(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], ImageTransform]:
+    """What open_clip_config.json states.
+
+    Returns:
+        Its model_cfg with defaults filled in; what no tensor tells of the image tower and of the text tower ("heads",
+        "norm_eps", "end_id"); how pixels become inputs.
+    Raises:
+        WeightsError: a key or value that our towers do not compute; names it.
+    """
+    content = read_json_object(file)
+    model = content.get("model_cfg", content)
+    check_keys(model, OPEN_CLIP_MODEL, f"{file}: ")
+    sections = {}
+    for name, table, defaults in (
+        ("vision_cfg", OPEN_CLIP_VISION, VISION_DEFAULTS),
+        ("text_cfg", OPEN_CLIP_TEXT, TEXT_DEFAULTS),
+    ):
+        section = model.get(name)
+        if not isinstance(section, dict):
+            raise WeightsError(f"{file} has no section {name}; expected a model_cfg of open_clip")
+        check_keys(section, table, f"{file}: {name}.")
+        sections[name] = {**defaults, **section}
+    vision, text = sections.values()
+    if not isinstance(vision["layers"], int):
+        raise refused(f"{file}: vision_cfg.", "layers", vision["layers"], "a ResNet; expected a number (a ViT)")
+    for key in ("image_size", "patch_size"):
+        vision[key] = square(vision[key], f"{file}: vision_cfg.", key)
+    of_image = {"heads": vision["width"] // vision["head_width"], "norm_eps": _eps(vision, f"{file}: vision_cfg.")}
+    of_text = {
+        "heads": text["heads"],
+        "norm_eps": _eps(text, f"{file}: text_cfg."),
+        "end_id": text["eos_id"] if text["pool_type"] == "eos" else None,
+    }
+    pixels = pixels_of_open_clip(content.get("preprocess_cfg") or {}, vision["image_size"], f"{file}: preprocess_cfg.")
+    return {**model, **sections}, of_image, of_text, pixels
+
+
+def _eps(section: Mapping[str, Any], where: str) -> float:
+    stated = section["norm_kwargs"] or {}
+    if stated.keys() - {"eps"}:
+        raise refused(where, "norm_kwargs", stated, "expected eps only")
+    return stated.get("eps", 1e-5)
+
+
+def check_sizes(clip: TwoTowers, model: Mapping[str, Any], where: str) -> None:
+    """Refuses tensors of other sizes than the configuration has; open_clip would interpolate them, or fail.
+
+    Raises:
+        WeightsError: names key and both numbers.
+    """
+    image, text = clip.image_tower, clip.text_tower
+    actual = {
+        "vision_cfg": {"image_size": image.image_size, "patch_size": image.patch_size},
+        "text_cfg": {"context_length": text.context_length, "vocab_size": text.vocabulary_size},
+    }
+    for name, tower in (("vision_cfg", image), ("text_cfg", text)):
+        blocks, mlp_width = tower.transformer.blocks, int(tower.width * model[name]["mlp_ratio"])
+        actual[name] |= {"width": tower.width, "layers": len(blocks)}
+        hidden = blocks[0].mlp[0].out_features
+        if hidden != mlp_width:
+            actual[name]["mlp_ratio"] = hidden / tower.width
+    for name, sizes in actual.items():
+        for key, number in sizes.items():
+            if model[name][key] != number:
+                raise refused(f"{where}{name}.", key, model[name][key], f"the tensors have {number}")
+    if model.get("embed_dim") != image.projection_dim:
+        raise refused(where, "embed_dim", model.get("embed_dim"), f"the tensors have {image.projection_dim}")
