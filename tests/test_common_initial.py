@@ -10,7 +10,7 @@ import torch
 import transformers
 import yaml
 from accelerate import Accelerator
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_common_weights import shaken
 
 from common.base.config import ConfigError, load_row
@@ -18,7 +18,7 @@ from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_training_pairs
 from common.data.text import build_tokenizer
 from common.data.transforms import CLIP_MEAN, CLIP_STD
-from common.encoders.weights import Weights, WeightsError, clip_from_transformers, settings_of
+from common.encoders.weights import Weights, WeightsError, clip_from_transformers, clip_to_open_clip, settings_of
 from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.folder import RunFiles, run_key
 from common.run.initial import InitialWeights, open_source
@@ -290,6 +290,19 @@ def test_weights_that_cannot_be_had_are_named_offline_too(name, message):
         InitialWeights.opened(config)
     with pytest.raises(ValueError, match=r"model\.init = .*: no such file"):
         run_key(ROOT / "euclip/train.py", config, "data")
+
+
+@torch.no_grad()
+def test_a_run_that_starts_from_a_bare_file_states_its_heads(tmp_path, public):
+    """The side that is taken decides: the other tower of the file needs no number, and its key may say another one."""
+    clip = clip_from_transformers(public[1]["clip"])
+    save_file(clip_to_open_clip(clip)[0], tmp_path / "clip.safetensors")
+    init = (f"model.image.init={tmp_path / 'clip.safetensors'}", "model.image.activation=quick_gelu")
+    model, _ = model_of("euclip", config_of("euclip", *init, "model.text.heads=4"))
+    images, _ = inputs()
+    torch.testing.assert_close(model.image_tower(images), clip.image_tower(images))
+    model, _ = model_of("euclip", config_of("euclip", *init, "model.image.heads=4"))
+    assert model.image_tower.transformer.blocks[0].attention.heads == 4
 
 
 def test_weights_that_transformers_would_draw_at_random_are_missed(tmp_path, public):

@@ -1,5 +1,6 @@
 """Weights in and out, against the libraries whose layouts they are, on tiny random models."""
 
+import argparse
 import json
 import re
 
@@ -19,6 +20,8 @@ from common.encoders.weights import (
     clip_from_transformers,
     clip_to_open_clip,
     clip_to_transformers,
+    heads_argument,
+    heads_in,
     load_bert_,
     load_clip,
     load_vit_,
@@ -44,9 +47,9 @@ def shaken(model):
     return model.eval()
 
 
-def tiny_transformers_clip(activation="quick_gelu", eps=1e-5, eos=59):
+def tiny_transformers_clip(activation="quick_gelu", eps=1e-5, eos=59, words=60):
     sides = {"intermediate_size": 96, "num_hidden_layers": 2, "hidden_act": activation, "layer_norm_eps": eps}
-    text = {"hidden_size": 32, "num_attention_heads": 2, "vocab_size": 60, "max_position_embeddings": 8}
+    text = {"hidden_size": 32, "num_attention_heads": 2, "vocab_size": words, "max_position_embeddings": 8}
     vision = {"hidden_size": 48, "num_attention_heads": 3, "image_size": 32, "patch_size": 8}
     ids = {"eos_token_id": eos, "bos_token_id": 58, "pad_token_id": 0}
     config = transformers.CLIPConfig(
@@ -76,6 +79,13 @@ def open_clip_built(configuration):
         open_clip.CLIPTextCfg(**configuration["text_cfg"]),
         quick_gelu=configuration["quick_gelu"],
     ).eval()
+
+
+def export_folder(model, folder):
+    state, configuration = clip_to_open_clip(model)
+    folder.mkdir(exist_ok=True)
+    save_file(state, folder / "open_clip_model.safetensors")
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": configuration}))
 
 
 @torch.no_grad()
@@ -122,14 +132,19 @@ def test_clip_from_open_clip_gives_the_same_features(quick_gelu):
     assert (wrong.image_tower(IMAGES) - ours.image_tower(IMAGES)).abs().max() > 1e-4  # why it must be given
 
 
-def test_prefixes_of_ddp_and_of_custom_text_towers_are_understood():
+@pytest.mark.parametrize(
+    "prefix", ["module.", "_orig_mod.", "model.", "module._orig_mod.", "_orig_mod.module.", "model._orig_mod."]
+)
+def test_prefixes_of_wrappers_and_of_custom_text_towers_are_understood(prefix):
     state = tiny_open_clip().state_dict()
     plain = clip_from_open_clip(state, "gelu", 16, 2)
     dressed = {
-        f"module.{name if name.startswith('visual') or name == 'logit_scale' else f'text.{name}'}": value
+        f"{prefix}{name if name.startswith('visual') or name == 'logit_scale' else f'text.{name}'}": value
         for name, value in state.items()
     }
     assert torch.equal(clip_from_open_clip(dressed, "gelu", 16, 2).text_tower(IDS), plain.text_tower(IDS))
+    compiled_tower = {name.replace("visual.", "visual._orig_mod."): value for name, value in state.items()}
+    assert torch.equal(clip_from_open_clip(compiled_tower, "gelu", 16, 2).text_tower(IDS), plain.text_tower(IDS))
 
 
 @pytest.mark.parametrize("activation", ["gelu", "quick_gelu"])
@@ -146,13 +161,24 @@ def test_our_clip_goes_out_to_both_libraries_and_comes_back(activation):
             assert torch.equal(back.state_dict()[name], value), name
 
 
+@torch.no_grad()
+def test_another_eps_and_an_end_token_that_is_not_the_largest_id_go_out_too(tmp_path):
+    ours = our_clip(norm_eps=0.1)
+    ours.text_tower.end_id = 40
+    ids = torch.where(IDS == 59, 40, IDS)  # 58 is larger: open_clip reads that out, if nothing else is said
+    export_folder(ours, tmp_path)
+    theirs, _, _ = open_clip.create_model_and_transforms(f"local-dir:{tmp_path}")
+    torch.testing.assert_close(ours.image_tower(IMAGES), theirs.eval().encode_image(IMAGES), **TOLERANCE)
+    for features in (theirs.encode_text(ids), load_clip(tmp_path).text_tower(ids)):
+        torch.testing.assert_close(ours.text_tower(ids), features, **TOLERANCE)
+    output = clip_to_transformers(ours).get_text_features(input_ids=ids)
+    torch.testing.assert_close(ours.text_tower(ids), output.pooler_output, **TOLERANCE)
+
+
 def test_an_exported_folder_is_loaded_again_from_disk(tmp_path):
     ours = our_clip("quick_gelu")
     clip_to_transformers(ours).save_pretrained(tmp_path / "transformers")
-    state, configuration = clip_to_open_clip(ours)
-    (tmp_path / "open_clip").mkdir()
-    save_file(state, tmp_path / "open_clip" / "open_clip_model.safetensors")
-    (tmp_path / "open_clip" / "open_clip_config.json").write_text(json.dumps({"model_cfg": configuration}))
+    export_folder(ours, tmp_path / "open_clip")
     for folder in ("transformers", "open_clip"):
         loaded = load_clip(tmp_path / folder)
         torch.testing.assert_close(loaded.encode_image(IMAGES), ours.encode_image(IMAGES), **TOLERANCE)
@@ -194,9 +220,12 @@ def test_a_file_that_would_execute_code_is_refused(tmp_path):
             return (exec, (f"open({str(tmp_path / 'owned')!r}, 'w').close()",))
 
     torch.save({"state_dict": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(WeightsError, match="without executing code"):
+    with pytest.raises(
+        WeightsError, match=r"without executing code from it: it calls (builtins\.)?exec; expected"
+    ) as raised:
         read_weights(tmp_path / "evil.pt")
     assert not (tmp_path / "owned").exists()
+    assert str(raised.value).isprintable()  # one sentence, without torch's terminal escapes and advice
 
 
 @pytest.mark.parametrize(
@@ -209,6 +238,39 @@ def test_files_that_hold_no_weights_are_named(tmp_path, content, message):
     with pytest.raises(WeightsError, match=message) as caught:
         read_weights(path)
     assert str(path) in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_a_bare_file_in_transformers_layout_is_named_before_anything_is_asked(tmp_path):
+    for model in (tiny_transformers_clip(), tiny_bert(), tiny_vit("ViT")):
+        torch.save(model.state_dict(), tmp_path / "model.pt")
+        with pytest.raises(
+            WeightsError, match=r"is in transformers' layout \(.*\), where config.json states .* folder"
+        ):
+            load_clip(tmp_path / "model.pt")
+
+
+def test_heads_of_a_bare_file_are_those_of_the_published_model_or_asked_for(tmp_path):
+    """H/14, g/14 and bigG/14 have 16 heads, not width / 64 (20, 22, 26); other widths are not guessed."""
+    for name, heads in (("ViT-H-14", (16, 16)), ("ViT-g-14", (16, 16)), ("ViT-bigG-14", (16, 20))):
+        with torch.device("meta"):
+            state = open_clip.CLIP(**open_clip.get_model_config(name)).state_dict()
+        ours = clip_from_open_clip(state, "gelu")
+        assert (heads_in(ours)["image"], heads_in(ours)["text"]) == heads
+    theirs, file = tiny_open_clip(), tmp_path / "a.safetensors"
+    save_file(theirs.state_dict(), file)
+    with pytest.raises(
+        WeightsError, match=r"a\.safetensors: no tensor states the heads of the image tower, .* width 48 "
+    ):
+        load_clip(file, "gelu")
+    assert_same_as_open_clip(load_clip(file, "gelu", heads_argument("3,2")), theirs)
+    assert heads_in(load_clip(file, "gelu", heads_argument("4"))) == {"image": 4, "text": 4}
+    export_folder(our_clip(), tmp_path)
+    with pytest.raises(WeightsError, match=r"has 3 attention heads in its image tower, --heads states 4; expected 3"):
+        load_clip(tmp_path, heads=heads_argument("4"))
+    for text in ("", "0", "4,x", "1,2,3"):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected a number for both towers, or two: IMAGE,TEXT"):
+            heads_argument(text)
 
 
 def test_bare_weights_need_an_activation_and_a_path_must_exist(tmp_path):

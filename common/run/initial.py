@@ -68,7 +68,7 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
         own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         tower.load_state_dict(own, assign=True)
     beside = {key: value for key, value in tensors.items() if key.startswith(("logit_scale.", "geometry."))}
-    pixels = ImageTransform.from_json(state["transform"])
+    pixels = dataclasses.replace(ImageTransform.from_json(state["transform"]), crop_scale=None, flip_probability=0.0)
     return Weights(name, towers[0].eval(), towers[1].eval(), beside, state["geometry"], tokenizer.fingerprint, pixels)
 
 

@@ -72,12 +72,12 @@ OPEN_CLIP_TEXT: Table = {
 _EVERY: Table = {  # of transformers' configurations
     **_same(FREE, "transformers_version", "architectures", "output_hidden_states", "return_dict", "dtype"),
     **_same(FREE, "chunk_size_feed_forward", "id2label", "label2id", "problem_type", "_name_or_path", "model_type"),
-    **_same(FREE, "output_attentions", "initializer_range"),
+    **_same(FREE, "output_attentions"),
     "is_encoder_decoder": _OFF,
 }
 _SIZES = _same(
     READ, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps"
-)
+) | _same(FREE, "initializer_range")
 _CLIP_SIDE: Table = {
     **_EVERY, **_SIZES, **_same(FREE, "projection_dim", "attention_dropout", "initializer_factor")
 }  # fmt: skip

@@ -221,8 +221,13 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
 def _sentence(error: Exception) -> str:
     """What is wrong with a file, of torch's pages of advice with terminal escapes."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip()
-    named = re.search(r"(?:GLOBAL|Unsupported (?:class|global:?|operand)) ([\w.]+)", text)
-    return f"it calls {named[1]}; expected tensors only" if named else text.partition("\n")[0].partition(". ")[0]
+    called = re.search(r"GLOBAL (\S+)", text)
+    if called is not None:
+        return f"it calls {called[1]}; expected tensors only"
+    text = text.rpartition("WeightsUnpickler error: ")[2].strip() or "it is empty"
+    return (
+        f"{text.partition(chr(10))[0].partition('. ')[0]}; expected a whole file that torch.save or safetensors wrote"
+    )
 
 
 def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
