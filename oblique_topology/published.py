@@ -20,6 +20,7 @@ from common.base.config import load_beside_weights, load_config
 from common.data.bert_tokenizer import BertTokenizer
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import open_evaluation_sets
+from common.data.transforms import ImageTransform
 from common.encoders.transformer import Activation
 from common.encoders.weights import NOT_STATED, Heads, agreed_activation, agreed_heads, heads_in, read_clip
 from common.evaluation.coco import evaluate_coco
@@ -62,7 +63,8 @@ def open_published(
     check_layout(checkpoint, layout, of_files=("released",), of_folders=("clip",))
     if layout == "released":
         agreed_activation(checkpoint, "gelu", activation)
-        model, pixels = load_released(checkpoint, heads), None
+        model = load_released(checkpoint, heads)
+        pixels = ImageTransform(model.image_tower.image_size, "crop")
         tokenizer = BertTokenizer.from_vocabulary(config.data.vocabulary)
     else:
         weights = read_clip(checkpoint, activation, heads)

@@ -25,7 +25,7 @@ from common.run.initial import in_words, open_source
 from euclip.config import Config
 from euclip.evaluate import load_encoder
 from euclip.published import open_published
-from scripts import export_weights
+from scripts import export_weights, publish
 
 open_clip = pytest.importorskip("open_clip")
 from open_clip.pretrained import _PRETRAINED
@@ -142,6 +142,8 @@ def test_published_weights_are_evaluated_with_their_own_pixels(tmp_path, preproc
 
 def test_a_picture_size_that_the_tower_does_not_take_is_refused():
     words = SimpleNamespace(vocabulary_size=60, end_id=59)
+    with pytest.warns(UserWarning, match="do not state how pixels become inputs; CLIP's way is taken"):
+        published_encoder(our_clip(), words, RunConfig(), torch.device("cpu"))
     with pytest.raises(ValueError, match=r"prepared with size 48, their image tower takes 32; expected the same"):
         published_encoder(our_clip(), words, RunConfig(), torch.device("cpu"), ImageTransform(48))
 
@@ -221,6 +223,8 @@ def test_an_export_carries_the_runs_pixels_to_both_libraries(tmp_path, monkeypat
         monkeypatch.setattr(sys, "argv", ["export_weights.py", *map(str, arguments)])
         export_weights.main()
         assert read_source(str(tmp_path / layout)).pixels == open_source(str(checkpoint)).pixels
+    publish.publish(files.folder, tmp_path / "published", "mit")
+    assert open_source(str(tmp_path / "published")).pixels == open_source(str(checkpoint)).pixels
     _, encoder = load_encoder(last_checkpoint(files.checkpoints), torch.device("cpu"))
     ours, _ = encoder.images([{"image": image} for image in PICTURES])
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'open_clip'}")

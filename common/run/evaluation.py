@@ -3,6 +3,7 @@ a published.py and a public.py are made of."""
 
 import argparse
 import json
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -284,8 +285,8 @@ def published_encoder(
         tokenizer: with the ids that it was trained with.
         run: batch size and loader processes.
         device: where the model goes.
-        pixels: how they become inputs, as the weights state it; None = as CLIP's: the shorter side is scaled, the
-            centre cut.
+        pixels: how they become inputs, as the weights state it; None = they do not, and a warning says that CLIP's way
+            is taken: the shorter side is scaled, the centre cut.
     Raises:
         ValueError: a vocabulary of another size, or pictures of another size than the image tower takes.
     """
@@ -294,7 +295,13 @@ def published_encoder(
     has_added = ids < rows and model.text_tower.end_id == tokenizer.end_id == ids - 1
     if ids != rows and not has_added:
         raise ValueError(f"data.vocabulary has {ids} ids, the text tower of these weights {rows}; accepted: as many")
-    pixels = ImageTransform(model.image_tower.image_size, "crop") if pixels is None else pixels
+    if pixels is None:
+        pixels = ImageTransform(model.image_tower.image_size, "crop")
+        warnings.warn(
+            f"the weights do not state how pixels become inputs; CLIP's way is taken ({pixels.mode}, "
+            f"mean {pixels.mean}, std {pixels.std}); preprocess_cfg in open_clip_config.json or preprocessor_config.json states it",
+            stacklevel=2,
+        )
     if pixels.size != model.image_tower.image_size:
         raise ValueError(
             f"the weights' pictures are prepared with size {pixels.size}, their image tower takes "

@@ -61,8 +61,10 @@ def read_source(
     if not path.exists() and (path.is_absolute() or name.startswith(".") or path.suffix in _SUFFIXES):
         raise FileNotFoundError(f"{path} does not exist; accepted: a file of weights, a folder, a hub name")
     if path.is_file():
-        state, stated = read_bare(path, activation)
-        return _of_clip(clip_from_open_clip(state, stated, source=str(path), heads=heads), name, None, heads)
+        state, stated, is_archive = _read_bare(path, activation)
+        clip = clip_from_open_clip(state, stated, source=str(path), heads=heads)
+        pixels = ImageTransform(clip.image_tower.image_size) if is_archive else None  # OpenAI's
+        return _of_clip(clip, name, pixels, heads)
     configuration = find_file(name, CONFIGURATIONS, key)
     if configuration.name == "open_clip_config.json":
         return _read_open_clip(name, configuration, activation, key)
@@ -93,7 +95,12 @@ def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str
     Raises:
         WeightsError: it is not given, or not the archive's; the layout is transformers', whose config.json is needed.
     """
-    state, is_archive = _read_file(Path(path))
+    return _read_bare(Path(path), activation)[:2]
+
+
+def _read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation, bool]:
+    """Likewise, and whether it is a TorchScript archive."""
+    state, is_archive = _read_file(path)
     theirs = next((name for name in without_ddp(state) if name.startswith(_OF_TRANSFORMERS)), None)
     if theirs is not None:
         raise WeightsError(
@@ -105,7 +112,7 @@ def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str
             f"{path} does not tell its activation: give quick_gelu (OpenAI's own weights) or gelu (most others), by "
             "--activation, or by model.image.activation where a run starts from it"
         )
-    return state, agreed_activation(path, "quick_gelu", activation) if is_archive else activation
+    return state, agreed_activation(path, "quick_gelu", activation) if is_archive else activation, is_archive
 
 
 def agreed_activation(source: str | Path, told: Activation, activation: Activation | None) -> Activation:
