@@ -299,7 +299,8 @@ def published_encoder(
         pixels = ImageTransform(model.image_tower.image_size, "crop")
         warnings.warn(
             f"the weights do not state how pixels become inputs; CLIP's way is taken ({pixels.mode}, "
-            f"mean {pixels.mean}, std {pixels.std}); preprocess_cfg in open_clip_config.json or preprocessor_config.json states it",
+            f"mean {pixels.mean}, std {pixels.std}); expected preprocess_cfg in open_clip_config.json, or "
+            "preprocessor_config.json",
             stacklevel=2,
         )
     if pixels.size != model.image_tower.image_size:

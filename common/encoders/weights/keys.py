@@ -75,9 +75,11 @@ _EVERY: Table = {  # of transformers' configurations
     **_same(FREE, "output_attentions"),
     "is_encoder_decoder": _OFF,
 }
-_SIZES = _same(
-    READ, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps"
-) | _same(FREE, "initializer_range")
+_SIZES: Table = {
+    **_same(READ, "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps"),
+    "hidden_act": ("quick_gelu", "gelu"),
+    "initializer_range": FREE,
+}
 _CLIP_SIDE: Table = {
     **_EVERY, **_SIZES, **_same(FREE, "projection_dim", "attention_dropout", "initializer_factor")
 }  # fmt: skip
