@@ -41,13 +41,13 @@ def arguments_of(model_class):
 
 def processor_keys():
     kinds = ("CLIP", "ViT", "DeiT", "Flava")
-    found = {"image_processor_type": "CLIPImageProcessor"} | dict.fromkeys(
+    keys = {"image_processor_type": "CLIPImageProcessor"} | dict.fromkeys(
         transformers.processing_utils.ImagesKwargs.__annotations__
     )
     for kind in kinds:
         processor = getattr(transformers, f"{kind}ImageProcessor")
-        found |= dict.fromkeys(processor.valid_kwargs.__annotations__) | processor().to_dict()
-    return found
+        keys |= dict.fromkeys(processor.valid_kwargs.__annotations__) | processor().to_dict()
+    return keys
 
 
 THEIRS = {
@@ -85,14 +85,14 @@ def test_defaults_that_a_configuration_leaves_out_are_open_clips():
 
 
 def test_published_heads_are_those_of_open_clips_configurations():
-    found = {"image": {}, "text": {}}
+    heads = {"image": {}, "text": {}}
     for config in CONFIGURATIONS.values():
         image, text = CLASSES["vision_cfg"](**config["vision_cfg"]), CLASSES["text_cfg"](**config["text_cfg"])
         if not image.timm_model_name and isinstance(image.layers, int):
-            found["image"].setdefault((image.width, image.layers), set()).add(image.width // image.head_width)
+            heads["image"].setdefault((image.width, image.layers), set()).add(image.width // image.head_width)
         if not (text.hf_model_name or text.no_causal_mask or text.embed_cls) and text.pool_type in ("argmax", "eos"):
-            found["text"].setdefault((text.width, text.layers), set()).add(text.heads)
-    assert found == {side: {sizes: {heads} for sizes, heads in table.items()} for side, table in PUBLISHED.items()}
+            heads["text"].setdefault((text.width, text.layers), set()).add(text.heads)
+    assert heads == {side: {sizes: {heads} for sizes, heads in table.items()} for side, table in PUBLISHED.items()}
 
 
 # ---------------------------------------------------------------- every configuration that open_clip ships
@@ -147,10 +147,10 @@ def assert_same_features(folder, theirs, end_id=59):
 @functools.cache
 def distinct():
     """Shrunk configuration, as JSON -> names of those that have it."""
-    found = {}
+    groups = {}
     for name, config in CONFIGURATIONS.items():
-        found.setdefault(json.dumps(shrunk(config), sort_keys=True), []).append(name)
-    return found
+        groups.setdefault(json.dumps(shrunk(config), sort_keys=True), []).append(name)
+    return groups
 
 
 def refused_key(message, config):

@@ -43,8 +43,8 @@ def ours_of(pixels):
 def shipped():
     """Every way that a pre-trained model of open_clip names, once."""
     keys = ("mean", "std", "interpolation", "resize_mode")
-    found = {json.dumps({key: tag[key] for key in keys}) for tags in _PRETRAINED.values() for tag in tags.values()}
-    return [json.loads(text) for text in sorted(found)]
+    ways = {json.dumps({key: tag[key] for key in keys}) for tags in _PRETRAINED.values() for tag in tags.values()}
+    return [json.loads(text) for text in sorted(ways)]
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_published_weights_are_evaluated_with_their_own_pixels(tmp_path, preproc
         open_published(name, "transformers", "sphere", None, Config(), device),
         oblique_topology.published.open_published(name, "clip", oblique_topology.config.Config(), device),
     ):
-        found, _ = encoder.images([{"image": image} for image in PICTURES])
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        embeddings, _ = encoder.images([{"image": image} for image in PICTURES])
+        torch.testing.assert_close(embeddings, expected, rtol=1e-4, atol=1e-5)
         stated = {"squash": "squeeze"}.get(preprocess.get("resize_mode"), "crop")
         assert (encoder.preprocessing["mode"], encoder.preprocessing["size"]) == (stated, 32)
         assert encoder.preprocessing["mean"] == preprocess.get("mean", list(CLIP_MEAN))
@@ -205,10 +205,10 @@ def test_pictures_that_a_run_prepares_unlike_its_weights_are_reported(tmp_path, 
         ("squeeze", "pictures are prepared unlike: bicubic resizing, the weights have bilinear"),
     ):
         config = config_of("euclip", f"model.init={tmp_path}", f"data.resize={resize}")
-        _, said = model_of("euclip", config)
-        assert words in in_words(said)
-    _, said = model_of("euclip", config_of("euclip", f"model.init={folder / 'clip'}"))
-    assert "the weights do not state how pictures were prepared" in in_words(said)
+        _, report = model_of("euclip", config)
+        assert words in in_words(report)
+    _, report = model_of("euclip", config_of("euclip", f"model.init={folder / 'clip'}"))
+    assert "the weights do not state how pictures were prepared" in in_words(report)
 
 
 # ---------------------------------------------------------------- written out

@@ -38,7 +38,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
         eps = sizes["layer_norm_eps"]
         return shared if eps == 1e-5 else {**shared, "norm_kwargs": {"eps": eps}}
 
-    # open_clip reads out the largest id of a row, if nothing else is said
+    # open_clip reads out the largest id of a row, if no end token is named
     reads_out_largest = text.end_id in (None, text.vocabulary_size - 1)
     configuration = {
         "embed_dim": image.projection_dim,

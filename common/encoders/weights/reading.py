@@ -99,7 +99,7 @@ def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str
 
 
 def _read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation, bool]:
-    """Likewise, and whether it is a TorchScript archive."""
+    """As `read_bare`, and whether the file is a TorchScript archive."""
     state, is_archive = _read_file(path)
     theirs = next((name for name in without_ddp(state) if name.startswith(_OF_TRANSFORMERS)), None)
     if theirs is not None:
