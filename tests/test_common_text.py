@@ -1,7 +1,9 @@
 """common/data/text.py and text_files.py: choosing, storing and finding tokenizers; the words of a data set, kept."""
 
 import gzip
+import re
 import threading
+import warnings
 
 import huggingface_hub.constants
 import pytest
@@ -10,7 +12,7 @@ from common.base.config import ConfigError, load_config
 from common.base.settings import DataConfig
 from common.data.bert_tokenizer import SPECIAL_TOKENS, BertTokenizer
 from common.data.scenes import scene_words
-from common.data.text import build_tokenizer, tokenizer_from_json, words_of
+from common.data.text import build_tokenizer, tokenizer_from_json, warn_of_unread_words, words_of
 from common.data.text_files import find_file, pack, read_lines, unpack
 from common.data.tokenizer import WordTokenizer
 
@@ -21,7 +23,7 @@ class Captions:
     """A training set that counts how often its captions are read."""
 
     def __init__(self, captions=CAPTIONS, fingerprint="0" * 64):
-        self.captions, self.fingerprint, self.reads = captions, fingerprint, 0
+        self.captions, self.fingerprint, self.reads, self.name = captions, fingerprint, 0, "photographs"
 
     def all_captions(self):
         self.reads += 1
@@ -169,3 +171,27 @@ def test_damaged_packed_text_is_refused():
     for damaged in (packed[:-8], packed[:4] + "A" + packed[5:], "\u00e9", "", None, pack("x" * (1 << 26) + "y")):
         with pytest.raises(ValueError, match="a packed text is damaged"):
             unpack(damaged)
+
+
+CHINESE = ["两只猫在床上", "一只狗在海滩上", "红色的花"]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "captions", "messages"),
+    [
+        (WordTokenizer.from_captions(CAPTIONS, 1), CAPTIONS, []),
+        (WordTokenizer.from_captions(CAPTIONS, 1), [*CAPTIONS, "a dog and a bird in a house"], []),  # 3 of 20
+        (WordTokenizer.from_captions(CAPTIONS, 1), ["a bird", "red birds"], ["50% of the words are unknown"]),
+        (WordTokenizer.from_captions(CHINESE, 1), CHINESE, ["3 are in a script without spaces .*猫在床上'"]),
+        (WordTokenizer.from_words(["a"]), CHINESE, ["script without spaces", "100% of the words are unknown"]),
+        (BertTokenizer([*SPECIAL_TOKENS, "a"]), CHINESE, ["of the first 3 captions 100% .*multilingual"]),
+    ],
+)
+def test_captions_that_a_tokenizer_does_not_suit_are_named_at_the_start(tokenizer, captions, messages):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_unread_words(tokenizer, Captions(captions), object())
+    assert len(caught) == len(messages)
+    for warning, message in zip(caught, messages):
+        assert re.search(f"^photographs: .*{message}", str(warning.message))
+        assert "data.tokenizer=clip_bpe" in str(warning.message)

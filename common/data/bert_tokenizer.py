@@ -91,7 +91,7 @@ class BertTokenizer(Tokenizer):
         return (pack("\n".join(self.vocabulary)),)  # 150 kB with BERT's vocabulary
 
     @classmethod
-    def _from_fields(cls, vocabulary: Any) -> "BertTokenizer":
+    def _from_fields(cls, vocabulary: Any, version: int) -> "BertTokenizer":
         return cls(unpack(vocabulary).split("\n"))
 
 

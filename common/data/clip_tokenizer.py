@@ -120,7 +120,7 @@ class ClipTokenizer(Tokenizer):
         return self.use_ftfy, pack("\n".join(self.merges))  # 280 kB with CLIP's vocabulary
 
     @classmethod
-    def _from_fields(cls, ftfy: Any, merges: Any) -> "ClipTokenizer":
+    def _from_fields(cls, ftfy: Any, merges: Any, version: int) -> "ClipTokenizer":
         if not isinstance(ftfy, bool):
             raise ValueError(f"ftfy is {ftfy!r}; accepted: true, false")
         merges = unpack(merges)

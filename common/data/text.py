@@ -3,6 +3,7 @@
 A checkpoint stores the whole tokenizer, vocabulary included, so loading one needs no other file and no network.
 """
 
+import itertools
 import json
 import warnings
 from pathlib import Path
@@ -16,8 +17,15 @@ from common.data.bert_tokenizer import BertTokenizer
 from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import Pairs
 from common.data.scenes import scene_words
-from common.data.tokenizer import Tokenizer, WordTokenizer
+from common.data.tokenizer import Tokenizer, WordTokenizer, is_without_spaces
 
+MAX_UNKNOWN_SHARE = 0.2  # of the words
+_MIN_SHARE_WITHOUT_SPACES = 0.01  # of the captions
+_JUDGED, _JUDGED_LENGTH = 2_000, 64  # captions of a set, ids of a caption
+_INSTEAD = (
+    "data.tokenizer=bert_wordpiece with a data.vocabulary of that language, e.g. "
+    "google-bert/bert-base-multilingual-uncased, or data.tokenizer=clip_bpe, which has no unknown words"
+)
 _KINDS = {kind.__name__: kind for kind in (WordTokenizer, ClipTokenizer, BertTokenizer)}
 
 
@@ -97,3 +105,40 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
     if data.training_sources == {"scenes"}:
         return WordTokenizer.from_words(scene_words())
     return words_of(training_pairs, data.min_word_count, data.max_words, ROOT / "outputs" / "tokenizers")
+
+
+def warn_of_unread_words(tokenizer: Tokenizer, *sets: Pairs) -> None:
+    """Warns where a tokenizer does not suit a set: many unknown words, or words that no space separates.
+
+    Args:
+        tokenizer: of the run.
+        sets: their first captions are judged; sets that draw their captions (scenes) are passed over.
+    """
+    parts = [part for captioned in sets for part in getattr(captioned, "parts", [captioned])]
+    for part in (part for part in parts if hasattr(part, "all_captions")):
+        captions = list(itertools.islice(part.all_captions(), _JUDGED))
+        where = f"{part.name}: of the first {len(captions)} captions"
+        without_spaces = [caption for caption in captions if is_without_spaces(caption)]
+        if isinstance(tokenizer, WordTokenizer) and len(without_spaces) > _MIN_SHARE_WITHOUT_SPACES * len(captions):
+            warnings.warn(
+                f"{where} {len(without_spaces)} are in a script without spaces between words, e.g. "
+                f"{without_spaces[0][:20]!r}; data.tokenizer=words takes each character as a word. Take {_INSTEAD}",
+                stacklevel=2,
+            )
+        share = _unknown_share(tokenizer, captions)
+        if share > MAX_UNKNOWN_SHARE:
+            warnings.warn(
+                f"{where} {share:.0%} of the words are unknown to the tokenizer of this run, so that different "
+                f"captions get the same ids; expected at most {MAX_UNKNOWN_SHARE:.0%}. Take {_INSTEAD}, or for "
+                "data.tokenizer=words a lower data.min_word_count or a higher data.max_words",
+                stacklevel=2,
+            )
+
+
+def _unknown_share(tokenizer: Tokenizer, captions: list[str]) -> float:
+    """Of the words of captions; 0 for a tokenizer that knows every character."""
+    if not hasattr(tokenizer, "unknown_id"):
+        return 0.0
+    ids = tokenizer.encode(captions, _JUDGED_LENGTH)
+    words = (ids != tokenizer.pad_id) & (ids != tokenizer.cls_id) & (ids != tokenizer.end_id)
+    return ((ids == tokenizer.unknown_id).sum() / words.sum().clamp(min=1)).item()

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
+import regex
 import tokenizers
 import torch
 from tokenizers import models, pre_tokenizers
@@ -20,8 +21,15 @@ PAD_ID, UNKNOWN_ID, CLS_ID, END_ID = 0, 1, 2, 3
 LONGEST_PIECE = 100  # characters; BERT knows no longer word, no piece of CLIP's vocabulary has as many
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # no word has brackets, so they cannot collide
 
-# letters and digits of any script; an apostrophe belongs to a word only between two of them (dog's, don't)
-_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+# Scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese): Unicode's word boundaries need a dictionary
+# there, and without one each character is a word (UAX 29).
+_ALONE = r"[[\p{L}\p{N}]&&[\p{Ideographic}\p{Script=Hiragana}\p{Line_Break=Complex_Context}]]"
+# A letter or digit with its vowel signs and accents; not what makes an emoji of it.
+_LETTER = rf"[[\p{{L}}\p{{N}}]--{_ALONE}][\p{{M}}--\p{{Me}}--[\ufe00-\ufe0f]]*"
+# An apostrophe or a joiner belongs to a word only between two letters (dog's, don't).
+_WORD = regex.compile(rf"(?={_ALONE})\X\p{{M}}*|{_LETTER}(?:['\u200c\u200d]?{_LETTER})*", regex.VERSION1)
+_WITHOUT_SPACES = regex.compile(_ALONE, regex.VERSION1)
+_WORD_OF_VERSION_1 = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # cuts at vowel signs
 
 
 class Tokenizer:
@@ -40,6 +48,8 @@ class Tokenizer:
     """
 
     stored: tuple[str, ...] = ()  # keys of `to_json` beside type and version
+    versions: tuple[int, ...] = (1,)  # that `from_json` reads
+    version = 1
 
     def __init__(
         self,
@@ -100,7 +110,9 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """All that is needed to rebuild it, vocabulary included, as a JSON text; equal tokenizers give equal texts."""
-        return json.dumps({"type": type(self).__name__, "version": 1} | dict(zip(self.stored, self._fields())))
+        return json.dumps(
+            {"type": type(self).__name__, "version": self.version} | dict(zip(self.stored, self._fields()))
+        )
 
     @classmethod
     def from_json(cls, text: str | dict[str, Any]) -> Self:
@@ -116,12 +128,13 @@ class Tokenizer:
         keys = ("type", "version", *cls.stored)
         if isinstance(content, dict) and {"type", "version"} <= set(content):
             kind, version = content["type"], content["version"]
-            if (kind, version) != (cls.__name__, 1):
-                raise ValueError(f"type, version are {kind!r}, {version!r}; accepted: {cls.__name__!r}, 1")
+            if kind != cls.__name__ or version not in cls.versions:
+                known = " or ".join(map(str, cls.versions))
+                raise ValueError(f"type, version are {kind!r}, {version!r}; accepted: {cls.__name__!r}, {known}")
         if not isinstance(content, dict) or set(content) != set(keys):
             found = sorted(content) if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"a tokenizer has the keys {', '.join(keys)}; found {found}")
-        return cls._from_fields(*(content[key] for key in cls.stored))
+        return cls._from_fields(*(content[key] for key in cls.stored), version=content["version"])
 
     def _identity(self) -> str:
         return json.dumps([type(self).__name__, 1, *self._parts[::-1]])
@@ -131,7 +144,7 @@ class Tokenizer:
         raise NotImplementedError
 
     @classmethod
-    def _from_fields(cls, *fields: Any) -> Self:
+    def _from_fields(cls, *fields: Any, version: int) -> Self:
         raise NotImplementedError
 
     def __reduce__(self) -> tuple:
@@ -170,14 +183,24 @@ def without_lone_surrogates(text: str) -> str:
 def split_words(text: str) -> list[str]:
     """Lower-case words of a text: runs of letters and digits, with apostrophes inside them.
 
-    Punctuation and signs only separate: "A man's T-shirt, size 10." gives a, man's, t, shirt, size, 10.
+    Punctuation and symbols only separate: "A man's T-shirt, size 10." gives a, man's, t, shirt, size, 10. Vowel signs
+    and accents belong to their letter. In scripts without spaces each character is a word.
     """
-    # NFC: an accent written as a sign of its own joins its letter
-    return _WORD.findall(unicodedata.normalize("NFC", text.lower()).replace("\u2019", "'"))
+    if text.isascii():  # both rules agree there, and this one is faster
+        return split_words_of_version_1(text)
+    # NFC: an accent written as a character of its own joins its letter. The Turkish capital \u0130 is that of i.
+    text = regex.sub("i\u0307+", "i", unicodedata.normalize("NFC", text).lower())
+    return _WORD.findall(unicodedata.normalize("NFC", text).replace("\u2019", "'"))
 
 
-def _words_apart(text: str) -> str:
-    return " ".join(split_words(text))
+def split_words_of_version_1(text: str) -> list[str]:
+    """The words of tokenizers that were stored as version 1; of ASCII captions the same as `split_words`."""
+    return _WORD_OF_VERSION_1.findall(unicodedata.normalize("NFC", text.lower()).replace("\u2019", "'"))
+
+
+def is_without_spaces(text: str) -> bool:
+    """Whether a text has characters of a script that writes no spaces between words."""
+    return not text.isascii() and _WITHOUT_SPACES.search(text) is not None
 
 
 class WordTokenizer(Tokenizer):
@@ -185,26 +208,33 @@ class WordTokenizer(Tokenizer):
 
     Args:
         words: the vocabulary in the order of its ids; see `from_words` and `from_captions`.
+        version: of the rule that splits texts: 2 = `split_words`; 1 = `split_words_of_version_1`, for a vocabulary that
+            was stored with it. A vocabulary of ASCII words has rule 2 only; it is stored as 1, as it always was.
     Raises:
-        ValueError: if there is no word, one occurs twice, or one is not what `split_words` would give.
+        ValueError: if there is no word, one occurs twice, or one is not what the rule would give.
     """
 
     stored = ("words",)
+    versions = (1, 2)
     unknown_id = UNKNOWN_ID
 
-    def __init__(self, words: Iterable[str]) -> None:
+    def __init__(self, words: Iterable[str], version: int = 2) -> None:
         if isinstance(words, str):
             raise ValueError(f"words is the string {words!r}; a list of words is needed")
         self.words: tuple[str, ...] = tuple(words)
         if not self.words:
             raise ValueError("the vocabulary has no word")
+        is_ascii = all(isinstance(word, str) and word.isascii() for word in self.words)
+        self.version = 1 if is_ascii else version
+        split = split_words if is_ascii or version == 2 else split_words_of_version_1
         for word in self.words:
-            if not isinstance(word, str) or split_words(word) != [word]:
+            if not isinstance(word, str) or split(word) != [word]:
                 raise ValueError(f"{word!r} is not a lower-case word of letters and digits, no text would contain it")
         vocabulary = SPECIAL_TOKENS + self.words
         pieces = tokenizers.Tokenizer(models.WordLevel(ids_of(vocabulary), unk_token=SPECIAL_TOKENS[UNKNOWN_ID]))
         pieces.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
-        super().__init__(pieces, _words_apart, vocabulary, (PAD_ID, CLS_ID, END_ID), (self.words,))
+        parts = (self.words, self.version)
+        super().__init__(pieces, lambda text: " ".join(split(text)), vocabulary, (PAD_ID, CLS_ID, END_ID), parts)
 
     @classmethod
     def from_words(cls, words: Iterable[str]) -> "WordTokenizer":
@@ -242,10 +272,10 @@ class WordTokenizer(Tokenizer):
         return (self.words,)
 
     @classmethod
-    def _from_fields(cls, words: Any) -> "WordTokenizer":
+    def _from_fields(cls, words: Any, version: int) -> "WordTokenizer":
         if not isinstance(words, list | tuple):
             raise ValueError(f"words is of type {type(words).__name__}; accepted: a list of strings")
-        return cls(words)
+        return cls(words, version)
 
 
 def _checked(texts: Iterable[str], name: str) -> Iterator[str]:

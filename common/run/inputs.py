@@ -28,7 +28,7 @@ from common.data.pairs import (
     open_validation_pairs,
     open_validation_task,
 )
-from common.data.text import build_tokenizer, tokenizer_from_json
+from common.data.text import build_tokenizer, tokenizer_from_json, warn_of_unread_words
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform, normalize
 from common.encoders.stem import PooledStem
@@ -200,6 +200,7 @@ def open_training_data(
         tokenizer = tokenizer_from_json(checkpoint.state["tokenizer"])
     order, transform = order_of(pairs, config.optim.global_batch_size, run.seed), image_transform(data)
     sets = open_evaluation_sets(data)
+    warn_of_unread_words(tokenizer, pairs, *sets.retrieval.values())
     return TrainingData(
         pairs=pairs,
         order=order,

@@ -20,7 +20,7 @@ from common.data.order import SampleOrder, order_of, seed_of
 from common.data.pairs import Pairs, image_transform, lost_at_open, open_training_pairs
 from common.data.scenes import AnnotationTask, annotation_task
 from common.data.scenes.phrases import ANSWERS
-from common.data.text import build_tokenizer, tokenizer_from_json
+from common.data.text import build_tokenizer, tokenizer_from_json, warn_of_unread_words
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
 from common.run.checkpoint import Checkpoint, named_checkpoint
@@ -257,6 +257,7 @@ def open_task_training(config: TaskConfig, items: Any | Pairs, checkpoint: Check
     tokenizer = (
         build_tokenizer(data, items) if checkpoint is None else tokenizer_from_json(checkpoint.state["tokenizer"])
     )
+    warn_of_unread_words(tokenizer, items)
     order, transform = order_of(items, config.optim.global_batch_size, config.run.seed), image_transform(data)
     view = TrainingView(items, order, transform, tokenizer, data.context_length, augmentation=data.augmentation)
     return TaskTraining(items, order, TaskView(view, data.task), tokenizer, transform, open_test_sets(data))
