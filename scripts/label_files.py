@@ -4,12 +4,12 @@
     python scripts/label_files.py /data/labelled/imagenet_a --among /data/labelled/imagenet
     python scripts/label_files.py /data/labelled/food101 --source prompts.json --dataset food101
 
-Names are in the order of the labels, that of the sorted class folders: where there are any, there must be as many, and
-names that are those of the folders are put in their order. A set that has only some of another's classes, in folders of
-the same names (ImageNet-A and -R have WordNet ids, as ImageNet), gets those with `--among`.
+The files are in the order of the labels, that of the class folders. A folder gets its name by what it is called: the
+name itself, a WordNet id of ImageNet's, or a number from 0. Where none of these fits, `--order` states the order of the
+names: `sorted` = that of the sorted folders, or a text file with the folder of each name, one per line. A set that has
+only some of another's classes, in folders of the same names, gets those with `--among`.
 """
 
-import re
 import sys
 from pathlib import Path
 
@@ -17,8 +17,9 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from common.base.arguments import Parser
-from common.data.class_names import OPEN_CLIP, read_class_names, read_templates
+from common.data.class_names import OPEN_CLIP, names_by_evidence, read_class_names, read_templates
 from common.data.labelled import CLASS_NAMES_FILE, TEMPLATES_FILE, class_folders
+from common.data.text_files import read_lines
 from common.run.launch import run_or_explain
 
 
@@ -30,47 +31,61 @@ def folders_of_classes(folder: Path) -> list[str]:
     return []
 
 
-def names_for(folder: Path, folders: list[str], names: list[str]) -> list[str]:
+def names_for(folder: Path, folders: list[str], names: list[str], order: str = "") -> list[str]:
     """The names in the order of the class folders, which is that of the labels.
 
     Args:
         folder: of the set, for messages.
         folders: its class folders, sorted.
-        names: in the order of the source; kept where they do not say which folder is meant, as beside WordNet ids.
+        names: in the order of the source.
+        order: "sorted" = the names are in the order of the folders; else a file with the folder of each name; "" = the
+            folders say it themselves.
     Raises:
-        ValueError: not as many names as folders.
+        ValueError: not as many names as folders, or nothing says which is which.
     """
+    if order and order != "sorted":
+        folder_of = read_lines(Path(order).expanduser())
+        if len(folder_of) != len(names) or set(folder_of) != set(folders):
+            raise ValueError(
+                f"--order {order} has {len(folder_of)} lines ({', '.join(folder_of[:3])}, ...) for {len(names)} names "
+                f"and {len(folders)} class folders ({', '.join(folders[:3])}, ...); expected: the folder of each name"
+            )
+        name_of = dict(zip(folder_of, names))
+        return [name_of[item] for item in folders]
+    by_evidence = None if order else names_by_evidence(folders, names)
+    if by_evidence is not None:
+        return by_evidence
     if len(names) != len(folders):
         raise ValueError(
             f"{folder} has {len(folders)} class folders ({', '.join(folders[:3])}, ...) for {len(names)} names "
             f"({', '.join(names[:3])}, ...); accepted: one each. --source and --dataset choose other names, --among "
             "gives some of another set's"
         )
-    name_of = dict(zip(map(_letters, names), names))
-    if name_of.keys() == set(map(_letters, folders)):
-        return [name_of[_letters(item)] for item in folders]
+    if not order:
+        pairs = ", ".join(f"{item} = {name!r}" for item, name in list(zip(folders, names))[:5])
+        raise ValueError(
+            f"{folder}: nothing says which class folder has which name; in the order of the folders it would be "
+            f"{pairs}, ...; expected: folders called by the names, by ImageNet's WordNet ids, or by numbers from 0. If "
+            "these pairs are right, give --order sorted, else --order FILE with the folder of each name, one per line"
+        )
     return names
 
 
-def _letters(name: str) -> str:
-    """What a class and its folder have in common: "Apple pie", "apple_pie"."""
-    return re.sub(r"[\W_]", "", name.lower())
-
-
-def names_among(names: list[str], folder: Path, whole: Path) -> list[str]:
+def names_among(names: list[str], folder: Path, whole: Path, order: str = "") -> list[str]:
     """The names of the classes that a set has, out of those of the set that has them all.
 
     Args:
         names: of `whole`, see `names_for`.
         folder: of the set with some of the classes.
         whole: of the set with all of them.
+        order: of its folders, see `names_for`.
     Raises:
         ValueError: a folder of the one that the other lacks, no folders, or not as many names as folders.
     """
     all_folders, some = folders_of_classes(whole), folders_of_classes(folder)
     if not some:
         raise ValueError(f"{folder} has no class folders; accepted: in test, val or train, or directly in it")
-    names = names_for(whole, all_folders, names)
+    names = names_for(whole, all_folders, names, order)
     unknown = sorted(set(some) - set(all_folders))
     if unknown:
         raise ValueError(f"{folder}: {whole} has no class folder {unknown[0]!r}; accepted: folders of the same names")
@@ -84,13 +99,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--source", default=OPEN_CLIP, help="open_clip (ImageNet's), or a JSON file of several sets")
     parser.add_argument("--dataset", default="", help="which one of the JSON file")
     parser.add_argument("--among", type=Path, help="folder of the set that has all classes of the source")
+    parser.add_argument("--order", default="", help="sorted, or a file with the folder of each name, one per line")
     given = parser.parse_args(arguments)
     names = read_class_names(given.source, given.dataset)
     templates = read_templates(given.source, given.dataset)
     if given.among is not None:
-        names = names_among(names, given.folder, given.among)
+        names = names_among(names, given.folder, given.among, given.order)
     elif folders := folders_of_classes(given.folder):
-        names = names_for(given.folder, folders, names)
+        names = names_for(given.folder, folders, names, given.order)
     files = {given.folder / CLASS_NAMES_FILE: names, given.folder / TEMPLATES_FILE: templates}
     there = [path for path in files if path.exists()]
     if there:

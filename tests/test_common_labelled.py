@@ -73,6 +73,16 @@ def test_sorted_folder_names_are_the_label_order(folder):
         pictures.label(6)
 
 
+def test_names_of_the_folders_in_another_order_are_put_right_and_those_of_others_refused(tmp_path):
+    for number, name in enumerate(("Apple_pie", "baklava", "हिन्दी")):
+        put(tmp_path / name / "0.jpg", number)
+    pictures = open_image_folder(tmp_path, ["हिन्दी", "apple pie", "Baklava"], TEMPLATES)
+    assert pictures.class_names == ["apple pie", "Baklava", "हिन्दी"]
+    assert open_image_folder(tmp_path, ["pie", "cake", "word"], TEMPLATES).class_names == ["pie", "cake", "word"]
+    with pytest.raises(ValueError, match="class name 0 is 'baklava', but class 0 is 'Apple_pie' and class 1 is 'bakl"):
+        open_image_folder(tmp_path, ["baklava", "cake", "word"], TEMPLATES)
+
+
 def test_a_subset_cuts_the_class_list_before_any_arg_max(folder):
     """ImageNet-A and -R: names and folders of all classes, pictures of some."""
     names = ["ant", "cat", "dog", "eel", "emu"]
@@ -309,6 +319,27 @@ def test_torchvisions_sets_give_their_labels_without_decoding(tmp_path, write, n
     print_before = pictures.fingerprint
     assert open_torchvision(dataset, tmp_path, names_of(dataset), TEMPLATES).fingerprint == print_before
     assert open_torchvision(dataset, tmp_path, names_of(dataset), TEMPLATES[:1]).fingerprint != print_before
+
+
+EUROSAT = [
+    "AnnualCrop", "Forest", "HerbaceousVegetation", "Highway", "Industrial", "Pasture", "PermanentCrop", "Residential",
+    "River", "SeaLake",
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
+def test_the_names_of_a_torchvision_set_are_in_the_order_of_torchvision(tmp_path):
+    for number, name in enumerate(EUROSAT):
+        put(tmp_path / "eurosat/2750" / name / "0.jpg", number)
+    assert open_torchvision("eurosat", tmp_path, EUROSAT[::-1], TEMPLATES).class_names == EUROSAT
+    clip_order = [
+        "forest", "permanent crop land", "residential buildings", "river", "pasture land", "lake or sea",
+        "brushland or shrubland", "annual crop land", "industrial buildings", "highway or road",
+    ]  # fmt: skip
+    with pytest.raises(
+        ValueError, match="eurosat: class name 0 is 'forest', but class 0 is 'AnnualCrop' and class 1 i"
+    ):
+        open_torchvision("eurosat", tmp_path, clip_order, TEMPLATES)
 
 
 def test_every_set_has_a_class_in_torchvision_and_the_papers_names_are_there():

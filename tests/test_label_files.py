@@ -3,8 +3,10 @@
 import json
 
 import numpy as np
+import open_clip
 import pytest
 from PIL import Image
+from timm.data import ImageNetInfo
 
 from common.data.labelled import CLASS_NAMES_FILE, TEMPLATES_FILE, open_labelled_sets
 from scripts.label_files import main
@@ -28,8 +30,9 @@ def test_a_set_with_its_files_can_be_opened(tmp_path, prompts):
     labelled = tmp_path / "labelled"
     pictures(labelled / "pets" / "val", ["n1", "n2", "n3"])
     pictures(labelled / "few_pets", ["n1", "n3"])
-    main([str(labelled / "pets"), "--source", str(prompts), "--dataset", "pets"])
-    few = [str(labelled / "few_pets"), "--source", str(prompts), "--dataset", "pets", "--among", str(labelled / "pets")]
+    source = ["--source", str(prompts), "--dataset", "pets", "--order", "sorted"]
+    main([str(labelled / "pets"), *source])
+    few = [str(labelled / "few_pets"), *source, "--among", str(labelled / "pets")]
     main(few)
     sets = open_labelled_sets(labelled)
     assert sets["pets"].class_names == ["cat", "dog", "emu"]
@@ -63,7 +66,7 @@ def test_names_of_another_set_are_refused_and_those_of_the_folders_take_their_or
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path, prompts):
-    arguments = ["--source", str(prompts), "--dataset", "pets", "--among", str(tmp_path / "all")]
+    arguments = ["--source", str(prompts), "--dataset", "pets", "--among", str(tmp_path / "all"), "--order", "sorted"]
     pictures(tmp_path / "all", ["n1", "n2"])
     pictures(tmp_path / "some", ["n1", "n9"])
     with pytest.raises(ValueError, match=r"all has 2 class folders \(n1, n2, ...\) for 3 names \(cat, dog, emu"):
@@ -75,3 +78,58 @@ def test_folders_that_do_not_fit_are_named(tmp_path, prompts):
         main([str(tmp_path / "none"), *arguments])
     with pytest.raises(ValueError, match=f"{prompts} has no data set ''"):
         main([str(tmp_path / "x"), "--source", str(prompts)])
+
+
+NAMES = list(open_clip.IMAGENET_CLASSNAMES)
+
+
+def lines_of(folder):
+    return (folder / CLASS_NAMES_FILE).read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("folders", "wanted"),
+    [
+        ([str(number) for number in range(1000)], NAMES),  # ImageNet-V2 as it is published
+        (ImageNetInfo().label_names(), NAMES),
+        (["n01440764", "n07753592", "n04557648"], ["tench", "water bottle", "banana"]),  # sorted by id
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*missile")
+def test_folders_of_imagenet_get_their_names_by_number_or_wordnet_id(tmp_path, folders, wanted):
+    for name in folders:
+        (tmp_path / "imagenet_v2" / name).mkdir(parents=True)
+    main([str(tmp_path / "imagenet_v2")])
+    assert lines_of(tmp_path / "imagenet_v2") == wanted
+
+
+def test_numbered_folders_have_the_labels_of_their_numbers(tmp_path, prompts):
+    names = [f"animal {letter}" for letter in "abcdefghijkl"]
+    prompts.write_text(json.dumps({"zoo": {"classes": names, "templates": ["a {}."]}}))
+    pictures(tmp_path / "labelled" / "zoo", map(str, range(12)))
+    main([str(tmp_path / "labelled" / "zoo"), "--source", str(prompts), "--dataset", "zoo"])
+    zoo = open_labelled_sets(tmp_path / "labelled")["zoo"]
+    assert [zoo.class_names[zoo.label(row)] for row in range(12)] == [
+        names[int(zoo[row]["image_id"].partition("/")[0])] for row in range(12)
+    ]
+
+
+@pytest.mark.parametrize("folders", [["1", "2", "3"], ["n00000001", "n00000002", "n00000003"], ["cat", "dog", "rhea"]])
+def test_without_evidence_the_first_pairs_are_shown_and_the_order_can_be_stated(tmp_path, prompts, folders):
+    pictures(tmp_path / "pets", folders)
+    arguments = [str(tmp_path / "pets"), "--source", str(prompts), "--dataset", "pets"]
+    with pytest.raises(ValueError, match=rf"{folders[0]} = 'cat', {folders[1]} = 'dog', .*give --order sorted, else"):
+        main(arguments)
+    (tmp_path / "order.txt").write_text("\n".join(folders[::-1]))
+    (tmp_path / "less.txt").write_text("\n".join(folders[1:]))
+    with pytest.raises(ValueError, match=r"has 2 lines .* for 3 names and 3 class folders"):
+        main([*arguments, "--order", str(tmp_path / "less.txt")])
+    main([*arguments, "--order", str(tmp_path / "order.txt")])
+    assert lines_of(tmp_path / "pets") == ["emu", "dog", "cat"]
+
+
+@pytest.mark.parametrize("prefix", ["001.", "n02085620-", "3_"])
+def test_a_number_or_an_id_before_the_name_does_not_hide_it(tmp_path, prompts, prefix):
+    pictures(tmp_path / "pets", [f"{prefix}Emu", f"{prefix}Cat", f"{prefix}dog"])
+    main([str(tmp_path / "pets"), "--source", str(prompts), "--dataset", "pets"])
+    assert lines_of(tmp_path / "pets") == ["cat", "emu", "dog"]

@@ -4,18 +4,23 @@ None of the long lists is copied here. Accepted sources:
     names.txt[.gz]              one per line; templates have one {} or {c} where the class name goes
     prompts.json[.gz]           {data set: {"classes": [...], "templates": [...]}} or {data set: [...]}
     "open_clip"                 ImageNet's 1,000 names and 80 templates, as the optional package brings them
-Order is label order: for a folder data set sort by WordNet id, not by name.
+Order is label order: that of the class folders (`label_order`), for ImageNet of the WordNet ids and not of the names.
 """
 
+import unicodedata
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import regex
 
 from common.base.arguments import accepted
 from common.data.text_files import read_json_object, read_lines
 
 OPEN_CLIP = "open_clip"
+_IMAGENET_CLASSES = 1000
 
 # the subset of seven of ImageNet's 80 templates; "a origami" is intended
 SIMPLE_IMAGENET_TEMPLATES = (
@@ -88,6 +93,73 @@ def read_templates(source: str | Path, dataset: str = "", subset: Literal["all",
             )
         return list(SIMPLE_IMAGENET_TEMPLATES)
     return templates
+
+
+def label_order(classes: Sequence[str]) -> list[str]:
+    """Class folders in the order of their labels: sorted, and as numbers where all are numbers."""
+    if all(name.isdecimal() for name in classes):
+        return sorted(classes, key=lambda name: (int(name), name))
+    return sorted(classes)
+
+
+def names_by_evidence(classes: Sequence[str], names: Sequence[str]) -> list[str] | None:
+    """The name of each class folder, where the folder itself says which it is; None where it does not.
+
+    Evidence is one of: the name itself (capitals, spaces and signs do not count, nor a number or WordNet id before it);
+    a WordNet id of ImageNet's 1,000 classes, where there are 1,000 names; numbers from 0, for as many folders as names.
+
+    Args:
+        classes: the folders.
+        names: of all classes, in the order of their source.
+    """
+    for keys in ([_letters(name) for name in classes], [_letters(_NUMBERED.sub("", name)) for name in classes]):
+        name_of = dict(zip(map(_letters, names), names))
+        if len(set(keys)) == len(keys) == len(names) and name_of.keys() == set(keys):
+            return [name_of[key] for key in keys]
+    if len(names) == _IMAGENET_CLASSES and all(map(_WORDNET_ID.fullmatch, classes)):
+        from timm.data import ImageNetInfo  # slow
+
+        number_of = {synset: number for number, synset in enumerate(ImageNetInfo().label_names())}
+        if number_of.keys() >= set(classes):
+            return [names[number_of[synset]] for synset in classes]
+    if all(name.isdecimal() for name in classes) and sorted(map(int, classes)) == list(range(len(names))):
+        return [names[int(number)] for number in classes]
+    return None
+
+
+def in_label_order(classes: Sequence[str], names: Sequence[str], where: str) -> list[str]:
+    """Names that stand in the order of the labels; those that are the classes' own in another order are put right.
+
+    Args:
+        classes: what the source of the pictures calls its classes, in label order.
+        names: one for each.
+        where: for messages.
+    Raises:
+        ValueError: a name that is that of another class.
+    """
+    keys, classes_of = [_letters(name) for name in names], [_letters(name) for name in classes]
+    if keys == classes_of:
+        return list(names)
+    if len(set(keys)) == len(keys) and set(keys) == set(classes_of):
+        return list(names_by_evidence(classes, names))
+    place_of = {key: place for place, key in enumerate(classes_of) if key}
+    for place, key in enumerate(keys):
+        if key != classes_of[place] and place_of.get(key, place) != place:
+            raise ValueError(
+                f"{where}: class name {place} is {names[place]!r}, but class {place} is {classes[place]!r} and class "
+                f"{place_of[key]} is {classes[place_of[key]]!r}; expected: the names in the order of the classes "
+                f"({', '.join(classes[:3])}, ...)"
+            )
+    return list(names)
+
+
+_WORDNET_ID = regex.compile(r"n\d{8}")
+_NUMBERED = regex.compile(r"^(n\d{8}|\d+)[-._ ]+")  # "001.Black_footed_Albatross", "n02085620-Chihuahua"
+
+
+def _letters(name: str) -> str:
+    """What a class and its folder have in common: "Apple pie", "apple_pie"."""
+    return regex.sub(r"[^\p{L}\p{M}\p{N}]", "", unicodedata.normalize("NFC", name.casefold()))
 
 
 def _open_clip(name: str) -> Any:

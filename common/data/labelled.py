@@ -7,8 +7,9 @@ Three sources, one protocol (`name`, `class_names`, `templates`, `fingerprint`, 
   open_webdataset      tar shards with `.cls` members, the layout of the DataComp tasks
 
 The order of the class names is the order of the labels. For a folder that is the order of the sorted folder names
-(WordNet ids, not names). A classifier that is evaluated on a part of its classes (ImageNet-A, -R, ObjectNet) must be
-cut down to them *before* the arg-max: here the class list itself is cut (`subset`), and the labels are counted anew.
+(WordNet ids, not names; numbers as numbers). Names that are the folders' own in another order are put into theirs. A
+classifier that is evaluated on a part of its classes (ImageNet-A, -R, ObjectNet) must be cut down to them *before* the
+arg-max: here the class list itself is cut (`subset`), and the labels are counted anew.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ import numpy as np
 from PIL import Image
 
 from common.data.broken import BrokenSample, check_opened
-from common.data.class_names import read_class_names, read_templates
+from common.data.class_names import in_label_order, label_order, read_class_names, read_templates
 from common.data.decoding import PackedTexts, content_hash, read_picture, row_of, sampled_places
 from common.data.shards import ShardDataset
 
@@ -200,8 +201,8 @@ def open_image_folder(
         root: the folder. Pictures may lie deeper inside a class folder; hidden files are passed over.
         class_names: one per class, in label order.
         templates: prompts with one "{}".
-        folders: name of each class's folder, in the order of class_names; None takes the sorted folder names, which is
-            the label order of ImageNet and its shifts.
+        folders: name of each class's folder, in the order of class_names; None takes `class_folders`, the label order
+            of ImageNet and its shifts.
         subset: classes that the set is restricted to, as indices into class_names or as folder names; None keeps all.
             ImageNet-A: class_names and folders of all 1,000 classes, subset = `class_folders(root)`.
         name: for logs and tables; None takes the folder's name.
@@ -212,8 +213,8 @@ def open_image_folder(
     """
     # which folder is which class of the whole list
     root = Path(root).expanduser()
-    there = class_folders(root)
-    folders = list(there if folders is None else folders)
+    there, is_sorted = class_folders(root), folders is None
+    folders = list(there if is_sorted else folders)
     if len(folders) != len(class_names):
         hint = "; give folders (the folder of each class) to restrict the classes" if subset is not None else ""
         raise ValueError(
@@ -221,6 +222,7 @@ def open_image_folder(
             f"accepted: one per folder, in their order{hint}"
         )
     _check_classes(str(root), class_names, templates)
+    class_names = in_label_order(folders, class_names, str(root)) if is_sorted else class_names
     # which classes are kept; their labels are counted anew, so that the arg-max is over these alone
     kept = range(len(folders)) if subset is None else [_class_index(root, item, folders) for item in subset]
     if len(set(kept)) != len(kept) or not kept:
@@ -259,7 +261,7 @@ def open_image_folder(
 
 
 def class_folders(root: str | Path) -> list[str]:
-    """Names of the class folders of an image folder, sorted: its label order.
+    """Names of the class folders of an image folder in its label order: sorted, numbers as numbers.
 
     Raises:
         FileNotFoundError: if the folder is missing.
@@ -384,6 +386,9 @@ def open_torchvision(
         warnings.warn(
             f"{dataset}: {len(source):,} pictures in {root}; usual are {spec.num_test:,} ({part})", stacklevel=2
         )
+    known = next((getattr(parts[0], key) for key in ("classes", "categories") if hasattr(parts[0], key)), [])
+    if len(known) == len(class_names):
+        class_names = in_label_order(known, class_names, dataset)
     return LabelledPictures(f"{dataset}-{part}", source, class_names, templates, [])
 
 
@@ -509,7 +514,7 @@ def _folder_of_classes(folder: Path, num_classes: int) -> Path:
 
 
 def _visible_folders(root: Path) -> list[str]:
-    return sorted(item.name for item in root.iterdir() if item.is_dir() and not item.name.startswith("."))
+    return label_order([item.name for item in root.iterdir() if item.is_dir() and not item.name.startswith(".")])
 
 
 def _check_classes(where: str, class_names: Sequence[str], templates: Sequence[str]) -> None:
