@@ -213,10 +213,14 @@ def test_two_processes_train_a_hybrid_tower_as_one(tmp_path, monkeypatch):
 
 def test_a_published_hybrid_gives_the_same_numbers_without_its_weights_at_hand(tmp_path, monkeypatch):
     saved("test_efficientnet", tmp_path / "weights")
+    colours = {"mean": [0.1, 0.6, 0.3], "std": [0.9, 0.2, 0.4]}
+    (tmp_path / "weights" / "config.json").write_text(json.dumps({"architecture": "test_efficientnet", **colours}))
     monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
     run, folder, answer = tmp_path / "row-smoke-0123abcd" / "seed0", tmp_path / "mine", tmp_path / "answer.json"
     _, measured = hybrid_run(run, tmp_path / "weights")
     shutil.rmtree(tmp_path / "weights")
+    stem = last_checkpoint(run / "checkpoints").state["config"]["model"]["image"]["stem"]
+    assert {key: stem[key] for key in colours} == colours
     for main, arguments in (
         (publish.main, ["--run", run, "--licence", "mit", "--output", folder]),
         (evaluate.main, ["--checkpoint", folder, "--output", answer]),

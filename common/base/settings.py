@@ -192,6 +192,8 @@ class StemConfig:
     name: str = ""  # as timm has it, e.g. tf_efficientnet_lite0; "" = none, pixels are cut into patches
     weights: str = ""  # file or folder in timm's layout; "" = timm's own, from the hub; not read with an init
     trainable: bool = False  # false: held still, and its features computed once and kept on disk
+    mean: tuple[float, float, float] | None = None  # of its training's pixels; null = as config.json or timm has it
+    std: tuple[float, float, float] | None = None
     dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of its channels a training picture loses
     # kept of a training picture: the evaluation view; that and its mirror image; so many crops by data.crop_scale
     views: Literal["centre", "mirror"] | int = setting("centre", at_least=1)

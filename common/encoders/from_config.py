@@ -33,7 +33,8 @@ def vision_transformer(
     from common.encoders.vision import VisionTransformer
 
     stem = model.image.stem
-    stem = Stem(stem.name, data.image_size, stem.trainable, stem.dropout) if stem.name else None
+    colours = None if stem.mean is stem.std is None else (stem.mean, stem.std)
+    stem = Stem(stem.name, data.image_size, stem.trainable, stem.dropout, colours) if stem.name else None
     if not model.image.layers:
         dim = num_class_tokens * model.embedding_dim
         if not model.image.projection and dim != stem.channels:

@@ -9,18 +9,24 @@ was trained with.
 import copy
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.base.arguments import did_you_mean
+from common.base.arguments import did_you_mean, some
 from common.data.transforms import CLIP_MEAN, CLIP_STD
+from common.encoders.stem_configuration import (
+    HUB_FILES,
+    Colours,
+    StemError,
+    check_colours,
+    check_one_colour,
+    configuration_file,
+    read_configuration,
+)
 from common.geometry import full_precision
-
-
-class StemError(ValueError):
-    """A stem that cannot be had; the message is meant for the user as it stands."""
 
 
 class Stem(nn.Module):
@@ -31,13 +37,21 @@ class Stem(nn.Module):
         image_size: side of the square input in pixels.
         trainable: False holds it still: no gradient, and running statistics as they are, in training too.
         dropout: share of its channels that a training picture loses in `drop_channels`.
+        colours: mean and standard deviation that it was trained with; None = as its weights or timm say.
     Attributes:
         channels: numbers per place. grid: places along each side.
     Raises:
         StemError: a name that timm does not have, or a network that does not take such pictures.
     """
 
-    def __init__(self, name: str, image_size: int, trainable: bool = False, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        image_size: int,
+        trainable: bool = False,
+        dropout: float = 0.0,
+        colours: Colours | None = None,
+    ) -> None:
         super().__init__()
         self.name, self.image_size, self.trainable, self.dropout = name, image_size, trainable, dropout
         self.network = _create(name, image_size)
@@ -50,13 +64,19 @@ class Stem(nn.Module):
         _, self.channels, self.grid, columns = shape
         if columns != self.grid:
             raise StemError(f"{name} makes {self.grid} x {columns} places of a square picture; accepted: a square")
-        own = self.network.pretrained_cfg
-        colours = own["mean"], own["std"], CLIP_MEAN, CLIP_STD
-        mean, std, clip_mean, clip_std = (torch.tensor(each).view(3, 1, 1) for each in colours)
-        self.register_buffer("gain", clip_std / std, persistent=False)
-        self.register_buffer("offset", (clip_mean - mean) / std, persistent=False)
+        self.stated = colours
+        self._set_colours(colours_of(self.network) if colours is None else colours)
         self.network.requires_grad_(trainable)
         self.train()
+
+    def _set_colours(self, colours: Colours) -> None:
+        check_colours(*colours, self.name)
+        self.colours = tuple(map(tuple, colours))
+        mean, std, clip_mean, clip_std = (
+            torch.tensor(values).view(3, 1, 1) for values in (*self.colours, CLIP_MEAN, CLIP_STD)
+        )
+        self.register_buffer("gain", clip_std / std, persistent=False)
+        self.register_buffer("offset", (clip_mean - mean) / std, persistent=False)
 
     def train(self, mode: bool = True) -> "Stem":
         """A stem that is held still stays in evaluation mode: BatchNorm would move, dropout would change a cache."""
@@ -86,6 +106,8 @@ class Stem(nn.Module):
 
     def _features(self, images: torch.Tensor) -> torch.Tensor:
         found = self.network.forward_features(images)
+        if not isinstance(found, torch.Tensor) or found.ndim not in (3, 4):
+            raise StemError(f"{self.name} gives no single grid of features; expected: another network of timm's")
         if found.ndim == 3:  # tokens of a ViT: class and register tokens first
             patches = found[:, self.num_prefix_tokens :]
             side = round(patches.shape[1] ** 0.5)
@@ -95,8 +117,10 @@ class Stem(nn.Module):
         return found
 
     def fingerprint(self) -> str:
-        """12 hex digits that change with any weight or running statistic."""
+        """12 hex digits that change with any weight, running statistic or colour."""
         digest = hashlib.sha256()
+        if self.colours != colours_of(self.network):  # features that were kept with timm's stay valid
+            digest.update(repr(self.colours).encode())
         for name, tensor in self.network.state_dict().items():
             digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:12]
@@ -108,15 +132,27 @@ class Stem(nn.Module):
         return other.state_dict()
 
     def load_(self, weights: str) -> None:
-        """Fills the network.
+        """Fills the network, and takes the colours of the weights where none are stated.
 
         Args:
-            weights: a file in timm's layout, a folder with model.safetensors, or "" = timm's own for this name, from
-                the local cache of the hub or the hub itself.
+            weights: a file in timm's layout, a folder with model.safetensors and perhaps timm's config.json, or "" =
+                timm's own for this name, from the local cache of the hub or the hub itself.
         Raises:
-            StemError: weights that are not there or belong to another network.
+            StemError: weights that are not there, belong to another network, are not finite, or do not say their
+                colours.
         """
-        source = _create(self.name, self.image_size, weights)
+        source, file = _create(self.name, self.image_size, weights), configuration_file(weights)
+        device = self.gain.device
+        if self.stated is None:
+            if weights and file is None:
+                check_one_colour(self.name, weights)
+            self._set_colours(colours_of(source))
+            self.to(device)
+        elif file is not None and self.colours != colours_of(source):
+            raise StemError(
+                f"model.image.stem.mean, std = {self.colours}; {file} has {colours_of(source)}; expected: the same, or "
+                "null for both"
+            )
         self.network.load_state_dict(source.state_dict())
 
 
@@ -172,11 +208,16 @@ def weights_file(weights: str) -> Path | None:
     if not weights:
         return None
     path = Path(weights).expanduser()
-    found = [path / "model.safetensors", path / "pytorch_model.bin"] if path.is_dir() else [path]
+    found = [path / name for name in HUB_FILES] if path.is_dir() else [path]
     for file in found:
         if file.is_file():
             return file
     raise StemError(f"{weights} holds no weights; accepted: a file in timm's layout, a folder with model.safetensors")
+
+
+def colours_of(network: nn.Module) -> Colours:
+    """Mean and standard deviation that a network of timm's says it was trained with."""
+    return tuple(tuple(network.pretrained_cfg[key]) for key in ("mean", "std"))
 
 
 def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module:
@@ -186,11 +227,16 @@ def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module
     known = timm.list_models()
     if name.partition(".")[0] not in known:
         raise StemError(f"timm has no network {name!r}{did_you_mean(name, known)}")
-    file = None if weights is None else weights_file(weights)
+    file, configuration = (None, None) if weights is None else (weights_file(weights), configuration_file(weights))
+    options = {} if configuration is None else read_configuration(configuration, name)
+    arguments = {key: options.pop(key) for key in options.keys() - {"pretrained_cfg", "img_size"}}
     try:
-        network = timm.create_model(name, num_classes=0, pretrained=weights is not None and file is None)
+        network = timm.create_model(name, num_classes=0, pretrained=weights is not None and file is None, **options)
         if file is not None:
-            _fill_(network, timm.models.load_state_dict(str(file), weights_only=True))
+            heads = timm.get_pretrained_cfg(name).classifier
+            _fill_(network, timm.models.load_state_dict(str(file), weights_only=True), heads)
+        _check_finite(network)
+        _check_arguments(name, network, options, arguments)
     except Exception as error:  # of the hub, of safetensors, of shapes: no common class
         where, instead = weights, ""
         if not weights:
@@ -210,10 +256,46 @@ def _resize_(network: nn.Module, image_size: int) -> None:
         network.set_input_size(img_size=(image_size, image_size))
 
 
-def _fill_(network: nn.Module, state: dict[str, torch.Tensor]) -> None:
+def _check_arguments(name: str, network: nn.Module, options: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """Refuses arguments of a config.json with which the same weights give other features: a checkpoint has no place for
+    them."""
+    import timm
+
+    _, *size = network.pretrained_cfg["input_size"]
+    pictures = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0))
+
+    @torch.no_grad()
+    def has_these_features(**more: Any) -> bool:
+        try:
+            other = timm.create_model(name, num_classes=0, **options, **more).eval()
+            other.load_state_dict(network.state_dict())
+            return torch.equal(other.forward_features(pictures), features)
+        except (RuntimeError, TypeError, ValueError, AssertionError):  # arguments or sizes that do not fit
+            return False
+
+    if arguments:
+        is_training = network.training
+        with torch.no_grad():
+            features = network.eval().forward_features(pictures)
+        network.train(is_training)
+        for key, value in arguments.items() if not has_these_features(**arguments) else ():
+            if not has_these_features(**{key: value}):
+                raise ValueError(f"config.json: model_args.{key} = {value!r}; expected: the network as timm names it")
+
+
+def _check_finite(network: nn.Module) -> None:
+    spoilt = [
+        name
+        for name, tensor in network.state_dict().items()
+        if not tensor.isfinite().all() or (name.endswith("running_var") and (tensor < 0).any())
+    ]
+    if spoilt:
+        raise ValueError(f"they hold numbers that are not finite, or variances below 0: {some(spoilt)}")
+
+
+def _fill_(network: nn.Module, state: dict[str, torch.Tensor], heads: str | tuple[str, ...] | None) -> None:
     """All of the network, and nothing but its head left over."""
-    heads = network.pretrained_cfg["classifier"]
-    heads = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads))
+    heads = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads or ()))
     own = network.state_dict()
     missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
     left = [name for name in state if name not in own and not name.startswith(heads)]

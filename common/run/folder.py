@@ -62,6 +62,8 @@ OF_WEIGHTS = (
     "model.image.activation",
     "model.image.norm_eps",
     "model.image_kind",
+    "model.image.stem.mean",
+    "model.image.stem.std",
     "model.text.activation",
     "model.text.norm_eps",
     "model.text.stem.layers",

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from common.base.config import ConfigError
-from common.base.settings import DataConfig
+from common.base.settings import DataConfig, ModelConfig
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
 from common.encoders.stem import Stem
+from common.encoders.stem_configuration import Colours, colours_beside
 from common.encoders.text_stem import TextStem
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import bare_tower
@@ -54,7 +55,8 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
         told[side] = {key: config[key] for key in ("heads", "activation", "norm_eps") if config.get(key) is not None}
         stem, data = config.get("stem", {}), state["config"]["data"]
         if stem.get("name"):
-            told[side]["stem"] = Stem(stem["name"], data["image_size"], stem["trainable"])
+            colours = (stem["mean"], stem["std"]) if stem.get("mean") else None
+            told[side]["stem"] = Stem(stem["name"], data["image_size"], stem["trainable"], colours=colours)
         if side == "text" and stem.get("weights"):
             sizes = {name: stem[name] for name in ("width", "layers", "heads", "mlp_ratio")}
             sizes |= {"vocabulary_size": tokenizer.vocabulary_size, "end_id": tokenizer.end_id}
@@ -98,10 +100,13 @@ class InitialWeights:
         return cls(of, None if stem is None else read_source(stem.weights, key="model.text.stem.weights"))
 
     def resolved(self, config: Any) -> Any:
-        """The config with the weights' own activation, eps, kind of image tower and stem sizes where it has null."""
-        if not self.of and self.text_stem is None:
+        """The config with the weights' activation, eps, kind of image tower, colours and stem sizes for its null."""
+        stems = stems_to_load(config)
+        if not self.of and not stems:
             return config
         model = config.model
+        if "image" in stems:
+            model = _with_colours(model, colours_beside(model.image.stem.name, model.image.stem.weights))
         for side, (_, weights) in self.of.items():
             tower = getattr(weights, f"{side}_tower")
             told = {} if tower is None else settings_of(tower)
@@ -111,6 +116,8 @@ class InitialWeights:
             model = dataclasses.replace(model, **{side: dataclasses.replace(section, **missing)})
             if side == "image" and model.image_kind is None:
                 model = dataclasses.replace(model, image_kind=told.get("model.image_kind"))
+            if side == "image" and getattr(tower, "stem", None) is not None:
+                model = _with_colours(model, tower.stem.stated)
         bert = self.text_stem and self.text_stem.text_tower
         if "text" in self.of and self.of["text"][1].text_tower is not None:
             bert = getattr(self.of["text"][1].text_tower.stem, "network", None)
@@ -207,6 +214,15 @@ def unlike_pixels(pixels: ImageTransform | None, data: DataConfig) -> str:
             f"pictures resized to their size, the weights' to {pixels.resized / pixels.size:.3g} times theirs"
         )
     return f"pictures are prepared unlike: {'; '.join(unlike)}" if unlike else ""
+
+
+def _with_colours(model: ModelConfig, colours: Colours | None) -> ModelConfig:
+    """With the stem's colours where it has null."""
+    stem = model.image.stem
+    if colours is None or not (stem.mean is stem.std is None):
+        return model
+    stem = dataclasses.replace(stem, mean=colours[0], std=colours[1])
+    return dataclasses.replace(model, image=dataclasses.replace(model.image, stem=stem))
 
 
 def in_words(told: dict[str, Any]) -> str:

@@ -34,6 +34,8 @@ def settings_of(tower: VisionTransformer | CausalTextTransformer | Bidirectional
         told["model.patch_size"] = tower.patch_size
         told["model.image_kind"] = "clip" if tower.patch_embedding.bias is None else "timm"
         told["model.image.stem.name"] = "" if tower.stem is None else tower.stem.name
+        if tower.stem is not None:
+            told |= dict(zip(("model.image.stem.mean", "model.image.stem.std"), map(list, tower.stem.colours)))
         told["class tokens of the image tower"] = tower.num_class_tokens
     else:
         is_causal = isinstance(tower, CausalTextTransformer)

@@ -90,7 +90,7 @@ _VIT: Table = {
     **_same(FREE, "pooler_output_size", "pooler_act"),
     "qkv_bias": (True,),
 }  # fmt: skip
-TRANSFORMERS: Mapping[str, Table] = {  # by model_type
+TRANSFORMERS: Mapping[str, Table] = {  # by model_type; of a BERT see common/encoders/bert_configuration.py
     "clip": {
         **_EVERY, **_same(READ, "text_config", "vision_config"),
         **_same(FREE, "projection_dim", "logit_scale_init_value", "initializer_factor"),
@@ -102,13 +102,6 @@ TRANSFORMERS: Mapping[str, Table] = {  # by model_type
     },
     "vit": _VIT,
     "deit": _VIT,
-    "bert": {
-        **_EVERY, **_SIZES, **_same(READ, "vocab_size", "max_position_embeddings"),
-        **_same(FREE, "hidden_dropout_prob", "attention_probs_dropout_prob", "type_vocab_size", "pad_token_id"),
-        **_same(FREE, "use_cache", "classifier_dropout", "bos_token_id", "eos_token_id", "tie_word_embeddings"),
-        "is_decoder": _OFF,
-        "add_cross_attention": _OFF,
-    },
 }  # fmt: skip
 PROCESSOR: Table = {
     **_same(READ, "size", "crop_size", "do_center_crop", "do_rescale", "rescale_factor", "do_normalize"),

@@ -17,6 +17,7 @@ from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
+from common.encoders.bert_configuration import check_bert
 from common.encoders.weights.heads import NOT_STATED, Heads, agreed_heads, heads_in
 from common.encoders.weights.keys import square
 from common.encoders.weights.layouts import ARCHIVE_NUMBERS, NOT_WEIGHTS, WeightsError, without_ddp
@@ -155,6 +156,8 @@ def _read_transformers(name: str, configuration: Path, activation: Activation | 
     kind = read_json_object(configuration).get("model_type")
     if kind not in ("clip", "vit", "deit", "bert"):
         raise WeightsError(f"{name} is a {kind} of transformers; accepted: clip, vit, deit, bert")
+    if kind == "bert":
+        check_bert(configuration)
     from transformers import AutoModel
 
     model, missing = _of_transformers(AutoModel, name)
@@ -246,9 +249,11 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
     Raises:
         WeightsError, ValueError: what is no BERT, or cannot be read or had.
     """
-    kind = read_json_object(find_file(name, ("config.json",), key)).get("model_type")
+    configuration = find_file(name, ("config.json",), key)
+    kind = read_json_object(configuration).get("model_type")
     if kind != "bert":
         raise WeightsError(f"{key} = {name} is a {kind} of transformers; accepted: bert")
+    check_bert(configuration)
     from transformers import BertForMaskedLM
 
     model, missing = _of_transformers(BertForMaskedLM, name)

@@ -1,0 +1,213 @@
+"""timm's config.json beside a stem: every configuration that timm ships is read as timm reads it, or refused by key."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+from test_common_stem import SIZE, TINY, as_clip, pixels
+from timm.data import resolve_data_config
+from timm.models._hub import save_config_for_hf
+from timm.models._registry import _model_pretrained_cfgs, _module_to_models
+
+from common.encoders.stem import Stem, StemError
+from common.encoders.stem_configuration import (
+    CHANGES_NOTHING,
+    HONOURED,
+    OF_THE_FILE,
+    colours_beside,
+    read_configuration,
+)
+
+COLOURS = {"mean": [0.1, 0.6, 0.3], "std": [0.9, 0.2, 0.4]}
+
+
+def network_with_weights(name, folder):
+    torch.manual_seed(3)
+    network = timm.create_model(name).eval()
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(network.state_dict(), folder / "model.safetensors")
+    return network
+
+
+def write(folder, name, told=None, **of_the_file):
+    """A config.json as timm writes it, with other values."""
+    save_config_for_hf(timm.create_model(name), folder / "config.json")
+    content = json.loads((folder / "config.json").read_text())
+    content["pretrained_cfg"] |= told or {}
+    of_the_file["model_args"] = content.get("model_args", {}) | of_the_file.get("model_args", {})
+    (folder / "config.json").write_text(json.dumps(content | of_the_file))
+
+
+def of_timm(folder):
+    """What timm itself makes of a folder: features of pictures normalised as its configuration says."""
+    network = timm.create_model(f"local-dir:{folder}", pretrained=True, num_classes=0).eval()
+    if hasattr(network, "set_input_size"):
+        network.set_input_size(img_size=(SIZE, SIZE))
+    data = resolve_data_config(pretrained_cfg=network.pretrained_cfg)
+    mean, std = (torch.tensor(data[key]).view(3, 1, 1) for key in ("mean", "std"))
+    with torch.no_grad():
+        return network.forward_features((pixels() - mean) / std)
+
+
+def test_the_table_has_every_key_that_timm_knows():
+    assert {field.name for field in dataclasses.fields(timm.models.PretrainedCfg)} == HONOURED | CHANGES_NOTHING
+    assert not HONOURED & CHANGES_NOTHING
+
+
+def test_the_table_has_every_key_that_timm_writes(tmp_path):
+    write(tmp_path, "test_vit")
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert content.keys() <= OF_THE_FILE
+    assert content["pretrained_cfg"].keys() <= HONOURED | CHANGES_NOTHING
+
+
+@pytest.mark.parametrize("is_older_form", [False, True])
+def test_all_configurations_of_timm_have_the_colours_that_timm_gives_them(tmp_path, is_older_form):
+    file, count = tmp_path / "config.json", 0
+    for tagged, told in _model_pretrained_cfgs.items():
+        content, name = told.to_dict(), tagged.partition(".")[0]
+        content = content if is_older_form else {"pretrained_cfg": content}
+        file.write_text(json.dumps(content | {"architecture": name}))
+        read = timm.models.PretrainedCfg(**read_configuration(file, tagged)["pretrained_cfg"])
+        wanted = resolve_data_config(pretrained_cfg=json.loads(json.dumps(told.to_dict())))
+        assert (list(read.mean), list(read.std)) == (wanted["mean"], wanted["std"]), tagged
+        assert list(read.input_size) == wanted["input_size"], tagged
+        count += 1
+    assert count > 1000
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_features_are_those_of_timm_with_the_colours_of_the_folder(name, tmp_path):
+    network_with_weights(name, tmp_path)
+    write(tmp_path, name, COLOURS)
+    wanted = of_timm(tmp_path)
+    for weights in (tmp_path, tmp_path / "model.safetensors"):
+        stem = Stem(name, SIZE)
+        usual = stem.fingerprint()
+        stem.load_(str(weights))
+        features = stem(as_clip(pixels()))
+        if wanted.ndim == 3:
+            wanted = wanted[:, stem.num_prefix_tokens :].transpose(1, 2).unflatten(2, (stem.grid, -1))
+        channels_first = wanted if wanted.shape == features.shape else wanted.movedim(3, 1)
+        torch.testing.assert_close(features, channels_first, rtol=1e-4, atol=1e-4)
+        assert stem.colours == tuple(map(tuple, COLOURS.values()))
+        assert stem.fingerprint() != usual
+    # a run builds the network with these colours before it fills it
+    assert colours_beside(name, str(tmp_path)) == stem.colours
+    built = Stem(name, SIZE, colours=stem.colours)
+    built.load_(str(tmp_path))
+    torch.testing.assert_close(built(as_clip(pixels())), features, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("told", "of_the_file"),
+    [
+        ({"crop_pct": 0.5, "interpolation": "nearest", "crop_mode": "squash", "test_input_size": [3, 96, 96]}, {}),
+        ({"num_classes": 3, "label_offset": 1, "pool_size": [1, 1], "tag": "mine", "license": "mit"}, {}),
+        ({}, {"num_classes": 3, "num_features": 5, "global_pool": "max", "label_names": ["a"]}),
+        ({}, {"model_args": {"drop_rate": 0.5, "in_chans": 3, "global_pool": "max"}}),
+    ],
+)
+def test_keys_that_change_nothing_do_so_for_timm_and_here(tmp_path, told, of_the_file):
+    name = "test_resnet"
+    network_with_weights(name, tmp_path)
+    stem = Stem(name, SIZE)
+    stem.load_(str(tmp_path))
+    plain = stem(as_clip(pixels()))
+    write(tmp_path, name, told, **of_the_file)
+    torch.testing.assert_close(of_timm(tmp_path), plain, rtol=1e-4, atol=1e-4)
+    stem.load_(str(tmp_path))
+    torch.testing.assert_close(stem(as_clip(pixels())), plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("told", "of_the_file", "message"),
+    [
+        ({"mean": None}, {}, r"mean = None; expected: three numbers"),
+        ({"mean": [0.5]}, {}, r"mean = \[0.5\]; expected: three numbers"),
+        ({"mean": [math.nan] * 3}, {}, r"mean = \[nan, nan, nan\]; expected: three numbers"),
+        ({"std": [0.5, 0.5, 0]}, {}, r"std = \[0.5, 0.5, 0\]; expected: three numbers above 0"),
+        ({"input_size": [1, 64, 64]}, {}, r"input_size = \[1, 64, 64\]; expected: \[3, height, width\]"),
+        ({"new_key": 7}, {}, r"pretrained_cfg.new_key = 7 is not known"),
+        ({}, {"rescale": 7}, r"config.json: rescale = 7 is not known"),
+        ({}, {"architecture": "test_resnet"}, r"architecture = 'test_resnet', model.image.stem.name = test_vit"),
+        ({}, {"model_args": {"in_chans": 1}}, r"model_args.in_chans = 1; expected: 3"),
+        ({}, {"model_args": {"global_pool": "avg"}}, r"model_args.global_pool = 'avg'; expected: the network as"),
+        ({}, {"model_args": {"pos_embed": "none"}}, r"model_args.pos_embed = 'none'; expected: the network as"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_its_key(tmp_path, told, of_the_file, message):
+    network_with_weights("test_vit", tmp_path)
+    write(tmp_path, "test_vit", told, **of_the_file)
+    with pytest.raises(StemError, match=message):
+        Stem("test_vit", SIZE).load_(str(tmp_path))
+
+
+def test_stated_colours_hold_for_a_bare_file_and_must_agree_with_a_configuration(tmp_path):
+    network_with_weights("test_resnet", tmp_path)
+    stated = ((0.2, 0.2, 0.2), (0.5, 0.5, 0.5))
+    stem = Stem("test_resnet", SIZE, colours=stated)
+    stem.load_(str(tmp_path))
+    assert stem.colours == stated
+    write(tmp_path, "test_resnet", COLOURS)
+    with pytest.raises(StemError, match=r"model.image.stem.mean, std = \(\(0.2, .*config.json has \(\(0.1, 0.6, 0.3\)"):
+        stem.load_(str(tmp_path))
+    with pytest.raises(StemError, match="std = None; expected: three numbers above 0"):
+        Stem("test_resnet", SIZE, colours=(stated[0], None))
+
+
+def test_a_bare_file_of_a_name_with_several_colours_is_asked_for_them(tmp_path):
+    name = "mobilenetv4_conv_small"
+    assert (
+        len({tuple(timm.get_pretrained_cfg(each).mean) for each in timm.list_models(f"{name}.*", pretrained=True)}) > 1
+    )
+    network_with_weights(name, tmp_path)
+    file = (tmp_path / "model.safetensors").rename(tmp_path / "mine.safetensors")
+    with pytest.raises(StemError, match=r"does not say with which colours .*mobilenetv4_conv_small\..*mean \(0\."):
+        Stem(name, SIZE).load_(str(file))
+    tagged = timm.list_models(f"{name}.*", pretrained=True)[-1]
+    stem = Stem(tagged, SIZE)
+    stem.load_(str(file))
+    assert stem.colours[0] == tuple(timm.get_pretrained_cfg(tagged).mean)
+
+
+@pytest.mark.parametrize(("tensor", "value"), [("bn1.running_var", math.nan), ("bn1.running_var", -1.0),
+                                                ("conv1.weight", math.inf)])  # fmt: skip
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, tensor, value):
+    network = network_with_weights("test_resnet", tmp_path)
+    name = next(name for name in network.state_dict() if name.endswith(tensor))
+    state = load_file(tmp_path / "model.safetensors")
+    state[name].view(-1)[0] = value
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(StemError, match=rf"not finite, or variances below 0: {name}"):
+        Stem("test_resnet", SIZE).load_(str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", sorted(_module_to_models))
+def test_the_smallest_network_of_each_family_gives_timms_features_or_is_refused(module):
+    large = ("large", "huge", "giant", "base", "xl")
+    name = min(_module_to_models[module], key=lambda name: (any(word in name for word in large), len(name)))
+    told = timm.get_pretrained_cfg(name)
+    size = told.input_size[-1]
+    if size > 320:
+        pytest.skip(f"{name} takes {size} pixels")
+    try:
+        stem = Stem(name, size)
+    except StemError:
+        return
+    pictures = torch.rand(1, 3, size, size)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (told.mean, told.std))
+    normalised = (pictures - mean) / std
+    with torch.no_grad():
+        wanted = stem.network.forward_features(normalised)
+        if wanted.ndim == 3:  # places in timm's own order
+            options = {"indices": 1, "norm": True, "intermediates_only": True, "output_fmt": "NCHW"}
+            wanted = stem.network.forward_intermediates(normalised, **options)[-1]
+    if wanted.shape[1] != stem.channels:
+        wanted = wanted.movedim(3, 1)
+    torch.testing.assert_close(stem(as_clip(pictures)), wanted, rtol=1e-3, atol=1e-3)
