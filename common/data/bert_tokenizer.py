@@ -14,7 +14,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from common.data.text_files import find_file, pack, read_lines, read_text, unpack
+from common.data.text_files import find_file, pack, read_json_object, read_lines, read_text, unpack
 from common.data.tokenizer import Tokenizer, ids_of, without_lone_surrogates
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -83,7 +83,9 @@ class BertTokenizer(Tokenizer):
         key = "data.vocabulary" if source else "data.vocabulary is not set, its default"
         path = find_file(source or DEFAULT_SOURCE, FILE_NAMES, key)
         try:
-            return cls(_read_vocabulary(path))
+            tokenizer = cls(_read_vocabulary(path))
+            _check_cleaning(path)
+            return tokenizer
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
@@ -93,6 +95,34 @@ class BertTokenizer(Tokenizer):
     @classmethod
     def _from_fields(cls, vocabulary: Any, version: int) -> "BertTokenizer":
         return cls(unpack(vocabulary).split("\n"))
+
+
+# What the text is cleaned by, in tokenizer_config.json and in tokenizer.json; other values give other ids.
+_CLEANING = {
+    "do_lower_case": (True,),
+    "strip_accents": (True, None),
+    "tokenize_chinese_chars": (True,),
+    "do_basic_tokenize": (True,),
+    "never_split": (None, []),
+    "lowercase": (True,),
+    "handle_chinese_chars": (True,),
+    "clean_text": (True,),
+    "type": ("BertNormalizer",),
+}
+
+
+def _check_cleaning(path: Path) -> None:
+    """Refuses a vocabulary whose folder says that texts are cleaned in another way than here."""
+    file, content = path.with_name("tokenizer_config.json"), {}
+    if path.suffix == ".json":
+        file, content = path, json.loads(read_text(path)).get("normalizer") or {}
+    elif file.is_file():
+        content = read_json_object(file)
+    for key, values in _CLEANING.items():
+        if key in content and content[key] not in values:
+            raise ValueError(
+                f"{file.name}: {key} = {content[key]!r}; expected: {values[0]!r}, as uncased BERTs have it"
+            )
 
 
 def _read_vocabulary(path: Path) -> list[str]:

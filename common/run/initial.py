@@ -1,6 +1,7 @@
 """Weights that a run starts from: `model.init`, `model.image.init`, `model.text.init`, and what of them is locked."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from common.base.settings import DataConfig, ModelConfig
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
+from common.encoders.bert_configuration import check_pooling
 from common.encoders.stem import Stem
 from common.encoders.stem_configuration import Colours, colours_beside
-from common.encoders.text_stem import TextStem
+from common.encoders.text_stem import PooledTextStem, TextStem
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import bare_tower
 from common.encoders.weights import (
@@ -139,7 +141,10 @@ class InitialWeights:
         if "image" in stems:
             bare_tower(model.image_tower).stem.load_(stems["image"].weights)
         if "text" in stems:
-            bare_tower(model.text_tower).stem.load_(self.text_stem.source, self.text_stem.text_tower)
+            tower = bare_tower(model.text_tower)
+            if isinstance(tower, PooledTextStem):
+                check_pooling(Path(stems["text"].weights).expanduser())
+            tower.stem.load_(self.text_stem.source, self.text_stem.text_tower)
 
     @torch.no_grad()
     def start_(self, model: nn.Module, config: Any, tokenizer: Tokenizer) -> dict[str, Any]:
