@@ -7,7 +7,7 @@ import sys
 import open_clip
 import pytest
 
-from common.data.class_names import SIMPLE_IMAGENET_TEMPLATES, read_class_names, read_templates
+from common.data.class_names import SIMPLE_IMAGENET_TEMPLATES, names_by_evidence, read_class_names, read_templates
 
 
 @pytest.fixture
@@ -146,3 +146,20 @@ def test_without_open_clip_the_way_out_is_named(monkeypatch):
     for read in (read_class_names, read_templates):
         with pytest.raises(ValueError, match=r"needs the optional package open_clip \(pip install open_clip_torch\)"):
             read("open_clip")
+
+
+@pytest.mark.parametrize(
+    ("folders", "found"),
+    [
+        (["1", "2", "0"], ["Emu bird", "ox", "dog"]),
+        (["02", "00", "01"], ["ox", "dog", "Emu bird"]),
+        (["OX", "dog", "emu_bird"], ["ox", "dog", "Emu bird"]),
+        (["7-ox", "8-emu bird", "9-dog"], ["ox", "Emu bird", "dog"]),
+        (["1", "2", "3"], None),
+        (["0", "1"], None),
+        (["dog", "cat", "emu bird"], None),
+        (["n01440764", "n01443537", "n01484850"], None),  # ImageNet's, of other names
+    ],
+)
+def test_a_folder_gets_a_name_only_by_evidence_whatever_the_order_of_folders(folders, found):
+    assert names_by_evidence(folders, ["dog", "Emu bird", "ox"]) == found
