@@ -235,8 +235,9 @@ def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module
         if file is not None:
             heads = timm.get_pretrained_cfg(name).classifier
             _fill_(network, timm.models.load_state_dict(str(file), weights_only=True), heads)
-        _check_finite(network)
-        _check_arguments(name, network, options, arguments)
+        if weights is not None:
+            _check_finite(network)
+            _check_arguments(name, network, options, arguments)
     except Exception as error:  # of the hub, of safetensors, of shapes: no common class
         where, instead = weights, ""
         if not weights:
