@@ -262,7 +262,8 @@ def _check_arguments(name: str, network: nn.Module, options: dict[str, Any], arg
     them."""
     import timm
 
-    _, *size = network.pretrained_cfg["input_size"]
+    size = options.get("img_size", network.pretrained_cfg["input_size"][1:])
+    size = (size, size) if isinstance(size, int) else size
     pictures = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0))
 
     @torch.no_grad()
@@ -279,9 +280,9 @@ def _check_arguments(name: str, network: nn.Module, options: dict[str, Any], arg
         with torch.no_grad():
             features = network.eval().forward_features(pictures)
         network.train(is_training)
-        for key, value in arguments.items() if not has_these_features(**arguments) else ():
-            if not has_these_features(**{key: value}):
-                raise ValueError(f"config.json: model_args.{key} = {value!r}; expected: the network as timm names it")
+        if not has_these_features(**arguments):
+            one = (f"{key} = {value!r}" for key, value in arguments.items() if not has_these_features(**{key: value}))
+            raise ValueError(f"config.json: model_args.{next(one, arguments)}; expected: the network as timm names it")
 
 
 def _check_finite(network: nn.Module) -> None:
