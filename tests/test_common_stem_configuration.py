@@ -190,13 +190,18 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, tensor, value
 
 @pytest.mark.slow
 @pytest.mark.parametrize("module", sorted(_module_to_models))
-def test_the_smallest_network_of_each_family_gives_timms_features_or_is_refused(module):
-    large = ("large", "huge", "giant", "base", "xl")
-    name = min(_module_to_models[module], key=lambda name: (any(word in name for word in large), len(name)))
+def test_a_small_network_of_each_family_gives_timms_features_or_is_refused(module):
+    small, large = ("tiny", "small", "nano", "atto", "_t"), ("large", "huge", "giant", "base", "xl", "7b")
+    name = min(
+        timm.list_models(module=module),
+        key=lambda name: (not any(word in name for word in small), any(word in name for word in large), len(name)),
+    )
     told = timm.get_pretrained_cfg(name)
     size = told.input_size[-1]
-    if size > 320:
-        pytest.skip(f"{name} takes {size} pixels")
+    with torch.device("meta"):
+        millions = sum(tensor.numel() for tensor in timm.create_model(name).parameters()) / 1e6
+    if size > 320 or millions > 100:
+        pytest.skip(f"{name} takes {size} pixels and has {millions:.0f} million parameters")
     try:
         stem = Stem(name, size)
     except StemError:
@@ -206,9 +211,11 @@ def test_the_smallest_network_of_each_family_gives_timms_features_or_is_refused(
     normalised = (pictures - mean) / std
     with torch.no_grad():
         wanted = stem.network.forward_features(normalised)
-        if wanted.ndim == 3:  # places in timm's own order
-            options = {"indices": 1, "norm": True, "intermediates_only": True, "output_fmt": "NCHW"}
+        if wanted.ndim == 3 and wanted.shape[1] > 1:  # places in timm's own order
+            options = {"indices": 1, "norm": module != "hiera", "intermediates_only": True, "output_fmt": "NCHW"}
             wanted = stem.network.forward_intermediates(normalised, **options)[-1]
+    wanted = wanted.transpose(1, 2)[..., None] if wanted.ndim == 3 else wanted  # pit: its class token only
     if wanted.shape[1] != stem.channels:
         wanted = wanted.movedim(3, 1)
-    torch.testing.assert_close(stem(as_clip(pictures)), wanted, rtol=1e-3, atol=1e-3)
+    # random weights let numbers grow without bound
+    torch.testing.assert_close(stem(as_clip(pictures)), wanted, rtol=1e-3, atol=1e-3 * wanted.abs().max().item())
