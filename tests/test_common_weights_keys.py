@@ -220,7 +220,7 @@ ONE_KEY = [
     ("vision_cfg", "scale_fc", True, r"vision_cfg\.scale_fc = true"),
     ("vision_cfg", "image_size", [32, 32], None),
     ("vision_cfg", "image_size", [32, 16], r"vision_cfg\.image_size = \[32, 16\]; .*squares"),
-    ("vision_cfg", "new_key", 1, r"vision_cfg\.new_key = 1; no key of open_clip"),
+    ("vision_cfg", "new_key", 1, r"vision_cfg\.new_key = 1; expected no such key"),
     (None, "quick_gelu", True, None),
     (None, "init_logit_scale", 1.0, None),
     (None, "nonscalar_logit_scale", True, None),

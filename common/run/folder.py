@@ -101,7 +101,9 @@ NOT_IN_KEY_OF_PAIRS = ("common/data/labelled.py", "common/data/class_names.py") 
 FOR_INITIAL_WEIGHTS = (
     "common/run/initial.py",
     "common/encoders/weights/",
+    "common/encoders/sentence_encoder.py",
     "common/encoders/stem.py",
+    "common/encoders/stem_configuration.py",
     "common/encoders/text_stem.py",
     "common/data/feature_cache.py",
     "common/data/caption_cache.py",

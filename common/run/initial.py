@@ -12,7 +12,7 @@ from common.base.settings import DataConfig, ModelConfig
 from common.data.text import tokenizer_from_json
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
-from common.encoders.bert_configuration import check_pooling
+from common.encoders.sentence_encoder import check_pooling
 from common.encoders.stem import Stem
 from common.encoders.stem_configuration import Colours, colours_beside
 from common.encoders.text_stem import PooledTextStem, TextStem

@@ -90,7 +90,7 @@ _VIT: Table = {
     **_same(FREE, "pooler_output_size", "pooler_act"),
     "qkv_bias": (True,),
 }  # fmt: skip
-TRANSFORMERS: Mapping[str, Table] = {  # by model_type; of a BERT see common/encoders/bert_configuration.py
+TRANSFORMERS: Mapping[str, Table] = {  # by model_type
     "clip": {
         **_EVERY, **_same(READ, "text_config", "vision_config"),
         **_same(FREE, "projection_dim", "logit_scale_init_value", "initializer_factor"),
@@ -102,6 +102,18 @@ TRANSFORMERS: Mapping[str, Table] = {  # by model_type; of a BERT see common/enc
     },
     "vit": _VIT,
     "deit": _VIT,
+    "bert": {
+        **_EVERY, **_SIZES, **_same(READ, "vocab_size", "max_position_embeddings", "type_vocab_size"),
+        **_same(FREE, "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "use_cache"),
+        **_same(FREE, "num_labels", "gradient_checkpointing", "directionality", "pooler_fc_size", "pooler_type"),
+        **_same(FREE, "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head"),
+        **_same(FREE, "pad_token_id", "bos_token_id", "eos_token_id"),  # ids come from the tokenizer
+        **_same(FREE, "torch_dtype", "finetuning_task"),
+        "is_decoder": _OFF,
+        "add_cross_attention": _OFF,
+        "position_embedding_type": ("absolute",),
+        "tie_word_embeddings": (True,),
+    },
 }  # fmt: skip
 PROCESSOR: Table = {
     **_same(READ, "size", "crop_size", "do_center_crop", "do_rescale", "rescale_factor", "do_normalize"),
@@ -142,7 +154,7 @@ def check_keys(config: Mapping[str, Any], table: Table, where: str, strict: bool
     for key, value in config.items():
         accepted = table.get(key, () if strict else FREE)
         if isinstance(accepted, tuple) and value not in accepted:
-            expected = f"expected one of: {', '.join(map(json.dumps, accepted))}" if accepted else "no key of open_clip"
+            expected = f"expected one of: {', '.join(map(json.dumps, accepted))}" if accepted else "expected no such key"
             raise refused(where, key, value, expected)
 
 

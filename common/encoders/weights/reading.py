@@ -17,9 +17,8 @@ from common.encoders.text import BidirectionalTextTransformer
 from common.encoders.transformer import Activation
 from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
-from common.encoders.bert_configuration import check_bert
 from common.encoders.weights.heads import NOT_STATED, Heads, agreed_heads, heads_in
-from common.encoders.weights.keys import square
+from common.encoders.weights.keys import TRANSFORMERS, check_keys, square
 from common.encoders.weights.layouts import ARCHIVE_NUMBERS, NOT_WEIGHTS, WeightsError, without_ddp
 from common.encoders.weights.open_clip_folder import check_sizes, read_configuration
 from common.encoders.weights.pixels import pixels_of_folder
@@ -157,7 +156,7 @@ def _read_transformers(name: str, configuration: Path, activation: Activation | 
     if kind not in ("clip", "vit", "deit", "bert"):
         raise WeightsError(f"{name} is a {kind} of transformers; accepted: clip, vit, deit, bert")
     if kind == "bert":
-        check_bert(configuration)
+        check_keys(read_json_object(configuration), TRANSFORMERS["bert"], f"{configuration}: ")
     from transformers import AutoModel
 
     model, missing = _of_transformers(AutoModel, name)
@@ -253,7 +252,7 @@ def read_bert(name: str, key: str = "weights") -> "BertModel | BertForMaskedLM":
     kind = read_json_object(configuration).get("model_type")
     if kind != "bert":
         raise WeightsError(f"{key} = {name} is a {kind} of transformers; accepted: bert")
-    check_bert(configuration)
+    check_keys(read_json_object(configuration), TRANSFORMERS["bert"], f"{configuration}: ")
     from transformers import BertForMaskedLM
 
     model, missing = _of_transformers(BertForMaskedLM, name)

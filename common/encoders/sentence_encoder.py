@@ -1,0 +1,37 @@
+"""What a sentence encoder's files say beside its tensors: how the tokens of a sentence become one vector."""
+
+from pathlib import Path
+from typing import Any
+
+from common.data.text_files import read_json, read_json_object
+
+_POOLING = "pooling_mode_"
+_MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers; a geometry normalises by itself
+
+
+def check_pooling(folder: Path) -> None:
+    """Refuses a sentence encoder whose sentence is not the mean over its tokens; one without modules.json is taken.
+
+    Raises:
+        ValueError: names file, key and value.
+    """
+    if not (folder / "modules.json").is_file():
+        return
+    instead = "; a text tower with model.text.layers above 0 reads the tokens and takes any of them"
+    for module in read_json(folder / "modules.json"):
+        kind = module["type"].rpartition(".")[2]
+        if kind not in _MODULES:
+            raise ValueError(
+                f"{folder / 'modules.json'}: type = {module['type']}; expected: {', '.join(_MODULES)}{instead}"
+            )
+        if kind == "Pooling":
+            file = folder / module["path"] / "config.json"
+            _check_mean(file, read_json_object(file), instead)
+
+
+def _check_mean(file: Path, content: dict[str, Any], instead: str) -> None:
+    modes = {key: value for key, value in content.items() if key.startswith(_POOLING) and value}
+    modes |= {"pooling_mode": content["pooling_mode"]} if "pooling_mode" in content else {}
+    for key, value in modes.items():
+        if (key, value) not in ((f"{_POOLING}mean_tokens", True), ("pooling_mode", "mean")):
+            raise ValueError(f"{file}: {key} = {value!r}; expected: {_POOLING}mean_tokens only{instead}")
