@@ -154,7 +154,9 @@ def check_keys(config: Mapping[str, Any], table: Table, where: str, strict: bool
     for key, value in config.items():
         accepted = table.get(key, () if strict else FREE)
         if isinstance(accepted, tuple) and value not in accepted:
-            expected = f"expected one of: {', '.join(map(json.dumps, accepted))}" if accepted else "expected no such key"
+            expected = (
+                f"expected one of: {', '.join(map(json.dumps, accepted))}" if accepted else "expected no such key"
+            )
             raise refused(where, key, value, expected)
 
 
