@@ -3,6 +3,7 @@
 import importlib
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -64,6 +65,17 @@ def seeded():
     """Every test starts from the same random state, and with no precision chosen by another's Accelerator."""
     torch.manual_seed(0)
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def terminal_signals():
+    """Signals as a program in a terminal has them, also where the tests run under nohup or in the background."""
+    from processes import take_terminal_signals
+
+    before = take_terminal_signals()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

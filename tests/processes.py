@@ -6,6 +6,7 @@ that importing torch and Accelerate takes, and none inherits what a test has cha
 
 import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,15 @@ def in_processes(count: int, function: Callable[..., Any], *arguments: Any) -> l
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(_work, (count, folder, function, arguments), nprocs=count, start_method="forkserver")
         return [torch.load(Path(folder) / f"{number}.pt", weights_only=False) for number in range(count)]
+
+
+def take_terminal_signals() -> dict[int, Any]:
+    """Gives this process the handlers that a terminal's program starts with; returns those before.
+
+    Under nohup and in the background of a script SIGHUP and SIGINT are ignored, and every child inherits that.
+    """
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    return {number: signal.signal(number, handler) for number, handler in handlers.items()}
 
 
 def _work(number: int, count: int, folder: str, function: Callable[..., Any], arguments: tuple) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from processes import take_terminal_signals
 from torch import nn
 
 import common.run.checkpoint as checkpoints
@@ -245,6 +246,7 @@ def in_child(
         script: "resume_run", or the module of a train.py.
     """
     os.setsid()  # a process group of its own, as a job has
+    take_terminal_signals()
     multiprocessing.set_start_method("fork", force=True)  # for loader workers, as in a run that nobody forked
     os.environ.update(variables)
     torch.set_num_threads(1)

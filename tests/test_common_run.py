@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from processes import in_processes
+from processes import in_processes, take_terminal_signals
 
 import common.base.provenance as provenance
 from common.base.config import ConfigError, load_config, override, to_dict
@@ -211,7 +211,7 @@ def test_broken_samples_are_counted_over_a_resume_and_judged_over_the_whole_run(
     assert [record["step"] for record in read_log(log.path)] == [2, 4, 5, 4]  # named before the run stops
 
 
-def test_signals_are_noted_within_and_as_before_outside():
+def test_signals_are_noted_within_and_as_before_outside(terminal_signals):
     asked = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
     before = [signal.getsignal(number) for number in asked]
     cpu = torch.device("cpu")
@@ -228,7 +228,9 @@ def test_signals_are_noted_within_and_as_before_outside():
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])  # as a launcher passes it on
-def test_a_second_ctrl_c_ends_at_once_and_is_none_where_the_launcher_sends_the_first_one_again(second, monkeypatch):
+def test_a_second_ctrl_c_ends_at_once_and_is_none_where_the_launcher_sends_the_first_one_again(
+    second, monkeypatch, terminal_signals
+):
     now = [100.0]
     monkeypatch.setattr("common.base.signals.time.monotonic", lambda: now[0])
     with stop_signals() as stop:
@@ -254,6 +256,7 @@ def test_what_nohup_or_a_script_s_background_ignores_stays_ignored():
 
 def trained_on_a_terminal(terminal, at_step):
     os.setsid()
+    take_terminal_signals()
     for number in (1, 2):
         os.dup2(os.open(terminal, os.O_RDWR), number)  # the first terminal of a session is its own
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1) for number in (1, 2))

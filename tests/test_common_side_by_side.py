@@ -92,7 +92,7 @@ def begun(folder):
     return len(logs) == 2 and all('"train"' in log.read_text() for log in logs)
 
 
-def test_ctrl_c_saves_all_and_tells_the_step_of_each(tmp_path):
+def test_ctrl_c_saves_all_and_tells_the_step_of_each(tmp_path, terminal_signals):
     once(lambda: begun(tmp_path), ctrl_c)
     with pytest.raises(Stopped) as stopped:
         run_rows({"both": jobs_in(tmp_path, "optim.steps=5000", "run.save_every=0")})
@@ -113,7 +113,7 @@ def stuck(config, pairs, files, *others):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_ends_all_at_once_and_tells_what_is_saved(tmp_path, number):
+def test_a_second_signal_ends_all_at_once_and_tells_what_is_saved(tmp_path, number, terminal_signals):
     once(lambda: begun(tmp_path), ctrl_c, lambda: os.kill(os.getpid(), number))
     with pytest.raises(KeyboardInterrupt) as ended:
         train_side_by_side(jobs_in(tmp_path, train=stuck))
