@@ -24,6 +24,27 @@ assert numba.njit(total)(numpy.ones(9)) == 9  # numba reads the environment agai
 """
 
 
+THREADS = """
+from common.evaluation import rank_loops  # the first that imports numba
+import numba, torch
+from common.base.compiled import compiled
+def threads_of_a_loop(count):
+    return numba.get_num_threads()
+loop = compiled(threads_of_a_loop, parallel=True)
+before = numba.get_num_threads()
+for count in (1, 3, 2):
+    torch.set_num_threads(count)
+    assert loop(count) == count, (loop(count), count)
+    assert (torch.get_num_threads(), numba.get_num_threads()) == (count, before)
+torch.set_num_threads(7)
+assert loop(7) == 3  # no more than numba has started
+"""
+
+
+def test_loops_have_as_many_threads_as_torch_has_when_they_are_called():
+    subprocess.run([sys.executable, "-c", THREADS], cwd=ROOT, env=os.environ | {"NUMBA_NUM_THREADS": "3"}, check=True)
+
+
 def test_retrieval_works_after_the_caller_has_used_numba_with_another_number_of_threads():
     environment = {key: value for key, value in os.environ.items() if key != "NUMBA_NUM_THREADS"}
     subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment, check=True)

@@ -1,18 +1,9 @@
 """Loops compiled by numba, on machines where its disk cache cannot be written too."""
 
 import functools
-import os
-import sys
-
-import torch
-
-# Numba's parallel loops take as many threads as torch has. Numba reads the variable at its first import and again at
-# every compilation, and refuses a value that differs from the threads it runs: one that the caller has imported already
-# keeps the number it has.
-if "numba" not in sys.modules:
-    os.environ.setdefault("NUMBA_NUM_THREADS", str(torch.get_num_threads()))
 
 import numba
+import torch
 
 
 def compiled(function=None, *, parallel: bool = False):
@@ -22,7 +13,8 @@ def compiled(function=None, *, parallel: bool = False):
 
     Args:
         function: to compile at its first call; `@compiled` and `@compiled(parallel=True)` both work.
-        parallel: let `numba.prange` use several threads.
+        parallel: let `numba.prange` use several threads: as many as torch has at the call, at most those that numba
+            was imported with (NUMBA_NUM_THREADS, default one for each core).
     """
     if function is None:
         return lambda decorated: compiled(decorated, parallel=parallel)
@@ -31,11 +23,11 @@ def compiled(function=None, *, parallel: bool = False):
         loop = numba.njit(cache=True, **options)(function)
     except RuntimeError:
         loop = numba.njit(**options)(function)
-    return _keeping_torch_threads(loop) if parallel else loop
+    return _with_torch_threads(loop) if parallel else loop
 
 
-def _keeping_torch_threads(loop):
-    """The loop; torch has as many threads after it as before.
+def _with_torch_threads(loop):
+    """The loop on as many threads as torch has; both libraries have as many after it as before.
 
     Numba's threads and torch's come from one OpenMP, and starting the first sets the number of the second: sums would
     be split in another way from then on, and a resumed run differ in the last bit.
@@ -44,9 +36,12 @@ def _keeping_torch_threads(loop):
     @functools.wraps(loop)
     def call(*arguments):
         threads = torch.get_num_threads()
+        before = numba.get_num_threads()
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
         try:
             return loop(*arguments)
         finally:
+            numba.set_num_threads(before)
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numba
 import torch
 
 from common.evaluation.retrieval import retrieval_ranks
@@ -13,7 +12,6 @@ from scripts.benchmarks.comparison import Comparison
 def retrieval(quick: bool, folder: Path) -> Comparison:
     """Exact ranks both ways, over the similarity product alone."""
     num_images, num_texts = (50, 250) if quick else (5000, 25_000)
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))  # as many as the product has
     images, texts = unit(torch.randn(num_images, 512)), unit(torch.randn(num_texts, 512))
     owners = torch.arange(num_images).repeat_interleave(5)
     return Comparison(
