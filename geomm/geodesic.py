@@ -117,6 +117,21 @@ def spherical_kmeans(points: torch.Tensor, start: torch.Tensor, iterations: int 
     return centers
 
 
+def first_k(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """Columns of the k largest scores of each row, the largest first; equal ones by their index. (num_rows, k) int64.
+
+    `topk` takes any of equals, so that a row with ties is sorted again.
+    """
+    if scores.device.type != "cpu":  # elsewhere to ask which rows have ties would stall the device
+        return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    values, columns = scores.topk(min(k + 1, scores.shape[1]), dim=1)
+    columns = columns[:, :k]
+    tied = (values[:, 1:] == values[:, :-1]).any(dim=1).nonzero()[:, 0]
+    if len(tied):
+        columns[tied] = scores[tied].sort(dim=1, descending=True, stable=True).indices[:, :k]
+    return columns
+
+
 def neighbor_edges(points: torch.Tensor, num_neighbors: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """From each point to its nearest others: heads, tails, lengths, of num_points * min(num_neighbors, the others)."""
     count = min(num_neighbors, len(points) - 1)
@@ -125,7 +140,7 @@ def neighbor_edges(points: torch.Tensor, num_neighbors: int) -> tuple[torch.Tens
     for chunk in heads.split(CHUNK // 8):
         cosines = points[chunk] @ points.T
         cosines[torch.arange(len(chunk), device=chunk.device), chunk] = -torch.inf  # no point is its own neighbour
-        tails.append(cosines.topk(count, dim=1).indices)
+        tails.append(first_k(cosines, count))
     heads, tails = heads.repeat_interleave(count), torch.cat(tails).flatten()
     return heads, tails, paired_angles(points[heads], points[tails])
 
@@ -192,8 +207,9 @@ def attach_queries(
         attached: (batch, count) int64, the centres of each query, nearest first.
         entrance: (batch, num_clusters) int64, which of them the way begins with.
     """
-    first, attached = angles(queries, graph.cluster_centers).topk(count, dim=1, largest=False)
-    routes, through = (first[:, :, None] + graph.paths[attached]).min(dim=1)
+    lengths = angles(queries, graph.cluster_centers)
+    attached = first_k(-lengths.detach(), count)
+    routes, through = (lengths.gather(1, attached)[:, :, None] + graph.paths[attached]).min(dim=1)
     return routes, attached, attached.gather(1, through)
 
 
@@ -278,7 +294,7 @@ def sample_distance(queries: torch.Tensor, rows: torch.Tensor, num_neighbors: in
         (batch, num_rows) float64, >= the angle, inf where there is no path.
     """
     heads, tails, lengths = neighbor_edges(rows, num_neighbors)
-    first = (queries @ rows.T).topk(min(num_neighbors, len(rows)), dim=1).indices
+    first = first_k(queries @ rows.T, min(num_neighbors, len(rows)))
     asking = torch.arange(len(queries)).repeat_interleave(first.shape[1])
     steps = paired_angles(queries[asking], rows[first.flatten()])
     starts = torch.cat([heads, tails, len(rows) + asking]).numpy()

@@ -20,9 +20,11 @@ from geomm.geodesic import (
     angles,
     attach_queries,
     components,
+    first_k,
     geodesic_distance,
     geodesic_similarity,
     nearest_centers,
+    neighbor_edges,
     neighbor_graph,
     sample_distance,
     shortest_paths,
@@ -128,6 +130,33 @@ def test_two_centres_in_one_place_keep_their_edge():
     edges = neighbor_graph(centers, 2)
     assert edges[0, 1] == 0
     assert torch.equal(shortest_paths(edges)[0], shortest_paths(edges)[1])
+
+
+@pytest.mark.parametrize("k", [1, 3, 8, 40])
+def test_ties_go_to_the_lower_index(k):
+    scores = torch.randint(0, 4, (60, 40), generator=torch.Generator().manual_seed(k)).double()
+    scores[0], scores[1] = 0, torch.arange(40)
+    expected = [sorted(range(40), key=lambda column: (-row[column], column))[:k] for row in scores.tolist()]
+    assert first_k(scores, k).tolist() == expected
+
+
+def test_neighbours_and_ways_among_equal_centres_are_the_first_ones():
+    """Centres and queries on few places, so that nearly all angles tie; by brute force over (angle, index)."""
+    places = torch.eye(5, dtype=torch.float64)
+    centers, queries, count = places.repeat(8, 1), places.repeat(4, 1), 6
+    cosines = (centers @ centers.T).fill_diagonal_(-2)
+    nearest = [sorted(range(40), key=lambda other: (-row[other], other))[:count] for row in cosines.tolist()]
+    heads, tails, _ = neighbor_edges(centers, count)
+    assert tails.view(40, count).tolist() == nearest
+    graph = GeodesicGraph(centers, shortest_paths(neighbor_graph(centers, count)), *nearest_centers(centers, centers))
+    assert graph.nearest_center.tolist() == [row % 5 for row in range(40)]
+    _, attached, entrance = attach_queries(queries, graph, count)
+    lengths = angles(queries, centers)
+    for query, row in enumerate(lengths.tolist()):
+        first = sorted(range(40), key=lambda center: (row[center], center))[:count]
+        assert attached[query].tolist() == first
+        ways = [[row[center] + graph.paths[center, end].item() for center in first] for end in range(40)]
+        assert entrance[query].tolist() == [first[way.index(min(way))] for way in ways]
 
 
 @pytest.mark.parametrize(("nodes", "neighbours"), [(256, 8), (63, 8), (40, 3), (17, 16)])
