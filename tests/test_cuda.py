@@ -4,6 +4,7 @@ Run by `make test-gpu`. All else is the same code on tensors that happen to lie 
 """
 
 import copy
+import importlib
 import json
 import os
 import subprocess
@@ -14,21 +15,27 @@ import torch
 from test_geomm_pool import BATCH, DIM, draw, full_pool
 from test_info_nce_matrix import GEOMETRIES, Pairs
 
+from common.base.config import load_row
 from common.base.provenance import ROOT
 from common.pool import pool_info_nce
 from common.tiled import geometry_loss
 from geomm.geodesic import ATTACH, LOCAL
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICE = "cuda"
 ROWS = {  # config -> settings
     "oblique_topology/configs/table2_multi.yaml": [],
     "euclip/configs/table4_euclip.yaml": [],
     "euclip/configs/table4_meru.yaml": ["optim.loss_tile=4"],
-    "geomm/configs/albef_geo.yaml": ["start.row="],
-    "geomm/configs/tcl_geo.yaml": ["start.row="],
+    "geomm/configs/albef_geo.yaml": ["start.row=", "method.queue_size=24"],  # a graph from the third step on
+    "geomm/configs/tcl_geo.yaml": ["start.row=", "method.queue_size=24"],
     "contrastive_basics/configs/negatives_queue.yaml": [],
 }
+FEW = ["optim.steps=3", "optim.warmup_steps=2", "run.log_every=1", "run.evaluate_every=0", "run.save_every=0"]
+
+
+def on_cuda(test):
+    needed = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    return pytest.mark.gpu(needed(test))
 
 
 def equal_on_both(compute):
@@ -37,6 +44,7 @@ def equal_on_both(compute):
         torch.testing.assert_close(there.cpu(), here, rtol=1e-9, atol=1e-11)
 
 
+@on_cuda
 @pytest.mark.parametrize("tile", [0, 4])
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_losses_and_gradients(name, tile):
@@ -50,6 +58,7 @@ def test_losses_and_gradients(name, tile):
     equal_on_both(compute)
 
 
+@on_cuda
 @pytest.mark.parametrize("local", LOCAL)
 @pytest.mark.parametrize("attach", ATTACH)
 def test_pools_with_a_graph_of_their_own(attach, local):
@@ -67,8 +76,7 @@ def test_pools_with_a_graph_of_their_own(attach, local):
 
 
 def losses(row, folder, precision, **variables):
-    few = ["optim.steps=3", "optim.warmup_steps=2", "run.log_every=1", "run.evaluate_every=0", "run.save_every=0"]
-    few += [f"run.mixed_precision={precision}", *ROWS[row]]
+    few = [*FEW, f"run.mixed_precision={precision}", *ROWS[row]]
     command = [sys.executable, f"{row.split('/')[0]}/train.py", "--config", row, "--scale", "smoke", *few]
     done = subprocess.run(
         [*command, "--output-dir", folder], cwd=ROOT, capture_output=True, text=True, env=os.environ | variables
@@ -78,6 +86,15 @@ def losses(row, folder, precision, **variables):
     return [line["loss"] for line in lines if line["event"] == "train"]
 
 
+@pytest.mark.parametrize("row", ROWS)
+def test_the_settings_of_the_runs_are_accepted(row):
+    paper = row.split("/")[0]
+    config_class = importlib.import_module(f"{paper}.config").Config
+    config = load_row(config_class, ROOT / paper, ROOT / row, "smoke", [*FEW, *ROWS[row]])
+    assert config.optim.steps == 3
+
+
+@on_cuda
 @pytest.mark.parametrize("row", ROWS)
 def test_runs(row, tmp_path):
     expected = losses(row, tmp_path / "cpu", "no", ACCELERATE_USE_CPU="true")
