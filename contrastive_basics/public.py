@@ -114,6 +114,7 @@ def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
         batch_size=run.evaluation_batch_size,
         device=device,
         num_workers=run.num_workers,
+        ranking_gb=run.ranking_gb,
     )
 
 

@@ -1,7 +1,7 @@
 """Evaluations that tests/test_common_retrieval.py makes in one process and in several, as JSON."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -76,9 +76,11 @@ def message_of(function, *arguments, **more):
 def evaluations():
     encoder, pairs = tiny_encoder(), SomeBroken(split="test", size=70, image_size=16)
     results = {"retrieval": asdict(evaluate_retrieval(encoder, pairs))}
-    results |= {
-        stage: asdict(one) for stage, one in evaluate_two_stage(encoder, pairs, match_of, 10, pairs_at_once=32).items()
-    }
+    bounded = replace(encoder, ranking_gb=1e-6)
+    results["retrieval in parts"] = asdict(evaluate_retrieval(bounded, pairs))
+    for more, one in (("", encoder), (" in parts", bounded)):
+        stages = evaluate_two_stage(one, pairs, match_of, 10, pairs_at_once=32)
+        results |= {f"{stage}{more}": asdict(evaluation) for stage, evaluation in stages.items()}
 
     generator = torch.Generator().manual_seed(1)
     owners = torch.arange(20).repeat_interleave(5)

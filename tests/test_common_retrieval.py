@@ -243,6 +243,8 @@ def test_an_evaluation_is_the_same_to_the_last_byte_on_one_and_on_three_processe
     assert content["match not finite"].startswith("1 match logits are not finite")
     assert content["retrieval"]["protocol"]["num_images"] == 68  # of 70, two cannot be read
     assert 0 < content["retrieval"]["metrics"]["i2t_recall_at_10"] < 1
+    for name in ("retrieval", "contrastive", "matched"):
+        assert content[f"{name} in parts"] == content[name]
     assert content["contrastive"]["metrics"] == content["retrieval"]["metrics"]
     assert content["matched"]["protocol"]["ranking"] == "matching head on the 10 most similar"
     assert set(content["matched"]["metrics"]) - set(content["retrieval"]["metrics"]) == {

@@ -146,7 +146,7 @@ def test_neighbours_and_ways_among_equal_centres_are_the_first_ones():
     centers, queries, count = places.repeat(8, 1), places.repeat(4, 1), 6
     cosines = (centers @ centers.T).fill_diagonal_(-2)
     nearest = [sorted(range(40), key=lambda other: (-row[other], other))[:count] for row in cosines.tolist()]
-    heads, tails, _ = neighbor_edges(centers, count)
+    _, tails, _ = neighbor_edges(centers, count)
     assert tails.view(40, count).tolist() == nearest
     graph = GeodesicGraph(centers, shortest_paths(neighbor_graph(centers, count)), *nearest_centers(centers, centers))
     assert graph.nearest_center.tolist() == [row % 5 for row in range(40)]

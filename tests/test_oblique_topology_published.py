@@ -58,7 +58,7 @@ def test_mscocos_files_make_it_table_7(tmp_path, monkeypatch, vocabulary, releas
         images.append({**picture, "sentences": sentences})
     (tmp_path / "coco.json").write_text(json.dumps({"dataset": "coco", "images": images}), encoding="utf-8")
     files = [f"coco.root={tmp_path}", "coco.test=coco.json#test", "coco.images=."]
-    monkeypatch.setattr(coco, "coco_results", partial(coco.coco_results, fold_size=2))
+    monkeypatch.setattr(coco, "results_of_parts", partial(coco.results_of_parts, fold_size=2))
     found = evaluated(tmp_path, monkeypatch, "--checkpoint", released, vocabulary, *files)
     assert found["evaluations"].keys() == {"coco_5k", "coco_1k"}
     assert found["evaluations"]["coco_5k"]["protocol"]["num_images"] == 4

@@ -449,4 +449,7 @@ class RunConfig:
     save_every: int = setting(0, at_least=0)  # steps between checkpoints, 0 = only at the end or when asked to stop
     keep_checkpoints: int = setting(2, at_least=1)  # newest ones; with 1 there is none to go back to if it is damaged
     evaluation_batch_size: int = setting(256, at_least=1)  # per process
+    # of the scores that a process holds when a test set is ranked; those of a larger set are computed part by part,
+    # twice, with the same ranks; at least those of 256 pictures and all captions are held
+    ranking_gb: float = setting(2.0, above=0.0)
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # beside the JSON lines, through Accelerate

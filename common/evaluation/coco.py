@@ -14,7 +14,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,19 +24,20 @@ import torch
 
 from common.data.pairs import Pairs
 from common.data.text_files import read_json_object, read_text
-from common.evaluation.embed import CaptionRule, Encoder, embed_pairs, scores_here
+from common.evaluation.embed import CaptionRule, Encoder, ScoreParts, embed_pairs
 from common.evaluation.protocol import TIE_RULE, Evaluation, mean_of_folds
 from common.evaluation.retrieval import (
+    Part,
     PerQuery,
     Positives,
     chance_level,
     hits_by_image,
     means,
     precision_chance_level,
-    precisions_at_r,
+    precisions_of_parts,
+    ranks_of_parts,
     recalls,
     retrieval_metrics,
-    retrieval_ranks,
 )
 
 CXC_SCORE = 3.0  # a pair is positive from here on
@@ -151,12 +152,12 @@ def evaluate_coco(
         if ids is None or len(ids) < len(captions) or None in ids[: len(captions)]:
             raise ValueError(f"{pairs.name}: image {pairs.image_id(index)} has captions without ids")
         caption_ids += [int(one) for one in ids[: len(captions)]]
-    scores, text_scores, rows = scores_here(encoder, embedded.images, embedded.texts)
-    results = coco_results(
-        scores, image_ids, caption_ids, embedded.text_to_image, relations, rows=rows, text_scores=text_scores
+    parts = ScoreParts(encoder, embedded.images, embedded.texts)
+    results = results_of_parts(
+        parts, parts.dtype, image_ids, caption_ids, embedded.text_to_image, relations, shared=True
     )
     plain = Positives.from_owners(embedded.text_to_image, len(image_ids))
-    protocol = embedded.protocol(encoder, plain, scores.dtype).to_json()
+    protocol = embedded.protocol(encoder, plain, parts.dtype).to_json()
     return {
         key: Evaluation(result.metrics, protocol | result.protocol, result.chance, result.hits)
         for key, result in results.items()
@@ -189,6 +190,24 @@ def coco_results(
         ValueError: ids that occur twice, an image with fewer than five captions, a number of images that the folds do
             not divide, or a relation with ids that are not there; and as retrieval_ranks.
     """
+    part = Part(torch.arange(len(image_ids)) if rows is None else rows, scores, text_scores)
+    return results_of_parts(
+        [part], scores.dtype, image_ids, caption_ids, text_to_image, relations, fold_size, shared=rows is not None
+    )
+
+
+def results_of_parts(
+    parts: Iterable[Part],
+    score_dtype: torch.dtype,
+    image_ids: Sequence[int],
+    caption_ids: Sequence[int],
+    text_to_image: torch.Tensor,
+    relations: Sequence[Relation],
+    fold_size: int = FOLD_SIZE,
+    *,
+    shared: bool,
+) -> dict[str, Evaluation]:
+    """`coco_results` of scores of which some rows are in memory at a time; parts and shared as in ranks_of_parts."""
     images, captions = np.asarray(image_ids, np.int64), np.asarray(caption_ids, np.int64)
     owners = text_to_image.cpu().long().numpy()
     for name, ids, count in (("image", images, None), ("caption", captions, len(owners))):
@@ -208,50 +227,72 @@ def coco_results(
         "captions_per_image": int(counts[0]) if (counts == counts[0]).all() else "all",
         "positives": "own captions",
         "candidates": "all",
-        "score_dtype": str(scores.dtype).removeprefix("torch."),
+        "score_dtype": str(score_dtype).removeprefix("torch."),
         "tie_rule": TIE_RULE,
     }
     own = Positives.from_owners(text_to_image, len(images))
-    results = {"coco_5k": _by_recall(scores, text_scores, rows, own, text_to_image, told)}
+    results = {"coco_5k": _by_recall(parts, shared, own, text_to_image, told)}
 
     five = _first_captions(owners, images)
     told |= {"captions_per_image": CAPTIONS}
-    text_to_image, captions = text_to_image[five], captions[five]
-    if len(five) < scores.shape[1]:
-        scores, text_scores = scores[:, five], None if text_scores is None else text_scores[:, five]
-    results["coco_1k"] = _by_folds(scores, text_scores, rows, text_to_image, len(images), fold_size, told)
+    if len(five) < len(owners):
+        parts, text_to_image, captions = _Columns(parts, five), text_to_image[five], captions[five]
+    results["coco_1k"] = _by_folds(parts, shared, text_to_image, len(images), fold_size, told)
     evaluate = {"recall": _by_recall, "precision": _by_precision}
     for relation in relations:
         positives = _positives(relation, images, captions)
         results[relation.key] = evaluate[relation.metrics](
-            scores, text_scores, rows, positives, text_to_image, told | {"positives": relation.title}
+            parts, shared, positives, text_to_image, told | {"positives": relation.title}
         )
     return results
 
 
-def _by_recall(scores, text_scores, rows, positives, text_to_image, told) -> Evaluation:
-    ranks = retrieval_ranks(scores, positives, rows=rows, text_scores=text_scores)
+@dataclass(frozen=True)
+class _Columns:
+    """Parts with some of their columns."""
+
+    parts: Iterable[Part]
+    columns: np.ndarray
+
+    def __iter__(self) -> Iterator[Part]:
+        for part in self.parts:
+            yield _cut(part, slice(None), self.columns)
+
+
+def _cut(part: Part, rows: Any, columns: Any) -> Part:
+    """Some rows and columns of a part; a copy, so that the part may pass."""
+    tables = (None if table is None else table[rows][:, columns] for table in part[1:])
+    return Part(part.rows[rows], *tables)
+
+
+def _by_recall(parts, shared, positives, text_to_image, told) -> Evaluation:
+    ranks = ranks_of_parts(parts, positives, shared=shared)
     return _evaluation(
         retrieval_metrics(ranks), chance_level(positives), recalls(ranks), positives, text_to_image, told
     )
 
 
-def _by_precision(scores, text_scores, rows, positives, text_to_image, told) -> Evaluation:
-    found = precisions_at_r(scores, positives, rows=rows, text_scores=text_scores)
+def _by_precision(parts, shared, positives, text_to_image, told) -> Evaluation:
+    found = precisions_of_parts(parts, positives, shared=shared)
     return _evaluation(means(found), precision_chance_level(positives), found, positives, text_to_image, told)
 
 
-def _by_folds(scores, text_scores, rows, text_to_image, num_images, fold_size, told) -> Evaluation:
+def _by_folds(parts, shared, text_to_image, num_images, fold_size, told) -> Evaluation:
     """Mean over folds of consecutive images, each with its own captions as the only candidates."""
-    held = torch.arange(num_images) if rows is None else rows
+    starts = range(0, num_images, fold_size)
+    columns = [
+        ((text_to_image >= start) & (text_to_image < start + fold_size)).nonzero().squeeze(1) for start in starts
+    ]
+    of_fold: list[list[Part]] = [[] for _ in starts]  # a fold's own scores, a share 1 / folds of all of them
+    for part in parts:
+        for start, own, cut in zip(starts, columns, of_fold):
+            ours = ((part.rows >= start) & (part.rows < start + fold_size)).nonzero().squeeze(1)
+            rows, *tables = _cut(part, ours, own)
+            cut.append(Part(rows - start, *tables))
     folds = []
-    for start in range(0, num_images, fold_size):
-        ours = ((held >= start) & (held < start + fold_size)).nonzero().squeeze(1)
-        columns = ((text_to_image >= start) & (text_to_image < start + fold_size)).nonzero().squeeze(1)
-        tables = [None if table is None else table[ours[:, None], columns] for table in (scores, text_scores)]
-        owners = text_to_image[columns] - start
-        positives = Positives.from_owners(owners, fold_size)
-        folds.append(_by_recall(*tables, None if rows is None else held[ours] - start, positives, owners, told))
+    for start, own, cut in zip(starts, columns, of_fold):
+        owners = text_to_image[own] - start
+        folds.append(_by_recall(cut, shared, Positives.from_owners(owners, fold_size), owners, told))
     return mean_of_folds(folds, f"own fold of {fold_size} images")
 
 

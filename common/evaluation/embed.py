@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
+from common.base.settings import RunConfig
 from common.base.signals import leave_signals_to_trainer
 from common.data.bert_tokenizer import clean_caption
 from common.data.broken import BrokenSample
@@ -31,12 +32,13 @@ from common.encoders.two_towers import TwoTowers
 from common.evaluation.accuracy import classification_evaluation
 from common.evaluation.protocol import Evaluation, RetrievalProtocol, hash_of_captions, mean_of_folds
 from common.evaluation.retrieval import (
+    Part,
     Positives,
     chance_level,
     hits_by_image,
+    ranks_of_parts,
     recalls,
     retrieval_metrics,
-    retrieval_ranks,
 )
 from common.evaluation.zero_shot import PromptAverage, prompt_scores
 from common.geometry import one_matrix
@@ -67,6 +69,7 @@ class Encoder:
     context_length: of the text tower.
     batch_size: pictures or captions per forward pass and process.
     cache: of the features of a stem that is held still; None = computed anew.
+    ranking_gb: as run.ranking_gb.
     """
 
     model: TwoTowers
@@ -77,6 +80,7 @@ class Encoder:
     device: torch.device
     num_workers: int = 0
     cache: FeatureCache | None = None
+    ranking_gb: float = RunConfig.ranking_gb
 
     @property
     def preprocessing(self) -> dict[str, Any]:
@@ -280,54 +284,66 @@ def evaluate_retrieval(
 def _rank(encoder: Encoder, embedded: EmbeddedPairs, pictures: slice, captions: slice) -> Evaluation:
     """Consecutive pictures against their own captions."""
     images, owners = embedded.images[pictures], embedded.text_to_image[captions] - pictures.start
-    scores, text_scores, rows = scores_here(encoder, images, embedded.texts[captions])
-    positives = Positives.from_owners(owners, len(images))
-    ranks = retrieval_ranks(scores, positives, rows=rows, text_scores=text_scores)
+    parts, positives = ScoreParts(encoder, images, embedded.texts[captions]), Positives.from_owners(owners, len(images))
+    ranks = ranks_of_parts(parts, positives, shared=True)
     return Evaluation(
         metrics=retrieval_metrics(ranks),
-        protocol=embedded.protocol(encoder, positives, scores.dtype).to_json(),
+        protocol=embedded.protocol(encoder, positives, parts.dtype).to_json(),
         chance=chance_level(positives),
         hits=hits_by_image(recalls(ranks), owners, len(images)),
     )
 
 
-@torch.no_grad()
-def scores_here(
-    encoder: Encoder, images: torch.Tensor, texts: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """The rows of scores that fall to this process, and which ones they are.
+class ScoreParts:
+    """Scores of all images and texts in parts, of which one is in memory at a time; what `ranks_of_parts` takes.
 
-    Computed a few hundred rows at a time, so that geometries with large intermediates stay bounded.
+    A set whose scores fit in `encoder.ranking_gb` is one part and computed once; those of a larger one are computed
+    anew in each pass over them. They are equal to the last bit: they are always computed some hundred images at a time.
 
     Args:
-        encoder: gives the geometry and its device.
+        encoder: gives the geometry, its device and the bound.
         images, texts: embeddings, the same on every process.
-    Returns:
-        scores: (num_rows, num_texts) on the CPU; together the processes hold every row once.
-        text_scores: likewise, those by which texts rank images; None where they are the same, as they nearly always are
-            (not for late interaction).
-        rows: (num_rows,) ascending.
+        shared: each process has its share of the images; else all of them.
     """
-    directions, texts = encoder.model.geometry.directions, texts.to(encoder.device)
-    tiles = _batches(len(images), _ROWS_AT_ONCE)[rank() :: world_size()]
-    rows = torch.tensor([row for tile in tiles for row in tile], dtype=torch.long)
-    one_pair = directions(images[:1].to(encoder.device), texts[:1])
-    scores = torch.empty(len(rows), len(texts), dtype=one_pair[0].dtype)
-    text_scores = None if one_matrix(one_pair) else torch.empty_like(scores)
-    for start, tile in zip(range(0, len(rows), _ROWS_AT_ONCE), tiles):
-        part = slice(start, start + len(tile))
-        scores[part], by_texts = directions(images[tile].to(encoder.device), texts)
-        if text_scores is not None:
-            text_scores[part] = by_texts.T
-    return scores, text_scores, rows
 
+    def __init__(self, encoder: Encoder, images: torch.Tensor, texts: torch.Tensor, *, shared: bool = True) -> None:
+        self.geometry, self.device = encoder.model.geometry, encoder.device
+        self.images, self.texts = images, texts.to(encoder.device)
+        with torch.no_grad():
+            one_pair = self.geometry.directions(images[:1].to(encoder.device), self.texts[:1])
+        self.dtype, self.symmetric = one_pair[0].dtype, one_matrix(one_pair)
+        tiles = _batches(len(images), _ROWS_AT_ONCE)
+        tiles = tiles[rank() :: world_size()] if shared else tiles
+        bytes_of_row = len(texts) * self.dtype.itemsize * (1 if self.symmetric else 2)
+        most_rows = int(encoder.ranking_gb * 1e9 // bytes_of_row)
+        fits = sum(map(len, tiles)) <= most_rows
+        num_parts = 1 if fits else -(-len(tiles) // max(1, most_rows // _ROWS_AT_ONCE))
+        size = max(1, -(-len(tiles) // num_parts))  # parts of like size
+        self.groups = [tiles[start : start + size] for start in range(0, len(tiles), size)] or [[]]
+        most = max(sum(map(len, group)) for group in self.groups)
+        # one memory for all passes: the last part of one is still in use when the next begins
+        self.scores = torch.empty(most, len(texts), dtype=self.dtype)
+        self.text_scores = None if self.symmetric else torch.empty_like(self.scores)
+        self.kept: list[Part] = []
 
-@torch.no_grad()
-def scores_everywhere(encoder: Encoder, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-    """All scores on every process, (num_images, num_texts) on the CPU; each process computes its share."""
-    texts, similarity = texts.to(encoder.device), encoder.model.geometry.similarity
-    tiles = batches_here(len(images), _ROWS_AT_ONCE)
-    return in_order([similarity(images[tile].to(encoder.device), texts) for tile in tiles], _ROWS_AT_ONCE, len(images))
+    def __iter__(self) -> Iterator[Part]:
+        """A part is valid until the next one is asked for, which takes its memory."""
+        if len(self.groups) == 1:
+            self.kept = self.kept or list(self._computed())
+            return iter(self.kept)
+        return self._computed()
+
+    @torch.no_grad()
+    def _computed(self) -> Iterator[Part]:
+        scores, text_scores = self.scores, self.text_scores
+        for group in with_bar(self.groups, "scores") if len(self.groups) > 1 else self.groups:
+            rows = torch.tensor([row for tile in group for row in tile], dtype=torch.long)
+            for start, tile in zip(range(0, len(rows), _ROWS_AT_ONCE), group):
+                part = slice(start, start + len(tile))
+                scores[part], by_texts = self.geometry.directions(self.images[tile].to(self.device), self.texts)
+                if text_scores is not None:
+                    text_scores[part] = by_texts.T
+            yield Part(rows, scores[: len(rows)], None if text_scores is None else text_scores[: len(rows)])
 
 
 def evaluate_zero_shot(

@@ -6,7 +6,7 @@ instead: the same recalls for K <= k, as long as no logit lies below the fill, w
 directions choose different pairs, so they have different logits.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,20 +14,22 @@ import torch
 
 from common.data.pairs import Pairs
 from common.distributed import rank, world_size
-from common.evaluation.embed import CaptionRule, EmbeddedPairs, Encoder, embed_pairs, scores_everywhere
+from common.evaluation.embed import CaptionRule, EmbeddedPairs, Encoder, ScoreParts, embed_pairs
 from common.evaluation.protocol import Evaluation
 from common.evaluation.retrieval import (
     RECALL_AT,
+    Part,
     Positives,
     Ranks,
     chance_level,
     combine_over_processes,
     hits_by_image,
+    ranks_of_parts,
     recalls,
     retrieval_metrics,
-    retrieval_ranks,
 )
 
+SCORES_AT_ONCE = 1 << 22  # of which the best candidates are looked for; 40 bytes each
 # (num_pairs,) image rows and (num_pairs,) text columns, int64 on the CPU -> (num_pairs,) logits, larger matches better
 Match = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -75,21 +77,43 @@ def two_stage_ranks(
     """
     if not isinstance(positives, Positives):
         positives = Positives.from_owners(positives, len(scores))
+    tables = (None if table is None else table.detach().cpu() for table in (scores, text_scores))
+    part = Part(torch.arange(positives.num_images), *tables)
+    return two_stage_of_parts(
+        [part], positives, match, k_test, pairs_at_once=pairs_at_once, share_queries=share_queries
+    )
+
+
+def two_stage_of_parts(
+    parts: Iterable[Part],
+    positives: Positives,
+    match: Match,
+    k_test: int,
+    *,
+    pairs_at_once: int = 1024,
+    share_queries: bool = False,
+) -> TwoStage:
+    """`two_stage_ranks` of scores of which only some rows are in memory at a time, and of all queries k candidates.
+
+    Args:
+        parts: as in ranks_of_parts, all of them on every process.
+        positives, match, k_test, pairs_at_once, share_queries: as in two_stage_ranks.
+    """
     most = min(positives.num_images, positives.num_texts)
     if not max(RECALL_AT) <= k_test <= most:
         raise ValueError(f"k_test = {k_test}; accepted: {max(RECALL_AT)} to {most}, the number of candidates")
-    contrastive = retrieval_ranks(scores, positives, text_scores=text_scores)
+    contrastive = ranks_of_parts(parts, positives)
 
     def by_text(texts: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         return match(images, texts)
 
-    text_table = (scores if text_scores is None else text_scores).detach().cpu().T
-    settings = k_test, pairs_at_once, share_queries
+    candidates_of_images, candidates_of_texts = _candidates(parts, positives, k_test)
+    settings = pairs_at_once, share_queries
     image_side = _rerank(
-        scores.detach().cpu(), positives.texts, positives.image_starts, contrastive.image_to_text, match, *settings
+        candidates_of_images, positives.texts, positives.image_starts, contrastive.image_to_text, match, *settings
     )
     text_side = _rerank(
-        text_table, positives.images, positives.text_starts, contrastive.text_to_image, by_text, *settings
+        candidates_of_texts, positives.images, positives.text_starts, contrastive.text_to_image, by_text, *settings
     )
     matched = Ranks.of(positives, image_side.ranks, image_side.tied, text_side.ranks, text_side.tied)
     return TwoStage(contrastive, matched, float(image_side.kept.mean()), float(text_side.kept.mean()))
@@ -103,7 +127,7 @@ def evaluate_two_stage(
     rule: CaptionRule = CaptionRule(),  # noqa: B008
     pairs_at_once: int = 1024,
 ) -> dict[str, Evaluation]:
-    """Both stages on a test set; each process scores and matches its share.
+    """Both stages on a test set; each process matches its share.
 
     Args:
         encoder: of the first stage.
@@ -115,16 +139,16 @@ def evaluate_two_stage(
         "contrastive" and "matched" -> Evaluation.
     """
     embedded = embed_pairs(encoder, pairs, rule)
-    scores = scores_everywhere(encoder, embedded.images, embedded.texts)
+    parts = ScoreParts(encoder, embedded.images, embedded.texts, shared=False)
     positives = Positives.from_owners(embedded.text_to_image, len(embedded.images))
-    found = two_stage_ranks(
-        scores, positives, build_match(embedded), k_test, pairs_at_once=pairs_at_once, share_queries=True
+    found = two_stage_of_parts(
+        parts, positives, build_match(embedded), k_test, pairs_at_once=pairs_at_once, share_queries=True
     )
     kept = {"i2t_kept_share": found.i2t_kept_share, "t2i_kept_share": found.t2i_kept_share}
     return {
         stage: Evaluation(
             metrics=retrieval_metrics(ranks) | more,
-            protocol=embedded.protocol(encoder, positives, scores.dtype, ranking=ranking).to_json(),
+            protocol=embedded.protocol(encoder, positives, parts.dtype, ranking=ranking).to_json(),
             chance=chance_level(positives),
             hits=hits_by_image(recalls(ranks), embedded.text_to_image, len(embedded.images)),
         )
@@ -144,23 +168,52 @@ class _Reranked:
     kept: np.ndarray
 
 
+def _candidates(parts: Iterable[Part], positives: Positives, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k candidates of every image and of every text, (num_images, k) and (num_texts, k) int32, ascending.
+
+    Parts come in ascending order of their images. Of a text the best k among the images so far are kept.
+    """
+    of_images = torch.empty(positives.num_images, k, dtype=torch.int32)
+    best, places = None, torch.empty(positives.num_texts, 0, dtype=torch.int32)
+    for rows, scores, text_scores in parts:
+        for block in _blocks(len(rows), positives.num_texts):
+            of_images[rows[block]] = best_candidates(scores[block], k).int()
+        table = scores if text_scores is None else text_scores
+        best = table.new_empty(positives.num_texts, 0) if best is None else best
+        merged = []
+        for block in _blocks(positives.num_texts, len(rows) + best.shape[1]):
+            texts = table[:, block].T
+            values = torch.cat([best[block], texts], dim=1)
+            images = torch.cat([places[block], rows.int().expand(len(texts), -1)], dim=1)
+            kept = best_candidates(values, min(k, values.shape[1]))
+            merged.append((values.gather(1, kept), images.gather(1, kept)))
+        best, places = (torch.cat(tables) for tables in zip(*merged))
+    return of_images, places
+
+
+def _blocks(count: int, width: int) -> Iterator[slice]:
+    """Rows of a table of so many columns, some millions of scores at a time."""
+    size = max(1, SCORES_AT_ONCE // width)
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
 def _rerank(
-    table: torch.Tensor,
+    candidates_of: torch.Tensor,
     positives: np.ndarray,
     starts: np.ndarray,
     first_ranks: torch.Tensor,
     match: Match,
-    k: int,
     pairs_at_once: int,
     share_queries: bool,
 ) -> _Reranked:
-    """One direction; table (all queries, all candidates), first_ranks those of the queries that have positives."""
+    """One direction; candidates_of (all queries, k), first_ranks those of the queries that have positives."""
+    k = candidates_of.shape[1]
     queries = np.flatnonzero(np.diff(starts))
     results = np.zeros((3, len(queries)), np.int64)
     bad = np.zeros(1, np.int64)
     for places, ours in _shares(len(queries), max(1, pairs_at_once // k), share_queries):
         asked = torch.from_numpy(queries[places])
-        kept = best_candidates(table[asked], k)
+        kept = candidates_of[asked].long()
         logits = match(asked.repeat_interleave(k), kept.flatten())
         if logits.shape != (kept.numel(),) or logits.dtype not in (torch.float32, torch.float64):
             raise ValueError(

@@ -6,17 +6,20 @@ stays. The share of queries whose best positive ties with a negative is reported
 everywhere.
 
 Several processes may each hold some rows of the scores (argument `rows`). What they exchange are maxima and counts, so
-the result does not depend, to the last bit, on how many they are.
+the result does not depend, to the last bit, on how many they are. The same holds for parts of the scores that are in
+memory one after the other (`ranks_of_parts`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from common.distributed import world_size
+from common.evaluation.positives import Positives
 from common.evaluation.rank_loops import (
     best_of_texts,
     counts_of_texts,
@@ -28,85 +31,6 @@ from common.evaluation.rank_loops import (
 )
 
 RECALL_AT = (1, 5, 10)
-
-
-@dataclass(frozen=True)
-class Positives:
-    """What is right for each query: ascending lists of candidates, one after the other, for both directions.
-
-    One direction need not mirror the other: ECCV Caption lists them for different queries.
-
-    texts: those of image i are texts[image_starts[i] : image_starts[i + 1]]; image_starts is (num_images + 1,).
-    images: those of text j are images[text_starts[j] : text_starts[j + 1]]; text_starts is (num_texts + 1,).
-    texts_outside: (num_images,) how many more positives each image has that are no candidates: never found, but they
-        count in the R of R-Precision and mAP@R. Only queries with a positive among the candidates may have some.
-    """
-
-    texts: np.ndarray
-    image_starts: np.ndarray
-    images: np.ndarray
-    text_starts: np.ndarray
-    texts_outside: np.ndarray
-
-    @classmethod
-    def from_owners(cls, text_to_image: torch.Tensor, num_images: int) -> "Positives":
-        """Each caption belongs to one image; an image may have none.
-
-        Args:
-            text_to_image: (num_texts,) row of the image that each caption belongs to.
-            num_images: rows of the scores.
-        Raises:
-            ValueError: if a caption points to no image.
-        """
-        owners = text_to_image.detach().cpu().long().numpy()
-        if owners.ndim != 1:
-            raise ValueError(f"text_to_image has shape {owners.shape}; accepted: one row index for each text")
-        if len(owners) and (owners.min() < 0 or owners.max() >= num_images):
-            found = f"{owners.min()}..{owners.max()}"
-            raise ValueError(f"text_to_image must hold rows in [0, {num_images}), got {found}")
-        texts = np.argsort(owners, kind="stable")
-        image_starts = np.searchsorted(owners[texts], np.arange(num_images + 1))
-        return cls(texts, image_starts, owners, np.arange(len(owners) + 1), np.zeros(num_images, np.int64))
-
-    @classmethod
-    def from_lists(
-        cls,
-        texts_of_image: Sequence[Sequence[int]],
-        images_of_text: Sequence[Sequence[int]],
-        texts_outside: Sequence[int] | None = None,
-    ) -> "Positives":
-        """Any relation, one list for every image and every text in their order; empty lists are no queries.
-
-        Raises:
-            ValueError: if a list holds a candidate twice or one that does not exist, or is empty while more positives
-                of its image lie outside the candidates.
-        """
-        num_images, num_texts = len(texts_of_image), len(images_of_text)
-        texts, image_starts = _joined(texts_of_image, num_texts, "image", "text")
-        images, text_starts = _joined(images_of_text, num_images, "text", "image")
-        outside = np.zeros(num_images, np.int64) if texts_outside is None else np.asarray(texts_outside, np.int64)
-        lost = np.flatnonzero((outside > 0) & (np.diff(image_starts) == 0))
-        if len(lost):
-            raise ValueError(f"image {lost[0]} has no positive among the candidates, but {outside[lost[0]]} outside")
-        return cls(texts, image_starts, images, text_starts, outside)
-
-    @property
-    def num_images(self) -> int:
-        return len(self.image_starts) - 1
-
-    @property
-    def num_texts(self) -> int:
-        return len(self.text_starts) - 1
-
-    @property
-    def query_images(self) -> np.ndarray:
-        """Images with at least one positive, ascending."""
-        return np.flatnonzero(np.diff(self.image_starts))
-
-    @property
-    def query_texts(self) -> np.ndarray:
-        """Texts with at least one positive, ascending."""
-        return np.flatnonzero(np.diff(self.text_starts))
 
 
 @dataclass(frozen=True)
@@ -153,6 +77,20 @@ class PerQuery:
     query_texts: np.ndarray
 
 
+class Part(NamedTuple):
+    """Scores of some images.
+
+    rows: (num_rows,) ascending: which images these are.
+    scores: (num_rows, num_texts), float32 or float64, higher is closer.
+    text_scores: as scores, where texts are ranked against images by other scores than images against texts (late
+        interaction).
+    """
+
+    rows: torch.Tensor
+    scores: torch.Tensor
+    text_scores: torch.Tensor | None = None
+
+
 def retrieval_ranks(
     scores: torch.Tensor,
     positives: torch.Tensor | Positives,
@@ -176,18 +114,44 @@ def retrieval_ranks(
     """
     if not isinstance(positives, Positives):
         positives = Positives.from_owners(positives, len(scores))
-    held = _Held.check(scores, positives, rows)
-    by_text = held if text_scores is None else _Held.check(text_scores, positives, rows)
+    return ranks_of_parts([_whole(scores, positives, rows, text_scores)], positives, shared=rows is not None)
 
-    image_ranks, image_tied = ranks_of_images(held.table, held.rows, positives.texts, positives.image_starts)
-    image_ranks, image_tied = held.spread(image_ranks), held.spread(image_tied)
 
-    best, first = best_of_texts(by_text.table, by_text.here, positives.images, positives.text_starts)
-    best_anywhere = by_text.combine(best, "MAX")
-    first = by_text.combine(np.where(best == best_anywhere, first, positives.num_images), "MIN")
-    equal_own = equal_positives(by_text.table, by_text.here, positives.images, positives.text_starts, best_anywhere)
-    ahead, tied = counts_of_texts(by_text.table, by_text.rows, best_anywhere, first, equal_own)
-    text_ranks, text_tied = by_text.combine(np.stack([ahead, tied]), "SUM")
+def ranks_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool = False) -> Ranks:
+    """`retrieval_ranks` of scores of which only some rows are in memory at a time; the result is the same.
+
+    Args:
+        parts: iterated twice, with the same scores; at least one, each image in exactly one.
+        positives: of all images and texts.
+        shared: other processes hold the other images. All make this call and all get the result.
+    Raises:
+        ValueError: as retrieval_ranks.
+    """
+    over = _Over(positives, shared)
+    image_ranks, image_tied = np.zeros((2, positives.num_images), np.int64)
+    best = first = None
+    for by_image, by_text in over.checked(parts):
+        image_ranks[by_image.rows], image_tied[by_image.rows] = ranks_of_images(
+            by_image.table, by_image.rows, positives.texts, positives.image_starts
+        )
+        best_here, first_here = best_of_texts(by_text.table, by_text.here, positives.images, positives.text_starts)
+        if best is None:
+            best, first = best_here, first_here
+        first = np.where(
+            best_here > best, first_here, np.where(best_here == best, np.minimum(first, first_here), first)
+        )
+        best = np.maximum(best, best_here)
+    image_ranks, image_tied = over.combine(np.stack([image_ranks, image_tied]), "SUM")
+    best_anywhere = over.combine(best, "MAX")
+    first = over.combine(np.where(best == best_anywhere, first, positives.num_images), "MIN")
+
+    text_ranks, text_tied = np.zeros((2, positives.num_texts), np.int64)
+    for _, by_text in over.tables(parts):
+        equal_own = equal_positives(by_text.table, by_text.here, positives.images, positives.text_starts, best_anywhere)
+        ahead, tied = counts_of_texts(by_text.table, by_text.rows, best_anywhere, first, equal_own)
+        text_ranks += ahead
+        text_tied += tied
+    text_ranks, text_tied = over.combine(np.stack([text_ranks, text_tied]), "SUM")
 
     query_images, query_texts = positives.query_images, positives.query_texts
     of_images = image_ranks[query_images], image_tied[query_images] > 0
@@ -219,18 +183,26 @@ def precisions_at_r(
     Returns:
         PerQuery of "map_at_r", "r_precision" and "recall_at_1".
     """
-    held = _Held.check(scores, positives, rows)
-    by_text = held if text_scores is None else _Held.check(text_scores, positives, rows)
+    return precisions_of_parts([_whole(scores, positives, rows, text_scores)], positives, shared=rows is not None)
 
-    image_ranks = ranks_of_image_positives(held.table, held.rows, positives.texts, positives.image_starts)
-    image_ranks = held.combine(image_ranks, "SUM")
 
-    own = scores_of_text_positives(by_text.table, by_text.here, positives.images, positives.text_starts)
-    own = by_text.combine(own, "MAX")
-    queries = positives.query_texts
-    columns = np.ascontiguousarray(by_text.table[:, queries].T)
-    text_ranks = ranks_of_text_positives(columns, queries, by_text.rows, own, positives.images, positives.text_starts)
-    text_ranks = by_text.combine(text_ranks, "SUM")
+def precisions_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool = False) -> PerQuery:
+    """`precisions_at_r` of scores of which only some rows are in memory at a time; arguments as in `ranks_of_parts`."""
+    over = _Over(positives, shared)
+    image_ranks, own = np.zeros(len(positives.texts), np.int64), None
+    for by_image, by_text in over.checked(parts):
+        image_ranks += ranks_of_image_positives(by_image.table, by_image.rows, positives.texts, positives.image_starts)
+        here = scores_of_text_positives(by_text.table, by_text.here, positives.images, positives.text_starts)
+        own = here if own is None else np.maximum(own, here)
+    image_ranks, own = over.combine(image_ranks, "SUM"), over.combine(own, "MAX")
+
+    queries, text_ranks = positives.query_texts, np.zeros(len(positives.images), np.int64)
+    for _, by_text in over.tables(parts):
+        columns = np.ascontiguousarray(by_text.table[:, queries].T)
+        text_ranks += ranks_of_text_positives(
+            columns, queries, by_text.rows, own, positives.images, positives.text_starts
+        )
+    text_ranks = over.combine(text_ranks, "SUM")
     return PerQuery(
         _precisions(image_ranks, positives.image_starts, positives.texts_outside),
         _precisions(text_ranks, positives.text_starts, np.zeros(positives.num_texts, np.int64)),
@@ -374,42 +346,29 @@ def _directions(positives: Positives) -> list[tuple[str, np.ndarray, int]]:
     ]
 
 
-def _joined(lists: Sequence[Sequence[int]], num_candidates: int, query: str, candidate: str):
-    starts = np.concatenate([[0], np.cumsum([len(values) for values in lists], dtype=np.int64)]).astype(np.int64)
-    joined = np.fromiter((value for values in lists for value in sorted(values)), np.int64, int(starts[-1]))
-    queries = np.repeat(np.arange(len(lists)), np.diff(starts))
-    wrong = np.flatnonzero((joined < 0) | (joined >= num_candidates))
-    if len(wrong):
-        raise ValueError(
-            f"{query} {queries[wrong[0]]} has the positive {candidate} {joined[wrong[0]]}; accepted: "
-            f"[0, {num_candidates})"
-        )
-    twice = np.flatnonzero((joined[1:] == joined[:-1]) & (queries[1:] == queries[:-1]))
-    if len(twice):
-        raise ValueError(f"{query} {queries[twice[0]]} has the positive {candidate} {joined[twice[0]]} more than once")
-    return joined, starts
+def _whole(
+    scores: torch.Tensor, positives: Positives, rows: torch.Tensor | None, text_scores: torch.Tensor | None
+) -> Part:
+    return Part(torch.arange(positives.num_images) if rows is None else rows, scores, text_scores)
 
 
-@dataclass(frozen=True)
-class _Held:
-    """The scores that this process holds, and how results of all processes become one.
+class _Table(NamedTuple):
+    """Scores of some images as the loops take them.
 
     table: (num_rows, num_texts). rows: (num_rows,) their images. here: (num_images,) row of each image or -1.
-    shared: other processes hold other rows.
     """
 
     table: np.ndarray
     rows: np.ndarray
     here: np.ndarray
-    shared: bool
 
     @classmethod
-    def check(cls, scores: torch.Tensor, positives: Positives, rows: torch.Tensor | None) -> "_Held":
+    def of(cls, scores: torch.Tensor, rows: torch.Tensor, positives: Positives) -> "_Table":
         if scores.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"scores to be ranked must be float32 or float64 (half precision ties them), got {scores.dtype}"
             )
-        images = np.arange(positives.num_images) if rows is None else rows.cpu().long().numpy()
+        images = rows.cpu().long().numpy()
         if scores.shape != (len(images), positives.num_texts):
             raise ValueError(
                 f"scores have shape {tuple(scores.shape)}, the positives are those of {len(images)} images here and "
@@ -419,30 +378,53 @@ class _Held:
             raise ValueError(f"rows must ascend within [0, {positives.num_images}): ties go to the lower index")
         here = np.full(positives.num_images, -1)
         here[images] = np.arange(len(images))
-        held = cls(scores.detach().cpu().contiguous().numpy(), images, here, rows is not None)
-        # the processes decide together, or the others would wait for the one that stopped
-        times = held.combine((here >= 0).astype(np.int64), "SUM")
+        return cls(scores.detach().cpu().contiguous().numpy(), images, here)
+
+    def count_bad(self) -> int:
+        """How many scores are not finite."""
+        # NaN and infinities survive a sum, in the scores' own precision, which is fast; where there are some, or where
+        # large scores overflow, they are counted
+        scores = torch.from_numpy(self.table)
+        return 0 if scores.sum().isfinite() else int((~scores.isfinite()).sum())
+
+
+@dataclass(frozen=True)
+class _Over:
+    """How passes over the parts of this process become results over all images.
+
+    shared: other processes hold the other images.
+    """
+
+    positives: Positives
+    shared: bool
+
+    def tables(self, parts: Iterable[Part]) -> Iterator[tuple[_Table, _Table]]:
+        """Each part's scores by which images rank texts, and texts images."""
+        for rows, scores, text_scores in parts:
+            by_image = _Table.of(scores, rows, self.positives)
+            yield by_image, by_image if text_scores is None else _Table.of(text_scores, rows, self.positives)
+
+    def checked(self, parts: Iterable[Part]) -> Iterator[tuple[_Table, _Table]]:
+        """As `tables`; at the end the processes decide together, or the others would wait for the one that stopped.
+
+        Raises:
+            ValueError: scores that are not finite, or an image that is held twice or by nobody.
+        """
+        times, bad = np.zeros(self.positives.num_images, np.int64), np.zeros(2, np.int64)
+        for by_image, by_text in self.tables(parts):
+            times[by_image.rows] += 1
+            bad += by_image.count_bad(), 0 if by_text is by_image else by_text.count_bad()
+            yield by_image, by_text
+        times, bad = self.combine(times, "SUM"), self.combine(bad, "SUM")
         if (times != 1).any():
             wrong = int(np.flatnonzero(times != 1)[0])
             raise ValueError(f"image {wrong} of the scores is held by {times[wrong]} processes; accepted: exactly one")
-        # NaN and infinities survive a sum, in the scores' own precision, which is fast; where there are some, or where
-        # large scores overflow, they are counted
-        fine = bool(scores.sum().isfinite())
-        bad = 0 if fine else int((~scores.isfinite()).sum())
-        bad = int(held.combine(np.array([bad]), "SUM")[0])
-        if bad:
-            total = positives.num_images * positives.num_texts
-            raise ValueError(f"{bad} of {total} scores are not finite; a sort would rank NaN first")
-        return held
+        if bad.any():
+            total = self.positives.num_images * self.positives.num_texts
+            raise ValueError(f"{bad[bad > 0][0]} of {total} scores are not finite; a sort would rank NaN first")
 
     def combine(self, values: np.ndarray, operation: str) -> np.ndarray:
         return combine_over_processes(values, operation) if self.shared else values
-
-    def spread(self, values: np.ndarray) -> np.ndarray:
-        """From (num_rows,) counts of each process to (num_images,)."""
-        spread = np.zeros(len(self.here), np.int64)
-        spread[self.rows] = values
-        return self.combine(spread, "SUM")
 
 
 def _precisions(ranks: np.ndarray, starts: np.ndarray, outside: np.ndarray) -> dict[str, np.ndarray]:

@@ -120,8 +120,9 @@ def _encoder(
     run: RunConfig,
     device: torch.device,
 ) -> Encoder:
-    model = model.to(device).eval()
-    return Encoder(model, transform, tokenizer, context_length, run.evaluation_batch_size, device, run.num_workers)
+    model, size = model.to(device).eval(), run.evaluation_batch_size
+    workers, memory = run.num_workers, run.ranking_gb
+    return Encoder(model, transform, tokenizer, context_length, size, device, workers, ranking_gb=memory)
 
 
 def reading_features(encoder: Encoder, config: Any, sets: Iterable[Pairs] = ()) -> Encoder:

@@ -178,6 +178,7 @@ def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: to
         device,
         run.num_workers,
         training.cache,
+        run.ranking_gb,
     )
 
 
