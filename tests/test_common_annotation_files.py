@@ -130,6 +130,8 @@ def test_published_and_simplified_rows_say_the_same(tmp_path):
         (read_vqa, VQA, {"image": ""}, "missing picture: its path is ''"),
         (read_refcoco, BOX, {"proposals": []}, "no proposals: proposals = []; accepted: a list of at least one box"),
         (read_refcoco, BOX, {"proposals": None}, "no proposals: proposals = None"),
+        (read_refcoco, BOX, {"box": [0.1, 0.2, 0.5, 0.6]}, "box in fractions of the picture: box = [0.1, 0.2, 0."),
+        (read_refcoco, BOX, {"proposals": [[0, 0, 1, 1]]}, "proposals[0] = [0, 0, 1, 1]; expected [x, y, width"),
         (read_refcoco, BOX, {"box": [1, 2, 0, 3]}, "box without area: box = [1, 2, 0, 3]; accepted: width"),
         (read_refcoco, BOX, {"proposals": [[1, 2, 3]]}, "not a box: proposals[0] = [1, 2, 3]; accepted: [x"),
         (read_refcoco, BOX, {"box": [1, 2, 3, float("nan")]}, "not a box: box = [1, 2, 3, nan]"),

@@ -21,6 +21,7 @@ from common.evaluation.grad_cam import (
     points_inside,
     recorded_input,
     resize_heat,
+    share_in_box,
     signed_heat,
 )
 
@@ -238,6 +239,26 @@ def test_heat_on_the_true_object_grounds_every_scene():
     metrics = grounding_metrics(results)
     assert metrics["accuracy"] == 1
     assert metrics["pointing_accuracy"] == 1
+
+
+def test_boxes_in_fractions_are_not_taken_for_pixels_nor_the_other_way_round():
+    heat, fractions, pixels = np.ones((40, 60)), [0.1, 0.2, 0.5, 0.6], [6.0, 8.0, 30.0, 24.0]
+    calls = [
+        lambda: box_scores(heat, [fractions]),
+        lambda: points_inside(heat, fractions),
+        lambda: inclusive_iou(fractions, fractions),
+        lambda: ground(heat, [pixels], fractions),
+        lambda: ground(heat, [fractions], pixels),
+    ]
+    for call in calls:
+        with pytest.raises(
+            ValueError, match=r"box \[0.1, 0.2, 0.5, 0.6\] looks like fractions .* expected .* in pixels"
+        ):
+            call()
+    for call in (lambda: share_in_box(heat, pixels), lambda: pixel_boxes([pixels], 40, 60)):
+        with pytest.raises(ValueError, match=r"box \[6.0, 8.0, 30.0, 24.0\] looks like pixels; expected .* fractions"):
+            call()
+    assert ground(heat, [[0.25, 0.25, 0.5, 0.5], pixels], pixels).choice == 1  # one below a pixel among others
 
 
 def test_bad_boxes_and_heat_are_refused():

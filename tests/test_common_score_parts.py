@@ -46,7 +46,7 @@ def scored(request, monkeypatch):
     geometry, generator = ALL_GEOMETRIES[request.param](), torch.Generator().manual_seed(0)
     shape = (3, DIM) if request.param == "late interaction" else (DIM,)
     images = torch.randn(IMAGES, *shape, generator=generator)
-    images[25:] = images[:19]
+    images[25:], images[19:25] = images[:19], images[:6]  # the first six three times
     texts = images.repeat_interleave(CAPTIONS, dim=0) + torch.randn(IMAGES * CAPTIONS, *shape, generator=generator)
     texts[::4] = texts[1::4]
     with torch.no_grad():
@@ -80,8 +80,9 @@ def test_ranks_and_precisions_in_parts_are_those_of_the_whole(scored):
     rng = np.random.default_rng(0)
     few = Positives.from_lists(
         [rng.choice(len(owners), rng.integers(1, 9), False).tolist() for _ in range(IMAGES)],
-        [rng.choice(IMAGES, rng.integers(0, 5), False).tolist() for _ in owners],
+        [[place, place + 25] if place < 19 else [place] for place in rng.integers(0, IMAGES, len(owners))],
     )
+    assert_equal(ranks_of_parts(parts, few), retrieval_ranks(scores, few, text_scores=text_scores))
     assert_equal(precisions_of_parts(parts, few), precisions_at_r(scores, few, text_scores=text_scores))
 
 

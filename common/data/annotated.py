@@ -436,6 +436,11 @@ def _box(key: str, box: Any) -> list[float]:
         raise Unusable(f"not a box: {key} = {str(box)[:60]}; accepted: [x, y, width, height] in pixels")
     if min(box[2:]) <= 0:
         raise Unusable(f"box without area: {key} = {box}; accepted: width and height above 0")
+    if max(map(abs, box)) <= 1:
+        raise Unusable(
+            f"box in fractions of the picture: {key} = {box}; expected [x, y, width, height] in pixels: multiply x and "
+            "width by the picture's width, y and height by its height"
+        )
     return box
 
 

@@ -1,6 +1,6 @@
 """Accuracy-type metrics as pure functions of arrays, and the averages over the DataComp evaluation.
 
-Labels and predictions are class indices, hits are 0 or 1 per item; arrays may be numpy or CPU tensors. All results are
+Labels and predictions are class indices, hits are 0 or 1 per item; arrays may be numpy or tensors. All results are
 fractions in [0, 1].
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from common.evaluation.arrays import array_of, labels_of, tensor_of
 from common.evaluation.protocol import Evaluation
 from common.evaluation.zero_shot import classification_hits
 
@@ -51,7 +52,7 @@ def mean_per_class_recall(predictions: Any, labels: Any) -> float:
 
 def class_weights(labels: Any) -> np.ndarray:
     """(num_items,) weights with mean 1 that make a mean over items a mean over the classes that occur."""
-    labels = np.asarray(labels)
+    labels = array_of(labels)
     _, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
     return len(labels) / (len(counts) * counts[place])
 
@@ -80,7 +81,7 @@ def group_accuracies(hits: Any, groups: Sequence[Any]) -> dict[Any, float]:
         hits: (num_items,) 0 or 1; of top-5 predictions for Dollar Street.
         groups: (num_items,) region or income group of each item.
     """
-    hits = np.asarray(hits, dtype=np.float64)
+    hits = array_of(hits).astype(np.float64)
     if len(hits) != len(groups) or not len(hits):
         raise ValueError(f"{len(hits)} hits and {len(groups)} groups; accepted: equal counts, at least one")
     keys = [group.item() if hasattr(group, "item") else group for group in groups]
@@ -150,7 +151,7 @@ def winogavil_jaccard(scores: Any, gold: Sequence[int]) -> float:
     Raises:
         ValueError: non-finite scores, no gold candidates, or gold indices that are no candidates.
     """
-    scores = np.asarray(scores)
+    scores, gold = array_of(scores), array_of(gold).tolist()
     if scores.ndim != 1 or not np.isfinite(scores).all():
         raise ValueError(f"WinoGAViL scores of shape {scores.shape}; accepted: one finite score per candidate")
     k = len(set(gold))
@@ -194,6 +195,7 @@ def classification_evaluation(scores: torch.Tensor, labels: torch.Tensor, protoc
         labels: (num_images,).
         protocol: what the numbers mean.
     """
+    scores, labels = tensor_of(scores, "scores"), labels_of(labels, "labels")
     num_classes = scores.shape[1]
     hits = {f"acc{k}": classification_hits(scores, labels, k).double() for k in (1, 5) if k == 1 or k < num_classes}
     # weighted hits, so that their mean is the metric and a bootstrap over images has something to draw from
@@ -294,7 +296,7 @@ def datacomp_averages(keys: Collection[str]) -> dict[str, tuple[DataCompTask, ..
 
 
 def _pair(one: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
-    one, other = np.asarray(one), np.asarray(other)
+    one, other = array_of(one), array_of(other)
     if one.shape != other.shape or one.ndim != 1 or not len(one):
         raise ValueError(f"shapes {one.shape} and {other.shape}; accepted: two equal lengths, at least one item")
     return one, other

@@ -130,7 +130,7 @@ def entailment_metrics(predictions: Sequence[int], labels: Sequence[int]) -> dic
         ValueError: unequal counts, no items, or a value that is no label.
     """
     _check_counts(predictions, labels)
-    predictions, labels = [int(value) for value in predictions], [int(value) for value in labels]
+    predictions, labels = ([getattr(v, "item", lambda v=v: v)() for v in values] for values in (predictions, labels))
     strange = {*predictions, *labels} - set(range(len(ENTAILMENT_LABELS)))
     if strange:
         raise ValueError(f"labels {sorted(strange)}; accepted: 0, 1, 2 for {', '.join(ENTAILMENT_LABELS)}")

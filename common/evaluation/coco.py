@@ -24,6 +24,7 @@ import torch
 
 from common.data.pairs import Pairs
 from common.data.text_files import read_json_object, read_text
+from common.evaluation.arrays import labels_of, tensor_of
 from common.evaluation.embed import CaptionRule, Encoder, ScoreParts, embed_pairs
 from common.evaluation.protocol import TIE_RULE, Evaluation, mean_of_folds
 from common.evaluation.retrieval import (
@@ -190,9 +191,13 @@ def coco_results(
         ValueError: ids that occur twice, an image with fewer than five captions, a number of images that the folds do
             not divide, or a relation with ids that are not there; and as retrieval_ranks.
     """
-    part = Part(torch.arange(len(image_ids)) if rows is None else rows, scores, text_scores)
+    part = Part(
+        torch.arange(len(image_ids)) if rows is None else labels_of(rows, "rows"),
+        tensor_of(scores, "scores"),
+        None if text_scores is None else tensor_of(text_scores, "text_scores"),
+    )
     return results_of_parts(
-        [part], scores.dtype, image_ids, caption_ids, text_to_image, relations, fold_size, shared=rows is not None
+        [part], part.scores.dtype, image_ids, caption_ids, text_to_image, relations, fold_size, shared=rows is not None
     )
 
 
@@ -209,7 +214,8 @@ def results_of_parts(
 ) -> dict[str, Evaluation]:
     """`coco_results` of scores of which some rows are in memory at a time; parts and shared as in ranks_of_parts."""
     images, captions = np.asarray(image_ids, np.int64), np.asarray(caption_ids, np.int64)
-    owners = text_to_image.cpu().long().numpy()
+    text_to_image = labels_of(text_to_image, "text_to_image").cpu()
+    owners = text_to_image.numpy()
     for name, ids, count in (("image", images, None), ("caption", captions, len(owners))):
         if count is not None and len(ids) != count:
             raise ValueError(f"{len(ids)} {name} ids for {count} captions")

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from common.evaluation.arrays import array_of, tensor_of
+
 MIN_IOU = 0.5
 AREA_EXPONENT = 0.5  # alpha of the box score
 
@@ -49,7 +51,7 @@ def gradients_of(score: torch.Tensor, recorded: Sequence[torch.Tensor], keep_gra
     Raises:
         ValueError: if a recorded tensor is not part of the score's graph (a pass under no_grad, or a detached copy).
     """
-    if not score.requires_grad or not all(tensor.requires_grad for tensor in recorded):
+    if not all(getattr(tensor, "requires_grad", False) for tensor in (score, *recorded)):
         raise ValueError("score or recorded tensors carry no gradient; run the forward pass without no_grad")
     gradients = torch.autograd.grad(score.sum(), list(recorded), retain_graph=keep_graph, allow_unused=True)
     unused = [index for index, gradient in enumerate(gradients) if gradient is None]
@@ -80,6 +82,8 @@ def attention_heat(
     Raises:
         ValueError: unlike shapes, or patches that do not fill the grid.
     """
+    attention, gradient = tensor_of(attention, "attention"), tensor_of(gradient, "gradient")
+    text_mask = tensor_of(text_mask, "text_mask")
     if attention.ndim != 4 or attention.shape != gradient.shape:
         raise ValueError(
             f"attention {tuple(attention.shape)} and gradient {tuple(gradient.shape)}; accepted: one shape "
@@ -102,7 +106,8 @@ def signed_heat(activations: torch.Tensor, gradient: torch.Tensor, kept: torch.T
     Returns:
         (batch, tokens), 0 where not kept, also all along a row of which nothing is; Grad-CAM shows what is positive.
     """
-    kept = kept[..., None]
+    activations, gradient = tensor_of(activations, "activations"), tensor_of(gradient, "gradient")
+    kept = tensor_of(kept, "kept")[..., None]
     weights = (gradient * kept).sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp(min=1)
     return ((activations * weights).sum(dim=-1) * kept[..., 0]).detach()
 
@@ -116,6 +121,7 @@ def resize_heat(heat: torch.Tensor, height: int, width: int) -> torch.Tensor:
     Returns:
         (height, width).
     """
+    heat = tensor_of(heat, "heat")
     if heat.ndim != 2 or height < 1 or width < 1:
         raise ValueError(f"heat of shape {tuple(heat.shape)} to {height} x {width}; accepted: (rows, columns) to >= 1")
     return F.interpolate(heat[None, None].float(), size=(height, width), mode="bicubic", align_corners=False)[0, 0]
@@ -136,7 +142,7 @@ def box_scores(heat: Any, boxes: Any, area_exponent: float = AREA_EXPONENT) -> n
     Raises:
         ValueError: non-finite heat or boxes.
     """
-    heat, boxes = np.asarray(heat, dtype=np.float64), _boxes(boxes)
+    heat, boxes = array_of(heat).astype(np.float64), _pixels(boxes)
     if heat.ndim != 2 or not np.isfinite(heat).all():
         raise ValueError(f"heat of shape {heat.shape}; accepted: (height, width), finite")
     scores = np.full(len(boxes), -np.inf)
@@ -159,7 +165,7 @@ def inclusive_iou(one: Sequence[float], other: Sequence[float]) -> float:
     Returns:
         In [0, 1]; 0 where both have no area.
     """
-    (x1, y1, w1, h1), (x2, y2, w2, h2) = _boxes([one, other])
+    (x1, y1, w1, h1), (x2, y2, w2, h2) = _pixels(np.stack([array_of(one), array_of(other)]))
     left, right = max(x1, x2), min(x1 + w1, x2 + w2) - 1
     top, bottom = max(y1, y2), min(y1 + h1, y2 + h2) - 1
     if left >= right or top >= bottom:
@@ -173,9 +179,9 @@ def points_inside(heat: Any, box: Sequence[float]) -> bool:
 
     Pixel (column, row) covers column to column + 1; its centre decides.
     """
-    heat = np.asarray(heat)
+    heat = array_of(heat)
     row, column = np.unravel_index(int(heat.argmax()), heat.shape)
-    ((x, y, width, height),) = _boxes([box])
+    ((x, y, width, height),) = _pixels(array_of(box)[None])
     return bool(x <= column + 0.5 < x + width and y <= row + 0.5 < y + height)
 
 
@@ -186,11 +192,11 @@ def box_coverage(box: Sequence[float], rows: int, columns: int) -> np.ndarray:
         box: (left, top, right, bottom), fractions of the picture.
         rows, columns: of the grid.
     """
-    left, top, right, bottom = box
+    ((left, top, right, bottom),) = _fractions(array_of(box)[None])
     return np.outer(_covered(top * rows, bottom * rows, rows), _covered(left * columns, right * columns, columns))
 
 
-def share_in_box(heat: np.ndarray, box: Sequence[float]) -> float | None:
+def share_in_box(heat: Any, box: Sequence[float]) -> float | None:
     """Share of the heat inside a box; a patch that the box cuts counts with the part inside.
 
     Args:
@@ -199,6 +205,7 @@ def share_in_box(heat: np.ndarray, box: Sequence[float]) -> float | None:
     Returns:
         In [0, 1]; None where there is no heat.
     """
+    heat = array_of(heat).astype(np.float64)
     total = heat.sum()
     return float((heat * box_coverage(box, *heat.shape)).sum() / total) if total > 0 else None
 
@@ -209,7 +216,7 @@ def pixel_boxes(corners: Any, height: int, width: int) -> np.ndarray:
     Returns:
         (num_boxes, 4) float64 (x, y, width, height).
     """
-    corners = _boxes(corners) * np.array([width, height, width, height], dtype=np.float64)
+    corners = _fractions(corners) * np.array([width, height, width, height], dtype=np.float64)
     return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1)
 
 
@@ -281,9 +288,41 @@ def _grid(num_patches: int, grid: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def _boxes(boxes: Any) -> np.ndarray:
-    boxes = np.asarray(boxes, dtype=np.float64)
+    boxes = array_of(boxes).astype(np.float64)
     if boxes.size == 0:
         return boxes.reshape(0, 4)
     if boxes.ndim != 2 or boxes.shape[1] != 4 or not np.isfinite(boxes).all():
         raise ValueError(f"boxes of shape {boxes.shape}; accepted: (num_boxes, 4), finite")
+    return boxes
+
+
+def _pixels(boxes: Any) -> np.ndarray:
+    """Boxes (x, y, width, height) in pixels.
+
+    Raises:
+        ValueError: also where all boxes lie within one pixel and are not that pixel: fractions of the picture do.
+    """
+    boxes = _boxes(boxes)
+    with_area = boxes[(boxes[:, 2:] > 0).all(axis=1)]
+    if len(with_area) and np.abs(with_area).max() <= 1 and (with_area % 1).any():
+        raise ValueError(
+            f"box {with_area[0].tolist()} looks like fractions of the picture; expected (x, y, width, height) in "
+            "pixels: multiply x and width by the picture's width, y and height by its height"
+        )
+    return boxes
+
+
+def _fractions(boxes: Any) -> np.ndarray:
+    """Boxes (left, top, right, bottom) as fractions of the picture.
+
+    Raises:
+        ValueError: also where a box reaches beyond twice the picture, as one in pixels does.
+    """
+    boxes = _boxes(boxes)
+    beyond = boxes[(np.abs(boxes) > 2).any(axis=1)]
+    if len(beyond):
+        raise ValueError(
+            f"box {beyond[0].tolist()} looks like pixels; expected (left, top, right, bottom) as fractions of the "
+            "picture, 0 to 1"
+        )
     return boxes

@@ -10,6 +10,7 @@ import torch
 
 from common.data.pairs import lost_at_open
 from common.evaluation.accuracy import classification_evaluation
+from common.evaluation.arrays import labels_of, tensor_of
 from common.evaluation.protocol import Evaluation
 from common.geometry import unit
 
@@ -45,6 +46,8 @@ def knn_scores(
     Raises:
         ValueError: an empty bank, unlike shapes, labels out of range, non-finite features, k or temperature too small.
     """
+    features, bank_features = tensor_of(features, "features"), tensor_of(bank_features, "bank features")
+    bank_labels = labels_of(bank_labels, "bank labels").to(features.device)
     _check(features, bank_features, bank_labels, num_classes)
     if k < 1 or not temperature > 0 or (chunk_size is not None and chunk_size < 1):
         raise ValueError(f"k = {k}, temperature = {temperature}, chunk_size = {chunk_size}; accepted: positive ones")

@@ -28,6 +28,7 @@ from common.data.pairs import lost_at_open
 from common.data.rand_augment import rand_augment
 from common.data.transforms import ImageTransform
 from common.evaluation.accuracy import classification_evaluation
+from common.evaluation.arrays import array_of, labels_of, tensor_of
 from common.evaluation.embed import evaluation_mode
 from common.evaluation.knn import labelled_features
 from common.evaluation.protocol import Evaluation
@@ -205,12 +206,13 @@ def train_probe(
 @torch.no_grad()
 def probe_scores(classifier: nn.Linear, features: torch.Tensor, config: ProbeConfig) -> torch.Tensor:
     """(num_images, num_classes) logits on the CPU."""
-    device = classifier.weight.device
+    device, features = classifier.weight.device, tensor_of(features, "features")
     return torch.cat([classifier(_prepared(chunk.to(device), config)).cpu() for chunk in features.split(8192)])
 
 
 def feature_batches(features: torch.Tensor, labels: torch.Tensor, batch_size: int, seed: int) -> Batches:
     """Batches of cached features in an order that is a pure function of (seed, epoch); the last may be smaller."""
+    features, labels = tensor_of(features, "features"), labels_of(labels, "labels")
 
     def batches(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for rows in _shuffled(len(features), seed, epoch).split(batch_size):
@@ -347,6 +349,7 @@ def search_weight_decay(
 ) -> float:
     """The benchmark's search: the weight decay of `WEIGHT_DECAYS` with the best validation accuracy it comes across."""
     batches = feature_batches(features, labels, config.batch_size, seed)
+    val_labels = labels_of(val_labels, "validation labels")
 
     def val_accuracy(index: int) -> float:
         tried = replace(config, weight_decay=float(WEIGHT_DECAYS[index]))
@@ -446,8 +449,8 @@ def regression_scores(
     model = LogisticRegression(C=inverse_regularisation, max_iter=MAX_ITERATIONS, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # returned and put into the protocol instead
-        model.fit(features.numpy(), labels.numpy())
-    decision = model.decision_function(other_features.numpy())
+        model.fit(array_of(features), labels_of(labels, "labels").cpu().numpy())
+    decision = model.decision_function(array_of(other_features))
     if decision.ndim == 1:  # two classes: one number, the second class's side
         decision = np.stack([-decision, decision], axis=1)
     scores = np.full((len(other_features), num_classes), decision.min() - 1, dtype=np.float64)
@@ -500,7 +503,7 @@ def _tensors(network: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _prepared(features: torch.Tensor, config: ProbeConfig) -> torch.Tensor:
-    return unit(features) if config.normalize_features else features.float()
+    return (unit(features) if config.normalize_features else features).float()
 
 
 def _shuffled(size: int, seed: int, epoch: int) -> torch.Tensor:

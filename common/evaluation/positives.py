@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from common.evaluation.arrays import labels_of
+
 
 @dataclass(frozen=True)
 class Positives:
@@ -30,12 +32,12 @@ class Positives:
         """Each caption belongs to one image; an image may have none.
 
         Args:
-            text_to_image: (num_texts,) row of the image that each caption belongs to.
+            text_to_image: (num_texts,) integers, row of the image that each caption belongs to.
             num_images: rows of the scores.
         Raises:
             ValueError: if a caption points to no image.
         """
-        owners = text_to_image.detach().cpu().long().numpy()
+        owners = labels_of(text_to_image, "text_to_image").cpu().numpy()
         if owners.ndim != 1:
             raise ValueError(f"text_to_image has shape {owners.shape}; accepted: one row index for each text")
         if len(owners) and (owners.min() < 0 or owners.max() >= num_images):

@@ -14,6 +14,7 @@ import torch
 
 from common.data.pairs import Pairs
 from common.distributed import rank, world_size
+from common.evaluation.arrays import tensor_of
 from common.evaluation.embed import CaptionRule, EmbeddedPairs, Encoder, ScoreParts, embed_pairs
 from common.evaluation.protocol import Evaluation
 from common.evaluation.retrieval import (
@@ -75,9 +76,9 @@ def two_stage_ranks(
         ValueError: k_test below 10 (R@10 would count what was not matched) or above the number of candidates, logits
             of another shape or in half precision, logits that are not finite; and as retrieval_ranks.
     """
+    tables = [None if each is None else tensor_of(each, "scores").detach().cpu() for each in (scores, text_scores)]
     if not isinstance(positives, Positives):
-        positives = Positives.from_owners(positives, len(scores))
-    tables = (None if table is None else table.detach().cpu() for table in (scores, text_scores))
+        positives = Positives.from_owners(positives, len(tables[0]))
     part = Part(torch.arange(positives.num_images), *tables)
     return two_stage_of_parts(
         [part], positives, match, k_test, pairs_at_once=pairs_at_once, share_queries=share_queries
@@ -248,6 +249,7 @@ def best_candidates(scores: torch.Tensor, k: int) -> torch.Tensor:
     Returns:
         (num_queries, k) indices, ascending.
     """
+    scores = tensor_of(scores, "scores")
     last = scores.topk(k, dim=1).values[:, -1:]
     above, equal = scores > last, scores == last
     room = k - above.sum(dim=1, keepdim=True)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from common.distributed import world_size
+from common.evaluation.arrays import labels_of, tensor_of
 from common.evaluation.positives import Positives
 from common.evaluation.rank_loops import (
     best_of_texts,
@@ -112,6 +113,7 @@ def retrieval_ranks(
     Raises:
         ValueError: half precision, NaN or infinite scores, shapes that do not fit, or an image held twice or by nobody.
     """
+    scores = tensor_of(scores, "scores")
     if not isinstance(positives, Positives):
         positives = Positives.from_owners(positives, len(scores))
     return ranks_of_parts([_whole(scores, positives, rows, text_scores)], positives, shared=rows is not None)
@@ -215,7 +217,7 @@ def recall_at_k(ranks: torch.Tensor, k: int) -> float:
     """Share of queries whose best positive is among the first k candidates, in [0, 1]."""
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
-    return float((ranks < k).double().mean())
+    return float((tensor_of(ranks, "ranks") < k).double().mean())
 
 
 def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
@@ -256,7 +258,7 @@ def hits_by_image(results: PerQuery, text_to_image: torch.Tensor, num_images: in
         text_to_image: (num_texts,) the image that each caption belongs to, whatever the positives are.
         num_images: of the evaluation.
     """
-    owners = text_to_image[torch.from_numpy(results.query_texts)].tolist()
+    owners = labels_of(text_to_image, "text_to_image").cpu()[torch.from_numpy(results.query_texts)].tolist()
     hits: dict[str, list[list[float]]] = {}
     for name, values, images in (
         ("i2t", results.image_to_text, results.query_images.tolist()),
@@ -349,7 +351,11 @@ def _directions(positives: Positives) -> list[tuple[str, np.ndarray, int]]:
 def _whole(
     scores: torch.Tensor, positives: Positives, rows: torch.Tensor | None, text_scores: torch.Tensor | None
 ) -> Part:
-    return Part(torch.arange(positives.num_images) if rows is None else rows, scores, text_scores)
+    return Part(
+        torch.arange(positives.num_images) if rows is None else labels_of(rows, "rows"),
+        tensor_of(scores, "scores"),
+        None if text_scores is None else tensor_of(text_scores, "text_scores"),
+    )
 
 
 class _Table(NamedTuple):

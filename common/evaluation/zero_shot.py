@@ -20,6 +20,7 @@ from typing import get_args
 import torch
 
 from common.base.settings import PromptAverage
+from common.evaluation.arrays import labels_of, tensor_of
 from common.geometry import unit
 
 Similarity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -28,12 +29,12 @@ Mean = Callable[[torch.Tensor], torch.Tensor]
 
 def normalized_mean(prompt_embeddings: torch.Tensor) -> torch.Tensor:
     """Mode A over the first axis: prompts to norm 1, their mean, to norm 1 again; the last axis is the vector."""
-    return unit(unit(prompt_embeddings).mean(dim=0))
+    return unit(unit(tensor_of(prompt_embeddings, "prompt embeddings")).mean(dim=0))
 
 
 def plain_mean(prompt_embeddings: torch.Tensor) -> torch.Tensor:
     """Modes B and C over the first axis: the mean as it is, of vectors or of tangent vectors."""
-    return prompt_embeddings.mean(dim=0)
+    return tensor_of(prompt_embeddings, "prompt embeddings").mean(dim=0)
 
 
 _MEANS: dict[str, Mean] = {
@@ -67,6 +68,8 @@ def class_scores(
     """
     if average not in get_args(PromptAverage):
         raise ValueError(f"average = {average!r}; accepted: {', '.join(get_args(PromptAverage))}")
+    image_embeddings = tensor_of(image_embeddings, "image embeddings")
+    prompt_embeddings = tensor_of(prompt_embeddings, "prompt embeddings")
     if not len(prompt_embeddings):
         raise ValueError("no prompt templates; accepted: at least one")
     if average == "scores":
@@ -113,7 +116,9 @@ def prompt_scores(
     column = {name: index for index, name in enumerate(names)}
     blocks = []
     for block in _blocks(names, max(1, prompts_per_chunk // len(templates))):
-        prompts = encode([fill(template, name) for template in templates for name in block])
+        prompts = tensor_of(
+            encode([fill(template, name) for template in templates for name in block]), "prompt embeddings"
+        )
         prompts = prompts.view(len(templates), len(block), *prompts.shape[1:])
         blocks.append(class_scores(image_embeddings, prompts, similarity, mean, average, chunk_size))
     return torch.cat(blocks, dim=1)[:, [column[name] for name in class_names]]
@@ -143,6 +148,13 @@ def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) 
     Raises:
         ValueError: non-finite scores, labels that are no class, or k larger than the number of classes.
     """
+    scores = tensor_of(scores, "scores")
+    labels = labels_of(labels, "labels").to(scores.device)
+    if scores.ndim != 2 or labels.shape != scores.shape[:1]:
+        raise ValueError(
+            f"scores of shape {tuple(scores.shape)} and labels of shape {tuple(labels.shape)}; expected (num_images, "
+            "num_classes) and one label for each image"
+        )
     if not torch.isfinite(scores).all():
         raise ValueError(f"{int((~torch.isfinite(scores)).sum())} of {scores.numel()} class scores are not finite")
     if not 1 <= k <= scores.shape[1]:
