@@ -167,7 +167,10 @@ def test_the_search_for_a_weight_decay_takes_numpy(monkeypatch):
         (lambda: retrieval_ranks(SCORES, OWNERS.float()), "text_to_image of dtype torch.float32; expected integers"),
         (lambda: knn.knn_scores(FEATURES, FEATURES, LABELS / 2, 3), "bank labels of dtype torch.float32; expected"),
         (lambda: zero_shot.classification_hits(SCORES, LABELS), r"\(12, 60\) and labels of shape \(60,\); expected"),
-        (lambda: retrieval_ranks(np.array(["a"]), OWNERS), "scores: ndarray .*; expected numbers in a torch tensor"),
+        (
+            lambda: retrieval_ranks(np.array(["a"] * 12), OWNERS),
+            "scores: ndarray .*; expected numbers in a torch tensor",
+        ),
         (lambda: retrieval_ranks(SCORES.numpy().astype(np.float16), OWNERS), "must be float32 or float64"),
         (lambda: retrieval_ranks(SCORES.numpy().astype(int), OWNERS), "must be float32 or float64"),
         (lambda: annotated.entailment_metrics([0.5], [0]), r"labels \[0.5\]; accepted: 0, 1, 2"),

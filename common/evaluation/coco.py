@@ -24,7 +24,7 @@ import torch
 
 from common.data.pairs import Pairs
 from common.data.text_files import read_json_object, read_text
-from common.evaluation.arrays import labels_of, tensor_of
+from common.evaluation.arrays import labels_of
 from common.evaluation.embed import CaptionRule, Encoder, ScoreParts, embed_pairs
 from common.evaluation.protocol import TIE_RULE, Evaluation, mean_of_folds
 from common.evaluation.retrieval import (
@@ -191,11 +191,7 @@ def coco_results(
         ValueError: ids that occur twice, an image with fewer than five captions, a number of images that the folds do
             not divide, or a relation with ids that are not there; and as retrieval_ranks.
     """
-    part = Part(
-        torch.arange(len(image_ids)) if rows is None else labels_of(rows, "rows"),
-        tensor_of(scores, "scores"),
-        None if text_scores is None else tensor_of(text_scores, "text_scores"),
-    )
+    part = Part.of(scores, len(image_ids), rows, text_scores)
     return results_of_parts(
         [part], part.scores.dtype, image_ids, caption_ids, text_to_image, relations, fold_size, shared=rows is not None
     )

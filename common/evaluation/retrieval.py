@@ -5,14 +5,13 @@ the lower index, as a stable descending sort does; a query without positives is 
 stays. The share of queries whose best positive ties with a negative is reported, because a collapsed model scores ties
 everywhere.
 
-Several processes may each hold some rows of the scores (argument `rows`). What they exchange are maxima and counts, so
-the result does not depend, to the last bit, on how many they are. The same holds for parts of the scores that are in
-memory one after the other (`ranks_of_parts`).
+Several processes may each hold some rows of the scores (argument `rows`), or some rows be in memory at a time
+(`ranks_of_parts`). What is exchanged are maxima and counts, so the result is the same to the last bit.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -91,6 +90,13 @@ class Part(NamedTuple):
     scores: torch.Tensor
     text_scores: torch.Tensor | None = None
 
+    @classmethod
+    def of(cls, scores: Any, num_images: int, rows: Any = None, text_scores: Any = None) -> "Part":
+        """From tensors or arrays; rows None: of all images."""
+        images = torch.arange(num_images) if rows is None else labels_of(rows, "rows")
+        others = None if text_scores is None else tensor_of(text_scores, "text_scores")
+        return cls(images, tensor_of(scores, "scores"), others)
+
 
 def retrieval_ranks(
     scores: torch.Tensor,
@@ -113,10 +119,11 @@ def retrieval_ranks(
     Raises:
         ValueError: half precision, NaN or infinite scores, shapes that do not fit, or an image held twice or by nobody.
     """
-    scores = tensor_of(scores, "scores")
     if not isinstance(positives, Positives):
         positives = Positives.from_owners(positives, len(scores))
-    return ranks_of_parts([_whole(scores, positives, rows, text_scores)], positives, shared=rows is not None)
+    return ranks_of_parts(
+        [Part.of(scores, positives.num_images, rows, text_scores)], positives, shared=rows is not None
+    )
 
 
 def ranks_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool = False) -> Ranks:
@@ -185,7 +192,9 @@ def precisions_at_r(
     Returns:
         PerQuery of "map_at_r", "r_precision" and "recall_at_1".
     """
-    return precisions_of_parts([_whole(scores, positives, rows, text_scores)], positives, shared=rows is not None)
+    return precisions_of_parts(
+        [Part.of(scores, positives.num_images, rows, text_scores)], positives, shared=rows is not None
+    )
 
 
 def precisions_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool = False) -> PerQuery:
@@ -346,16 +355,6 @@ def _directions(positives: Positives) -> list[tuple[str, np.ndarray, int]]:
         ("i2t", positives.image_starts, positives.num_texts),
         ("t2i", positives.text_starts, positives.num_images),
     ]
-
-
-def _whole(
-    scores: torch.Tensor, positives: Positives, rows: torch.Tensor | None, text_scores: torch.Tensor | None
-) -> Part:
-    return Part(
-        torch.arange(positives.num_images) if rows is None else labels_of(rows, "rows"),
-        tensor_of(scores, "scores"),
-        None if text_scores is None else tensor_of(text_scores, "text_scores"),
-    )
 
 
 class _Table(NamedTuple):
