@@ -1,9 +1,8 @@
 """Ranks, recall and precision from a matrix of scores and the relation of what is right. Arrays in; no model.
 
-Protocol: a query is found if any of its positives is in the top K; ties go to
-the lower index, as a stable descending sort does; a query without positives is not counted, but as a candidate it
-stays. The share of queries whose best positive ties with a negative is reported, because a collapsed model scores ties
-everywhere.
+Protocol: a query is found if any of its positives is in the top K; ties go to the lower index, as a stable descending
+sort does; a query without positives is not counted, but as a candidate it stays. The share of queries whose best
+positive ties with a negative is reported, because a collapsed model scores ties everywhere.
 
 Several processes may each hold some rows of the scores (argument `rows`), or some rows be in memory at a time
 (`ranks_of_parts`). What is exchanged are maxima and counts, so the result is the same to the last bit.
@@ -162,9 +161,9 @@ def ranks_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool 
         text_tied += tied
     text_ranks, text_tied = over.combine(np.stack([text_ranks, text_tied]), "SUM")
 
-    query_images, query_texts = positives.query_images, positives.query_texts
-    of_images = image_ranks[query_images], image_tied[query_images] > 0
-    return Ranks.of(positives, *of_images, text_ranks[query_texts], text_tied[query_texts] > 0)
+    images, texts = positives.query_images, positives.query_texts
+    of_images, of_texts = (image_ranks[images], image_tied[images] > 0), (text_ranks[texts], text_tied[texts] > 0)
+    return Ranks.of(positives, *of_images, *of_texts)
 
 
 def recalls(ranks: Ranks) -> PerQuery:
