@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from common.base.fields import path_setting
 from common.base.settings import DataConfig, ModelConfig, OptimConfig, PromptAverage, RunConfig, check_patches, setting
 from common.logit_scale import check_bounds
 
@@ -71,8 +72,8 @@ class Config:
 class PublicModels:
     """Published models of Table 1: a folder written by transformers, or a name on the hub; "" = not evaluated."""
 
-    clip: str = ""  # the table's: openai/clip-vit-large-patch14-336
-    flava: str = ""  # the table's: facebook/flava-full
+    clip: str = path_setting()  # the table's: openai/clip-vit-large-patch14-336
+    flava: str = path_setting()  # the table's: facebook/flava-full
     caption_prefix: str = "a photo of "  # of a second row each, "" = none; CLIP's paper used one
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from common.base.fields import path_setting
 from common.base.settings import DataConfig, ModelConfig, OptimConfig, PromptAverage, RunConfig, check_patches, setting
 from common.logit_scale import check_bounds
 
@@ -15,7 +16,7 @@ class EvaluationData(DataConfig):
     """The data, and what the paper's averages are taken over."""
 
     averages: Literal["present", "datacomp"] = "present"  # over the sets that are there, or DataComp's 38 and no fewer
-    winogavil: str = ""  # not scenes: folder or hub name of its rows, "" = none; scenes bring their own
+    winogavil: str = path_setting()  # not scenes: folder or hub name of its rows, "" = none; scenes bring their own
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from common.base.config import ConfigError
+from common.base.fields import path_setting
 from common.base.provenance import hash_of
 from common.data.text_files import read_text
 from common.distributed import is_main_process
@@ -74,7 +75,7 @@ NOTES = (
 class HierarchyFiles:
     """What the part takes beside a row's settings."""
 
-    nouns: str = ""  # table of nouns, see `noun_chains`; "" = captions alone
+    nouns: str = path_setting()  # table of nouns, see `noun_chains`; "" = captions alone
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from common.base.config import ConfigError
+from common.base.fields import path_setting
 from common.base.settings import DataConfig
 from common.data.annotated import open_annotated
 from common.data.broken import BrokenSample
@@ -44,9 +45,10 @@ SETS = {"val": ("val", None), "test_a": ("test", True), "test_b": ("test", False
 class RefcocoFiles:
     """RefCOCO+ below data.root, where pictures are photographs; `docs/annotations.md` says how the files are made."""
 
-    val: str = "refcoco_plus_val.json"  # expressions with boxes and proposals; one that is not there is left out
-    test_a: str = "refcoco_plus_testA.json"  # likewise
-    test_b: str = "refcoco_plus_testB.json"  # likewise
+    # expressions with boxes and proposals; one that is not there is left out
+    val: str = path_setting("refcoco_plus_val.json")
+    test_a: str = path_setting("refcoco_plus_testA.json")  # likewise
+    test_b: str = path_setting("refcoco_plus_testB.json")  # likewise
 
 
 class Expression(NamedTuple):

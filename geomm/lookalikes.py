@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from common.base.config import ConfigError
+from common.base.fields import path_setting
 from common.base.settings import DataConfig
 from common.data.annotated import AnnotatedPictures, read_sugarcrepe
 from common.data.pairs import open_retrieval_sets
@@ -46,8 +47,9 @@ COLUMNS = {
 class SugarCrepeFiles:
     """Where the pairs of photographs lie."""
 
-    pairs: str = ""  # SugarCrepe's file of a group, or one with all groups
-    images: str = ""  # folder of COCO's val2017; pairs whose picture is not there are left out. "" = looked for beside
+    pairs: str = path_setting()  # SugarCrepe's file of a group, or one with all groups
+    # folder of COCO's val2017; pairs whose picture is not there are left out. "" = looked for beside
+    images: str = path_setting()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from common.base.fields import path_setting
 from common.base.provenance import hash_of
 from common.base.settings import DataConfig
 from common.data.pairs import Pairs, open_retrieval_sets
@@ -32,11 +33,11 @@ NEEDED = (
 class CocoFiles:
     """Where the test pictures and their annotations lie."""
 
-    root: str = ""  # folder that test and images start from
-    test: str = ""  # Karpathy's file of the 5,000 test pictures, "#test" behind it; "" = Table 7 is not run
-    images: str = ""  # folder of the pictures, "" = looked for beside the file
-    cxc: str = ""  # sits_test.csv of Crisscrossed Captions, "" = its columns stay empty
-    eccv: str = ""  # folder of ECCV Caption's JSON files, "" = its columns stay empty
+    root: str = path_setting()  # folder that test and images start from
+    test: str = path_setting()  # Karpathy's file of the 5,000 test pictures, "#test" behind it; "" = Table 7 is not run
+    images: str = path_setting()  # folder of the pictures, "" = looked for beside the file
+    cxc: str = path_setting()  # sits_test.csv of Crisscrossed Captions, "" = its columns stay empty
+    eccv: str = path_setting()  # folder of ECCV Caption's JSON files, "" = its columns stay empty
 
 
 @dataclass(frozen=True)

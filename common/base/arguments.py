@@ -5,6 +5,7 @@ The standard library suffices: `make` asks here before anything is installed.
 
 import argparse
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -42,11 +43,20 @@ def some(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def expanded(path: str | os.PathLike[str]) -> str:
+    """A path with the home folder for `~`; as it stands where there is no such user: a file may be called ~draft."""
+    return os.path.expanduser(path)  # noqa: PTH111
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse's, with a description that is printed as it is written, and the nearest flag or choice in its errors."""
+    """argparse's, with a description that is printed as it is written, and the nearest flag or choice in its errors.
+
+    In arguments of type Path `~` is expanded: a shell leaves that of --output=~/x to the program.
+    """
 
     def __init__(self, description: str | None) -> None:
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.register("type", Path, lambda text: Path(expanded(text)))
 
     def error(self, message: str) -> None:
         wrong = re.search(r"(?:unrecognized arguments|invalid choice): '?([^\s'=]+)", message)

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import yaml
 
-from common.base.arguments import Parser, accepted, did_you_mean, rows_of
+from common.base.arguments import Parser, accepted, did_you_mean, expanded, rows_of
 from common.base.settings import NAMES_IN_A_SOURCE, TAKEN_BY, TAKEN_BY_TOKENIZER, DataConfig, located
 
 SCALES = ("smoke", "demo", "photos", "photos_scratch", "paper")
@@ -139,7 +139,7 @@ def entry_arguments(
     row = Path(default_row).stem
     parser.add_argument("--config", default=row, help="a row of the paper (`make rows`) or a file, default %(default)s")
     parser.add_argument("--scale", default="demo", choices=SCALES, help=f"file configs/{scale_files}_<scale>.yaml")
-    parser.add_argument("--output-dir", default=None, help="default outputs/runs/<paper>/<row>-<scale>-<hash>/seed<n>")
+    parser.add_argument("--output-dir", type=Path, help="default outputs/runs/<paper>/<row>-<scale>-<hash>/seed<n>")
     resume_help = "go on from the last whole checkpoint in the output dir; auto: or start afresh where there is none"
     parser.add_argument("--resume", nargs="?", choices=("last", "auto"), const="last", help=resume_help)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
@@ -365,8 +365,10 @@ def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
             return value
         hint = options[-1]
     origin = typing.get_origin(hint)
+    if bounds.get("is_list") and isinstance(value, list | tuple) and not any("," in str(item) for item in value):
+        value = ",".join(map(str, value))
     if isinstance(value, str):
-        value = _read_as(hint, value)
+        value = expanded(value) if bounds.get("is_place") else _read_as(hint, value)
     if origin is Literal:
         if value not in typing.get_args(hint) or isinstance(value, bool):
             accepted = ", ".join(str(choice) for choice in typing.get_args(hint))

@@ -10,6 +10,16 @@ from typing import Any
 import yaml
 
 
+def utf8(text: str) -> bytes:
+    r"""UTF-8, in which a byte of a file name that is none stands as \udcfc: JSON and YAML read it back as it was."""
+    return text.encode("utf-8", "backslashreplace")
+
+
+def printable(text: str) -> str:
+    """A name as screens, logs and tables can hold it, see `utf8`."""
+    return utf8(text).decode()
+
+
 def write_atomically(path: str | Path, content: str | bytes) -> Path:
     """Write through a temporary file in the same folder and a rename: a reader sees the old file or the new one."""
     path = Path(path)
@@ -18,7 +28,7 @@ def write_atomically(path: str | Path, content: str | bytes) -> Path:
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as stream:
-            stream.write(content.encode("utf-8") if isinstance(content, str) else content)
+            stream.write(utf8(content) if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         umask = os.umask(0)

@@ -6,18 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from common.base.arguments import some
-
-
-def setting(
-    default: Any,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-):
-    """A dataclass field with a default and bounds (`above` and `below` are exclusive)."""
-    return field(default=default, metadata={"at_least": at_least, "at_most": at_most, "above": above, "below": below})
-
+from common.base.fields import columns_setting, path_setting, setting
 
 # how the prompts of a class are combined, see common/evaluation/zero_shot.py
 PromptAverage = Literal["scores", "embeddings", "normalized_mean", "plain_mean", "tangent_mean"]
@@ -32,7 +21,7 @@ TAKEN_BY = {
     "image_column": ("tsv", "hugging_face"),
     "caption_column": ("tsv", "hugging_face"),
     "stream_buffer": ("hugging_face",),
-    **dict.fromkeys(("num_train", "num_val", "num_test", "gallery", "num_labelled"), ("scenes",)),
+    **dict.fromkeys(("num_train", "num_test", "gallery", "num_labelled"), ("scenes",)),
     **dict.fromkeys(("caption_noise", "ambiguity", "num_captions"), ("scenes",)),
 }
 
@@ -41,8 +30,8 @@ TAKEN_BY = {
 TAKEN_BY_TOKENIZER = dict.fromkeys(("min_word_count", "max_words"), ("words",))
 
 
-# fields of DataConfig that name something inside one source and nothing inside another
-NAMES_IN_A_SOURCE = ("train", "val", "test", "second_test", "images", "image_column", "caption_column")
+# fields of DataConfig that name or count something inside one source, and mean nothing inside another
+NAMES_IN_A_SOURCE = ("train", "val", "test", "second_test", "images", "image_column", "caption_column", "num_val")
 
 
 Source = Literal["scenes", *_PHOTOGRAPHS]
@@ -55,11 +44,11 @@ class MixedSet:
 
     weight: float = setting(1.0, above=0.0)  # samples of it for each of a set with weight 1; counts in thousandths
     source: Source | None = None
-    root: str | None = None  # below data.root unless it is a full path
-    train: str | None = None
-    images: str | None = None
+    root: str | None = path_setting(None)  # below data.root unless it is a full path
+    train: str | None = path_setting(None)
+    images: str | None = path_setting(None)
     image_column: str | None = None
-    caption_column: str | None = None
+    caption_column: str | None = columns_setting(None)
     stream_buffer: int | None = setting(None, at_least=0)
     num_train: int | None = setting(None, at_least=1)
     caption_noise: float | None = setting(None, at_least=0.0, at_most=1.0)
@@ -94,23 +83,25 @@ class DataConfig:
 
     # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
     source: Source = "scenes"
-    root: str = ""  # folder that the names below start from
+    root: str = path_setting()  # folder that the names below start from
     # scenes: "" = train, or train_crowded and train_referring, which stand for COCO and RefCOCO+ (without boxes);
     # shards: braces and globs, e.g. "{00000..01287}.tar", "" = "*train*.tar"; karpathy, tsv: a file; hugging_face: a
     # folder, files, or a name on the hub. karpathy and hugging_face: "#split" may follow, else the role's own split
-    train: str = ""
-    val: str = ""  # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
-    test: str = ""  # likewise; ranked at the end
-    second_test: str = ""  # a second test set, "" = none
+    train: str = path_setting()
+    # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
+    val: str = path_setting()
+    test: str = path_setting()  # likewise; ranked at the end
+    second_test: str = path_setting()  # a second test set, "" = none
     # several training sets instead of data.train, e.g. [{train: a.tsv, weight: 3}, {source: shards, root: /data/b}]
     mixture: tuple[MixedSet, ...] = ()
-    images: str = ""  # folder of the pictures, "" = looked for beside the file
+    images: str = path_setting()  # folder of the pictures, "" = looked for beside the file
     image_column: str = ""  # of the picture or its path, "" = by the usual names
-    caption_column: str = ""  # likewise
+    caption_column: str = columns_setting()  # likewise; several are separated by commas: "caption_0,caption_1"
     stream_buffer: int = setting(0, at_least=0)  # rows in which a training stream is shuffled, 0 = none
-    labelled: str = ""  # folder of labelled sets for zero-shot classification, one folder each, "" = none
+    labelled: str = path_setting()  # folder of labelled sets for zero-shot classification, one folder each, "" = none
     num_train: int = setting(50_000, at_least=1)  # pictures in one epoch
-    num_val: int = setting(500, at_least=1)
+    # pictures that are ranked, and classified, during training; of files evenly spaced ones. null = all; of scenes 500
+    num_val: int | None = setting(None, at_least=1)
     num_test: int = setting(1_000, at_least=1)  # pictures of each retrieval test set
     gallery: int | None = setting(None, at_least=2)  # test pictures ranked together, null = all num_test
     num_labelled: int = setting(1_000, at_least=1)  # pictures of each zero-shot classification set
@@ -123,7 +114,8 @@ class DataConfig:
     # training, behind the crop: ALBEF's mirror images and RandAugment; TCL's colours, grey and blur before them
     augmentation: Literal["none", "albef", "tcl"] = "none"
     tokenizer: Literal["words", "clip_bpe", "bert_wordpiece"] = "words"  # words: the training captions' own
-    vocabulary: str = ""  # clip_bpe, bert_wordpiece: file, folder or hub name; "" = open_clip's file, bert-base-uncased
+    # clip_bpe, bert_wordpiece: file, folder or hub name; "" = open_clip's file, bert-base-uncased
+    vocabulary: str = path_setting()
     context_length: int = setting(32, at_least=3)  # tokens, class and end token included
     min_word_count: int = setting(2, at_least=1)  # words: rarer ones of the training captions are unknown
     max_words: int | None = setting(None, at_least=4)  # words: size of the vocabulary, null = no bound
@@ -162,6 +154,11 @@ class DataConfig:
             )
 
     @property
+    def validation_size(self) -> int | None:
+        """Pictures that are ranked during training; None = all."""
+        return 500 if self.num_val is None and self.source == "scenes" else self.num_val
+
+    @property
     def training_sources(self) -> set[str]:
         """Of the training set, or of those that it is mixed from."""
         return {part.source or self.source for part in self.mixture} or {self.source}
@@ -181,7 +178,7 @@ class TowerConfig:
     mlp_ratio: float = setting(4.0, above=0.0)
     activation: Literal["gelu", "quick_gelu"] | None = None  # of the MLPs; null = the initial weights', else gelu
     norm_eps: float | None = setting(None, above=0.0)  # of every LayerNorm; null = the initial weights', else 1e-5
-    init: str = ""  # weights to start from: file, folder, run or hub name; "" = model.init
+    init: str = path_setting()  # weights to start from: file, folder, run or hub name; "" = model.init
     lock: Literal["all"] | int | None = setting(None, at_least=0)  # gets no gradient; 0 = the embeddings alone
 
 
@@ -190,7 +187,8 @@ class StemConfig:
     """A pre-trained network of timm's whose features stand in for the patches (common/encoders/stem.py)."""
 
     name: str = ""  # as timm has it, e.g. tf_efficientnet_lite0; "" = none, pixels are cut into patches
-    weights: str = ""  # file or folder in timm's layout; "" = timm's own, from the hub; not read with an init
+    # file or folder in timm's layout; "" = timm's own, from the hub; not read with an init
+    weights: str = path_setting()
     trainable: bool = False  # false: held still, and its features computed once and kept on disk
     mean: tuple[float, float, float] | None = None  # of its training's pixels; null = as config.json or timm has it
     std: tuple[float, float, float] | None = None
@@ -218,7 +216,7 @@ class ImageTowerConfig(TowerConfig):
 class TextStemConfig:
     """A pre-trained BERT whose tokens stand in for the word embeddings (common/encoders/text_stem.py)."""
 
-    weights: str = ""  # folder or hub name; "" = none, words are embedded from scratch
+    weights: str = path_setting()  # folder or hub name; "" = none, words are embedded from scratch
     layers: int | None = setting(None, at_least=0)  # lowest ones taken; 0 = the embeddings alone, null = all
     # null = the weights'; written down so that a checkpoint can do without them
     width: int | None = setting(None, at_least=1)
@@ -247,18 +245,20 @@ class StartConfig:
 
     row: str = ""  # stem of its file in configs/; "" = none. It is trained first where it is missing
     part: Literal["towers", "all"] = "all"  # towers: with their projections and the temperature
-    run: str = ""  # its folder, filled in by whoever finds or trains it
+    run: str = path_setting()  # its folder, filled in by whoever finds or trains it
     discriminator: str = ""  # stem of another row whose matching head judges pairs (MAFA); likewise
-    discriminator_run: str = ""  # its folder, likewise
-    bert: str = ""  # a BERT: lower layers for the text tower, upper ones for a fusion transformer, if there is one
+    discriminator_run: str = path_setting()  # its folder, likewise
+    # a BERT: lower layers for the text tower, upper ones for a fusion transformer, if there is one
+    bert: str = path_setting()
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Sizes of both towers and of the embedding, and the weights that both start from."""
 
-    weights: str = ""  # folder in which weights and vocabularies lie under their names; "" = the hub's
-    init: str = ""  # weights to start from: file, folder, run or hub name of a model with both towers; "" = random
+    weights: str = path_setting()  # folder in which weights and vocabularies lie under their names; "" = the hub's
+    # weights to start from: file, folder, run or hub name of a model with both towers; "" = random
+    init: str = path_setting()
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
     text: TextTowerConfig = field(default_factory=TextTowerConfig)
     patch_size: int = setting(8, at_least=1)  # pixels

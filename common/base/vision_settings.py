@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from common.base.settings import setting
+from common.base.fields import path_setting, setting
 
 
 @dataclass(frozen=True)
@@ -12,9 +12,9 @@ class VisionDataConfig:
 
     # the embedded world; folders of pictures, one per class; torchvision's CIFAR-10
     source: Literal["scenes", "folders", "cifar10"] = "scenes"
-    root: str = ""  # folders: holds the two folders below; cifar10: holds cifar-10-batches-py
-    train: str = "train"  # folders: CLASS/*.jpg below it
-    test: str = "test"  # folders: the same classes
+    root: str = path_setting()  # folders: holds the two folders below; cifar10: holds cifar-10-batches-py
+    train: str = path_setting("train")  # folders: CLASS/*.jpg below it
+    test: str = path_setting("test")  # folders: the same classes
     task: str = "vtab/shape"  # scenes: which classes
     num_train: int = setting(20_000, at_least=2)  # scenes
     num_test: int = setting(2_000, at_least=2)  # scenes

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from common.base.arguments import some
+from common.base.files import printable
 from common.data.broken import BrokenSample, Unusable, check_opened, named
 from common.data.decoding import PackedTexts, content_hash, id_text, read_picture, row_of, sampled_places
 from common.data.picture_files import find_images, missing_picture, sizes_of_files
@@ -216,7 +217,8 @@ class AnnotatedPictures:
         max_broken_share: float = 0.01,
     ) -> None:
         self.file = Path(path)
-        self.name, self.broken_at_open = name or self.file.name.partition(".")[0], list(annotations.broken)
+        self.name = printable(name or self.file.name.partition(".")[0])
+        self.broken_at_open = list(annotations.broken)
         paths = [picture for row in annotations.rows for picture in row.pictures]
         self.images = find_images(paths, self.file, images, root) if paths else self.file.parent
         sizes = dict(sizes_of_files(self.images / each for each in dict.fromkeys(paths)))

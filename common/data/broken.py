@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from common.base.files import printable
+
 
 class BrokenSample(Exception):
     """One sample that cannot be used: cut picture, no caption, wrong type.
@@ -22,8 +24,7 @@ class BrokenSample(Exception):
 
     def __str__(self) -> str:
         place = f"{self.path} [{self.key}]" if self.key else self.path
-        text = f"{place}: {self.reason}" if self.reason else place
-        return text.encode("utf-8", "backslashreplace").decode()  # names that are not UTF-8 can be logged
+        return printable(f"{place}: {self.reason}" if self.reason else place)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BrokenSample) and self.args == other.args

@@ -181,11 +181,11 @@ class PackedTexts:
     """Many texts in one block of bytes: millions of them cost no Python objects, and forked workers share them.
 
     Args:
-        texts: strings without half surrogate pairs.
+        texts: strings; of surrogates those alone that stand for the bytes of a file name which is no UTF-8.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        encoded = [text.encode("utf-8") for text in texts]
+        encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
         self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
         self._bytes = b"".join(encoded)
 
@@ -193,7 +193,7 @@ class PackedTexts:
         return len(self._ends) - 1
 
     def __getitem__(self, index: int) -> str:
-        return self._bytes[self._ends[index] : self._ends[index + 1]].decode("utf-8")
+        return self._bytes[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
 
     def feed(self, update: Callable[[bytes], Any]) -> None:
         """Hands lengths and content to a digest."""

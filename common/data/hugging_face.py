@@ -8,6 +8,7 @@ set contains is executed: the library no longer runs the scripts of data sets, a
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from common.base.arguments import expanded
+from common.base.files import printable
 from common.data.broken import BrokenSample, check_opened
 from common.data.decoding import check_reading_options, refuse_split, row_of, sampled_places
-from common.data.rows import RowReader, captions_of, pictures_of, rows_of_batch
-from common.data.shards import expand_shards
+from common.data.labelled import PICTURE_EXTENSIONS
+from common.data.rows import RowReader, captions_of, named_columns, pictures_of, rows_of_batch
+from common.data.shard_paths import check_opens, expand_shards
 from common.data.streamed import StreamedPairs
 
 # usual names of columns, the preferred one first
@@ -158,6 +162,7 @@ def open_hugging_face(
     seed: int = 0,
     max_broken_share: float = 0.01,
     decode_size: int | None = None,
+    key: str | None = None,
 ) -> HuggingFacePairs | StreamedPairs:
     """One split of a data set.
 
@@ -169,19 +174,21 @@ def open_hugging_face(
         root: folder that relative files and folders start from.
         images: folder that relative picture paths start from; None takes the folder of the source.
         image_column, caption_column: None takes the first of `IMAGE_COLUMNS`, `CAPTION_COLUMNS` that is there. A
-            picture is bytes or a path, captions are a string or a list of strings.
+            picture is bytes or a path, captions are a string or a list of strings, in one column or in several, which
+            commas separate; of several, an empty cell is no caption.
         role: "train" refuses empty captions; the others accept them.
         stream_buffer: above 0 the set is a `StreamedPairs` with a buffer of so many rows.
         seed: of the order of a stream.
         max_broken_share: see `HuggingFacePairs`.
         decode_size: see `decode_picture`.
+        key: setting that names the source, for messages; None is the role's own, data.train, ...
     Raises:
         ValueError: names the source and what it has: no such split or column, a column of another type, no rows, a file
-            or a hub name that cannot be loaded.
+            or a hub name that cannot be loaded, a link that leads nowhere.
         FileNotFoundError: if a file or folder is missing.
     """
     check_reading_options(role, decode_size)
-    place = _place(source, root)
+    place = _place(source, root, f"data.{role}" if key is None else key)
     if stream_buffer:
         rows, split, num_rows, files = _stream(source, place, split, role)
     else:
@@ -189,10 +196,11 @@ def open_hugging_face(
     # which column is what; an unknown name or a type that can never serve is refused before a row is read
     where = str(place[0]) if place else source
     columns = _column_names(rows)
+    named = [None] if caption_column is None else named_columns(caption_column, columns)
     reader = RowReader(
         source=where,
-        image=_column(rows, columns, image_column, IMAGE_COLUMNS, "image_column", where),
-        caption=_column(rows, columns, caption_column, CAPTION_COLUMNS, "caption_column", where),
+        image=_column(columns, image_column, IMAGE_COLUMNS, "image_column", where),
+        caption_columns=tuple(_column(columns, name, CAPTION_COLUMNS, "caption_column", where) for name in named),
         image_id="image_id" if "image_id" in columns else None,
         caption_ids=next((name for name in ("caption_ids", "sentids") if name in columns), None),
         folder=_picture_folder(place, images),
@@ -209,7 +217,8 @@ def open_hugging_face(
         return HuggingFacePairs(rows, reader, label, max_broken_share)
     rows = rows.select_columns([reader.image, *reader.text_columns])
     if num_rows is None:  # a stream of JSON does not state it: read once, captions alone
-        num_rows = sum(len(batch[reader.caption]) for batch in rows.select_columns([reader.caption]).iter(1000))
+        first = reader.caption_columns[0]
+        num_rows = sum(len(batch[first]) for batch in rows.select_columns([first]).iter(1000))
     return StreamedPairs(rows, num_rows, reader, label, files, seed, stream_buffer)
 
 
@@ -251,19 +260,39 @@ def _file_size(folder: Path, name: str | None) -> Any:
         return [Path(name).name, None]
 
 
-def _place(source: str, root: Path | None) -> list[Path]:
+def _place(source: str, root: Path | None, key: str) -> list[Path]:
     """The folder or the files that a source names; [] for a name on the hub."""
     if not source:
         raise ValueError("the source of a Hugging Face data set is empty; accepted: a folder, files, or a hub name")
-    base = Path(source).expanduser() if root is None else Path(root).expanduser() / Path(source).expanduser()
-    if base.exists():
+    base = Path(expanded(source)) if root is None else Path(expanded(root), expanded(source))
+    if base.is_dir():
+        _check_links(base, f"{key} = {source!r}")
+        return [base.absolute()]
+    if base.exists() or base.is_symlink():
+        check_opens(base, f"{key} = {source!r}")
         return [base.absolute()]
     kind = _suffix(base.name)
     if kind in FILE_KINDS or any(sign in source for sign in "*?[{"):
-        return expand_shards(source, root)
+        return expand_shards(source, root, key)
     if source.startswith((".", "~", "/")) or source.count("/") > 1:
         raise FileNotFoundError(f"{base}: no such file or folder; accepted: one, or the name of a set on the hub")
     return []
+
+
+def _check_links(folder: Path, key: str) -> None:
+    """The library passes over a link that leads nowhere; that a picture is missing, the rows that name it will show.
+
+    Raises:
+        ValueError: see `check_opens`.
+    """
+    visited = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        visible = [name for name in folders if name[0] != "." and not name.startswith("__")]
+        folders[:] = [] if os.path.realpath(place) in visited else visible
+        visited.add(os.path.realpath(place))
+        for path in (Path(place, name) for name in names if name[0] != "."):
+            if path.suffix.lower() not in PICTURE_EXTENSIONS and path.is_symlink():
+                check_opens(path, key)
 
 
 def _label(source: str, place: list[Path], split: str) -> str:
@@ -273,7 +302,7 @@ def _label(source: str, place: list[Path], split: str) -> str:
         base = place[0].parent.name
     else:
         base = place[0].name if place[0].is_dir() else place[0].name.partition(".")[0]
-    return f"{base}-{split}" if split else base
+    return printable(f"{base}-{split}" if split else base)
 
 
 def _suffix(name: str) -> str:
@@ -371,7 +400,7 @@ def _column_names(rows: Any) -> list[str]:
     return list(next(iter(rows.take(1)), {}))  # a stream of JSON knows its columns by its first row only
 
 
-def _column(rows: Any, columns: list[str], asked: str | None, usual: tuple[str, ...], key: str, where: str) -> str:
+def _column(columns: list[str], asked: str | None, usual: tuple[str, ...], key: str, where: str) -> str:
     found = asked if asked is not None else next((name for name in usual if name in columns), None)
     if found not in columns:
         what = "is unknown" if asked is None else f"{asked!r} is not there"
@@ -384,7 +413,7 @@ def _check_types(rows: Any, reader: RowReader) -> None:
     if rows.features is None:
         return
     schema = rows.features.arrow_schema
-    image, caption = schema.field(reader.image).type, schema.field(reader.caption).type
+    image = schema.field(reader.image).type
     fields = {image.field(number).name for number in range(image.num_fields)} if pa.types.is_struct(image) else set()
     if not (
         _is_text(image) or pa.types.is_binary(image) or pa.types.is_large_binary(image) or fields >= {"bytes", "path"}
@@ -392,12 +421,17 @@ def _check_types(rows: Any, reader: RowReader) -> None:
         raise ValueError(
             f"{reader.source}: column {reader.image!r} is of type {image}; accepted for pictures: images, bytes, paths"
         )
-    inner = caption.value_type if pa.types.is_list(caption) or pa.types.is_large_list(caption) else caption
-    if not _is_text(inner):
-        raise ValueError(
-            f"{reader.source}: column {reader.caption!r} is of type {caption}; accepted for captions: strings, or "
-            "lists of strings"
-        )
+    for name in reader.caption_columns:
+        caption = schema.field(name).type
+        if not _is_text(caption.value_type if _is_list(caption) else caption):
+            raise ValueError(
+                f"{reader.source}: column {name!r} is of type {caption}; accepted for captions: strings, or lists of "
+                "strings"
+            )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _is_text(kind: pa.DataType) -> bool:

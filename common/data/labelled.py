@@ -14,6 +14,7 @@ arg-max: here the class list itself is cut (`subset`), and the labels are counte
 
 import hashlib
 import json
+import os
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,9 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from common.base.files import printable
 from common.data.broken import BrokenSample, check_opened
 from common.data.class_names import in_label_order, label_order, read_class_names, read_templates
 from common.data.decoding import PackedTexts, content_hash, read_picture, row_of, sampled_places
+from common.data.picture_files import missing_picture
+from common.data.shard_paths import check_opens
 from common.data.shards import ShardDataset
 
 _PARTS = {"test", "val", "train"}  # folders of a set that are no classes
@@ -52,7 +56,7 @@ class LabelledPictures:
         templates: Sequence[str],
         broken: list[BrokenSample],
     ) -> None:
-        self.name, self.class_names, self.templates = name, list(class_names), list(templates)
+        self.name, self.class_names, self.templates = printable(name), list(class_names), list(templates)
         self.broken_at_open, self._source = broken, source
 
     def __len__(self) -> int:
@@ -152,7 +156,7 @@ class _Torchvision:
             files = _files_of(part)
             paths = [] if files is None else [Path(files[place]) for place in order]
             for path in paths:
-                update(f"{path.name}\0{path.stat().st_size if path.is_file() else -1}\0".encode())
+                update(os.fsencode(f"{path.name}\0{path.stat().st_size if path.is_file() else -1}\0"))
             for place in sampled_places(len(paths)):
                 update(content_hash(paths[place]))
             if files is None and hasattr(part, "data"):
@@ -244,11 +248,11 @@ def open_image_folder(
         for path in sorted((root / folder).rglob("*")):
             if path.is_dir() or path.name.startswith("."):
                 continue
-            size = path.stat().st_size if path.is_file() else 0
+            size = path.stat().st_size if path.is_file() else None
             if path.suffix.lower() not in PICTURE_EXTENSIONS:
                 broken.append(BrokenSample(path, "", f"no picture: unknown extension {path.suffix or '(none)'}"))
             elif not size:
-                broken.append(BrokenSample(path, "", "picture cannot be decoded: it has no bytes"))
+                broken.append(missing_picture(path, size))
             else:
                 paths.append(path.relative_to(root).as_posix())
                 labels.append(label)
@@ -431,6 +435,7 @@ def open_webdataset(
         index_dir=index_dir,
         max_broken_share=max_broken_share,
         allow_missing_captions=True,
+        key="data.labelled",
     )
     class_names = read_class_names(folder / CLASS_NAMES_FILE) if class_names is None else class_names
     templates = read_templates(folder / TEMPLATES_FILE) if templates is None else templates
@@ -464,7 +469,9 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
         raise FileNotFoundError(f"{root}: no such folder of labelled sets (data.labelled)")
     sets: dict[str, LabelledPictures] = {}
     other = []
-    for folder in sorted(item for item in root.iterdir() if item.is_dir() and not item.name.startswith(".")):
+    for folder in (root / name for name in _visible_folders(root, "data.labelled")):
+        if (folder / CLASS_NAMES_FILE).is_symlink():
+            check_opens(folder / CLASS_NAMES_FILE, "data.labelled")
         if not (folder / CLASS_NAMES_FILE).is_file():
             other.append(folder.name)
             continue
@@ -513,8 +520,17 @@ def _folder_of_classes(folder: Path, num_classes: int) -> Path:
     )
 
 
-def _visible_folders(root: Path) -> list[str]:
-    return label_order([item.name for item in root.iterdir() if item.is_dir() and not item.name.startswith(".")])
+def _visible_folders(root: Path, key: str = "folder of a class") -> list[str]:
+    """Names in the order of their labels.
+
+    Raises:
+        ValueError: a link that leads nowhere: a class, or a set, would be left out; see `check_opens`.
+    """
+    found = [item for item in root.iterdir() if not item.name.startswith(".")]
+    for item in found:
+        if item.is_symlink():
+            check_opens(item, key, or_folder=True)
+    return label_order([item.name for item in found if item.is_dir()])
 
 
 def _check_classes(where: str, class_names: Sequence[str], templates: Sequence[str]) -> None:

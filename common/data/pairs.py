@@ -10,6 +10,7 @@ from common.data.broken import BrokenSample
 from common.data.karpathy import open_karpathy
 from common.data.mixture import Mixture
 from common.data.order import seed_of
+from common.data.part import some_of
 from common.data.scenes import ReferringScenes, SceneDataset, classification_task
 from common.data.shards import ShardDataset
 from common.data.transforms import ImageTransform
@@ -44,9 +45,16 @@ def open_training_pairs(data: DataConfig, seed: int) -> Pairs:
     Of a mixture each set has a seed of its own, so that two sets of scenes are two.
     """
     if data.mixture:
-        configs = [part.as_data(data) for part in data.mixture]
-        parts = [open_training_pairs(part, seed_of(seed, number)) for number, part in enumerate(configs)]
+        parts = [
+            _open_training_set(part.as_data(data), seed_of(seed, number), f"data.mixture, set {number + 1}: train")
+            for number, part in enumerate(data.mixture)
+        ]
         return Mixture(parts, [part.weight for part in data.mixture])
+    return _open_training_set(data, seed, "data.train")
+
+
+def _open_training_set(data: DataConfig, seed: int, key: str) -> Pairs:
+    """One set; the key names it in messages."""
     if data.source == "scenes" and data.train == "train_referring":
         return ReferringScenes("train", data.num_train, data.image_size, seed, data.num_captions)
     if data.source == "scenes":
@@ -59,14 +67,14 @@ def open_training_pairs(data: DataConfig, seed: int) -> Pairs:
             ambiguity=data.ambiguity,
             num_captions=data.num_captions,
         )
-    return _open_photographs(data, "train", seed)
+    return _open_photographs(data, "train", seed, key)
 
 
 def open_validation_pairs(data: DataConfig) -> Pairs:
     """The set that is ranked during training."""
     if data.source == "scenes":
-        return SceneDataset("val", data.num_val, data.image_size, num_captions=data.num_captions)
-    return _open_photographs(data, "val")
+        return SceneDataset("val", data.validation_size, data.image_size, num_captions=data.num_captions)
+    return some_of(_open_photographs(data, "val"), data.validation_size)
 
 
 def open_retrieval_sets(data: DataConfig) -> dict[str, Pairs]:
@@ -117,12 +125,13 @@ def open_evaluation_sets(data: DataConfig) -> EvaluationSets:
 def open_validation_task(data: DataConfig, sets: EvaluationSets) -> Any | None:
     """The labelled set that is classified during training; None where there is none.
 
-    On scenes these are other pictures than the test's; of data.labelled it is the test set "imagenet", or the first.
+    On scenes these are other pictures than the test's; of data.labelled they are those of the test set "imagenet", or
+    of the first.
     """
     if data.source == "scenes":
-        return classification_task("imagenet", size=data.num_val, image_size=data.image_size, part="train")
+        return classification_task("imagenet", size=data.validation_size, image_size=data.image_size, part="train")
     first = next(iter(sets.zero_shot.values()), None)
-    return sets.zero_shot.get("imagenet", first)
+    return some_of(sets.zero_shot.get("imagenet", first), data.validation_size)
 
 
 def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
@@ -130,12 +139,12 @@ def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
     return [sample for pairs in sets for sample in getattr(pairs, "broken_at_open", [])]
 
 
-def _open_photographs(data: DataConfig, role: str, seed: int = 0) -> Pairs:
-    """The set of one role that is no scene; the seed is that of a stream's order."""
+def _open_photographs(data: DataConfig, role: str, seed: int = 0, key: str | None = None) -> Pairs:
+    """The set of one role that is no scene; the seed is that of a stream's order, the key names it in messages."""
     # training may decode a JPEG at a fraction of its size; ranking sees every pixel
     options: dict[str, Any] = {"role": role, "decode_size": 2 * data.image_size if role == "train" else None}
     if data.source == "shards":
-        return _open_shards(data, role, options)
+        return _open_shards(data, role, {**options, "key": key})
     root = Path(data.root).expanduser()
     name, split = _name_and_split(data, role, root)
     if data.images and role != "second_test":  # which lies somewhere else
@@ -151,7 +160,7 @@ def _open_photographs(data: DataConfig, role: str, seed: int = 0) -> Pairs:
     from common.data.hugging_face import open_hugging_face  # slow to import
 
     buffer = data.stream_buffer if role == "train" else 0
-    options |= {"stream_buffer": buffer, "seed": seed, "max_broken_share": data.max_broken_share}
+    options |= {"stream_buffer": buffer, "seed": seed, "max_broken_share": data.max_broken_share, "key": key}
     opened = open_hugging_face(name, split=split, root=root, **options)
     return _not_the_training_set(opened, data, role)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from common.base.arguments import some
+from common.base.files import printable
 from common.data.broken import BrokenSample, check_opened
 from common.data.decoding import PackedTexts, check_reading_options, content_hash, read_picture, row_of, sampled_places
 from common.data.rows import Entry
@@ -54,7 +55,7 @@ class PictureFiles:
         decode_size: int | None = None,
     ) -> None:
         check_reading_options(role, decode_size)
-        self.name, self.decode_size = name, decode_size
+        self.name, self.decode_size = printable(name), decode_size
         paths = [entry.path for entry in entries]
         self.images = find_images(paths, annotations, images, root) if paths else annotations.parent
         self.broken_at_open = list(broken)
@@ -202,7 +203,8 @@ def sizes_of_files(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
 
 def missing_picture(path: Path, size: int | None) -> BrokenSample:
     """What is wrong with a file of no bytes, or none at all."""
-    fault = "missing picture: no such file" if size is None else "picture cannot be decoded: it has no bytes"
+    absent = "a link that leads nowhere" if path.is_symlink() else "no such file"
+    fault = f"missing picture: {absent}" if size is None else "picture cannot be decoded: it has no bytes"
     return BrokenSample(path, "", fault)
 
 

@@ -6,8 +6,9 @@ opening are checked row by row when they are read (`RowReader`).
 """
 
 import hashlib
+import os
 import posixpath
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,14 +128,19 @@ def picture_path(text: Any) -> str:
     """The path of a picture as an annotation file has it, in its shortest form: "./a.jpg" is "a.jpg".
 
     Returns:
-        Absolute, or relative to the folder of the pictures. It may leave that folder, as "../images/a.jpg" does.
+        Absolute, or relative to the folder of the pictures. It may leave that folder, as "../images/a.jpg" does. Bytes
+        that are no UTF-8 stand in it as Python has them in file names.
     Raises:
         Unusable: if it is no path of a file.
     """
     if not isinstance(text, str) or not text:
         raise Unusable(f"missing picture: its path is {text!r}")
-    path = posixpath.normpath(id_text(text, "path of the picture"))
-    if "\0" in path or max(len(part.encode()) for part in path.split("/")) > _MAX_NAME or len(path) > _MAX_PATH:
+    path = posixpath.normpath(text)
+    try:
+        longest = max(map(len, os.fsencode(path).split(b"/")))
+    except UnicodeEncodeError:
+        raise Unusable(f"path of the picture has half a surrogate pair: {text!r}") from None
+    if "\0" in path or longest > _MAX_NAME or len(path) > _MAX_PATH:
         raise Unusable(f"missing picture: no file has the path {text[:60]!r}")
     return path
 
@@ -144,13 +150,13 @@ class RowReader:
     """How one row of a table (arrow, parquet, JSON) becomes a sample.
 
     source: for messages.
-    image, caption, image_id, caption_ids: names of columns; the last two are None where there is none.
+    image, caption_columns, image_id, caption_ids: names of columns; the last two are None where there is none.
     folder: where relative picture paths start.
     """
 
     source: str
     image: str
-    caption: str
+    caption_columns: tuple[str, ...]
     image_id: str | None
     caption_ids: str | None
     folder: Path
@@ -160,12 +166,12 @@ class RowReader:
     @property
     def text_columns(self) -> list[str]:
         """Columns that hold no picture."""
-        return [name for name in (self.caption, self.image_id, self.caption_ids) if name is not None]
+        return [name for name in (*self.caption_columns, self.image_id, self.caption_ids) if name is not None]
 
     def captions(self, row: dict[str, Any], index: int) -> list[str]:
         """Raises: BrokenSample. Of a stream, the index is the position in the run."""
         with named(self.source, f"row {index}"):
-            return checked_captions(row[self.caption], allow_empty=self.role != "train")
+            return checked_captions(self._cells(row), allow_empty=self.role != "train")
 
     def picture(self, row: dict[str, Any], index: int) -> Image.Image:
         """Pillow image in RGB. Raises: BrokenSample."""
@@ -200,9 +206,25 @@ class RowReader:
     def as_row(self, row: dict[str, Any], index: int) -> Row:
         """For `pictures_of`: captions and id; what is wrong with the picture shows when it is read."""
         try:
-            return Row(f"row {index}", captions=row[self.caption], image_id=self.identity(row, index), inside=True)
+            return Row(f"row {index}", captions=self._cells(row), image_id=self.identity(row, index), inside=True)
         except BrokenSample as error:
             return Row(error.key, fault=error.reason)
+
+    def _cells(self, row: dict[str, Any]) -> Any:
+        return captions_in([row[name] for name in self.caption_columns])
+
+
+def captions_in(cells: list[Any]) -> Any:
+    """What a row has in its columns of captions; of several columns an empty cell is no caption."""
+    if len(cells) == 1:
+        return cells[0]
+    texts = [text for cell in cells for text in (cell if isinstance(cell, list) else [cell])]
+    return [text for text in texts if text is not None and str(text).strip()]
+
+
+def named_columns(text: str, columns: Collection[str]) -> list[str]:
+    """The columns that a setting names: one, or several separated by commas; a name may hold a comma itself."""
+    return [text] if text in columns else [name.strip() for name in text.split(",")]
 
 
 def picture_bytes(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import codecs
 import gzip
 import io
 import json
@@ -12,6 +13,7 @@ from typing import Any
 
 _FILE_SUFFIXES = (".txt", ".gz", ".json", ".model", ".vocab")
 _HUB_NAME = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
+_MARKS_OF_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MAX_UNPACKED_BYTES = 1 << 26
 _MAX_UNPACKED_RATIO = 100  # over the packed size, where the result is larger than that; text packs to a tenth
 
@@ -35,19 +37,40 @@ def unpacked(content: bytes) -> bytes:
     return found
 
 
+def decoded(content: bytes, errors: str = "strict") -> str:
+    """Text in UTF-8, or in UTF-16 if it opens with the mark of its byte order, as Windows writes it.
+
+    Args:
+        content: of a file or member.
+        errors: as in `bytes.decode`.
+    Raises:
+        UnicodeDecodeError: it is neither.
+    """
+    return content.decode("utf-16" if content.startswith(_MARKS_OF_UTF16) else "utf-8-sig", errors)
+
+
+def refused_text(path: Path, error: UnicodeDecodeError) -> ValueError:
+    """The error of a file that `decoded` cannot read: names the file, its first wrong byte, and what is expected."""
+    byte, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
+    return ValueError(
+        f"{path} is no text in {error.encoding.upper()}: byte 0x{byte:02x} at position {error.start}, line {line}; "
+        "expected UTF-8, or UTF-16 with a byte order mark. To convert a file of Windows: iconv -f CP1252 -t UTF-8"
+    )
+
+
 def read_text(path: Path) -> str:
-    """Content of a UTF-8 file, `unpacked` where it is gzip.
+    """Content of a text file, `unpacked` where it is gzip, then `decoded`.
 
     Raises:
         ValueError: names the file and what is wrong with it.
     """
     try:
         content = unpacked(path.read_bytes())
-        return content.decode("utf-8-sig").replace("\r\n", "\n")
+        return decoded(content).replace("\r\n", "\n")
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+        raise refused_text(path, error) from None
 
 
 def read_json(path: Path) -> Any:

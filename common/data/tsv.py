@@ -1,25 +1,29 @@
 """Captioned pictures from a table of paths and captions, separated by tabs or commas, and a folder of pictures.
 
-Rows with the same path are the captions of one picture, whose id is that path. Files are UTF-8 and may be packed with
-gzip. A row that cannot be used is listed with its line; a table whose columns or quotes cannot be told stops with an
-error.
+Rows with the same path are the captions of one picture, whose id is that path. Files are UTF-8, or UTF-16 with a byte
+order mark, and may be packed with gzip. A row that cannot be used is listed with its line; a table whose columns or
+quotes cannot be told, or whose captions are in another encoding, stops with an error.
 """
 
 import csv
 import io
 import itertools
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from common.data.picture_files import PictureFiles
-from common.data.rows import Row, pictures_of
-from common.data.text_files import unpacked
+from common.data.rows import Row, captions_in, named_columns, pictures_of
+from common.data.text_files import decoded, refused_text, unpacked
 
 # names by which a header is recognised
 IMAGE_COLUMNS = ("filepath", "file_path", "path", "file_name", "filename", "image_path", "image", "file", "img")
 CAPTION_COLUMNS = ("caption", "title", "text", "sentence", "raw", "captions")
+
+_UNDECODED = "row cannot be decoded: it is no UTF-8"
+_UNDECODED_BYTE = re.compile("[\udc80-\udcff]")
 
 
 def open_tsv(
@@ -29,6 +33,7 @@ def open_tsv(
     image_column: str | None = None,
     caption_column: str | None = None,
     role: str = "train",
+    max_broken_share: float = 0.01,
     **options: Any,
 ) -> PictureFiles:
     """The pictures of a table, in the order in which their paths first appear, each with the captions of its rows.
@@ -42,11 +47,14 @@ def open_tsv(
         images: folder of the pictures; None looks for it, see `find_images`.
         image_column, caption_column: names in the header. None: the first line is a header if it has one of
             `IMAGE_COLUMNS` and one of `CAPTION_COLUMNS` (upper or lower case); without a header there are two
-            columns, path and caption.
+            columns, path and caption. Several caption columns are separated by commas; their empty cells are none.
         role: "train" refuses empty captions; the others accept them.
-        options: root, max_broken_share, decode_size, see `PictureFiles`; a row that cannot be used counts as a sample.
+        max_broken_share: of rows in another encoding, however few rows there are, and of all faults as in
+            `PictureFiles`; a row that cannot be used counts as a sample.
+        options: root, decode_size, see `PictureFiles`.
     Raises:
-        ValueError: names file and line: a column that is missing, quotes that do not close, no readable row.
+        ValueError: names file and line: a column that is missing, quotes that do not close, no readable row, another
+            encoding.
         FileNotFoundError: if the file or the folder with the pictures is missing.
     """
     table = Path(table).expanduser()
@@ -56,41 +64,55 @@ def open_tsv(
     first_line, header = next(rows, (1, []))
     columns = _columns(table, header, image_column, caption_column)
     has_header = columns is not None
-    path_at, caption_at = columns if has_header else (0, 1)
+    path_at, captions_at = columns if has_header else (0, [1])
     if not has_header:
         rows = itertools.chain([(first_line, header)], rows)
 
-    found = (_row(line, row, len(header), path_at, caption_at, separator) for line, row in rows if any(row))
+    found = (_row(line, row, len(header), path_at, captions_at, separator) for line, row in rows if any(row))
     entries, broken = pictures_of(found, table, role, together="path")
-    return PictureFiles(entries, broken, table, images, table.name.partition(".")[0], role=role, **options)
+    undecoded = sum(sample.reason == _UNDECODED for sample in broken)
+    if undecoded > max_broken_share * (len(broken) + sum(len(entry.rows) for entry in entries)):
+        raise _of_another_encoding(table, content)
+    options |= {"role": role, "max_broken_share": max_broken_share}
+    return PictureFiles(entries, broken, table, images, table.name.partition(".")[0], **options)
 
 
-def _row(line: int, fields: list[str], count: int, path_at: int, caption_at: int, separator: str) -> Row:
+def _row(line: int, fields: list[str], count: int, path_at: int, captions_at: list[int], separator: str) -> Row:
     place = f"line {line}"
-    if separator == "," and len(fields) > count == 2 and caption_at == 1:
+    if separator == "," and len(fields) > count == 2 and captions_at == [1]:
         fields = [fields[0], ",".join(fields[1:])]  # Flickr's text files do not quote captions that hold commas
     if len(fields) != count:
         return Row(place, fault=f"row has another number of columns: {len(fields)} instead of {count}")
-    path, caption = fields[path_at].strip(), fields[caption_at]
-    if any("\udc80" <= sign <= "\udcff" for sign in path + caption):
-        return Row(place, fault="row cannot be decoded: it is no UTF-8")
-    return Row(place, path, caption)
+    captions = captions_in([fields[at] for at in captions_at])
+    if _UNDECODED_BYTE.search("".join(captions)):
+        return Row(place, fault=_UNDECODED)
+    return Row(place, fields[path_at].strip(), captions)
 
 
 def _read(table: Path) -> str:
-    """The text; bytes that are no UTF-8 become lone surrogates, which name their row later."""
+    """The text. Bytes that are no UTF-8 become lone surrogates, with which a path is one and a caption is none."""
     if not table.is_file():
         raise FileNotFoundError(f"{table}: no such file; accepted: a table with a column of paths and one of captions")
     try:
         content = unpacked(table.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{table} cannot be unpacked: {error}") from None
-    if b"\0" in content[:4096]:
+    try:
+        text = decoded(content, "surrogateescape")
+    except UnicodeDecodeError as error:  # of UTF-16, half a character at its end
+        raise refused_text(table, error) from None
+    if "\0" in text[:4096]:
         raise ValueError(f"{table} is no table: it holds zero bytes; accepted: text in UTF-8")
-    text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     if not text.strip():
         raise ValueError(f"{table} is empty; accepted: rows of path and caption")
     return text
+
+
+def _of_another_encoding(table: Path, content: str) -> ValueError:
+    try:
+        content.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeDecodeError as error:
+        return refused_text(table, error)
 
 
 def _lines(content: str) -> Iterator[tuple[int, list[str]]]:
@@ -126,27 +148,32 @@ def _records(content: str, table: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _columns(
     table: Path, header: list[str], image_column: str | None, caption_column: str | None
-) -> tuple[int, int] | None:
-    """Where path and caption stand; None where the first line is no header.
+) -> tuple[int, list[int]] | None:
+    """Where path and captions stand; None where the first line is no header.
 
     Raises:
         ValueError: if a named column is missing, or there is no header and there are not two columns.
     """
     names = [field.strip() for field in header]
     found = []
-    for asked, usual, key in (
-        (image_column, IMAGE_COLUMNS, "data.image_column"),
-        (caption_column, CAPTION_COLUMNS, "data.caption_column"),
+    for named, usual, key in (
+        (None if image_column is None else [image_column], IMAGE_COLUMNS, "data.image_column"),
+        (
+            None if caption_column is None else named_columns(caption_column, names),
+            CAPTION_COLUMNS,
+            "data.caption_column",
+        ),
     ):
-        if asked is not None and asked not in names:
-            raise ValueError(f"{table}, line 1: no column {asked!r} ({key}); the first line has {', '.join(names)!r}")
+        unknown = next((name for name in named or () if name not in names), None)
+        if unknown is not None:
+            raise ValueError(f"{table}, line 1: no column {unknown!r} ({key}); the first line has {', '.join(names)!r}")
         lower = [name.lower() for name in names]
         known = [lower.index(name) for name in usual if name in lower]
-        found.append(names.index(asked) if asked is not None else known[0] if known else None)
-    image, caption = found
-    if image is not None and caption is not None and image != caption:
-        return image, caption
-    if image_column is None and caption_column is None and len(header) == 2 and image == caption:
+        found.append(known[:1] if named is None else [names.index(name) for name in named])
+    image, captions = found
+    if image and captions and image[0] not in captions:
+        return image[0], captions
+    if image_column is None and caption_column is None and len(header) == 2 and image == captions:
         return None
     raise ValueError(
         f"{table}, line 1: which columns hold paths and captions? The first line has {', '.join(names)[:200]!r}; "

@@ -212,6 +212,8 @@ def in_words(content: Mapping[str, Any]) -> str:
             guess = ", ".join(f"{100 * found['chance'][key]:.1f}" for key in shown if key in found["chance"])
             protocol = ", ".join(filter(None, (data_text(found["protocol"]), protocol_text(found["protocol"]))))
             text = f"  {role}: {numbers}{f' (a guess: {guess})' if guess else ''}; {protocol}"
+            if lost := found["protocol"].get("unreadable_images"):
+                text += f"; left out: {lost} that cannot be read"
             lines.append((found["protocol"].get("task") == "zero_shot", text))  # of which there may be many: last
     lines = [text for _, text in sorted(lines, key=lambda line: line[0])]
     more = len(lines) - _MOST_LINES

@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from common.base.arguments import some
+from common.base.files import utf8
 from common.data.text_files import find_file
 from common.distributed import gather_objects, is_main_process
 
@@ -166,7 +167,7 @@ def _write(
         }
         save_file(_without_shared_memory(flat), temporary / "optimizer.safetensors")
         content = {"format": FORMAT, "step": step, **state, "optimizer_groups": optimizer_state["param_groups"]}
-        (temporary / "state.json").write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+        (temporary / "state.json").write_bytes(utf8(json.dumps(content, indent=1, ensure_ascii=False)))
         (temporary / SUMS).write_bytes("".join(_sum_lines(temporary)).encode())
         for name in (*FILES, SUMS):
             _flush(temporary / name)
@@ -187,7 +188,7 @@ def write_published(checkpoint: Checkpoint, folder: Path) -> None:
     folder.mkdir(parents=True)
     save_file(checkpoint.model_tensors(), folder / "model.safetensors")
     content = {**checkpoint.state, "optimizer_groups": []}
-    (folder / "state.json").write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
+    (folder / "state.json").write_bytes(utf8(json.dumps(content, indent=1, ensure_ascii=False)))
     (folder / SUMS).write_bytes("".join(_sum_lines(folder, PUBLISHED)).encode())
 
 

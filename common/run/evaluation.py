@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from common.base.arguments import Parser
+from common.base.arguments import Parser, expanded
 from common.base.config import ConfigError, from_dict, override
 from common.base.files import shown, write_json
 from common.base.provenance import ROOT, hash_of
@@ -176,7 +176,7 @@ def command_line(description: str, checkpoint: str, published: bool = False) -> 
         published: of weights that others have published: --activation and --heads too.
     """
     parser = Parser(description)
-    parser.add_argument("--checkpoint", required=True, help=checkpoint)
+    parser.add_argument("--checkpoint", required=True, type=expanded, help=checkpoint)
     if published:
         parser.add_argument(
             "--activation",

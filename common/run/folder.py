@@ -12,6 +12,7 @@ import filelock
 import yaml
 
 from common.base.config import ConfigError, to_dict
+from common.base.files import utf8
 from common.base.provenance import (
     ROOT,
     code_fingerprint,
@@ -235,7 +236,7 @@ def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_
         ConfigError: --resume where no checkpoint is: a fresh run would be no resume (--resume auto is).
     """
     if arguments.output_dir is not None:
-        files = RunFiles(Path(arguments.output_dir), _identity(arguments.row, arguments.scale, config))
+        files = RunFiles(arguments.output_dir, _identity(arguments.row, arguments.scale, config))
     else:
         files = run_files(script, arguments.row, arguments.scale, config, data_fingerprint)
     if arguments.resume == "last" and saved_step(files.checkpoints) is None:
@@ -251,7 +252,7 @@ def save_config(files: RunFiles, config: Any, **provenance: Any) -> None:
     files.folder.mkdir(parents=True, exist_ok=True)
     header = {"git_revision": git_revision(), "hardware": hardware(), **provenance}
     lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
-    files.config.write_text(lines + yaml.safe_dump(to_dict(config), sort_keys=False), encoding="utf-8")
+    files.config.write_bytes(utf8(lines + yaml.safe_dump(to_dict(config), sort_keys=False)))
 
 
 def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_fingerprint: str) -> Checkpoint | None:

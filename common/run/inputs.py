@@ -91,7 +91,8 @@ class TrainingData:
         return described(self.pairs)
 
     def lost_at_open(self) -> list[BrokenSample]:
-        return lost_at_open(self.pairs, *self.evaluation_sets.retrieval.values())
+        sets, validation = self.evaluation_sets, [] if self.validation_pairs is None else [self.validation_pairs]
+        return lost_at_open(self.pairs, *validation, *sets.retrieval.values(), *sets.zero_shot.values())
 
     def one_sample(self) -> tuple[torch.Tensor, ...]:
         size, length = self.transform.size, self.view.context_length

@@ -1,6 +1,7 @@
 """From the command line to a prepared model: Accelerate, seeds, and errors that a user can read."""
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -125,6 +126,8 @@ def run_or_explain(main) -> None:
 
     A run that a signal has stopped, and that has saved, ends with exit status 143 (see common/base/signals.py).
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file name that is no UTF-8 is shown with escapes, as stderr does
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
         leave_process_group()

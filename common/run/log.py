@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from common.base.files import utf8
+
 
 class RunLog:
     """Appends one JSON object per line.
@@ -25,13 +27,13 @@ class RunLog:
         if resume_step is not None and path.is_file():
             kept = [record for record in read_log(path) if record.get("step", 0) <= resume_step]
         temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(_line(record) for record in kept), encoding="utf-8")
+        temporary.write_bytes(b"".join(_line(record) for record in kept))
         temporary.replace(path)
 
     def write(self, event: str, **values: Any) -> None:
         """Appends {"event": event, **values}. Non-finite numbers become strings, since JSON has none."""
         if self.enabled:
-            with self.path.open("a", encoding="utf-8") as file:
+            with self.path.open("ab") as file:
                 file.write(_line({"event": event, **values}))
 
 
@@ -57,8 +59,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(_finite(record), ensure_ascii=False) + "\n"
+def _line(record: dict[str, Any]) -> bytes:
+    return utf8(json.dumps(_finite(record), ensure_ascii=False) + "\n")
 
 
 def _finite(value: Any) -> Any:

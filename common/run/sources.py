@@ -1,6 +1,7 @@
 """Which weights a run starts from, and what changes with them; apart from the towers that they fill (initial.py)."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -81,5 +82,5 @@ def weights_fingerprint(name: str, key: str = "weights") -> str:
     digest = hashlib.sha256()
     for file in [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file()):
         with file.open("rb") as opened:
-            digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
+            digest.update(os.fsencode(file.name) + hashlib.file_digest(opened, "sha256").digest())
     return digest.hexdigest()[:12]

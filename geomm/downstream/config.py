@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from common.base.fields import path_setting
 from common.base.settings import DataConfig
 from geomm.config import Config, MethodConfig
 
@@ -19,7 +20,7 @@ class TaskData(DataConfig):
 
     task: Literal["vqa", "visual_entailment", "text_assignment", "nlvr2"] = "vqa"
     blank: bool = False  # every picture is black, in training and test: what words alone tell
-    answers: str = ""  # vqa: JSON list of the answers that are ranked, below data.root; "" = the scenes'
+    answers: str = path_setting()  # vqa: JSON list of the answers that are ranked, below data.root; "" = the scenes'
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,146 @@
+"""The files that a pattern names: braces, globs, folders; none of them is left out because it cannot be opened."""
+
+import glob
+import os
+import re
+import stat
+from pathlib import Path
+
+from common.base.arguments import expanded, some
+
+_BRACES = re.compile(r"\{([^{}]*)\}")  # innermost pair
+_RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
+
+
+def expand_shards(
+    pattern: str | Path | list[str] | list[Path], root: str | Path | None = None, key: str = "pattern"
+) -> list[Path]:
+    """The shard files that a pattern names.
+
+    Braces as in bash (`{00000..01287}`, `{0..9..3}`, `{train,val}`, nested), globs (`*`, `?`, `[...]`, `**`), `~` for
+    the home folder. A folder means all `*.tar` directly in it. A name without a glob must exist: a shard that is
+    missing from a brace range is an error, not a smaller data set, and so is a match that cannot be opened.
+
+    Args:
+        pattern: one or several patterns.
+        root: folder that relative patterns start from; None for the working folder.
+        key: setting that names the pattern, for messages.
+    Returns:
+        Absolute paths, sorted, each once.
+    Raises:
+        FileNotFoundError: if a name is missing or a pattern finds nothing; names pattern, root and what was looked for.
+        ValueError: if the pattern is empty, or a match cannot be opened; see `check_opens`.
+    """
+    patterns = [os.fspath(item) for item in (pattern if isinstance(pattern, list | tuple) else [pattern])]
+    if not patterns or not all(patterns):
+        raise ValueError(f"the shard pattern is {pattern!r}; a path, a pattern with braces or globs, or a list of them")
+    folder = Path.cwd() if root is None else Path.cwd() / expanded(root)
+    found: set[str] = set()
+    for item in patterns:
+        item = expanded(item)
+        # a name that exists as it stands may have braces or brackets of its own
+        names = [item] if (folder / item).exists() else list(dict.fromkeys(_expand_braces(item)))
+        missing = []
+        for name in names:
+            files = _files_of(folder, name, key)
+            # not resolve(): a link keeps its own name (download caches link to files named by their hash)
+            found.update(os.path.abspath(file) for file in files)  # noqa: PTH100
+            if not files:
+                missing.append(str(folder / name))
+        if missing:
+            raise FileNotFoundError(
+                f"no shards for pattern {item!r} with root {str(folder)!r}: {len(missing)} of {len(names)} names "
+                f"found nothing, looked for {some(missing, 3)}"
+                + ("" if folder.is_dir() else "; the root folder does not exist")
+            )
+    return [Path(file) for file in sorted(found)]
+
+
+def _files_of(folder: Path, name: str, key: str) -> list[Path]:
+    path, key = folder / name, f"{key} = {name!r}"
+    if path.is_dir():
+        files = list(path.glob("*.tar"))
+    elif path.exists():
+        files = [path]
+    else:
+        _check_folders(folder, name, key)
+        # root_dir: a bracket in the root folder's own name is no pattern; Path.glob refuses absolute patterns
+        files = [folder / match for match in glob.glob(name, root_dir=folder, recursive=True)]  # noqa: PTH207
+        if name.endswith("**"):  # all that lies below, folders too
+            files = [file for file in files if not file.is_dir()]
+    for file in files:
+        check_opens(file, key)
+    return files
+
+
+def _check_folders(folder: Path, name: str, key: str) -> None:
+    """The folders that a pattern goes through; glob passes over one that cannot be opened, and all that lies in it."""
+    parts = Path(name).parts
+    for depth in range(1, len(parts)):
+        if parts[depth - 1] == "**":  # any link below may be of a file that the pattern does not ask for
+            return
+        if glob.has_magic(parts[depth - 1]):
+            for match in glob.glob(str(Path(*parts[:depth])), root_dir=folder):  # noqa: PTH207
+                check_opens(folder / match, key, or_folder=True)
+
+
+def check_opens(path: Path, key: str, or_folder: bool = False) -> None:
+    """Refuses a name that cannot be opened: a data set without it would be smaller than the one that was named.
+
+    Args:
+        path: that exists, if only as a link.
+        key: setting, with its value, that names it.
+        or_folder: whether a folder is accepted.
+    Raises:
+        ValueError: a link that leads nowhere, no permission, or no file; names key, path and reason.
+    """
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            path.open("rb").close()
+            return
+        if or_folder and stat.S_ISDIR(mode):
+            os.scandir(path).close()
+            return
+        reason = "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file"
+    except OSError as error:
+        reason = error.strerror
+    link = f", a link to {path.readlink()}," if path.is_symlink() else ""
+    raise ValueError(
+        f"{key}: {path}{link} cannot be opened: {reason}; expected a file{' or a folder' if or_folder else ''}. Fetch "
+        "its content (git annex get, dvc pull), remove it, or name the files without it"
+    )
+
+
+def _expand_braces(pattern: str) -> list[str]:
+    """Bash's brace expansion; braces without comma or range stay as they are."""
+    for match in _BRACES.finditer(pattern):
+        span = _RANGE.fullmatch(match[1])
+        if span:
+            options = _range(*span.groups())
+        elif "," in match[1]:
+            options = match[1].split(",")
+        else:
+            continue
+        if options is not None:
+            head, tail = pattern[: match.start()], pattern[match.end() :]
+            return [text for option in options for text in _expand_braces(head + option + tail)]
+    return [pattern]
+
+
+def _range(first: str, last: str, step: str | None) -> list[str] | None:
+    numeric = [text.lstrip("-").isdigit() for text in (first, last)]
+    if not any(numeric):
+        low, high = ord(first), ord(last)
+    elif all(numeric):
+        low, high = int(first), int(last)
+    else:
+        return None  # {a..3} is no range
+    stride = abs(int(step)) if step else 1
+    stride = (stride or 1) if low <= high else -(stride or 1)
+    values = range(low, high + (1 if stride > 0 else -1), stride)
+    if not any(numeric):
+        return [chr(value) for value in values]
+    padded = any(text.lstrip("-").startswith("0") and len(text.lstrip("-")) > 1 for text in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    return [f"{value:0{width}d}" for value in values]
