@@ -14,6 +14,7 @@ the pictures themselves: it and all else stay in outputs/, and nothing is upload
 import base64
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +24,10 @@ from PIL import Image, ImageOps
 
 from common.base.arguments import Parser
 from common.base.config import load_row
-from common.base.files import shown
+from common.base.files import printable, shown, write_atomically
 from common.base.provenance import ROOT
 from common.data.pairs import open_training_pairs
+from common.data.text_files import read_text
 from common.data.tsv import open_tsv
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import this_device
@@ -47,11 +49,13 @@ def captioned(source: Path) -> dict[Path, list[str]]:
     folder, found = source, {}
     if not source.is_dir():
         pairs = open_tsv(source, role="test")
+        if pairs.broken_at_open:
+            print(f"{len(pairs.broken_at_open)} rows cannot be used; the first: {pairs.broken_at_open[0]}")
         folder, found = pairs.images, {pairs.path(row).resolve(): pairs.captions(row) for row in range(len(pairs))}
     for path in sorted(folder.resolve().rglob("*")):
         if path.suffix.lower() in SUFFIXES:
             beside = path.with_suffix(".txt")
-            found.setdefault(path, beside.read_text(encoding="utf-8").splitlines() if beside.is_file() else [])
+            found.setdefault(path, read_text(beside).splitlines() if os.path.lexists(beside) else [])
     found = {path: [" ".join(text.split()) for text in texts] for path, texts in found.items()}
     return {path: [text for text in texts if text] for path, texts in found.items()}
 
@@ -64,7 +68,7 @@ def write_tables(pictures: dict[Path, list[str]], folder: Path) -> dict[str, Pat
     folder.mkdir(parents=True, exist_ok=True)
     for name, paths in parts.items():
         rows = [f"{path}\t{caption}\n" for path in paths for caption in pictures[path] or [""]]
-        (folder / f"{name}.tsv").write_text("".join(["path\tcaption\n", *rows]), encoding="utf-8")
+        (folder / f"{name}.tsv").write_bytes("".join(["path\tcaption\n", *rows]).encode("utf-8", "surrogateescape"))
     return {name: folder / f"{name}.tsv" for name, paths in parts.items() if paths}
 
 
@@ -113,7 +117,7 @@ def main(arguments: list[str] | None = None) -> Path:
     parser.add_argument("--set", nargs="+", default=[], metavar="section.key=value", help="any setting of a run")
     given = parser.parse_args(arguments)
 
-    pictures = captioned(given.photos.expanduser())
+    pictures = captioned(given.photos)
     captions = sum(map(bool, pictures.values()))
     if captions < FEWEST:
         raise ValueError(f"{given.photos}: {captions} of {len(pictures)} pictures have a caption; accepted: a table of "
@@ -151,7 +155,7 @@ def main(arguments: list[str] | None = None) -> Path:
     for query, column in zip(given.queries, scores.T):
         best, rows = column.topk(min(given.best, len(paths)))
         found[query] = [(paths[row], score) for row, score in zip(rows.tolist(), best.tolist())]
-        print(f"{query}: {', '.join(path.name for path, _ in found[query])}")
+        print(f"{query}: {', '.join(printable(path.name) for path, _ in found[query])}")
     told, metrics = evaluation["protocol"], evaluation["metrics"]
     about = (
         f"{len(paths)} pictures searched. Of {told['num_texts']} captions that training has not seen "
@@ -159,7 +163,7 @@ def main(arguments: list[str] | None = None) -> Path:
         f"{100 * metrics['t2i_recall_at_10']:.0f} % among the first ten."
     )
     file = given.output / "search.html"
-    file.write_text(PAGE.render(found=found, pictures=pictures, thumbnail=thumbnail, about=about), encoding="utf-8")
+    write_atomically(file, PAGE.render(found=found, pictures=pictures, thumbnail=thumbnail, about=about))
     print(f"{about}\n{shown(file)}")
     return file
 

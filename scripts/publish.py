@@ -23,6 +23,7 @@ import yaml
 
 from common.base.arguments import Parser
 from common.base.config import SCALES, ConfigError
+from common.base.files import write_atomically
 from common.data.text import tokenizer_from_json
 from common.evaluation.protocol import HEADLINES
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint, write_published
@@ -58,7 +59,7 @@ def publish(run: Path, folder: Path, licence: str) -> None:
     measured = _measured(run, state["step"])
     if measured:
         shutil.copy(run / "evaluation.json", folder)
-    (folder / "README.md").write_text(card(checkpoint, run, measured, licence, folder.name), encoding="utf-8")
+    write_atomically(folder / "README.md", card(checkpoint, run, measured, licence, folder.name))
 
 
 def without_places(settings: Any) -> Any:

@@ -286,8 +286,6 @@ ODD_ROWS = [  # of a file beside 0.jpg and 1.jpg: name, content, where the fault
     ("x.tsv", "0.jpg\tfine\n1.jpg", "line 2", "row has another number of columns: 1 instead of 2"),
     ("x.tsv", "0.jpg\tfine\n1.jpg\ta\tb", "line 2", "row has another number of columns: 3 instead of 2"),
     ("x.tsv", "0.jpg\tfine\n\ta dog", "line 2", "missing picture: its path is ''"),
-    ("x.tsv", b"0.jpg\tfine\n1.jpg\tcaf\xe9", "line 2", "row cannot be decoded: it is no UTF-8"),
-    ("x.tsv", b"0.jpg\tfine\ncaf\xe9.jpg\ta", "line 2", "row cannot be decoded: it is no UTF-8"),
     ("x.csv", 'path,caption\n0.jpg,"a\nb\nc"\n1.jpg\n', "line 5", "row has another number of columns: 1 instead of 2"),
 ]  # fmt: skip
 
@@ -320,7 +318,9 @@ NO_FILE = [  # name, content, what is said of the whole file
     ("x.json", GOOD[:-20], "not valid JSON"),
     ("x.json", b"", "not valid JSON"),
     ("x.json", b"[" * 100_000, "not valid JSON"),
-    ("x.json", b'{"images": "\xff"}', "is no text in UTF-8"),
+    ("x.json", b'{"images": "\xff"}', "is no text in UTF-8: byte 0xff at position 12, line 1; expected UTF-8, or"),
+    ("x.tsv", b"0.jpg\tfine\n1.jpg\tcaf\xe9", "is no text in UTF-8: byte 0xe9 at position 20, line 2; expected UTF-8"),
+    ("x.tsv", "0.jpg\tfine\n".encode("utf-16")[:-1], "is no text in UTF-16: byte 0x0a at position 24"),
     ("x.json", b"3", "the top level is of type int; accepted: an object with a list 'images'"),
     ("x.json", b"null", "the top level is of type NoneType"),
     ("x.json", b'{"images": {}}', "the top level is an object with the keys images; accepted"),

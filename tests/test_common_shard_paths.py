@@ -1,9 +1,9 @@
-"""common/data/shards.py: braces, globs, and names that are not there."""
+"""common/data/shard_paths.py: braces, globs, and names that are not there."""
 
 import pytest
 
-from common.data import shards as shard_paths
-from common.data.shards import expand_shards
+from common.data import shard_paths
+from common.data.shard_paths import expand_shards
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_decode_size_keeps_both_sides_large_enough(tmp_path):
         ({"json": b"{}"}, "missing caption"),
         ({"json": b'{"caption": ""}'}, "empty caption: ''"),
         ({"json": None, "txt": b"\n"}, "empty caption: ''"),
-        ({"json": None, "txt": b"\xff\xfe"}, "txt cannot be decoded"),
+        ({"json": None, "txt": b"caf\xe9"}, "txt cannot be decoded"),
         ({"json": b'["a caption"]'}, "json has the wrong type: list instead of an object"),
         ({"json": b'{"captions": "a caption"}'}, "captions has the wrong type: str instead of a list of strings"),
         ({"json": b'{"captions": null}'}, "captions has the wrong type: NoneType"),

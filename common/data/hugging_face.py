@@ -8,8 +8,7 @@ set contains is executed: the library no longer runs the scripts of data sets, a
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,28 +16,16 @@ from typing import Any
 import datasets
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from common.base.arguments import expanded
-from common.base.files import printable
 from common.data.broken import BrokenSample, check_opened
-from common.data.decoding import check_reading_options, refuse_split, row_of, sampled_places
-from common.data.labelled import PICTURE_EXTENSIONS
+from common.data.decoding import check_reading_options, row_of, sampled_places
+from common.data.hugging_face_files import label_of, place_of, stream_of, table_of
 from common.data.rows import RowReader, captions_of, named_columns, pictures_of, rows_of_batch
-from common.data.shard_paths import check_opens, expand_shards
 from common.data.streamed import StreamedPairs
 
 # usual names of columns, the preferred one first
 IMAGE_COLUMNS = ("image", "jpg", "png", "webp", "img", "picture", "file_name", "path")
 CAPTION_COLUMNS = ("captions", "caption", "sentences", "text", "txt", "title")
-FILE_KINDS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json"}
-
-_SPLITS_OF_ROLE = {
-    "train": ("train",),
-    "val": ("validation", "val", "valid", "dev"),
-    "test": ("test",),
-    "second_test": ("test",),
-}
 
 
 class HuggingFacePairs:
@@ -188,11 +175,11 @@ def open_hugging_face(
         FileNotFoundError: if a file or folder is missing.
     """
     check_reading_options(role, decode_size)
-    place = _place(source, root, f"data.{role}" if key is None else key)
+    place = place_of(source, root, f"data.{role}" if key is None else key)
     if stream_buffer:
-        rows, split, num_rows, files = _stream(source, place, split, role)
+        rows, split, num_rows, files = stream_of(source, place, split, role)
     else:
-        rows, split = _table(source, place, split, role)
+        rows, split = table_of(source, place, split, role)
     # which column is what; an unknown name or a type that can never serve is refused before a row is read
     where = str(place[0]) if place else source
     columns = _column_names(rows)
@@ -212,7 +199,7 @@ def open_hugging_face(
     features = rows.features
     if features is not None and isinstance(features[reader.image], datasets.Image):
         rows = rows.cast_column(reader.image, datasets.Image(decode=False))
-    label = _label(source, place, split)
+    label = label_of(source, place, split)
     if not stream_buffer:
         return HuggingFacePairs(rows, reader, label, max_broken_share)
     rows = rows.select_columns([reader.image, *reader.text_columns])
@@ -258,140 +245,6 @@ def _file_size(folder: Path, name: str | None) -> Any:
         return [Path(name).name, (folder / name).stat().st_size]
     except (OSError, ValueError):
         return [Path(name).name, None]
-
-
-def _place(source: str, root: Path | None, key: str) -> list[Path]:
-    """The folder or the files that a source names; [] for a name on the hub."""
-    if not source:
-        raise ValueError("the source of a Hugging Face data set is empty; accepted: a folder, files, or a hub name")
-    base = Path(expanded(source)) if root is None else Path(expanded(root), expanded(source))
-    if base.is_dir():
-        _check_links(base, f"{key} = {source!r}")
-        return [base.absolute()]
-    if base.exists() or base.is_symlink():
-        check_opens(base, f"{key} = {source!r}")
-        return [base.absolute()]
-    kind = _suffix(base.name)
-    if kind in FILE_KINDS or any(sign in source for sign in "*?[{"):
-        return expand_shards(source, root, key)
-    if source.startswith((".", "~", "/")) or source.count("/") > 1:
-        raise FileNotFoundError(f"{base}: no such file or folder; accepted: one, or the name of a set on the hub")
-    return []
-
-
-def _check_links(folder: Path, key: str) -> None:
-    """The library passes over a link that leads nowhere; that a picture is missing, the rows that name it will show.
-
-    Raises:
-        ValueError: see `check_opens`.
-    """
-    visited = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        visible = [name for name in folders if name[0] != "." and not name.startswith("__")]
-        folders[:] = [] if os.path.realpath(place) in visited else visible
-        visited.add(os.path.realpath(place))
-        for path in (Path(place, name) for name in names if name[0] != "."):
-            if path.suffix.lower() not in PICTURE_EXTENSIONS and path.is_symlink():
-                check_opens(path, key)
-
-
-def _label(source: str, place: list[Path], split: str) -> str:
-    if not place:
-        base = source.partition(":")[0].rpartition("/")[2]
-    elif len(place) > 1:
-        base = place[0].parent.name
-    else:
-        base = place[0].name if place[0].is_dir() else place[0].name.partition(".")[0]
-    return printable(f"{base}-{split}" if split else base)
-
-
-def _suffix(name: str) -> str:
-    return Path(name.removesuffix(".gz").removesuffix(".zst")).suffix.lower()
-
-
-def _load(source: str, place: list[Path], load: Callable[..., Any], **options: Any) -> Any:
-    """One of the library's load functions, whose errors become one message."""
-    try:
-        if not place:
-            hub_name, _, configuration = source.partition(":")
-            return load(hub_name, configuration or None, **options)
-        if place[0].is_dir():
-            return load(str(place[0]), **options)
-        return load(_kind_of(place), data_files=[str(path) for path in place], **options)
-    except Exception as error:  # a dozen kinds: connections, Arrow, casts, missing files
-        tried = str(place[0]) if place else f"{source!r}: no such file or folder below data.root; from the hub it"
-        lines = [line for line in (str(error), str(error.__cause__ or "")) if line]
-        raise ValueError(f"{tried} cannot be loaded: {type(error).__name__}, {'; '.join(lines)[:500]}") from error
-
-
-def _kind_of(files: list[Path]) -> str:
-    kinds = {FILE_KINDS.get(_suffix(file.name)) for file in files}
-    if len(kinds) != 1 or None in kinds:
-        raise ValueError(f"{files[0]} ...: files of kinds {', '.join(FILE_KINDS)} are read, one kind at a time")
-    return kinds.pop()
-
-
-def _is_saved(place: list[Path]) -> bool:
-    return bool(place) and any((place[0] / name).is_file() for name in ("state.json", "dataset_dict.json"))
-
-
-def _table(source: str, place: list[Path], split: str | None, role: str) -> tuple[datasets.Dataset, str]:
-    if _is_saved(place):
-        content = _load(source, place, datasets.load_from_disk)
-        if isinstance(content, datasets.Dataset):
-            refuse_split(place[0], split)
-            return content, ""
-    elif place and place[0].is_file():
-        refuse_split(place[0], split)
-        if _kind_of(place) == "arrow":  # mapped where it lies, not copied into the library's cache
-            return _load(source, place, _from_arrow_files), ""
-        return next(iter(_load(source, place, datasets.load_dataset).values())), ""
-    else:
-        content = _load(source, place, datasets.load_dataset)
-    split = _chosen_split(str(place[0]) if place else source, list(content), split, role)
-    return content[split], split
-
-
-def _from_arrow_files(kind: str, data_files: list[str]) -> datasets.Dataset:
-    return datasets.concatenate_datasets([datasets.Dataset.from_file(path) for path in data_files])
-
-
-def _stream(
-    source: str, place: list[Path], split: str | None, role: str
-) -> tuple[datasets.IterableDataset, str, int | None, list[str]]:
-    """Rows, split, number of rows where it is known without reading them, and the data files."""
-    where = str(place[0]) if place else source
-    if _is_saved(place):
-        raise ValueError(f"{where} was saved with random access; read it so: data.stream_buffer=0")
-    builder = _load(source, place, datasets.load_dataset_builder)
-    files = builder.config.data_files or {}
-    if place and place[0].is_file():
-        refuse_split(place[0], split)
-        split, shown = next(iter(files)), ""
-    else:
-        split = shown = _chosen_split(where, [str(item) for item in files], split, role)
-    try:
-        rows = builder.as_streaming_dataset(split=split)
-    except Exception as error:
-        raise ValueError(f"{where} cannot be streamed: {type(error).__name__}, {str(error)[:500]}") from error
-    paths = [str(path) for path in files.get(split, [])]
-    known = (builder.info.splits or {}).get(split)
-    num_rows = known.num_examples if known is not None and known.num_examples else None
-    if num_rows is None and paths and all(path.endswith(".parquet") and Path(path).is_file() for path in paths):
-        num_rows = sum(pq.read_metadata(path).num_rows for path in paths)
-    named = [f"{Path(path).name} {Path(path).stat().st_size}" if Path(path).is_file() else path for path in paths]
-    return rows, shown, num_rows, named
-
-
-def _chosen_split(where: str, there: list[str], split: str | None, role: str) -> str:
-    wanted = _SPLITS_OF_ROLE[role] if split is None else (split,)
-    found = next((name for name in wanted if name in there), None)
-    if found is None:
-        raise ValueError(
-            f"{where} has no split {' or '.join(map(repr, wanted))}; accepted: {', '.join(there) or 'it has none'} "
-            "(written as source#split)"
-        )
-    return found
 
 
 def _column_names(rows: Any) -> list[str]:

@@ -37,12 +37,12 @@ def expand_shards(
     folder = Path.cwd() if root is None else Path.cwd() / expanded(root)
     found: set[str] = set()
     for item in patterns:
-        item = expanded(item)
+        key_and_value, item = f"{key} = {item!r}", expanded(item)
         # a name that exists as it stands may have braces or brackets of its own
         names = [item] if (folder / item).exists() else list(dict.fromkeys(_expand_braces(item)))
         missing = []
         for name in names:
-            files = _files_of(folder, name, key)
+            files = _files_of(folder, name, key_and_value)
             # not resolve(): a link keeps its own name (download caches link to files named by their hash)
             found.update(os.path.abspath(file) for file in files)  # noqa: PTH100
             if not files:
@@ -57,7 +57,7 @@ def expand_shards(
 
 
 def _files_of(folder: Path, name: str, key: str) -> list[Path]:
-    path, key = folder / name, f"{key} = {name!r}"
+    path = folder / name
     if path.is_dir():
         files = list(path.glob("*.tar"))
     elif path.exists():
@@ -105,11 +105,11 @@ def check_opens(path: Path, key: str, or_folder: bool = False) -> None:
         reason = "it is a folder" if stat.S_ISDIR(mode) else "it is no regular file"
     except OSError as error:
         reason = error.strerror
-    link = f", a link to {path.readlink()}," if path.is_symlink() else ""
-    raise ValueError(
-        f"{key}: {path}{link} cannot be opened: {reason}; expected a file{' or a folder' if or_folder else ''}. Fetch "
-        "its content (git annex get, dvc pull), remove it, or name the files without it"
-    )
+    link, advice = "", "Name the files without it"
+    if path.is_symlink():
+        link, advice = f", a link to {path.readlink()},", "Fetch its content (git annex get, dvc pull) or remove it"
+    expected = "a file or a folder" if or_folder else "a file"
+    raise ValueError(f"{key}: {path}{link} cannot be opened: {reason}; expected {expected}. {advice}")
 
 
 def _expand_braces(pattern: str) -> list[str]:

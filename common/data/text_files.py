@@ -42,11 +42,11 @@ def decoded(content: bytes, errors: str = "strict") -> str:
 
     Args:
         content: of a file or member.
-        errors: as in `bytes.decode`.
+        errors: of UTF-8, as in `bytes.decode`.
     Raises:
         UnicodeDecodeError: it is neither.
     """
-    return content.decode("utf-16" if content.startswith(_MARKS_OF_UTF16) else "utf-8-sig", errors)
+    return content.decode("utf-16") if content.startswith(_MARKS_OF_UTF16) else content.decode("utf-8-sig", errors)
 
 
 def refused_text(path: Path, error: UnicodeDecodeError) -> ValueError:

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import nn
 
 from common.base.arguments import some
-from common.base.files import utf8
+from common.base.files import printable, utf8
 from common.data.text_files import find_file
 from common.distributed import gather_objects, is_main_process
 
@@ -50,7 +50,7 @@ class Checkpoint:
 
     def model_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by name, on the CPU."""
-        return load_file(self.path / "model.safetensors")
+        return _load(self.path / "model.safetensors")
 
     def load_model(self, model: nn.Module, without: tuple[str, ...] = ()) -> None:
         """Fills an unwrapped model; names and shapes must agree exactly.
@@ -87,7 +87,7 @@ class Checkpoint:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
         state: dict[str, dict[str, torch.Tensor]] = {}
-        for key, tensor in load_file(self.path / "optimizer.safetensors").items():
+        for key, tensor in _load(self.path / "optimizer.safetensors").items():
             name, _, entry = key.rpartition("/")
             state.setdefault(name, {})[entry] = tensor
         set_optimizer_state_dict(
@@ -96,6 +96,11 @@ class Checkpoint:
             {"state": state, "param_groups": self.state["optimizer_groups"]},
             options=StateDictOptions(full_state_dict=True),
         )
+
+
+def _load(path: Path) -> dict[str, torch.Tensor]:
+    """safetensors writes a file whose path is no UTF-8 and does not open it: of such a one it gets the bytes."""
+    return load_file(path) if str(path) == printable(str(path)) else load(path.read_bytes())
 
 
 def save_checkpoint(
