@@ -11,6 +11,8 @@ from common.base.arguments import rows_of
 from common.base.config import (
     SCALES,
     ConfigError,
+    _all_keys,
+    _field_type,
     entry_arguments,
     from_dict,
     load_config,
@@ -20,7 +22,16 @@ from common.base.config import (
     to_dict,
 )
 from common.base.settings import TAKEN_BY, DataConfig
+from contrastive_basics.config import Config as BasicsConfig
+from contrastive_basics.config import PublicConfig
 from contrastive_basics.vision.config import VisionConfig
+from euclip.config import Config as EuclipConfig
+from euclip.hierarchies import HierarchyFiles
+from geomm.config import Config as GeommConfig
+from geomm.downstream.config import TaskConfig
+from geomm.ground import RefcocoFiles
+from geomm.lookalikes import SugarCrepeFiles
+from oblique_topology.coco_table import CocoFiles
 from oblique_topology.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -253,7 +264,7 @@ def test_what_a_source_does_not_take_is_refused_with_those_that_do(tmp_path):
 
 def test_every_source_takes_what_the_table_says():
     values = dict.fromkeys(("val", "test", "second_test", "images", "image_column", "caption_column"), "x")
-    numbers = "min_word_count", "max_words", "num_train", "num_val", "num_test", "gallery", "num_labelled"
+    numbers = "min_word_count", "max_words", "num_train", "num_test", "gallery", "num_labelled"
     values |= dict.fromkeys(numbers, 9)
     values |= {"stream_buffer": 9, "caption_noise": 0.9, "ambiguity": 0.9, "num_captions": 4, "augmentation": "tcl"}
     assert set(TAKEN_BY) == set(values)
@@ -263,6 +274,76 @@ def test_every_source_takes_what_the_table_says():
         for name in values.keys() - taken.keys():
             with pytest.raises(ValueError, match=f"^data.{name} = .* has no effect with data.source = {source}"):
                 DataConfig(source=source, **{name: values[name]})
+
+
+def test_a_number_of_validation_pictures_does_not_outlive_its_source(tmp_path):
+    scale = write(tmp_path, "data: {source: scenes, num_val: 20}", "scale.yaml")
+    assert load_config(Config, [scale]).data.validation_size == 20
+    assert load_config(Config, [scale], ["data.source=shards"]).data.validation_size is None
+    assert load_config(Config, [scale], ["data.source=shards", "data.num_val=7"]).data.validation_size == 7
+    assert DataConfig().validation_size == 500
+
+
+NO_PATHS = {
+    "source",
+    "image_column",
+    "caption_column",
+    "name",
+    "row",
+    "discriminator",
+    "task",
+    "caption_prefix",
+    "part",
+}
+
+
+HUGGING_FACE = "data.source=hugging_face"
+
+
+@pytest.mark.parametrize(
+    ("config_class", "needed"),
+    [(Config, HUGGING_FACE), (BasicsConfig, HUGGING_FACE), (EuclipConfig, HUGGING_FACE), (PublicConfig, HUGGING_FACE),
+     (GeommConfig, f"{HUGGING_FACE} optim.steps=300"), (TaskConfig, "data.source=karpathy data.answers=a"),
+     (VisionConfig, "data.source=folders data.root=r"), (RefcocoFiles, ""), (SugarCrepeFiles, ""), (CocoFiles, ""),
+     (HierarchyFiles, "")],
+    ids=lambda each: getattr(each, "__module__", ""),
+)  # fmt: skip
+def test_the_home_folder_is_known_in_every_setting_that_names_a_path(tmp_path, monkeypatch, config_class, needed):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x").mkdir()
+    keys = [key for key in _all_keys(config_class) if _field_type(config_class, key, "") in (str, str | None)]
+    paths = [key for key in keys if key.rpartition(".")[2] not in NO_PATHS]
+    assert paths
+    for key in paths:
+        value = load_config(config_class, [], [*needed.split(), f"{key}=~/x"])
+        for part in key.split("."):
+            value = getattr(value, part)
+        assert value == str(tmp_path / "x"), key
+
+
+def test_the_home_folder_is_known_in_a_mixture_and_is_no_part_of_a_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    mixture = load_config(Config, [], [HUGGING_FACE, "data.mixture=[{root: ~/x, train: ~/x, images: ~/x}]"])
+    assert {getattr(mixture.data.mixture[0], key) for key in ("root", "train", "images")} == {str(tmp_path / "x")}
+    assert load_config(Config, [], [HUGGING_FACE, "data.train=~draft.tsv"]).data.train == "~draft.tsv"
+
+
+def test_the_home_folder_is_known_in_arguments_that_are_paths(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["train.py", "--output-dir=~/run"])
+    _, arguments = entry_arguments("", FOLDER / "train.py", Config, "table2_clip.yaml")
+    assert arguments.output_dir == tmp_path / "run"
+
+
+def test_columns_of_captions_are_separated_by_commas_or_listed(tmp_path):
+    row = write(tmp_path, "data: {source: tsv, caption_column: [caption_0, caption_1]}")
+    assert load_config(Config, [row]).data.caption_column == "caption_0,caption_1"
+    row = write(tmp_path, "data: {source: tsv, caption_column: ['a, b', c]}")
+    with pytest.raises(ConfigError, match=r"data.caption_column = \['a, b', 'c'\]; accepted: text"):
+        load_config(Config, [row])
+    row = write(tmp_path, "data: {source: tsv, root: [a, b]}")
+    with pytest.raises(ConfigError, match=r"data.root = \['a', 'b'\]; accepted: text"):
+        load_config(Config, [row])
 
 
 def test_a_set_of_a_mixture_is_the_data_section_with_keys_of_its_own(tmp_path):

@@ -320,7 +320,7 @@ NO_FILE = [  # name, content, what is said of the whole file
     ("x.json", b"[" * 100_000, "not valid JSON"),
     ("x.json", b'{"images": "\xff"}', "is no text in UTF-8: byte 0xff at position 12, line 1; expected UTF-8, or"),
     ("x.tsv", b"0.jpg\tfine\n1.jpg\tcaf\xe9", "is no text in UTF-8: byte 0xe9 at position 20, line 2; expected UTF-8"),
-    ("x.tsv", "0.jpg\tfine\n".encode("utf-16")[:-1], "is no text in UTF-16: byte 0x0a at position 24"),
+    ("x.tsv", "0.jpg\tfine\n".encode("utf-16")[:-1], "is no text in UTF-16-LE: byte 0x0a at position 22"),
     ("x.json", b"3", "the top level is of type int; accepted: an object with a list 'images'"),
     ("x.json", b"null", "the top level is of type NoneType"),
     ("x.json", b'{"images": {}}', "the top level is an object with the keys images; accepted"),

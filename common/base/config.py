@@ -368,7 +368,7 @@ def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
     if bounds.get("is_list") and isinstance(value, list | tuple) and not any("," in str(item) for item in value):
         value = ",".join(map(str, value))
     if isinstance(value, str):
-        value = expanded(value) if bounds.get("is_place") else _read_as(hint, value)
+        value = expanded(value) if bounds.get("is_path") else _read_as(hint, value)
     if origin is Literal:
         if value not in typing.get_args(hint) or isinstance(value, bool):
             accepted = ", ".join(str(choice) for choice in typing.get_args(hint))

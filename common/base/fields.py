@@ -17,7 +17,7 @@ def setting(
 
 def path_setting(default: Any = ""):
     """A dataclass field of a file, a folder, or a name that may be one; the config engine expands `~` in it."""
-    return field(default=default, metadata={"is_place": True})
+    return field(default=default, metadata={"is_path": True})
 
 
 def columns_setting(default: Any = ""):

@@ -212,9 +212,11 @@ def in_words(content: Mapping[str, Any]) -> str:
             guess = ", ".join(f"{100 * found['chance'][key]:.1f}" for key in shown if key in found["chance"])
             protocol = ", ".join(filter(None, (data_text(found["protocol"]), protocol_text(found["protocol"]))))
             text = f"  {role}: {numbers}{f' (a guess: {guess})' if guess else ''}; {protocol}"
-            if lost := found["protocol"].get("unreadable_images"):
+            lost = found["protocol"].get("unreadable_images")
+            if lost:
                 text += f"; left out: {lost} that cannot be read"
-            lines.append((found["protocol"].get("task") == "zero_shot", text))  # of which there may be many: last
+            # of zero-shot sets there may be many: those of which nothing is lost come last
+            lines.append((found["protocol"].get("task") == "zero_shot" and not lost, text))
     lines = [text for _, text in sorted(lines, key=lambda line: line[0])]
     more = len(lines) - _MOST_LINES
     if more > 0:
