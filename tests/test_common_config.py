@@ -298,24 +298,30 @@ NO_PATHS = {
 
 
 HUGGING_FACE = "data.source=hugging_face"
+CONFIGS = [Config, BasicsConfig, PublicConfig, EuclipConfig, GeommConfig, TaskConfig, VisionConfig, RefcocoFiles,
+           SugarCrepeFiles, CocoFiles, HierarchyFiles]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("config_class", "needed"),
-    [(Config, HUGGING_FACE), (BasicsConfig, HUGGING_FACE), (EuclipConfig, HUGGING_FACE), (PublicConfig, HUGGING_FACE),
-     (GeommConfig, f"{HUGGING_FACE} optim.steps=300"), (TaskConfig, "data.source=karpathy data.answers=a"),
-     (VisionConfig, "data.source=folders data.root=r"), (RefcocoFiles, ""), (SugarCrepeFiles, ""), (CocoFiles, ""),
-     (HierarchyFiles, "")],
-    ids=lambda each: getattr(each, "__module__", ""),
-)  # fmt: skip
-def test_the_home_folder_is_known_in_every_setting_that_names_a_path(tmp_path, monkeypatch, config_class, needed):
+def paths_of(config_class):
+    """Keys of texts, but for those that name no path."""
+    keys = [key for key in _all_keys(config_class) if _field_type(config_class, key, "") in (str, str | None)]
+    return [key for key in keys if key.rpartition(".")[2] not in NO_PATHS]
+
+
+@pytest.mark.parametrize("config_class", CONFIGS, ids=lambda each: f"{each.__module__}.{each.__name__}")
+def test_every_setting_that_names_a_path_says_so(config_class):
+    for key in paths_of(config_class):
+        *sections, name = key.split(".")
+        section = _field_type(config_class, ".".join(sections), "") if sections else config_class
+        (field,) = (field for field in dataclasses.fields(section) if field.name == name)
+        assert field.metadata.get("is_path"), key
+
+
+def test_the_home_folder_is_known_in_every_setting_that_names_a_path(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "x").mkdir()
-    keys = [key for key in _all_keys(config_class) if _field_type(config_class, key, "") in (str, str | None)]
-    paths = [key for key in keys if key.rpartition(".")[2] not in NO_PATHS]
-    assert paths
-    for key in paths:
-        value = load_config(config_class, [], [*needed.split(), f"{key}=~/x"])
+    for key in paths_of(Config):
+        value = load_config(Config, [], [HUGGING_FACE, f"{key}=~/x"])
         for part in key.split("."):
             value = getattr(value, part)
         assert value == str(tmp_path / "x"), key
