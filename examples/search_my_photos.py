@@ -50,7 +50,7 @@ def captioned(source: Path) -> dict[Path, list[str]]:
     if not source.is_dir():
         pairs = open_tsv(source, role="test")
         if pairs.broken_at_open:
-            print(f"{len(pairs.broken_at_open)} rows cannot be used; the first: {pairs.broken_at_open[0]}")
+            print(f"rows that cannot be used: {len(pairs.broken_at_open)}; the first: {pairs.broken_at_open[0]}")
         folder, found = pairs.images, {pairs.path(row).resolve(): pairs.captions(row) for row in range(len(pairs))}
     for path in sorted(folder.resolve().rglob("*")):
         if path.suffix.lower() in SUFFIXES:

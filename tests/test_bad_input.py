@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from accelerate import Accelerator
 from PIL import Image
 from tars import write_tar
@@ -22,9 +23,13 @@ from common.data.pairs import image_transform, open_training_pairs
 from common.data.scenes import SceneDataset
 from common.data.tar_index import index_shard
 from common.data.text import build_tokenizer
+from common.evaluation.protocol import in_words
+from common.run.checkpoint import named_checkpoint
+from common.run.evaluation import evaluate_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log
 from oblique_topology.config import Config
+from oblique_topology.evaluate import MODELS
 from oblique_topology.train import train
 
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
@@ -135,7 +140,7 @@ def test_a_set_without_one_good_picture_is_named_not_searched_for_ever(data, wor
     assert str(error.value).endswith("no JPEG, PNG or WebP, it starts with b'no picture'")
 
 
-def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_cut(data):
+def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_cut(data, capsys):
     shard = write_tar(data / "train-1.tar", {f"second_{key}": members for key, members in GOOD.items()})
     in_a_picture = int(index_shard(shard).members[20, 0, 0]) + 100
     shard.write_bytes(shard.read_bytes()[:in_a_picture])
@@ -146,6 +151,7 @@ def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_c
     ((step, line),) = broken(files)
     assert (step, read_log(files.log)[0]["event"]) == (0, "broken")
     assert line.startswith(f"{shard} [second_k020]: shard is cut: second_k020.jpg has 100 of ")
+    assert f"samples that cannot be used: 1, named in log.jsonl; the first: {line}" in capsys.readouterr().err
 
     before = losses(files)
     shutil.rmtree(files.checkpoints / "step-00000007")
@@ -170,6 +176,8 @@ def test_broken_test_photographs_are_left_out_with_their_captions_and_counted(da
         assert (protocol["num_images"], protocol["num_texts"]) == (9, captions)
     assert protocols[0]["captions_hash"] == protocols[1]["captions_hash"]
     assert [protocol["unreadable_images"] for protocol in protocols] == [3, 0]
+    shown = in_words(json.loads(files.evaluation.read_text())).splitlines()
+    assert [line.endswith("; left out: 3 that cannot be read") for line in shown if "R@1" in line] == [True, False]
 
 
 def test_a_replaced_sample_leaves_all_others_where_they_were(data):
@@ -212,6 +220,29 @@ def test_a_broken_sample_whose_name_is_not_utf8_can_be_logged(data):
     assert b"k\xfc4.jpg" in (data / "train.tar").read_bytes()
     files = run(data, "data.max_broken_share=0.2", "optim.steps=5")
     assert any(r"[k\udcfc4]: picture cannot be decoded" in line for _, line in broken(files))
+
+
+def test_names_that_are_no_utf8_train_resume_and_evaluate_as_any_other(data):
+    plain = run(data, "run.save_every=3", "run.evaluate_every=3", "data.val=test.tar")
+    old = data.with_name("\udcdcbung")  # Latin-1
+    data.rename(old)
+    (old / "train.tar").unlink()
+    write_tar(old / "train-\udcfc.tar", {f"\udce4{key}": members for key, members in GOOD.items()})
+    (old / "test.tar").rename(old / "test-\udcfc.tar")
+    settings = "run.save_every=3", "run.evaluate_every=3", "data.val=test-\udcfc.tar"
+    files = run(old, *settings, name="l\udce4uft")
+    assert losses(files) == losses(plain)
+    assert retrieval(files)["metrics"] == retrieval(plain)["metrics"]
+    assert retrieval(files)["protocol"]["data"] == r"test-\udcfc"
+    assert yaml.safe_load(files.config.read_text())["data"]["root"] == str(old)
+
+    shutil.rmtree(files.checkpoints / "step-00000007")
+    run(old, *settings, name="l\udce4uft", resume=True)
+    assert losses(files) == losses(plain)
+    checkpoint = named_checkpoint(files.folder)
+    assert checkpoint.state["config"]["data"]["root"] == str(old)
+    content, _ = evaluate_checkpoint(MODELS, checkpoint, [f"data.root={old}"])
+    assert content["evaluations"]["test"]["metrics"] == retrieval(plain)["metrics"]
 
 
 def test_a_missing_test_set_is_known_before_training(data):

@@ -104,6 +104,44 @@ def test_an_imagefolder_with_metadata_is_read_by_split(tmp_path):
     assert "has no split 'test'; accepted: train, validation (written as source#split)" in str(error.value)
 
 
+@pytest.mark.parametrize("kind", ["list", "large_list", "fixed_size_list"])
+def test_captions_are_read_from_lists_of_every_kind(tmp_path, kind):
+    captions = [["a", "b"], ["c", "d"]]
+    of_kind = {"list": pa.list_(pa.string()), "large_list": pa.large_list(pa.string())}
+    column = pa.array(captions, of_kind.get(kind, pa.list_(pa.string(), 2)))
+    pq.write_table(pa.table({"image": [jpeg(0), jpeg(1)], "caption": column}), tmp_path / "x.parquet")
+    assert datasets.load_dataset("parquet", data_files=str(tmp_path / "x.parquet"))["train"]["caption"][:] == captions
+    for role in ("train", "test"):
+        pairs = open_hugging_face("x.parquet", root=tmp_path, role=role)
+        assert [pairs[row]["captions"] for row in range(2)] == captions
+        assert list(pairs.all_captions()) == ["a", "b", "c", "d"]
+    assert open_hugging_face("x.parquet", root=tmp_path, stream_buffer=1)[0]["captions"] == captions[0]
+
+
+LINKED = ["set", "set#train", "set/*.KIND", "set/train-{0..1}.KIND", "set/train-1.KIND", "link"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
+@pytest.mark.parametrize("source", LINKED)
+@pytest.mark.parametrize("stream_buffer", [0, 4])
+def test_a_file_that_is_a_link_to_nothing_is_refused(tmp_path, kind, source, stream_buffer):
+    folder = tmp_path / "set"
+    folder.mkdir()
+    part = datasets.Dataset.from_dict({"image": ["0.jpg"], "caption": ["a"]})
+    if kind == "arrow":
+        part.save_to_disk(tmp_path / "saved")
+        (tmp_path / "saved" / "data-00000-of-00001.arrow").rename(folder / "train-0.arrow")
+    else:
+        (part.to_parquet if kind == "parquet" else part.to_json)(folder / f"train-0.{kind}")
+    for place in (folder / f"train-1.{kind}", tmp_path / "link"):
+        place.symlink_to("/annex/gone")
+    name, _, split = source.replace("KIND", kind).partition("#")
+    with pytest.raises(ValueError) as error:
+        open_hugging_face(name, split=split or None, root=tmp_path, stream_buffer=stream_buffer)
+    place = tmp_path / "link" if source == "link" else folder / f"train-1.{kind}"
+    assert str(error.value).startswith(f"data.train = {name!r}: {place}, a link to /annex/gone, cannot be opened")
+
+
 def test_json_lines_name_picture_files_and_lists_of_captions(tmp_path):
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "0.jpg").write_bytes(jpeg(0))

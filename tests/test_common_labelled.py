@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -39,6 +40,46 @@ def pixels(number: int, kind: str = "JPEG") -> bytes:
 
 def as_plain(sample):
     return np.asarray(sample["image"]).tobytes(), sample["label"]
+
+
+# --- names that cannot be opened, names that are no UTF-8 -------------------------------------------------------------
+
+
+def labelled(root, name="imagenet"):
+    for number, label in enumerate(("a", "b")):
+        put(root / name / label / "0.jpg", number)
+    (root / name / "classnames.txt").write_text("a\nb\n")
+    (root / name / "zeroshot_classification_templates.txt").write_text("{}\n")
+    return root
+
+
+@pytest.mark.parametrize("name", ["imagenet_v2", "imagenet/c", "imagenet_v2/classnames.txt"])
+def test_a_set_or_a_class_that_is_a_link_to_nothing_is_refused(tmp_path, name):
+    place = labelled(tmp_path) / name
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to("/annex/gone")
+    if name == "imagenet/c":
+        with pytest.raises(ValueError, match=r"folder of a class: .*/c, a link to /annex/gone, cannot be opened: No"):
+            class_folders(tmp_path / "imagenet")
+    with pytest.raises(ValueError, match=rf"{name}, a link to /annex/gone, cannot be opened: No such file"):
+        open_labelled_sets(tmp_path)
+
+
+def test_a_picture_that_is_a_link_to_nothing_is_broken(tmp_path):
+    (labelled(tmp_path) / "imagenet" / "a" / "1.jpg").symlink_to("/annex/gone")
+    (broken,) = open_labelled_sets(tmp_path)["imagenet"].broken_at_open
+    assert broken.reason == "missing picture: a link that leads nowhere"
+
+
+def test_folders_and_pictures_whose_names_are_no_utf8_are_read(tmp_path):
+    latin = os.fsdecode("é".encode("latin-1"))
+    (pictures,) = open_labelled_sets(labelled(tmp_path / latin, latin)).values()
+    assert pictures.name == r"\udce9"
+    (tmp_path / latin / latin / "a" / "0.jpg").rename(tmp_path / latin / latin / "a" / f"{latin}.jpg")
+    (pictures,) = open_labelled_sets(tmp_path / latin).values()
+    assert [as_plain(pictures[index]) for index in range(2)] == [(pixels(0), 0), (pixels(1), 1)]
+    assert pickle.loads(pickle.dumps(pictures))[0]["image_id"] == f"a/{latin}.jpg"
+    assert len(pictures.fingerprint) == 64
 
 
 # --- image folders ---------------------------------------------------------------------------------------------------

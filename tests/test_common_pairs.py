@@ -29,6 +29,7 @@ from common.data.pairs import (
     open_validation_pairs,
     open_zero_shot_sets,
 )
+from common.data.part import some_of
 from common.data.text import build_tokenizer
 from common.data.tokenizer import WordTokenizer
 from contrastive_basics.config import Config as BasicsConfig
@@ -191,6 +192,60 @@ def test_every_source_opens_by_role_and_trains(tmp_path, write):
     epoch = batches_of(view_of(data), steps=4)
     assert len({image_id for batch in epoch for image_id in batch["image_ids"]}) == NUM_SAMPLES
     assert pickle.loads(pickle.dumps(view_of(data))).order.forward_only is False
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_evenly_spaced_pictures_are_validated_where_the_config_says_how_many(tmp_path, write):
+    source, values = write(tmp_path)
+    whole = open_validation_pairs(config_of(source, tmp_path, **values))
+    for count in (3, 7):
+        same = open_validation_pairs(config_of(source, tmp_path, num_val=count, **values))
+        assert (len(same), same.name, same.fingerprint) == (3, whole.name, whole.fingerprint)
+    one, part = (open_validation_pairs(config_of(source, tmp_path, num_val=count, **values)) for count in (1, 2))
+    assert (len(part), part.name) == (2, f"{whole.name} (2 of 3)")
+    for index in (0, 1):  # 3 * row // 2
+        assert part.captions(index) == whole.captions(index)
+        assert part.image_id(index) == whole.image_id(index)
+        assert np.array_equal(part[index]["image"], whole[index]["image"])
+    assert list(part.all_captions()) == [*whole.captions(0), *whole.captions(1)]
+    assert len({one.fingerprint, part.fingerprint, whole.fingerprint}) == 3
+    assert pickle.loads(pickle.dumps(part)).captions(1) == whole.captions(1)
+    with pytest.raises(IndexError):
+        part[2]
+
+
+def test_the_pictures_of_a_part_are_spread_over_the_whole_set():
+    class Labelled(list):
+        name, fingerprint, class_names = "many", "x", ("a", "b")
+
+        def label(self, index):
+            return self[index] % 2
+
+    part = some_of(Labelled(range(1000)), 8)
+    assert [part[row] for row in range(8)] == [0, 125, 250, 375, 500, 625, 750, 875]
+    assert [part.label(row) for row in range(8)] == [0, 1] * 4
+    assert part.class_names == ("a", "b")
+    assert some_of(None, 8) is None
+
+
+def test_a_link_to_nothing_names_its_set_of_a_mixture_and_its_role(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_shards(tmp_path / name)
+    for role in ("train", "val", "test"):
+        (tmp_path / "b" / f"{role}-1.tar").symlink_to("/annex/gone")
+    mixed, data = (config_of("shards", tmp_path, mixture=(MixedSet(root="a"), MixedSet(root="b"))),
+                   config_of("shards", tmp_path / "b"))  # fmt: skip
+    for key, role, opened in (
+        ("data.mixture, set 2: train", "train", lambda: open_training_pairs(mixed, 0)),
+        ("data.train", "train", lambda: open_training_pairs(data, 0)),
+        ("data.val", "val", lambda: open_validation_pairs(data)),
+        ("data.test", "test", lambda: open_retrieval_sets(data)),
+    ):
+        with pytest.raises(ValueError) as error:
+            opened()
+        place = tmp_path / "b" / f"{role}-1.tar"
+        assert str(error.value).startswith(f"{key} = '*{role}*.tar': {place}, a link to /annex/gone, cannot be opened")
 
 
 @pytest.mark.parametrize("scale", ["photos", "paper"])

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import pickle
 
 import datasets
@@ -191,6 +192,101 @@ def test_workers_read_what_one_process_reads(tmp_path, context, num_workers):
         ConcatDataset(sets), 4, num_workers=num_workers, collate_fn=as_plain_batch, multiprocessing_context=context
     )
     assert [item for batch in loader for item in batch] == [decoded(item) for item in content] * len(sets)
+
+
+# --- names and encodings of other machines ----------------------------------------------------------------------------
+
+
+def latin(text):
+    """A name of an old disk, as Python spells it."""
+    return os.fsdecode(text.encode("latin-1"))
+
+
+@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout not in (arrow, json_lines)])
+def test_a_folder_whose_name_is_no_utf8_is_read_and_its_set_can_be_named(tmp_path, layout):
+    (tmp_path / latin("Übung")).mkdir()
+    (tmp_path / "plain").mkdir()
+    content = items()
+    pairs = layout(tmp_path / latin("Übung"), content, "test")
+    assert read_all(pairs)[0] == [decoded(item) for item in content]
+    assert pairs.name.encode()
+    assert pairs.fingerprint == layout(tmp_path / "plain", content, "test").fingerprint
+
+
+def test_a_folder_whose_name_is_no_utf8_is_refused_where_the_library_cannot_open_it(tmp_path):
+    folder = tmp_path / latin("Übung")
+    arrow(tmp_path, items(), "test")
+    folder.mkdir()
+    (tmp_path / "x").rename(folder / "x")
+    with pytest.raises(
+        ValueError, match=r"data.test = 'x': .*bung/x is no UTF-8, and the datasets library cannot open"
+    ):
+        open_hugging_face("x", root=folder, role="test")
+    (tmp_path / "link").symlink_to(folder)
+    assert len(open_hugging_face("x", root=tmp_path / "link", role="test")) == 5
+
+
+def test_a_table_names_pictures_whose_names_are_no_utf8(tmp_path):
+    (tmp_path / latin("für.jpg")).write_bytes(jpeg(0))
+    (tmp_path / "x.tsv").write_bytes("für.jpg\ta dog\nfort.jpg\ta cat\n".encode("latin-1"))
+    pairs = open_tsv(tmp_path / "x.tsv", max_broken_share=0.5)
+    assert read_all(pairs)[0] == [decoded((jpeg(0), ["a dog"]))]
+    assert (pairs.path(0), pairs.image_id(0)) == (tmp_path / latin("für.jpg"), latin("für.jpg"))
+
+
+TEXT = "0.jpg\tun café\n1.jpg\tein Übermaß\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_files_of_windows_are_read(tmp_path, encoding):
+    files(tmp_path, items(2))
+    (tmp_path / "x.tsv").write_bytes(TEXT.replace("\n", "\r\n").encode(encoding))
+    rows = [dict(zip(("image", "caption"), line.split("\t"))) for line in TEXT.splitlines()]
+    (tmp_path / "x.json").write_bytes(json.dumps(rows, ensure_ascii=False).encode(encoding))
+    samples = [{"jpg": jpeg(number), "txt": row["caption"].encode(encoding)} for number, row in enumerate(rows)]
+    write_tar(tmp_path / "x.tar", {f"k{number}": sample for number, sample in enumerate(samples)})
+    for pairs in (open_tsv(tmp_path / "x.tsv"), open_karpathy(tmp_path / "x.json"), ShardDataset("x.tar", tmp_path)):
+        assert list(pairs.all_captions()) == ["un café", "ein Übermaß"]
+
+
+def test_another_encoding_is_refused_at_its_first_byte_and_one_row_of_many_is_broken(tmp_path):
+    files(tmp_path, items(1))
+    content = "".join(f"0.jpg\tcaption {number}\n" for number in range(200)) + "0.jpg\tun café\n"
+    (tmp_path / "x.tsv").write_bytes(content.encode("cp1252"))
+    (broken,) = open_tsv(tmp_path / "x.tsv").broken_at_open
+    assert (broken.key, broken.reason) == ("line 201", "row cannot be decoded: it is no UTF-8")
+    with pytest.raises(ValueError, match=r"x\.tsv is no text in UTF-8: byte 0xe9 at position \d+, line 201; expected"):
+        open_tsv(tmp_path / "x.tsv", max_broken_share=0.004)
+    bad = {"x.jsonl": b'{"image": "0.jpg",\n "caption": "caf\xe9"}', "y.json": b"\xff\xfe[\0]\0"}
+    for name, content in bad.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name} is no text in UTF-8: byte 0x.., line \d; expected UTF-8. To"):
+            open_hugging_face(name, root=tmp_path)
+
+
+# --- captions in several columns --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["train", "test"])
+def test_captions_in_several_columns_are_those_of_one_picture(tmp_path, role):
+    columns = [f"caption_{number}" for number in range(5)]
+    cells = [[f"{row} {number}" for number in range(5)] for row in range(2)]
+    cells[1][2:4] = "", None
+    expected = [cells[0], ["1 0", "1 1", "1 4"]]
+    files(tmp_path, items(2))
+    rows = [{"image": f"{row}.jpg", **dict(zip(columns, cells[row]))} for row in range(2)]
+    with (tmp_path / "x.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["image", *columns])
+        writer.writeheader()
+        writer.writerows(rows)
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "x.parquet")
+    for opened, path in ((open_tsv, tmp_path / "x.csv"), (open_hugging_face, tmp_path / "x.parquet")):
+        pairs = opened(str(path), caption_column=", ".join(columns), role=role)
+        assert [pairs[row]["captions"] for row in range(2)] == expected
+        assert list(pairs.all_captions()) == [*expected[0], *expected[1]]
+        assert opened(str(path), caption_column="caption_4", role=role).captions(0) == ["0 4"]
+        with pytest.raises(ValueError, match=r"'caption_5'"):
+            opened(str(path), caption_column="caption_0,caption_5", role=role)
 
 
 # --- what is broken --------------------------------------------------------------------------------------------------

@@ -1,5 +1,9 @@
 """common/data/shard_paths.py: braces, globs, and names that are not there."""
 
+import os
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from common.data import shard_paths
@@ -80,3 +84,52 @@ def test_shards_that_are_not_there_are_named(tmp_path):
     for empty in ("", [], ["a.tar", ""]):
         with pytest.raises(ValueError, match="shard pattern"):
             expand_shards(empty, tmp_path)
+
+
+GONE = "/annex/gone"
+FAULTS = [  # what a name is, what is said of it
+    (lambda path: path.symlink_to(GONE), f", a link to {GONE}, cannot be opened: No such file or directory; expected"),
+    (lambda path: path.symlink_to(path.name), "cannot be opened: Too many levels of symbolic links; expected a file"),
+    (Path.mkdir, " cannot be opened: it is a folder; expected a file"),
+    (os.mkfifo, " cannot be opened: it is no regular file; expected a file"),
+]
+
+
+@pytest.mark.parametrize("pattern", ["*.tar", "{0..1}.tar", "[01].tar", "**/?.tar", "."])
+@pytest.mark.parametrize(("make", "words"), FAULTS, ids=["dangling", "circle", "folder", "pipe"])
+def test_a_match_that_cannot_be_opened_is_refused_and_not_left_out(tmp_path, make, words, pattern):
+    (tmp_path / "0.tar").touch()
+    make(tmp_path / "1.tar")
+    if make is Path.mkdir and pattern == "{0..1}.tar":  # named, a folder stands for the tars in it
+        return
+    with pytest.raises(ValueError) as error:
+        expand_shards(pattern, tmp_path, "data.train")
+    assert str(error.value).startswith(f"data.train = {pattern!r}: {tmp_path / '1.tar'}")
+    assert words in str(error.value)
+
+
+def test_a_folder_that_a_pattern_goes_through_is_not_left_out(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.tar").touch()
+    (tmp_path / "notes").touch()
+    assert len(expand_shards("*/*.tar", tmp_path)) == len(expand_shards("**", tmp_path)) - 1 == 1
+    (tmp_path / "b").symlink_to("/mnt/gone")
+    with pytest.raises(ValueError, match=r"pattern = '\*/\*.tar': .*/b, a link to /mnt/gone, cannot be opened: No"):
+        expand_shards("*/*.tar", tmp_path)
+    assert len(expand_shards("a/*.tar", tmp_path)) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="needs users")
+def test_a_file_without_permission_is_refused():
+    with tempfile.TemporaryDirectory() as name:  # every user may look into it
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "0.tar").touch()
+        (folder / "1.tar").touch(0)
+        user = os.geteuid()
+        try:
+            os.seteuid(user or 65534)  # root may read everything
+            with pytest.raises(ValueError, match=r"/1\.tar cannot be opened: Permission denied; expected a file"):
+                expand_shards("*.tar", folder)
+        finally:
+            os.seteuid(user)

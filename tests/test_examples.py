@@ -145,7 +145,7 @@ def test_geometries_are_compared_on_locked_features(weights, tmp_path, monkeypat
 
 def test_own_photographs_are_searched_with_captions_and_without(weights, tmp_path, monkeypatch):
     monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
-    search, photos = example("search_my_photos"), tmp_path / "photos"
+    search, photos = example("search_my_photos"), tmp_path / "\udcdcbung"  # Latin-1
     photos.mkdir()
     lines = ["path\tcaption"]
     for number in range(30):
@@ -180,6 +180,30 @@ def test_own_photographs_are_searched_with_captions_and_without(weights, tmp_pat
     (tmp_path / "bare" / "a.png").write_bytes(painted(0)[1])
     with pytest.raises(ValueError, match=r"0 of 1 pictures have a caption; accepted: a table"):
         search.main([str(tmp_path / "bare"), "red", "--output", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_captions_of_windows_are_read_or_refused_by_file_and_byte(tmp_path, encoding):
+    captioned, folder = example("search_my_photos").captioned, tmp_path / "\udcdcbung"
+    folder.mkdir()
+    (folder / "\udce4.png").write_bytes(painted(0)[1])
+    (folder / "\udce4.txt").write_bytes("un café\r\nein Übermaß\r\n".encode(encoding))
+    if encoding == "cp1252":
+        with pytest.raises(
+            ValueError, match=r"txt is no text in UTF-8: byte 0xe9 at position 6, line 1; expected UTF-8, or"
+        ):
+            captioned(folder)
+    else:
+        assert captioned(folder) == {folder / "\udce4.png": ["un café", "ein Übermaß"]}
+
+
+def test_a_table_that_loses_rows_says_so(tmp_path, capsys):
+    (tmp_path / "0.png").write_bytes(painted(0)[1])
+    (tmp_path / "x.tsv").write_text("0.png\ta\n1.png\tb\n")
+    assert len(example("search_my_photos").captioned(tmp_path / "x.tsv")) == 1
+    said = f"rows that cannot be used: 1; the first: {tmp_path / '1.png'}: missing picture"
+    assert capsys.readouterr().out.startswith(said)
+    )
 
 
 def test_every_example_names_its_command():
