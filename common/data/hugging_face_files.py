@@ -89,8 +89,8 @@ def _check_encoding(path: Path) -> None:
     """
     if FILE_KINDS.get(_suffix(path.name)) != "json" or path.suffix == ".zst":
         return
-    opened = gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-    with suppress(OSError, EOFError, zlib.error), opened as file:  # what is damaged, the library will say
+    read = gzip.open if path.suffix == ".gz" else open
+    with suppress(OSError, EOFError, zlib.error), read(path, "rb") as file:  # what is damaged, the library will say
         for number, line in enumerate(file, 1):
             try:
                 line.decode("utf-8")
@@ -102,6 +102,7 @@ def _check_encoding(path: Path) -> None:
 
 
 def label_of(source: str, place: list[Path], split: str) -> str:
+    """Name of a set for logs and tables, from its folder, file or hub name, and its split."""
     if not place:
         base = source.partition(":")[0].rpartition("/")[2]
     elif len(place) > 1:
@@ -142,6 +143,7 @@ def _is_saved(place: list[Path]) -> bool:
 
 
 def table_of(source: str, place: list[Path], split: str | None, role: str) -> tuple[datasets.Dataset, str]:
+    """Rows with random access, and the split that they are, "" where the set has none."""
     if _is_saved(place):
         content = _load(source, place, datasets.load_from_disk)
         if isinstance(content, datasets.Dataset):

@@ -236,7 +236,7 @@ def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_
         ConfigError: --resume where no checkpoint is: a fresh run would be no resume (--resume auto is).
     """
     if arguments.output_dir is not None:
-        files = RunFiles(arguments.output_dir, _identity(arguments.row, arguments.scale, config))
+        files = RunFiles(Path(arguments.output_dir), _identity(arguments.row, arguments.scale, config))
     else:
         files = run_files(script, arguments.row, arguments.scale, config, data_fingerprint)
     if arguments.resume == "last" and saved_step(files.checkpoints) is None:
