@@ -27,6 +27,7 @@ from common.base.config import load_row
 from common.base.files import printable, shown, write_atomically
 from common.base.provenance import ROOT
 from common.data.pairs import open_training_pairs
+from common.data.shard_paths import files_below
 from common.data.text_files import read_text
 from common.data.tsv import open_tsv
 from common.run.checkpoint import named_checkpoint
@@ -52,7 +53,7 @@ def captioned(source: Path) -> dict[Path, list[str]]:
         if pairs.broken_at_open:
             print(f"rows that cannot be used: {len(pairs.broken_at_open)}; the first: {pairs.broken_at_open[0]}")
         folder, found = pairs.images, {pairs.path(row).resolve(): pairs.captions(row) for row in range(len(pairs))}
-    for path in sorted(folder.resolve().rglob("*")):
+    for path in files_below(folder.resolve()):
         if path.suffix.lower() in SUFFIXES:
             beside = path.with_suffix(".txt")
             found.setdefault(path, read_text(beside).splitlines() if os.path.lexists(beside) else [])

@@ -65,6 +65,15 @@ def test_a_set_or_a_class_that_is_a_link_to_nothing_is_refused(tmp_path, name):
         open_labelled_sets(tmp_path)
 
 
+def test_pictures_in_a_linked_folder_belong_to_the_class(tmp_path):
+    put(tmp_path / "disk" / "2.jpg", 2)
+    (labelled(tmp_path / "sets") / "imagenet" / "a" / "more").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "around").symlink_to(tmp_path / "disk")
+    pictures = open_labelled_sets(tmp_path / "sets")["imagenet"]
+    assert [as_plain(pictures[index]) for index in range(3)] == [(pixels(0), 0), (pixels(2), 0), (pixels(1), 1)]
+    assert (len(pictures), pictures.broken_at_open) == (3, [])
+
+
 def test_a_picture_that_is_a_link_to_nothing_is_broken(tmp_path):
     (labelled(tmp_path) / "imagenet" / "a" / "1.jpg").symlink_to("/annex/gone")
     (broken,) = open_labelled_sets(tmp_path)["imagenet"].broken_at_open

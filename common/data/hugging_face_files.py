@@ -1,7 +1,6 @@
 """From the name of a Hugging Face data set to its rows: folders, files and hub names, splits, what cannot be opened."""
 
 import gzip
-import os
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +14,7 @@ from common.base.arguments import expanded
 from common.base.files import printable
 from common.data.decoding import refuse_split
 from common.data.labelled import PICTURE_EXTENSIONS
-from common.data.shard_paths import check_opens, expand_shards
+from common.data.shard_paths import check_opens, expand_shards, files_below
 
 FILE_KINDS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json"}
 
@@ -69,16 +68,12 @@ def _check_folder(folder: Path, key: str) -> None:
     Raises:
         ValueError: see `check_opens`, `_check_encoding`.
     """
-    visited = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        visible = [name for name in folders if name[0] != "." and not name.startswith("__")]
-        folders[:] = [] if os.path.realpath(place) in visited else visible
-        visited.add(os.path.realpath(place))
-        for path in (Path(place, name) for name in names if name[0] != "."):
-            if path.suffix.lower() not in PICTURE_EXTENSIONS:
-                if path.is_symlink():
-                    check_opens(path, key)
-                _check_encoding(path)
+    for path in files_below(folder):
+        is_hidden = any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
+        if not is_hidden and path.suffix.lower() not in PICTURE_EXTENSIONS:
+            if path.is_symlink():
+                check_opens(path, key)
+            _check_encoding(path)
 
 
 def _check_encoding(path: Path) -> None:

@@ -30,7 +30,7 @@ from common.data.broken import BrokenSample, check_opened
 from common.data.class_names import in_label_order, label_order, read_class_names, read_templates
 from common.data.decoding import PackedTexts, content_hash, read_picture, row_of, sampled_places
 from common.data.picture_files import missing_picture
-from common.data.shard_paths import check_opens
+from common.data.shard_paths import check_opens, files_below
 from common.data.shards import ShardDataset
 
 _PARTS = {"test", "val", "train"}  # folders of a set that are no classes
@@ -245,8 +245,8 @@ def open_image_folder(
     paths, labels, sizes, broken = [], [], [], []
     for folder, label in label_of.items():
         before = len(paths)
-        for path in sorted((root / folder).rglob("*")):
-            if path.is_dir() or path.name.startswith("."):
+        for path in files_below(root / folder):
+            if path.name.startswith("."):
                 continue
             size = path.stat().st_size if path.is_file() else None
             if path.suffix.lower() not in PICTURE_EXTENSIONS:

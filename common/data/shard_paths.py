@@ -8,6 +8,20 @@ from pathlib import Path
 
 from common.base.arguments import expanded, some
 
+
+def files_below(folder: Path) -> list[Path]:
+    """All files below a folder, and links that lead nowhere, sorted; through linked folders too, each folder once."""
+    files, visited = [], set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        folders.sort()  # of two ways to one folder the same is taken on every machine
+        if os.path.realpath(place) in visited:
+            folders.clear()
+            continue
+        visited.add(os.path.realpath(place))
+        files += [Path(place, name) for name in names]
+    return sorted(files)
+
+
 _BRACES = re.compile(r"\{([^{}]*)\}")  # innermost pair
 _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
 
