@@ -13,11 +13,10 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
-from torch.utils.data import DataLoader
 
 from common.base.provenance import hash_of
-from common.base.signals import leave_signals_to_trainer
 from common.data.broken import BrokenSample
+from common.data.loader import Loader
 from common.evaluation.annotated import (
     best_answers,
     entailment_metrics,
@@ -108,12 +107,8 @@ def predictions(encoder: Encoder, items: Altered, task: str, *more: Any) -> list
         more: further arguments of `predict`.
     """
     size = min(encoder.batch_size, max(len(items), 1))
-    loader = DataLoader(
-        _Inputs(items, encoder, task),
-        batch_sampler=batches_here(len(items), size),
-        num_workers=encoder.num_workers,
-        worker_init_fn=leave_signals_to_trainer,
-    )
+    batches = batches_here(len(items), size)
+    loader = Loader(_Inputs(items, encoder, task), items.name, encoder.num_workers, batch_sampler=batches)
     found = []
     with evaluation_mode(encoder.model):
         for images, token_ids, readable in with_bar(loader, items.name):

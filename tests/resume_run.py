@@ -16,8 +16,9 @@ import signal
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -44,6 +45,7 @@ from common.geometry import Scalar, Sphere
 from common.info_nce import contrastive_loss
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder, ema_momentum_at
+from common.run.ending import agreed, saved_without_batch
 from common.run.folder import RunFiles, checkpoint_to_resume, only_run_in
 from common.run.guards import check_finite
 from common.run.launch import interrupted_with_saved_step, launched_accelerator, prepare, run_or_explain, seed_step
@@ -69,6 +71,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     run: RunConfig = field(default_factory=RunConfig)
     dropout: float = setting(0.1, at_least=0.0, below=1.0)
+    fault: Literal["none", "killed", "stuck"] = "none"  # of the loader from step 12 on: 8 are loaded ahead
 
 
 @dataclass
@@ -90,6 +93,28 @@ class Trigger:
         for number in range(self.times if (point, step) == (self.point, self.step) else 0):
             time.sleep(0.55 * min(number, 1))
             os.kill(os.getpid(), self.signal)
+
+
+class FaultyView(TrainingView):
+    """A view whose samples do not come on the last process from a step on.
+
+    Args:
+        view: gives those before it.
+        fault: "killed" is the loader process, or it waits for a disk that does not answer ("stuck").
+        step: the first without samples.
+    """
+
+    def __init__(self, view: TrainingView, fault: str, step: int) -> None:
+        self.__dict__.update(view.__dict__)
+        self.fault, self.step = fault, step
+
+    def __getitems__(self, positions: list[int]):
+        is_last = int(os.environ.get("RANK", "0")) + 1 == int(os.environ.get("WORLD_SIZE", "1"))
+        if is_last and positions[0] >= self.step * self.order.global_batch_size:
+            if self.fault == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(3600)
+        return super().__getitems__(positions)
 
 
 class Learner(nn.Module):
@@ -140,6 +165,7 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
         order = SampleOrder(len(pairs), optim.global_batch_size, run.seed)
         tokenizer, transform = build_tokenizer(data, pairs), image_transform(data)
         view = TrainingView(pairs, order, transform, tokenizer, data.context_length)
+        view = view if config.fault == "none" else FaultyView(view, config.fault, 12)
 
         torch.manual_seed(run.seed)
         model = Learner(tokenizer.vocabulary_size, data.context_length, config.dropout)
@@ -154,7 +180,15 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
         log = RunLog(files.log, first_step if checkpoint is not None else None, accelerator.is_main_process)
 
         positions = BatchPositions(order, first_step, optim.steps, accelerator.process_index, accelerator.num_processes)
-        batches = training_batches(view, positions, run.num_workers, pin_memory=False)
+        batches = training_batches(view, positions, run.num_workers, False, pairs.name, run.data_timeout)
+        state = {"config": to_dict(replace(config, fault="none")), "data_fingerprint": pairs.fingerprint}
+
+        def save(step: int) -> None:
+            checkpoints.save_checkpoint(
+                files.checkpoints, step, model, optimizer.optimizer, state, run.keep_checkpoints
+            )
+
+        batches = saved_without_batch(agreed(batches, accelerator.device), first_step, optim.steps, files, save)
         micro_batches = MicroBatches(accelerator, model, optim.micro_batch_size)
         model.train()
         model.register_forward_hook(lambda *_: reached("second pass", done) if torch.is_grad_enabled() else None)
@@ -186,11 +220,8 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
                 torch.rand(done + 3)  # what an evaluation or a loader may draw between two steps
                 asked_to_stop = stop.agreed(accelerator.device)
                 if done + 1 == optim.steps or asked_to_stop or (run.save_every and (done + 1) % run.save_every == 0):
-                    state = {"config": to_dict(config), "data_fingerprint": pairs.fingerprint}
                     trigger_in_save(reached, done + 1)
-                    checkpoints.save_checkpoint(
-                        files.checkpoints, done + 1, model, optimizer.optimizer, state, run.keep_checkpoints
-                    )
+                    save(done + 1)
                 if asked_to_stop:
                     raise Stopped.at(done + 1, optim.steps, files.folder)
 

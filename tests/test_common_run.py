@@ -320,7 +320,7 @@ def test_a_stuck_loader_worker_obeys_its_trainer_and_nobody_else(method):
 def test_the_training_loader_leaves_signals_to_the_trainer():
     view = TrainingView(None, SampleOrder(16, 8, 0), None, None, 4)
     loader = training_batches(view, BatchPositions(view.order, 0, 1), 2, pin_memory=False)
-    assert loader.worker_init_fn is leave_signals_to_trainer
+    assert loader.loader.worker_init_fn is leave_signals_to_trainer
 
 
 def test_a_stopped_run_ends_with_its_message_and_status_143(capsys, tmp_path):

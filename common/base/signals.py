@@ -32,10 +32,14 @@ class Stopped(Exception):
     @classmethod
     def at(cls, step: int, steps: int, folder: Path) -> "Stopped":
         """After so many of all updates; the folder is the run's."""
-        return cls(
-            f"asked to stop: saved at step {step} of {steps} in {folder}; the same command goes on from there "
-            "(train.py: add --resume)"
-        )
+        return cls(f"asked to stop: {what_is_saved(step, steps, folder)}")
+
+
+def what_is_saved(step: int, steps: int, folder: Path) -> str:
+    """The end of a message on a run that ends; arguments as in `Stopped.at`."""
+    if not step:
+        return f"nothing is saved in {folder}; the same command starts anew"
+    return f"saved at step {step} of {steps} in {folder}; the same command goes on from there (train.py: add --resume)"
 
 
 class StopRequest:
@@ -73,6 +77,14 @@ class StopRequest:
         return mean_over_processes(torch.tensor(float(self.received), device=device)).item() > 0
 
 
+_open: list[StopRequest] = []  # those of `stop_signals`; signals come to the process, and not to one of its objects
+
+
+def is_stop_requested() -> bool:
+    """Whether this process has been asked to end, for whoever waits within a step."""
+    return any(request.received for request in _open)
+
+
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopRequest]:
     """Within it the signals are noted and do not end the process at once; outside the main thread nothing changes."""
@@ -82,9 +94,11 @@ def stop_signals() -> Iterator[StopRequest]:
             # nohup and the background of a script ignore those of the terminal, and so it stays
             if number not in _OF_TERMINAL or signal.getsignal(number) != signal.SIG_IGN:
                 before[number] = signal.signal(number, request.note)
+    _open.append(request)
     try:
         yield request
     finally:
+        _open.remove(request)
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from common.base.random_keys import derive_key
-from common.base.signals import leave_signals_to_trainer
 from common.data.broken import BrokenSample, TooManyBroken
 from common.data.decoding import number_of
+from common.data.loader import TIMEOUT, Loader
 from common.data.order import BatchPositions, MixedOrder, SampleOrder, seed_of
 from common.data.pairs import Pairs
 from common.data.rand_augment import albef_augment, tcl_augment
@@ -113,16 +113,17 @@ class TrainingView(Dataset):
         raise TooManyBroken(f"{self.max_attempts} samples in a row are broken; the last: {broken[-1]}")
 
 
-def training_batches(view: TrainingView, positions: BatchPositions, num_workers: int, pin_memory: bool) -> DataLoader:
-    """Loader of Batch objects for the given steps, in order."""
-    return DataLoader(
-        view,
-        batch_sampler=positions,
-        collate_fn=_as_is,
-        num_workers=num_workers,
-        pin_memory=pin_memory,
-        prefetch_factor=4 if num_workers else None,
-        worker_init_fn=leave_signals_to_trainer,
+def training_batches(
+    view: Dataset,
+    positions: BatchPositions,
+    num_workers: int,
+    pin_memory: bool,
+    name: str = "training data",
+    timeout: float = TIMEOUT,
+) -> Loader:
+    """The batches of the given steps, in order; see `Loader`."""
+    return Loader(
+        view, name, num_workers, _as_is, prefetch=4, timeout=timeout, batch_sampler=positions, pin_memory=pin_memory
     )
 
 

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import filelock
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from common.base.files import check_room, write_json
 from common.base.provenance import hash_of
-from common.base.signals import leave_signals_to_trainer
 from common.data.broken import BrokenSample
+from common.data.loader import Loader
 from common.data.mixture import Mixture
 from common.data.order import seed_of
 from common.data.transforms import ImageTransform
@@ -106,13 +106,8 @@ class FeatureCache:
         _keep_freed_memory()
         header = _header((len(pictures), *self.shape))
         row_bytes = 2 * int(np.prod(self.shape))
-        loader = DataLoader(
-            _View(pictures, transform, view, done["rows"]),
-            batch_size=self.batch_size,
-            num_workers=self.num_workers,
-            collate_fn=list,
-            worker_init_fn=leave_signals_to_trainer,
-        )
+        pixels = _View(pictures, transform, view, done["rows"])
+        loader = Loader(pixels, str(pictures.name), self.num_workers, list, batch_size=self.batch_size)
         # written and not mapped: a full disk then is an error, and not a signal that ends the process
         with part.open("r+b" if done["rows"] else "wb") as stream:
             stream.write(header)

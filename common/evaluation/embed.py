@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Subset
 from tqdm import tqdm
 
 from common.base.settings import RunConfig
-from common.base.signals import leave_signals_to_trainer
 from common.data.bert_tokenizer import clean_caption
 from common.data.broken import BrokenSample
 from common.data.feature_cache import FeatureCache
+from common.data.loader import Loader
 from common.data.pairs import Pairs, lost_at_open
 from common.data.tokenizer import Tokenizer
 from common.data.transforms import ImageTransform
@@ -110,16 +110,10 @@ class Encoder:
         """
         size = min(self.batch_size, max(len(data_set), 1))
         batches = batches_here(len(data_set), size)
-        pictures = _Pictures(*self.kept(data_set))
+        pictures, name = _Pictures(*self.kept(data_set)), getattr(data_set, "name", "pictures")
         rows, readable = [], []
-        loader = DataLoader(
-            pictures,
-            batch_sampler=batches,
-            num_workers=self.num_workers,
-            worker_init_fn=leave_signals_to_trainer,
-        )
         with evaluation_mode(self.model):
-            for images, ok in with_bar(loader, getattr(data_set, "name", "pictures")):
+            for images, ok in with_bar(Loader(pictures, name, self.num_workers, batch_sampler=batches), name):
                 images = self.transform.inputs(images.to(self.device))
                 rows.append(self.model.encode_image(images))
                 readable.append(ok.to(self.device))

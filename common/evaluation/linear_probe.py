@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from common.data.broken import BrokenSample
+from common.data.loader import Loader
 from common.data.order import permuted, seed_of
 from common.data.pairs import lost_at_open
 from common.data.rand_augment import rand_augment
@@ -237,7 +238,8 @@ def augmented_batches(encoder: Any, task: Any, config: ProbeConfig, seed: int) -
     def batches(epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         views = _Views(task, transform, config.use_rand_augment, seed_of(seed, epoch))
         order = [rows.tolist() for rows in _shuffled(len(task), seed, epoch).split(config.batch_size)]
-        for images, labels in DataLoader(views, batch_sampler=order, num_workers=encoder.num_workers):
+        name = getattr(task, "name", "pictures")
+        for images, labels in Loader(views, name, encoder.num_workers, batch_sampler=order):
             with torch.no_grad():
                 features = encoder.model.encode_image(transform.inputs(images.to(encoder.device))).flatten(1)
             yield features, labels

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from common.base.provenance import ROOT
 from common.base.settings import ModelConfig
@@ -18,6 +18,7 @@ from common.data.batches import Batch, TrainingView, training_batches
 from common.data.broken import BrokenSample
 from common.data.caption_cache import CaptionCache
 from common.data.feature_cache import CENTRE, MIRROR, FeatureCache
+from common.data.loader import Loader
 from common.data.order import BatchPositions, MixedOrder, SampleOrder, order_of
 from common.data.pairs import (
     EvaluationSets,
@@ -228,11 +229,13 @@ def batches_from(
         accelerator: gives this process's place among all.
         steps: of the run, None = config.optim.steps.
     """
-    last, order = config.optim.steps if steps is None else steps, training.order
+    last, order, run = config.optim.steps if steps is None else steps, training.order, config.run
+    pin_memory = accelerator.device.type == "cuda"
 
-    def loader(start: int, stop: int) -> DataLoader:
+    def loader(start: int, stop: int) -> Loader:
         positions = BatchPositions(order, start, stop, accelerator.process_index, accelerator.num_processes)
-        return training_batches(training.view, positions, config.run.num_workers, accelerator.device.type == "cuda")
+        name = training.description
+        return training_batches(training.view, positions, run.num_workers, pin_memory, name, run.data_timeout)
 
     if not order.by_epoch:
         return loader(first_step, last)

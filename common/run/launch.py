@@ -22,6 +22,7 @@ from common.base.random_keys import derive_key
 from common.base.settings import RunConfig
 from common.base.signals import STOPPED_EXIT_STATUS, Stopped
 from common.data.broken import TooManyBroken
+from common.data.loader import NoBatch
 from common.data.pairs import open_training_pairs
 from common.distributed import is_main_process, leave_process_group, rank, wait_for_everyone
 from common.evaluation.protocol import in_words
@@ -136,7 +137,7 @@ def run_or_explain(main) -> None:
             print(stopped, file=sys.stderr)
         leave_process_group()
         sys.exit(STOPPED_EXIT_STATUS)
-    except (ConfigError, NonFiniteLoss) as error:
+    except (ConfigError, NonFiniteLoss, NoBatch) as error:
         sys.exit(f"error: {error}")
     except OSError as error:  # names the file that is missing, not writable, ...
         sys.exit(f"error: {error}")

@@ -18,6 +18,7 @@ from common.base.config import to_dict
 from common.base.signals import Stopped, StopRequest
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import Checkpoint, save_checkpoint
+from common.run.ending import agreed, saved_without_batch
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
 from common.run.initial import InitialWeights, in_words
 from common.run.inputs import Training, TrainingData, batches_from, kept_stems, open_training_data
@@ -141,6 +142,12 @@ def open_run(
     journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label, steps)
     if started and checkpoint is None:
         journal.told("initial_weights", in_words(started), **started)
+
+    def save(done: int) -> None:
+        journal.progress.close()
+        everything = {**state, **journal.state(done)}
+        save_checkpoint(files.checkpoints, done, model, optimizer.optimizer, everything, config.run.keep_checkpoints)
+
     model.train()
     return Run(
         config=config,
@@ -152,7 +159,13 @@ def open_run(
         bare_model=bare_model,
         optimizer=optimizer,
         micro_batches=MicroBatches(accelerator, model, micro_batch_size),
-        batches=batches_from(journal.first_step, config, training, accelerator, steps),
+        batches=saved_without_batch(
+            agreed(batches_from(journal.first_step, config, training, accelerator, steps), accelerator.device),
+            journal.first_step,
+            steps,
+            files,
+            save,
+        ),
         journal=journal,
         state=state,
         provenance=provenance,

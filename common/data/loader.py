@@ -1,0 +1,247 @@
+"""Batches from loader processes, waited for in short turns: a signal, a dead process or a full /dev/shm ends the wait.
+
+torch's own wait lasts for ever where a process cannot hand over its batch, and torch's handler of SIGCHLD raises in the
+middle of a step where a process dies. Here what went wrong is known when the next batch is wanted, between two steps.
+"""
+
+import dataclasses
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+
+from common.base.signals import is_stop_requested, leave_signals_to_trainer
+
+TIMEOUT = 600.0  # seconds that a batch may take, where no setting says otherwise
+TURN = 1.0  # seconds of waiting between two looks at signals and processes
+_SHARED_MEMORY = Path("/dev/shm")
+_MEANINGS = {
+    "SIGKILL": "SIGKILL, as the system sends it where memory runs out",
+    "SIGBUS": "SIGBUS, as the system sends it where shared memory runs out",
+}
+
+
+class NoBatch(Exception):
+    """No further batch comes; the message is meant for the user as it stands.
+
+    Args:
+        reason: what happened.
+        is_stop: the run ends as after a signal; otherwise with an error.
+    """
+
+    def __init__(self, reason: str, is_stop: bool = False) -> None:
+        super().__init__(reason)
+        self.is_stop = is_stop
+
+
+class _SharedMemoryFull(RuntimeError):
+    """Raised in a loader process, and by torch again in the trainer, with the traceback before the message."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.rpartition(f"{type(self).__name__}: ")[2].strip())
+
+
+@dataclasses.dataclass(frozen=True)
+class _SharedBatch:
+    """Collates, and puts the batch into shared memory where an error reaches the trainer.
+
+    torch does so in a thread of the loader process, which prints the error and drops the batch.
+
+    collate: samples -> batch. num_workers, prefetch: of the loader. room: bytes of shared memory.
+    """
+
+    collate: Callable[[Any], Any]
+    num_workers: int
+    prefetch: int
+    room: float
+
+    def __call__(self, samples: Any) -> Any:
+        if get_worker_info() is None:
+            return self.collate(samples)
+        try:
+            batch = self.collate(samples)
+            tensors = list(tensors_of(batch))
+            self.check(sum(tensor.nbytes for tensor in tensors))
+            for tensor in tensors:
+                tensor.share_memory_()
+        except RuntimeError as error:
+            if "shared memory(shm)" not in str(error):
+                raise
+            raise _SharedMemoryFull(f"has filled {_SHARED_MEMORY}; expected: {_more_room()}") from None
+        return batch
+
+    def check(self, batch_bytes: int) -> None:
+        """Refuses batches that cannot all lie in shared memory.
+
+        Raises:
+            _SharedMemoryFull: names the number of loader processes that fit.
+        """
+
+        def size(num_workers: int) -> int:
+            return (num_workers * self.prefetch + 2) * batch_bytes  # two are with the trainer: this step's, the next
+
+        if size(self.num_workers) > self.room:
+            most = max(number for number in range(self.num_workers) if not number or size(number) <= self.room)
+            raise _SharedMemoryFull(
+                f"puts up to {self.num_workers * self.prefetch + 2} batches of {batch_bytes / 1e6:.1f} MB into "
+                f"{_SHARED_MEMORY}, {size(self.num_workers) / 1e6:.0f} MB, where {self.room / 1e6:.0f} MB are free for "
+                f"it; expected: run.num_workers={most}, or {_more_room(size(self.num_workers))}"
+            )
+
+
+def _more_room(size: float = 0.0) -> str:
+    gigabytes = max(1, -(-int(size) // 2**29))  # twice as much, in whole GiB
+    option = f"docker run --shm-size={gigabytes}g" if size else "docker run --shm-size"
+    return f"more shared memory ({option})" if size else f"fewer loader processes, or more shared memory ({option})"
+
+
+def tensors_of(item: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch: a tensor, a dataclass, or lists and tuples of them."""
+    if isinstance(item, torch.Tensor):
+        yield item
+    elif dataclasses.is_dataclass(item):
+        yield from tensors_of(list(vars(item).values()))
+    elif isinstance(item, (list, tuple)):
+        for part in item:
+            yield from tensors_of(part)
+
+
+class Loader:
+    """Batches of a data set in order, from loader processes that leave signals to the trainer.
+
+    Args:
+        data_set: indexed by position.
+        name: of what is loaded, for messages.
+        num_workers: loader processes, 0 = none.
+        collate: samples -> batch, of tensors, dataclasses, lists and tuples.
+        prefetch: batches that each process has ready.
+        timeout: seconds that a batch may take, where there are loader processes.
+        options: of torch's DataLoader.
+    """
+
+    def __init__(
+        self,
+        data_set: Dataset,
+        name: str,
+        num_workers: int,
+        collate: Callable[[Any], Any] = default_collate,
+        prefetch: int = 2,
+        timeout: float = TIMEOUT,
+        **options: Any,
+    ) -> None:
+        self.label, self.timeout = f"the loader of {name} (run.num_workers={num_workers})", timeout
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # trainers on this machine, each with a loader
+        room = shutil.disk_usage(_SHARED_MEMORY).free / processes if _SHARED_MEMORY.is_dir() else float("inf")
+        self.loader = DataLoader(
+            data_set,
+            num_workers=num_workers,
+            collate_fn=_SharedBatch(collate, num_workers, prefetch, room),
+            prefetch_factor=prefetch if num_workers else None,
+            worker_init_fn=leave_signals_to_trainer,
+            timeout=TURN if num_workers else 0,
+            **options,
+        )
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches.
+
+        Raises:
+            NoBatch: a stop signal came while no batch was ready, none came in time, a loader process died, or shared
+                memory is full.
+        """
+        if not self.loader.num_workers:
+            yield from self.loader
+            return
+        batches = self._started()
+        while True:
+            try:
+                batch = _next(batches, self.label, self.timeout)
+            except StopIteration:
+                return
+            except NoBatch:
+                for worker in batches._workers:
+                    worker.kill()  # one that stands still would hold up the trainer's end
+                raise
+            yield batch
+
+    def _started(self) -> Iterator[Any]:
+        """torch's iterator without its handler of SIGCHLD, which would raise in the middle of a step."""
+        before = _handle(None)
+        try:
+            return iter(self.loader)
+        except (OSError, RuntimeError) as error:  # no process, or no semaphore in /dev/shm
+            raise NoBatch(f"{self.label} cannot start: {error}; expected: {_more_room()}") from error
+        finally:
+            _handle(before)
+
+
+def _next(iterator: Any, label: str, timeout: float) -> Any:
+    """The next batch of torch's iterator; label and timeout as in `Loader`."""
+    start = time.monotonic()
+    while True:
+        try:
+            with _death_ends_the_wait(iterator._workers):
+                return next(iterator)
+        except _SharedMemoryFull as error:
+            raise NoBatch(f"{label} {error}") from error
+        except (RuntimeError, EOFError, ConnectionError) as error:
+            text = str(error)
+            if "in DataLoader worker process" in text:  # the data set's own
+                raise
+            if not text.startswith("DataLoader timed out"):
+                raise NoBatch(f"{label} has lost a process: {_ends(iterator._workers) or text}") from error
+        if is_stop_requested():
+            raise NoBatch(f"asked to stop, while {label} had no batch ready", is_stop=True)
+        if time.monotonic() - start > timeout:
+            raise NoBatch(
+                f"{label} has given no batch for {timeout:g} seconds, run.data_timeout (does its disk or network stand "
+                "still?)",
+                is_stop=True,
+            )
+
+
+@contextmanager
+def _death_ends_the_wait(workers: Sequence[BaseProcess]) -> Iterator[None]:
+    """Raises where a loader process has died or dies within it: half a message may be all that comes from it."""
+
+    def check(*_: Any) -> None:
+        if any(worker.exitcode not in (None, 0, -signal.SIGTERM) for worker in workers):  # those are the trainer's ends
+            raise ConnectionAbortedError
+
+    before = _handle(check)
+    try:
+        check()
+        yield
+    finally:
+        _handle(before)
+
+
+def _handle(handler: Any) -> Any:
+    """Sets the handler of SIGCHLD where this thread may; returns the one before."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
+        return None
+    return signal.signal(signal.SIGCHLD, signal.SIG_DFL if handler is None else handler)
+
+
+def _ends(workers: Sequence[BaseProcess]) -> str:
+    """How the loader processes that are gone have ended."""
+    ended = wait([worker.sentinel for worker in workers], TURN)  # connections close a little before
+    for worker in workers:
+        if worker.sentinel in ended:
+            worker.join(TURN)
+    codes = {worker.exitcode for worker in workers if worker.exitcode}
+    names = [signal.Signals(-code).name if code < 0 else f"exit status {code}" for code in sorted(codes)]
+    return ", ".join(_MEANINGS.get(name, name) for name in names)

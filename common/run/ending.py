@@ -1,0 +1,70 @@
+"""A run that gets no further batch ends between two steps, with what it has trained saved."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from common.base.signals import Stopped, what_is_saved
+from common.data.loader import NoBatch
+from common.distributed import gather_objects, mean_over_processes, world_size
+from common.run.checkpoint import saved_step
+from common.run.folder import RunFiles
+
+
+def agreed(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    """The batches; all processes end before the same step as soon as one has no batch. Call on every process.
+
+    Args:
+        batches: of this process, as many on each.
+        device: on which processes exchange numbers.
+    Raises:
+        NoBatch: with the same message on every process.
+    """
+    if world_size() == 1:
+        yield from batches
+        return
+    batches = iter(batches)
+    while True:
+        batch, problem = None, None
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except NoBatch as error:
+            problem = (str(error), error.is_stop)
+        if mean_over_processes(torch.tensor(float(problem is not None), device=device)).item():
+            problems = filter(None, gather_objects(problem))
+            raise NoBatch(*min(problems, key=lambda reason: reason[1]))  # an error before a stop
+        yield batch
+
+
+def saved_without_batch(
+    batches: Iterable[Any], first_step: int, steps: int, files: RunFiles, save: Callable[[int], None]
+) -> Iterator[Any]:
+    """The batches; where no further one comes, the steps made are saved before the run ends. Call on every process.
+
+    Args:
+        batches: see `agreed`.
+        first_step: updates made before.
+        steps: of the run.
+        files: of the run.
+        save: writes a checkpoint, given the updates made.
+    Raises:
+        Stopped, NoBatch: see `ending`.
+    """
+    done = first_step
+    try:
+        for batch in batches:
+            yield batch
+            done += 1
+    except NoBatch as error:
+        raise ending(error, done, steps, files, save) from error
+
+
+def ending(error: NoBatch, done: int, steps: int, files: RunFiles, save: Callable[[int], None]) -> Stopped | NoBatch:
+    """How a run ends that gets no further batch, after it has saved; arguments as in `saved_without_batch`."""
+    if done and gather_objects(saved_step(files.checkpoints))[0] != done:
+        save(done)
+    message = f"{error}; {what_is_saved(done, steps, files.folder)}" if done or error.is_stop else str(error)
+    return Stopped(message) if error.is_stop else NoBatch(message)
