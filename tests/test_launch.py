@@ -218,6 +218,27 @@ def test_bad_input_ends_in_one_message_without_a_traceback(arguments, message, t
     assert "\n" not in said
 
 
+REFUSED = "error: ACCELERATE_MIXED_PRECISION = '{}' (from the environment, the option --mixed_precision of accelerate "
+REFUSED += "launch, or its config file); expected one of: no, bf16"
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp8", "FP16", "int8"])
+@pytest.mark.parametrize("setting", [[], ["run.mixed_precision=auto"]])
+def test_a_precision_that_no_run_trains_in_is_refused_wherever_it_comes_from(precision, setting, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+    said = message_of(train.main, *FEW, "--output-dir", str(tmp_path), *setting)
+    assert said == REFUSED.format(precision.lower())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_precision_of_accelerate_s_config_file_is_refused(tmp_path):
+    cpu = (ROOT / "scripts/accelerate/cpu.yaml").read_text()
+    (tmp_path / "file.yaml").write_text(cpu.replace('mixed_precision: "no"', "mixed_precision: fp16"))
+    done = start(*ACCELERATE, "--quiet", "--config_file", str(tmp_path / "file.yaml"), TRAIN, *FEW)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == REFUSED.format("fp16")
+
+
 @pytest.mark.parametrize(
     ("main", "row", "script"),
     [

@@ -3,7 +3,10 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from test_resume import SAME_DRAWS, STEPS, assert_same_run, ended, records, run, saved_steps, started
@@ -72,3 +75,46 @@ def test_a_run_whose_data_do_not_come_ends_in_time_and_at_a_signal_with_its_last
     assert ended(children) == [STOPPED_EXIT_STATUS] * processes
     last = outputs(tmp_path, processes)[0].splitlines()[-1]
     assert assert_saved_and_same(tmp_path, last, message, processes, unbroken) == 12
+
+
+SMALL_MEMORY = """
+import torch
+from common.data.loader import Loader, NoBatch
+
+class Pictures(torch.utils.data.Dataset):
+    def __getitems__(self, places):
+        return torch.zeros(len(places), 3, 64, 64, dtype=torch.uint8)  # 98,304 bytes for 8
+
+def end_of(num_workers, filled=0):
+    order = [[place] * 8 for place in range(40)]
+    loader = Loader(Pictures(), "pictures", num_workers, lambda batch: batch, 4, batch_sampler=order)
+    with open("/dev/shm/other", "wb") as other:
+        other.write(bytes(filled))
+    try:
+        return sum(len(batch) for batch in loader)
+    except NoBatch as error:
+        return error
+
+print(end_of(4), end_of(2), end_of(0), end_of(2, filled=700_000), sep="\\n")
+"""
+
+
+def test_too_little_shared_memory_is_known_before_the_first_step_with_the_number_of_processes_that_fits():
+    """1.2 MB: 18 batches of 98,304 bytes are too many, 10 fit; then another program fills it."""
+    small = "mount -t tmpfs -o size=1200k tmpfs /dev/shm && "
+    if subprocess.run(["unshare", "-m", "sh", "-c", small + "true"], capture_output=True).returncode:
+        pytest.skip("no right to mount a small /dev/shm")
+    script = [sys.executable, "-W", "ignore", "-c", SMALL_MEMORY]
+    command = ["unshare", "-m", "sh", "-c", f'{small} exec "$@"', "sh", *script]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=Path(__file__).parents[1])
+    assert not ended.stderr
+    refused, fits, without, filled = ended.stdout.splitlines()
+    assert fits == without == "320"
+    assert refused == (
+        "the loader of pictures (run.num_workers=4) puts up to 18 batches of 0.0983 MB into /dev/shm, 1.77 MB, where "
+        "1.23 MB are free for it; expected: run.num_workers=2, or more shared memory (docker run --shm-size=1g)"
+    )
+    assert filled == (
+        "the loader of pictures (run.num_workers=2) has filled /dev/shm; expected: fewer loader processes "
+        "(run.num_workers), or more shared memory (docker run --shm-size)"
+    )

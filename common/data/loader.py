@@ -93,8 +93,8 @@ class _SharedBatch:
         if size(self.num_workers) > self.room:
             most = max(number for number in range(self.num_workers) if not number or size(number) <= self.room)
             raise _SharedMemoryFull(
-                f"puts up to {self.num_workers * self.prefetch + 2} batches of {batch_bytes / 1e6:.1f} MB into "
-                f"{_SHARED_MEMORY}, {size(self.num_workers) / 1e6:.0f} MB, where {self.room / 1e6:.0f} MB are free for "
+                f"puts up to {self.num_workers * self.prefetch + 2} batches of {batch_bytes / 1e6:.3g} MB into "
+                f"{_SHARED_MEMORY}, {size(self.num_workers) / 1e6:.3g} MB, where {self.room / 1e6:.3g} MB are free for "
                 f"it; expected: run.num_workers={most}, or {_more_room(size(self.num_workers))}"
             )
 
@@ -102,7 +102,11 @@ class _SharedBatch:
 def _more_room(size: float = 0.0) -> str:
     gigabytes = max(1, -(-int(size) // 2**29))  # twice as much, in whole GiB
     option = f"docker run --shm-size={gigabytes}g" if size else "docker run --shm-size"
-    return f"more shared memory ({option})" if size else f"fewer loader processes, or more shared memory ({option})"
+    return (
+        f"more shared memory ({option})"
+        if size
+        else f"fewer loader processes (run.num_workers), or more shared memory ({option})"
+    )
 
 
 def tensors_of(item: Any) -> Iterator[torch.Tensor]:

@@ -97,6 +97,8 @@ NOT_IN_KEY = (
     "common/run/utilisation.py",
     "common/data/scenes/tasks/",
 )
+PRECISIONS = ("no", "bf16")  # float16 would want its loss scaled
+
 NOT_IN_KEY_OF_PAIRS = ("common/data/labelled.py", "common/data/class_names.py")  # pretrain.py trains on labelled sets
 
 FOR_INITIAL_WEIGHTS = (
@@ -190,10 +192,32 @@ def run_key(script: Path, config: Any, data_fingerprint: str) -> str:
 
 
 def precision_of(run: RunConfig) -> str:
-    """In which the towers of a run train here, as Accelerate names it: "no" is float32 throughout."""
+    """In which the towers of a run train here, as Accelerate names it: "no" is float32 throughout.
+
+    Raises:
+        ConfigError: the launch asks for another, whatever run.mixed_precision is.
+    """
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    check_precision(f"ACCELERATE_MIXED_PRECISION = {launched!r}", launched)
     if run.mixed_precision == "auto":
         return "bf16" if computes_bfloat16() else "no"
-    return run.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    return run.mixed_precision or launched
+
+
+def check_precision(where: str, name: str) -> None:
+    """Refuses what no run trains in.
+
+    Args:
+        where: key and value, for the message.
+        name: as Accelerate calls it.
+    Raises:
+        ConfigError.
+    """
+    if name not in PRECISIONS:
+        raise ConfigError(
+            f"{where} (from the environment, the option --mixed_precision of accelerate launch, or its config file); "
+            f"expected one of: {', '.join(PRECISIONS)}"
+        )
 
 
 def evaluation_code(paper: str, script: str = "evaluate.py") -> str:

@@ -27,7 +27,7 @@ from common.data.pairs import open_training_pairs
 from common.distributed import is_main_process, leave_process_group, rank, wait_for_everyone
 from common.evaluation.protocol import in_words
 from common.run.checkpoint import saved_step
-from common.run.folder import RunFiles, chosen_files, only_run_in, precision_of
+from common.run.folder import RunFiles, check_precision, chosen_files, only_run_in, precision_of
 from common.run.guards import NonFiniteLoss
 
 _PACKAGES_OF_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX")}  # the others are called as theirs
@@ -69,6 +69,7 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
         log_with=run.tracker if tracked else None,
         project_dir=str(folder) if tracked else None,
     )
+    check_precision(f"mixed_precision = {accelerator.mixed_precision!r}", accelerator.mixed_precision)
     if tracked:
         accelerator.init_trackers("contrastive-geometry")
     return accelerator
