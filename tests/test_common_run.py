@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import errno
 import importlib
 import json
 import multiprocessing
@@ -357,6 +358,34 @@ def test_a_folder_is_held_by_one_run(tmp_path):
     files = RunFiles(tmp_path / "run")
     with only_run_in(files), pytest.raises(ConfigError, match="another process trains in"), only_run_in(files):
         pass
+    with only_run_in(files):
+        pass
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])  # NFS, Lustre, others
+def disk_without_locks(request, monkeypatch):
+    """Locks fail as on such a disk."""
+
+    def flock(*_):
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    return os.strerror(request.param)
+
+
+def test_a_disk_without_locks_is_named_with_a_way_on_and_nothing_is_left_that_holds_the_folder(
+    disk_without_locks, tmp_path, monkeypatch
+):
+    files = RunFiles(tmp_path / "run")
+    message = (
+        f"{files.folder / '.lock'}: this disk has no locks ({disk_without_locks}); expected: run.lock=false, where no "
+        "second process trains in this folder, or another --output-dir"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"), only_run_in(files):
+        pass
+    with only_run_in(files, lock=False):
+        pass
+    monkeypatch.undo()
     with only_run_in(files):
         pass
 

@@ -1,10 +1,14 @@
 """common/data/text.py and text_files.py: choosing, storing and finding tokenizers; the words of a data set, kept."""
 
+import errno
 import gzip
+import os
 import re
 import threading
 import warnings
+from functools import partial
 
+import filelock
 import huggingface_hub.constants
 import pytest
 
@@ -90,6 +94,28 @@ def test_processes_that_share_a_folder_count_once(tmp_path):
         thread.join()
     assert found == [WordTokenizer.from_captions(CAPTIONS, 1)] * 4
     assert pairs.reads == 1
+
+
+def test_words_are_counted_and_kept_without_a_lock_and_while_another_process_holds_it(tmp_path, monkeypatch, capsys):
+    expected = WordTokenizer.from_captions(CAPTIONS, 1)
+    words_of(Captions(), 1, None, tmp_path / "first")
+    (lock,) = (tmp_path / "first").glob("words-*.lock")
+    monkeypatch.setattr("common.base.files._QUIET", 0.1)
+    monkeypatch.setattr("common.data.text._WAIT", 0.2)
+    with filelock.FileLock(tmp_path / lock.name):  # whose holder may stand still
+        assert words_of(Captions(), 1, None, tmp_path) == expected
+    assert f"waits for the process that holds {tmp_path / lock.name}" in capsys.readouterr().err
+    for code in (errno.ENOLCK, errno.ENOSYS):
+        monkeypatch.setattr("fcntl.flock", partial(no_locks, code))
+        pairs = Captions()
+        assert (
+            words_of(pairs, 1, None, tmp_path / str(code)) == words_of(pairs, 1, None, tmp_path / str(code)) == expected
+        )
+        assert pairs.reads == 1
+
+
+def no_locks(code, *_):
+    raise OSError(code, os.strerror(code))
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '["0", "{}"]', '["0", "x", 1]'])

@@ -1,12 +1,18 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and locks that end with their process."""
 
+import errno
 import json
+import math
 import os
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import filelock
 import yaml
 
 
@@ -39,6 +45,45 @@ def write_atomically(path: str | Path, content: str | bytes) -> Path:
         temporary.unlink(missing_ok=True)
         raise
     return path
+
+
+_LOCKLESS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}  # NFS without lockd, Lustre without -o flock
+_QUIET = 5.0  # seconds of waiting of which nothing is printed
+
+
+class NoLocks(OSError):
+    """A disk without locks; the message is meant for the user as it stands."""
+
+
+@contextmanager
+def locked(path: Path, way_on: str, wait: float = math.inf) -> Iterator[None]:
+    """Holds a lock file. The system ends the lock with its process; a mere file, which would stay, is never taken.
+
+    Args:
+        path: of the file.
+        way_on: what to do where the disk has no locks, for the message.
+        wait: seconds, while another process holds it.
+    Raises:
+        filelock.Timeout: another process still holds it.
+        NoLocks.
+    """
+    lock = filelock.FileLock(path, fallback_to_soft=False)
+    try:
+        try:
+            lock.acquire(timeout=min(wait, _QUIET))
+        except filelock.Timeout:
+            if wait <= _QUIET:
+                raise
+            print(f"waits for the process that holds {path}", file=sys.stderr, flush=True)
+            lock.acquire(timeout=wait)
+    except OSError as error:
+        if error.errno not in _LOCKLESS:
+            raise
+        raise NoLocks(f"{path}: this disk has no locks ({error.strerror}); expected: {way_on}") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def read_json(path: Path) -> Any:

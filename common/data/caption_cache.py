@@ -9,16 +9,16 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-import filelock
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from common.base.files import check_room
+from common.base.files import check_room, locked
 from common.caption_lengths import up_to_first
 
 _RECORD = np.dtype([("hash", "<u8"), ("start", "<i8"), ("length", "<i8")])  # start and length in tokens
 _CHUNK = 256  # captions
+_WAY_ON = "model.text.stem.cache_gb=0, which keeps none, or a link from outputs/features to a disk that has locks"
 
 
 class CaptionCache:
@@ -72,7 +72,7 @@ class CaptionCache:
             ValueError: the file would become larger than max_bytes, or than the disk has room for.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(f"{self.file}.lock"):
+        with locked(Path(f"{self.file}.lock"), _WAY_ON):
             self._open()  # another process may have written since
             lengths = self._lengths(ids)
             hashes = _hashes(ids, lengths)

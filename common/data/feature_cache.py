@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import filelock
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from common.base.files import check_room, write_json
+from common.base.files import check_room, locked, write_json
 from common.base.provenance import hash_of
 from common.data.broken import BrokenSample
 from common.data.loader import Loader
@@ -30,6 +29,7 @@ from common.data.order import seed_of
 from common.data.transforms import ImageTransform
 
 CENTRE, MIRROR = "centre", "mirror"
+_WAY_ON = "model.image.stem.cache_gb=0, which keeps none, or a link from outputs/features to a disk that has locks"
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class FeatureCache:
         files = [self._file(pictures, transform, view) for view in views]
         if not all(file.is_file() for file in files):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(f"{files[0]}.lock"):  # one computes, other processes and runs wait, however long
+            with locked(Path(f"{files[0]}.lock"), _WAY_ON):  # one computes, other processes and runs wait, however long
                 missing = [(file, view) for file, view in zip(files, views) if not file.is_file()]
                 if missing:
                     what = f"features of {pictures.name}: {len(pictures)} pictures x {len(missing)} views"

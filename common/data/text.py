@@ -6,11 +6,13 @@ A checkpoint stores the whole tokenizer, vocabulary included, so loading one nee
 import itertools
 import json
 import warnings
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+import filelock
 
+from common.base.files import NoLocks, locked, write_json
 from common.base.provenance import ROOT, code_fingerprint, hash_of
 from common.base.settings import DataConfig
 from common.data.bert_tokenizer import BertTokenizer
@@ -26,6 +28,8 @@ _INSTEAD = (
     "data.tokenizer=bert_wordpiece with a data.vocabulary of that language, e.g. "
     "google-bert/bert-base-multilingual-uncased, or data.tokenizer=clip_bpe, which has no unknown words"
 )
+_WAIT = 600.0  # seconds, for another process that counts the same words
+
 _KINDS = {kind.__name__: kind for kind in (WordTokenizer, ClipTokenizer, BertTokenizer)}
 
 
@@ -51,7 +55,8 @@ def words_of(pairs: Pairs, min_count: int, max_size: int | None, folder: Path) -
     """The word tokenizer of a training set's captions, counted once and kept.
 
     Reading millions of captions takes minutes. Of the processes that share a disk the first one counts while the
-    others wait for its file; on separate disks each machine counts, with the same result.
+    others wait for its file, for ten minutes at most; on separate disks, or without locks, each counts, with the same
+    result.
 
     Args:
         pairs: the training set; its fingerprint and this code decide whether a kept file still holds.
@@ -64,15 +69,15 @@ def words_of(pairs: Pairs, min_count: int, max_size: int | None, folder: Path) -
     kept = folder / f"words-{key}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(kept.with_suffix(".lock")):
+        with ExitStack() as stack:
+            with suppress(NoLocks, filelock.Timeout):  # then several may count, with the same result
+                stack.enter_context(locked(kept.with_suffix(".lock"), "no lock", wait=_WAIT))
             tokenizer = _read_kept(kept)
             if tokenizer is None:
                 tokenizer = WordTokenizer.from_captions(pairs.all_captions(), min_count, max_size)
-                temporary = kept.with_suffix(".part")
-                temporary.write_text(json.dumps([tokenizer.fingerprint, tokenizer.to_json()]), encoding="utf-8")
-                temporary.replace(kept)
+                write_json(kept, [tokenizer.fingerprint, tokenizer.to_json()])
             return tokenizer
-    except (OSError, NotImplementedError) as error:  # the second: a disk without locks
+    except OSError as error:
         warnings.warn(f"the words of the captions cannot be kept in {folder}: {error}", stacklevel=2)
         return WordTokenizer.from_captions(pairs.all_captions(), min_count, max_size)
 

@@ -209,7 +209,7 @@ def run_row(job: Job) -> RowRun:
 
     state = state_for_all()
     alone = accelerator.is_main_process and state != "current"  # several may read what is finished
-    with only_run_in(files) if alone else nullcontext(), interrupted_with_saved_step(files):
+    with only_run_in(files, config.run.lock) if alone else nullcontext(), interrupted_with_saved_step(files):
         state = state if state == "current" else state_for_all()  # another process may have finished it meanwhile
         if state == "diverged":
             raise NonFiniteLoss(f"{label}, earlier: {_divergence(files)} Remove {files.folder} to train it again.")

@@ -12,7 +12,7 @@ import filelock
 import yaml
 
 from common.base.config import ConfigError, to_dict
-from common.base.files import utf8
+from common.base.files import NoLocks, locked, utf8
 from common.base.provenance import (
     ROOT,
     code_fingerprint,
@@ -97,9 +97,9 @@ NOT_IN_KEY = (
     "common/run/utilisation.py",
     "common/data/scenes/tasks/",
 )
-PRECISIONS = ("no", "bf16")  # float16 would want its loss scaled
-
 NOT_IN_KEY_OF_PAIRS = ("common/data/labelled.py", "common/data/class_names.py")  # pretrain.py trains on labelled sets
+
+PRECISIONS = ("no", "bf16")  # float16 would want its loss scaled
 
 FOR_INITIAL_WEIGHTS = (
     "common/run/initial.py",
@@ -357,15 +357,25 @@ def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def only_run_in(files: RunFiles) -> Iterator[None]:
+def only_run_in(files: RunFiles, lock: bool = True) -> Iterator[None]:
     """Holds the run's folder for this process alone; enter on the main process.
 
+    Args:
+        files: of the run.
+        lock: run.lock; without it the user sees to it.
     Raises:
-        ConfigError: if another process trains in it.
+        ConfigError: if another process trains in it, or its disk has no locks.
     """
     files.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with filelock.FileLock(files.folder / ".lock", timeout=0):
-            yield
-    except filelock.Timeout:
-        raise ConfigError(f"another process trains in {files.folder}; wait for it or choose another folder") from None
+    way = "run.lock=false, where no second process trains in this folder, or another --output-dir"
+    with contextlib.ExitStack() as stack:
+        try:
+            if lock:
+                stack.enter_context(locked(files.folder / ".lock", way, wait=0.0))
+        except filelock.Timeout:
+            raise ConfigError(
+                f"another process trains in {files.folder}; wait for it or choose another folder"
+            ) from None
+        except NoLocks as error:
+            raise ConfigError(str(error)) from error
+        yield

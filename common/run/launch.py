@@ -194,7 +194,7 @@ def train_main(
     accelerator.print(
         f"{paper.name}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}"
     )
-    alone = only_run_in(files) if accelerator.is_main_process else nullcontext()
+    alone = only_run_in(files, config.run.lock) if accelerator.is_main_process else nullcontext()
     with alone, interrupted_with_saved_step(files):
         train(config, data_set, files, arguments.resume is not None, accelerator, arguments.row)
     if accelerator.is_main_process:
