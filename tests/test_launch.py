@@ -7,6 +7,7 @@ import re
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from fsdp2_two_processes import compare_all
-from processes import in_processes
+from processes import FORKS, in_processes
 from torch.multiprocessing import ProcessExitedException
 
 from common.base.settings import RunConfig
@@ -181,6 +182,34 @@ def test_fsdp2_on_two_processes_equals_one_and_writes_whole_checkpoints(tmp_path
         assert report["embedding_error"] < 1e-9
         assert max(report["checkpoint_errors"].values()) < 1e-9
     assert "geometry.log_curvature" in report["gradient_errors"]
+
+
+def resumed(number, folder, port, overrides):
+    """One of two processes whose disks are two."""
+    variables = {"RANK": str(number), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
+    os.environ |= {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
+    said = message_of(train.main, *FEW, "--output-dir", str(folder / str(number)), *overrides)
+    (folder / f"{number}.txt").write_text(said)
+
+
+@pytest.mark.parametrize("with_checkpoint", [0, 1])
+def test_a_resume_on_disks_of_which_one_has_no_checkpoint_ends_everywhere_with_one_message(
+    with_checkpoint, by_path, tmp_path
+):
+    shutil.copytree(by_path / "checkpoints", tmp_path / str(with_checkpoint) / "checkpoints")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    nodes = [FORKS.Process(target=resumed, args=(number, tmp_path, port, ["--resume"])) for number in range(2)]
+    for node in nodes:
+        node.start()
+    for node in nodes:
+        node.join(60)
+        node.kill()  # where it waits for the other
+    without = 1 - with_checkpoint
+    said = [(tmp_path / f"{number}.txt").read_text() for number in range(2)]
+    assert said[0] == said[1]
+    assert said[0].startswith(f"error: process {without} of 2: --resume: {tmp_path / str(without)} holds no checkpoint")
 
 
 def test_bad_input_is_the_last_line_of_a_quiet_launch():

@@ -6,14 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
 
 from common.base.config import ConfigError, entry_arguments
 from common.base.files import shown
@@ -24,7 +25,14 @@ from common.base.signals import STOPPED_EXIT_STATUS, Stopped
 from common.data.broken import TooManyBroken
 from common.data.loader import NoBatch
 from common.data.pairs import open_training_pairs
-from common.distributed import is_main_process, leave_process_group, rank, wait_for_everyone
+from common.distributed import (
+    gather_objects,
+    is_main_process,
+    leave_process_group,
+    rank,
+    wait_for_everyone,
+    world_size,
+)
 from common.evaluation.protocol import in_words
 from common.run.checkpoint import saved_step
 from common.run.folder import RunFiles, check_precision, chosen_files, only_run_in, precision_of
@@ -73,6 +81,42 @@ def start_accelerator(run: RunConfig, folder: Path) -> Accelerator:
     if tracked:
         accelerator.init_trackers("contrastive-geometry")
     return accelerator
+
+
+def join_processes(run: RunConfig) -> None:
+    """Forms the group of the launched processes, so that what goes wrong from now on can end all of them.
+
+    A process waits in it for one whose data do not come, and longer than that one.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+        PartialState(cpu=cpu, timeout=timedelta(seconds=max(1800.0, run.data_timeout + 600.0)))
+
+
+@contextmanager
+def ending_together() -> Iterator[None]:
+    """Within it an error that is the user's to mend ends all processes with one message. Enter on every process.
+
+    On separate disks one process may lack a file that the others have; they would wait for it for ever.
+
+    Raises:
+        ConfigError: of the first process that has one.
+    """
+    problem = None
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        if world_size() == 1 or (isinstance(error, ValueError) and not _meant_for_user(error)):
+            raise
+        problem = error
+    messages = gather_objects(None if problem is None else f"{problem}")
+    if not any(messages):
+        return
+    first = next(number for number, message in enumerate(messages) if message)
+    everywhere = set(messages) == {messages[first]}
+    raise ConfigError(
+        messages[first] if everywhere else f"process {first} of {len(messages)}: {messages[first]}"
+    ) from problem
 
 
 def prepare(accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:
@@ -188,14 +232,19 @@ def train_main(
     paper = script.resolve().parent
     config, arguments = entry_arguments(description, script, config_class, default_row, scale_files)
     config = start(config, arguments)
-    data_set = open_training_set(config.data, config.run.seed)
-    files = chosen_files(script, arguments, config, data_set.fingerprint)
+    join_processes(config.run)
+    with ending_together():
+        data_set = open_training_set(config.data, config.run.seed)
+        files = chosen_files(script, arguments, config, data_set.fingerprint)
     accelerator = start_accelerator(config.run, files.folder)
     accelerator.print(
         f"{paper.name}, {arguments.row}, scale {arguments.scale}, seed {config.run.seed} -> {files.folder}"
     )
-    alone = only_run_in(files, config.run.lock) if accelerator.is_main_process else nullcontext()
-    with alone, interrupted_with_saved_step(files):
+    with ExitStack() as stack:
+        with ending_together():
+            if accelerator.is_main_process:
+                stack.enter_context(only_run_in(files, config.run.lock))
+        stack.enter_context(interrupted_with_saved_step(files))
         train(config, data_set, files, arguments.resume is not None, accelerator, arguments.row)
     if accelerator.is_main_process:
         content = json.loads(files.evaluation.read_text(encoding="utf-8"))
