@@ -26,7 +26,7 @@ from common.base.provenance import (
 from common.base.settings import DataConfig, RunConfig
 from common.data.text import build_tokenizer
 from common.distributed import gather_objects, is_main_process
-from common.run.checkpoint import Checkpoint, last_checkpoint, saved_step, set_aside_later
+from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint, saved_step, set_aside_later
 from common.run.sources import initial_fingerprints
 
 # What decides no weight: a run may go on with other values, and its key leaves them out. Data are known by fingerprints
@@ -295,10 +295,16 @@ def checkpoint_to_resume(files: RunFiles, resume: bool, config: Any, data_finger
         ConfigError: if a fresh run would write over one that is there, if the run there has another config or other
             training data, or if the processes do not see the same checkpoint.
     """
-    found = last_checkpoint(files.checkpoints)
-    steps = gather_objects(None if found is None else found.state["step"])
+    found = problem = None
+    try:
+        found = last_checkpoint(files.checkpoints)
+    except CheckpointError as error:  # raised when all know of it
+        problem = error
+    steps = gather_objects("damaged" if problem else None if found is None else found.state["step"])
     if len(set(steps)) > 1:
         raise ConfigError(f"{files.checkpoints} is not the same for all processes (steps {steps}): use a shared disk")
+    if problem is not None:
+        raise problem
     if found is None:
         return None
     if not resume:
