@@ -1,7 +1,7 @@
 """What the log says beside the loss, so that a run that learns nothing shows why.
 
 In every line:
-loss_over_chance                     loss / ln(candidates): 1 is the plateau of a model that tells nothing apart
+loss_over_chance                     loss / its chance level: 1 is the plateau of a model that tells nothing apart
 logit_scale_bound_share              share of the steps since the last line at which it sat at a bound
 In a line every run.diagnose_every steps, since it costs time:
 {image,text}_effective_rank          directions that the embeddings use, see common/diagnosis.py
@@ -21,7 +21,6 @@ import torch
 
 from common.distributed import gather_without_gradient, whole, world_size
 from common.geometry import Geometry, Scalar, unit
-from common.info_nce import QueuedPairs
 from common.logit_scale import LogitScale
 
 # Whether a representation has collapsed: whether features of different samples are still different.
@@ -70,17 +69,6 @@ SAMPLE = 512  # pairs of a batch whose embeddings are looked at, over all proces
 PLATEAU = 0.01  # of the loss over chance, either way
 PLATEAU_STEPS = 100  # in a row
 COLLAPSED = 0.005  # nats: a softmax over logits of so small a spread is a guess
-
-
-def loss_over_chance(loss: float, local_batch: int, queue: QueuedPairs | None = None) -> float:
-    """The loss as a multiple of that of a guess.
-
-    Args:
-        loss: of the global batch, in nats.
-        local_batch: pairs of this process, as many as of each other one.
-        queue: further candidates of the loss.
-    """
-    return loss / math.log(world_size() * local_batch + (0 if queue is None else len(queue.ids)))
 
 
 @torch.no_grad()
@@ -178,7 +166,7 @@ class Watch:
 
         Args:
             done: updates made, this step's among them.
-            ratio: of `loss_over_chance`.
+            ratio: loss over its chance level.
             is_at_bound: of `at_bound`.
         """
         self.steps += 1
@@ -197,15 +185,15 @@ class Watch:
 
         Args:
             done: updates made.
-            loss: in nats.
-            values: of `diagnose`, where the step was looked at.
+            loss: of this step.
+            values: of `diagnose`, in steps that were diagnosed.
         """
         if done <= self.warmup_steps:
             return []
         found = {}
         if self.steps_at_plateau >= PLATEAU_STEPS:
             found["plateau"] = (
-                f"the loss has stayed at {loss:.3f}, that of a guess, for {PLATEAU_STEPS} steps. Usual causes: "
+                f"the loss has stayed at {loss:.3f}, its chance level, for {PLATEAU_STEPS} steps. Usual causes: "
                 "captions that do not belong to their pictures, a learning rate that is too high or far too low, a "
                 "logit scale that is fixed too low"
             )

@@ -262,14 +262,15 @@ def scalar_values(scalars: Iterable[Scalar]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def clamp_scalars_(scalars: Iterable[Scalar]) -> int:
+def clamp_scalars_(scalars: Iterable[Scalar]) -> int | torch.Tensor:
     """Moves trainable scalars back into their bounds; call once after every optimiser step.
 
     In place and after the step: a clamp in the forward pass has no gradient beyond the bound and holds the scalar there
     (`Scalar.absorbing` does that, on purpose).
 
     Returns:
-        How many of them the step had carried out of their bounds.
+        How many of them the step had carried out of their bounds: 0, or a tensor without axes that is not read here, so
+        that the host does not wait for the device.
     """
     outside = 0
     for scalar in scalars:
@@ -283,7 +284,7 @@ def clamp_scalars_(scalars: Iterable[Scalar]) -> int:
         high = None if scalar.maximum is None else math.log(scalar.maximum)
         scalar.logarithm.clamp_(low, high)
         outside = outside + (whole(scalar.logarithm) != before).sum()
-    return int(outside)
+    return outside
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ row is NaN or infinite there (or the device asserts), and stops the run.
 """
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -52,6 +53,16 @@ class Distillation:
 
     def __post_init__(self) -> None:
         _check_alpha(self.alpha)
+
+
+def info_nce_chance(local_batch: int, queue: QueuedPairs | None = None) -> float:
+    """InfoNCE of a model to which all candidates are equal, ln(candidates), in nats.
+
+    Args:
+        local_batch: pairs of this process, as many as of each other process.
+        queue: further candidates.
+    """
+    return math.log(world_size() * local_batch + (0 if queue is None else len(queue.ids)))
 
 
 def info_nce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

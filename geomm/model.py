@@ -14,7 +14,7 @@ from common.encoders.vision import interpolate_positions
 from common.encoders.weights import load_bert_, read_bert
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
-from common.methods.albef import Albef, FusedEncoders, ProjectedTowers, QueueClip
+from common.methods.albef import Albef, FusedEncoders, ProjectedTowers, QueueClip, mask_words, replaceable_words
 from common.methods.tcl import Tcl
 from common.oblique import Oblique
 from common.pool import image_and_text_pools
@@ -32,6 +32,21 @@ OF_TOWERS = tuple(
 def mask_id_of(tokenizer: Tokenizer) -> int:
     """Id of the mask token: the tokenizer's, or one behind its last."""
     return getattr(tokenizer, "mask_id", tokenizer.vocabulary_size)
+
+
+class WordMask:
+    """Token ids -> (masked ids, true words) of a step; (None, None) with probability 0."""
+
+    def __init__(self, tokenizer: Tokenizer, probability: float, device: torch.device) -> None:
+        self.mask_id, self.probability = mask_id_of(tokenizer), probability
+        self.kept_ids = (tokenizer.pad_id, tokenizer.cls_id)  # never masked
+        no_words = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.end_id, self.mask_id)
+        self.words = replaceable_words(tokenizer.vocabulary_size, no_words, device)
+
+    def __call__(self, token_ids: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if not self.probability:
+            return None, None
+        return mask_words(token_ids, self.words, self.mask_id, self.kept_ids, self.probability)
 
 
 BASES = {"clip": QueueClip, "albef": Albef, "tcl": Tcl, "mafa": Mafa}

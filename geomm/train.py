@@ -22,130 +22,23 @@ import torch
 from accelerate import Accelerator
 
 from common.base.config import ConfigError
-from common.base.signals import stop_signals
 from common.data.order import SampleOrder
 from common.data.pairs import Pairs
-from common.distributed import mean_over_processes
-from common.geometry import clamp_scalars_
-from common.methods.albef import Albef, Losses, QueueClip, distillation_weight, mask_words, replaceable_words
+from common.methods.albef import Albef, Losses, QueueClip, distillation_weight
 from common.reproduce.rows import PaperCode, started
 from common.run.checkpoint import Checkpoint, named_checkpoint
-from common.run.evaluation import evaluate_and_save
 from common.run.folder import RunFiles
-from common.run.guards import check_finite, clip_gradient
-from common.run.inputs import TrainingData, as_inputs, open_training_data
-from common.run.launch import end_run, run_or_explain, seed_step, train_main
-from common.run.schedule import learning_rate_at, set_learning_rate
-from common.run.training import encoder_of, open_run, save_if_due, validate_if_due
+from common.run.inputs import TrainingData, open_training_data
+from common.run.journal import Journal
+from common.run.launch import run_or_explain, train_main
+from common.run.training import Setup, opened
 from geomm.config import Config
 from geomm.evaluate import MODELS, PAPER, evaluated_sets, reevaluate
 from geomm.grouping import GroupedOrder
 from geomm.mafa import smoothing_at
-from geomm.model import build_model, mask_id_of, start_, start_discriminator_
+from geomm.model import WordMask, build_model, start_, start_discriminator_
 
 DEFAULT_ROW = "clip_geo.yaml"
-
-
-def train(
-    config: Config, pairs: Pairs, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
-) -> None:
-    """Trains until config.optim.steps, then evaluates; the run's files hold everything that comes out.
-
-    Args:
-        config: one row at one scale.
-        pairs: the training set that config.data names.
-        files: where to write.
-        resume: go on from the last whole checkpoint, if there is one.
-        accelerator: places the model; one process or many.
-        label: name on the progress bar.
-    """
-    method, optim, device = config.method, config.optim, accelerator.device
-
-    # data, model, optimiser, all as the last checkpoint left them where the run goes on
-    run = open_run(
-        PAPER,
-        config,
-        pairs,
-        files,
-        resume,
-        accelerator,
-        label,
-        build_model=lambda config, training: build_model(config, training.tokenizer, training.order),
-        open_training=open_data,
-    )
-    model, journal, transform, tokenizer = run.bare_model, run.journal, run.training.transform, run.training.tokenizer
-    if not journal.first_step:
-        if config.start.run or config.start.bert:
-            names = " and ".join(filter(None, (config.start.bert, config.start.run)))
-            journal.told("start", f"started from {names}", **start_(model, config))
-        if config.start.discriminator_run:
-            told = start_discriminator_(model, config)
-            journal.told("discriminator", f"discriminator from {config.start.discriminator_run}", **told)
-        model.start_momentum_()
-    order, grouping = run.training.order, getattr(model, "grouping", None)
-    if grouping is not None:
-        order.follow(grouping)  # where a run goes on, in the middle of an epoch
-    encoder = encoder_of(model, config, run.training, device)
-    mask_id = mask_id_of(tokenizer)
-    words = replaceable_words(
-        tokenizer.vocabulary_size, (tokenizer.pad_id, tokenizer.cls_id, tokenizer.end_id, mask_id), device
-    )
-    steps_per_epoch = max(1, len(pairs) // optim.global_batch_size)
-
-    with stop_signals() as stop:
-        for step, batch in journal.steps(run.batches):
-            seed_step(config.run.seed, step)
-            learning_rate = learning_rate_at(step, optim)
-            set_learning_rate(run.optimizer, learning_rate)
-            images, token_ids = as_inputs(batch, transform, device)
-            views = (images,)
-            if batch.second_views is not None:
-                views = images, transform.inputs(batch.second_views.to(device, non_blocking=True))
-            ids = batch.image_index.to(device) if method.targets == "ids" else None
-
-            # Alg. 2: a new graph every graph_update_interval steps; then the loss on the columns as they will be
-            for pool in (model.image_pool, model.text_pool):
-                pool.rebuild(step)
-            model.update_momentum_encoders(method.ema_momentum)
-            alpha = distillation_weight(step, steps_per_epoch, method.distillation)
-            if grouping is not None:
-                alpha = smoothing_at(step, steps_per_epoch, method.smoothing)
-            if isinstance(model, Albef):
-                masked = None, None
-                if method.mask_probability:
-                    spared = (tokenizer.pad_id, tokenizer.cls_id)
-                    masked = mask_words(token_ids, words, mask_id, spared, method.mask_probability)
-                losses = run.model(*views, token_ids, *masked, alpha, ids)
-            else:
-                losses = run.model(*views, token_ids, alpha, ids)
-            loss = sum(losses.parts.values())
-            values = {name: float(mean_over_processes(part)) for name, part in losses.parts.items()}
-            values = {"loss": sum(values.values()), **values, "logit_scale": model.logit_scale().item()}
-            values |= {name: float(mean_over_processes(value)) for name, value in losses.told.items()}
-            check_finite(step=step, model=model, **values)
-
-            accelerator.backward(loss)
-            gradient_norm = clip_gradient(accelerator, run.model, optim, step)
-            done = step + 1
-            if journal.logs_at(done):
-                values |= of_the_pools(model, losses, ids)
-            run.optimizer.step()
-            run.optimizer.zero_grad()
-            clamp_scalars_(model.scalars())  # in place, after the step: a clamp in the forward pass would freeze it
-            model.insert(losses.image_keys, losses.text_keys, ids)  # after the backward pass, which reads the pools
-            if grouping is not None:
-                embeddings = losses.image_embeddings, losses.text_embeddings
-                if grouping.collect(order.indices_of(step), *embeddings):
-                    order.follow(grouping)
-
-            journal.step_done(done, batch, **values, learning_rate=learning_rate, gradient_norm=gradient_norm)
-            validate_if_due(run, done, encoder)
-            save_if_due(run, done, stop)
-
-    # final evaluation
-    sets = run.training.evaluation_sets
-    evaluate_and_save(MODELS, config, encoder, sets, files, optim.steps, run.state, run.provenance)
-    end_run(accelerator)
 
 
 def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> TrainingData:
@@ -161,8 +54,8 @@ def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> Tr
         checkpoint = named_checkpoint(Path(config.start.run), "start.run")
     training = open_training_data(config, pairs, checkpoint, two_views=config.method.base == "tcl")
     if fresh and config.start.discriminator_run:
-        told = named_checkpoint(Path(config.start.discriminator_run)).state["tokenizer"]
-        if told != json.loads(json.dumps(training.tokenizer.to_json())):
+        theirs = named_checkpoint(Path(config.start.discriminator_run)).state["tokenizer"]
+        if theirs != json.loads(json.dumps(training.tokenizer.to_json())):
             raise ConfigError(
                 f"start.discriminator_run = {config.start.discriminator_run} knows words by other ids than this run; "
                 "accepted: a run that starts from the same towers"
@@ -176,6 +69,77 @@ def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> Tr
     order, view = GroupedOrder(len(pairs), config.optim.global_batch_size, config.run.seed), copy.copy(training.view)
     view.order = order
     return replace(training, order=order, view=view)
+
+
+SETUP = Setup(
+    PAPER,
+    build_model=lambda config, training: build_model(config, training.tokenizer, training.order),
+    open_training=open_data,
+)
+
+
+def train(
+    config: Config, pairs: Pairs, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
+) -> None:
+    """Trains until config.optim.steps, then evaluates; the run's files hold everything that comes out.
+
+    Args:
+        config: one row at one scale.
+        pairs: the training set that config.data names.
+        files: where to write.
+        resume: from the last whole checkpoint, if there is one.
+        accelerator: places the model; one process or many.
+        label: name on the progress bar.
+    """
+    method = config.method
+    # data, model, optimiser, as the last checkpoint left them if the run resumes
+    with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:
+        model, order = run.bare_model, run.training.order
+        if run.is_fresh:
+            start_from_others_(model, config, run.journal)
+        grouping = getattr(model, "grouping", None)
+        if grouping is not None:
+            order.follow(grouping)  # the epoch in which the run begins or resumes
+        mask = WordMask(run.training.tokenizer, method.mask_probability, accelerator.device)
+        steps_per_epoch = max(1, len(pairs) // config.optim.global_batch_size)
+
+        for step in run.steps():
+            views = (step.images,)
+            if step.batch.second_views is not None:
+                views += (run.training.transform.inputs(step.batch.second_views.to(step.device, non_blocking=True)),)
+            ids = step.ids if method.targets == "ids" else None
+
+            # Alg. 2: a new graph every graph_update_interval steps; then the loss on the columns as they will be
+            for pool in (model.image_pool, model.text_pool):
+                pool.rebuild(step.number)
+            model.update_momentum_encoders(method.ema_momentum)
+            alpha = distillation_weight(step.number, steps_per_epoch, method.distillation)
+            if grouping is not None:
+                alpha = smoothing_at(step.number, steps_per_epoch, method.smoothing)
+            masked = mask(step.token_ids) if isinstance(model, Albef) else ()
+            losses = run.model(*views, step.token_ids, *masked, alpha, ids)
+
+            step.backward(None, losses.parts, **losses.logged)
+            if step.is_logged:  # before the update, which moves what the queries are compared by
+                step.log(of_the_pools(model, losses, ids))
+            step.update()
+            model.insert(losses.image_keys, losses.text_keys, ids)  # after the backward pass, which reads the pools
+            if grouping is not None:
+                embeddings = losses.image_embeddings, losses.text_embeddings
+                if grouping.collect(order.indices_of(step.number), *embeddings):
+                    order.follow(grouping)
+        run.evaluate(MODELS)
+
+
+def start_from_others_(model: QueueClip, config: Config, journal: Journal) -> None:
+    """Fills a fresh model from the runs and the BERT that its row names, then copies it into its momentum encoders."""
+    if config.start.run or config.start.bert:
+        names = " and ".join(filter(None, (config.start.bert, config.start.run)))
+        journal.announce("start", f"started from {names}", **start_(model, config))
+    if config.start.discriminator_run:
+        facts = start_discriminator_(model, config)
+        journal.announce("discriminator", f"discriminator from {config.start.discriminator_run}", **facts)
+    model.start_momentum_()
 
 
 def of_the_pools(model: QueueClip, losses: Losses, ids: torch.Tensor | None) -> dict[str, float]:

@@ -15,23 +15,20 @@ if not __package__:
 
 from accelerate import Accelerator
 
-from common.base.signals import stop_signals
 from common.data.pairs import Pairs
-from common.distributed import mean_over_processes
-from common.geometry import clamp_scalars_, scalar_values
-from common.run.evaluation import evaluate_and_save
+from common.info_nce import info_nce_chance
 from common.run.folder import RunFiles
-from common.run.guards import check_finite, clip_gradient
-from common.run.inputs import as_inputs
-from common.run.launch import end_run, run_or_explain, seed_step, train_main
-from common.run.schedule import learning_rate_at, set_learning_rate
-from common.run.training import encoder_of, open_run, save_if_due, validate_if_due
+from common.run.launch import run_or_explain, train_main
+from common.run.training import Setup, opened
 from common.tiled import geometry_loss
 from oblique_topology.config import Config
 from oblique_topology.evaluate import MODELS, PAPER
 from oblique_topology.model import build_model
 
 DEFAULT_ROW = "table2_multi.yaml"
+
+
+SETUP = Setup(PAPER, build_model=lambda config, training: build_model(config, training.tokenizer))
 
 
 def train(
@@ -43,66 +40,23 @@ def train(
         config: one row at one scale.
         pairs: the training set that config.data names.
         files: where to write.
-        resume: go on from the last whole checkpoint, if there is one.
+        resume: from the last whole checkpoint, if there is one.
         accelerator: places the model; one process or many.
         label: name on the progress bar.
     """
     optim = config.optim
-
-    # data, model, optimiser, all as the last checkpoint left them where the run goes on
-    run = open_run(
-        PAPER,
-        config,
-        pairs,
-        files,
-        resume,
-        accelerator,
-        label,
-        build_model=lambda config, training: build_model(config, training.tokenizer),
-        micro_batch_size=optim.micro_batch_size,
-    )
-    model, journal, transform = run.bare_model, run.journal, run.training.transform
-    encoder = encoder_of(model, config, run.training, accelerator.device)
-
-    with stop_signals() as stop:
-        for step, batch in journal.steps(run.batches):
-            seed_step(config.run.seed, step)
-            learning_rate = learning_rate_at(step, optim)
-            set_learning_rate(run.optimizer, learning_rate)
-            images, token_ids = as_inputs(batch, transform, accelerator.device)
-
-            image_embeddings, text_embeddings, logit_scale = run.micro_batches.embed(images, token_ids)
-            loss = geometry_loss(
-                image_embeddings,
-                text_embeddings,
-                model.geometry,
-                logit_scale,
-                tile=optim.loss_tile,
-                bf16_product=optim.loss_bf16_product,
-            )
-            values = {"loss": float(mean_over_processes(loss)), "logit_scale": logit_scale.item()}
-            check_finite(step=step, model=model, **values)
-
-            run.micro_batches.backward(loss)
-            repeated = {"token_ids": batch.token_ids, "ids": batch.image_index}
-            values |= journal.diagnosis(step, model, image_embeddings, text_embeddings, **values, **repeated)
-            values |= scalar_values(model.scalars())
-            gradient_norm = clip_gradient(accelerator, run.model, optim, step)
-            run.optimizer.step()
-            run.optimizer.zero_grad()
-            clamp_scalars_(model.scalars())  # in place, after the step: a clamp in the forward pass would freeze it
-
+    # data, model, optimiser, as the last checkpoint left them if the run resumes
+    with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:
+        geometry, tiles = run.bare_model.geometry, {"tile": optim.loss_tile, "bf16_product": optim.loss_bf16_product}
+        for step in run.steps():
+            image_embeddings, text_embeddings, logit_scale = step.embed(step.images, step.token_ids)
+            loss = geometry_loss(image_embeddings, text_embeddings, geometry, logit_scale, **tiles)
+            step.backward(loss)
+            step.diagnose(image_embeddings, text_embeddings, chance=info_nce_chance(len(image_embeddings)))
+            step.update()
             if config.largest_similarity is not None:  # one multiplier is as many times as hot as there are spheres
-                values["largest_logit"] = config.largest_similarity * values["logit_scale"]
-            done = step + 1
-            journal.step_done(done, batch, **values, learning_rate=learning_rate, gradient_norm=gradient_norm)
-            validate_if_due(run, done, encoder)
-            save_if_due(run, done, stop)
-
-    # final evaluation
-    sets = run.training.evaluation_sets
-    evaluate_and_save(MODELS, config, encoder, sets, files, optim.steps, run.state, run.provenance)
-    end_run(accelerator)
+                step.log(largest_logit=config.largest_similarity * step.values["logit_scale"])
+        run.evaluate(MODELS)
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from common.base.config import load_config, to_dict
 from common.base.settings import DataConfig, OptimConfig, RunConfig, setting
 from common.base.signals import Stopped, stop_signals
 from common.data.batches import TrainingView, training_batches
+from common.data.loader import NoBatch
 from common.data.order import BatchPositions, SampleOrder
 from common.data.pairs import image_transform, open_training_pairs
 from common.data.text import build_tokenizer
@@ -45,7 +46,7 @@ from common.geometry import Scalar, Sphere
 from common.info_nce import contrastive_loss
 from common.logit_scale import LogitScale
 from common.momentum import MomentumEncoder, ema_momentum_at
-from common.run.ending import agreed, saved_without_batch
+from common.run.ending import agreed, ending
 from common.run.folder import RunFiles, checkpoint_to_resume, only_run_in
 from common.run.guards import check_finite
 from common.run.launch import interrupted_with_saved_step, launched_accelerator, prepare, run_or_explain, seed_step
@@ -224,6 +225,16 @@ def train(config: Config, files: RunFiles, resume: bool, trigger: Trigger | None
                     save(done + 1)
                 if asked_to_stop:
                     raise Stopped.at(done + 1, optim.steps, files.folder)
+
+
+def saved_without_batch(batches, done, steps, files, save):
+    """The batches; the steps made are saved if no further one comes."""
+    try:
+        for batch in batches:
+            yield batch
+            done += 1
+    except NoBatch as error:
+        raise ending(error, done, steps, files, save) from error
 
 
 def steps_per_epoch(order: SampleOrder) -> int:

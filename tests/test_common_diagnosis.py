@@ -21,12 +21,11 @@ from common.diagnosis import (
     at_bound,
     diagnose,
     gradient_norms,
-    loss_over_chance,
 )
 from common.distributed import rank, world_size
 from common.encoders.two_towers import TwoTowers
 from common.geometry import Scalar, Sphere, unit
-from common.info_nce import QueuedPairs, contrastive_loss
+from common.info_nce import QueuedPairs, contrastive_loss, info_nce_chance
 from common.late_interaction import LateInteraction
 from common.logit_scale import LogitScale
 from common.oblique import Oblique
@@ -115,7 +114,7 @@ def test_a_model_that_guesses_is_at_one_whatever_is_in_the_queue():
     queue = QueuedPairs(torch.ones(24, 4) / 2, torch.ones(24, 4) / 2, torch.arange(24))
     for queued in (None, queue):
         loss = contrastive_loss(embeddings, embeddings, Sphere(), torch.tensor(10.0), queue=queued)
-        assert loss_over_chance(float(loss), 8, queued) == pytest.approx(1.0, abs=1e-6)
+        assert float(loss) == pytest.approx(info_nce_chance(8, queued), abs=1e-6)
     found = look(model_of(), embeddings, embeddings, 10.0)
     assert (found["image_mean_cosine"], found["text_effective_rank"]) == (pytest.approx(1.0), pytest.approx(1.0))
     assert found["image_logit_std"] == found["text_logit_std"] == 0.0
@@ -188,8 +187,9 @@ def values_of_a_share(size):
     share = slice(rank() * size // world_size(), (rank() + 1) * size // world_size())
     rows = [values[share] for values in big_batch(size)]
     queue = QueuedPairs(torch.zeros(9, 3, 6), torch.zeros(9, 2, 6), torch.arange(9))
-    ratio = loss_over_chance(1.7, len(rows[0]), queue)
-    return {"ratio": ratio} | look(model_of(LateInteraction(), maximum=10.0), *rows[:2], 10.0, *rows[2:])
+    return {"chance": info_nce_chance(len(rows[0]), queue)} | look(
+        model_of(LateInteraction(), maximum=10.0), *rows[:2], 10.0, *rows[2:]
+    )
 
 
 def test_two_processes_see_the_values_of_one():
@@ -236,7 +236,7 @@ def test_a_loss_at_its_plateau_is_told_once_after_a_hundred_steps_behind_the_war
     assert PLATEAU_STEPS == 100
     found = told(Watch(warmup_steps=50), [1.0] * 120 + [0.98] + [0.995, 1.005] * 150)  # step 121 interrupts
     assert list(found) == [221]
-    assert found[221].startswith("warning at step 221: the loss has stayed at 5.545, that of a guess, for 100 steps. ")
+    assert found[221].startswith("warning at step 221: the loss has stayed at 5.545, its chance level, for 100 steps. ")
     assert "\n" not in found[221]
     assert list(told(Watch(warmup_steps=50), [1.0] * 300)) == [150]
     assert not told(Watch(warmup_steps=1000), [1.0] * 1000)
@@ -367,7 +367,7 @@ def test_every_so_many_steps_a_line_of_the_log_is_diagnosed(log_every, diagnose_
 
 def test_most_steps_look_at_loss_and_logit_scale_alone(tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr("common.run.journal.diagnose", lambda *arguments: calls.append(1) or diagnose(*arguments))
+    monkeypatch.setattr("common.run.step.diagnose", lambda *arguments: calls.append(1) or diagnose(*arguments))
     bounds = ("method.logit_scale_min=14.0", "method.logit_scale_max=14.0001", "method.logit_scale_init=14.0")
     every = ("run.log_every=3", "run.diagnose_every=6")
     files = run(tmp_path, "optim.steps=7", "optim.learning_rate=0.01", *every, *bounds)
@@ -391,6 +391,11 @@ def test_token_by_token_and_with_a_queue_the_log_has_every_value(tmp_path):
         assert record["loss"] / record["loss_over_chance"] == pytest.approx(math.log(candidates))
 
 
+def test_in_groups_the_chance_level_is_that_of_a_group(tmp_path):
+    for record in lines(run(tmp_path, "method.group_size=2", "run.log_every=1", "optim.steps=2")):
+        assert record["loss"] / record["loss_over_chance"] == pytest.approx(math.log(2))
+
+
 def test_a_run_whose_temperature_is_fixed_too_high_is_told_so_once_and_not_again_after_a_resume(
     tmp_path, monkeypatch, capsys
 ):
@@ -400,12 +405,12 @@ def test_a_run_whose_temperature_is_fixed_too_high_is_told_so_once_and_not_again
     files = run(tmp_path, *settings)
     warned = lines(files, "warning")
     assert [record["step"] for record in warned] == [12, 14, 14]  # plateau; images and texts, when they are looked at
-    assert capsys.readouterr().err.count("that of a guess") == 1
+    assert capsys.readouterr().err.count("its chance level") == 1
     assert all("a logit scale that is fixed too low" in record["text"] for record in warned)
 
     shutil.rmtree(files.checkpoints / "step-00000020")
     unbroken = lines(files)
     run(tmp_path, *settings, resume=True)
     assert lines(files, "warning") == warned
-    assert capsys.readouterr().err.count("that of a guess") == 0
+    assert capsys.readouterr().err.count("its chance level") == 0
     assert lines(files)[-1]["logit_scale_bound_share"] == unbroken[-1]["logit_scale_bound_share"]

@@ -86,7 +86,7 @@ def run(folder, config, paper, resume=False):
     script, files = importlib.import_module(f"{paper}.train"), RunFiles(folder)
     pairs = open_training_pairs(config.data, config.run.seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "evaluate_and_save", lambda *arguments: None)
+        patch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
         script.train(config, pairs, files, resume, Accelerator(cpu=True), "test")
     return files
 

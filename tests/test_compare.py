@@ -99,7 +99,7 @@ def test_code_that_evaluates_is_unlike_within_a_paper_alone(paper, unlike, tmp_p
 
 
 def test_a_checkpoint_is_evaluated_now_on_the_data_that_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("contrastive_basics.train.evaluate_and_save", lambda *arguments: None)
+    monkeypatch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
     monkeypatch.setattr("common.data.pairs.ZERO_SHOT_SETS", ("imagenet",))
     row = ROOT / "contrastive_basics" / "configs" / "table1_ours.yaml"
     settings = ["optim.steps=2", "optim.warmup_steps=0", "run.save_every=1", "run.evaluate_every=0"]

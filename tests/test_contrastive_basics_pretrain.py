@@ -20,7 +20,7 @@ from common.data.transforms import normalize
 from common.data.views import TwoViews
 from common.report.table import MEASURED
 from common.reproduce.command import Command
-from common.run import pretraining as script
+from common.run import training as script
 from common.run.checkpoint import CheckpointError, last_checkpoint
 from common.run.folder import RunFiles
 from common.run.log import read_log

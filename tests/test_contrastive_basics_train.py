@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:scenes")
 @pytest.fixture
 def not_evaluated(monkeypatch):
     """Leaves out the final evaluation, most of a run of a few steps, where it is not the point."""
-    monkeypatch.setattr("contrastive_basics.train.evaluate_and_save", lambda *arguments: None)
+    monkeypatch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
 
 
 def config_of(*overrides, row="table1_ours", scale="smoke"):

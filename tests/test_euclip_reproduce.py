@@ -12,7 +12,6 @@ from common.base.config import ConfigError
 from common.base.files import read_own_yaml
 from common.report.experiments import read_experiment
 from common.report.table import from_json
-from euclip import train
 from euclip.reproduce import PARTS, main
 from scripts.parts import parts_of
 
@@ -132,7 +131,7 @@ def test_the_stability_part_says_which_runs_went_through_and_trains_none_twice(t
     def no_training(*arguments):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(train, "check_finite", no_training)
+    monkeypatch.setattr("common.run.step.check_finite", no_training)
     again = stability(tmp_path)
     (broke,) = (tmp_path / "runs" / "euclip").glob("unstable_meru_no_ln-smoke-*/seed0/diverged.json")
     said = " ".join(capsys.readouterr().out.split())

@@ -14,7 +14,6 @@ from euclip_formulas import excess, similarity
 from euclip_step import share_of_a_step
 from processes import as_launched, in_processes
 
-import euclip.train as script
 from common.base.config import load_row
 from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
@@ -53,7 +52,7 @@ def lines(files):
 @pytest.fixture
 def no_evaluation(monkeypatch):
     """Where training alone is the point."""
-    monkeypatch.setattr(script, "evaluate_and_save", lambda *arguments: None)
+    monkeypatch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +208,7 @@ def run_from_weights(folder, source):
         as_launched()
     config = config_of("table4_clip", *SHORT, "optim.steps=2", f"model.init={source}", "model.image.lock=all")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(script, "evaluate_and_save", lambda *arguments: None)
+        patch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
         files, pairs = RunFiles(Path(folder)), open_training_pairs(config.data, 0)
         train(config, pairs, files, False, launched_accelerator(), "test")
 

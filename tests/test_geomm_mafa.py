@@ -219,7 +219,7 @@ def test_a_step_is_its_parts_pair_by_pair():
     found = model(images, token_ids, masked_ids, word_targets, 0.5)
     for name, expected in (("contrast", contrast), ("matching", matching), ("words", words)):
         torch.testing.assert_close(found.parts[name], torch.stack(expected).mean(), rtol=1e-9, atol=0, msg=name)
-    assert found.told["mined"].item() == pytest.approx(verdicts.count("positive") / 8)
+    assert found.logged["mined"].item() == pytest.approx(verdicts.count("positive") / 8)
 
 
 def test_a_discriminator_judges_as_the_albef_whose_weights_it_has_and_stays_as_it_is():

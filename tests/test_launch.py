@@ -19,7 +19,7 @@ from processes import FORKS, in_processes
 from torch.multiprocessing import ProcessExitedException
 
 from common.base.settings import RunConfig
-from common.run import pretraining
+from common.run import training
 from common.run.launch import run_or_explain, start_accelerator
 from contrastive_basics import pretrain
 from geomm import finetune
@@ -305,19 +305,17 @@ def test_a_tracker_whose_package_is_missing_ends_a_run_before_it_trains(tracker,
 
 
 @pytest.mark.parametrize(
-    ("main", "opens", "arguments"),
+    ("main", "arguments"),
     [
-        (pretrain.main, pretraining, ["--scale", "smoke", "--resume", "auto", "--output-dir"]),
-        (reproduce.main, train, ["oblique_topology", "table2", "--scale", "smoke", "--output"]),
+        (pretrain.main, ["--scale", "smoke", "--resume", "auto", "--output-dir"]),
+        (reproduce.main, ["oblique_topology", "table2", "--scale", "smoke", "--output"]),
     ],
 )
-def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(
-    main, opens, arguments, tmp_path, monkeypatch, capsys
-):
+def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(main, arguments, tmp_path, monkeypatch, capsys):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(opens, "open_run", interrupted)
+    monkeypatch.setattr(training, "checkpoint_to_resume", interrupted)
     assert message_of(main, *arguments, str(tmp_path)) == 130
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(f"stopped at once: nothing is saved in {tmp_path}")

@@ -47,7 +47,7 @@ def weights(files):
 @pytest.fixture
 def not_evaluated(monkeypatch):
     """Leaves out the final evaluation, most of a run of a few steps, where it is not the point."""
-    monkeypatch.setattr("oblique_topology.train.evaluate_and_save", lambda *arguments: None)
+    monkeypatch.setattr("common.run.training.evaluate_and_save", lambda *arguments: None)
 
 
 @pytest.fixture(scope="module")

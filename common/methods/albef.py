@@ -131,7 +131,7 @@ class Losses(NamedTuple):
     """What one step gives.
 
     parts: name -> loss in nats; their sum trains. image_keys, text_keys: to put into the pools after it.
-    image_embeddings, text_embeddings: without gradient. told: name -> what is logged beside the losses.
+    image_embeddings, text_embeddings: without gradient. logged: name -> what is logged beside the losses.
     """
 
     parts: dict[str, torch.Tensor]
@@ -139,7 +139,7 @@ class Losses(NamedTuple):
     text_keys: torch.Tensor
     image_embeddings: torch.Tensor
     text_embeddings: torch.Tensor
-    told: Mapping[str, torch.Tensor]
+    logged: Mapping[str, torch.Tensor]
 
 
 class QueueClip(nn.Module):

@@ -7,7 +7,7 @@
         SHA256SUMS              of the three files; `sha256sum -c SHA256SUMS` checks it too
 The folder is written under a hidden name, flushed to the disk and renamed when complete, and only then are older ones
 removed. A torn one fails its sums and the one before it is used. Nothing else needs saving: the order of samples is a
-function of the position (common/data/order.py), and what a step draws a function of the step (session.seed_step).
+function of the position (common/data/order.py), and what a step draws a function of the step (`launch.seed_step`).
 """
 
 import hashlib

@@ -39,31 +39,16 @@ def agreed(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
         yield batch
 
 
-def saved_without_batch(
-    batches: Iterable[Any], first_step: int, steps: int, files: RunFiles, save: Callable[[int], None]
-) -> Iterator[Any]:
-    """The batches; where no further one comes, the steps made are saved before the run ends. Call on every process.
+def ending(error: NoBatch, done: int, steps: int, files: RunFiles, save: Callable[[int], None]) -> Stopped | NoBatch:
+    """How a run ends that gets no further batch, after it has saved. Call on every process.
 
     Args:
-        batches: see `agreed`.
-        first_step: updates made before.
+        error: see `agreed`.
+        done: updates made.
         steps: of the run.
         files: of the run.
         save: writes a checkpoint, given the updates made.
-    Raises:
-        Stopped, NoBatch: see `ending`.
     """
-    done = first_step
-    try:
-        for batch in batches:
-            yield batch
-            done += 1
-    except NoBatch as error:
-        raise ending(error, done, steps, files, save) from error
-
-
-def ending(error: NoBatch, done: int, steps: int, files: RunFiles, save: Callable[[int], None]) -> Stopped | NoBatch:
-    """How a run ends that gets no further batch, after it has saved; arguments as in `saved_without_batch`."""
     if done and gather_objects(saved_step(files.checkpoints))[0] != done:
         save(done)
     message = f"{error}; {what_is_saved(done, steps, files.folder)}" if done or error.is_stop else str(error)

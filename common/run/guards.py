@@ -55,19 +55,17 @@ def check_finite(loss: float, step: int, model: torch.nn.Module, **values: Any) 
     )
 
 
-def clip_gradient(accelerator: Accelerator, model: nn.Module, optim: OptimConfig, step: int) -> float:
-    """Scales the gradient down to optim.max_gradient_norm where it is longer.
+def clip_gradient(
+    accelerator: Accelerator, model: nn.Module, optim: OptimConfig
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Scales the gradient down to optim.max_gradient_norm where it is longer. No value is read from the device.
 
     Returns:
-        Its norm before that.
-    Raises:
-        NonFiniteLoss: if the norm is not finite; names the parameters.
+        Norm of each parameter's gradient before that, by its name, and the norm of the whole gradient.
     """
-    # taken before, as clipping by a norm that is not finite spoils all gradients; read only where it is not
-    graded = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-    norms = dict(zip(graded, torch._foreach_norm(list(graded.values())))) if graded else {}
+    # measured before, as clipping by a norm that is not finite makes all gradients so
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    norms = dict(zip(gradients, torch._foreach_norm(list(gradients.values())))) if gradients else {}
     # an infinite bound measures the norm and changes nothing
     max_norm = math.inf if optim.max_gradient_norm is None else optim.max_gradient_norm
-    gradient_norm = float(accelerator.clip_grad_norm_(model.parameters(), max_norm))
-    check_finite_gradient(gradient_norm, step, norms)
-    return gradient_norm
+    return norms, whole(torch.as_tensor(accelerator.clip_grad_norm_(model.parameters(), max_norm)))

@@ -10,9 +10,8 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from common.data.broken import BrokenSample, BrokenSamples
-from common.diagnosis import Watch, at_bound, diagnose, loss_over_chance
+from common.diagnosis import Watch
 from common.distributed import gather_objects
-from common.info_nce import QueuedPairs
 from common.run.checkpoint import Checkpoint
 from common.run.folder import RunFiles, save_config
 from common.run.inputs import Training
@@ -185,51 +184,33 @@ class Journal:
         line_before = (done - 1) // run.log_every * run.log_every
         return done // run.diagnose_every > line_before // run.diagnose_every or done == self.num_steps
 
-    def diagnosis(
-        self,
-        step: int,
-        model: Any,
-        image_embeddings: torch.Tensor,
-        text_embeddings: torch.Tensor,
-        *,
-        loss: float,
-        logit_scale: float,
-        queue: QueuedPairs | None = None,
-        token_ids: torch.Tensor | None = None,
-        ids: torch.Tensor | None = None,
+    def diagnosed(
+        self, done: int, loss: float, ratio: float, is_at_bound: bool, diagnosis: dict[str, float]
     ) -> dict[str, float]:
-        """Further values for `step_done`, see common/diagnosis.py, with a warning where they call for one.
+        """Further values for `step_done`, with a warning on the screen where they call for one.
 
-        Call in every step on every process, after backward and before the gradient is clipped; most steps look at loss
-        and logit scale alone.
+        Call in every step on every process; most steps count loss and logit scale only.
 
         Args:
-            step: updates made before.
-            model: unwrapped, with a geometry and a logit scale.
-            image_embeddings, text_embeddings: of this process.
-            loss: over all processes.
-            logit_scale: of this step.
-            queue: further candidates of the loss.
-            token_ids, ids: of the captions and of the pictures, to count what occurs more than once; None = not told.
+            done: updates made, this step's among them.
+            loss: over all processes. ratio: loss over its chance level.
+            is_at_bound: whether the logit scale is at one of its bounds.
+            diagnosis: of `common.diagnosis.diagnose`, or empty.
         """
-        done, ratio = step + 1, loss_over_chance(loss, len(image_embeddings), queue)
-        self.watch.count(done, ratio, at_bound(model.logit_scale, logit_scale))
-        values = {"loss_over_chance": ratio, **self.watch.read()} if self.logs_at(done) else {}
-        if self.diagnoses_at(done):
-            embeddings = (image_embeddings, text_embeddings)
-            values |= diagnose(model.geometry, model.scalars(), *embeddings, logit_scale, token_ids, ids)
+        self.watch.count(done, ratio, is_at_bound)
+        values = {"loss_over_chance": ratio, **self.watch.read(), **diagnosis} if self.logs_at(done) else {}
         for text in self.watch.warnings(done, loss, values):
             self.log.write("warning", step=done, text=text)
-            self._tell(text)
+            self._print(text)
         return values
 
-    def step_done(self, done: int, batch: Any, **values: float) -> None:
+    def step_done(self, done: int, batch: Any, values: Mapping[str, Any]) -> None:
         """Takes in one step, and writes its values every run.log_every steps. Call on every process.
 
         Args:
             done: updates made.
             batch: of this process.
-            values: of this step over all processes, the loss among them.
+            values: of this step over all processes, the loss among them; numbers, or tensors without axes.
         Raises:
             TooManyBroken: see BrokenLog.
         """
@@ -237,6 +218,7 @@ class Journal:
         self.progress.update()
         if not self.logs_at(done):
             return
+        values = {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
         speed = self.clock.read()
         samples = done * self.config.optim.global_batch_size
         record = {"step": done, "samples_seen": samples, **values, **speed}
@@ -253,24 +235,24 @@ class Journal:
         every = self.config.run.evaluate_every
         return bool(every) and done % every == 0
 
-    def evaluated(self, done: int, found: Mapping[str, dict[str, float]], shown: Mapping[str, str]) -> None:
+    def evaluated(self, done: int, evaluations: Mapping[str, Mapping[str, float]], shown: Mapping[str, str]) -> None:
         """Takes in an evaluation during training, whose time is not the steps'.
 
         Args:
             done: updates made.
-            found: name of what was evaluated on -> metrics, shares in [0, 1] among them.
+            evaluations: name of the data -> metrics, fractions in [0, 1] among them.
             shown: metric -> its name on the screen, in percent.
         """
         self.clock.pause()
-        told = []
-        for data, metrics in found.items():
+        lines = []
+        for data, metrics in evaluations.items():
             self.log.write("evaluate", step=done, data=data, metrics=metrics)
             self.accelerator.log({f"{data}/{metric}": value for metric, value in metrics.items()}, step=done)
             percent = {name: f"{100 * metrics[metric]:.1f}" for metric, name in shown.items() if metric in metrics}
             self.beside_bar |= percent
-            told.append(f"{data} {', '.join(f'{name} {value} %' for name, value in percent.items())}")
+            lines.append(f"{data} {', '.join(f'{name} {value} %' for name, value in percent.items())}")
         self.progress.set_postfix(self.beside_bar)
-        self._tell(f"step {done}: {'; '.join(told)}")
+        self._print(f"step {done}: {'; '.join(lines)}")
 
     def state(self, done: int) -> dict[str, Any]:
         """For the checkpoint, which is written next, and whose time is not the steps'. Call on every process."""
@@ -278,11 +260,11 @@ class Journal:
         self.broken.write_new(done)
         return {"broken": self.broken.counts(), "watch": self.watch.state()}
 
-    def told(self, event: str, words: str, /, **facts: Any) -> None:
-        """Takes in what is known before the first step: facts into the log, words onto the screen."""
+    def announce(self, event: str, text: str, /, **facts: Any) -> None:
+        """Writes what is known before the first step: facts into the log, a sentence onto the screen."""
         self.log.write(event, step=self.first_step, **facts)
-        self._tell(words)
+        self._print(text)
 
-    def _tell(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self.accelerator.is_main_process:
             self.progress.write(text, file=sys.stderr)

@@ -8,19 +8,16 @@ from accelerate import Accelerator
 from torch import nn
 
 from common.base.config import ConfigError
-from common.base.signals import stop_signals
 from common.data.order import seed_of
 from common.data.transforms import normalize
-from common.distributed import mean_over_processes
+from common.evaluation.embed import Encoder
 from common.methods.self_supervised import Method
 from common.momentum import ema_momentum_at
 from common.run.folder import RunFiles
-from common.run.guards import check_finite, clip_gradient
-from common.run.launch import end_run, seed_step
 from common.run.picture_evaluation import SCRIPT, backbone_features, evaluate_and_save, monitor, projection_statistics
 from common.run.pictures import open_vision_training
 from common.run.schedule import build_sgd, set_sgd_rates
-from common.run.training import open_run, save_if_due
+from common.run.training import Run, Setup, opened
 
 
 def train_on_pictures(
@@ -41,73 +38,61 @@ def train_on_pictures(
         config: one row at one scale.
         training_set: the labelled set that config.data names; labels reach the supervised reference alone.
         files: where to write.
-        resume: go on from the last whole checkpoint, if there is one.
+        resume: from the last whole checkpoint, if there is one.
         accelerator: places the model; one process or many.
         label: name on the progress bar.
     """
-    method, optim, device = config.method, config.optim, accelerator.device
-    run = open_run(
+    method = config.method
+    setup = Setup(
         paper,
-        config,
-        training_set,
-        files,
-        resume,
-        accelerator,
-        label,
         build_model=lambda config, _: build_method(config, len(training_set.class_names), config.run.seed),
         open_training=open_vision_training,
         build_optimizer=lambda model, optim: build_sgd(model, optim, model.predictor_parameters()),
+        set_rates=set_sgd_rates,
         prepare=_prepare,
-        steps=0 if method.name == "random_weights" else optim.steps,
+        build_encoder=_build_encoder,
+        validate=_validate,
+        num_steps=lambda config: 0 if config.method.name == "random_weights" else config.optim.steps,
         evaluation_script=SCRIPT,
     )
-    model: Method = run.bare_model
-    training, journal = run.training, run.journal
-    encoder = backbone_features(model, config, training.transform, device)
-
-    with stop_signals() as stop:
-        for step, batch in journal.steps(run.batches):
-            seed_step(config.run.seed, step)
-            learning_rate = set_sgd_rates(run.optimizer, step, optim)
+    # data, model, optimiser, as the last checkpoint left them if the run resumes
+    with opened(setup, config, training_set, files, resume, accelerator, label) as run:
+        model, training = run.bare_model, run.training
+        for step in run.steps():
             first_views, second_views, *small_views = (
-                normalize(pixels.to(device, non_blocking=True), recipe.mean, recipe.std)
-                for pixels, recipe in zip(batch.views, training.recipes)
+                normalize(pixels.to(step.device, non_blocking=True), recipe.mean, recipe.std)
+                for pixels, recipe in zip(step.batch.views, training.recipes)
             )
-            labels = batch.labels.to(device, non_blocking=True)
+            labels = step.batch.labels.to(step.device, non_blocking=True)
 
-            model.start_step(step)
+            model.start_step(step.number)
             # before the keys, with the weights that the queries use; MoCo's code does it between the two
             if method.ema_momentum is not None:
-                model.update_momentum_encoder(
-                    ema_momentum_at(step, run.steps, method.ema_momentum, method.ema_schedule)
-                )
-            loss, keys = run.model(first_views, second_views, labels, seed_of(config.run.seed, step), *small_views)
-            values = {"loss": float(mean_over_processes(loss))}
-            check_finite(step=step, model=model, **values)
+                momentum = ema_momentum_at(step.number, run.num_steps, method.ema_momentum, method.ema_schedule)
+                model.update_momentum_encoder(momentum)
+            shuffle_seed = seed_of(config.run.seed, step.number)
+            loss, keys = run.model(first_views, second_views, labels, shuffle_seed, *small_views)
 
-            accelerator.backward(loss)
-            model.hold(step)
-            gradient_norm = clip_gradient(accelerator, run.model, optim, step)
-            done = step + 1
-            if journal.logs_at(done):  # of the weights of this loss
+            step.backward(loss)
+            model.hold(step.number)
+            if step.is_logged:  # of the weights of this loss
                 statistics = projection_statistics(model, first_views)
-                values |= {f"projection_{name}": value for name, value in statistics.items()}
-            run.optimizer.step()
-            run.optimizer.zero_grad()
+                step.log({f"projection_{name}": value for name, value in statistics.items()})
+            step.update()
             model.insert(keys)  # after the backward pass, which reads a queue in place
+        sets = (training_set, training.test_set)
+        evaluate_and_save(paper, config, model, run.encoder, sets, files, run.num_steps, run.state, run.provenance)
 
-            journal.step_done(done, batch, **values, learning_rate=learning_rate, gradient_norm=gradient_norm)
-            if journal.evaluates_at(done):
-                metrics = monitor(model, encoder, training.bank, training.queries, config)
-                journal.evaluated(done, {training.queries.name: metrics}, {"knn_acc1": "kNN"})
-            save_if_due(run, done, stop)
-        if run.steps == 0:
-            save_if_due(run, 0, stop)
 
-    # final evaluation
-    sets = (training_set, training.test_set)
-    evaluate_and_save(paper, config, model, encoder, sets, files, run.steps, run.state, run.provenance)
-    end_run(accelerator)
+def _build_encoder(run: Run) -> Encoder:
+    return backbone_features(run.bare_model, run.config, run.training.transform, run.accelerator.device)
+
+
+def _validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """kNN accuracy of the backbone's features."""
+    bank, queries = run.training.bank, run.training.queries
+    metrics = monitor(run.bare_model, run.encoder, bank, queries, run.config)
+    return {queries.name: metrics}, {"knn_acc1": "kNN"}
 
 
 def _prepare(accelerator: Accelerator, model: Method, optimizer: torch.optim.Optimizer) -> tuple[Any, Any]:

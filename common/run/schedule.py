@@ -30,6 +30,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
         group["lr"] = learning_rate * group.get("rate", 1.0)
 
 
+def set_rate(optimizer: torch.optim.Optimizer, step: int, optim: OptimConfig) -> float:
+    """Sets the rate of update number `step` for all groups, and returns it."""
+    rate = learning_rate_at(step, optim)
+    set_learning_rate(optimizer, rate)
+    return rate
+
+
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     """AdamW in two groups: matrices and tables decay; class tokens, vectors and scalars (norms, biases) do not.
 

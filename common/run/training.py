@@ -1,11 +1,22 @@
-"""Opening a run: from a config to all that a training loop holds; losses, steps and their order stay in train.py.
+"""A run: opened, trained step by step, evaluated. Losses and what comes between steps stay in a paper's train.py.
 
-A train.py opens its run here, loops over `run.journal.steps(run.batches)`, and ends with `evaluate_and_save`. Nothing
-in this file knows how many views or captions a sample has, or what the model is made of.
+    with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:
+        for step in run.steps():
+            image_embeddings, text_embeddings, logit_scale = step.embed(step.images, step.token_ids)
+            loss = ...
+            step.backward(loss)
+            step.update()
+        run.evaluate(MODELS)
+
+When the loop asks for the next step, the last one is logged, validated and saved: what the loop does after `update`
+(keys into a queue, a momentum encoder) is part of the checkpoint. Nothing in this file knows how many views or captions
+a sample has, or what the model is made of.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,35 +26,40 @@ from torch import nn
 
 from common.accumulation import MicroBatches
 from common.base.config import to_dict
-from common.base.signals import Stopped, StopRequest
+from common.base.signals import Stopped, StopRequest, stop_signals
+from common.data.loader import NoBatch
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import Checkpoint, save_checkpoint
-from common.run.ending import agreed, saved_without_batch
+from common.run.ending import agreed, ending
+from common.run.evaluation import TrainedModels, evaluate_and_save
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
 from common.run.initial import InitialWeights, in_words
-from common.run.inputs import Training, TrainingData, batches_from, kept_stems, open_training_data
+from common.run.inputs import Training, batches_from, kept_stems, open_training_data
 from common.run.journal import Journal
-from common.run.launch import prepare
-from common.run.schedule import build_optimizer
+from common.run.launch import end_run, prepare, seed_step
+from common.run.schedule import build_optimizer, set_rate
 from common.run.sources import initial_fingerprints
+from common.run.step import Step
 from common.run.utilisation import Utilisation
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """What a loop holds while it trains.
+    """What a loop works with while it trains.
 
-    config, files: of the run. steps: at which it is finished.
-    training: the data, as `open_training` gave them, with kept features where the model has a stem that is held still.
+    config, files: of the run. num_steps: updates after which it is finished.
+    training: the data, as `Setup.open_training` gives them, with cached features where the model has a frozen stem.
     model, optimizer: as Accelerate wraps them. bare_model: the same model, unwrapped.
     micro_batches: embeds a batch in parts, see `MicroBatches`. batches: of the steps that are left.
     journal: log, progress bar, speed. state: what a checkpoint holds beside tensors.
-    provenance: of the code as it was when the run was opened, whatever is edited meanwhile.
+    provenance: of the code when the run was opened, whatever is edited meanwhile.
+    stop: whether a signal has asked the run to end.
     """
 
+    setup: "Setup"
     config: Any
     files: RunFiles
-    steps: int
+    num_steps: int
     accelerator: Accelerator
     training: Any
     model: nn.Module
@@ -54,181 +70,225 @@ class Run:
     journal: Journal
     state: dict[str, Any]
     provenance: dict[str, str]
+    stop: StopRequest
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether no step was made before, in this process or in one that it resumes."""
+        return self.journal.first_step == 0
+
+    def steps(self) -> Iterator[Step]:
+        """The steps that are left. Call on every process.
+
+        Raises:
+            Stopped: after a checkpoint, if a signal has asked for it.
+            CheckpointError, TooManyBroken, NonFiniteLoss: see `save_checkpoint`, `BrokenLog`, `Step.update`.
+        """
+        done = self.journal.first_step
+        try:
+            for number, batch in self.journal.steps(self.batches):
+                seed_step(self.config.run.seed, number)
+                learning_rate = self.setup.set_rates(self.optimizer, number, self.config.optim)
+                step = Step(self, number, batch, learning_rate)
+                yield step
+                done = number + 1
+                self.journal.step_done(done, batch, step.values)
+                if self.journal.evaluates_at(done):
+                    self.journal.evaluated(done, *self.setup.validate(self))
+                self._save_if_due(done)
+        except NoBatch as error:  # what was trained is saved before the run ends
+            self.journal.progress.close()
+            raise ending(error, done, self.num_steps, self.files, self._save) from error
+        if not self.num_steps:
+            self._save_if_due(0)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The unwrapped model with its preprocessing, for evaluations."""
+        return self.setup.build_encoder(self)
+
+    def evaluate(self, models: TrainedModels) -> None:
+        """Evaluates the trained model and writes evaluation.json and hits.json. Call on every process."""
+        sets, steps = self.training.evaluation_sets, self.num_steps
+        evaluate_and_save(models, self.config, self.encoder, sets, self.files, steps, self.state, self.provenance)
+
+    def _save_if_due(self, done: int) -> None:
+        """Saves every run.save_every steps, at the end, and after a stop signal."""
+        every = self.config.run.save_every
+        must_stop = self.stop.agreed(self.accelerator.device)
+        is_last = done == self.num_steps
+        if is_last or must_stop or (every and done % every == 0):
+            self._save(done)
+        if is_last or must_stop:
+            self.journal.progress.close()
+        if must_stop:
+            raise Stopped.at(done, self.num_steps, self.files.folder)
+
+    def _save(self, done: int) -> None:
+        """Writes a checkpoint of the run after so many updates. Call on every process."""
+        state = {**self.state, **self.journal.state(done)}
+        optimizer, keep = self.optimizer.optimizer, self.config.run.keep_checkpoints
+        save_checkpoint(self.files.checkpoints, done, self.model, optimizer, state, keep)
 
 
-def open_run(
-    paper: str,
-    config: Any,
-    data_set: Any,
-    files: RunFiles,
-    resume: bool,
-    accelerator: Accelerator,
-    label: str,
-    build_model: Callable[[Any, Any], nn.Module],
-    *,
-    open_training: Callable[..., Training] = open_training_data,
-    build_optimizer: Callable[[nn.Module, Any], torch.optim.Optimizer] = build_optimizer,
-    prepare: Callable[..., tuple[Any, Any]] = prepare,
-    micro_batch_size: int | None = None,
-    steps: int | None = None,
-    evaluation_script: str = "evaluate.py",
-) -> Run:
-    """Opens a run, or the one that its folder holds. Call on every process.
+def build_encoder(run: Run) -> Encoder:
+    """Of a model of pictures and captions."""
+    settings, training = run.config.run, run.training
+    return Encoder(
+        run.bare_model,
+        training.transform,
+        training.tokenizer,
+        run.config.data.context_length,
+        settings.evaluation_batch_size,
+        run.accelerator.device,
+        settings.num_workers,
+        training.cache,
+        settings.ranking_gb,
+    )
+
+
+def validate_pairs(run: Run) -> tuple[dict[str, Mapping[str, float]], dict[str, str]]:
+    """Ranks the validation pairs, and classifies a labelled set where there is one.
+
+    Returns:
+        Name of the data -> metrics; metric -> its name on the screen.
+    """
+    pairs, task = run.training.validation_pairs, run.training.validation_task
+    metrics = {pairs.name: evaluate_retrieval(run.encoder, pairs).metrics}
+    if task is not None:
+        metrics[task.name] = evaluate_zero_shot(run.encoder, task, run.config.method.prompt_average).metrics
+    return metrics, {"i2t_recall_at_1": "R@1 i2t", "t2i_recall_at_1": "t2i", "acc1": "zero-shot"}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the runs of a train.py are made: the parts that differ between papers.
+
+    paper: the folder.
+    build_model: (config, training) -> model with weights drawn from the run's seed.
+    open_training: (config, data_set, checkpoint or None) -> see `Training`.
+    build_optimizer: (model, config.optim) -> optimiser.
+    set_rates: (optimizer, step, config.optim) -> learning rate of the step, for the log.
+    prepare: (accelerator, model, optimizer) -> both as Accelerate wraps them.
+    build_encoder: (run) -> the unwrapped model with its preprocessing, for evaluations.
+    validate: (run) -> as `validate_pairs`; every run.evaluate_every steps.
+    num_steps: (config) -> updates of a run.
+    evaluation_script: of the paper's folder; what it imports is the code that the evaluation is known by.
+    """
+
+    paper: str
+    build_model: Callable[[Any, Any], nn.Module]
+    open_training: Callable[..., Training] = open_training_data
+    build_optimizer: Callable[[nn.Module, Any], torch.optim.Optimizer] = build_optimizer
+    set_rates: Callable[[torch.optim.Optimizer, int, Any], float] = set_rate
+    prepare: Callable[..., tuple[Any, Any]] = prepare
+    build_encoder: Callable[[Run], Encoder] = build_encoder
+    validate: Callable[[Run], tuple[dict[str, Mapping[str, float]], dict[str, str]]] = validate_pairs
+    num_steps: Callable[[Any], int] = lambda config: config.optim.steps
+    evaluation_script: str = "evaluate.py"
+
+
+@contextmanager
+def opened(
+    setup: Setup, config: Any, data_set: Any, files: RunFiles, resume: bool, accelerator: Accelerator, label: str
+) -> Iterator[Run]:
+    """A run, fresh or resumed, while it trains: within the context a signal waits for the end of a step.
 
     Args:
-        paper: the folder.
+        setup: of the train.py.
         config: with the sections data, optim and run.
         data_set: to train on, with a fingerprint.
         files: where to write.
-        resume: go on from the last whole checkpoint, if there is one.
+        resume: from the last whole checkpoint, if there is one.
         accelerator: places the model; one process or many.
         label: name on the progress bar.
-        build_model: (config, training) -> model with weights drawn from the run's seed.
-        open_training: (config, data_set, checkpoint or None) -> see `Training`.
-        build_optimizer: (model, config.optim) -> optimiser.
-        prepare: (accelerator, model, optimizer) -> both as Accelerate wraps them.
-        micro_batch_size: rows of a forward pass and process; None = the whole share.
-        steps: updates of the run, None = config.optim.steps.
-        evaluation_script: of the paper's folder; what it imports is the code that the evaluation is known by.
     Raises:
         ConfigError, CheckpointError: see `checkpoint_to_resume`.
     """
-    provenance = provenance_of(paper, evaluation_script)
+    # what the run is made from
+    provenance = provenance_of(setup.paper, setup.evaluation_script)
     initial = InitialWeights.opened(config)
     config = initial.resolved(config)
     checkpoint = checkpoint_to_resume(files, resume, config, data_set.fingerprint)
-    training = open_training(config, data_set, checkpoint)
-    steps = config.optim.steps if steps is None else steps
+    training = setup.open_training(config, data_set, checkpoint)
 
-    # the seed draws the weights, whatever opening the data has drawn
-    torch.manual_seed(config.run.seed)
-    model = build_model(config, training)
-    started = initial.start_(model, config, training.tokenizer) if initial.of else {}
-    if checkpoint is None:
-        initial.load_stems_(model, config)
-    optimizer = build_optimizer(model, config.optim)
-    one_sample = training.one_sample()
-    utilisation = None
-    if one_sample is not None:  # counted before Accelerate wraps the model
-        processes = accelerator.num_processes
-        utilisation = Utilisation(
-            model, one_sample, accelerator.device, accelerator.mixed_precision, processes, kept_stems(model, config)
-        )
-
-    # weights go in before the model is wrapped or sharded, the optimiser's state after
+    # model and optimiser; weights go in before the model is wrapped or sharded, the optimiser's state after
+    model, started_from = _initial_model(setup, config, training, initial, checkpoint)
+    optimizer = setup.build_optimizer(model, config.optim)
+    utilisation = _utilisation(model, config, training, accelerator)  # counted before Accelerate wraps the model
     if checkpoint is not None:
         checkpoint.load_model(model)
-    model, optimizer = prepare(accelerator, model, optimizer)
+    model, optimizer = setup.prepare(accelerator, model, optimizer)
     if checkpoint is not None:
         checkpoint.load_optimizer(model, optimizer.optimizer)
     bare_model = accelerator.unwrap_model(model)
     training = training.with_features(bare_model, config, accelerator.device)
 
-    state = {
-        "paper": paper,
+    # what it writes
+    num_steps = setup.num_steps(config)
+    journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label, num_steps)
+    if started_from and checkpoint is None:
+        journal.announce("initial_weights", in_words(started_from), **started_from)
+    facts = {
+        "paper": setup.paper,
         "config": to_dict(config),
-        # a run that goes on keeps the revision that it was started with
-        "training_revision": (
-            provenance["git_revision"] if checkpoint is None else checkpoint.state["training_revision"]
-        ),
-        "training_versions": _versions(provenance, checkpoint),
         "run_key": files.identity.get("key"),
         "data_fingerprint": data_set.fingerprint,
         "training_data": training.description,
         "precision": accelerator.mixed_precision,
         "initial_weights": initial_fingerprints(config),
-        **training.state(bare_model),
     }
-    journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label, steps)
-    if started and checkpoint is None:
-        journal.told("initial_weights", in_words(started), **started)
-
-    def save(done: int) -> None:
-        journal.progress.close()
-        everything = {**state, **journal.state(done)}
-        save_checkpoint(files.checkpoints, done, model, optimizer.optimizer, everything, config.run.keep_checkpoints)
-
+    state = facts | _code_facts(provenance, checkpoint) | training.state(bare_model)
     model.train()
-    return Run(
-        config=config,
-        files=files,
-        steps=steps,
-        accelerator=accelerator,
-        training=training,
-        model=model,
-        bare_model=bare_model,
-        optimizer=optimizer,
-        micro_batches=MicroBatches(accelerator, model, micro_batch_size),
-        batches=saved_without_batch(
-            agreed(batches_from(journal.first_step, config, training, accelerator, steps), accelerator.device),
-            journal.first_step,
-            steps,
-            files,
-            save,
-        ),
-        journal=journal,
-        state=state,
-        provenance=provenance,
-    )
+    with stop_signals() as stop:
+        yield Run(
+            setup=setup,
+            config=config,
+            files=files,
+            num_steps=num_steps,
+            accelerator=accelerator,
+            training=training,
+            model=model,
+            bare_model=bare_model,
+            optimizer=optimizer,
+            micro_batches=MicroBatches(accelerator, model, getattr(config.optim, "micro_batch_size", None)),
+            batches=agreed(
+                batches_from(journal.first_step, config, training, accelerator, num_steps), accelerator.device
+            ),
+            journal=journal,
+            state=state,
+            provenance=provenance,
+            stop=stop,
+        )
+    end_run(accelerator)
 
 
-def _versions(provenance: dict[str, str], checkpoint: Checkpoint | None) -> str:
-    """Of the libraries that a run was trained with, one after the other where it went on with others."""
-    now = provenance["versions"]
-    before = now if checkpoint is None else checkpoint.state.get("training_versions", "not known")
-    return before if before.endswith(now) else f"{before}, then {now}"
+def _initial_model(
+    setup: Setup, config: Any, training: Training, initial: InitialWeights, checkpoint: Checkpoint | None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The model with random weights and what `model.init` and stems fill, and what that was, for the log."""
+    torch.manual_seed(config.run.seed)  # the seed draws the weights, whatever opening the data has drawn
+    model = setup.build_model(config, training)
+    started_from = initial.start_(model, config, training.tokenizer) if initial.of else {}
+    if checkpoint is None:
+        initial.load_stems_(model, config)
+    return model, started_from
 
 
-def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: torch.device) -> Encoder:
-    """The unwrapped model with its preprocessing, as evaluations want it."""
-    run = config.run
-    return Encoder(
-        model,
-        training.transform,
-        training.tokenizer,
-        config.data.context_length,
-        run.evaluation_batch_size,
-        device,
-        run.num_workers,
-        training.cache,
-        run.ranking_gb,
-    )
+def _utilisation(model: nn.Module, config: Any, training: Training, accelerator: Accelerator) -> Utilisation | None:
+    sample = training.one_sample()
+    if sample is None:
+        return None
+    precision, processes = accelerator.mixed_precision, accelerator.num_processes
+    return Utilisation(model, sample, accelerator.device, precision, processes, kept_stems(model, config))
 
 
-def validate_if_due(run: Run, done: int, encoder: Encoder) -> None:
-    """Ranks the validation pairs, and classifies a labelled set, every run.evaluate_every steps. Call on every process.
-
-    Args:
-        run: on pairs.
-        done: updates made.
-        encoder: with the unwrapped model.
-    """
-    if run.journal.evaluates_at(done):
-        pairs, task = run.training.validation_pairs, run.training.validation_task
-        found = {pairs.name: evaluate_retrieval(encoder, pairs).metrics}
-        if task is not None:
-            found[task.name] = evaluate_zero_shot(encoder, task, run.config.method.prompt_average).metrics
-        shown = {"i2t_recall_at_1": "R@1 i2t", "t2i_recall_at_1": "t2i", "acc1": "zero-shot"}
-        run.journal.evaluated(done, found, shown)
-
-
-def save_if_due(run: Run, done: int, stop: StopRequest) -> None:
-    """Writes a checkpoint every run.save_every steps, at the end, and when asked to stop. Call on every process.
-
-    Args:
-        run: whose weights to save.
-        done: updates made.
-        stop: whether a signal has asked the run to end.
-    Raises:
-        Stopped: after the checkpoint, if it has.
-        CheckpointError: see save_checkpoint.
-    """
-    journal, every, keep = run.journal, run.config.run.save_every, run.config.run.keep_checkpoints
-    asked_to_stop = stop.agreed(run.accelerator.device)
-    if done == run.steps or asked_to_stop or (every and done % every == 0):
-        state = {**run.state, **journal.state(done)}
-        save_checkpoint(run.files.checkpoints, done, run.model, run.optimizer.optimizer, state, keep)
-    if done == run.steps or asked_to_stop:
-        journal.progress.close()
-    if asked_to_stop:
-        raise Stopped.at(done, run.steps, run.files.folder)
+def _code_facts(provenance: dict[str, str], checkpoint: Checkpoint | None) -> dict[str, str]:
+    """Revision that a run was started with, and all libraries that it was trained with, one after the other."""
+    versions = provenance["versions"]
+    if checkpoint is None:
+        return {"training_revision": provenance["git_revision"], "training_versions": versions}
+    before = checkpoint.state.get("training_versions", "not known")
+    if not before.endswith(versions):
+        before = f"{before}, then {versions}"
+    return {"training_revision": checkpoint.state["training_revision"], "training_versions": before}

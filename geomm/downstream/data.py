@@ -228,7 +228,7 @@ class TaskTraining:
     view: TaskView
     tokenizer: Tokenizer
     transform: ImageTransform
-    test_sets: dict[str, Altered]
+    evaluation_sets: dict[str, Altered]
     cache: None = None  # no features are kept
 
     @property
@@ -236,7 +236,7 @@ class TaskTraining:
         return described(self.items).replace("pictures (", "items (")
 
     def lost_at_open(self) -> list[BrokenSample]:
-        return lost_at_open(self.items, *self.test_sets.values())
+        return lost_at_open(self.items, *self.evaluation_sets.values())
 
     def one_sample(self) -> None:
         return None  # its cost is not counted

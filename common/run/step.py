@@ -1,0 +1,145 @@
+"""One step of a run: its batch on the device, gradients, update, and the values that are logged.
+
+Values stay tensors until `update`: there they are stacked, averaged over processes and read at once, after the backward
+pass and before the optimiser's step. That is the only time the host waits for the device in a step that writes no log
+line, and nothing that is not finite reaches the weights.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from common.diagnosis import at_bound, diagnose
+from common.distributed import mean_over_processes
+from common.geometry import Scalar, clamp_scalars_
+from common.run.guards import check_finite, check_finite_gradient, clip_gradient
+from common.run.inputs import as_inputs
+
+if TYPE_CHECKING:
+    from common.run.training import Run
+
+
+class _Contrast(NamedTuple):
+    """What `Step.diagnose` compares: the name of a logged loss and its value at chance level."""
+
+    name: str
+    chance: float
+
+
+class Step:
+    """Call `backward` and `update` once each, in this order; `diagnose` between them.
+
+    run: that it belongs to. number: updates made before. batch: of this process. device: of the model.
+    values: for the log; after `update` all are numbers.
+    """
+
+    def __init__(self, run: "Run", number: int, batch: Any, learning_rate: float) -> None:
+        self.run, self.number, self.batch, self.device = run, number, batch, run.accelerator.device
+        self.values: dict[str, Any] = {"learning_rate": learning_rate}
+        self._means: dict[str, torch.Tensor] = {}
+        self._parts: tuple[str, ...] | None = None  # names of the parts that the loss is the sum of
+        self._contrast: _Contrast | None = None
+        self._diagnosis: dict[str, float] = {}
+
+    @cached_property
+    def _inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return as_inputs(self.batch, self.run.training.transform, self.device)
+
+    @property
+    def images(self) -> torch.Tensor:
+        """(batch, 3, size, size) normalised pixels, or cached features in their place."""
+        return self._inputs[0]
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """(batch, context_length), int64."""
+        return self._inputs[1]
+
+    @cached_property
+    def ids(self) -> torch.Tensor:
+        """(batch,) int64: equal for one picture that is listed twice, negative where not known."""
+        return self.batch.image_index.to(self.device)
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether the log has a line for this step."""
+        return self.run.journal.logs_at(self.number + 1)
+
+    def embed(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The model's outputs, in micro-batches where the config asks for them."""
+        return self.run.micro_batches.embed(*inputs)
+
+    def backward(
+        self, loss: torch.Tensor | None, parts: Mapping[str, torch.Tensor] | None = None, **logged: torch.Tensor
+    ) -> None:
+        """Gradients of the loss.
+
+        Args:
+            loss: scalar, of this process; None = the sum of the parts.
+            parts: what it consists of, for the log.
+            logged: further scalars for the log.
+        """
+        parts = dict(parts or {})
+        total = sum(parts.values()) if loss is None else loss
+        self._parts = tuple(parts) if loss is None else None
+        self._means = {"loss": total.detach(), **parts, **logged}
+        self.run.micro_batches.backward(total)
+
+    def diagnose(
+        self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor, chance: float, loss: str = "loss"
+    ) -> None:
+        """Lets the log show signs of a model that learns nothing, see common/diagnosis.py. Call on every process.
+
+        Args:
+            image_embeddings, text_embeddings: (local_batch, ...) of this process.
+            chance: value of the loss for a model that tells no pair from another; above 0.
+            loss: name of the logged loss that it belongs to.
+        """
+        self._contrast = _Contrast(loss, chance)
+        if self.run.journal.diagnoses_at(self.number + 1):  # before the gradient is clipped
+            model, batch = self.run.bare_model, self.batch
+            scalars, logit_scale = model.scalars(), float(model.logit_scale())
+            embeddings = image_embeddings, text_embeddings
+            self._diagnosis = diagnose(
+                model.geometry, scalars, *embeddings, logit_scale, batch.token_ids, batch.image_index
+            )
+
+    def update(self) -> None:
+        """Clips the gradient, takes the optimiser's step, and moves scalars back into their bounds.
+
+        Raises:
+            NonFiniteLoss: the loss or the gradient is not finite; the weights are as before.
+        """
+        run, model = self.run, self.run.bare_model
+        norms, gradient_norm = clip_gradient(run.accelerator, run.model, run.config.optim)
+        self._read(gradient_norm, _scalars(model))
+        check_finite(self.number, model, self.values)
+        check_finite_gradient(self.values["gradient_norm"], self.number, norms)
+        if self._contrast is not None:
+            ratio = self.values[self._contrast.name] / self._contrast.chance
+            is_at_bound = at_bound(model.logit_scale, self.values["logit_scale"])
+            loss = self.values[self._contrast.name]
+            self.values |= run.journal.diagnosed(self.number + 1, loss, ratio, is_at_bound, self._diagnosis)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        # after the step: a clamp in the forward pass would stop the gradient
+        self.log(bound_hits=clamp_scalars_(_scalars(model)))
+
+    def log(self, values: Mapping[str, Any] | None = None, **more: Any) -> None:
+        """Further values of this step; tensors are read only if the log has a line for it."""
+        self.values |= {**(values or {}), **more}
+
+    def _read(self, gradient_norm: torch.Tensor, scalars: Iterable[Scalar]) -> None:
+        """Takes in all values of the step by one all-reduce and one wait of the host."""
+        means = mean_over_processes(torch.stack([value.detach().float() for value in self._means.values()]))
+        equal = {scalar.name: scalar.value() for scalar in scalars} | {"gradient_norm": gradient_norm}
+        numbers = torch.cat([means, torch.stack([value.detach().float() for value in equal.values()])]).tolist()
+        self.values |= dict(zip((*self._means, *equal), numbers))
+        if self._parts is not None:
+            self.values["loss"] = sum(self.values[name] for name in self._parts)
+
+
+def _scalars(model: torch.nn.Module) -> list[Scalar]:
+    return model.scalars() if hasattr(model, "scalars") else []
