@@ -10,7 +10,7 @@ In a line every run.diagnose_every steps, since it costs time:
                                      image), on average; near 0 = collapsed, whatever the geometry
 matched_similarity, unmatched_...    means over the pairs that belong together, and over those that do not
 duplicate_ids, duplicate_captions    share of the batch that occurs more than once: false negatives
-gradient_norm_<scalar>               of the logarithms of the logit scale and of the geometry's trainable scalars
+gradient_norm_<scalar>               of trainable parameters: the logarithms of logit scale, curvature, ...; the bias
 """
 
 import math
@@ -123,16 +123,16 @@ def at_bound(logit_scale: LogitScale, value: float) -> bool:
     """Whether a trainable logit scale sits at one of its bounds, up to rounding (the bound is on its logarithm)."""
     (scalar,) = logit_scale.scalars()
     bounds = [bound for bound in (scalar.minimum, scalar.maximum) if bound is not None]
-    return scalar.logarithm.requires_grad and any(math.isclose(value, bound, rel_tol=1e-5) for bound in bounds)
+    return scalar.parameter.requires_grad and any(math.isclose(value, bound, rel_tol=1e-5) for bound in bounds)
 
 
 def gradient_norms(scalars: Iterable[Scalar]) -> dict[str, float]:
-    """Of the logarithms of trainable scalars; call on every process.
+    """Of the parameters of trainable scalars; call on every process.
 
     Returns:
         "gradient_norm_<scalar>" -> absolute value of what backward left; scalars without a gradient are left out.
     """
-    gradients = {scalar.name: scalar.logarithm.grad for scalar in scalars if scalar.logarithm.grad is not None}
+    gradients = {scalar.name: scalar.parameter.grad for scalar in scalars if scalar.parameter.grad is not None}
     return {f"gradient_norm_{name}": float(whole(gradient).norm()) for name, gradient in gradients.items()}
 
 

@@ -232,28 +232,39 @@ def one_matrix(directions: tuple[torch.Tensor, torch.Tensor]) -> bool:
 
 
 class Scalar(NamedTuple):
-    """A positive number that trains as its logarithm: the logit scale, the curvature, the scale of the embeddings.
+    """A number that trains: the logit scale, the curvature, the scale of the embeddings, a bias of the logits.
 
     name: of the number, in logs.
-    logarithm: the parameter, of one entry.
+    parameter: of one entry.
     minimum, maximum: bounds of the number, None = none.
     in_loss: it acts in the loss, on embeddings of any kind, and not in the embeddings themselves. Such scalars learn at
         the rate of the logit scale (optim.logit_scale_rate).
     absorbing: its bounds act in the forward pass, as in EuCLIP's code: beyond a bound its gradient is 0 and it never
         comes back. Otherwise it is moved back after each step (`clamp_scalars_`), and keeps its gradient at the bound.
+    is_logarithm: the parameter is the logarithm of the number, which is then positive; otherwise it is the number.
     """
 
     name: str
-    logarithm: nn.Parameter
+    parameter: nn.Parameter
     minimum: float | None = None
     maximum: float | None = None
     in_loss: bool = False
     absorbing: bool = False
+    is_logarithm: bool = True
 
     def value(self) -> torch.Tensor:
         """The number as it acts, a scalar tensor. Under FSDP2 call it on every process."""
-        value = whole(self.logarithm).exp().sum()  # of one entry; no view, which FSDP2 warns about
+        parameter = whole(self.parameter)
+        # of one entry; no view, which FSDP2 warns about
+        value = parameter.exp().sum() if self.is_logarithm else parameter.sum()
         return value.clamp(self.minimum, self.maximum) if self.absorbing else value
+
+    def bounds(self) -> tuple[float | None, float | None]:
+        """Of the parameter."""
+        return tuple(
+            math.log(bound) if self.is_logarithm and bound is not None else bound
+            for bound in (self.minimum, self.maximum)
+        )
 
 
 def scalar_values(scalars: Iterable[Scalar]) -> dict[str, float]:
@@ -276,14 +287,12 @@ def clamp_scalars_(scalars: Iterable[Scalar]) -> int | torch.Tensor:
     for scalar in scalars:
         if scalar.minimum is None and scalar.maximum is None:
             continue
-        before = whole(scalar.logarithm).detach().clone()
+        before = whole(scalar.parameter).detach().clone()
         if scalar.absorbing:
-            outside = outside + (before.exp() != scalar.value()).sum()
+            outside = outside + (scalar._replace(absorbing=False).value() != scalar.value()).sum()
             continue
-        low = None if scalar.minimum is None else math.log(scalar.minimum)
-        high = None if scalar.maximum is None else math.log(scalar.maximum)
-        scalar.logarithm.clamp_(low, high)
-        outside = outside + (whole(scalar.logarithm) != before).sum()
+        scalar.parameter.clamp_(*scalar.bounds())
+        outside = outside + (whole(scalar.parameter) != before).sum()
     return outside
 
 

@@ -1,4 +1,4 @@
-"""The softmax temperature as a positive multiplier: logits = logit_scale * similarity."""
+"""The softmax temperature as a positive multiplier, and a bias: logits = logit_scale * similarity (+ logit_bias)."""
 
 import math
 from typing import Any
@@ -64,6 +64,27 @@ class LogitScale(nn.Module):
     def clamp_(self) -> None:
         """Moves the parameter back into its bounds; call once after every optimiser step."""
         clamp_scalars_(self.scalars())
+
+
+class LogitBias(nn.Module):
+    """A learned number that is added to all logits (SigLIP).
+
+    Args:
+        init: at the start; the paper's default.
+    """
+
+    def __init__(self, init: float = -10.0) -> None:
+        super().__init__()
+        # one entry, not none: FSDP2 refuses parameters without a dimension
+        self.logit_bias = nn.Parameter(torch.tensor([float(init)]))
+
+    def forward(self) -> torch.Tensor:
+        """The number, a scalar tensor."""
+        return self.scalars()[0].value()
+
+    def scalars(self) -> list[Scalar]:
+        """Itself, as a geometry offers its own."""
+        return [Scalar("logit_bias", self.logit_bias, in_loss=True, is_logarithm=False)]
 
 
 def check_bounds(method: Any) -> None:

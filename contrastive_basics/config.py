@@ -16,7 +16,8 @@ class MethodConfig:
     Eq. 6 and 7 (not trainable, logit_scale_init 1).
     """
 
-    loss: Literal["in_batch", "late_interaction"] = "in_batch"  # one vector a side (Eq. 6-8), or token by token (FILIP)
+    # one vector a side (Eq. 6-8); token by token (FILIP); one vector a side, each pair a decision of its own (SigLIP)
+    loss: Literal["in_batch", "late_interaction", "sigmoid"] = "in_batch"
     targets: Literal["diagonal", "ids"] = "diagonal"  # ids: the same picture twice in a batch is no negative
     queue_size: int = setting(0, at_least=0)  # pairs of past steps as further negatives, 0 = none
     group_size: int = setting(0, at_least=0)  # a query meets the pairs of its group alone, 0 = of the whole batch
@@ -25,6 +26,7 @@ class MethodConfig:
     logit_scale_trainable: bool = True
     logit_scale_min: float | None = setting(1.0, above=0.0)  # bounds of the multiplier, null = none; open_clip, FLAVA
     logit_scale_max: float | None = setting(100.0, above=0.0)
+    logit_bias_init: float = -10.0  # sigmoid: added to all logits at the start
     prompt_average: PromptAverage = "embeddings"  # zero-shot classes; late_interaction: scores
 
     def __post_init__(self) -> None:
@@ -32,6 +34,11 @@ class MethodConfig:
         if self.loss == "late_interaction":
             wanted = {"targets": "diagonal", "queue_size": 0, "group_size": 0, "prompt_average": "scores"}
             self._only(wanted, "method.loss = late_interaction")
+        if self.loss == "sigmoid":
+            wanted = {"targets": "diagonal", "queue_size": 0, "group_size": 0}
+            self._only(wanted, "method.loss = sigmoid")
+        else:
+            self._only({"logit_bias_init": -10.0}, f"method.loss = {self.loss}, which has no bias")
         if not self.queue_size:
             self._only({"ema_momentum": 0.99}, "method.queue_size = 0, which has no momentum encoder")
         if self.group_size:
@@ -55,10 +62,10 @@ class Config:
 
     def __post_init__(self) -> None:
         check_patches(self.data, self.model)
-        if self.method.loss == "late_interaction" and self.optim.loss_tile:
+        if self.method.loss != "in_batch" and self.optim.loss_tile:
             raise ValueError(
-                f"optim.loss_tile = {self.optim.loss_tile} with method.loss = late_interaction, which has two matrices "
-                "and no tiled form; accepted: 0"
+                f"optim.loss_tile = {self.optim.loss_tile} with method.loss = {self.method.loss}, which has no tiled "
+                "form; accepted: 0"
             )
         groups, batch = self.method.group_size, self.optim.global_batch_size
         if groups and (groups == 1 or batch % groups or self.optim.loss_tile):

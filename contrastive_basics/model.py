@@ -18,10 +18,17 @@ from common.encoders.vision import VisionTransformer
 from common.geometry import Sphere, unit
 from common.info_nce import QueuedPairs
 from common.late_interaction import LateInteraction
-from common.logit_scale import LogitScale
+from common.logit_scale import LogitBias, LogitScale
+from common.losses import LOSSES
 from common.momentum import MomentumEncoder
 from common.pool import image_and_text_pools
 from contrastive_basics.config import Config
+
+LOSS_OF = {  # of method.loss
+    "in_batch": LOSSES["info_nce"],
+    "late_interaction": LOSSES["info_nce"],
+    "sigmoid": LOSSES["sigmoid"],
+}
 
 
 def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
@@ -40,7 +47,8 @@ def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
     if method.loss == "late_interaction":
         towers = TwoTowers(PatchTokens(image_tower), WordTokens(text_tower), LateInteraction(), logit_scale)
     else:
-        towers = TwoTowers(image_tower, text_tower, Sphere(), logit_scale)
+        bias = LogitBias(method.logit_bias_init) if method.loss == "sigmoid" else None
+        towers = TwoTowers(image_tower, text_tower, Sphere(), logit_scale, bias)
     towers.memory = MomentumQueue(towers, method.queue_size, config.model.embedding_dim) if method.queue_size else None
     return towers
 

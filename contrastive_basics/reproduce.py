@@ -9,6 +9,7 @@ make reproduce-negatives_sweep PAPER=contrastive_basics SEEDS=3
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -43,13 +44,6 @@ from contrastive_basics.train import train
 from contrastive_basics.vision import tables as vision_tables
 
 CODE = PaperCode(PAPER, Config, train, reevaluate)
-TRAINED_HERE = {  # row of ours beside the printed ones -> its config
-    "CLIP-like, trained here": "table1_ours.yaml",
-    "CLIP-like, T = 0.07 fixed": "table1_fixed_temperature.yaml",
-    "CLIP-like, no temperature (Eq. 6-8 as printed)": "table1_without_temperature.yaml",
-    "token-wise late interaction": "table1_late_interaction.yaml",
-}
-LIT = {"CLIP-like, text side alone (LiT)": "lit_ours.yaml"}  # needs the stem of photos scale
 
 
 def table1(command: Command) -> list[Table]:
@@ -80,7 +74,7 @@ def table1(command: Command) -> list[Table]:
             with_prefix = method == "CLIP" and bool(public.caption_prefix)  # its printed numbers are (recalled)
             printed_here = bool(prefix) == with_prefix
             rows.append(Row(name, paper if printed_here else {}, cells, MEASURED, note))
-    configs = TRAINED_HERE | LIT if command.scale == "photos" else TRAINED_HERE
+    configs = _trained_rows(source, command)
     trained = {} if command.scale == PAPER_SCALE else train_rows(ours, CODE, configs)
     for method, seeds in trained.items():
         note = note_of(ours, configs[method], CODE)
@@ -91,6 +85,12 @@ def table1(command: Command) -> list[Table]:
     if command.scale != PAPER_SCALE and not ours.changes and is_main_process():
         write_experiment(_trained_here(table), command.results)
     return [table]
+
+
+def _trained_rows(source: dict[str, Any], command: Command) -> dict[str, str]:
+    """Method -> config of the rows that are trained at the command's scale, the user's included."""
+    rows = [row for row in source["beyond"] if command.scale in row.get("scales", [command.scale])]
+    return {row["method"]: row["config"] for row in rows} | {file.stem: str(file) for file in command.own}
 
 
 def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
@@ -110,10 +110,11 @@ def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
 
 def _trained_here(table: Table) -> Experiment:
     """What claims about rows of ours name: experiment["trained_here"]["<row>_<column>"], in percent."""
+    configs = {row["method"]: row["config"] for row in CODE.printed("table1")["beyond"]}
     cells = {
-        f"{Path(TRAINED_HERE[row.method]).stem.removeprefix('table1_')}_{key}": cell
+        f"{Path(configs[row.method]).stem.removeprefix('table1_')}_{key}": cell
         for row in table.rows
-        if row.method in TRAINED_HERE
+        if row.method in configs
         for key, cell in row.ours.items()
         if cell is not None
     }

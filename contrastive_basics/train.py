@@ -16,15 +16,13 @@ if not __package__:
 from accelerate import Accelerator
 
 from common.data.pairs import Pairs
-from common.info_nce import info_nce_chance
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain, train_main
 from common.run.training import Setup, opened
-from common.tiled import geometry_loss
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import MODELS, PAPER
 from contrastive_basics.groups import loss_within_groups
-from contrastive_basics.model import build_model
+from contrastive_basics.model import LOSS_OF, build_model
 
 DEFAULT_ROW = "table1_ours.yaml"
 
@@ -45,24 +43,23 @@ def train(
         accelerator: places the model; one process or many.
         label: name on the progress bar.
     """
-    method, optim = config.method, config.optim
+    method, contrast = config.method, LOSS_OF[config.method.loss]
     # data, model, optimiser, as the last checkpoint left them if the run resumes
     with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:
         model, memory = run.bare_model, run.bare_model.memory  # momentum encoder and queue of past pairs, or None
         if memory is not None and run.is_fresh:
             memory.start_(model)  # as model.init and stems have filled the towers
-        tiles = {"tile": optim.loss_tile, "bf16_product": optim.loss_bf16_product}
         for step in run.steps():
             # Eq. 2 to 5: normalised vectors and their cosines; Eq. 6 to 8: softmax over rows, over columns, their mean
-            images, texts, logit_scale = step.embed(step.images, step.token_ids)
-            queue = None if memory is None else memory.pairs()
+            images, texts, *scalars = step.embed(step.images, step.token_ids)
             if method.group_size:
-                loss = loss_within_groups(images, texts, logit_scale, method.group_size)
+                loss = loss_within_groups(images, texts, *scalars, method.group_size)
                 chance = math.log(method.group_size)
             else:
-                candidates = {"ids": step.ids if method.targets == "ids" else None, "queue": queue}
-                loss = geometry_loss(images, texts, model.geometry, logit_scale, **candidates, **tiles)
-                chance = info_nce_chance(len(images), queue)
+                ids = {"ids": step.ids} if method.targets == "ids" else {}
+                queue = {} if memory is None else {"queue": memory.pairs()}
+                loss = contrast.of(images, texts, model.geometry, *scalars, **ids, **queue, **config.optim.tiles)
+                chance = contrast.chance(len(images), **queue)
             step.backward(loss)
             step.diagnose(images, texts, chance)
             step.update()

@@ -8,6 +8,7 @@ from common.base.settings import DataConfig, ModelConfig, OptimConfig, PromptAve
 from common.logit_scale import check_bounds
 
 GeometryName = Literal["sphere", "elliptic", "euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared"]
+LossName = Literal["info_nce", "sigmoid"]
 WITH_ENTAILMENT = ("euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_squared")
 
 
@@ -32,6 +33,7 @@ class MethodConfig:
     """
 
     geometry: GeometryName = "sphere"  # the sphere with the cosine is CLIP
+    loss: LossName = "info_nce"  # of matched pairs
     entailment_weight: float = setting(0.0, at_least=0.0)  # lambda
     min_radius: float | None = setting(None, at_least=0.0)  # K, in units of the (lifted) embeddings
     logit_scale_init: float = setting(1 / 0.07, above=0.0)  # beta; paper: 1 / 0.07, for squared distances 1 or exp(-1)
@@ -43,6 +45,7 @@ class MethodConfig:
     curvature_max: float = setting(10.0, above=0.0)
     absorbing_curvature_bounds: bool = False  # True: in the forward pass, as EuCLIP's code
     embedding_scale_max: float | None = setting(None, above=0.0)  # of alpha, hyperbolic only; 1 = MERU's code
+    logit_bias_init: float = -10.0  # sigmoid: added to all logits at the start
     scalar_gradient_factor: float = setting(1.0, above=0.0)  # of beta and c; 2 = the authors' accumulation in two parts
     prompt_average: PromptAverage = "embeddings"  # the geometry's own mean of the prompts of a class
 
@@ -52,6 +55,11 @@ class MethodConfig:
             raise ValueError(
                 f"method.entailment_weight = {self.entailment_weight} with method.geometry = {self.geometry}, which "
                 f"has no entailment cones; accepted: 0, or one of {', '.join(WITH_ENTAILMENT)}"
+            )
+        if self.loss != "sigmoid" and self.logit_bias_init != -10.0:
+            raise ValueError(
+                f"method.logit_bias_init = {self.logit_bias_init} with method.loss = {self.loss}, which has no bias; "
+                "expected method.loss = sigmoid"
             )
         if self.entailment_weight and self.min_radius is None:
             raise ValueError(
@@ -77,3 +85,8 @@ class Config:
 
     def __post_init__(self) -> None:
         check_patches(self.data, self.model)
+        if self.method.loss != "info_nce" and self.optim.loss_tile:
+            raise ValueError(
+                f"optim.loss_tile = {self.optim.loss_tile} with method.loss = {self.method.loss}, which has no tiled "
+                "form; expected 0"
+            )

@@ -17,7 +17,7 @@ import torch
 from common.encoders.from_config import causal_text_transformer, vision_transformer
 from common.encoders.two_towers import TwoTowers
 from common.geometry import Geometry, Sphere
-from common.logit_scale import LogitScale
+from common.logit_scale import LogitBias, LogitScale
 from euclip.geometry import Elliptic, Euclidean, Hyperbolic
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
     image_tower = vision_transformer(config.data, config.model)
     text_tower = causal_text_transformer(config.data, config.model, tokenizer)
     geometry = build_geometry(config.method, config.model.embedding_dim)
-    return TwoTowers(image_tower, text_tower, geometry, LogitScale.from_config(config.method))
+    logit_scale = LogitScale.from_config(config.method)
+    bias = LogitBias(config.method.logit_bias_init) if config.method.loss == "sigmoid" else None
+    return TwoTowers(image_tower, text_tower, geometry, logit_scale, bias)
 
 
 @torch.no_grad()
@@ -75,5 +77,5 @@ def multiply_scalar_gradients_(model: TwoTowers, factor: float) -> None:
     if factor == 1:
         return
     for scalar in model.scalars():
-        if scalar.in_loss and scalar.logarithm.grad is not None:
-            scalar.logarithm.grad *= factor
+        if scalar.in_loss and scalar.parameter.grad is not None:
+            scalar.parameter.grad *= factor

@@ -175,7 +175,7 @@ def _with_geometry(clip: TwoTowers, name: GeometryName, scalars: Mapping[str, to
     """The same towers and logit scale with another geometry, whose scalars are filled."""
     geometry = build_geometry(MethodConfig(geometry=name), clip.image_tower.projection_dim)
     geometry.to(clip.logit_scale.log_logit_scale.dtype)
-    wanted = {scalar.name: scalar.logarithm for scalar in geometry.scalars()}
+    wanted = {scalar.name: scalar.parameter for scalar in geometry.scalars()}
     if set(scalars) != set(wanted):
         raise WeightsError(
             f"{source} has the scalars {sorted(scalars) or 'none'}, geometry {name} has {sorted(wanted) or 'none'}"

@@ -17,13 +17,12 @@ from accelerate import Accelerator
 
 from common.data.pairs import Pairs
 from common.geometry import norm
-from common.info_nce import info_nce_chance
+from common.losses import LOSSES
 from common.run.checkpoint import Checkpoint
 from common.run.folder import RunFiles
 from common.run.inputs import TrainingData, open_training_data
 from common.run.launch import run_or_explain, train_main
 from common.run.training import Setup, opened
-from common.tiled import geometry_loss
 from euclip.config import Config
 from euclip.evaluate import MODELS, PAPER, check_tests
 from euclip.model import build_model, multiply_scalar_gradients_
@@ -60,10 +59,10 @@ def train(
     # data, model, optimiser, as the last checkpoint left them if the run resumes
     with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:
         model, geometry = run.bare_model, run.bare_model.geometry
-        tiles = {"tile": optim.loss_tile, "bf16_product": optim.loss_bf16_product}
+        contrast, tiles = LOSSES[method.loss], optim.tiles
         for step in run.steps():
-            image_embeddings, text_embeddings, logit_scale = step.embed(step.images, step.token_ids)
-            loss = geometry_loss(image_embeddings, text_embeddings, geometry, logit_scale, **tiles)
+            image_embeddings, text_embeddings, *scalars = step.embed(step.images, step.token_ids)
+            loss = contrast.of(image_embeddings, text_embeddings, geometry, *scalars, **tiles)
             parts = {"contrastive_loss": loss}
             if method.entailment_weight:
                 # matched pairs only, so the mean over processes is that of the global batch; the text is the apex
@@ -75,7 +74,7 @@ def train(
 
             step.backward(loss, parts, **norms)
             multiply_scalar_gradients_(model, method.scalar_gradient_factor)
-            chance = info_nce_chance(len(image_embeddings))
+            chance = contrast.chance(len(image_embeddings))
             step.diagnose(image_embeddings, text_embeddings, chance, loss="contrastive_loss")
             step.update()
         run.evaluate(MODELS)

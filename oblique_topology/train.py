@@ -44,13 +44,12 @@ def train(
         accelerator: places the model; one process or many.
         label: name on the progress bar.
     """
-    optim = config.optim
     # data, model, optimiser, as the last checkpoint left them if the run resumes
     with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:
-        geometry, tiles = run.bare_model.geometry, {"tile": optim.loss_tile, "bf16_product": optim.loss_bf16_product}
+        geometry = run.bare_model.geometry
         for step in run.steps():
             image_embeddings, text_embeddings, logit_scale = step.embed(step.images, step.token_ids)
-            loss = geometry_loss(image_embeddings, text_embeddings, geometry, logit_scale, **tiles)
+            loss = geometry_loss(image_embeddings, text_embeddings, geometry, logit_scale, **config.optim.tiles)
             step.backward(loss)
             step.diagnose(image_embeddings, text_embeddings, chance=info_nce_chance(len(image_embeddings)))
             step.update()

@@ -11,7 +11,7 @@ from common.base.config import ConfigError
 from common.report.experiments import read_experiment
 from common.report.table import from_json
 from contrastive_basics.negatives_sweep import SWEEPS
-from contrastive_basics.reproduce import PARTS, TRAINED_HERE, main
+from contrastive_basics.reproduce import CODE, PARTS, main
 from scripts.parts import parts_of
 
 FAST = ["run.evaluate_every=0", "run.save_every=0", "data.num_test=12", "data.num_labelled=8"]
@@ -40,6 +40,10 @@ def output(tmp_path_factory, checkpoints):
     folder = tmp_path_factory.mktemp("outputs")
     reproduce(folder, "table1", "--seeds", "2", *FAST, *checkpoints)
     return folder
+
+
+BEYOND = CODE.printed("table1")["beyond"]
+TRAINED_HERE = [row["method"] for row in BEYOND if "scales" not in row]
 
 
 def table(output):
@@ -86,7 +90,7 @@ def test_rows_of_ours_are_an_experiment_that_claims_can_name(output):
     row = next(row for row in table(output).rows if row.method == "token-wise late interaction")
     assert found.values["late_interaction_flickr_i2t_r1"] == row.ours["flickr_i2t_r1"].values
     assert {name.rsplit("_", 3)[0] for name in found.values} == {
-        "ours", "fixed_temperature", "without_temperature", "late_interaction"
+        "ours", "fixed_temperature", "without_temperature", "late_interaction", "beyond_sigmoid"
     }  # fmt: skip
 
 
@@ -98,7 +102,8 @@ def test_no_path_of_a_checkpoint_gets_into_the_results(output, checkpoints):
 
 @pytest.fixture
 def one_row(monkeypatch):
-    monkeypatch.setattr("contrastive_basics.reproduce.TRAINED_HERE", {"CLIP-like, trained here": "table1_ours.yaml"})
+    first = {BEYOND[0]["method"]: BEYOND[0]["config"]}
+    monkeypatch.setattr("contrastive_basics.reproduce._trained_rows", lambda source, command: first)
 
 
 def test_a_second_call_trains_and_evaluates_nothing(output, checkpoints, one_row, tmp_path, capsys):
@@ -194,13 +199,13 @@ def test_what_a_sweep_chooses_cannot_be_set_and_the_rest_can(tmp_path, monkeypat
 
 
 def test_the_row_of_the_text_side_alone_is_trained_where_there_is_a_stem(tmp_path, monkeypatch):
-    asked = {}
+    asked, configs = {}, [row["config"] for row in BEYOND if "scales" not in row]
     monkeypatch.setattr("contrastive_basics.reproduce.train_rows", lambda command, code, configs: asked.update(configs))
     for scale, more in (("smoke", set()), ("photos", {"lit_ours.yaml"}), ("photos_scratch", set())):
         asked.clear()
         with pytest.raises(AttributeError):  # None: nothing was trained
             reproduce(tmp_path, "table1", "--scale", scale)
-        assert set(asked.values()) == {*TRAINED_HERE.values(), *more}
+        assert set(asked.values()) == {*configs, *more}
 
 
 def test_parts_that_train_have_nothing_at_paper_scale_and_say_so(tmp_path, capsys):

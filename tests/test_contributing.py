@@ -1,4 +1,4 @@
-"""The worked example of CONTRIBUTING.md, docs/template, does what the page says."""
+"""The worked examples of CONTRIBUTING.md do what the page says."""
 
 import importlib.util
 import json
@@ -59,3 +59,33 @@ def test_the_steps_of_the_page_train_a_row(tmp_path):
     assert checkpoint.model_tensors()["geometry.log_radius"].item() != 0.0  # trained
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())["evaluations"]["test"]["metrics"]
     assert 0 <= metrics["mean_recall"] <= 1
+
+
+def test_the_loss_of_the_page_trains_a_row(tmp_path):
+    """The page's files and changes in a copy of the repository's code, then its own training command."""
+    for folder in ("common", "euclip"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    section = TEXT.partition("## Add your own loss\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
+    for kind, content in blocks:
+        if kind in ("python", "yaml"):
+            (tmp_path / re.match(r"# (\S+)\n", content)[1]).write_text(content, encoding="utf-8")
+    (changes,) = (content for kind, content in blocks if kind == "diff")
+    for file, change in re.findall(r"^\+\+\+ b/(\S+)\n(.*?)(?=^--- |\Z)", changes, re.DOTALL | re.MULTILINE):
+        path = tmp_path / file
+        text = path.read_text(encoding="utf-8")
+        for hunk in filter(None, re.split(r"^@@\n", change, flags=re.MULTILINE)):
+            lines = hunk.splitlines(keepends=True)
+            before, after = ("".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +"))
+            assert text.count(before) == 1, (file, before)
+            text = text.replace(before, after)
+        path.write_text(text, encoding="utf-8")
+
+    (command,) = re.findall(r"`python (euclip/train.py .*?)`", section)
+    few = ["--scale", "smoke", "data.num_labelled=8", "data.num_test=8", "run.log_every=1"]
+    command = [sys.executable, *command.split(), *few, "--output-dir", str(tmp_path / "run")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    line = next(line for line in lines if line["event"] == "train")
+    assert line["loss"] / line["loss_over_chance"] == pytest.approx(0.2)

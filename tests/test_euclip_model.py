@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from common.accumulation import MicroBatches
+from common.base.arguments import rows_of_paper
 from common.base.config import SCALES, ConfigError, load_row
 from common.base.files import read_own_yaml
 from common.base.settings import OptimConfig
@@ -23,7 +24,7 @@ from euclip.model import build_model, multiply_scalar_gradients_
 FOLDER = Path(__file__).resolve().parents[1] / "euclip"
 CLIP_IDS = SimpleNamespace(vocabulary_size=49_408, end_id=49_407)
 FEW_IDS = SimpleNamespace(vocabulary_size=64, end_id=63)
-ROWS = sorted(path for path in FOLDER.glob("configs/*.yaml") if not path.name.startswith(("scale_", "lit_")))
+ROWS = [FOLDER / "configs" / f"{row}.yaml" for row in rows_of_paper(FOLDER)]
 SHRUNK = [
     "data.image_size=32", "data.context_length=8", "model.patch_size=16", "model.embedding_dim=16",
     "model.image.width=16", "model.image.layers=1", "model.image.heads=2", "model.text.width=16",

@@ -14,6 +14,7 @@ from euclip_formulas import excess, similarity
 from euclip_step import share_of_a_step
 from processes import as_launched, in_processes
 
+from common.base.arguments import rows_of_paper
 from common.base.config import load_row
 from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
@@ -28,7 +29,7 @@ from euclip.model import build_model
 from euclip.train import train
 
 FOLDER = Path(__file__).resolve().parents[1] / "euclip"
-ROWS = sorted(path.stem for path in FOLDER.glob("configs/*.yaml") if not path.name.startswith(("scale_", "lit_")))
+ROWS = rows_of_paper(FOLDER)
 SHORT = ("optim.steps=3", "run.evaluate_every=0", "run.save_every=0")
 SMALL_END = ("run.evaluate_every=0", "data.num_test=4", "data.num_labelled=4")  # the evaluation is not the point
 

@@ -288,12 +288,12 @@ def test_the_mean_is_a_point_like_others(case):
 def test_scalars_stay_within_their_bounds_and_keep_their_gradient_there(case):
     geometry = case.build(DIM)
     assert tuple(scalar.name for scalar in geometry.scalars()) == case.scalars
-    assert {id(each.logarithm) for each in geometry.scalars()} == {id(each) for each in geometry.parameters()}
+    assert {id(each.parameter) for each in geometry.scalars()} == {id(each) for each in geometry.parameters()}
     assert clamp_scalars_(geometry.scalars()) == 0
     for far in (-5.0, 5.0):
         with torch.no_grad():
             for scalar in geometry.scalars():
-                scalar.logarithm.fill_(far)
+                scalar.parameter.fill_(far)
         moved = clamp_scalars_(geometry.scalars())
         bounded = [each for each in geometry.scalars() if (each.minimum if far < 0 else each.maximum) is not None]
         assert moved == len(bounded)
@@ -307,7 +307,7 @@ def test_scalars_stay_within_their_bounds_and_keep_their_gradient_there(case):
             geometry.zero_grad()
             geometry.similarity(geometry.embed_image(images), geometry.embed_text(texts)).sum().backward()
         for scalar in geometry.scalars():
-            assert (scalar.logarithm.grad == 0).all() == scalar.absorbing
+            assert (scalar.parameter.grad == 0).all() == scalar.absorbing
 
 
 @every_case

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from common.base.arguments import rows_of_paper
 from common.base.config import SCALES, ConfigError, load_row, override
 from common.base.files import read_own_yaml
 from common.geometry import Sphere
@@ -21,7 +22,7 @@ from oblique_topology.reproduce import towers_with_tokens
 FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 BERT_IDS = SimpleNamespace(vocabulary_size=30_522, end_id=102)
 FEW_IDS = SimpleNamespace(vocabulary_size=40, end_id=3)
-ROWS = sorted(path for path in FOLDER.glob("configs/*.yaml") if not path.name.startswith(("scale_", "lit_")))
+ROWS = [FOLDER / "configs" / f"{row}.yaml" for row in rows_of_paper(FOLDER)]
 TABLES = read_own_yaml(FOLDER / "paper_tables.yaml")["tables"]
 
 

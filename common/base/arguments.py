@@ -10,10 +10,17 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+BEYOND_PAPER = ("beyond_", "lit_")  # beginnings of rows that no paper prints: other losses, locked towers
+
 
 def rows_of(folder: Path) -> list[str]:
     """Names of a paper folder's rows: files of its configs/ that are no scale's, without .yaml."""
     return sorted(file.stem for file in (folder / "configs").glob("*.yaml") if not file.stem.startswith("scale_"))
+
+
+def rows_of_paper(folder: Path) -> list[str]:
+    """Names of the rows of a paper's tables: `rows_of` without those beyond the paper."""
+    return [row for row in rows_of(folder) if not row.startswith(BEYOND_PAPER)]
 
 
 # settings that other repositories call otherwise, and our word for them

@@ -412,6 +412,11 @@ class OptimConfig:
         if self.loss_bf16_product and not self.loss_tile:
             raise ValueError("optim.loss_bf16_product = true with optim.loss_tile = 0; accepted: tiles, as in 4096")
 
+    @property
+    def tiles(self) -> dict[str, Any]:
+        """Arguments of a loss that is computed in tiles; empty for one that is computed at once."""
+        return {"tile": self.loss_tile, "bf16_product": self.loss_bf16_product} if self.loss_tile else {}
+
 
 @dataclass(frozen=True)
 class SgdConfig:

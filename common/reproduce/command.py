@@ -237,8 +237,9 @@ def _write_claims(command: Command, paper: str, tables: list[Table], roots: list
 
 
 def _trained_rows(printed: dict[str, Any], part: str) -> list[str]:
-    """Names of the configs of a printed table's rows, in its order; none if they do not have one each."""
-    rows = printed["tables"].get(part, {}).get("rows", [])
+    """Names of the configs of a table's rows, printed and beyond the paper; none if they do not have one each."""
+    table = printed["tables"].get(part, {})
+    rows = [*table.get("rows", []), *table.get("beyond", [])]
     names = [Path(row["config"]).stem for row in rows if "config" in row]
     return names if len(set(names)) == len(names) else []
 

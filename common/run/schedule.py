@@ -47,7 +47,7 @@ def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     trainable = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with_own_rate = []
     if optim.logit_scale_rate != 1:
-        in_loss = {id(scalar.logarithm) for scalar in model.scalars() if scalar.in_loss}
+        in_loss = {id(scalar.parameter) for scalar in model.scalars() if scalar.in_loss}
         with_own_rate = [trainable.pop(name) for name in list(trainable) if id(trainable[name]) in in_loss]
     decayed = {name for name, each in trainable.items() if each.ndim >= 2 and not name.endswith("class_embedding")}
     groups = [

@@ -1,0 +1,125 @@
+"""SigLIP's loss against open_clip's and the formula in loops; its rows, on one process and on two."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from open_clip.loss import SigLipLoss
+from processes import in_processes
+
+from common.base.config import ConfigError, load_row
+from common.data.pairs import open_training_pairs
+from common.distributed import rank, world_size
+from common.geometry import Sphere, unit
+from common.run.checkpoint import last_checkpoint
+from common.run.folder import RunFiles
+from common.run.log import read_log
+from common.sigmoid_loss import sigmoid_chance, sigmoid_loss
+from contrastive_basics.config import Config as BasicsConfig
+from contrastive_basics.train import train as train_basics
+from euclip.config import Config as EuclipConfig
+from euclip.geometry import Hyperbolic
+from euclip.train import train as train_euclip
+
+ROOT = Path(__file__).resolve().parents[1]
+PAPERS = {"contrastive_basics": (BasicsConfig, train_basics), "euclip": (EuclipConfig, train_euclip)}
+BATCH, DIM = 12, 6
+
+
+def inputs(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    images, texts = (torch.randn(BATCH, DIM, generator=generator, dtype=dtype) for _ in range(2))
+    return images, texts, torch.tensor(9.0, dtype=dtype), torch.tensor(-8.0, dtype=dtype)
+
+
+def test_it_is_open_clips_loss_with_all_gradients():
+    images, texts, scale, bias = (tensor.requires_grad_() for tensor in inputs())
+    ours = sigmoid_loss(unit(images), unit(texts), Sphere(), scale, bias)
+    theirs = SigLipLoss()(unit(images), unit(texts), scale, bias)
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-6)
+    for one, other in zip(*(torch.autograd.grad(loss, (images, texts, scale, bias)) for loss in (ours, theirs))):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_it_is_the_formula_in_loops_in_a_geometry_with_scalars():
+    images, texts, scale, bias = inputs(torch.float64)
+    geometry = Hyperbolic(DIM, squared=True).double()
+    images, texts = geometry.embed_image(images), geometry.embed_text(texts)
+    similarity = geometry.similarity(images, texts)
+    expected = 0.0
+    for i in range(BATCH):
+        for j in range(BATCH):
+            z = 1 if i == j else -1
+            expected -= math.log(1 / (1 + math.exp(-z * (9.0 * float(similarity[i, j]) - 8.0)))) / BATCH
+    assert float(sigmoid_loss(images, texts, geometry, scale, bias)) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("bias", [-300.0, 300.0])
+def test_value_and_gradients_are_finite_far_out(bias):
+    images, texts, scale, _ = (tensor.requires_grad_() for tensor in inputs())
+    loss = sigmoid_loss(unit(images), unit(texts), Sphere(), scale, torch.tensor(bias))
+    loss.backward()
+    assert math.isfinite(float(loss))
+    assert all(tensor.grad.isfinite().all() for tensor in (images, texts, scale))
+
+
+def test_no_logit_that_all_pairs_share_is_better_than_chance():
+    def shared(bias):
+        return float(sigmoid_loss(torch.ones(BATCH, 1), torch.ones(BATCH, 1), Sphere(), torch.zeros(()), bias))
+
+    best = math.log(1 / (BATCH - 1))  # sigmoid(best) = 1 / BATCH
+    assert shared(torch.tensor(best)) == pytest.approx(sigmoid_chance(BATCH), rel=1e-6)
+    assert min(shared(torch.tensor(best + step)) for step in (-0.1, 0.1)) > sigmoid_chance(BATCH)
+
+
+def share():
+    """Mean over processes of the loss, and its gradients, of this process's share of the batch."""
+    rows = slice(rank() * BATCH // world_size(), (rank() + 1) * BATCH // world_size())
+    images, texts, scale, bias = (tensor.requires_grad_() for tensor in inputs(torch.float64))
+    loss = sigmoid_loss(unit(images)[rows], unit(texts)[rows], Sphere(), scale, bias)
+    return loss.detach(), torch.autograd.grad(loss, (images, texts, scale, bias))
+
+
+def test_two_processes_equal_one():
+    loss, gradients = share()
+    shares = in_processes(2, share)
+    assert float(sum(part[0] for part in shares)) / 2 == pytest.approx(float(loss), rel=1e-12)
+    for whole, *parts in zip(gradients, *(part[1] for part in shares)):
+        torch.testing.assert_close(sum(parts) / 2, whole, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_its_row_trains_the_bias_and_logs_it(paper, tmp_path):
+    config_class, train = PAPERS[paper]
+    few = ["optim.steps=3", "run.log_every=1", "run.diagnose_every=1", "data.num_test=4", "data.num_labelled=4"]
+    folder = ROOT / paper
+    config = load_row(config_class, folder, folder / "configs" / "beyond_sigmoid.yaml", "smoke", few)
+    files = RunFiles(tmp_path)
+    train(config, open_training_pairs(config.data, 0), files, False, Accelerator(cpu=True), "test")
+    lines = [line for line in read_log(files.log) if line["event"] == "train"]
+    values = [line["logit_bias"] for line in lines]
+    assert values[0] == -10.0
+    assert values[2] != -10.0
+    name = "contrastive_loss" if paper == "euclip" else "loss"
+    for line in lines:
+        assert line["gradient_norm_logit_bias"] > 0
+        assert line[name] / line["loss_over_chance"] == pytest.approx(sigmoid_chance(config.optim.global_batch_size))
+    assert "logit_bias.logit_bias" in last_checkpoint(files.checkpoints).model_tensors()
+
+
+@pytest.mark.parametrize(
+    ("paper", "row", "setting"),
+    [
+        ("contrastive_basics", "beyond_sigmoid", "method.queue_size=32"),
+        ("contrastive_basics", "beyond_sigmoid", "optim.loss_tile=4"),
+        ("contrastive_basics", "table1_ours", "method.logit_bias_init=-1"),
+        ("euclip", "beyond_sigmoid", "optim.loss_tile=4"),
+        ("euclip", "table4_clip", "method.logit_bias_init=-1"),
+    ],
+)
+def test_a_setting_that_the_loss_does_not_take_is_refused(paper, row, setting):
+    folder = ROOT / paper
+    with pytest.raises(ConfigError, match=setting.partition("=")[0]):
+        load_row(PAPERS[paper][0], folder, folder / "configs" / f"{row}.yaml", "smoke", [setting])
