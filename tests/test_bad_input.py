@@ -23,7 +23,7 @@ from common.data.pairs import image_transform, open_training_pairs
 from common.data.scenes import SceneDataset
 from common.data.tar_index import index_shard
 from common.data.text import build_tokenizer
-from common.evaluation.protocol import in_words
+from common.evaluation.protocol import evaluation_text
 from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import evaluate_checkpoint
 from common.run.folder import RunFiles
@@ -176,7 +176,7 @@ def test_broken_test_photographs_are_left_out_with_their_captions_and_counted(da
         assert (protocol["num_images"], protocol["num_texts"]) == (9, captions)
     assert protocols[0]["captions_hash"] == protocols[1]["captions_hash"]
     assert [protocol["unreadable_images"] for protocol in protocols] == [3, 0]
-    shown = in_words(json.loads(files.evaluation.read_text())).splitlines()
+    shown = evaluation_text(json.loads(files.evaluation.read_text())).splitlines()
     assert [line.endswith("; left out: 3 that cannot be read") for line in shown if "R@1" in line] == [True, False]
 
 

@@ -11,7 +11,7 @@ from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import CaptionRule, Encoder, evaluate_retrieval
-from common.evaluation.protocol import ProtocolError, check_alike, first_difference, hash_of_captions, in_words
+from common.evaluation.protocol import ProtocolError, check_alike, evaluation_text, first_difference, hash_of_captions
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
 
@@ -170,7 +170,7 @@ def test_a_summary_has_few_lines_and_names_the_protocol_of_each_number():
     found = {"metrics": {"acc1": 0.25, "acc5": 0.5}, "chance": {"acc1": 0.027}, "protocol": protocol}
     retrieval = {"metrics": {"score": 0.5}, "chance": {}, "protocol": {**protocol, "task": "mean", "data": "all"}}
     sets = {f"set {number}": found for number in range(20)} | {"mean_all": retrieval}
-    lines = in_words({"paper": "euclip", "step": 7, "training_data": "photos", "evaluations": sets}).splitlines()
+    lines = evaluation_text({"paper": "euclip", "step": 7, "training_data": "photos", "evaluations": sets}).splitlines()
     assert lines[:2] == [
         "euclip, step 7, trained on photos; in percent:",
         "  mean_all: mean over sets 50.0; all (01234567), num_classes 37",
@@ -179,6 +179,6 @@ def test_a_summary_has_few_lines_and_names_the_protocol_of_each_number():
     assert lines[-1] == "  and 11 more sets in the file"
     assert len(lines) == 12
     sets["set 19"] = found | {"protocol": protocol | {"unreadable_images": 3}}
-    lines = in_words({"paper": "euclip", "step": 7, "training_data": "photos", "evaluations": sets}).splitlines()
+    lines = evaluation_text({"paper": "euclip", "step": 7, "training_data": "photos", "evaluations": sets}).splitlines()
     said = "pets (01234567), num_classes 37; left out: 3 that cannot be read"
     assert f"  set 19: acc 25.0 (a guess: 2.7); {said}" in lines

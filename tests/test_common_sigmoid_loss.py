@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from open_clip.loss import SigLipLoss
 from processes import in_processes
 
-from common.base.config import ConfigError, load_row
+from common.base.config import ConfigError, load_row, override
 from common.data.pairs import open_training_pairs
 from common.distributed import rank, world_size
 from common.geometry import Sphere, unit
@@ -106,7 +106,12 @@ def test_its_row_trains_the_bias_and_logs_it(paper, tmp_path):
     for line in lines:
         assert line["gradient_norm_logit_bias"] > 0
         assert line[name] / line["loss_over_chance"] == pytest.approx(sigmoid_chance(config.optim.global_batch_size))
-    assert "logit_bias.logit_bias" in last_checkpoint(files.checkpoints).model_tensors()
+    bias = last_checkpoint(files.checkpoints).model_tensors()["logit_bias.logit_bias"]
+    again = override(config, [f"model.init={tmp_path}", "optim.steps=1", "optim.warmup_steps=0"])
+    files = RunFiles(tmp_path / "again")
+    train(again, open_training_pairs(again.data, 0), files, False, Accelerator(cpu=True), "test")
+    (line,) = [line for line in read_log(files.log) if line["event"] == "train"]
+    assert line["logit_bias"] == float(bias)  # where the first run left it
 
 
 @pytest.mark.parametrize(

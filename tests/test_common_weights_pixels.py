@@ -21,7 +21,7 @@ from common.encoders.weights.pixels import pixels_of_open_clip, preprocess_of, p
 from common.geometry import unit
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation import published_encoder
-from common.run.initial import in_words, open_source
+from common.run.initial import open_source, start_text
 from euclip.config import Config
 from euclip.evaluate import load_encoder
 from euclip.published import open_published
@@ -206,9 +206,9 @@ def test_pictures_that_a_run_prepares_unlike_its_weights_are_reported(tmp_path, 
     ):
         config = config_of("euclip", f"model.init={tmp_path}", f"data.resize={resize}")
         _, report = model_of("euclip", config)
-        assert words in in_words(report)
+        assert words in start_text(report)
     _, report = model_of("euclip", config_of("euclip", f"model.init={folder / 'clip'}"))
-    assert "the weights do not state how pictures were prepared" in in_words(report)
+    assert "the weights do not state how pictures were prepared" in start_text(report)
 
 
 # ---------------------------------------------------------------- written out

@@ -202,7 +202,7 @@ def as_json(
     }
 
 
-def in_words(content: Mapping[str, Any]) -> str:
+def evaluation_text(content: Mapping[str, Any]) -> str:
     """What `as_json` made, on about ten lines for the screen: metrics in percent, each with its protocol."""
     lines = []
     for role, found in content["evaluations"].items():

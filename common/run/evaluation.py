@@ -24,7 +24,7 @@ from common.data.transforms import ImageTransform
 from common.encoders.two_towers import TwoTowers
 from common.encoders.weights import HEADS_HELP, NOT_STATED, heads_argument, settings_of
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
-from common.evaluation.protocol import Evaluation, as_json, in_words
+from common.evaluation.protocol import Evaluation, as_json, evaluation_text
 from common.run.checkpoint import Checkpoint, CheckpointError, named_checkpoint
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
@@ -237,7 +237,7 @@ def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpo
         output = ROOT / "outputs" / "evaluations" / content["paper"] / name
     write_json(hits_beside(output), {role: result.hits for role, result in results.items()})
     write_json(output, content)
-    print(f"{in_words(content)}\nall metrics and protocols: {shown(output)}")
+    print(f"{evaluation_text(content)}\nall metrics and protocols: {shown(output)}")
 
 
 def hits_beside(evaluation: Path) -> Path:

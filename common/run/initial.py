@@ -71,7 +71,8 @@ def _of_checkpoint(checkpoint: Checkpoint, activation: Activation | None) -> Wei
         prefix = f"{side}_tower."
         own = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         tower.load_state_dict(own, assign=True)
-    beside = {key: value for key, value in tensors.items() if key.startswith(("logit_scale.", "geometry."))}
+    # scalars of logits and geometry; a run takes those that its model has and trains
+    beside = {key: value for key, value in tensors.items() if not key.startswith(("image_tower.", "text_tower."))}
     pixels = dataclasses.replace(ImageTransform.from_json(state["transform"]), crop_scale=None, flip_probability=0.0)
     return Weights(name, towers[0].eval(), towers[1].eval(), beside, state["geometry"], tokenizer.fingerprint, pixels)
 
@@ -230,7 +231,7 @@ def _with_colours(model: ModelConfig, colours: Colours | None) -> ModelConfig:
     return dataclasses.replace(model, image=dataclasses.replace(model.image, stem=stem))
 
 
-def in_words(told: dict[str, Any]) -> str:
+def start_text(told: dict[str, Any]) -> str:
     """What `start_` returns, for the screen."""
     sides = [
         f"{side} tower from {of['weights']}, {of['locked_parameters']:,} parameters locked, "

@@ -33,7 +33,7 @@ from common.distributed import (
     wait_for_everyone,
     world_size,
 )
-from common.evaluation.protocol import in_words
+from common.evaluation.protocol import evaluation_text
 from common.run.checkpoint import saved_step
 from common.run.folder import RunFiles, check_precision, chosen_files, only_run_in, precision_of
 from common.run.guards import NonFiniteLoss
@@ -248,4 +248,5 @@ def train_main(
         train(config, data_set, files, arguments.resume is not None, accelerator, arguments.row)
     if accelerator.is_main_process:
         content = json.loads(files.evaluation.read_text(encoding="utf-8"))
-        print(f"{in_words(content)}\nrun folder with evaluation.json, hits.json, checkpoints: {shown(files.folder)}")
+        print(evaluation_text(content))
+        print(f"run folder with evaluation.json, hits.json, checkpoints: {shown(files.folder)}")

@@ -33,7 +33,7 @@ from common.run.checkpoint import Checkpoint, save_checkpoint
 from common.run.ending import agreed, ending
 from common.run.evaluation import TrainedModels, evaluate_and_save
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
-from common.run.initial import InitialWeights, in_words
+from common.run.initial import InitialWeights, start_text
 from common.run.inputs import Training, batches_from, kept_stems, open_training_data
 from common.run.journal import Journal
 from common.run.launch import end_run, prepare, seed_step
@@ -228,7 +228,7 @@ def opened(
     num_steps = setup.num_steps(config)
     journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label, num_steps)
     if started_from and checkpoint is None:
-        journal.announce("initial_weights", in_words(started_from), **started_from)
+        journal.announce("initial_weights", start_text(started_from), **started_from)
     facts = {
         "paper": setup.paper,
         "config": to_dict(config),
