@@ -188,8 +188,8 @@ def resumed(number, folder, port, overrides):
     """One of two processes whose disks are two."""
     variables = {"RANK": str(number), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {**variables, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "ACCELERATE_USE_CPU": "true"}
-    said = message_of(train.main, *FEW, "--output-dir", str(folder / str(number)), *overrides)
-    (folder / f"{number}.txt").write_text(said)
+    message = message_of(train.main, *FEW, "--output-dir", str(folder / str(number)), *overrides)
+    (folder / f"{number}.txt").write_text(message)
 
 
 @pytest.mark.parametrize("with_checkpoint", [0, 1])
@@ -207,9 +207,11 @@ def test_a_resume_on_disks_of_which_one_has_no_checkpoint_ends_everywhere_with_o
         node.join(60)
         node.kill()  # where it waits for the other
     without = 1 - with_checkpoint
-    said = [(tmp_path / f"{number}.txt").read_text() for number in range(2)]
-    assert said[0] == said[1]
-    assert said[0].startswith(f"error: process {without} of 2: --resume: {tmp_path / str(without)} holds no checkpoint")
+    messages = [(tmp_path / f"{number}.txt").read_text() for number in range(2)]
+    assert messages[0] == messages[1]
+    assert messages[0].startswith(
+        f"error: process {without} of 2: --resume: {tmp_path / str(without)} holds no checkpoint"
+    )
 
 
 def test_bad_input_is_the_last_line_of_a_quiet_launch():
@@ -255,8 +257,7 @@ REFUSED += "launch, or its config file); expected one of: no, bf16"
 @pytest.mark.parametrize("setting", [[], ["run.mixed_precision=auto"]])
 def test_a_precision_that_no_run_trains_in_is_refused_wherever_it_comes_from(precision, setting, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
-    said = message_of(train.main, *FEW, "--output-dir", str(tmp_path), *setting)
-    assert said == REFUSED.format(precision.lower())
+    assert message_of(train.main, *FEW, "--output-dir", str(tmp_path), *setting) == REFUSED.format(precision.lower())
     assert not list(tmp_path.iterdir())
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from test_resume import SAME_DRAWS, STEPS, assert_same_run, ended, records, run, saved_steps, started
 
@@ -75,6 +76,26 @@ def test_a_run_whose_data_do_not_come_ends_in_time_and_at_a_signal_with_its_last
     assert ended(children) == [STOPPED_EXIT_STATUS] * processes
     last = outputs(tmp_path, processes)[0].splitlines()[-1]
     assert assert_saved_and_same(tmp_path, last, message, processes, unbroken) == 12
+
+
+def test_the_paper_s_script_saves_its_last_step_when_a_loader_process_is_killed(tmp_path):
+    settings = ("run.log_every=1", "run.evaluate_every=0", "run.save_every=0", "run.num_workers=2", "optim.steps=5000")
+    (trainer,) = started(tmp_path, *settings, script="oblique_topology.train")
+    while not (tmp_path / "log.jsonl").exists() or '"step": 3' not in (tmp_path / "log.jsonl").read_text():
+        assert trainer.is_alive()
+        time.sleep(0.01)
+    workers = [child for child in psutil.Process(trainer.pid).children() if child.name() == "pt_data_worker"]
+    workers[0].kill()
+    assert ended([trainer]) == [1]
+    (step,) = saved_steps(tmp_path)
+    log = read_log(tmp_path / "log.jsonl")
+    assert [record["step"] for record in log if record["event"] == "train"] == list(range(1, step + 1))
+    last = outputs(tmp_path, 1)[0].splitlines()[-1]
+    assert re.match(r"error: the loader of scenes/train, 256 pictures \(\w+\) \(run.num_workers=2\) has lost a", last)
+    assert (
+        f"SIGKILL, as the system sends it where memory runs out; saved at step {step} of 5000 in {tmp_path}; the"
+        in last
+    )
 
 
 SMALL_MEMORY = """

@@ -12,6 +12,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from common.data.batches import TrainingView, training_batches
+from common.data.loader import Loader
 from common.data.order import BatchPositions, SampleOrder
 from common.data.shards import OpenFiles, ShardDataset
 from common.data.tar_index import index_shard
@@ -54,7 +55,7 @@ class Prepare:
         return torch.stack(images), self.tokenizer.encode(list(captions), self.context_length)
 
 
-def loaders(paths: list[Path], size: int, batch: int, num_workers: int) -> tuple[DataLoader, DataLoader]:
+def loaders(paths: list[Path], size: int, batch: int, num_workers: int) -> tuple[Loader, DataLoader]:
     """Our training loader over one epoch in its random order, and webdataset's loop in the order of the files.
 
     Their shuffles are off: no buffer has to be filled. Both make the same batches of pixels and token ids.
