@@ -23,6 +23,8 @@ from common.distributed import gather_without_gradient, whole, world_size
 from common.geometry import Geometry, Scalar, unit
 from common.logit_scale import LogitScale
 
+DECIDES = "nothing"
+
 # Whether a representation has collapsed: whether features of different samples are still different.
 
 

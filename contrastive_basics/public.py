@@ -185,7 +185,7 @@ def main() -> None:
     agreed_activation(arguments.checkpoint, activation_of(encoder), arguments.activation)
     agreed_heads(arguments.checkpoint, heads_of_public(encoder), arguments.heads)
     results = evaluate_public(encoder, config, arguments.prefix)
-    provenance = provenance_of(PAPER, "public.py")
+    provenance = provenance_of()
     state = public_state(arguments.checkpoint, provenance["git_revision"])
     content = as_json(PAPER, results, 0, state, provenance)
     save_answer(content, results, arguments.checkpoint, arguments.output)

@@ -99,9 +99,9 @@ def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
     key = hash_of([weights_fingerprint(checkpoint), prefix, to_dict(config.data)])
     files = RunFiles(command.runs / PAPER / f"public_{Path(checkpoint).name}-{key}", {"key": key})
     device = start_accelerator(config.run, files.folder).device
-    if not gather_objects(is_current(files, PAPER, open_retrieval_sets(config.data), "public.py"))[0]:
+    if not gather_objects(is_current(files, open_retrieval_sets(config.data)))[0]:
         results = evaluate_public(open_public(checkpoint, config.run, device), config, prefix)
-        provenance = provenance_of(PAPER, "public.py")
+        provenance = provenance_of()
         state = public_state(checkpoint, provenance["git_revision"])
         save_evaluations(PAPER, results, files, 0, state, provenance)
     wait_for_everyone()

@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     checkpoint = named_checkpoint(given.checkpoint)
     config, encoder = load_encoder(checkpoint, this_device(), given.overrides)
     sample = training_sample(encoder, config, given.pictures)
-    facts = {"step": checkpoint.state["step"], **provenance_of(checkpoint.state["paper"])}
+    facts = {"step": checkpoint.state["step"], **provenance_of()}
     content = write_distances(encoder.model.geometry, sample, given.output, **facts)
     print(json.dumps(content, indent=1))
 

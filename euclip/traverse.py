@@ -36,7 +36,7 @@ from common.run.checkpoint import named_checkpoint
 from common.run.evaluation import this_device
 from common.run.folder import provenance_of
 from common.run.launch import run_or_explain
-from euclip.evaluate import PAPER, load_encoder
+from euclip.evaluate import load_encoder
 from euclip.published import LAYOUTS, open_published, published_config
 from euclip.traversal import NUM_POINTS, ROOT, SCORES, generic_nearer, mean_score, met, stays
 from euclip.traversal_data import (
@@ -328,7 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         num_points=given.steps,
         unknown_words=unknown_words(encoder, task.pool),
         generic_nearer=known and generic_nearer(geometry.distance_to(embedded.captions, root).cpu(), known.chains),
-        **provenance_of(PAPER),
+        **provenance_of(),
     )
     if given.scores_only:
         content = without_texts(content)

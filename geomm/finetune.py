@@ -31,7 +31,7 @@ from geomm import train
 from geomm.downstream.build import build_task_model, start_
 from geomm.downstream.config import TaskConfig
 from geomm.downstream.data import open_task_training, open_test_sets, open_training_set
-from geomm.evaluate_tasks import MODELS, PAPER, SCRIPT, evaluate_task, reevaluate
+from geomm.evaluate_tasks import MODELS, PAPER, evaluate_task, reevaluate
 
 DEFAULT_ROW = "vqa_albef_geo.yaml"
 
@@ -48,7 +48,6 @@ SETUP = Setup(
     build_model=lambda config, training: build_task_model(config, training.tokenizer),
     open_training=open_task_training,
     validate=validate,
-    evaluation_script=SCRIPT,
 )
 
 
@@ -106,7 +105,6 @@ CODE = PaperCode(
     reevaluate,
     open_training=open_training_set,
     open_tests=open_test_sets,
-    evaluation=SCRIPT,
     other=code_of,
 )
 

@@ -19,7 +19,6 @@ from accelerate import Accelerator
 from common.reproduce.rows import PaperCode
 from common.run.folder import RunFiles
 from common.run.launch import run_or_explain, train_main
-from common.run.picture_evaluation import SCRIPT
 from common.run.pictures import open_test_sets, open_training_set
 from common.run.pretraining import train_on_pictures
 from geomm.vision.config import VisionConfig
@@ -37,7 +36,7 @@ def pretrain(
     train_on_pictures(PAPER, build_method, config, training_set, files, resume, accelerator, label)
 
 
-CODE = PaperCode(PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES, SCRIPT)
+CODE = PaperCode(PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES)
 
 
 def main() -> None:

@@ -86,7 +86,7 @@ def coco_run(run: RowRun, test: CocoTest) -> RowRun:
         checkpoint = last_checkpoint(run.files.checkpoints)
         _, encoder = load_encoder(checkpoint, accelerator.device)
         results = evaluate_coco(encoder, test.pairs, test.relations)
-        provenance = provenance_of(PAPER, "coco_table.py")
+        provenance = provenance_of()
         save_evaluations(PAPER, results, files, checkpoint.state["step"], checkpoint.state, provenance)
     wait_for_everyone()
     return read_run(files, run.config)

@@ -57,11 +57,12 @@ SCALE = "as trained"  # models of unlike scales may be compared on one test set
 
 @dataclass(frozen=True)
 class Model:
-    """One of those that were named. line: equal for seeds of one line. code: paper, and what of it evaluated it."""
+    """One of those that were named. line: equal for seeds of one line. code: files that evaluated it -> hashes."""
 
     label: str
     line: str
-    code: tuple[str, str]
+    paper: str
+    code: dict[str, str]
     run: RowRun
 
 
@@ -132,7 +133,13 @@ def _model(label: str, line: str, seed: int, content: dict[str, Any], hits: dict
         versions=content.get("versions", "not known"),
         config=None,
     )
-    return Model(label, line, (content["paper"], content["evaluation_code"]), run)
+    code = content["evaluation_code"]
+    return Model(label, line, content["paper"], code if isinstance(code, dict) else {"": code}, run)
+
+
+def _unlike(code: dict[str, str], other: dict[str, str]) -> bool:
+    """Whether a file that both have loaded differs."""
+    return any(code[file] != other[file] for file in code.keys() & other.keys())
 
 
 def lines_of(models: Sequence[Model]) -> dict[str, list[RowRun]]:
@@ -185,8 +192,8 @@ def compare(models: Sequence[Model], command: str) -> Table:
                 differences.append(f"{column.label}: {other} less {reference}: {told}")
     if not columns:
         raise ConfigError(f"no two of these models have a number of one protocol. {'; '.join(notes)}")
-    codes = {model.code for model in models}
-    if len(codes) > len({paper for paper, _ in codes}):  # each paper has evaluation code of its own
+    pairs = itertools.combinations(models, 2)
+    if any(one.paper == other.paper and _unlike(one.code, other.code) for one, other in pairs):
         notes.append("evaluated by unlike versions of the code; evaluate.py or SET measures again")
     if len(differences) > 1:
         count = len(differences)

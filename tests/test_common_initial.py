@@ -170,11 +170,11 @@ def test_a_run_that_started_from_weights_resumes_to_the_last_bit_and_from_no_oth
     one, other = (last_checkpoint(files.checkpoints).model_tensors() for files in (whole, resumed))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert len([record for record in read_log(resumed.log) if record["event"] == "initial_weights"]) == 1
-    script, key = ROOT / "euclip/train.py", run_key(ROOT / "euclip/train.py", config, "data")
+    key = run_key("euclip", config, "data")
     moved = config_of("euclip", f"model.init={source.rename(tmp_path / 'moved')}", "model.image.lock=1")
-    assert run_key(script, moved, "data") == key  # the bytes count, not where they lie
+    assert run_key("euclip", moved, "data") == key  # the bytes count, not where they lie
     (tmp_path / "moved/model.safetensors").write_bytes((public[0] / "bert/model.safetensors").read_bytes())
-    assert run_key(script, moved, "data") != key
+    assert run_key("euclip", moved, "data") != key
     shutil.copy(public[0] / "clip/model.safetensors", tmp_path / "moved")
     (tmp_path / "moved/config.json").write_text((tmp_path / "moved/config.json").read_text() + " ")
     with pytest.raises(ConfigError, match=r"holds a run that started from other weights than model\.init"):
@@ -289,7 +289,7 @@ def test_weights_that_cannot_be_had_are_named_offline_too(name, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         InitialWeights.opened(config)
     with pytest.raises(ValueError, match=r"model\.init = .*: no such file"):
-        run_key(ROOT / "euclip/train.py", config, "data")
+        run_key("euclip", config, "data")
 
 
 @torch.no_grad()

@@ -295,10 +295,8 @@ def test_training_on_kept_captions_is_training_on_captions_and_goes_on(photograp
 
 
 def test_a_key_holds_the_hash_of_weights_and_not_their_path(photographs, bert, tmp_path):
-    script = EUCLIP / "train.py"
-
     def key(*overrides):
-        return run_key(script, config_of(photographs, bert, *overrides), "data")
+        return run_key("euclip", config_of(photographs, bert, *overrides), "data")
 
     copied = tmp_path / "elsewhere" / "tiny"
     copied.mkdir(parents=True)

@@ -28,7 +28,7 @@ def evaluation(hits, **protocol):
     told |= {"preprocessing": {"size": 48}, **protocol}
     found = {"metrics": {"acc1": float(np.mean(hits))}, "chance": {"acc1": 0.5}, "protocol": told}
     facts = {"paper": "euclip", "step": 9, "training_data": "photos, published", "training_revision": "abc"}
-    facts |= {"hardware": "a CPU", "evaluation_code": "code"}
+    facts |= {"hardware": "a CPU", "evaluation_code": {"a.py": "code", "b.py": "only here"}}
     return {**facts, "evaluations": {"pets": found}}, {"pets": {"acc1": [[float(hit)] for hit in hits]}}
 
 
@@ -93,7 +93,7 @@ def test_unlike_protocols_share_no_column_and_the_note_says_why(tmp_path, hits):
 @pytest.mark.parametrize(("paper", "unlike"), [("euclip", True), ("geomm", False)])
 def test_code_that_evaluates_is_unlike_within_a_paper_alone(paper, unlike, tmp_path, hits):
     runs = [write_run(tmp_path / "a" / "seed0", 0, hits[0], row="a")]
-    facts = {"paper": paper, "evaluation_code": "other"}
+    facts = {"paper": paper, "evaluation_code": {"a.py": "other"}}
     runs.append(write_run(tmp_path / "b" / "seed0", 0, hits[1], row="b", facts=facts))
     assert any("unlike versions of the code" in note for note in compared(tmp_path, *runs).notes) == unlike
 

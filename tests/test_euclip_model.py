@@ -297,7 +297,7 @@ def test_settings_that_do_not_fit_are_refused_with_what_is_accepted(overrides, m
 def test_what_the_averages_are_taken_over_decides_no_run_and_scenes_take_no_rows_of_winogavil():
     photographs = ("data.source=shards", "data.root=/data")
     keys = {
-        run_key(FOLDER / "train.py", config_of("table4_clip", "photos", *photographs, *further), "data")
+        run_key("euclip", config_of("table4_clip", "photos", *photographs, *further), "data")
         for further in ((), ("data.averages=datacomp",), ("data.winogavil=/data/winogavil",))
     }
     assert len(keys) == 1

@@ -18,7 +18,7 @@ from common.base.arguments import rows_of_paper
 from common.base.config import load_row
 from common.data.pairs import open_training_pairs
 from common.run.checkpoint import last_checkpoint
-from common.run.folder import RunFiles, run_key
+from common.run.folder import RunFiles
 from common.run.inputs import as_inputs, batches_from, open_training_data
 from common.run.launch import launched_accelerator
 from common.run.log import read_log
@@ -244,12 +244,3 @@ def test_launched_on_two_processes_a_curvature_outside_the_forward_pass_trains_a
         one, *others = ([record[name] for record in records] for records in found)
         for other in others:
             assert other == pytest.approx(one, rel=1e-4), name
-
-
-def test_the_code_that_evaluates_is_no_part_of_what_a_trained_run_is_known_by(monkeypatch):
-    hashed = []
-    monkeypatch.setattr("common.run.folder.code_fingerprint", lambda files: hashed.extend(files) or "code")
-    run_key(FOLDER / "train.py", config_of("table4_euclip"), "data")
-    names = {path.relative_to(FOLDER.parent).as_posix() for path in hashed}
-    assert {"euclip/train.py", "euclip/model.py", "euclip/entailment.py", "common/tiled.py"} <= names
-    assert not names & {"euclip/evaluate.py", "euclip/suite.py", "euclip/winogavil.py", "euclip/traversal_data.py"}

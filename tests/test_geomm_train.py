@@ -64,11 +64,11 @@ def test_a_row_trains_what_it_starts_from_and_finds_it_again(finetuned, runs, ca
 
 
 def test_weights_of_the_run_that_it_starts_from_are_in_the_key(finetuned, runs, tmp_path):
-    script, start = ROOT / "geomm/train.py", finetuned.config.start.run
+    start = finetuned.config.start.run
     other = run_row(Job(CODE, "albef_geo.yaml", "smoke", 1, FEW, runs)).files.folder
 
     def key(folder):
-        return run_key(script, config_of("finetuned_albef_geo", *FEW, f"start.run={folder}"), "data")
+        return run_key("geomm", config_of("finetuned_albef_geo", *FEW, f"start.run={folder}"), "data")
 
     moved = shutil.copytree(start, tmp_path / "moved")
     assert key(start) == key(moved) != key(other)
@@ -318,12 +318,11 @@ def test_a_bert_that_does_not_fit_is_said(bert, overrides, message):
 
 
 def test_weights_of_a_bert_are_in_the_key(bert, tmp_path):
-    script = ROOT / "geomm/train.py"
     changed = shutil.copytree(bert, tmp_path / "weights" / "bert")
     (changed / "config.json").write_text((changed / "config.json").read_text() + "\n")
 
     def key(folder):
-        return run_key(script, config_of("albef", *OF_BERT, f"model.weights={folder.parent}"), "data")
+        return run_key("geomm", config_of("albef", *OF_BERT, f"model.weights={folder.parent}"), "data")
 
     assert key(bert) != key(changed)
 

@@ -227,7 +227,7 @@ def test_the_landscape_is_measured_once_per_run_grid_and_code(output, tmp_path, 
 
     assert [ask([1]), ask([1]), ask([2]), ask([1])] == [{"found": 1}, {"found": 1}, {"found": 2}, {"found": 1}]
     assert ask([1], "equilibrium.py") == {"found": 3}
-    monkeypatch.setattr("common.reproduce.rows.code_fingerprint", lambda files: "changed")
+    monkeypatch.setattr("common.reproduce.rows.changed_files", list)
     assert ask([1]) == {"found": 4}
 
 

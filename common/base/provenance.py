@@ -1,12 +1,10 @@
 """Where a result comes from: git revision, the code and the machine that produced it."""
 
-import ast
 import hashlib
 import json
 import platform
 import subprocess
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,53 +45,6 @@ def code_fingerprint(paths: Iterable[Path | str]) -> str:
     for file in sorted(files):
         digest.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()
-
-
-def imported_files(script: Path, leave_out: tuple[str, ...] = ()) -> list[Path]:
-    """Files of this repository that a script imports, directly or through one another; the script is among them.
-
-    Read from the source text: a function of the files, not of what happens to be loaded. Imports inside functions and
-    branches count, and so do the packages on the way to a module.
-
-    Args:
-        script: within the repository.
-        leave_out: path prefixes; a file that is left out is not looked into either.
-    """
-    found: set[str] = set()
-    ours: dict[str, frozenset[str]] = {}
-    waiting = {script.resolve().relative_to(ROOT).as_posix()}
-    while waiting:
-        name = waiting.pop()
-        if name.startswith(leave_out):
-            continue
-        found.add(name)
-        for first, files in _may_import(name, (ROOT / name).read_bytes()).items():
-            if first not in ours:
-                places = (*ROOT.glob(f"{first}.py"), *(ROOT / first).rglob("*.py"))
-                ours[first] = frozenset(place.relative_to(ROOT).as_posix() for place in places)
-            waiting |= (files & ours[first]) - found
-    return sorted(ROOT / name for name in found)
-
-
-@cache
-def _may_import(name: str, source: bytes) -> dict[str, frozenset[str]]:
-    """Files that a file's imports may mean, by the first part of their names; read once for all rows of a table.
-
-    Of `from a import b` they are those of a and of a.b; importing either runs the packages on the way to it.
-    """
-    package, modules = name.split("/"), []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            modules += [alias.name.split(".") for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            start = package[: -node.level] if node.level else []
-            start += node.module.split(".") if node.module else []
-            modules += [[*start, alias.name] for alias in node.names]
-    files: dict[str, set[str]] = {}
-    for parts in modules:
-        places = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
-        files.setdefault(parts[0], set()).update(f"{place}{end}" for place in places for end in (".py", "/__init__.py"))
-    return {first: frozenset(each) for first, each in files.items()}
 
 
 def hash_of(content: Any) -> str:

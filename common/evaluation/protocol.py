@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from common.base.dependencies import loaded_files
+
 TIE_RULE = "lower index first"
 # says how a set or weights were read, not what was ranked (the hash of the captions and the counts say that); how wide
 # features are belongs to the method
@@ -194,6 +196,7 @@ def as_json(
         "training_revision": training["training_revision"],
         "training_versions": training.get("training_versions", "not known"),
         "precision": training.get("precision", "not known"),
+        "evaluation_code": loaded_files("weights", "evaluation"),
         **provenance,
         "evaluations": {
             name: {"metrics": result.metrics, "chance": result.chance, "protocol": result.protocol}

@@ -1,1 +1,1 @@
-
+DECIDES = "nothing"

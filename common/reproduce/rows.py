@@ -1,12 +1,12 @@
 """From a row of a paper's table to a trained run: found in the cache, resumed, or trained now.
 
-A run is known by its resolved config, its data and the code that trains it; one with another key is not looked at, so a
-stale result is never shown as current. If only the evaluation code has changed, the checkpoint is evaluated again.
+A run's folder is named by its resolved config, its data and the weights that it starts from. It is current while the
+files that trained it are as they were (dependencies.json). A stale run is set aside, never shown or overwritten. If
+only code that evaluates has changed, the checkpoint is evaluated again.
 """
 
 import argparse
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 from common.base.arguments import rows_of
 from common.base.config import ConfigError, load_row, row_file
+from common.base.dependencies import changed_files, loaded_files
 from common.base.files import read_json, read_own_yaml, write_json
-from common.base.provenance import ROOT, code_fingerprint, hash_of, imported_files
+from common.base.provenance import ROOT, hash_of
 from common.data.pairs import open_evaluation_sets, open_training_pairs
 from common.distributed import gather_objects, wait_for_everyone
 from common.run.checkpoint import last_checkpoint
 from common.run.evaluation_files import read_evaluations
-from common.run.folder import RunFiles, check_same_run, evaluation_code, only_run_in, run_files
+from common.run.folder import RunFiles, check_same_run, only_run_in, run_files, set_aside_if_stale, stale_files
 from common.run.guards import NonFiniteLoss
 from common.run.launch import interrupted_with_saved_step, start_accelerator
 from common.run.log import read_log
@@ -39,13 +40,11 @@ class PaperCode:
 
     name: of the folder.
     config_class: its dataclass.
-    train: (config, pairs, files, resume, accelerator, label) -> None; trains and evaluates. The script that defines it
-        is the code that a trained run is known by.
+    train: (config, pairs, files, resume, accelerator, label) -> None; trains and evaluates.
     evaluate: (checkpoint, config, files, accelerator) -> None; evaluates a checkpoint anew and writes the run's files.
     open_training: (config.data, seed) -> training set with a fingerprint.
     open_tests: config.data -> evaluated sets with a fingerprint, by role.
     scale_files: stem of the scale files, see `load_row`.
-    evaluation: file of the folder that evaluates; what it imports is the code that evaluations are known by.
     other: file of a row -> the code that trains it, in a folder that has several; None = this one trains all.
     """
 
@@ -56,7 +55,6 @@ class PaperCode:
     open_training: Callable[[Any, int], Any] = open_training_pairs
     open_tests: Callable[[Any], dict[str, Any]] = _open_tests
     scale_files: str = "scale"
-    evaluation: str = "evaluate.py"
     other: Callable[[Path], "PaperCode"] | None = None
 
     def of(self, row: str) -> "PaperCode":
@@ -185,8 +183,11 @@ class Job(NamedTuple):
         starts = [f"{setting}={parent.opened()[2].folder}" for setting, parent in self.parents().items()]
         config = self.config(*starts, f"run.seed={self.seed}")
         pairs = self.paper.open_training(config.data, self.seed)
-        script = Path(inspect.getsourcefile(self.paper.train))
-        return config, pairs, run_files(script, Path(self.row).stem, self.scale, config, pairs.fingerprint, self.runs)
+        return (
+            config,
+            pairs,
+            run_files(self.paper.name, Path(self.row).stem, self.scale, config, pairs.fingerprint, self.runs),
+        )
 
 
 def run_row(job: Job) -> RowRun:
@@ -211,6 +212,10 @@ def run_row(job: Job) -> RowRun:
     alone = accelerator.is_main_process and state != "current"  # several may read what is finished
     with only_run_in(files, config.run.lock) if alone else nullcontext(), interrupted_with_saved_step(files):
         state = state if state == "current" else state_for_all()  # another process may have finished it meanwhile
+        if state == "stale":
+            if accelerator.is_main_process:
+                set_aside_if_stale(files)
+            state = "unfinished"
         if state == "diverged":
             raise NonFiniteLoss(f"{label}, earlier: {_divergence(files)} Remove {files.folder} to train it again.")
         if state == "current":
@@ -240,7 +245,7 @@ def is_missing(job: Job) -> bool:
     if any(is_missing(parent) for parent in job.parents().values()):
         return True
     config, pairs, files = job.opened()
-    return _state_of(job.paper, config, pairs.fingerprint, files) in ("unfinished", "trained")
+    return _state_of(job.paper, config, pairs.fingerprint, files) in ("unfinished", "trained", "stale")
 
 
 def started(paper: PaperCode, config: Any, arguments: argparse.Namespace) -> Any:
@@ -281,33 +286,34 @@ def read_run(files: RunFiles, config: Any) -> RowRun:
 
 
 def measured_once(run: RowRun, script: Path, settings: Any, measure: Callable[[], Any]) -> Any:
-    """Plain values that an analysis measured on a finished run: found beside it, or measured now and kept there.
+    """Plain values that an analysis measured on a finished run: cached beside it, or measured now.
 
     Args:
         run: with its final weights.
-        script: that measures; what it imports counts, but for reports. A stale measurement is not found.
+        script: that measures. A measurement by files that have changed since is made again.
         settings: plain values that the measurement depends on beside the run and its test sets.
         measure: () -> what JSON can hold.
     """
-    code = code_fingerprint(imported_files(script, ("common/report/",)))
     tests = {role: result["protocol"]["fingerprint"] for role, result in run.evaluations.items()}
-    key = hash_of({"code": code, "settings": settings, "tests": tests, "run": dict(run.files.identity)})
+    key = hash_of({"settings": settings, "tests": tests, "run": dict(run.files.identity)})
     path = run.files.folder / "measured" / f"{script.stem}-{key}.json"
-    found = read_json(path)
-    if found is None:
-        write_json(path, measure())
-        found = read_json(path)
-    return found
+    cached = read_json(path)
+    if cached is None or changed_files(cached["files"]):
+        write_json(path, {"values": measure(), "files": loaded_files("weights", "evaluation")})
+        cached = read_json(path)
+    return cached["values"]
 
 
 def _state_of(paper: PaperCode, config: Any, data_fingerprint: str, files: RunFiles) -> str:
-    """One of "current" (evaluated with today's code, on today's test sets), "trained" (evaluate it), "diverged" and
-    "unfinished".
+    """One of "current" (evaluated with today's code, on today's test sets), "trained" (evaluate it), "diverged",
+    "unfinished" and "stale" (trained by files that have changed since).
 
     Raises:
         ConfigError: if the folder holds another run, or the log of a finished one is torn.
     """
-    if is_current(files, paper.name, paper.open_tests(config.data), paper.evaluation):
+    if stale_files(files):
+        return "stale"
+    if is_current(files, paper.open_tests(config.data)):
         _check_log(files)
         return "current"
     checkpoint = last_checkpoint(files.checkpoints)
@@ -332,14 +338,12 @@ def _check_log(files: RunFiles) -> None:
         )
 
 
-def is_current(files: RunFiles, paper: str, tests: dict[str, Any], script: str = "evaluate.py") -> bool:
+def is_current(files: RunFiles, tests: dict[str, Any]) -> bool:
     """Whether the evaluations in a run's folder are its own, by today's code, on today's test sets.
 
     Args:
         files: of the run.
-        paper: the folder.
         tests: today's sets by role, each with a fingerprint.
-        script: of the folder, that evaluates.
     """
     kept = read_evaluations(files)
     if kept is None:
@@ -347,7 +351,7 @@ def is_current(files: RunFiles, paper: str, tests: dict[str, Any], script: str =
     found, _ = kept
     today = {role: data_set.fingerprint for role, data_set in tests.items()}
     then = {role: result["protocol"]["fingerprint"] for role, result in found["evaluations"].items()}
-    return found["evaluation_code"] == evaluation_code(paper, script) and then == today
+    return then == today and not changed_files(found["evaluation_code"])
 
 
 def _diverged(files: RunFiles) -> Path:

@@ -31,6 +31,8 @@ from common.run.folder import RunFiles, provenance_of
 from common.run.inputs import feature_cache, keep_captions
 from common.run.sources import own_checkpoint
 
+DECIDES = "evaluation"
+
 # ---------------------------------------------------------------- from a checkpoint to its model
 
 
@@ -108,7 +110,7 @@ class TrainedModels:
         sets, state = self.open_sets(config.data), checkpoint.state
         if isinstance(sets, EvaluationSets):
             encoder = reading_features(encoder, config, sets.retrieval.values())
-        provenance = provenance_of(self.paper, self.script)
+        provenance = provenance_of()
         evaluate_and_save(self, config, encoder, sets, files, state["step"], state, provenance)
 
 
@@ -216,7 +218,7 @@ def evaluate_checkpoint(
     """What an evaluation's file holds, and the evaluations by role; arguments as in `load_encoder`."""
     config, encoder = models.load_encoder(checkpoint, this_device(), overrides)
     results, state = models.evaluate_all(config, encoder, models.open_sets(config.data)), checkpoint.state
-    return as_json(models.paper, results, state["step"], state, provenance_of(models.paper, models.script)), results
+    return as_json(models.paper, results, state["step"], state, provenance_of()), results
 
 
 def save_answer(content: dict[str, Any], results: dict[str, Evaluation], checkpoint: str, output: Path | None) -> None:
@@ -328,4 +330,4 @@ def answer_of_published(
     weights = {"training_data": f"{name}, published", "training_revision": "published weights"}
     facts = {"layout": layout, "geometry": encoder.model.geometry.name}
     results = read_with(settings_of(encoder.model.image_tower)["model.image.activation"], results)
-    save_answer({**facts, **as_json(paper, results, 0, weights, provenance_of(paper))}, results, checkpoint, output)
+    save_answer({**facts, **as_json(paper, results, 0, weights, provenance_of())}, results, checkpoint, output)

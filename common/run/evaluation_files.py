@@ -9,6 +9,8 @@ from common.evaluation.protocol import Evaluation, as_json
 from common.run.checkpoint import saved_weights
 from common.run.folder import RunFiles
 
+DECIDES = "evaluation"
+
 
 def save_evaluations(
     paper: str,

@@ -1,8 +1,10 @@
-"""What every train.py does before and around its loop: Accelerate, the run's folder, guards against lost runs."""
+"""The folder of a run: its name, what is in it, by which files it was trained, whether it may be resumed."""
 
 import argparse
 import contextlib
+import itertools
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,18 +13,11 @@ from typing import Any
 import filelock
 import yaml
 
+from common.base.arguments import some
 from common.base.config import ConfigError, to_dict
-from common.base.files import NoLocks, locked, utf8
-from common.base.provenance import (
-    ROOT,
-    code_fingerprint,
-    computes_bfloat16,
-    git_revision,
-    hardware,
-    hash_of,
-    imported_files,
-    versions,
-)
+from common.base.dependencies import changed_files, loaded_files
+from common.base.files import NoLocks, locked, read_json, utf8, write_json
+from common.base.provenance import ROOT, computes_bfloat16, git_revision, hardware, hash_of, versions
 from common.base.settings import DataConfig, RunConfig
 from common.data.text import build_tokenizer
 from common.distributed import gather_objects, is_main_process
@@ -83,50 +78,8 @@ MEASURES = (
     "evaluation",
 )  # the last is a section
 
-# Code that decides no weight either: it evaluates, measures or writes. What a log holds was measured by the code of its
-# day; the evaluation of the end is made again after a change (`evaluation_code`).
-NOT_IN_KEY = (
-    "common/evaluation/",
-    "common/reproduce/",
-    "common/report/",
-    "common/diagnosis.py",
-    "common/run/evaluation.py",
-    "common/run/evaluation_files.py",
-    "common/run/picture_evaluation.py",
-    "common/run/log.py",
-    "common/run/utilisation.py",
-    "common/data/scenes/tasks/",
-)
-NOT_IN_KEY_OF_PAIRS = ("common/data/labelled.py", "common/data/class_names.py")  # pretrain.py trains on labelled sets
-
+LOCK = ".lock"  # file in a run's folder
 PRECISIONS = ("no", "bf16")  # float16 would want its loss scaled
-
-FOR_INITIAL_WEIGHTS = (
-    "common/run/initial.py",
-    "common/encoders/weights/",
-    "common/encoders/sentence_encoder.py",
-    "common/encoders/stem.py",
-    "common/encoders/stem_configuration.py",
-    "common/encoders/text_stem.py",
-    "common/data/feature_cache.py",
-    "common/data/caption_cache.py",
-)
-
-# Readers by setting and choice. A run uses what it chose, so that a change of another reader trains nothing again; what
-# only the left-out files import is left out with them.
-CHOSEN_CODE = {
-    "source": {
-        "scenes": "common/data/scenes/",
-        "shards": "common/data/shards.py",
-        "karpathy": "common/data/karpathy.py",
-        "tsv": "common/data/tsv.py",
-        "hugging_face": "common/data/hugging_face.py",
-    },
-    "tokenizer": {
-        "clip_bpe": "common/data/clip_tokenizer.py",
-        "bert_wordpiece": "common/data/bert_tokenizer.py",
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -153,6 +106,10 @@ class RunFiles:
         return self.folder / "checkpoints"
 
     @property
+    def dependencies(self) -> Path:
+        return self.folder / "dependencies.json"
+
+    @property
     def evaluation(self) -> Path:
         return self.folder / "evaluation.json"
 
@@ -161,34 +118,25 @@ class RunFiles:
         return self.folder / "hits.json"
 
 
-def run_key(script: Path, config: Any, data_fingerprint: str) -> str:
-    """Cache key of a training run: resolved config, data and the code that trains. A stale run has another key.
+def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
+    """Names a training run by what it is asked to be: resolved config, data, weights that it starts from.
+
+    The code that trained it is in the run's dependencies.json instead, see `stale_files`.
 
     Args:
-        script: that trains, e.g. oblique_topology/train.py; what it imports counts, but for NOT_IN_KEY and the paper's
-            evaluate.py, vision/evaluate.py and evaluate_tasks.py.
+        paper: the folder.
         config: of the run.
         data_fingerprint: of the training set.
     Raises:
         ValueError: if data.vocabulary, or weights to start from, cannot be read.
     """
-    paper, data = script.resolve().parent.name, config.data
-    leave_out = (*NOT_IN_KEY, *(f"{paper}/{file}.py" for file in ("evaluate", "vision/evaluate", "evaluate_tasks")))
-    content = _what_decides(to_dict(config))
+    data, content = config.data, _what_decides(to_dict(config))
     # in the key though a run may go on with another one: a launch may say it, and the results are two
     content["precision"] = precision_of(config.run)
     content["initial_weights"] = initial_fingerprints(config)
-    if not content["initial_weights"]:
-        leave_out += FOR_INITIAL_WEIGHTS
-    if isinstance(data, DataConfig):
-        leave_out += NOT_IN_KEY_OF_PAIRS
-        for setting, files in CHOSEN_CODE.items():
-            chosen = {getattr(data, setting), *(data.training_sources if setting == "source" else ())}
-            leave_out += tuple(file for choice, file in files.items() if choice not in chosen)
-        if data.tokenizer != "words":  # those are counted in the training set
-            content["tokenizer"] = build_tokenizer(data, training_pairs=None).fingerprint
-    code = code_fingerprint(imported_files(script, leave_out))
-    return hash_of({"config": content, "data": data_fingerprint, "code": code})
+    if isinstance(data, DataConfig) and data.tokenizer != "words":  # those are counted in the training set
+        content["tokenizer"] = build_tokenizer(data, training_pairs=None).fingerprint
+    return hash_of({"paper": paper, "config": content, "data": data_fingerprint})
 
 
 def precision_of(run: RunConfig) -> str:
@@ -220,27 +168,17 @@ def check_precision(where: str, name: str) -> None:
         )
 
 
-def evaluation_code(paper: str, script: str = "evaluate.py") -> str:
-    """Hash of the code that an evaluation depends on: what a script of the paper's folder imports, but for reports."""
-    return code_fingerprint(imported_files(ROOT / paper / script, ("common/report/",)))[:12]
-
-
-def provenance_of(paper: str, script: str = "evaluate.py") -> dict[str, str]:
-    """Revision, evaluation code (arguments as above), machine and versions of a run; taken once at its start."""
-    return {
-        "git_revision": git_revision(),
-        "evaluation_code": evaluation_code(paper, script),
-        "hardware": hardware(),
-        "versions": versions(),
-    }
+def provenance_of() -> dict[str, str]:
+    """Revision, machine and versions of a run; taken once at its start."""
+    return {"git_revision": git_revision(), "hardware": hardware(), "versions": versions()}
 
 
 def run_files(
-    script: Path, row: str, scale: str, config: Any, data_fingerprint: str, runs: Path = ROOT / "outputs" / "runs"
+    paper: str, row: str, scale: str, config: Any, data_fingerprint: str, runs: Path = ROOT / "outputs" / "runs"
 ) -> RunFiles:
-    """Folder of a run, named by its cache key, below the folder of all runs; arguments as in `run_key`."""
-    key = run_key(script, config, data_fingerprint)
-    folder = runs / script.resolve().parent.name / f"{row}-{scale}-{key}" / f"seed{config.run.seed}"
+    """Folder of a run, named by its key, below the folder of all runs; arguments as in `run_key`."""
+    key = run_key(paper, config, data_fingerprint)
+    folder = runs / paper / f"{row}-{scale}-{key}" / f"seed{config.run.seed}"
     return RunFiles(folder, _identity(row, scale, config) | {"key": key})
 
 
@@ -254,21 +192,54 @@ def chosen_files(script: Path, arguments: argparse.Namespace, config: Any, data_
     """Where a train.py writes, as its command line says.
 
     Args:
-        script, config, data_fingerprint: as in `run_key`.
+        script: of the paper's folder.
         arguments: of `entry_arguments`.
+        config, data_fingerprint: as in `run_key`.
     Raises:
         ConfigError: --resume where no checkpoint is: a fresh run would be no resume (--resume auto is).
     """
     if arguments.output_dir is not None:
         files = RunFiles(Path(arguments.output_dir), _identity(arguments.row, arguments.scale, config))
     else:
-        files = run_files(script, arguments.row, arguments.scale, config, data_fingerprint)
+        files = run_files(script.resolve().parent.name, arguments.row, arguments.scale, config, data_fingerprint)
     if arguments.resume == "last" and saved_step(files.checkpoints) is None:
         raise ConfigError(
-            f"--resume: {files.folder} holds no checkpoint. Another config, data or code has another folder; accepted: "
-            "--output-dir with the folder of the run, or --resume auto, which starts afresh where there is none"
+            f"--resume: {files.folder} holds no checkpoint. Another config or other data have another folder; "
+            "expected --output-dir with the folder of the run, or --resume auto, which starts afresh without one"
         )
     return files
+
+
+def save_dependencies(files: RunFiles, is_fresh: bool) -> None:
+    """Writes the files that have decided the run's weights so far; of a resumed run the union, with the first hashes.
+
+    The main process writes.
+    """
+    if is_main_process():
+        before = {} if is_fresh else read_json(files.dependencies) or {}
+        write_json(files.dependencies, loaded_files("weights") | before)
+
+
+def stale_files(files: RunFiles) -> list[str]:
+    """Files that have changed since the run in a folder was trained by them; empty where there is no run."""
+    dependencies = read_json(files.dependencies)
+    if dependencies is not None:
+        return changed_files(dependencies)
+    return ["dependencies.json (missing)"] if saved_step(files.checkpoints) is not None else []
+
+
+def set_aside_if_stale(files: RunFiles) -> None:
+    """Moves a run that other code has trained out of the folder that its key names; call while it is locked."""
+    stale = stale_files(files)
+    if not stale:
+        return
+    names = (f"stale-{files.folder.name}-{number}" for number in itertools.count(1))
+    aside = next(folder for folder in (files.folder.with_name(name) for name in names) if not folder.exists())
+    aside.mkdir()
+    for path in files.folder.iterdir():
+        if path.name != LOCK:
+            path.rename(aside / path.name)
+    print(f"{files.folder}: {some(stale)} changed since this run was trained; it is now {aside.name}", file=sys.stderr)
 
 
 def save_config(files: RunFiles, config: Any, **provenance: Any) -> None:
@@ -377,7 +348,7 @@ def only_run_in(files: RunFiles, lock: bool = True) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             if lock:
-                stack.enter_context(locked(files.folder / ".lock", way, wait=0.0))
+                stack.enter_context(locked(files.folder / LOCK, way, wait=0.0))
         except filelock.Timeout:
             raise ConfigError(
                 f"another process trains in {files.folder}; wait for it or choose another folder"

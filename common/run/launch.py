@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedDataParallelKwargs, parse_flag_from_env
 
+from common.base.arguments import some
 from common.base.config import ConfigError, entry_arguments
 from common.base.files import shown
 from common.base.provenance import ROOT
@@ -35,7 +36,15 @@ from common.distributed import (
 )
 from common.evaluation.protocol import evaluation_text
 from common.run.checkpoint import saved_step
-from common.run.folder import RunFiles, check_precision, chosen_files, only_run_in, precision_of
+from common.run.folder import (
+    RunFiles,
+    check_precision,
+    chosen_files,
+    only_run_in,
+    precision_of,
+    set_aside_if_stale,
+    stale_files,
+)
 from common.run.guards import NonFiniteLoss
 
 _PACKAGES_OF_TRACKERS = {"tensorboard": ("tensorboard", "tensorboardX")}  # the others are called as theirs
@@ -207,6 +216,21 @@ def _meant_for_user(error: ValueError) -> bool:
     return file.is_relative_to(ROOT) and "site-packages" not in file.parts
 
 
+def _refuse_or_set_aside(files: RunFiles, resume: str | None) -> None:
+    """What becomes of a run that other code has trained: a resume is refused, a fresh run sets it aside.
+
+    Raises:
+        ConfigError: --resume.
+    """
+    stale = stale_files(files)
+    if stale and resume == "last":
+        raise ConfigError(
+            f"--resume: {some(stale)} changed since {files.folder} was trained; expected: the files as they were, or "
+            "no --resume, which sets that run aside and trains afresh"
+        )
+    set_aside_if_stale(files)
+
+
 def train_main(
     description: str,
     script: Path,
@@ -244,6 +268,8 @@ def train_main(
         with ending_together():
             if accelerator.is_main_process:
                 stack.enter_context(only_run_in(files, config.run.lock))
+                if "key" in files.identity:  # another folder is the user's, who may resume with other code
+                    _refuse_or_set_aside(files, arguments.resume)
         stack.enter_context(interrupted_with_saved_step(files))
         train(config, data_set, files, arguments.resume is not None, accelerator, arguments.row)
     if accelerator.is_main_process:

@@ -7,6 +7,8 @@ from typing import Any
 
 from common.base.files import utf8
 
+DECIDES = "nothing"
+
 
 class RunLog:
     """Appends one JSON object per line.

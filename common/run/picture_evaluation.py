@@ -26,7 +26,8 @@ from common.run.evaluation_files import save_evaluations
 from common.run.folder import RunFiles, provenance_of
 from common.run.pictures import SomePictures, open_test_set, open_training_set
 
-SCRIPT = "vision/evaluate.py"  # of a paper's folder: what it imports is the code that an evaluation is known by
+DECIDES = "evaluation"
+
 PROBE_SEED = 0  # of the probe's weights and order; the same for all runs, which differ in their own seeds
 
 
@@ -166,5 +167,5 @@ def reevaluate(
     model.to(accelerator.device)
     transform = ImageTransform.from_json(checkpoint.state["transform"])
     encoder = backbone_features(model, config, transform, accelerator.device)
-    step, provenance = checkpoint.state["step"], provenance_of(paper, SCRIPT)
+    step, provenance = checkpoint.state["step"], provenance_of()
     evaluate_and_save(paper, config, model, encoder, sets, files, step, checkpoint.state, provenance)

@@ -14,7 +14,7 @@ from common.evaluation.embed import Encoder
 from common.methods.self_supervised import Method
 from common.momentum import ema_momentum_at
 from common.run.folder import RunFiles
-from common.run.picture_evaluation import SCRIPT, backbone_features, evaluate_and_save, monitor, projection_statistics
+from common.run.picture_evaluation import backbone_features, evaluate_and_save, monitor, projection_statistics
 from common.run.pictures import open_vision_training
 from common.run.schedule import build_sgd, set_sgd_rates
 from common.run.training import Run, Setup, opened
@@ -53,7 +53,6 @@ def train_on_pictures(
         build_encoder=_build_encoder,
         validate=_validate,
         num_steps=lambda config: 0 if config.method.name == "random_weights" else config.optim.steps,
-        evaluation_script=SCRIPT,
     )
     # data, model, optimiser, as the last checkpoint left them if the run resumes
     with opened(setup, config, training_set, files, resume, accelerator, label) as run:

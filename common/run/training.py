@@ -26,13 +26,15 @@ from torch import nn
 
 from common.accumulation import MicroBatches
 from common.base.config import to_dict
+from common.base.dependencies import loaded_files
 from common.base.signals import Stopped, StopRequest, stop_signals
 from common.data.loader import NoBatch
+from common.distributed import world_size
 from common.evaluation.embed import Encoder, evaluate_retrieval, evaluate_zero_shot
 from common.run.checkpoint import Checkpoint, save_checkpoint
 from common.run.ending import agreed, ending
 from common.run.evaluation import TrainedModels, evaluate_and_save
-from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of
+from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of, save_dependencies
 from common.run.initial import InitialWeights, start_text
 from common.run.inputs import Training, batches_from, kept_stems, open_training_data
 from common.run.journal import Journal
@@ -84,7 +86,7 @@ class Run:
             Stopped: after a checkpoint, if a signal has asked for it.
             CheckpointError, TooManyBroken, NonFiniteLoss: see `save_checkpoint`, `BrokenLog`, `Step.update`.
         """
-        done = self.journal.first_step
+        done, validates = self.journal.first_step, False
         try:
             for number, batch in self.journal.steps(self.batches):
                 seed_step(self.config.run.seed, number)
@@ -94,10 +96,14 @@ class Run:
                 done = number + 1
                 self.journal.step_done(done, batch, step.values)
                 if self.journal.evaluates_at(done):
+                    validates = True
                     self.journal.evaluated(done, *self.setup.validate(self))
+                    validates = False
                 self._save_if_due(done)
         except NoBatch as error:  # what was trained is saved before the run ends
             self.journal.progress.close()
+            if validates and world_size() > 1:  # the other processes are not told, and would not save
+                raise
             raise ending(error, done, self.num_steps, self.files, self._save) from error
         if not self.num_steps:
             self._save_if_due(0)
@@ -128,6 +134,7 @@ class Run:
         """Writes a checkpoint of the run after so many updates. Call on every process."""
         state = {**self.state, **self.journal.state(done)}
         optimizer, keep = self.optimizer.optimizer, self.config.run.keep_checkpoints
+        save_dependencies(self.files, is_fresh=False)
         save_checkpoint(self.files.checkpoints, done, self.model, optimizer, state, keep)
 
 
@@ -173,7 +180,6 @@ class Setup:
     build_encoder: (run) -> the unwrapped model with its preprocessing, for evaluations.
     validate: (run) -> as `validate_pairs`; every run.evaluate_every steps.
     num_steps: (config) -> updates of a run.
-    evaluation_script: of the paper's folder; what it imports is the code that the evaluation is known by.
     """
 
     paper: str
@@ -185,7 +191,6 @@ class Setup:
     build_encoder: Callable[[Run], Encoder] = build_encoder
     validate: Callable[[Run], tuple[dict[str, Mapping[str, float]], dict[str, str]]] = validate_pairs
     num_steps: Callable[[Any], int] = lambda config: config.optim.steps
-    evaluation_script: str = "evaluate.py"
 
 
 @contextmanager
@@ -206,7 +211,8 @@ def opened(
         ConfigError, CheckpointError: see `checkpoint_to_resume`.
     """
     # what the run is made from
-    provenance = provenance_of(setup.paper, setup.evaluation_script)
+    provenance = provenance_of()
+    loaded_files("weights")  # their hashes are those of now, whatever is edited meanwhile
     initial = InitialWeights.opened(config)
     config = initial.resolved(config)
     checkpoint = checkpoint_to_resume(files, resume, config, data_set.fingerprint)
@@ -225,6 +231,7 @@ def opened(
     training = training.with_features(bare_model, config, accelerator.device)
 
     # what it writes
+    save_dependencies(files, is_fresh=checkpoint is None)
     num_steps = setup.num_steps(config)
     journal = Journal(files, config, training, accelerator, utilisation, checkpoint, label, num_steps)
     if started_from and checkpoint is None:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+DECIDES = "nothing"
+
 # Dense peaks from NVIDIA's data sheets in TFLOP/s (figures "with sparsity" halved), half precision with float32 sums.
 # Names as torch.cuda.get_device_name() gives them, matched in full: a laptop's 4090 or a slice (MIG) of an A100 is
 # another device.

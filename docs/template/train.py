@@ -24,7 +24,6 @@ from my_geometry.model import MODELS, PAPER, build_model
 SETUP = Setup(
     PAPER,
     build_model=lambda config, training: build_model(config, training.tokenizer),
-    evaluation_script="model.py",
 )
 
 

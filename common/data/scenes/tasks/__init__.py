@@ -1,1 +1,3 @@
 """Annotations on top of scenes: grounding, questions, statements on pairs, entailment, associations."""
+
+DECIDES = "evaluation"

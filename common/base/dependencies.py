@@ -1,0 +1,75 @@
+"""The files of this repository that a result was made from, as a compiler's dependency file lists those of an object.
+
+A module, or a package in its __init__.py for all of its modules, states what it decides:
+
+    DECIDES = "evaluation"    metrics: after a change a run is evaluated again, not trained
+    DECIDES = "nothing"       commands, reports, plots: after a change nothing is made again
+
+Without it a module decides weights: after a change a run is trained again. A file too many costs time, a file too few
+would show a stale result, so modules that another run of the same process has loaded may count too.
+"""
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from common.base.provenance import ROOT
+
+_NO_PART_OF_A_RESULT = ("tests", "scripts", "outputs", "results")  # folders of the repository
+
+
+def loaded_files(*kinds: str) -> dict[str, str]:
+    """File -> hash, of all modules of this repository that this process has loaded and that decide one of `kinds`.
+
+    The hash is that of the file when it was first asked for: what is edited later is not what has run.
+    """
+    modules = [(name, module, _file_of(module)) for name, module in list(sys.modules.items())]
+    files = {file for name, module, file in modules if file is not None and _decides(name, module) in kinds}
+    return {file: _first_hash(file) for file in sorted(files)}
+
+
+def changed_files(files: Mapping[str, str]) -> list[str]:
+    """Those that are missing now or have another hash."""
+    return [file for file, before in files.items() if _hash_of(ROOT / file) != before]
+
+
+def _file_of(module: ModuleType) -> str | None:
+    """Path below the root; None for a module of another project."""
+    path = getattr(module, "__file__", None)
+    return None if path is None else _below_root(path)
+
+
+@cache
+def _below_root(path: str) -> str | None:
+    file = Path(path).resolve()
+    if not file.is_relative_to(ROOT) or not file.is_file():
+        return None
+    first, *parts = file.relative_to(ROOT).parts
+    is_other = first in _NO_PART_OF_A_RESULT or first.startswith(".") or "site-packages" in parts
+    return None if is_other else file.relative_to(ROOT).as_posix()
+
+
+def _decides(name: str, module: ModuleType) -> str:
+    """Of the module, else of the nearest package around it that states it."""
+    while module is not None:
+        if hasattr(module, "DECIDES"):
+            return module.DECIDES
+        name = name.rpartition(".")[0]
+        module = sys.modules.get(name)
+    return "weights"
+
+
+@cache
+def _first_hash(file: str) -> str:
+    return _hash_of(ROOT / file)
+
+
+def _hash_of(path: Path) -> str:
+    """12 hex digits of the content; "" for a file that cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError:
+        return ""

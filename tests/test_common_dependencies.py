@@ -1,0 +1,114 @@
+"""A run is current while the files that trained it are as they were; files that only evaluate or draw do not count."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import in_processes
+
+from common.base import dependencies
+from common.base.dependencies import changed_files, loaded_files
+from common.run.folder import RunFiles, set_aside_if_stale, stale_files
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def files_of_training():
+    import euclip.evaluate
+    import euclip.reproduce
+    import euclip.train  # noqa: F401
+
+    return {kind: loaded_files(kind) for kind in ("weights", "evaluation", "nothing")}
+
+
+def test_every_loaded_module_counts_as_what_it_decides():
+    (files,) = in_processes(1, files_of_training)
+    assert {"euclip/train.py", "euclip/lorentz.py", "common/info_nce.py", "common/__init__.py"} <= files[
+        "weights"
+    ].keys()
+    assert {"common/evaluation/retrieval.py", "common/run/evaluation.py"} <= files["evaluation"].keys()
+    assert {"common/report/figures.py", "common/reproduce/tables.py", "common/diagnosis.py"} <= files["nothing"].keys()
+    everything = [file for of_kind in files.values() for file in of_kind]
+    assert len(everything) == len(set(everything)) > 80
+    assert all((ROOT / file).is_file() for file in everything)
+    assert not any(file.startswith(("tests/", "scripts/", ".")) or "site-packages" in file for file in everything)
+
+
+def test_a_file_that_is_edited_moved_or_missing_has_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(dependencies, "ROOT", tmp_path)
+    (tmp_path / "formula.py").write_text("x = 1\n")
+    files = {"formula.py": dependencies._hash_of(tmp_path / "formula.py"), "gone.py": "0123456789ab"}
+    assert changed_files(files) == ["gone.py"]
+    (tmp_path / "formula.py").write_text("x = 2\n")
+    assert changed_files(files) == ["formula.py", "gone.py"]
+
+
+def test_a_stale_run_is_set_aside_whole_and_never_overwritten(tmp_path, capsys):
+    files = RunFiles(tmp_path / "row-smoke-key" / "seed0")
+    for number in (1, 2):
+        (files.folder / "checkpoints").mkdir(parents=True)
+        (files.folder / ".lock").touch()
+        (files.folder / "log.jsonl").write_text(f"run {number}")
+        set_aside_if_stale(files)  # of a run that lists no files nothing is known to have changed
+        assert (files.folder / "log.jsonl").exists()
+        files.dependencies.write_text(json.dumps({"common/no_such_file.py": "0123456789ab"}))
+        assert stale_files(files) == ["common/no_such_file.py"]
+        set_aside_if_stale(files)
+        aside = files.folder.with_name(f"stale-seed0-{number}")
+        assert (aside / "log.jsonl").read_text() == f"run {number}"
+        assert [path.name for path in files.folder.iterdir()] == [".lock"]
+        assert (
+            f"common/no_such_file.py changed since this run was trained; it is now {aside.name}"
+            in capsys.readouterr().err
+        )
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """The repository's code in another place, where it can be edited."""
+    for folder in ("common", "oblique_topology"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    return tmp_path
+
+
+def test_an_edited_formula_trains_again_and_an_edited_plot_does_not(copied):
+    """By the commands of a user, each in a process of its own."""
+
+    def train(*options):
+        few = [
+            "optim.steps=2",
+            "optim.warmup_steps=0",
+            "data.num_labelled=4",
+            "data.num_test=4",
+            "run.evaluate_every=0",
+        ]
+        command = [sys.executable, "oblique_topology/train.py", "--scale", "smoke", *options, *few]
+        return subprocess.run(command, cwd=copied, capture_output=True, text=True)
+
+    def edit(name):
+        file = copied / name
+        file.write_text(file.read_text() + "\n# edited\n")
+
+    done = train()
+    assert done.returncode == 0, done.stderr
+    (folder,) = copied.glob("outputs/runs/oblique_topology/*/seed0")
+    listed = json.loads((folder / "dependencies.json").read_text())
+    assert {"oblique_topology/train.py", "oblique_topology/oblique.py", "common/info_nce.py"} <= listed.keys()
+    evaluated_by = json.loads((folder / "evaluation.json").read_text())["evaluation_code"]
+    assert "common/evaluation/retrieval.py" in evaluated_by.keys() - listed.keys()
+
+    edit("common/report/figures.py")
+    edit("common/evaluation/retrieval.py")
+    assert "holds a run up to step 2: add --resume" in train().stderr
+    edit("common/info_nce.py")
+    refused = train("--resume")
+    assert f"--resume: common/info_nce.py changed since {folder} was trained" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    done = train()
+    assert done.returncode == 0, done.stderr
+    assert "common/info_nce.py changed since this run was trained; it is now stale-seed0-1" in done.stderr
+    assert (folder.with_name("stale-seed0-1") / "evaluation.json").is_file()
+    assert (folder / "evaluation.json").is_file()
