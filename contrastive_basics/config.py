@@ -27,7 +27,8 @@ class MethodConfig:
     logit_scale_min: float | None = setting(1.0, above=0.0)  # bounds of the multiplier, null = none; open_clip, FLAVA
     logit_scale_max: float | None = setting(100.0, above=0.0)
     logit_bias_init: float = -10.0  # sigmoid: added to all logits at the start
-    prompt_average: PromptAverage = "embeddings"  # zero-shot classes; late_interaction: scores
+    # zero-shot classes; late_interaction: scores
+    prompt_average: PromptAverage = setting("embeddings", decides="evaluation")
 
     def __post_init__(self) -> None:
         check_bounds(self)

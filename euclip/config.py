@@ -16,8 +16,10 @@ WITH_ENTAILMENT = ("euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_s
 class EvaluationData(DataConfig):
     """The data, and what the paper's averages are taken over."""
 
-    averages: Literal["present", "datacomp"] = "present"  # over the sets that are there, or DataComp's 38 and no fewer
-    winogavil: str = path_setting()  # not scenes: folder or hub name of its rows, "" = none; scenes bring their own
+    # over the sets that are there, or DataComp's 38 and no fewer
+    averages: Literal["present", "datacomp"] = setting("present", decides="evaluation")
+    # not scenes: folder or hub name of its rows, "" = none; scenes bring their own
+    winogavil: str = path_setting(decides="nothing")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +49,8 @@ class MethodConfig:
     embedding_scale_max: float | None = setting(None, above=0.0)  # of alpha, hyperbolic only; 1 = MERU's code
     logit_bias_init: float = -10.0  # sigmoid: added to all logits at the start
     scalar_gradient_factor: float = setting(1.0, above=0.0)  # of beta and c; 2 = the authors' accumulation in two parts
-    prompt_average: PromptAverage = "embeddings"  # the geometry's own mean of the prompts of a class
+    # the geometry's own mean of the prompts of a class
+    prompt_average: PromptAverage = setting("embeddings", decides="evaluation")
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -85,7 +85,7 @@ class MethodConfig(DistanceConfig):
     logit_scale_trainable: bool = True
     logit_scale_min: float | None = setting(2.0, above=0.0)  # ALBEF: temperatures from 0.001 to 0.5
     logit_scale_max: float | None = setting(1000.0, above=0.0)
-    prompt_average: PromptAverage = "embeddings"  # zero-shot classes
+    prompt_average: PromptAverage = setting("embeddings", decides="evaluation")  # zero-shot classes
 
     def __post_init__(self) -> None:
         super().__post_init__()

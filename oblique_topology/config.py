@@ -22,7 +22,8 @@ class MethodConfig:
     logit_scale_trainable: bool = True  # False: the paper's "gradient = False"
     logit_scale_min: float | None = setting(None, above=0.0)  # bounds of the multiplier, null = none
     logit_scale_max: float | None = setting(100.0, above=0.0)
-    prompt_average: PromptAverage = "scores"  # the paper averages distances over templates
+    # the paper averages distances over templates
+    prompt_average: PromptAverage = setting("scores", decides="evaluation")
 
     def __post_init__(self) -> None:
         check_bounds(self)

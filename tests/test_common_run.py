@@ -21,9 +21,11 @@ from accelerate import Accelerator
 from processes import take_terminal_signals
 
 from common.base.config import ConfigError, load_config, override, to_dict
+from common.base.fields import deciding, stated_by_weights
 from common.base.files import write_json
-from common.base.settings import DataConfig, OptimConfig
+from common.base.settings import DataConfig, OptimConfig, RunConfig
 from common.base.signals import Stopped, leave_signals_to_trainer, stop_signals
+from common.base.vision_settings import VisionEvaluationConfig
 from common.data.batches import TrainingView, training_batches
 from common.data.broken import BrokenSample, TooManyBroken
 from common.data.order import BatchPositions, SampleOrder
@@ -34,8 +36,6 @@ from common.reproduce.rows import is_current
 from common.run.checkpoint import last_checkpoint, save_checkpoint
 from common.run.evaluation_files import save_evaluations
 from common.run.folder import (
-    MAY_CHANGE,
-    MEASURES,
     RunFiles,
     check_same_run,
     checkpoint_to_resume,
@@ -48,12 +48,17 @@ from common.run.guards import NonFiniteLoss, check_finite, check_finite_gradient
 from common.run.journal import BrokenLog, StepClock
 from common.run.launch import interrupted_with_saved_step, run_or_explain, seed_step
 from common.run.log import RunLog, read_log
+from contrastive_basics.config import Config as BasicsConfig
 from contrastive_basics.vision.config import VisionConfig
+from euclip.config import Config as EuclipConfig
+from geomm.downstream.config import TaskConfig
+from geomm.vision.config import VisionConfig as GeommVisionConfig
 from oblique_topology.config import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 PAPER = "oblique_topology"
 TRAIN = ROOT / "oblique_topology" / "train.py"
+CONFIGS = [Config, BasicsConfig, VisionConfig, EuclipConfig, TaskConfig, GeommVisionConfig]
 
 
 class FakeTime:
@@ -504,12 +509,64 @@ def test_every_setting_that_may_change_in_a_resume_is_tried_below():
     of_euclip = {"data.winogavil", "data.averages"}  # tests/test_euclip_model.py
     initial = {"model.init", "model.image.init", "model.text.init"}  # tests/test_common_initial.py
     of_scenes = {"data.num_val", "data.num_test", "data.num_labelled", "data.gallery"}  # below
-    of_pictures = {"evaluation"}  # alone
+    of_pictures = {f"evaluation.{item.name}" for item in dataclasses.fields(VisionEvaluationConfig)}  # below
     of_text_stem = {f"model.text.stem.{name}" for name in ("weights", "cache_gb")}
     initial |= {"model.weights", *of_text_stem}  # tests/test_common_text_stem.py
     initial |= {"start.run", "start.discriminator_run"}  # tests/test_geomm_train.py
     untried = {"data.vocabulary", *of_euclip, *initial, *of_scenes, *of_pictures}  # the first above
-    assert {*MAY_CHANGE, *MEASURES} - tried == untried
+    kinds = {key: kind for config_class in CONFIGS for key, kind in deciding(config_class).items()}
+    may_change = {key for key, kind in kinds.items() if kind != "weights"}
+    of_run = {key for key in may_change if key.startswith("run.")}
+    assert may_change - of_run == untried | {key for key in tried if not key.startswith("run.")}
+    assert {f"run.{item.name}" for item in dataclasses.fields(RunConfig)} - of_run == {"run.seed"}
+
+
+# dotted keys of all papers' configs, as the cache key had them before settings stated it themselves
+NOTHING = [
+    "data.root", "data.train", "data.val", "data.test", "data.second_test", "data.mixture", "data.images",
+    "data.labelled", "data.winogavil", "model.init", "model.image.init", "model.text.init", "model.weights",
+    "start.run", "start.discriminator_run", "model.image.stem.weights", "model.image.stem.cache_gb",
+    "model.text.stem.weights", "model.text.stem.cache_gb", "data.vocabulary", "data.max_broken_share",
+    "data.num_val", "optim.micro_batch_size", "optim.loss_tile", "run",
+]  # fmt: skip
+EVALUATION = [
+    "data.num_test", "data.num_labelled", "data.gallery", "data.averages", "method.prompt_average", "evaluation",
+]  # fmt: skip
+FROM_WEIGHTS = [
+    "model.image.activation", "model.image.norm_eps", "model.image_kind", "model.image.stem.mean",
+    "model.image.stem.std", "model.text.activation", "model.text.norm_eps", "model.text.stem.layers",
+    "model.text.stem.width", "model.text.stem.heads", "model.text.stem.mlp_ratio",
+]  # fmt: skip
+
+
+def of_a_list(key):
+    names = {key, key.partition(".")[0]}
+    if names & {*NOTHING} and key != "run.seed":
+        return "nothing"
+    return "evaluation" if names & {*EVALUATION} else "weights"
+
+
+def test_settings_decide_what_the_lists_of_the_cache_key_had():
+    for config_class in CONFIGS:
+        kinds = deciding(config_class)
+        assert kinds == {key: of_a_list(key) for key in kinds}
+        assert stated_by_weights(config_class) == kinds.keys() & {*FROM_WEIGHTS}
+    known = {key for config_class in CONFIGS for key in deciding(config_class)}
+    assert {*NOTHING, *EVALUATION, *FROM_WEIGHTS} - known == {"run", "evaluation"}
+
+
+@pytest.mark.parametrize(("forgotten", "same"), [("run.colour", True), ("optim.colour", False)])
+def test_a_setting_that_the_code_has_forgotten_counts_as_its_section_does(tmp_path, forgotten, same):
+    files = run_files(TRAIN, "a", "smoke", Config(), "data", tmp_path)
+    section, name = forgotten.split(".")
+    saved = to_dict(Config())
+    saved[section][name] = 1
+    save(files, 7, saved)
+    if same:
+        assert checkpoint_to_resume(files, True, Config(), "data").state["step"] == 7
+    else:
+        with pytest.raises(ConfigError, match=r"optim\.colour 1 -> None"):
+            checkpoint_to_resume(files, True, Config(), "data")
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -3,10 +3,10 @@
 import dataclasses
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from common.base.arguments import some
-from common.base.fields import columns_setting, path_setting, setting
+from common.base.fields import Decides, columns_setting, path_setting, setting
 
 # how the prompts of a class are combined, see common/evaluation/zero_shot.py
 PromptAverage = Literal["scores", "embeddings", "normalized_mean", "plain_mean", "tangent_mean"]
@@ -83,28 +83,31 @@ class DataConfig:
 
     # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
     source: Source = "scenes"
-    root: str = path_setting()  # folder that the names below start from
+    root: str = path_setting(decides="nothing")  # folder that the names below start from
     # scenes: "" = train, or train_crowded and train_referring, which stand for COCO and RefCOCO+ (without boxes);
     # shards: braces and globs, e.g. "{00000..01287}.tar", "" = "*train*.tar"; karpathy, tsv: a file; hugging_face: a
     # folder, files, or a name on the hub. karpathy and hugging_face: "#split" may follow, else the role's own split
-    train: str = path_setting()
+    train: str = path_setting(decides="nothing")
     # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
-    val: str = path_setting()
-    test: str = path_setting()  # likewise; ranked at the end
-    second_test: str = path_setting()  # a second test set, "" = none
+    val: str = path_setting(decides="nothing")
+    test: str = path_setting(decides="nothing")  # likewise; ranked at the end
+    second_test: str = path_setting(decides="nothing")  # a second test set, "" = none
     # several training sets instead of data.train, e.g. [{train: a.tsv, weight: 3}, {source: shards, root: /data/b}]
-    mixture: tuple[MixedSet, ...] = ()
-    images: str = path_setting()  # folder of the pictures, "" = looked for beside the file
+    mixture: tuple[MixedSet, ...] = setting((), decides="nothing")
+    images: str = path_setting(decides="nothing")  # folder of the pictures, "" = looked for beside the file
     image_column: str = ""  # of the picture or its path, "" = by the usual names
     caption_column: str = columns_setting()  # likewise; several are separated by commas: "caption_0,caption_1"
     stream_buffer: int = setting(0, at_least=0)  # rows in which a training stream is shuffled, 0 = none
-    labelled: str = path_setting()  # folder of labelled sets for zero-shot classification, one folder each, "" = none
+    # folder of labelled sets for zero-shot classification, one folder each, "" = none
+    labelled: str = path_setting(decides="nothing")
     num_train: int = setting(50_000, at_least=1)  # pictures in one epoch
     # pictures that are ranked, and classified, during training; of files evenly spaced ones. null = all; of scenes 500
-    num_val: int | None = setting(None, at_least=1)
-    num_test: int = setting(1_000, at_least=1)  # pictures of each retrieval test set
-    gallery: int | None = setting(None, at_least=2)  # test pictures ranked together, null = all num_test
-    num_labelled: int = setting(1_000, at_least=1)  # pictures of each zero-shot classification set
+    num_val: int | None = setting(None, at_least=1, decides="nothing")
+    num_test: int = setting(1_000, at_least=1, decides="evaluation")  # pictures of each retrieval test set
+    # test pictures ranked together, null = all num_test
+    gallery: int | None = setting(None, at_least=2, decides="evaluation")
+    # pictures of each zero-shot classification set
+    num_labelled: int = setting(1_000, at_least=1, decides="evaluation")
     caption_noise: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of shuffled training pairs
     ambiguity: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of training captions made ambiguous
     num_captions: int = setting(5, at_least=1, at_most=5)  # of a picture; the fifth ("some things") fits many pictures
@@ -115,11 +118,12 @@ class DataConfig:
     augmentation: Literal["none", "albef", "tcl"] = "none"
     tokenizer: Literal["words", "clip_bpe", "bert_wordpiece"] = "words"  # words: the training captions' own
     # clip_bpe, bert_wordpiece: file, folder or hub name; "" = open_clip's file, bert-base-uncased
-    vocabulary: str = path_setting()
+    vocabulary: str = path_setting(decides="nothing")
     context_length: int = setting(32, at_least=3)  # tokens, class and end token included
     min_word_count: int = setting(2, at_least=1)  # words: rarer ones of the training captions are unknown
     max_words: int | None = setting(None, at_least=4)  # words: size of the vocabulary, null = no bound
-    max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0)  # stop above this share of broken samples
+    # stop above this share of broken samples
+    max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0, decides="nothing")
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -176,9 +180,12 @@ class TowerConfig:
     layers: int = setting(2, at_least=1)
     heads: int = setting(4, at_least=1)
     mlp_ratio: float = setting(4.0, above=0.0)
-    activation: Literal["gelu", "quick_gelu"] | None = None  # of the MLPs; null = the initial weights', else gelu
-    norm_eps: float | None = setting(None, above=0.0)  # of every LayerNorm; null = the initial weights', else 1e-5
-    init: str = path_setting()  # weights to start from: file, folder, run or hub name; "" = model.init
+    # of the MLPs; null = the initial weights', else gelu
+    activation: Literal["gelu", "quick_gelu"] | None = setting(None, from_weights=True)
+    # of every LayerNorm; null = the initial weights', else 1e-5
+    norm_eps: float | None = setting(None, above=0.0, from_weights=True)
+    # weights to start from: file, folder, run or hub name; "" = model.init
+    init: str = path_setting(decides="nothing")
     lock: Literal["all"] | int | None = setting(None, at_least=0)  # gets no gradient; 0 = the embeddings alone
 
 
@@ -188,14 +195,16 @@ class StemConfig:
 
     name: str = ""  # as timm has it, e.g. tf_efficientnet_lite0; "" = none, pixels are cut into patches
     # file or folder in timm's layout; "" = timm's own, from the hub; not read with an init
-    weights: str = path_setting()
+    weights: str = path_setting(decides="nothing")
     trainable: bool = False  # false: held still, and its features computed once and kept on disk
-    mean: tuple[float, float, float] | None = None  # of its training's pixels; null = as config.json or timm has it
-    std: tuple[float, float, float] | None = None
+    # of its training's pixels; null = as config.json or timm has it
+    mean: tuple[float, float, float] | None = setting(None, from_weights=True)
+    std: tuple[float, float, float] | None = setting(None, from_weights=True)
     dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of its channels a training picture loses
     # kept of a training picture: the evaluation view; that and its mirror image; so many crops by data.crop_scale
     views: Literal["centre", "mirror"] | int = setting("centre", at_least=1)
-    cache_gb: float = setting(20.0, at_least=0.0)  # largest file set of one data set; 0 = computed anew in every step
+    # largest file set of one data set; 0 = computed anew in every step
+    cache_gb: float = setting(20.0, at_least=0.0, decides="nothing")
 
 
 @dataclass(frozen=True)
@@ -216,14 +225,17 @@ class ImageTowerConfig(TowerConfig):
 class TextStemConfig:
     """A pre-trained BERT whose tokens stand in for the word embeddings (common/encoders/text_stem.py)."""
 
-    weights: str = path_setting()  # folder or hub name; "" = none, words are embedded from scratch
-    layers: int | None = setting(None, at_least=0)  # lowest ones taken; 0 = the embeddings alone, null = all
+    # folder or hub name; "" = none, words are embedded from scratch
+    weights: str = path_setting(decides="nothing")
+    # lowest ones taken; 0 = the embeddings alone, null = all
+    layers: int | None = setting(None, at_least=0, from_weights=True)
     # null = the weights'; written down so that a checkpoint can do without them
-    width: int | None = setting(None, at_least=1)
-    heads: int | None = setting(None, at_least=1)
-    mlp_ratio: float | None = setting(None, above=0.0)
+    width: int | None = setting(None, at_least=1, from_weights=True)
+    heads: int | None = setting(None, at_least=1, from_weights=True)
+    mlp_ratio: float | None = setting(None, above=0.0, from_weights=True)
     trainable: bool = False  # false: held still, and its tokens computed once and kept on disk
-    cache_gb: float = setting(20.0, at_least=0.0)  # largest file of one network; 0 = computed anew in every step
+    # largest file of one network; 0 = computed anew in every step
+    cache_gb: float = setting(20.0, at_least=0.0, decides="nothing")
 
 
 @dataclass(frozen=True)
@@ -245,9 +257,9 @@ class StartConfig:
 
     row: str = ""  # stem of its file in configs/; "" = none. It is trained first where it is missing
     part: Literal["towers", "all"] = "all"  # towers: with their projections and the temperature
-    run: str = path_setting()  # its folder, filled in by whoever finds or trains it
+    run: str = path_setting(decides="nothing")  # its folder, filled in by whoever finds or trains it
     discriminator: str = ""  # stem of another row whose matching head judges pairs (MAFA); likewise
-    discriminator_run: str = path_setting()  # its folder, likewise
+    discriminator_run: str = path_setting(decides="nothing")  # its folder, likewise
     # a BERT: lower layers for the text tower, upper ones for a fusion transformer, if there is one
     bert: str = path_setting()
 
@@ -256,14 +268,15 @@ class StartConfig:
 class ModelConfig:
     """Sizes of both towers and of the embedding, and the weights that both start from."""
 
-    weights: str = path_setting()  # folder in which weights and vocabularies lie under their names; "" = the hub's
+    # folder in which weights and vocabularies lie under their names; "" = the hub's
+    weights: str = path_setting(decides="nothing")
     # weights to start from: file, folder, run or hub name of a model with both towers; "" = random
-    init: str = path_setting()
+    init: str = path_setting(decides="nothing")
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
     text: TextTowerConfig = field(default_factory=TextTowerConfig)
     patch_size: int = setting(8, at_least=1)  # pixels
     # timm: patches with a bias and no LayerNorm before the blocks (ViT, DeiT); null = the initial weights', else clip
-    image_kind: Literal["clip", "timm"] | None = None
+    image_kind: Literal["clip", "timm"] | None = setting(None, from_weights=True)
     embedding_dim: int = setting(128, at_least=1)  # numbers per picture or caption
     final_layer_norm: bool = True  # False: the last LayerNorm of both towers becomes the identity
     patch_dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of patches a training picture loses
@@ -390,8 +403,10 @@ class OptimConfig:
 
     steps: int = setting(250, at_least=1)  # optimiser updates
     global_batch_size: int = setting(256, at_least=2)  # pairs per update over all processes; all are negatives
-    micro_batch_size: int | None = setting(None, at_least=1)  # pairs per pass and process, same loss; null = the share
-    loss_tile: int = setting(0, at_least=0)  # the same loss in tiles of so many rows and columns; 0 = B x B at once
+    # pairs per pass and process, same loss; null = the share
+    micro_batch_size: int | None = setting(None, at_least=1, decides="nothing")
+    # the same loss in tiles of so many rows and columns; 0 = B x B at once
+    loss_tile: int = setting(0, at_least=0, decides="nothing")
     loss_bf16_product: bool = False  # with loss_tile, on CUDA: tiles of an inner product by factors in bfloat16
     learning_rate: float = setting(1.0e-3, above=0.0)  # peak
     final_learning_rate: float = setting(0.0, at_least=0.0)
@@ -443,7 +458,8 @@ class SgdConfig:
 class RunConfig:
     """Seed, hardware and how often something is written. All but the seed may change when a run is resumed."""
 
-    seed: int = setting(0, at_least=0)
+    decides: ClassVar[Decides] = "nothing"
+    seed: int = setting(0, at_least=0, decides="weights")
     num_workers: int = setting(0, at_least=0)  # loader processes per training process
     data_timeout: float = setting(600.0, above=0.0)  # seconds that a step may wait for its loader processes
     lock: bool = True  # one process at a time trains in a run's folder; false where the disk knows no locks

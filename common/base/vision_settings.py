@@ -1,9 +1,9 @@
 """Sections of a config of learning from pictures alone: data, backbone, evaluation."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from common.base.fields import path_setting, setting
+from common.base.fields import Decides, path_setting, setting
 
 
 @dataclass(frozen=True)
@@ -12,16 +12,18 @@ class VisionDataConfig:
 
     # the embedded world; folders of pictures, one per class; torchvision's CIFAR-10
     source: Literal["scenes", "folders", "cifar10"] = "scenes"
-    root: str = path_setting()  # folders: holds the two folders below; cifar10: holds cifar-10-batches-py
-    train: str = path_setting("train")  # folders: CLASS/*.jpg below it
-    test: str = path_setting("test")  # folders: the same classes
+    # folders: holds the two folders below; cifar10: holds cifar-10-batches-py
+    root: str = path_setting(decides="nothing")
+    train: str = path_setting("train", decides="nothing")  # folders: CLASS/*.jpg below it
+    test: str = path_setting("test", decides="nothing")  # folders: the same classes
     task: str = "vtab/shape"  # scenes: which classes
     num_train: int = setting(20_000, at_least=2)  # scenes
-    num_test: int = setting(2_000, at_least=2)  # scenes
+    num_test: int = setting(2_000, at_least=2, decides="evaluation")  # scenes
     image_size: int = setting(32, at_least=8)  # pixels
     views: Literal["imagenet", "cifar10"] = "cifar10"  # which of a method's two published augmentations
     smallest_crop: float | None = setting(None, above=0.0, at_most=1.0)  # share of the area, null = as published
-    max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0)  # stop above this share of broken samples
+    # stop above this share of broken samples
+    max_broken_share: float = setting(0.01, at_least=0.0, at_most=1.0, decides="nothing")
 
     def __post_init__(self) -> None:
         if self.source != "scenes" and not self.root:
@@ -42,6 +44,7 @@ class VisionModelConfig:
 class VisionEvaluationConfig:
     """What is measured on frozen features of the backbone."""
 
+    decides: ClassVar[Decides] = "evaluation"
     neighbours: int = setting(200, at_least=1)  # k of the weighted vote
     knn_temperature: float = setting(0.1, above=0.0)
     probe_epochs: int = setting(100, at_least=5)  # of the linear probe

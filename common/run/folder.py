@@ -16,6 +16,7 @@ import yaml
 from common.base.arguments import some
 from common.base.config import ConfigError, to_dict
 from common.base.dependencies import changed_files, loaded_files
+from common.base.fields import Decides, deciding, stated_by_weights
 from common.base.files import NoLocks, locked, read_json, utf8, write_json
 from common.base.provenance import ROOT, computes_bfloat16, git_revision, hardware, hash_of, versions
 from common.base.settings import DataConfig, RunConfig
@@ -23,60 +24,6 @@ from common.data.text import build_tokenizer
 from common.distributed import gather_objects, is_main_process
 from common.run.checkpoint import Checkpoint, CheckpointError, last_checkpoint, saved_step, set_aside_later
 from common.run.sources import initial_fingerprints
-
-# What decides no weight: a run may go on with other values, and its key leaves them out. Data are known by fingerprints
-# instead (of names, captions and some of the pictures), and evaluated again where those of the tests have changed.
-MAY_CHANGE = (
-    "data.root",
-    "data.train",
-    "data.val",
-    "data.test",
-    "data.second_test",
-    "data.mixture",
-    "data.images",
-    "data.labelled",
-    "data.winogavil",
-    "model.init",  # and the next two: the key and a checkpoint hold fingerprints of the weights
-    "model.image.init",
-    "model.text.init",
-    "model.weights",
-    "start.run",
-    "start.discriminator_run",
-    "model.image.stem.weights",
-    "model.image.stem.cache_gb",
-    "model.text.stem.weights",
-    "model.text.stem.cache_gb",
-    "data.vocabulary",  # the key holds what it says, and a checkpoint brings its tokenizer
-    "data.max_broken_share",
-    "data.num_val",
-    "optim.micro_batch_size",
-    "optim.loss_tile",
-)  # and all of `run` but the seed, and of what follows
-
-# What weights tell where it is null, and a checkpoint holds as they have told it; they are known by fingerprints.
-OF_WEIGHTS = (
-    "model.image.activation",
-    "model.image.norm_eps",
-    "model.image_kind",
-    "model.image.stem.mean",
-    "model.image.stem.std",
-    "model.text.activation",
-    "model.text.norm_eps",
-    "model.text.stem.layers",
-    "model.text.stem.width",
-    "model.text.stem.heads",
-    "model.text.stem.mlp_ratio",
-)
-
-# What measures alone: a run that was evaluated with other values is evaluated again.
-MEASURES = (
-    "data.num_test",
-    "data.num_labelled",
-    "data.gallery",
-    "data.averages",
-    "method.prompt_average",
-    "evaluation",
-)  # the last is a section
 
 LOCK = ".lock"  # file in a run's folder
 PRECISIONS = ("no", "bf16")  # float16 would want its loss scaled
@@ -130,7 +77,7 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     Raises:
         ValueError: if data.vocabulary, or weights to start from, cannot be read.
     """
-    data, content = config.data, _what_decides(to_dict(config))
+    data, content = config.data, _that_decide("weights", config)
     # in the key though a run may go on with another one: a launch may say it, and the results are two
     content["precision"] = precision_of(config.run)
     content["initial_weights"] = initial_fingerprints(config)
@@ -183,8 +130,7 @@ def run_files(
 
 
 def _identity(row: str, scale: str, config: Any) -> dict[str, Any]:
-    flat = _flat(to_dict(config))
-    evaluated = {name: value for name, value in flat.items() if _is_of(name, MEASURES)}
+    evaluated = _that_decide("evaluation", config)
     return {"row": row, "scale": scale, "seed": config.run.seed, "evaluated_with": evaluated}
 
 
@@ -295,13 +241,13 @@ def check_same_run(found: Checkpoint, files: RunFiles, config: Any, data_fingerp
     Raises:
         ConfigError: if it was trained with another config, on other data, or by other code.
     """
-    now = _what_decides(to_dict(config))
+    now = _that_decide("weights", config)
     # what the code has learnt since is taken to have had its default
-    before = _what_decides(to_dict(type(config)())) | _what_decides(found.state["config"])
+    before = _that_decide("weights", type(config)(), found.state["config"])
     changed = [
         f"{key} {before.get(key)} -> {now.get(key)}"
         for key in {**before, **now}
-        if before.get(key) != now.get(key) and not (key in OF_WEIGHTS and now.get(key) is None)
+        if before.get(key) != now.get(key) and not (key in stated_by_weights(type(config)) and now.get(key) is None)
     ]
     if changed:
         said = f"{files.folder} holds a run of another config: {'; '.join(changed[:5])}"
@@ -315,15 +261,15 @@ def check_same_run(found: Checkpoint, files: RunFiles, config: Any, data_fingerp
         raise ConfigError(f"{files.folder} holds a run that other code has trained (key {found.state['run_key']})")
 
 
-def _what_decides(content: dict[str, Any]) -> dict[str, Any]:
-    """Dotted key -> value of the settings that decide a run's weights."""
-    others = (*MAY_CHANGE, *MEASURES, "run")
-    return {name: value for name, value in _flat(content).items() if name == "run.seed" or not _is_of(name, others)}
+def _that_decide(kind: Decides, config: Any, saved: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Dotted key -> value of a config's settings that decide this; `saved` values win, forgotten settings included."""
+    kinds = deciding(type(config))
 
+    def kind_of(key: str) -> Decides:
+        return kinds.get(key) or getattr(getattr(config, key.partition(".")[0], None), "decides", "weights")
 
-def _is_of(name: str, names: tuple[str, ...]) -> bool:
-    """Whether a dotted key is one of these, or lies in a section among them."""
-    return name in names or name.partition(".")[0] in names
+    flat = _flat(to_dict(config)) | _flat(saved or {})
+    return {key: value for key, value in flat.items() if kind_of(key) == kind}
 
 
 def _flat(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:

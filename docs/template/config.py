@@ -16,7 +16,7 @@ class MethodConfig:
     logit_scale_trainable: bool = True
     logit_scale_min: float | None = setting(None, above=0.0)  # bounds of the multiplier, null = none
     logit_scale_max: float | None = setting(100.0, above=0.0)
-    prompt_average: PromptAverage = "embeddings"  # of a class, by the geometry's mean
+    prompt_average: PromptAverage = setting("embeddings", decides="evaluation")  # of a class, by the geometry's mean
 
     def __post_init__(self) -> None:
         check_bounds(self)
