@@ -77,7 +77,7 @@ def run_key(paper: str, config: Any, data_fingerprint: str) -> str:
     Raises:
         ValueError: if data.vocabulary, or weights to start from, cannot be read.
     """
-    data, content = config.data, _that_decide("weights", config)
+    data, content = config.data, _settings_deciding("weights", config)
     # in the key though a run may go on with another one: a launch may say it, and the results are two
     content["precision"] = precision_of(config.run)
     content["initial_weights"] = initial_fingerprints(config)
@@ -130,7 +130,7 @@ def run_files(
 
 
 def _identity(row: str, scale: str, config: Any) -> dict[str, Any]:
-    evaluated = _that_decide("evaluation", config)
+    evaluated = _settings_deciding("evaluation", config)
     return {"row": row, "scale": scale, "seed": config.run.seed, "evaluated_with": evaluated}
 
 
@@ -239,11 +239,11 @@ def check_same_run(found: Checkpoint, files: RunFiles, config: Any, data_fingerp
     """Whether a checkpoint is of the run in whose folder it lies; arguments as in `checkpoint_to_resume`.
 
     Raises:
-        ConfigError: if it was trained with another config, on other data, or by other code.
+        ConfigError: if it was trained with another config or on other data.
     """
-    now = _that_decide("weights", config)
+    now = _settings_deciding("weights", config)
     # what the code has learnt since is taken to have had its default
-    before = _that_decide("weights", type(config)(), found.state["config"])
+    before = _settings_deciding("weights", type(config)(), found.state["config"])
     changed = [
         f"{key} {before.get(key)} -> {now.get(key)}"
         for key in {**before, **now}
@@ -258,10 +258,10 @@ def check_same_run(found: Checkpoint, files: RunFiles, config: Any, data_fingerp
         raise ConfigError(f"{files.folder} holds a run on other training data than data.train and data.root name now")
     key = files.identity.get("key")
     if None not in (key, found.state.get("run_key")) and found.state["run_key"] != key:
-        raise ConfigError(f"{files.folder} holds a run that other code has trained (key {found.state['run_key']})")
+        raise ConfigError(f"{files.folder} holds a run with another key, {found.state['run_key']}")
 
 
-def _that_decide(kind: Decides, config: Any, saved: dict[str, Any] | None = None) -> dict[str, Any]:
+def _settings_deciding(kind: Decides, config: Any, saved: dict[str, Any] | None = None) -> dict[str, Any]:
     """Dotted key -> value of a config's settings that decide this; `saved` values win, forgotten settings included."""
     kinds = deciding(type(config))
 
