@@ -166,7 +166,7 @@ class Journal:
         hidden = not accelerator.is_main_process
         self.progress = tqdm(total=steps, initial=self.first_step, desc=label, unit="step", disable=hidden)
         if lost := training.lost_at_open():
-            self._tell(f"samples that cannot be used: {len(lost)}, named in {files.log.name}; the first: {lost[0]}")
+            self._print(f"samples that cannot be used: {len(lost)}, named in {files.log.name}; the first: {lost[0]}")
 
     def steps(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """(updates made before, batch) of every step that is left."""

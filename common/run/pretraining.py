@@ -10,7 +10,6 @@ from torch import nn
 from common.base.config import ConfigError
 from common.data.order import seed_of
 from common.data.transforms import normalize
-from common.evaluation.embed import Encoder
 from common.methods.self_supervised import Method
 from common.momentum import ema_momentum_at
 from common.run.folder import RunFiles
@@ -50,7 +49,9 @@ def train_on_pictures(
         build_optimizer=lambda model, optim: build_sgd(model, optim, model.predictor_parameters()),
         set_rates=set_sgd_rates,
         prepare=_prepare,
-        build_encoder=_build_encoder,
+        build_encoder=lambda model, config, training, device: backbone_features(
+            model, config, training.transform, device
+        ),
         validate=_validate,
         num_steps=lambda config: 0 if config.method.name == "random_weights" else config.optim.steps,
     )
@@ -81,10 +82,6 @@ def train_on_pictures(
             model.insert(keys)  # after the backward pass, which reads a queue in place
         sets = (training_set, training.test_set)
         evaluate_and_save(paper, config, model, run.encoder, sets, files, run.num_steps, run.state, run.provenance)
-
-
-def _build_encoder(run: Run) -> Encoder:
-    return backbone_features(run.bare_model, run.config, run.training.transform, run.accelerator.device)
 
 
 def _validate(run: Run) -> tuple[dict[str, dict[str, float]], dict[str, str]]:

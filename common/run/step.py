@@ -100,7 +100,7 @@ class Step:
         self._contrast = _Contrast(loss, chance)
         if self.run.journal.diagnoses_at(self.number + 1):  # before the gradient is clipped
             model, batch = self.run.bare_model, self.batch
-            scalars, logit_scale = model.scalars(), float(model.logit_scale())
+            scalars, logit_scale = model.scalars(), model.logit_scale().item()
             embeddings = image_embeddings, text_embeddings
             self._diagnosis = diagnose(
                 model.geometry, scalars, *embeddings, logit_scale, batch.token_ids, batch.image_index
@@ -115,7 +115,7 @@ class Step:
         run, model = self.run, self.run.bare_model
         norms, gradient_norm = clip_gradient(run.accelerator, run.model, run.config.optim)
         self._read(gradient_norm, _scalars(model))
-        check_finite(self.number, model, self.values)
+        check_finite(step=self.number, model=model, **self.values)
         check_finite_gradient(self.values["gradient_norm"], self.number, norms)
         if self._contrast is not None:
             ratio = self.values[self._contrast.name] / self._contrast.chance

@@ -36,7 +36,7 @@ from common.run.ending import agreed, ending
 from common.run.evaluation import TrainedModels, evaluate_and_save
 from common.run.folder import RunFiles, checkpoint_to_resume, provenance_of, save_dependencies
 from common.run.initial import InitialWeights, start_text
-from common.run.inputs import Training, batches_from, kept_stems, open_training_data
+from common.run.inputs import Training, TrainingData, batches_from, kept_stems, open_training_data
 from common.run.journal import Journal
 from common.run.launch import end_run, prepare, seed_step
 from common.run.schedule import build_optimizer, set_rate
@@ -111,7 +111,7 @@ class Run:
     @cached_property
     def encoder(self) -> Encoder:
         """The unwrapped model with its preprocessing, for evaluations."""
-        return self.setup.build_encoder(self)
+        return self.setup.build_encoder(self.bare_model, self.config, self.training, self.accelerator.device)
 
     def evaluate(self, models: TrainedModels) -> None:
         """Evaluates the trained model and writes evaluation.json and hits.json. Call on every process."""
@@ -138,16 +138,16 @@ class Run:
         save_checkpoint(self.files.checkpoints, done, self.model, optimizer, state, keep)
 
 
-def build_encoder(run: Run) -> Encoder:
-    """Of a model of pictures and captions."""
-    settings, training = run.config.run, run.training
+def encoder_of(model: nn.Module, config: Any, training: TrainingData, device: torch.device) -> Encoder:
+    """The unwrapped model with its preprocessing, for evaluations."""
+    settings = config.run
     return Encoder(
-        run.bare_model,
+        model,
         training.transform,
         training.tokenizer,
-        run.config.data.context_length,
+        config.data.context_length,
         settings.evaluation_batch_size,
-        run.accelerator.device,
+        device,
         settings.num_workers,
         training.cache,
         settings.ranking_gb,
@@ -177,7 +177,7 @@ class Setup:
     build_optimizer: (model, config.optim) -> optimiser.
     set_rates: (optimizer, step, config.optim) -> learning rate of the step, for the log.
     prepare: (accelerator, model, optimizer) -> both as Accelerate wraps them.
-    build_encoder: (run) -> the unwrapped model with its preprocessing, for evaluations.
+    build_encoder: (model, config, training, device) -> the model with its preprocessing, for evaluations.
     validate: (run) -> as `validate_pairs`; every run.evaluate_every steps.
     num_steps: (config) -> updates of a run.
     """
@@ -188,7 +188,7 @@ class Setup:
     build_optimizer: Callable[[nn.Module, Any], torch.optim.Optimizer] = build_optimizer
     set_rates: Callable[[torch.optim.Optimizer, int, Any], float] = set_rate
     prepare: Callable[..., tuple[Any, Any]] = prepare
-    build_encoder: Callable[[Run], Encoder] = build_encoder
+    build_encoder: Callable[..., Encoder] = encoder_of
     validate: Callable[[Run], tuple[dict[str, Mapping[str, float]], dict[str, str]]] = validate_pairs
     num_steps: Callable[[Any], int] = lambda config: config.optim.steps
 
