@@ -557,7 +557,7 @@ def test_settings_decide_what_the_lists_of_the_cache_key_had():
 
 @pytest.mark.parametrize(("forgotten", "same"), [("run.colour", True), ("optim.colour", False)])
 def test_a_setting_that_the_code_has_forgotten_counts_as_its_section_does(tmp_path, forgotten, same):
-    files = run_files(TRAIN, "a", "smoke", Config(), "data", tmp_path)
+    files = run_files(PAPER, "a", "smoke", Config(), "data", tmp_path)
     section, name = forgotten.split(".")
     saved = to_dict(Config())
     saved[section][name] = 1
