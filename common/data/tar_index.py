@@ -25,10 +25,8 @@ COLUMNS = ("image", "json", "txt", "cls", "npy")  # members of a sample; the ind
 MAX_MEMBER_BYTES = 1 << 28  # larger pictures and arrays are refused before they are read
 MAX_TEXT_BYTES = 1 << 24  # likewise json, txt and cls; parsed, brackets take twenty times as much memory
 
-_CACHE_VERSION = 4
+_CACHE_VERSION = 5
 _BLOCK = 512  # bytes; a tar is a row of these
-_MAGIC, _MAGIC_AT = b"ustar", 257  # in every header that a program of this century writes
-_WINDOW = 1 << 20  # bytes read at a time where a header is looked for
 _MAX_ZEROS = 1 << 20  # bytes at the end; tar programs write 11 KB at most, unless they are told to
 _NO_BODY = {
     tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE
@@ -61,19 +59,19 @@ class ShardIndex:
     file_size: int
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """A place where a shard is damaged, and the name of the member that is spoilt by it, where that is known."""
+class _Damage(Exception):
+    """Where a shard cannot be read on, and the name of the member that is spoilt by it, where that is known."""
 
-    reason: str
-    name: str = ""
+    def __init__(self, reason: str, name: str = "") -> None:
+        super().__init__(reason)
+        self.name = name
 
 
 def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     """Read the headers, and the caption bytes, of one shard.
 
-    A damaged shard gives its complete samples; the damage, and members without a partner, are listed as broken. Behind
-    a header that cannot be read the next one is looked for; the bytes between are named.
+    A damaged shard gives the complete samples before the damage; the byte where it begins and the number of these
+    samples are listed as broken, as are members without a partner. What lies behind the damage is not read.
 
     Args:
         path: an uncompressed tar.
@@ -81,7 +79,7 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     Raises:
         ValueError: if the file is empty, compressed or not a tar.
     """
-    # `lost` keys: a sample with a damaged member does not come back when more of its members follow
+    # `lost` keys: a sample with an unusable member does not come back when more of its members follow
     samples: dict[str, dict[str, tuple[int, int]]] = {}
     image_ids: dict[str, int] = {}
     others: dict[str, list[str]] = {}  # key -> its members that are neither picture nor caption
@@ -89,44 +87,40 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         file_size = os.fstat(file.fileno()).st_size
-        last_key, lost = "", set()
-        for member in _members(file, file_size, path):
-            if isinstance(member, _Fault):
-                key = _split_name(member.name)[0]
-                if not member.name and last_key not in lost:
-                    # an unreadable header does not tell whose it was: the sample before it, if that is incomplete
-                    incomplete = last_key and not _has_pair(samples[last_key], allow_missing_captions)
-                    key = last_key if incomplete else ""
-                samples.pop(key, None)
-                lost.add(key)
-                broken.append(BrokenSample(path, key, member.reason))
-                continue
-            name, offset, size, unusable = member
-            key, extension = _split_name(name)
-            if not key or key in lost:
-                continue
-            column = "image" if extension in IMAGE_EXTENSIONS else extension
-            if column not in COLUMNS:
-                others.setdefault(key, []).append(name)
-                continue
-            if unusable:
-                samples.pop(key, None)
-                lost.add(key)
-                broken.append(BrokenSample(path, key, unusable))
-                continue
-            last_key = key
-            sample = samples.setdefault(key, {})
-            if column in sample:
-                broken.append(BrokenSample(path, key, f"second {column} member: {name} is ignored"))
-                continue
-            sample[column] = (offset, size)
-            digest.update(f"{key}\0{extension}\0{size}\0".encode("utf-8", "surrogateescape"))
-            if column != "image" and size <= max_bytes(column):
-                file.seek(offset)
-                content = file.read(size)
-                digest.update(content)
-                if column == "json":
-                    image_ids[key] = _hash_of_image_id(content)
+        last_key, lost, damage = "", set(), None
+        try:
+            for name, offset, size, unusable in _members(file, file_size, path):
+                key, extension = _split_name(name)
+                if not key or key in lost:
+                    continue
+                column = "image" if extension in IMAGE_EXTENSIONS else extension
+                if column not in COLUMNS:
+                    others.setdefault(key, []).append(name)
+                    continue
+                if unusable:
+                    samples.pop(key, None)
+                    lost.add(key)
+                    broken.append(BrokenSample(path, key, unusable))
+                    continue
+                last_key = key
+                sample = samples.setdefault(key, {})
+                if column in sample:
+                    broken.append(BrokenSample(path, key, f"second {column} member: {name} is ignored"))
+                    continue
+                sample[column] = (offset, size)
+                digest.update(f"{key}\0{extension}\0{size}\0".encode("utf-8", "surrogateescape"))
+                if column != "image" and size <= max_bytes(column):
+                    file.seek(offset)
+                    content = file.read(size)
+                    digest.update(content)
+                    if column == "json":
+                        image_ids[key] = _hash_of_image_id(content)
+        except _Damage as error:
+            damage, spoilt = error, _split_name(error.name)[0]
+            # an unreadable header does not tell whose it was: the sample before it, if that is incomplete
+            if not spoilt and last_key not in lost and not _has_pair(samples.get(last_key, {}), allow_missing_captions):
+                spoilt = last_key
+            samples.pop(spoilt, None)
     for key in [key for key, sample in samples.items() if not _has_pair(sample, allow_missing_captions)]:
         sample = samples.pop(key)
         if "image" in sample:
@@ -136,6 +130,8 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
         if key in others:
             reason += f" (and {', '.join(others[key][:3])})"
         broken.append(BrokenSample(path, key, reason))
+    if damage is not None:
+        broken.append(BrokenSample(path, spoilt, f"{damage}; samples read before it: {len(samples)}"))
     broken += [
         BrokenSample(path, key, f"no picture: unknown members {', '.join(names[:3])}")
         for key, names in others.items()
@@ -186,65 +182,68 @@ def _split_name(name: str) -> tuple[str, str]:
     return (f"{folder}/{stem}" if folder else stem), extension.lower()
 
 
-def _members(file: BinaryIO, file_size: int, path: Path) -> Iterator[tuple[str, int, int, str] | _Fault]:
-    """(name, offset, size, "" or why its bytes are not its content) of each file, and the damage, in their order.
+def _members(file: BinaryIO, file_size: int, path: Path) -> Iterator[tuple[str, int, int, str]]:
+    """(name, offset, size, "" or why its bytes are not its content) of each file.
 
     `tarfile`'s own iterator is silent about a cut, and about anything behind a block of zeros.
+
+    Raises:
+        ValueError: if the file is no tar.
+        _Damage: where a header cannot be read, or the file ends too early.
     """
     if file_size == 0:
         raise ValueError(f"{path} is empty; accepted: an uncompressed tar")
     position, override = 0, {}
-    last_name, last_start = "", 0  # of the member before, and where the bytes behind the last header begin
+    last_name, last_end = "", 0  # of the member before: its name, and the byte behind its content
     while True:
         at = position
         file.seek(at)
         block = file.read(_BLOCK)
-        if not block and at:
-            yield _Fault(f"shard ends without end-of-archive blocks: at byte {file_size}; samples may be missing")
+        if at and block in (b"", b"\0" * _BLOCK):
+            _check_end(file, at, file_size)
             return
         try:
             header = _header(block)
             start, size = at + _BLOCK, header.size
             if header.type in (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME):
                 if size > MAX_MEMBER_BYTES or start + size > file_size:
-                    yield _Fault(f"shard is cut in a header: at byte {at}")
-                    return
-                last_start, position = start, start + _padded(size)
+                    raise _Damage(f"shard is cut in a header: at byte {at}")
+                position = start + _padded(size)
                 override.update(_extension(header.type, file.read(size)))
                 continue
         except tarfile.HeaderError as error:
-            is_end = block == b"\0" * _BLOCK
-            # the header behind an extension that cannot be read lacks its true name: it is passed over as well.
-            # A header in the bytes of the member before says that those are too many; zeros are the usual end
-            found = _next_header(file, position + 1 if position > at or is_end else last_start)
-            if found is None and at == 0:
+            if at == 0:
                 raise ValueError(f"{path} is not a tar: {_looks_like(block)} ({error})") from None
-            if found is not None:
-                kind = "zeros in the place of a header" if is_end else "unreadable header"
-                moved = found < at or (found - at) % _BLOCK  # bytes are missing or too many
-                yield _Fault(f"{kind}: at byte {at}, read on at byte {found}", last_name if moved else "")
-                position, override = found, {}
-                continue
-            if not is_end:
-                kind = "shard is cut in a header" if len(block) < _BLOCK else "unreadable header, the rest is not read"
-                yield _Fault(f"{kind}: at byte {at}")
-            elif file_size - at > _MAX_ZEROS:
-                yield _Fault(f"shard ends in zeros: at byte {at}, {file_size - at} of them; an unfinished download?")
-            return
+            if len(block) < _BLOCK:
+                raise _Damage(f"shard is cut in a header: at byte {at}") from None
+            file.seek(last_end)
+            is_shifted = any(file.read(-last_end % _BLOCK))  # bytes are missing in the member before, or too many
+            raise _Damage(f"unreadable header: at byte {at}", last_name if is_shifted else "") from None
         name, size = override.get("path", header.name), int(override.get("size", size))
         body = 0 if header.type in _NO_BODY else size
         if start + body > file_size:
-            has = max(0, file_size - start)
-            yield _Fault(f"shard is cut: {name} has {has} of {body} bytes", name)
-            return
+            raise _Damage(
+                f"shard is cut: {name} has {max(0, file_size - start)} of {body} bytes, it ends at byte {file_size}",
+                name,
+            )
         if header.isreg():  # sparse ones too
             is_sparse = header.type == tarfile.GNUTYPE_SPARSE or "sparse" in override
             yield name, start, size, f"sparse file: {name} is stored with holes (tar --sparse)" if is_sparse else ""
         elif header.type in (tarfile.LNKTYPE, tarfile.SYMTYPE):
             yield name, start, 0, f"link: {name} is a link to {header.linkname}, its content is not under its name"
-        last_name, last_start, position = name, start, start + _padded(body)
+        last_name, last_end, position = name, start + body, start + _padded(body)
         if header.type != tarfile.GNUTYPE_LONGLINK:
             override = {}
+
+
+def _check_end(file: BinaryIO, at: int, file_size: int) -> None:
+    """Raises: _Damage, if a tar does not end here: behind its last member there are zeros, and not too many."""
+    if at >= file_size:
+        raise _Damage(f"shard ends without end-of-archive blocks: at byte {file_size}; samples may be missing")
+    if file.read(_MAX_ZEROS).strip(b"\0"):
+        raise _Damage(f"zeros in the place of a header: at byte {at}, other bytes follow")
+    if file_size - at > _MAX_ZEROS:
+        raise _Damage(f"shard ends in zeros: at byte {at}, {file_size - at} bytes to its end; an unfinished download?")
 
 
 def _header(block: bytes) -> tarfile.TarInfo:
@@ -252,24 +251,6 @@ def _header(block: bytes) -> tarfile.TarInfo:
     if header.size < 0:  # base-256 numbers have a sign; going backwards would never end
         raise tarfile.HeaderError("negative size")
     return header
-
-
-def _next_header(file: BinaryIO, start: int) -> int | None:
-    """Where the first readable header lies that begins at `start` or behind it; None where there is none."""
-    file.seek(start)
-    window, length = b"", _BLOCK * 32
-    while chunk := file.read(length):
-        window += chunk
-        magic = window.find(_MAGIC, _MAGIC_AT)
-        while 0 <= magic <= len(window) - _BLOCK + _MAGIC_AT:
-            first = magic - _MAGIC_AT
-            with suppress(tarfile.HeaderError):
-                _header(window[first : first + _BLOCK])
-                return start + first
-            magic = window.find(_MAGIC, magic + 1)
-        start += max(0, len(window) - _BLOCK)
-        window, length = window[-_BLOCK:], min(2 * length, _WINDOW)
-    return None
 
 
 def _extension(kind: bytes, body: bytes) -> dict[str, str]:
