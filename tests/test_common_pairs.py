@@ -3,6 +3,8 @@
 import inspect
 import json
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch
 from tars import jpeg, pair, write_tar
 
 from common.base.config import load_config, load_row
+from common.base.provenance import ROOT
 from common.base.settings import DataConfig, MixedSet
 from common.data import pairs as pairs_module
 from common.data.batches import TrainingView, training_batches
@@ -617,3 +620,41 @@ def test_a_mixture_of_scenes_keeps_the_scenes_own_words_and_draws_two_worlds():
     assert pairs.parts[0].captions(0) != pairs.parts[1].captions(0)
     assert [pairs.captions(index) for index in range(4)] == [pairs[index]["captions"] for index in range(4)]
     assert not (pairs.parts[0][0]["image"] == pairs.parts[1][0]["image"]).all()
+
+
+# --- what a process loads --------------------------------------------------------------------------------------------
+
+READERS = ("karpathy", "tsv", "shards", "hugging_face", "clip_tokenizer", "bert_tokenizer")
+SCENES = """
+import sys
+from pathlib import Path
+import contrastive_basics.train, euclip.train, geomm.train, oblique_topology.train
+import contrastive_basics.pretrain, geomm.finetune, geomm.pretrain
+from euclip.config import Config
+from common.base.config import load_row
+from common.data import pairs, text
+folder = Path("euclip")
+config = load_row(Config, folder, folder / "configs" / "table4_clip.yaml", "smoke", {overrides})
+training = pairs.open_training_pairs(config.data, 0)
+text.tokenizer_from_json(text.build_tokenizer(config.data, training).to_json())
+pairs.open_validation_pairs(config.data), pairs.open_evaluation_sets(config.data)
+print(*(name for name in {readers} if f"common.data.{{name}}" in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "loaded"),
+    [([], []), (["data.source=tsv", "data.tokenizer=bert_wordpiece"], ["tsv", "bert_tokenizer"])],
+)
+def test_a_process_loads_the_reader_and_the_tokenizer_that_it_uses_and_no_other(tmp_path, overrides, loaded):
+    """A run is known by the files that its process loaded, so what it does not use must not be among them."""
+    if overrides:
+        (tmp_path / "a.jpg").write_bytes(jpeg(0))
+        (tmp_path / "a.tsv").write_text("a.jpg\ta dog\n", encoding="utf-8")
+        (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\ndog\n", encoding="utf-8")
+        files = [f"data.{role}=a.tsv" for role in ("train", "val", "test")]
+        overrides = [*overrides, *files, f"data.root={tmp_path}", f"data.vocabulary={tmp_path}"]
+    code = SCENES.format(overrides=overrides, readers=READERS)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == loaded

@@ -7,14 +7,11 @@ from typing import Any, Protocol
 from common.base.provenance import ROOT
 from common.base.settings import DataConfig
 from common.data.broken import BrokenSample
-from common.data.karpathy import open_karpathy
 from common.data.mixture import Mixture
 from common.data.order import seed_of
 from common.data.part import some_of
 from common.data.scenes import ReferringScenes, SceneDataset, classification_task
-from common.data.shards import ShardDataset
 from common.data.transforms import ImageTransform
-from common.data.tsv import open_tsv
 
 ZERO_SHOT_SETS = ("imagenet", "imagenet_v2", "imagenet_a", "imagenet_r")
 
@@ -140,7 +137,10 @@ def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
 
 
 def _open_photographs(data: DataConfig, role: str, seed: int = 0, key: str | None = None) -> Pairs:
-    """The set of one role that is no scene; the seed is that of a stream's order, the key names it in messages."""
+    """The set of one role that is no scene; the seed is that of a stream's order, the key names it in messages.
+
+    Readers are imported when they are chosen, so that a run depends only on the reader that it uses.
+    """
     # training may decode a JPEG at a fraction of its size; ranking sees every pixel
     options: dict[str, Any] = {"role": role, "decode_size": 2 * data.image_size if role == "train" else None}
     if data.source == "shards":
@@ -150,14 +150,18 @@ def _open_photographs(data: DataConfig, role: str, seed: int = 0, key: str | Non
     if data.images and role != "second_test":  # which lies somewhere else
         options["images"] = root / data.images
     if data.source == "karpathy":
+        from common.data.karpathy import open_karpathy
+
         opened = open_karpathy(root / name, split=split, root=root, max_broken_share=data.max_broken_share, **options)
         return _not_the_training_set(opened, data, role)
     options["image_column"], options["caption_column"] = data.image_column or None, data.caption_column or None
     if data.source == "tsv":
         if split is not None:
             raise ValueError(f"data.{role} = {getattr(data, role)!r}: a table has no splits; accepted: the file alone")
+        from common.data.tsv import open_tsv
+
         return open_tsv(root / name, root=root, max_broken_share=data.max_broken_share, **options)
-    from common.data.hugging_face import open_hugging_face  # slow to import
+    from common.data.hugging_face import open_hugging_face
 
     buffer = data.stream_buffer if role == "train" else 0
     options |= {"stream_buffer": buffer, "seed": seed, "max_broken_share": data.max_broken_share, "key": key}
@@ -181,12 +185,14 @@ def _not_the_training_set(opened: Pairs, data: DataConfig, role: str) -> Pairs:
     return opened
 
 
-def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> ShardDataset:
+def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:
     pattern = getattr(data, role) or f"*{role}*.tar"
     if not data.root and not Path(pattern).is_absolute():
         raise FileNotFoundError(
             f"data.source = shards needs a folder: set data.root (make: DATA=<folder>) or a full path in data.{role}"
         )
+    from common.data.shards import ShardDataset
+
     return ShardDataset(
         pattern,
         root=data.root or None,

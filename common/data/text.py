@@ -15,8 +15,6 @@ import filelock
 from common.base.files import NoLocks, locked, write_json
 from common.base.provenance import ROOT, code_fingerprint, hash_of
 from common.base.settings import DataConfig
-from common.data.bert_tokenizer import BertTokenizer
-from common.data.clip_tokenizer import ClipTokenizer
 from common.data.pairs import Pairs
 from common.data.scenes import scene_words
 from common.data.tokenizer import Tokenizer, WordTokenizer, is_without_spaces
@@ -30,7 +28,7 @@ _INSTEAD = (
 )
 _WAIT = 600.0  # seconds, for another process that counts the same words
 
-_KINDS = {kind.__name__: kind for kind in (WordTokenizer, ClipTokenizer, BertTokenizer)}
+_KINDS = ("WordTokenizer", "ClipTokenizer", "BertTokenizer")
 
 
 def tokenizer_from_json(text: str | dict[str, Any]) -> Tokenizer:
@@ -48,7 +46,20 @@ def tokenizer_from_json(text: str | dict[str, Any]) -> Tokenizer:
     kind = content.get("type") if isinstance(content, dict) else None
     if kind not in _KINDS:
         raise ValueError(f"the tokenizer is of type {kind!r}; accepted: {', '.join(_KINDS)}")
-    return _KINDS[kind].from_json(content)
+    return _class_of(kind).from_json(content)
+
+
+def _class_of(kind: str) -> type[Tokenizer]:
+    """One of `_KINDS`. Its module is imported here, so that a run depends only on the tokenizer that it uses."""
+    if kind == "ClipTokenizer":
+        from common.data.clip_tokenizer import ClipTokenizer
+
+        return ClipTokenizer
+    if kind == "BertTokenizer":
+        from common.data.bert_tokenizer import BertTokenizer
+
+        return BertTokenizer
+    return WordTokenizer
 
 
 def words_of(pairs: Pairs, min_count: int, max_size: int | None, folder: Path) -> WordTokenizer:
@@ -98,10 +109,9 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
     Raises:
         ValueError: if data.vocabulary cannot be read, or is given and not used.
     """
-    if data.tokenizer == "clip_bpe":
-        return ClipTokenizer.from_vocabulary(data.vocabulary)
-    if data.tokenizer == "bert_wordpiece":
-        return BertTokenizer.from_vocabulary(data.vocabulary)
+    if data.tokenizer != "words":
+        kind = {"clip_bpe": "ClipTokenizer", "bert_wordpiece": "BertTokenizer"}[data.tokenizer]
+        return _class_of(kind).from_vocabulary(data.vocabulary)
     if data.vocabulary:
         raise ValueError(
             f"data.vocabulary = {data.vocabulary!r} is not used with data.tokenizer = words, whose vocabulary comes "

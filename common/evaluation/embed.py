@@ -20,7 +20,6 @@ from torch.utils.data import Subset
 from tqdm import tqdm
 
 from common.base.settings import RunConfig
-from common.data.bert_tokenizer import clean_caption
 from common.data.broken import BrokenSample
 from common.data.feature_cache import FeatureCache
 from common.data.loader import Loader
@@ -163,7 +162,13 @@ class CaptionRule:
         return self.prefix + _CLEANINGS[self.cleaning](caption)
 
 
-_CLEANINGS: dict[str, Callable[[str], str]] = {"none": str, "albef": clean_caption}
+def _as_albef(caption: str) -> str:
+    from common.data.bert_tokenizer import clean_caption  # a run without it does not depend on BERT's tokenizer
+
+    return clean_caption(caption)
+
+
+_CLEANINGS: dict[str, Callable[[str], str]] = {"none": str, "albef": _as_albef}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from torch import nn
 
 from common.base.vision_settings import VisionDataConfig
 from common.data.broken import BrokenSample
-from common.data.labelled import class_folders, open_image_folder, open_torchvision
 from common.data.order import SampleOrder, permuted, seed_of
 from common.data.pairs import lost_at_open
 from common.data.scenes.classification import classification_task
@@ -61,6 +60,8 @@ def _open(data: VisionDataConfig, part: str) -> Any:
     if data.source == "scenes":
         size = data.num_train if part == "train" else data.num_test
         return classification_task(data.task, size, data.image_size, part=part)
+    from common.data.labelled import class_folders, open_image_folder, open_torchvision  # not for scenes
+
     if data.source == "cifar10":
         return open_torchvision("cifar10", data.root, CIFAR10_CLASSES, ["{}"], part=part)
     root, folders = Path(data.root).expanduser(), {"train": data.train, "test": data.test}
