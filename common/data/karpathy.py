@@ -19,7 +19,8 @@ from typing import Any
 
 from common.data.broken import Unusable
 from common.data.decoding import refuse_split
-from common.data.picture_files import PictureFiles
+from common.data.picture_files import pictures_in_files
+from common.data.pictures import Pictures
 from common.data.rows import Row, picture_path, pictures_of
 from common.data.text_files import read_json
 
@@ -47,7 +48,7 @@ def open_karpathy(
     split: str | None = None,
     role: str = "train",
     **options: Any,
-) -> PictureFiles:
+) -> Pictures:
     """The pictures of one split, each once, with all their captions.
 
     Retrieval lists repeat a picture for each caption; its captions are put together, in file order. A picture that the
@@ -60,7 +61,7 @@ def open_karpathy(
             has a restval split (COCO: 82,783 + 30,504 pictures are the usual training set). The other layouts have no
             splits.
         role: "train" refuses empty captions; the others accept them, as there an empty caption is one more text.
-        options: root, max_broken_share, decode_size, see `PictureFiles`.
+        options: root, max_broken_share, decode_size, see `pictures_in_files`.
     Raises:
         ValueError: names the file and what is wrong with it: no JSON, another layout, a split that it does not have.
         FileNotFoundError: if there is no folder with the pictures.
@@ -90,7 +91,7 @@ def open_karpathy(
             "COCO captions), or a list of objects with 'image' and 'caption'"
         )
     entries, broken = pictures_of(rows, annotations, role, together)
-    return PictureFiles(entries, broken, annotations, images, set_name.partition(".")[0], role=role, **options)
+    return pictures_in_files(entries, broken, annotations, images, set_name.partition(".")[0], role=role, **options)
 
 
 def _karpathy_rows(images: list[Any], wanted: list[str]) -> Iterator[Row]:

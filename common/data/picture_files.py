@@ -1,149 +1,64 @@
-"""Captioned picture files by position: what the readers of annotation files (karpathy.py, tsv.py) have in common."""
+"""Image files that an annotation file names: where they are, which are missing, and the data set of the others."""
 
-import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from common.base.arguments import some
-from common.base.files import printable
 from common.data.broken import BrokenSample, check_opened
-from common.data.decoding import PackedTexts, check_reading_options, content_hash, read_picture, row_of, sampled_places
+from common.data.pictures import Pictures, table_of
 from common.data.rows import Entry
 
 _PROBED = 20  # pictures by which the folder of all is recognised
 
 
-class PictureFiles:
-    """Captioned picture files, by position. Pictures are decoded when they are read, not before.
+def pictures_in_files(
+    entries: list[Entry],
+    broken: list[BrokenSample],
+    annotations: Path,
+    images: str | Path | None,
+    name: str,
+    *,
+    role: str = "train",
+    root: Path | None = None,
+    max_broken_share: float = 0.01,
+    decode_size: int | None = None,
+) -> Pictures:
+    """The data set of an annotation file.
 
-    A picture file that is not there, or has no bytes, is listed in `broken_at_open` and is no sample; the folders are
-    listed once for that, no file is opened. A file that cannot be decoded raises `BrokenSample` when it is read.
+    An image file that is missing, or has no bytes, is listed in `broken_at_open` and is no sample; the folders are
+    listed once for that, no file is opened.
 
     Args:
-        entries: the samples, in order.
-        broken: what the annotation file alone showed to be unusable.
+        entries, broken: see `pictures_of`.
         annotations: the annotation file.
-        images: folder that relative picture paths start from; None looks for it, see `find_images`.
-        name: for logs and tables.
-        role: "train", "val", "test" or "second_test".
-        root: a second place to look for the pictures.
+        images, root: where the images are, see `find_images`.
+        name, role, decode_size: see `Pictures`.
         max_broken_share: opening fails when more than this share of at least 100 samples is broken, in [0, 1].
-        decode_size: see `decode_picture`.
-    Attributes:
-        broken_at_open: list of BrokenSample, not counted by len().
     Raises:
-        FileNotFoundError: if there is no folder with the pictures.
+        FileNotFoundError: if there is no folder with the images.
         ValueError: if nothing is left, too much is broken, or an argument is out of range.
     """
-
-    def __init__(
-        self,
-        entries: list[Entry],
-        broken: list[BrokenSample],
-        annotations: Path,
-        images: str | Path | None,
-        name: str,
-        *,
-        role: str = "train",
-        root: Path | None = None,
-        max_broken_share: float = 0.01,
-        decode_size: int | None = None,
-    ) -> None:
-        check_reading_options(role, decode_size)
-        self.name, self.decode_size = printable(name), decode_size
-        paths = [entry.path for entry in entries]
-        self.images = find_images(paths, annotations, images, root) if paths else annotations.parent
-        self.broken_at_open = list(broken)
-        kept, sizes = self._existing(entries)
-        check_opened(f"{annotations}: no captioned picture in {name}", len(kept), self.broken_at_open, max_broken_share)
-        self._paths = PackedTexts(entry.path for entry in kept)
-        self._ids = PackedTexts(entry.image_id for entry in kept)
-        self._captions = PackedTexts(caption for entry in kept for caption in entry.captions)
-        self._first_caption = np.cumsum([0, *(len(entry.captions) for entry in kept)], dtype=np.int64)
-        self._sizes = np.array(sizes, dtype=np.int64)
-        self._caption_ids = None
-        if any(entry.caption_ids is not None for entry in kept):
-            ids = [entry.caption_ids or [None] * len(entry.captions) for entry in kept]
-            flat = [-1 if number is None else number for group in ids for number in group]
-            self._caption_ids = np.array(flat, dtype=np.int64)
-
-    def _existing(self, entries: list[Entry]) -> tuple[list[Entry], list[int]]:
-        """Entries whose picture is there, and the bytes that each has."""
-        sizes = sizes_of_files(self.images / entry.path for entry in entries)
-        kept = []
-        for entry, (path, size) in zip(entries, sizes):
-            if size:
-                kept.append(entry)
-            else:
-                self.broken_at_open.append(missing_picture(path, size))
-        return kept, [size for _, size in sizes if size]
-
-    def __len__(self) -> int:
-        """Number of pictures."""
-        return len(self._paths)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """One sample.
-
-        Args:
-            index: in [-len, len).
-        Returns:
-            {"image": Pillow image in RGB, "captions": list of str, "image_id": str}.
-        Raises:
-            BrokenSample: if the picture cannot be read; names its file and the reason.
-            IndexError: if there is no such sample.
-        """
-        row = row_of(index, self)
-        image = read_picture(self.images / self._paths[row], self.decode_size)
-        return {"image": image, "captions": self.captions(row), "image_id": self._ids[row]}
-
-    def captions(self, index: int) -> list[str]:
-        """The captions of one sample, without touching its picture."""
-        row = row_of(index, self)
-        return [self._captions[number] for number in range(*self._first_caption[row : row + 2].tolist())]
-
-    def all_captions(self) -> Iterator[str]:
-        """All captions, in order."""
-        return (self._captions[number] for number in range(len(self._captions)))
-
-    def image_id(self, index: int) -> str:
-        """Id of a picture; for COCO the id of the image there."""
-        return self._ids[row_of(index, self)]
-
-    def caption_ids(self, index: int) -> list[int | None] | None:
-        """Ids of the captions, in their order, None for one that is not known; None where the file gives none.
-
-        For COCO they are the annotation ids, by which CxC and ECCV Caption name captions.
-        """
-        row = row_of(index, self)
-        if self._caption_ids is None:
-            return None
-        ids = self._caption_ids[slice(*self._first_caption[row : row + 2])].tolist()
-        return None if max(ids) < 0 else [None if number < 0 else number for number in ids]
-
-    def path(self, index: int) -> Path:
-        """The picture file of one sample."""
-        return self.images / self._paths[row_of(index, self)]
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 over paths, sizes of the picture files, ids, captions, and some pictures (`sampled_places`)."""
-        digest = hashlib.sha256()
-        for texts in (self._paths, self._ids, self._captions):
-            texts.feed(digest.update)
-        for numbers in (self._first_caption, self._sizes, self._caption_ids):
-            digest.update(b"-" if numbers is None else numbers.tobytes())
-        for place in sampled_places(len(self)):
-            digest.update(content_hash(self.path(place)))
-        return digest.hexdigest()
-
-    def __repr__(self) -> str:
-        return f"PictureFiles({self.name!r}, {len(self)} pictures, {len(self._captions)} captions)"
+    paths = [entry.path for entry in entries]
+    folder = find_images(paths, annotations, images, root) if paths else annotations.parent
+    broken, kept, spans = list(broken), [], []
+    for entry, (path, size) in zip(entries, sizes_of_files(folder / path for path in paths)):
+        if size:
+            kept.append(entry)
+            spans.append((0, size))
+        else:
+            broken.append(missing_picture(path, size))
+    columns = {
+        "name": [entry.path for entry in kept],
+        "image": spans,
+        "image_id": [entry.image_id for entry in kept],
+        "captions": [entry.captions for entry in kept],
+    }
+    if any(entry.caption_ids is not None for entry in kept):
+        columns["caption_ids"] = [entry.caption_ids or [None] * len(entry.captions) for entry in kept]
+    pictures = Pictures(name, table_of(columns), folder, broken, role=role, decode_size=decode_size)
+    check_opened(f"{annotations}: no captioned picture in {name}", len(kept), broken, max_broken_share)
+    return pictures
 
 
 def find_images(paths: list[str], annotations: Path, images: str | Path | None, root: Path | None = None) -> Path:

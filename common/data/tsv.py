@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.data.picture_files import PictureFiles
+from common.data.picture_files import pictures_in_files
+from common.data.pictures import Pictures
 from common.data.rows import Row, captions_in, named_columns, pictures_of
 from common.data.text_files import decoded, refused_text, unpacked
 
@@ -35,7 +36,7 @@ def open_tsv(
     role: str = "train",
     max_broken_share: float = 0.01,
     **options: Any,
-) -> PictureFiles:
+) -> Pictures:
     """The pictures of a table, in the order in which their paths first appear, each with the captions of its rows.
 
     A tab in the first line makes it a table of tabs, else commas separate. Quotes: commas as in RFC 4180, where a
@@ -50,8 +51,8 @@ def open_tsv(
             columns, path and caption. Several caption columns are separated by commas; their empty cells are none.
         role: "train" refuses empty captions; the others accept them.
         max_broken_share: of rows in another encoding, however few rows there are, and of all faults as in
-            `PictureFiles`; a row that cannot be used counts as a sample.
-        options: root, decode_size, see `PictureFiles`.
+            `pictures_in_files`; a row that cannot be used counts as a sample.
+        options: root, decode_size, see `pictures_in_files`.
     Raises:
         ValueError: names file and line: a column that is missing, quotes that do not close, no readable row, another
             encoding.
@@ -74,7 +75,7 @@ def open_tsv(
     if undecoded > max_broken_share * (len(broken) + sum(len(entry.rows) for entry in entries)):
         raise _of_another_encoding(table, content)
     options |= {"role": role, "max_broken_share": max_broken_share}
-    return PictureFiles(entries, broken, table, images, table.name.partition(".")[0], **options)
+    return pictures_in_files(entries, broken, table, images, table.name.partition(".")[0], **options)
 
 
 def _row(line: int, fields: list[str], count: int, path_at: int, captions_at: list[int], separator: str) -> Row:

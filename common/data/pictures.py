@@ -1,0 +1,326 @@
+"""Images on disk in one form: an Arrow table, and the class that reads, checks and hashes what the table lists.
+
+A reader (karpathy.py, tsv.py, shards.py, labelled.py) turns its format into a table with some of the columns of
+`COLUMNS`. `Pictures` keeps what a data set promises: access by position, a broken sample raises `BrokenSample` when it
+is read and not before, the same content has the same fingerprint wherever it lies, forked workers share the table.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from common.base.files import printable
+from common.data.broken import BrokenSample, Unusable, named
+from common.data.decoding import (
+    FILE_FORMATS,
+    SHARD_FORMATS,
+    check_reading_options,
+    checked_captions,
+    decode_picture,
+    row_of,
+    sampled_places,
+)
+
+MAX_OPEN = 32  # shards per process
+MAX_MEMBER_BYTES = 1 << 28  # larger images and arrays in shards are refused before they are read
+MAX_TEXT_BYTES = 1 << 24  # the same for json, txt and cls; parsed, brackets take twenty times as much memory
+
+SPAN = pa.list_(pa.int64(), 2)  # first byte and number of bytes
+COLUMNS = {
+    "name": pa.large_binary(),  # path of the file below the folder, or key of the sample in its shard
+    "image": SPAN,
+    "json": SPAN,
+    "npy": SPAN,
+    "captions": pa.large_list(pa.large_string()),  # null: none
+    "caption_ids": pa.large_list(pa.int64()),
+    "image_id": pa.large_binary(),  # null: the path, or shard and key
+    "label": pa.large_string(),
+    "fault": pa.large_string(),  # why the sample cannot be used, where that is known before its image is read
+}
+
+
+def table_of(columns: dict[str, Sequence[Any]]) -> pa.Table:
+    """A table of columns of `COLUMNS`. Names and ids are text, in which other bytes stand as in names of files."""
+    return pa.table(
+        {
+            name: packed(values) if COLUMNS[name] == pa.large_binary() else pa.array(values, COLUMNS[name])
+            for name, values in columns.items()
+        }
+    )
+
+
+def packed(texts: Iterable[str | None]) -> pa.LargeBinaryArray:
+    """Many texts in one block of bytes: millions of them cost no Python objects, and forked workers share them."""
+    encoded = [None if text is None else text.encode("utf-8", "surrogateescape") for text in texts]
+    return pa.array(encoded, pa.large_binary())
+
+
+def feed_texts(update: Callable[[Any], Any], texts: pa.LargeBinaryArray | pa.LargeStringArray) -> None:
+    """Passes the ends and the bytes of all texts to a digest."""
+    _, ends, content = texts.buffers()
+    update(ends[: 8 * (len(texts) + 1)])
+    update(content[: int(np.frombuffer(ends, np.int64)[len(texts)])])
+
+
+class Shard(NamedTuple):
+    """A tar with some of the rows. digest: SHA-256 of member names, sizes and captions."""
+
+    path: Path
+    num_samples: int
+    file_size: int
+    digest: str
+
+
+@lru_cache(maxsize=MAX_OPEN)
+def _opened(shard: Shard) -> BinaryIO:
+    file = shard.path.open("rb", buffering=0)
+    size = os.fstat(file.fileno()).st_size
+    if size != shard.file_size:
+        file.close()
+        raise RuntimeError(f"{shard.path} changed: it had {shard.file_size} bytes when it was opened, now {size}")
+    return file
+
+
+class Pictures:
+    """Images with captions, labels or both, by position. They are decoded when they are read, not before.
+
+    Images are not rotated by their EXIF orientation, as in the usual CLIP pipelines.
+
+    Args:
+        name: for logs and tables.
+        rows: see `table_of`; those of several shards one behind the other.
+        images: folder that paths start from.
+        broken: what opening showed to be unusable.
+        role: "train" refuses empty captions; in the other roles an empty caption is one more text to rank.
+        decode_size: see `decode_picture`.
+        shards: that hold the rows, in order; without them every row is a file.
+    Attributes:
+        broken_at_open: list of BrokenSample, not counted by len().
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rows: pa.Table,
+        images: Path,
+        broken: Sequence[BrokenSample],
+        *,
+        role: str = "train",
+        decode_size: int | None = None,
+        shards: Sequence[Shard] = (),
+    ) -> None:
+        check_reading_options(role, decode_size)
+        self.name, self.images, self.broken_at_open = printable(name), images, list(broken)
+        self.role, self.decode_size, self.shards = role, decode_size, list(shards)
+        self._starts = np.cumsum([0, *(shard.num_samples for shard in shards)])
+        self._rows = dict(zip(rows.column_names, rows.columns))
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._rows["name"])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One sample.
+
+        Args:
+            index: in [-len, len).
+        Returns:
+            {"image": Pillow image in RGB, "captions": list of str, "image_id": str}, and "label" where there is one.
+        Raises:
+            BrokenSample: if image or captions cannot be used; names file, key and reason.
+            IndexError: if there is no such sample.
+        """
+        row = row_of(index, self)
+        sample = {"captions": self.captions(row), "image_id": self.image_id(row)}
+        with self._place(row):
+            formats = SHARD_FORMATS if self.shards else FILE_FORMATS
+            sample["image"] = decode_picture(self._read(row, "image"), self.decode_size, formats)
+        label = self.label(row)
+        return sample if label is None else {**sample, "label": label}
+
+    def captions(self, index: int) -> list[str]:
+        """The captions of one sample, without its image.
+
+        Raises:
+            BrokenSample: as `__getitem__`, for the captions.
+        """
+        row = row_of(index, self)
+        captions = self._value("captions", row)
+        with self._place(row):
+            if fault := self._value("fault", row):
+                raise Unusable(fault)
+            return checked_captions(captions, allow_empty=self.role != "train") if captions else []
+
+    def all_captions(self) -> Iterator[str]:
+        """All captions in order, without those of broken samples."""
+        for row in range(len(self)):
+            with suppress(BrokenSample):
+                yield from self.captions(row)
+
+    def image_id(self, index: int) -> str:
+        """Id that the file gives, else the path, or shard and key, "test-00003/000017", as shards may repeat keys."""
+        row = row_of(index, self)
+        image_id = self._value("image_id", row)
+        if image_id is not None:
+            return _text(image_id)
+        if not self.shards:
+            return self._name(row)
+        return f"{self.path(row).relative_to(self.images).as_posix().removesuffix('.tar')}/{self._name(row)}"
+
+    def caption_ids(self, index: int) -> list[int | None] | None:
+        """Ids of the captions, in their order, None for one that is not known; None where the file gives none.
+
+        For COCO they are the annotation ids, by which CxC and ECCV Caption name captions.
+        """
+        ids = self._value("caption_ids", row_of(index, self))
+        return None if ids is None or set(ids) == {None} else ids
+
+    def label(self, index: int) -> int | str | None:
+        """Class of one sample, a number where the file gives a whole one; None where there is none.
+
+        Raises:
+            BrokenSample: if it cannot be read.
+        """
+        row = row_of(index, self)
+        label = self._value("label", row)
+        if label is None and (fault := self._value("fault", row)):
+            raise self.broken(row, fault)
+        return int(label) if isinstance(label, str) and re.fullmatch(r"-?[0-9]{1,18}", label) else label
+
+    def metadata(self, index: int) -> dict[str, Any]:
+        """The whole json member of a sample in a shard (boxes, hierarchies, licences); {} where there is none."""
+        row = row_of(index, self)
+        with self._place(row):
+            return metadata_in(self._read(row, "json"))
+
+    def array(self, index: int) -> np.ndarray | None:
+        """The `.npy` member of a sample in a shard (metadata of DataComp's WILDS and fairness tasks), None without one.
+
+        Raises:
+            BrokenSample: if it cannot be read; pickled objects are refused.
+        """
+        row = row_of(index, self)
+        with self._place(row):
+            content = self._read(row, "npy")
+            if content is None:
+                return None
+            try:
+                return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)  # np.load takes zip files, too
+            except Exception as error:  # ValueError, EOFError, tokenize's own, MemoryError where the header claims much
+                raise Unusable(f"npy cannot be decoded: {type(error).__name__}, {error}") from None
+
+    def path(self, index: int) -> Path:
+        """The file that holds a sample: its image, or its shard."""
+        row = row_of(index, self)
+        return self._shard(row).path if self.shards else self.images / self._name(row)
+
+    def key(self, index: int) -> str:
+        """Name of a sample in its shard, "" for an image file."""
+        return self._name(row_of(index, self)) if self.shards else ""
+
+    def broken(self, index: int, reason: str) -> BrokenSample:
+        """The fault that a caller notices in a sample, with its place."""
+        return BrokenSample(self.path(index), self.key(index), reason)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over all that the rows say, sizes of files included, and some images (`sampled_places`)."""
+        digest = hashlib.sha256()
+        self.feed(digest.update)
+        return digest.hexdigest()
+
+    def feed(self, update: Callable[[Any], Any]) -> None:
+        """Passes what the fingerprint is made of to a digest."""
+        for shard in self.shards:
+            update(f"{shard.path.name}\0{shard.file_size}\0{shard.digest}\0".encode("utf-8", "surrogateescape"))
+        if not self.shards:
+            self._feed_rows(update)
+        for row in sampled_places(len(self)):
+            with suppress(Unusable, OSError):
+                update(hashlib.sha256(self._read(row, "image")).digest())
+
+    def _feed_rows(self, update: Callable[[Any], Any]) -> None:
+        rows = {name: column.combine_chunks() for name, column in self._rows.items()}
+        feed_texts(update, rows["name"])
+        if "captions" in rows:
+            feed_texts(update, rows["image_id"])
+            feed_texts(update, rows["captions"].flatten())
+            update(rows["captions"].offsets.to_numpy().tobytes())
+        if "label" in rows:
+            update(np.array(rows["label"].to_pylist(), np.int64).tobytes())
+        update(rows["image"].flatten().to_numpy()[1::2].tobytes())  # sizes
+        if "captions" in rows:
+            ids = rows.get("caption_ids")
+            update(b"-" if ids is None else ids.flatten().fill_null(-1).to_numpy().tobytes())
+
+    def __repr__(self) -> str:
+        return f"Pictures({self.name!r}, {len(self)} samples in {len(self.shards) or len(self)} files)"
+
+    def _value(self, column: str, row: int) -> Any:
+        return self._rows[column][row].as_py() if column in self._rows else None
+
+    def _name(self, row: int) -> str:
+        return _text(self._value("name", row))
+
+    def _shard(self, row: int) -> Shard:
+        return self.shards[int(np.searchsorted(self._starts, row, side="right")) - 1]
+
+    def _place(self, row: int) -> AbstractContextManager[None]:
+        """What is unusable inside gets the place of the sample."""
+        return named(self.path(row), self.key(row))
+
+    def _read(self, row: int, member: str) -> bytes | None:
+        """Bytes of an image, or of another member in a shard; None where there is none. Raises: Unusable."""
+        if not self.shards:
+            try:
+                return self.path(row).read_bytes() if member == "image" else None
+            except OSError as error:
+                raise Unusable(f"picture cannot be read: {error.strerror}") from None
+        span = self._value(member, row)
+        if span is None:
+            return None
+        offset, size = span
+        check_size(member, size)
+        file, content = _opened(self._shard(row)), b""
+        # leaves the position of the file, which forked processes share; a read may stop early
+        while len(content) < size and (chunk := os.pread(file.fileno(), size - len(content), offset + len(content))):
+            content += chunk
+        if len(content) < size:
+            raise Unusable(f"{member} cannot be read in full: {len(content)} of {size} bytes")
+        return content
+
+
+def check_size(member: str, size: int) -> None:
+    """Raises: Unusable, if a member of a shard is too large to be read."""
+    limit = MAX_MEMBER_BYTES if member in ("image", "npy") else MAX_TEXT_BYTES
+    if size > limit:
+        raise Unusable(f"{member} is too large: {size} bytes, at most {limit} are read")
+
+
+def metadata_in(content: bytes | None) -> dict[str, Any]:
+    """What a json member holds; {} where there is none.
+
+    Raises:
+        Unusable: if it is no JSON object.
+    """
+    try:
+        metadata = {} if content is None else json.loads(content)
+    except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError too
+        raise Unusable(f"json cannot be decoded: {error}") from None
+    if not isinstance(metadata, dict):
+        raise Unusable(f"json has the wrong type: {type(metadata).__name__} instead of an object")
+    return metadata
+
+
+def _text(content: bytes) -> str:
+    return content.decode("utf-8", "surrogateescape")
