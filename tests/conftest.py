@@ -173,8 +173,6 @@ class SmokeParts:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr("common.reproduce.command.Command.changes", [])
                 patch.setattr("common.reproduce.command.collect_page", lambda roots, page: None)
-                # a third of a second for every row, and no table shows it
-                patch.setattr("common.run.utilisation.training_flops", lambda *arguments, **options: 1)
                 few = ["--scale", "smoke", "--seeds", str(seeds), *self.overrides]
                 main = importlib.import_module(f"{self.paper}.reproduce").main
                 main([part, *few, "--output", str(self.folder)])

@@ -11,8 +11,7 @@ from common.encoders.two_towers import TwoTowers
 from common.encoders.vision import VisionTransformer
 from common.geometry import Sphere
 from common.logit_scale import LogitScale
-from common.run import utilisation
-from common.run.utilisation import Utilisation, gpu_peak, measured_peak, training_flops
+from common.run.utilisation import Utilisation, gpu_peak, training_flops
 
 WIDTH, LAYERS, HEADS, DIM, LENGTH = 64, 3, 4, 48, 16
 
@@ -136,80 +135,37 @@ def test_a_gpu_has_its_data_sheets_peak_or_none(name, precision, peak):
     assert gpu_peak(name, precision) == peak
 
 
-def test_a_processors_peak_is_measured_once():
-    measured_peak.cache_clear()
-    first = measured_peak("cpu", "float32", torch.get_num_threads())
-    assert 1e8 < first < 1e15
-    assert measured_peak("cpu", "float32", torch.get_num_threads()) == first
-    assert measured_peak.cache_info().hits == 1
-
-
 # --- the figure in the log -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def gigaflop_processor(monkeypatch):
-    monkeypatch.setattr(utilisation, "measured_peak", lambda *_: 1e9)
+def utilisation_on(monkeypatch, name, mixed_precision="bf16", processes=1, model=None):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: name)
+    device = torch.device("cpu" if name == "cpu" else "cuda")
+    return Utilisation.of(model or text_tower(), (token_ids(3),), device, mixed_precision, processes)
 
 
-def on_cpu(**options):
-    return Utilisation(text_tower(), (token_ids(3),), torch.device("cpu"), **options)
-
-
-def test_utilisation_is_the_work_of_the_samples_over_the_peak_of_all_processes(gigaflop_processor):
-    one, two = on_cpu(), on_cpu(processes=2)
-    assert one.flops_per_sample == text_flops(LENGTH)
-    rate = 0.25e9 / text_flops(LENGTH)
-    assert one.share(rate) == pytest.approx(0.25)
-    assert two.share(rate) == pytest.approx(0.125)
-    assert one.share(0.0) == 0.0
-    described = one.describe()
-    assert (described["flops_per_sample"], described["peak_flops"]) == (text_flops(LENGTH), 1e9)
-    assert described["source"].startswith("measured: a float32 matrix product")
-
-
-def test_a_measured_peak_is_raised_to_what_the_run_reached(gigaflop_processor):
-    found = on_cpu()
-    assert found.share(2e9 / text_flops(LENGTH)) == 1.0
-    assert found.share(1e9 / text_flops(LENGTH)) == pytest.approx(0.5)
-
-
-def test_a_data_sheets_peak_cannot_be_exceeded(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
-    found = Utilisation(text_tower(), (token_ids(),), torch.device("cuda"), "bf16")
-    assert found.source == "data sheet: NVIDIA H200, bfloat16, dense"
-    assert found.share(494.7e12 / text_flops(LENGTH)) == pytest.approx(0.5)
-    assert found.share(1e15 / text_flops(LENGTH)) is None
-    assert found.share(494.7e12 / text_flops(LENGTH)) == pytest.approx(0.5)
+def test_utilisation_is_the_work_of_the_samples_over_the_peak_of_all_processes(monkeypatch):
+    one, two = (utilisation_on(monkeypatch, "NVIDIA H200", processes=processes) for processes in (1, 2))
+    assert one == Utilisation(text_flops(LENGTH), 989.4e12)
+    rate = 494.7e12 / text_flops(LENGTH)
+    assert (one.share(rate), two.share(rate), one.share(0.0)) == (pytest.approx(0.5), pytest.approx(0.25), 0.0)
 
 
 def test_tensor_cores_are_the_peak_of_float32_where_torch_uses_them(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3")
     for setting, peak in (("highest", 67e12), ("high", 494.7e12)):
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda setting=setting: setting)
-        assert Utilisation(text_tower(), (token_ids(),), torch.device("cuda")).peak == peak
+        assert utilisation_on(monkeypatch, "NVIDIA H100 80GB HBM3", "no").peak_flops == peak
 
 
-@pytest.mark.parametrize(
-    ("device", "precision", "words"),
-    [
-        ("cuda", "bf16", "no data sheet figure is known for Graphics X with bfloat16"),
-        ("mps", "no", "no peak is known for a device of type mps"),
-        ("cpu", "fp8", "no peak is known for mixed precision fp8; known: no, fp16, bf16"),
-    ],
-)
-def test_an_unknown_device_gives_no_figure_and_says_why(monkeypatch, device, precision, words):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Graphics X")
-    found = Utilisation(text_tower(), (token_ids(),), torch.device(device), precision)
-    assert found.share(1000.0) is None
-    assert found.describe() == {"flops_per_sample": text_flops(LENGTH), "peak_flops": None, "source": words}
+@pytest.mark.parametrize(("name", "mixed_precision"), [("Graphics X", "bf16"), ("cpu", "no"), ("NVIDIA H200", "fp8")])
+def test_a_device_or_precision_without_a_known_peak_has_no_figure(monkeypatch, name, mixed_precision):
+    assert utilisation_on(monkeypatch, name, mixed_precision) is None
 
 
-def test_a_model_that_looks_at_values_gives_no_figure_and_says_why(gigaflop_processor):
-    class Looks(nn.Module):
+def test_a_model_that_needs_values_has_no_figure_and_a_warning_says_why(monkeypatch):
+    class NeedsValues(nn.Module):
         def forward(self, x):
             return x * x.max().item()
 
-    found = Utilisation(Looks(), (torch.zeros(1, 2, requires_grad=True),), torch.device("cpu"))
-    assert found.share(10.0) is None
-    assert found.source.startswith("the model's FLOPs cannot be counted without its values")
+    with pytest.warns(UserWarning, match="model_flops_utilisation is not logged: .*meta"):
+        assert utilisation_on(monkeypatch, "NVIDIA H200", model=NeedsValues()) is None

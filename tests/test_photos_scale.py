@@ -87,7 +87,6 @@ def trained(photographs, weights, tmp_path_factory):
         train = importlib.import_module(f"{paper}.train").train
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("common.run.inputs.ROOT", photographs)
-            patch.setattr("common.run.utilisation.training_flops", lambda *arguments: 1)  # seconds, and shown nowhere
             train(config, open_training_pairs(config.data, 0), files, False, Accelerator(cpu=True), "test")
         first, last = (path / "model.safetensors" for path in sorted(files.checkpoints.glob("step-*")))
         before, after = load_file(first), load_file(last)

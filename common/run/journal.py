@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -134,7 +135,7 @@ class Journal:
         config: of the run.
         training: the data.
         accelerator: the main process writes.
-        utilisation: turns speed into a share of the device's arithmetic; None = not told.
+        utilisation: turns speed into a share of the device's arithmetic; None = not logged.
         checkpoint: that the run goes on from, or None.
         label: name on the progress bar.
         steps: of the run.
@@ -159,7 +160,7 @@ class Journal:
         self.log = RunLog(files.log, before.get("step"), accelerator.is_main_process)
         self.broken = BrokenLog(self.log, config.data.max_broken_share, training.lost_at_open(), before.get("broken"))
         if utilisation is not None:
-            self.log.write("utilisation", step=self.first_step, **utilisation.describe())
+            self.log.write("utilisation", step=self.first_step, **asdict(utilisation))
         self.clock = StepClock(config.optim.global_batch_size)
         self.watch = Watch(config.optim.warmup_steps, before.get("watch"))
         self.beside_bar: dict[str, str] = {}  # the newest values

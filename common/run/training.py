@@ -287,7 +287,7 @@ def _utilisation(model: nn.Module, config: Any, training: Training, accelerator:
     if sample is None:
         return None
     precision, processes = accelerator.mixed_precision, accelerator.num_processes
-    return Utilisation(model, sample, accelerator.device, precision, processes, kept_stems(model, config))
+    return Utilisation.of(model, sample, accelerator.device, precision, processes, kept_stems(model, config))
 
 
 def _code_facts(provenance: dict[str, str], checkpoint: Checkpoint | None) -> dict[str, str]:

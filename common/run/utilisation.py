@@ -1,19 +1,17 @@
-"""Which share of the device's arithmetic a training run uses: model FLOPs utilisation (MFU).
+"""Model FLOPs utilisation (MFU): the share of a GPU's peak arithmetic that a training run uses.
 
-    utilisation = samples_per_second * training FLOPs of one sample / (processes * peak FLOP/s of a device)
+    utilisation = samples_per_second * training FLOPs of one sample / (processes * peak FLOP/s of a GPU)
 
-A multiplication and an addition are two FLOPs. Counted is what the model needs, forward and backward: what gradient
-checkpointing or a fused attention kernel computes a second time is not, and neither are the loss, the optimiser and
-work on elements (norms, softmax), which is a few per cent at most.
+`torch.utils.flop_counter` counts the matrix products and convolutions of forward and backward pass; a multiplication
+and an addition are two FLOPs. What gradient checkpointing computes a second time is not counted. A device whose peak
+no data sheet gives, a CPU among them, has no figure.
 """
 
 import copy
-import os
 import re
-import time
+import warnings
 from collections.abc import Sequence
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -41,144 +39,87 @@ GPU_PEAKS = {
     r"(Tesla|NVIDIA) T4": {"float32": 8.1, "float16": 65.0},
 }  # device name -> precision -> peak
 
-_GEMM_SIDE, _GEMM_REPEATS = 1024, 8
 _DTYPES = {"no": "float32", "fp16": "float16", "bf16": "bfloat16"}  # Accelerate's names
 
 
 def training_flops(model: nn.Module, *inputs: torch.Tensor, once: Sequence[nn.Module] = ()) -> int:
-    """FLOPs of one forward and one backward pass, counted on a copy without weights: no memory, time or random state.
+    """FLOPs of one forward and one backward pass of a batch, counted on the meta device.
 
     Args:
-        model: in the state in which it trains; patch dropout and frozen weights count for what they save.
+        model: with the weights that train and those that are frozen.
         inputs: of `model.forward`; only shapes and types matter.
-        once: modules of it that are not counted, as training reads what they have computed before.
-    Returns:
-        FLOPs of the whole batch.
+        once: modules that are not counted, because training reads their cached outputs.
     Raises:
-        Exception: whatever the model raises where it needs values, not shapes.
+        Exception: whatever the model raises on tensors without values.
     """
     from torch.utils.flop_counter import FlopCounterMode  # imports sympy, which not every command needs
 
     left_out = [name for name, part in model.named_modules() if any(part is other for other in once)]
-    tensors = [*model.parameters(), *model.buffers()]
-    without_weights = {id(tensor): _shape_only(tensor) for tensor in tensors}
-    model = copy.deepcopy(model, without_weights).train()
+    model = copy.deepcopy(model).to("meta").train()
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
-            module.gradient_checkpointing = False  # its second forward pass is no work that the model needs
+            module.gradient_checkpointing = False  # the model does not need its second forward pass
     with torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
         outputs = model(*(tensor.to("meta") for tensor in inputs))
         outputs = outputs if isinstance(outputs, tuple | list) else [outputs]
         sum(output.float().sum() for output in outputs if output.requires_grad).backward()
     by_module = counter.get_flop_counts()
-    spared = (by_module.get(f"{type(model).__name__}.{name}", {}) for name in left_out)
-    return counter.get_total_flops() - sum(sum(each.values()) for each in spared)
-
-
-def _shape_only(tensor: torch.Tensor) -> torch.Tensor:
-    empty = torch.empty_like(tensor, device="meta")
-    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    cached = (by_module.get(f"{type(model).__name__}.{name}", {}) for name in left_out)
+    return counter.get_total_flops() - sum(sum(flops.values()) for flops in cached)
 
 
 def gpu_peak(name: str, precision: str) -> float | None:
-    """Peak FLOP/s by data sheet.
+    """Peak FLOP/s by data sheet; None for a device or precision that `GPU_PEAKS` lacks.
 
     Args:
         name: as `torch.cuda.get_device_name()` gives it.
         precision: "float32", "tf32", "float16" or "bfloat16".
-    Returns:
-        None for a device or precision that the table lacks.
     """
-    for pattern, peaks in GPU_PEAKS.items():
-        if re.fullmatch(pattern, name) and precision in peaks:
-            return 1e12 * peaks[precision]
-    return None
+    peaks = next((peaks for pattern, peaks in GPU_PEAKS.items() if re.fullmatch(pattern, name)), {})
+    return 1e12 * peaks[precision] if precision in peaks else None
 
 
-@cache
-def measured_peak(device: str, precision: str, threads: int) -> float:
-    """FLOP/s of the best of several matrix products; takes a fraction of a second, once in a process.
-
-    Args:
-        device: as torch names it.
-        precision: name of a floating-point dtype.
-        threads: of this process, for the cache alone.
-    """
-    first = torch.ones(_GEMM_SIDE, _GEMM_SIDE, dtype=getattr(torch, precision), device=device)
-    result, seconds = torch.empty_like(first), []
-    for _ in range(_GEMM_REPEATS):
-        start = time.perf_counter()
-        torch.mm(first, first, out=result)
-        seconds.append(time.perf_counter() - start)
-    return 2 * _GEMM_SIDE**3 / min(seconds)
-
-
+@dataclass(frozen=True)
 class Utilisation:
-    """Turns samples per second into model FLOPs utilisation, or says once why it cannot.
+    """FLOPs of training on one sample, and peak FLOP/s of all processes together."""
 
-    Args:
-        model: before Accelerate prepares it (sharded weights have no shape of their own).
-        inputs: one batch for `model.forward`; only shapes and types matter.
-        device: on which the model trains.
-        mixed_precision: Accelerate's name: "no", "bf16", "fp16".
-        processes: that share the samples, each with such a device.
-        once: as in `training_flops`.
-    Attributes:
-        flops_per_sample: of training, None if the model's FLOPs cannot be counted.
-        peak: FLOP/s of all processes together, None if the device is not known.
-        source: where the peak comes from, or why there is no figure.
-    """
+    flops_per_sample: float
+    peak_flops: float
 
-    def __init__(
-        self,
+    @classmethod
+    def of(
+        cls,
         model: nn.Module,
         inputs: tuple[torch.Tensor, ...],
         device: torch.device,
-        mixed_precision: str = "no",
-        processes: int = 1,
+        mixed_precision: str,
+        processes: int,
         once: Sequence[nn.Module] = (),
-    ) -> None:
-        self.flops_per_sample: float | None = None
-        self.peak, self.source = _peak(device, mixed_precision)
-        if self.peak is not None:
-            self.peak *= processes
-        try:
-            self.flops_per_sample = training_flops(model, *inputs, once=once) / len(inputs[0])
-        except Exception as error:  # a figure for the log is no reason to stop a run
-            self.source = f"the model's FLOPs cannot be counted without its values: {error}"
+    ) -> "Utilisation | None":
+        """None where the device's peak is unknown, or where the model needs values to run.
 
-    def share(self, samples_per_second: float) -> float | None:
-        """Model FLOPs utilisation in [0, 1]; None where FLOPs or peak are not known.
-
-        A measured peak that the run exceeds was measured on a busy machine and is raised to what the run reached. A
-        data sheet's cannot be exceeded: that gives None.
+        Args:
+            model: before Accelerate prepares it (sharded weights have other shapes).
+            inputs: one batch for `model.forward`.
+            device: on which the model trains.
+            mixed_precision: Accelerate's name: "no", "bf16", "fp16".
+            processes: number of processes, each with such a device.
+            once: as in `training_flops`.
         """
-        if self.flops_per_sample is None or self.peak is None:
+        if device.type != "cuda" or mixed_precision not in _DTYPES:
             return None
-        reached = samples_per_second * self.flops_per_sample
-        self.peak = max(self.peak, reached) if self.source.startswith("measured") else self.peak
-        return reached / self.peak if reached <= self.peak else None
+        precision = _DTYPES[mixed_precision]
+        if precision == "float32" and torch.get_float32_matmul_precision() != "highest":
+            precision = "tf32"
+        peak = gpu_peak(torch.cuda.get_device_name(device), precision)
+        if peak is None:
+            return None
+        try:
+            return cls(training_flops(model, *inputs, once=once) / len(inputs[0]), processes * peak)
+        except Exception as error:  # a figure for the log does not stop a run
+            warnings.warn(f"model_flops_utilisation is not logged: {error}", stacklevel=2)
+            return None
 
-    def describe(self) -> dict[str, Any]:
-        """For the log, once."""
-        return {"flops_per_sample": self.flops_per_sample, "peak_flops": self.peak, "source": self.source}
-
-
-def _peak(device: torch.device, mixed_precision: str) -> tuple[float | None, str]:
-    """Peak FLOP/s of one device, and where it comes from or why it is not known."""
-    precision = _DTYPES.get(mixed_precision)
-    if precision is None:
-        return None, f"no peak is known for mixed precision {mixed_precision}; known: {', '.join(_DTYPES)}"
-    if device.type == "cpu":
-        threads = torch.get_num_threads()
-        what = f"measured: a {precision} matrix product of side {_GEMM_SIDE}, {threads} threads of {os.cpu_count()}"
-        return measured_peak("cpu", precision, threads), what
-    if device.type != "cuda":
-        return None, f"no peak is known for a device of type {device.type}"
-    if precision == "float32" and torch.get_float32_matmul_precision() != "highest":
-        precision = "tf32"
-    name = torch.cuda.get_device_name(device)
-    peak = gpu_peak(name, precision)
-    if peak is None:
-        return None, f"no data sheet figure is known for {name} with {precision}"
-    return peak, f"data sheet: {name}, {precision}, dense"
+    def share(self, samples_per_second: float) -> float:
+        """Model FLOPs utilisation, a fraction."""
+        return samples_per_second * self.flops_per_sample / self.peak_flops
