@@ -6,7 +6,7 @@ from common.data.scenes.classification import CLASSIFICATION_TASKS, Classificati
 from common.data.scenes.dataset import SceneDataset
 from common.data.scenes.draw import render
 from common.data.scenes.negatives import hard_negative_pairs
-from common.data.scenes.positives import caption_positives, image_to_text_ceiling, matches, text_to_image_ceilings
+from common.data.scenes.positives import caption_positives, matches
 from common.data.scenes.sampling import SPLITS
 from common.data.scenes.statements import Mention, Statement, describes, entails
 from common.data.scenes.tasks.dataset import ANNOTATION_TASKS, AnnotationTask, annotation_task

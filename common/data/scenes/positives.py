@@ -1,4 +1,4 @@
-"""Which captions describe which pictures, for all pairs at once, and the best score that leaves to an oracle.
+"""Which captions describe which pictures, for all pairs at once.
 
 Statements and scenes become rows of small integers, and a compiled kernel evaluates every statement on every scene
 (some 100 million pairs a second), with the meaning of `statements.describes`; a test compares the two.
@@ -7,7 +7,6 @@ Statements and scenes become rows of small integers, and a compiled kernel evalu
 import numpy as np
 
 from common.base.compiled import compiled
-from common.data.scenes.captions import NUM_CAPTIONS
 from common.data.scenes.statements import MAX_MENTIONS, Statement
 from common.data.scenes.world import Scene
 
@@ -161,42 +160,3 @@ def caption_positives(dataset) -> tuple[dict[int, list[int]], dict[int, list[int
         for image in images:
             captions_of[image].append(caption)
     return captions_of, images_of
-
-
-def text_to_image_ceilings(dataset) -> dict[str, float]:
-    """Expected t2i R@1 of an oracle that knows what each caption describes and guesses among the matching pictures.
-
-    The mean of 1 / number of matching pictures; a caption that is false of its own picture (noise) counts 0.
-
-    Returns:
-        Fractions in [0, 1] under "all" and "level 0" ... "level 4".
-    """
-    found = matches(*_statements_and_scenes(dataset))
-    # a caption that describes n pictures finds its own with 1 / n
-    hits = [1.0 / len(images) if caption // NUM_CAPTIONS in images else 0.0 for caption, images in enumerate(found)]
-    hits = np.array(hits).reshape(-1, NUM_CAPTIONS)
-    levels = {f"level {level}": float(hits[:, level].mean()) for level in range(hits.shape[1])}
-    return {"all": float(hits.mean()), **levels}
-
-
-def image_to_text_ceiling(dataset) -> float:
-    """Expected i2t R@1 (any of the picture's own captions) of an oracle that sees the picture and every statement.
-
-    The oracle ranks first the caption that is true of the picture and of the fewest others, as the most specific
-    truth about it is the likeliest to have been written for it; among captions of equal rarity it guesses.
-
-    Returns:
-        Fraction in [0, 1].
-    """
-    statements, scenes = _statements_and_scenes(dataset)
-    found = matches(statements, scenes)
-    rarity = np.array([len(images) for images in found])
-    best = np.full(len(scenes), np.iinfo(np.int64).max)
-    own, total = np.zeros(len(scenes)), np.zeros(len(scenes))
-    for caption in np.argsort(rarity, kind="stable"):
-        for image in found[caption]:
-            if rarity[caption] <= best[image]:
-                best[image] = rarity[caption]
-                total[image] += 1
-                own[image] += caption // NUM_CAPTIONS == image
-    return float(np.mean(np.where(total > 0, own / np.maximum(total, 1), 0.0)))
