@@ -3,15 +3,15 @@
     python scripts/fill_pages.py            writes README.md, <paper>/README.md and results/<paper>/README.md
     python scripts/fill_pages.py --check    says which file differs, and ends with status 1
 
-First the verdicts beside the committed results are judged anew, results/<paper>/<part>/<scale>/<part>_claims.md, as
-later results and changed claims can change them.
+First come the files beside the committed results: each table in Markdown, from its JSON, and the verdicts in
+results/<paper>/<part>/<scale>/<part>_claims.md, which later results and changed claims can change.
 
 A page holds, above each such table, a comment that names a result and, where not all are wanted, its columns by key:
 
     <!-- table: results/euclip/table4/demo/table4.json; columns: imagenet, retrieval -->
 
-The table below it is replaced: rows of the paper for methods that were measured, what ours is measured on, our numbers,
-and the level of a guess. Verdicts on claims, all of a file or some by id:
+The table below it is replaced: rows of the paper for methods that were measured, our test sets, our numbers,
+and the chance level. Verdicts on claims, all of a file or some by id:
 
     <!-- claims: results/euclip/table4/demo/table4_claims.md; ids: C5, C6 -->
 
@@ -33,7 +33,7 @@ if not __package__:
 
 from common.base.arguments import Parser
 from common.base.provenance import ROOT
-from common.report.formats import DASH, lay_out, line_below, markdown_text
+from common.report.formats import DASH, lay_out, line_below, markdown_text, to_markdown
 from common.report.found import load_found
 from common.report.page import collect, refreshed_claims
 from common.report.table import Column, Table, read_table
@@ -177,7 +177,7 @@ def page_table(table: Table) -> str:
         if line.kind == "paper":
             rows.append([f"*paper, {method}*", *(f"*{cell}*" for cell in cells)])
         elif line.kind == "stand_in":
-            rows.append(["*ours is measured on*", *(f"`{cell.split(' (')[0]}`" for cell in line.cells)])
+            rows.append([f"*{line.method}*", *(f"`{cell.split(' (')[0]}`" for cell in line.cells)])
         else:
             rows.append([f"ours, {method}" if printed and line.kind == "ours" else method, *cells])
     rule = "|" + "---|" * len(rows[0])
@@ -198,6 +198,8 @@ def main() -> None:
             if not check:
                 path.write_text(new, encoding="utf-8")
 
+    for entry in collect([ROOT / "results"]):
+        put(entry.path.with_suffix(".md"), to_markdown(entry.table))
     for path, text in refreshed_claims(ROOT / "results").items():
         put(path, text)
     try:

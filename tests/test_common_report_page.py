@@ -283,12 +283,12 @@ def test_a_changed_tables_plot_says_what_was_changed_and_intervals_drawn_alike_s
     assert 0 <= edges.x0 < edges.x1 <= drawn[0].bbox.x1  # of one narrow panel
 
 
-def test_a_guess_of_another_name_is_named(tmp_path, drawn):
+def test_the_model_behind_a_chance_level_is_named(tmp_path, drawn):
     rows = [Row("a", {}, {"x": cell(1.0, 2.0, chance=0.5)}, "measured")]
     table = made_up_table(columns=[Column("x", "x", guess="the largest box")], rows=rows)
     plot_table(table, tmp_path / "table0.png")
-    assert "the largest box" in [text.get_text() for text in drawn[0].legends[0].get_texts()]
-    assert "*the largest box would reach*" in to_markdown(table)
+    assert "chance level (the largest box)" in [text.get_text() for text in drawn[0].legends[0].get_texts()]
+    assert "*chance level (the largest box)*" in to_markdown(table)
     assert from_json(to_json(table)) == table
 
 
@@ -377,20 +377,20 @@ def test_stages_and_rows_beyond_the_colours_stand_apart(tmp_path, drawn):
     assert len({axis.get_ylim() for axis in drawn[0].axes if axis.get_ylabel().startswith("logit scale")}) == 2
 
 
-def test_the_loss_of_a_guess_is_drawn_where_it_is_contrast_alone(tmp_path, drawn):
+def test_the_chance_level_of_the_loss_is_drawn_where_it_is_a_contrast_only(tmp_path, drawn):
     """It was drawn at ln of the batch, also where a pool or a queue gives the candidates and other terms are added."""
 
-    def guess(*runs):
+    def chance(*runs):
         logs = {str(number): [{**line, **more(line)} for line in made_up_log(0)] for number, more in enumerate(runs)}
         plot_training(logs, tmp_path / "training.png")
-        return [text for text in legends(drawn[-1])[0] if text.startswith("loss of a guess")]
+        return [text for text in legends(drawn[-1])[0] if text.startswith("chance level")]
 
     def among(count, added=0.0):
         return lambda line: {"loss_over_chance": (float(line.get("loss", 0)) - added) / math.log(count)}
 
-    assert guess(among(256), among(256)) == ["loss of a guess: ln 256 = 5.55"]
+    assert chance(among(256), among(256)) == ["chance level: ln 256 = 5.55"]
     for unlike in (among(128), among(256, added=0.1), lambda line: {}):
-        assert guess(among(256), unlike) == []
+        assert chance(among(256), unlike) == []
 
 
 def test_plot_of_training_without_records_writes_nothing(tmp_path):

@@ -13,9 +13,9 @@ MARK = "<!-- table: results/p/table1/demo/table1.json{} -->"
 FILLED = """| | acc | mean |
 |---|---|---|
 | *paper, ours* | *76.4* | *—* |
-| *ours is measured on* | `scenes/test` | `scenes/test` |
+| *test set (ours)* | `scenes/test` | `scenes/test` |
 | ours, ours | 50.0 ± 12.4 | 0.500 ± 0.124 |
-| a guess would reach | 1.6 | — |
+| chance level | 1.6 | — |
 
 Ours: on scenes; seeds 0, 1.
 """

@@ -134,7 +134,7 @@ def logged_run(folder, scales, seed=0):
     return RowRun(RunFiles(folder), seed, {}, {}, "scenes", "a machine", "a revision", "versions", Config())
 
 
-def test_a_run_that_ended_at_the_loss_of_a_guess_is_named(tmp_path):
+def test_a_run_that_ended_at_chance_level_is_named(tmp_path):
     runs = []
     for seed, ratios in enumerate(([1.0, 0.4], [1.0, 1.004], [0.5, 0.992])):
         (tmp_path / str(seed)).mkdir()
@@ -143,7 +143,7 @@ def test_a_run_that_ended_at_the_loss_of_a_guess_is_named(tmp_path):
         (tmp_path / str(seed) / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         files = RunFiles(tmp_path / str(seed))
         runs.append(RowRun(files, seed, {}, {}, "scenes", "a machine", "a revision", "versions", Config()))
-    assert collapse_note(runs) == "; seed 1, 2 ended at the loss of a guess"
+    assert collapse_note(runs) == "; seed 1, 2 ended at the chance level of the loss"
     assert collapse_note(runs[:1]) == ""
 
 

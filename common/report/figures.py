@@ -21,7 +21,7 @@ from matplotlib.ticker import LogLocator
 from PIL import Image
 
 from common.base.files import write_atomically
-from common.report.formats import heading, panel_label
+from common.report.formats import CHANCE, chance_level, heading, panel_label
 from common.report.statistics import SHARE_OF, bounded_interval
 from common.report.table import Column, Measured, Row, Table
 
@@ -34,7 +34,7 @@ _POINTS = 60  # a longer series is averaged over windows of steps, so that its c
 
 
 def plot_table(table: Table, path: str | Path) -> list[Path]:
-    """One panel per measured column: our mean and interval for every measured row, the level of a guess as a line.
+    """One panel per measured column: our mean and interval for every measured row, the chance level as a line.
 
     Args:
         table: whose cells are plotted; columns and rows without a measured cell are left out, and columns of constants,
@@ -82,7 +82,7 @@ def plot_training(log_records_by_run: Mapping[str, Sequence[Mapping]], path: str
     """Loss, logit scale, R@1 and accuracy against the step, one panel each: the mean of a row's seeds, and their range.
 
     Rows of unlike lengths, and what follows upon other rows ("<row>, <stage>"), stand in blocks of their own; so do
-    more rows than there are colours. The line of a guess is drawn where the loss is contrast among candidates alone.
+    more rows than there are colours. The chance level is drawn where the loss is a contrast among candidates and nothing else.
 
     Args:
         log_records_by_run: for each run's label ("<row>, seed <k>" where seeds belong together) its log records, as in
@@ -98,7 +98,7 @@ def plot_training(log_records_by_run: Mapping[str, Sequence[Mapping]], path: str
     blocks = _blocks(list(log_records_by_run), found)
     if not blocks:
         return []
-    guess = _guess(log_records_by_run)
+    chance = _chance_loss(log_records_by_run)
     heights = [2.7 * -(-len(of.panels) // of.across) + 0.7 + 0.2 * -(-len(of.rows) // of.columns) for of in blocks]
     figure = Figure(figsize=(9.2, sum(heights) + 0.4), layout="constrained")
     _title(figure, title)
@@ -120,9 +120,9 @@ def plot_training(log_records_by_run: Mapping[str, Sequence[Mapping]], path: str
                 if max(windows) > 1:
                     text = f"mean over windows of {max(windows)} records"
                     axis.set_title(text, fontsize=_SMALL - 1, color=_GREY, loc="right")
-            if name == "loss" and guess is not None:
-                line = axis.axhline(guess, color=_GREY, linewidth=1.2, linestyle=(0, (1, 1.5)))
-                drawn[f"loss of a guess: ln {math.exp(guess):,.0f} = {guess:.2f}"] = line
+            if name == "loss" and chance is not None:
+                line = axis.axhline(chance, color=_GREY, linewidth=1.2, linestyle=(0, (1, 1.5)))
+                drawn[f"{CHANCE}: ln {math.exp(chance):,.0f} = {chance:.2f}"] = line
             _dress(axis, "step (optimiser updates)", unit)
             low, high = axis.dataLim.intervaly
             if "percent" not in unit and 0 < 10 * low < high:
@@ -201,8 +201,8 @@ def _series(log_records_by_run: Mapping, name: str) -> dict[str, list[tuple[int,
     return {run: list(_points(records, name)) for run, records in log_records_by_run.items()}
 
 
-def _guess(log_records_by_run: Mapping) -> float | None:
-    """Loss of a guess, by what all runs log of their loss over it; None where it is not one: the loss holds more."""
+def _chance_loss(log_records_by_run: Mapping) -> float | None:
+    """The loss at chance level, from the ratio that all runs log; None where the loss has further terms."""
     records = [record for run in log_records_by_run.values() for record in run if record.get("event") == "train"]
     ratios = [(float(r["loss"]), float(r.get("loss_over_chance", math.inf))) for r in records]
     found = {round(loss / ratio, 6) for loss, ratio in ratios if 0 < loss < math.inf and ratio}
@@ -248,10 +248,10 @@ def _draw_column(panel, table: Table, column: Column, rows: Sequence[Row]) -> di
             if cell.interval is not None:
                 drawn["interval"] = ends
             if cell.chance is not None:
-                (guess,) = panel.plot(
+                (level,) = panel.plot(
                     [cell.chance] * 2, [height - 0.4, height + 0.4], color=_GREY, linestyle=(0, (2, 1.2)), linewidth=1.4
                 )
-                drawn[column.guess] = guess
+                drawn[chance_level([column])] = level
     better = ", lower is better" if column.better == "lower" else ""
     panel.set_title(_literal(textwrap.fill(panel_label(table, column), 36)), fontsize=_SMALL)
     _dress(panel, f"{column.unit}{better}")

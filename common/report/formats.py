@@ -2,17 +2,14 @@
 
 `lay_out` turns a table into lines of short texts, once for all formats. A method takes up to three lines: "paper",
 "ours", and "ours - paper" where the two may be compared. A line belongs to one source, so a number of the paper cannot
-stand in a line of ours whatever the format. Above the methods a line says what each of our columns is measured on,
-below them a line gives the level of a guess.
+stand in a line of ours whatever the format. The line above the methods names our test sets, the line below them gives the chance level.
 """
 
-import csv
-import io
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import takewhile, zip_longest
 from pathlib import Path
 
@@ -29,6 +26,7 @@ from common.report.table import (
 )
 
 DASH = "—"
+TEST_SET, CHANCE = "test set (ours)", "chance level"  # the lines above and below the methods
 _GLOSSARY = (
     (r"R@\d|_r\d|recall_at", "R@K", "share of queries with a correct match among the K best candidates"),
     (r"i2t", "i2t", "image query, captions ranked (any caption of the image counts)"),
@@ -51,7 +49,7 @@ class Line:
 
 
 def lay_out(table: Table, compact: bool = False) -> list[list[Line]]:
-    """Groups of lines: what ours is measured on (where needed), one group per method, chance (where known).
+    """Groups of lines: our test sets (where needed), one group per method, the chance level (where known).
 
     `compact` leaves the number of seeds out of the cells where all share it; `reading` says it once instead.
     """
@@ -59,13 +57,18 @@ def lay_out(table: Table, compact: bool = False) -> list[list[Line]]:
     groups = []
     stand_ins = tuple(stand_in(table, column) or DASH for column in table.columns)
     if any(cell != DASH for cell in stand_ins):
-        groups.append([Line("stand_in", "ours is measured on", "", stand_ins)])
+        groups.append([Line("stand_in", TEST_SET, "", stand_ins)])
     groups += [_method_lines(table, row, with_seeds) for row in table.rows]
     chances = tuple(_chance(table, column) for column in table.columns)
     if any(cell != DASH for cell in chances):
-        guess = " or ".join(dict.fromkeys(column.guess for column in table.columns))
-        groups.append([Line("chance", f"{guess} would reach", "", chances)])
+        groups.append([Line("chance", chance_level(table.columns), "", chances)])
     return groups
+
+
+def chance_level(columns: Sequence[Column]) -> str:
+    """ "chance level", with the models behind it where they are not uniform guesses."""
+    models = " or ".join(dict.fromkeys(column.guess for column in columns if column.guess))
+    return f"{CHANCE} ({models})" if models else CHANCE
 
 
 def stand_in(table: Table, column: Column) -> str | None:
@@ -110,11 +113,11 @@ def warning(table: Table) -> str:
         return ""
     if table.scale != PAPER_SCALE:
         return (
-            f"Scale {table.scale}: our numbers are measured on other data than the paper's (named in the first line of "
-            "the table). They reproduce no cell of the paper, and no difference is printed."
+            f"Scale {table.scale}: our numbers are measured on other data than the paper's (line “{TEST_SET}”). "
+            "They reproduce no cell of the paper, and no difference is printed."
         )
     if any(column.stands_in_for is not None for column in table.columns):
-        return "Columns with a stand-in (first line of the table) do not reproduce the paper's column: no difference."
+        return f"Columns with a stand-in (line “{TEST_SET}”) do not reproduce the paper's column: no difference."
     return ""
 
 
@@ -242,11 +245,6 @@ def seeds_name(seeds: Sequence[int]) -> str:
     return "seed" if len(seeds) == 1 else "seeds"
 
 
-def _split_columns(groups: Sequence[Sequence[Line]], start: int, stop: int) -> list[list[Line]]:
-    """The same groups of lines with the columns start..stop only."""
-    return [[replace(line, cells=line.cells[start:stop]) for line in group] for group in groups]
-
-
 def _method_lines(table: Table, row: Row, with_seeds: bool) -> list[Line]:
     paper = tuple(format_paper(row.paper.get(column.key), column.unit) for column in table.columns)
     ours = [row.ours.get(column.key) for column in table.columns]
@@ -298,20 +296,16 @@ def _shared_seeds(table: Table) -> int | None:
     return numbers.pop() if len(numbers) == 1 else None
 
 
-_LATEX_SIGNS = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#", "$": r"\$",
+_LATEX_SIGNS = str.maketrans({
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", "±": r"$\pm$", "−": "$-$", "—": "---", "²": "$^2$", "³": "$^3$", "°": r"$^\circ$",
     "×": r"$\times$", "·": r"$\cdot$", "→": r"$\to$", "≤": r"$\leq$", "≥": r"$\geq$", "√": r"$\surd$",
     "β": r"$\beta$", "λ": r"$\lambda$", "τ": r"$\tau$", "π": r"$\pi$", "\n": " ", "\r": " ",
-}  # fmt: skip
-_CSV_HEADER = [
-    "paper", "paper_version", "table", "scale", "column", "label", "unit", "better", "method", "status", "paper_number",
-    "ours_mean", "ours_low", "ours_high", "interval_kind", "ours_values", "seeds", "chance", "stands_in_for", "data",
-    "protocol", "git_revision", "created",
-]  # fmt: skip
-_LATEX_COLUMNS = 5  # per block; one less with "[low, high]" in the cells
-_LATEX_RULE = r"\hline\noalign{\smallskip}"
+    "_": r"\_\allowbreak{}", "/": r"/\allowbreak{}",
+    "[": "{[}", "*": "{*}",  # after a line break LaTeX takes them for an argument of the break
+})  # fmt: skip
+_LATEX_COLUMNS = 5  # per block
 _TEXT_COLUMN, _TEXT_METHOD = 11, 22  # preferred widths in the terminal
 
 
@@ -357,46 +351,55 @@ def to_csv(table: Table) -> str:
 
     Numbers are written in full; `ours_values` and `seeds` hold one entry per seed, separated by semicolons.
     """
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(_CSV_HEADER)
+    import pandas  # takes half a second, and most commands write neither CSV nor LaTeX
+
+    records = []
     for row in table.rows:
         for column in table.columns:
-            cell, paper = row.ours.get(column.key), row.paper.get(column.key)
-            ours, measured_on = ("",) * 7, ("", "")
-            if cell is not None:
-                values, seeds = (";".join(map(str, numbers)) for numbers in (cell.values, cell.seeds))
-                ours = (cell.mean, *(cell.interval or (None, None)), cell.interval_kind, values, seeds, cell.chance)
-                measured_on = (cell.data, cell.protocol)
-            writer.writerow([
-                table.paper, table.paper_version, table.table_id, table.scale, column.key, column.label, column.unit,
-                column.better, row.method, row.status, paper, *ours, stand_in(table, column), *measured_on,
-                table.git_revision, table.created,
-            ])  # fmt: skip
-    return stream.getvalue()
+            cell = row.ours.get(column.key)
+            low, high = cell.interval if cell and cell.interval else (None, None)
+            records.append({
+                "paper": table.paper, "paper_version": table.paper_version, "table": table.table_id,
+                "scale": table.scale, "column": column.key, "label": column.label, "unit": column.unit,
+                "better": column.better, "method": row.method, "status": row.status,
+                "paper_number": row.paper.get(column.key), "ours_mean": cell and cell.mean, "ours_low": low,
+                "ours_high": high, "interval_kind": cell and cell.interval_kind,
+                "ours_values": cell and ";".join(map(str, cell.values)),
+                "seeds": cell and ";".join(map(str, cell.seeds)), "chance": cell and cell.chance,
+                "stands_in_for": stand_in(table, column), "data": cell and cell.data,
+                "protocol": cell and cell.protocol, "git_revision": table.git_revision, "created": table.created,
+            })  # fmt: skip
+    return pandas.DataFrame(records).to_csv(index=False, lineterminator="\n")
 
 
 def to_latex(table: Table) -> str:
-    """A `table*` float that needs no package; wide tables are stacked in blocks of four or five columns."""
-    groups = lay_out(table, compact=True)
-    brackets = any("[" in cell for group in groups for line in group if line.kind == "ours" for cell in line.cells)
-    per_block = _LATEX_COLUMNS - 1 if brackets else _LATEX_COLUMNS
-    lines = [r"\begin{table*}", r"\centering\scriptsize\setlength{\tabcolsep}{3pt}"]
-    for start in range(0, len(table.columns), per_block):
-        columns = table.columns[start : start + per_block]
-        head = ["method", "source", *(_latex_stacked(column.label) for column in columns)]
-        lines += [r"\begin{tabular}{p{0.2\textwidth}l" + "r" * len(columns) + "}", _LATEX_RULE]
-        lines += [" & ".join(head) + r" \\", _LATEX_RULE]
-        for group in _split_columns(groups, start, start + len(columns)):
-            lines += [*_latex_group(group), _LATEX_RULE]
-        lines += [r"\end{tabular}", r"\par\smallskip"]
+    """A `table*` float that needs no package; wide tables are stacked in blocks of five columns."""
+    import pandas
+
+    lines = [line for group in lay_out(table, compact=True) for line in group]
+    sources = [f"{line.source}: {line.status}" if _nothing(line) else line.source for line in lines]
+    index = [(_latex(line.method), _latex(source)) for line, source in zip(lines, sources)]
+    frame = pandas.DataFrame(
+        [list(map(_latex, line.cells)) for line in lines],
+        pandas.MultiIndex.from_tuples(index),
+        [_latex(column.label) for column in table.columns],
+    )
+    blocks = [frame.iloc[:, start : start + _LATEX_COLUMNS] for start in range(0, len(table.columns), _LATEX_COLUMNS)]
+    tabulars = [
+        block.style.to_latex(
+            column_format=r"p{0.18\textwidth}p{0.12\textwidth}" + r"p{0.11\textwidth}" * len(block.columns),
+            clines="skip-last;data",
+            multirow_align="naive",
+        )
+        for block in blocks
+    ]
     facts, terms = ("; ".join(f"{a}: {b}" for a, b in pairs) + "." for pairs in (provenance(table), glossary(table)))
-    told = (table.caption, warning(table), reading(table), line_below(table), facts, terms)
-    caption = " ".join(part for part in told if part)
-    lines += [f"\\caption{{{_latex(caption)}}}", f"\\label{{tab:{re.sub('[^A-Za-z0-9-]', '-', table.table_id)}}}"]
-    lines += [r"\end{table*}"]
-    lines += [f"% {_one_line(label)}: {_one_line(text)}" for label, text in remarks(table, with_status=True)]
-    return "\n".join(lines) + "\n"
+    caption = " ".join(filter(None, [table.caption, warning(table), reading(table), line_below(table), facts, terms]))
+    parts = [r"\begin{table*}", r"\centering\scriptsize\setlength{\tabcolsep}{3pt}"]
+    parts += ["\\par\\smallskip\n".join(tabulars) + f"\\caption{{{_latex(caption)}}}"]
+    parts += [f"\\label{{tab:{re.sub('[^A-Za-z0-9-]', '-', table.table_id)}}}", r"\end{table*}"]
+    parts += [f"% {_one_line(label)}: {_one_line(text)}" for label, text in remarks(table, with_status=True)]
+    return "\n".join(parts) + "\n"
 
 
 def to_text(table: Table, width: int = 100) -> str:
@@ -404,60 +407,56 @@ def to_text(table: Table, width: int = 100) -> str:
     facts = dict(provenance(table))
     run = [f"{name} {text}" for name, text in facts.items() if name not in ("paper", "table", "command")]
     head = [f"{table.table_id} of {facts['paper']}", table.caption, " | ".join(run), f"command: {facts['command']}"]
-    out = [_filled(text, width) for text in [*head, warning(table), reading(table)] if text]
-    # the labels are a line like others
-    labels = Line("label", "method", "", tuple(column.label for column in table.columns))
-    groups = [[labels], *lay_out(table, compact=True)]
+    test_sets = [f"{column.label}: {source}" for column in table.columns if (source := stand_in(table, column))]
+    test_sets = f"{TEST_SET}: {'; '.join(test_sets)}" if test_sets else ""
+    above = [_filled(text, width) for text in [*head, warning(table), reading(table), test_sets] if text]
+    below = [_filled(line_below(table), width)] if line_below(table) else []
+    below += [_filled(f"{label}: {text}", width) for label, text in remarks(table, with_status=True)]
+    below += [_filled("; ".join(f"{term}: {text}" for term, text in glossary(table)), width)]
+    return "\n".join([*above, *_text_blocks(table, width), "", *below]) + "\n"
+
+
+def _text_blocks(table: Table, width: int) -> Iterator[str]:
+    """Lines of as few blocks of columns as fit into `width`, of even size."""
+    groups = [group for group in lay_out(table, compact=True) if group[0].kind != "stand_in"]
     lines = [line for group in groups for line in group]
+    labels = [textwrap.wrap(column.label, _TEXT_COLUMN) for column in table.columns]
     method_width = min(_TEXT_METHOD, max(len(line.method) for line in lines))
     source_width = max(len(line.source) for line in lines)
-    widths = [max(len(text) for stack in column for text in stack) for column in zip(*map(_stacked, lines))]
-    for start, stop in _blocks(widths, width - method_width - source_width - 2):
-        block = _split_columns(groups, start, stop)
-        out += ["", *_text_block(block, method_width, source_width, widths[start:stop], width)]
-    out += ["", *([_filled(line_below(table), width)] if line_below(table) else [])]
-    out += [_filled(f"{label}: {text}", width) for label, text in remarks(table, with_status=True)]
-    return "\n".join([*out, _filled("; ".join(f"{t}: {m}" for t, m in glossary(table)), width)]) + "\n"
+    cell_width = 2 + max(len(text) for texts in (*labels, *(line.cells for line in lines)) for text in texts)
+    room = width - method_width - source_width - 2
+    count = len(table.columns)
+    number = -(-count // max(1, room // cell_width))
+    size = -(-count // number)
+    for start in range(0, count, size):
+        columns = slice(start, start + size)
+        levels = zip_longest(*labels[columns], fillvalue="")
+        rule = "-" * (width - room + cell_width * len(labels[columns]))
+        yield ""
+        yield from _side_by_side(
+            ["method"], ("".join(text.rjust(cell_width) for text in level) for level in levels), width - room
+        )
+        yield rule
+        for group in groups:
+            texts = []
+            for line in group:
+                row = ["".join(cell.rjust(cell_width) for cell in line.cells[columns])]
+                row = (
+                    [f"  {part}" for part in textwrap.wrap(f"{DASH} {line.status}", room - 2)]
+                    if _nothing(line)
+                    else row
+                )
+                texts += _side_by_side([line.source], row, source_width)
+            names = dict.fromkeys(line.method for line in group)
+            methods = [part for name in names for part in textwrap.wrap(name, method_width)]
+            yield from _side_by_side(methods, texts, method_width + 2)
+            yield rule
 
 
-def _stacked(line: Line) -> list[list[str]]:
-    """Each cell as a stack of short texts: [low, high] below its mean, words in a narrow column."""
-    if line.kind in ("label", "stand_in"):
-        return [_wrapped(cell, _TEXT_COLUMN) for cell in line.cells]
-    return [cell.replace(" [", "\n[").split("\n") for cell in line.cells]
-
-
-def _blocks(widths: Sequence[int], room: int) -> list[tuple[int, int]]:
-    """Ranges of columns that fit into `room`, as few as possible and of even size; one column at least."""
-    for number in range(1, len(widths) + 1):
-        size = -(-len(widths) // number)
-        ranges = [(start, min(start + size, len(widths))) for start in range(0, len(widths), size)]
-        if size == 1 or all(sum(widths[a:b]) + 2 * (b - a) <= room for a, b in ranges):
-            break
-    return ranges
-
-
-def _text_block(
-    groups: Sequence[Sequence[Line]], method_width: int, source_width: int, widths: Sequence[int], width: int
-) -> Iterator[str]:
-    total = min(width, method_width + source_width + 2 + sum(widths) + 2 * len(widths))
-    for number, group in enumerate(groups):
-        printed = []
-        for line in group:
-            if _nothing(line):
-                room = max(10, width - method_width - source_width - 6)
-                texts = [f"    {part}" for part in _wrapped(f"{DASH} {line.status}", room)]
-            else:
-                levels = zip_longest(*_stacked(line), fillvalue="")
-                texts = ["".join(f"  {text:>{size}}" for text, size in zip(level, widths)) for level in levels]
-            sources = zip_longest([line.source], texts, fillvalue="")
-            printed += [f"{source:<{source_width}}{text}" for source, text in sources]
-        methods = [
-            part for method in dict.fromkeys(line.method for line in group) for part in _wrapped(method, method_width)
-        ]
-        for method, text in zip_longest(methods, printed, fillvalue=""):
-            yield f"{method:<{method_width}}  {text}".rstrip()
-        yield "-" * total if number in (0, len(groups) - 1) or len(group) > 1 else ""
+def _side_by_side(left: Iterable[str], right: Iterable[str], left_width: int) -> Iterator[str]:
+    """Two stacks of texts as one; the shorter one ends in blanks."""
+    for texts in zip_longest(left, right, fillvalue=""):
+        yield f"{texts[0]:<{left_width}}{texts[1]}".rstrip()
 
 
 def _nothing(line: Line) -> bool:
@@ -465,27 +464,8 @@ def _nothing(line: Line) -> bool:
     return line.kind == "ours" and all(cell == DASH for cell in line.cells)
 
 
-def _latex_group(group: Sequence[Line]) -> list[str]:
-    rows = []
-    for place, line in enumerate(group):
-        if _nothing(line):
-            cells = [f"\\multicolumn{{{len(line.cells)}}}{{l}}{{{_latex(f'{DASH} {line.status}')}}}"]
-        else:
-            cells = [_latex_stacked(cell) if line.kind == "stand_in" else _latex(cell) for cell in line.cells]
-        method = "" if place and line.method == group[0].method else _latex(line.method)
-        rows.append(" & ".join([method, _latex(line.source), *cells]) + r" \\")
-    return rows
-
-
-def _latex_stacked(text: str) -> str:
-    # After a line break LaTeX takes a leading "[" or "*" for an argument of the break; an empty group prevents that.
-    lines = [_latex(line) for line in _wrapped(text, _TEXT_COLUMN)]
-    lines = ["{}" + line if line[:1] in ("[", "*") else line for line in lines]
-    return lines[0] if len(lines) == 1 else r"\shortstack[r]{" + r" \\ ".join(lines) + "}"
-
-
 def _latex(text: str) -> str:
-    return "".join(_LATEX_SIGNS.get(sign, sign) for sign in text)
+    return text.translate(_LATEX_SIGNS)
 
 
 def markdown_text(text: str) -> str:
@@ -508,18 +488,3 @@ def _one_line(text: str) -> str:
 
 def _filled(text: str, width: int) -> str:
     return textwrap.fill(_one_line(text), width, subsequent_indent="  ")
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most `width` characters, broken at blanks and after '/', ',' and '_' where possible."""
-    lines, line = [], ""
-    for piece in re.findall(r"[^\s/,_]+[/,_]*\s*|[/,_]+\s*|\s+", text):
-        while len(line) + len(piece.rstrip()) > width:
-            if line.strip():
-                lines.append(line.rstrip())
-                line = ""
-            else:
-                lines.append(piece[:width])
-                piece = piece[width:]
-        line += piece
-    return [*lines, line.rstrip()] if line.strip() or not lines else lines

@@ -33,7 +33,8 @@ class Column:
     `unit` is "percent" (one decimal), "fraction" (three decimals) or any other text (four significant digits).
     `stands_in_for` names what our number really is measured on when that is not what the paper's column says,
     for example "scenes/imagenet_a" in a column labelled ImageNet-A. `better` is "higher", "lower", or None where the
-    number is no quality (a temperature, a reference). `guess` names what reaches the `chance` of its cells.
+    number is no quality (a temperature, a reference). `guess` names the model behind the `chance` of its cells; empty =
+    uniform guessing.
     """
 
     key: str
@@ -41,7 +42,7 @@ class Column:
     unit: str = "percent"
     stands_in_for: str | None = None
     better: str | None = "higher"
-    guess: str = "a guess"
+    guess: str = ""
 
     def __post_init__(self):
         if self.better not in ("higher", "lower", None):
@@ -53,7 +54,7 @@ class Measured:
     """One number of ours: a value per seed, in the column's unit, and where it comes from.
 
     `interval` is (low, high) or None, `interval_kind` says what it spans (`SEEDS_INTERVAL`, `QUERIES_INTERVAL`);
-    `data` is a name with a short fingerprint; `chance` is the value of a guess, in the column's unit. `protocol` is the
+    `data` is a name with a short fingerprint; `chance` is the chance level, in the column's unit. `protocol` is the
     short text for readers, `full_protocol` what claims compare (empty in tables of before it was kept). `undecided`
     says why no claim may be decided by the number.
     """

@@ -24,7 +24,7 @@ class Findings:
     settings: how, in full: plain values, which the experiment's file keeps.
     rows: key -> label. columns: key -> (label, unit, which is better: "higher", "lower" or None).
     values: (row, column) -> a finite value per seed; a pair that is not there is an empty cell.
-    chance: column -> value of a guess; guess: what is called so. notes: what a reader must know.
+    chance: column -> chance level; guess: the model behind it, see `Column`. notes: what a reader must know.
     own_runs: whether each row is a training of its own, so that rows tell of each other's spread over seeds.
     """
 

@@ -73,13 +73,13 @@ def with_own_rows(command: Command, source: dict[str, Any]) -> dict[str, Any]:
 
 
 def collapse_note(runs: list[RowRun]) -> str:
-    """Which seeds ended where they began, at the loss of a guess; empty where none did."""
+    """Which seeds ended where they began, at the chance level of the loss; empty where none did."""
     found = []
     for run in runs:
         ratios = [line["loss_over_chance"] for line in read_log(run.files.log) if "loss_over_chance" in line]
         if ratios and abs(ratios[-1] - 1) <= PLATEAU:
             found.append(str(run.seed))
-    return f"; seed {', '.join(found)} ended at the loss of a guess" if found else ""
+    return f"; seed {', '.join(found)} ended at the chance level of the loss" if found else ""
 
 
 def measured_cells(
