@@ -24,12 +24,13 @@ from common.base.random_keys import derive_key
 from common.distributed import is_main_process
 from common.encoders.two_towers import TwoTowers
 from common.info_nce import symmetric_info_nce
-from common.report.figures import Contours, Curves, plot_contours, plot_curves
+from common.report.figures import Curves, plot_curves
 from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode, RowRun, measured_once
 from common.reproduce.tables import train_rows, trained_on
+from oblique_topology.figures import Contours, plot_contours
 from oblique_topology.loaded_rows import trained_model, training_batch
 
 ROW = "table2_clip.yaml"  # the paper takes its own CLIP

@@ -24,12 +24,13 @@ from common.encoders.two_towers import TwoTowers
 from common.evaluation.embed import Encoder
 from common.evaluation.grad_cam import gradients_of, recorded_input, share_in_box, signed_heat
 from common.evaluation.protocol import data_text
-from common.report.figures import HeatOnPicture, HeatOnWords, plot_heat_on_pictures, plot_heat_on_words
+from common.report.figures import HeatOnPicture, plot_heat_on_pictures
 from common.report.table import Table
 from common.reproduce.command import Command
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows
+from oblique_topology.figures import HeatOnWords, plot_heat_on_words
 from oblique_topology.loaded_rows import as_model_inputs, readable_items, trained_model
 
 ROWS = {"clip": "table2_clip.yaml", "multi": "table2_multi.yaml"}

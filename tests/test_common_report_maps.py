@@ -9,17 +9,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from plotted import read_plotted
 
-from common.report.figures import (
-    Contours,
-    Curves,
-    HeatOnPicture,
-    HeatOnWords,
-    _faded,
-    plot_contours,
-    plot_curves,
-    plot_heat_on_pictures,
-    plot_heat_on_words,
-)
+from common.report.figures import Curves, HeatOnPicture, _faded, plot_curves, plot_heat_on_pictures
+from oblique_topology.figures import Contours, HeatOnWords, plot_contours, plot_heat_on_words
 
 
 def rows(path):

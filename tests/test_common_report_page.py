@@ -13,12 +13,13 @@ from PIL import Image
 from plotted import read_plotted
 from test_common_report_tables import HOSTILE, cell, made_up_table
 
-from common.report import figures
-from common.report.figures import plot_distributions, plot_table, plot_training
+from common.report import figures, training_figure
+from common.report.figures import plot_distributions, plot_table
 from common.report.formats import to_markdown, write_table
 from common.report.found import Found
 from common.report.page import Entry, Picture, collect, collect_claims, collect_page, main, write_page
 from common.report.table import Column, Row, from_json, to_json
+from common.report.training_figure import plot_training
 
 ROOT = Path(__file__).resolve().parents[1]
 VOID = {"meta", "img", "wbr", "br", "link", "hr", "input"}
@@ -218,7 +219,8 @@ def test_a_table_of_older_form_is_refused_by_name(tmp_path, capsys):
 def drawn(monkeypatch):
     """Figures as they are made."""
     made = []
-    monkeypatch.setattr(figures, "Figure", lambda **options: made.append(Figure(**options)) or made[-1])
+    for module in (figures, training_figure):
+        monkeypatch.setattr(module, "Figure", lambda **options: made.append(Figure(**options)) or made[-1])
     return made
 
 
@@ -388,7 +390,7 @@ def test_the_chance_level_of_the_loss_is_drawn_where_it_is_a_contrast_only(tmp_p
     def among(count, added=0.0):
         return lambda line: {"loss_over_chance": (float(line.get("loss", 0)) - added) / math.log(count)}
 
-    assert chance(among(256), among(256)) == ["chance level: ln 256 = 5.55"]
+    assert chance(among(256), among(256)) == ["chance level: 5.55"]
     for unlike in (among(128), among(256, added=0.1), lambda line: {}):
         assert chance(among(256), unlike) == []
 

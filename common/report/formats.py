@@ -2,7 +2,8 @@
 
 `lay_out` turns a table into lines of short texts, once for all formats. A method takes up to three lines: "paper",
 "ours", and "ours - paper" where the two may be compared. A line belongs to one source, so a number of the paper cannot
-stand in a line of ours whatever the format. The line above the methods names our test sets, the line below them gives the chance level.
+stand in a line of ours whatever the format. The line above the methods names our test sets, the
+line below them gives the chance level.
 """
 
 import math
@@ -89,8 +90,8 @@ def panel_label(table: Table, column: Column) -> str:
 
 def heading(paper: str, table_id: str, scale: str, command: str = "") -> str:
     """Paper, table and scale, and of a changed one the rows and settings that its command names."""
-    said = re.findall(r'\b(?:ROWS|SET)=(?:"[^"]*"|\S+)', command)
-    return ", ".join([paper, table_id, f"scale {scale}", *said])
+    changes = re.findall(r'\b(?:ROWS|SET)=(?:"[^"]*"|\S+)', command)
+    return ", ".join([paper, table_id, f"scale {scale}", *changes])
 
 
 def line_below(table: Table) -> str:

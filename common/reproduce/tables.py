@@ -15,10 +15,10 @@ from common.base.provenance import git_revision
 from common.diagnosis import PLATEAU
 from common.distributed import is_main_process
 from common.evaluation.protocol import check_alike, data_text, protocol_text
-from common.report.figures import plot_training
 from common.report.formats import heading
 from common.report.statistics import interval_of_hits
 from common.report.table import MEASURED, QUERIES_INTERVAL, Column, Measured, Row, Table, measured_over_seeds
+from common.report.training_figure import plot_training
 from common.reproduce.command import Command
 from common.reproduce.rows import Job, PaperCode, RowRun, paper_tables
 from common.reproduce.side_by_side import run_rows

@@ -1,0 +1,179 @@
+"""The plot of training logs: loss, logit scale, R@1 and accuracy against the step."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from common.report.figures import (
+    COLORS,
+    FONT,
+    GREY,
+    SMALL,
+    draw_curve,
+    label_axes,
+    legend_below,
+    literal,
+    panels_of,
+    set_title,
+    write_figure,
+)
+from common.report.formats import CHANCE
+
+_POINTS = 60  # a longer series is averaged over windows of steps, so that its course can be seen through the noise
+
+
+def plot_training(log_records_by_run: Mapping[str, Sequence[Mapping]], path: str | Path, title: str = "") -> list[Path]:
+    """Loss, logit scale, R@1 and accuracy against the step, one panel each: the mean of a row's seeds, and their range.
+
+    Rows of unlike lengths, and what follows upon other rows ("<row>, <stage>"), stand in blocks of their own; so do
+    more rows than there are colours. The chance level is drawn where all runs share
+    it.
+
+    Args:
+        log_records_by_run: for each run's label ("<row>, seed <k>" where seeds belong together) its log records, as in
+            the run's JSON lines. Records with event "train" give `step`, `loss` and `logit_scale`, those with event
+            "evaluate" `step` and `metrics`, where names that end in `i2t_recall_at_1`, `t2i_recall_at_1` and `acc1`
+            (fractions) are plotted in percent.
+        path: of the PNG; the points of each run, averages where records are many, go to `<stem>_plotted.json`.
+        title: of the picture.
+    Returns:
+        The written files, PNG first; an empty list when the logs hold nothing to plot.
+    """
+    series = {
+        (name, run): list(_points(records, name)) for name, _ in _PANELS for run, records in log_records_by_run.items()
+    }
+    blocks = _blocks(list(log_records_by_run), series)
+    if not blocks:
+        return []
+    chance = _chance_loss(log_records_by_run)
+    heights = [2.7 * -(-len(of.panels) // of.across) + 0.7 + 0.2 * -(-len(of.rows) // of.columns) for of in blocks]
+    figure = Figure(figsize=(9.2, sum(heights) + 0.4), layout="constrained")
+    set_title(figure, title)
+    parts = figure.subfigures(len(blocks), 1, squeeze=False, height_ratios=heights).ravel()
+    records: list[tuple] = []
+    scales: dict[tuple, Any] = {}  # blocks of one stage share theirs
+    for part, block in zip(parts, blocks):
+        if len(blocks) > 1:
+            part.suptitle(literal(block.title), fontsize=FONT)
+        drawn: dict[str, object] = {}
+        for axis, (name, unit) in zip(panels_of(part, len(block.panels), block.across), block.panels):
+            axis.sharey(scales.setdefault((block.stage, name), axis))
+            for index, (row, runs) in enumerate(block.rows.items()):
+                windows, points = zip(*(_averaged(series[name, run]) for run in runs))
+                records += [(name, run, *point) for run, of_run in zip(runs, points) for point in of_run]
+                if means := _mean_and_range(points):
+                    seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
+                    drawn.setdefault(literal(row) + seeds, draw_curve(axis, means, index, behind=False))
+                if max(windows) > 1:
+                    text = f"mean over windows of {max(windows)} records"
+                    axis.set_title(text, fontsize=SMALL - 1, color=GREY, loc="right")
+            if name == "loss" and chance is not None:
+                line = axis.axhline(chance, color=GREY, linewidth=1.2, linestyle=(0, (1, 1.5)))
+                drawn[f"{CHANCE}: {chance:.2f}"] = line
+            label_axes(axis, "step (optimiser updates)", unit)
+            low, high = axis.dataLim.intervaly
+            if "percent" not in unit and 0 < 10 * low < high:
+                axis.set_yscale("log")
+                axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.yaxis.set_major_formatter("{x:g}")
+                axis.minorticks_off()
+        several = any(len(runs) > 1 for runs in block.rows.values())
+        legend_below(part, drawn, block.columns, "line: mean over seeds; band: lowest to highest" if several else None)
+    return write_figure(figure, path, ("panel", "run", "step", "value"), records)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows that are drawn together, each with its runs, in those panels where they have a course."""
+
+    stage: str
+    title: str
+    rows: Mapping[str, Sequence[str]]
+    panels: Sequence[tuple[str, str]]
+
+    @property
+    def across(self) -> int:
+        """Panels side by side."""
+        return min(len(self.panels), 3 if len(self.panels) > 4 else 2)
+
+    @property
+    def columns(self) -> int:
+        """Of the legend."""
+        return 2 if max(map(len, self.rows)) <= 48 else 1
+
+
+def _blocks(runs: Sequence[str], series: Mapping[tuple[str, str], Sequence]) -> list[_Block]:
+    rows: dict[str, list[str]] = {}
+    for run in runs:
+        rows.setdefault(run.rsplit(", seed ", 1)[0], []).append(run)
+    stages: dict[str, list[str]] = {}
+    for row, of_row in rows.items():
+        after = next((row.removeprefix(f"{other}, ") for other in rows if row.startswith(f"{other}, ")), "")
+        last = max((step for name, _ in _PANELS for run in of_row for step, _ in series[name, run]), default=0)
+        stages.setdefault(f"{after}, {last:,g} steps".removeprefix(", "), []).append(row)
+    blocks = []
+    for stage, names in stages.items():
+        size = -(-len(names) // -(-len(names) // len(COLORS)))
+        for start in range(0, len(names), size):
+            of_block = {row: rows[row] for row in names[start : start + size]}
+            panels = [
+                (name, unit)
+                for name, unit in _PANELS  # one point is no course
+                if any(min(len(series[name, run]) for run in of_row) > 1 for of_row in of_block.values())
+            ]
+            part = f", rows {start + 1} to {start + len(of_block)} of {len(names)}" if size < len(names) else ""
+            blocks += [_Block(stage, stage + part, of_block, panels)] if panels else []
+    return blocks
+
+
+def _mean_and_range(seeds: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float, float, float]]:
+    """Step, mean, low, high, at the steps that all seeds have."""
+    values: dict[float, list[float]] = {}
+    for step, value in (point for points in seeds for point in points):
+        values.setdefault(step, []).append(value)
+    common = sorted((step, of) for step, of in values.items() if len(of) == len(seeds))
+    return [(step, sum(of) / len(of), min(of), max(of)) for step, of in common]
+
+
+_PANELS = (
+    ("loss", "loss (nats)"),
+    ("logit_scale", "logit scale (multiplier)"),
+    ("i2t_recall_at_1", "i2t R@1 (percent)"),
+    ("t2i_recall_at_1", "t2i R@1 (percent)"),
+    ("acc1", "accuracy, zero-shot or kNN (percent)"),
+)
+
+
+def _chance_loss(log_records_by_run: Mapping) -> float | None:
+    """The loss at chance level, from the ratio that all runs log; None where the loss has further terms."""
+    records = [record for run in log_records_by_run.values() for record in run if record.get("event") == "train"]
+    ratios = [(float(r["loss"]), float(r.get("loss_over_chance", math.inf))) for r in records]
+    levels = {round(loss / ratio, 6) for loss, ratio in ratios if 0 < loss < math.inf and ratio}
+    return (levels.pop() or None) if len(levels) == 1 else None
+
+
+def _points(records: Sequence[Mapping], name: str) -> Iterator[tuple[int, float]]:
+    for record in records:
+        if record.get("event") == "train" and record.get(name) is not None:
+            yield int(record["step"]), _finite(record[name])
+        elif record.get("event") == "evaluate":
+            values = [value for key, value in record.get("metrics", {}).items() if key.endswith(name)]
+            if values:  # several splits: the first one that the log names
+                yield int(record["step"]), 100 * _finite(values[0])
+
+
+def _finite(value: float | str) -> float:
+    number = float(value)  # logs hold "nan" and "inf" as strings
+    return number if math.isfinite(number) else math.nan
+
+
+def _averaged(points: list[tuple[int, float]]) -> tuple[int, list[tuple[float, float]]]:
+    window = -(-len(points) // _POINTS)
+    groups = [points[start : start + window] for start in range(0, len(points), window)] if window > 1 else []
+    means = [(sum(s for s, _ in g) / len(g), sum(v for _, v in g) / len(g)) for g in groups]
+    return max(window, 1), means if groups else list(points)
