@@ -84,7 +84,7 @@ def _probe(data: DataConfig, sets: EvaluationSets) -> tuple[Any, Any, ProbeConfi
         train = classification_task(PROBE_TEST, size=size, image_size=data.image_size, part="train")
         return train, sets.zero_shot[PROBE_TEST], CACHED_PROBE
     if {PROBE_TRAIN, PROBE_TEST} <= sets.zero_shot.keys():
-        check_classes(sets.zero_shot[PROBE_TRAIN], sets.zero_shot[PROBE_TEST], None)
+        check_classes(sets.zero_shot[PROBE_TRAIN], sets.zero_shot[PROBE_TEST])
         return sets.zero_shot[PROBE_TRAIN], sets.zero_shot[PROBE_TEST], PROBES["oblique"]
     return None
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from common.evaluation import accuracy, annotated, grad_cam, knn, linear_probe, retrieval, zero_shot
 from common.evaluation.coco import Relation, coco_results
-from common.evaluation.linear_probe import PROBES, feature_batches, probe_scores, regression_scores, search_weight_decay
+from common.evaluation.linear_probe import PROBES, feature_batches, probe_scores
 from common.evaluation.rerank import best_candidates, two_stage_ranks
 from common.evaluation.retrieval import Positives, precisions_at_r, retrieval_ranks
 from common.geometry import Sphere
@@ -84,9 +84,6 @@ METRICS = {  # function under test -> call with a converter of scores and one of
     "knn_scores": lambda real, whole: knn.knn_scores(real(FEATURES[:9]), real(FEATURES), whole(LABELS), 3, k=5),
     "probe_scores": lambda real, whole: probe_scores(CLASSIFIER, real(FEATURES), PROBES["oblique"]),
     "feature_batches": lambda real, whole: list(feature_batches(real(FEATURES), whole(LABELS), 16, 0)(0)),
-    "regression_scores": lambda real, whole: regression_scores(
-        real(FEATURES), whole(LABELS), real(FEATURES[:9]), 3, 1.0
-    )[0],
     "entailment_metrics": lambda real, whole: annotated.entailment_metrics(whole(LABELS), whole(OWNERS % 3)),
     "nlvr2_metrics": lambda real, whole: annotated.nlvr2_metrics(whole(LABELS % 2), whole(OWNERS % 2)),
     "attention_heat": lambda real, whole: grad_cam.attention_heat(
@@ -104,13 +101,12 @@ METRICS = {  # function under test -> call with a converter of scores and one of
     "pixel_boxes": lambda real, whole: grad_cam.pixel_boxes(real(FRACTIONS[None]), 6, 8),
     "ground": lambda real, whole: vars(grad_cam.ground(real(HEAT), whole(BOX[None]), whole(BOX))),
 }  # fmt: skip
-ELSEWHERE = {  # no arrays, functions of results and models, and searches that train for seconds
+ELSEWHERE = {  # no arrays: functions of results and of models
     "recalls", "ranks_of_parts", "precisions_of_parts", "retrieval_metrics", "means", "chance_level",
     "precision_chance_level", "combine_over_processes", "winogavil_prompt", "datacomp_averages", "fill", "evaluate_knn",
     "labelled_features", "probe_rate_at", "train_probe", "augmented_batches", "backbone_encoder", "frozen",
-    "evaluate_linear_probe", "search_weight_decay", "peak_on_grid", "evaluate_logistic_regression",
-    "search_inverse_regularisation", "check_classes", "vqa_score", "best_answers", "vqa_metrics",
-    "recorded_input", "gradients_of", "grounding_metrics",
+    "evaluate_linear_probe", "check_classes", "vqa_score", "best_answers", "vqa_metrics", "recorded_input",
+    "gradients_of", "grounding_metrics",
 }  # fmt: skip
 
 
@@ -149,16 +145,6 @@ def test_every_public_function_of_arrays_is_tried():
         if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
     }
     assert public - METRICS.keys() == ELSEWHERE
-
-
-def test_the_search_for_a_weight_decay_takes_numpy(monkeypatch):
-    monkeypatch.setattr(linear_probe, "train_probe", lambda *arguments: CLASSIFIER)
-    for kind in (
-        torch.Tensor.clone,
-        lambda values: values.numpy().astype(np.uint8 if values.dtype == torch.long else None),
-    ):
-        arguments = (kind(values) for values in (FEATURES, LABELS, FEATURES, LABELS))
-        assert search_weight_decay(*arguments, 3, PROBES["oblique"], 0, "cpu") == 1e-6
 
 
 @pytest.mark.parametrize(

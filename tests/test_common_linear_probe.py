@@ -1,9 +1,8 @@
-"""Linear probes: recipes and rates by hand, training against closed forms, frozen networks, searches against loops."""
+"""Linear probes: recipes and rates by hand, training against closed forms, frozen networks."""
 
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,27 +13,21 @@ from common.data.transforms import ImageTransform
 from common.encoders.vision import VisionTransformer
 from common.evaluation.embed import Encoder
 from common.evaluation.linear_probe import (
-    INVERSE_REGULARISATIONS,
     PROBES,
-    WEIGHT_DECAYS,
     ProbeConfig,
     TowerFeatures,
     augmented_batches,
     backbone_encoder,
     evaluate_linear_probe,
-    evaluate_logistic_regression,
     feature_batches,
     frozen,
-    peak_on_grid,
     probe_rate_at,
     probe_scores,
-    regression_scores,
-    search_inverse_regularisation,
     train_probe,
 )
 
 CPU = torch.device("cpu")
-PLAIN = ProbeConfig("sgd", 0.5, batch_size=16, epochs=5, schedule="cosine")
+PLAIN = ProbeConfig(0.5, batch_size=16, epochs=5, schedule="cosine")
 
 
 def clusters(count=90, dim=4, num_classes=3, spread=0.3):
@@ -74,7 +67,7 @@ def test_recipes_hold_the_values_of_the_papers():
     assert (oblique.sgd_momentum, oblique.epochs, oblique.crop_scale) == (0.0, 100, (0.75, 1.0))
     assert oblique.use_rand_augment
     assert all(config.weight_decay == 0 for config in PROBES.values())
-    assert [name for name, config in PROBES.items() if not config.augments] == ["benchmark"]
+    assert all(config.augments for config in PROBES.values())
 
 
 def test_rates_of_each_schedule():
@@ -94,9 +87,8 @@ def test_rates_of_each_schedule():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": "lars"}, "probe.optimizer = 'lars'; accepted: sgd, adamw"),
-        ({"schedule": "linear"}, "probe.schedule = 'linear'; accepted: cosine"),
-        ({"learning_rate": 0.0}, r"probe.learning_rate = 0\.0; accepted: above 0"),
+        ({"schedule": "linear"}, "probe.schedule = 'linear'; expected one of: cosine, cosine_per_epoch, steps"),
+        ({"learning_rate": 0.0}, r"probe.learning_rate = 0\.0; expected: above 0"),
         ({"warmup_epochs": 5}, "probe.warmup_epochs = 5 of 5"),
         ({"warmup_epochs": 1, "schedule": "steps"}, "with schedule 'steps'"),
     ],
@@ -117,10 +109,6 @@ def test_the_layer_is_the_only_thing_that_trains_and_starts_as_the_recipe_says()
     torch.testing.assert_close(layer.bias, torch.zeros(3), rtol=0, atol=1e-15)
     wide = train_probe(lambda epoch: [(torch.zeros(1, 500), torch.zeros(1).long())], 1, 500, 200, still, 3, CPU)
     assert wide.weight.std().item() == pytest.approx(0.01, rel=0.02)
-    default = replace(still, init_std=None)
-    wide = train_probe(lambda epoch: [(torch.zeros(1, 500), torch.zeros(1).long())], 1, 500, 200, default, 3, CPU)
-    assert wide.weight.abs().max().item() <= 500**-0.5
-    assert wide.bias.abs().max().item() > 0
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -173,7 +161,7 @@ def test_normalised_features_do_not_depend_on_their_norm():
 
 def test_unusable_batches_are_refused():
     features, labels = clusters()
-    with pytest.raises(ValueError, match="epoch 0 brought 6 batches; 100 pictures in batches of 16 are 7"):
+    with pytest.raises(ValueError, match="epoch 0 has 6 batches; 100 images in batches of 16 make 7"):
         train_probe(feature_batches(features, labels, 16, 0), 100, 4, 3, PLAIN, 0, CPU)
     with pytest.raises(ValueError, match="features carry a gradient"):
         train_probe(lambda epoch: [(features.requires_grad_(), labels)], 90, 4, 3, PLAIN, 0, CPU)
@@ -230,7 +218,7 @@ def test_probe_of_an_untrained_tower_reports_sizes_and_leaves_it_as_it_was():
     evaluation = evaluate_linear_probe(encoder, train, test, PLAIN, seed=1)
     assert evaluation.metrics == evaluate_linear_probe(encoder, train, test, PLAIN, seed=1).metrics
     protocol = evaluation.protocol
-    assert (protocol["num_train"], protocol["num_val"], protocol["num_images"]) == (200, 0, 100)
+    assert (protocol["num_train"], protocol["num_images"]) == (200, 100)
     assert protocol["feature_dim"] == 16
     assert protocol["probe"]["batch_size"] == 16
     assert all(torch.equal(tensor, before[name]) for name, tensor in encoder.model.state_dict().items())
@@ -282,7 +270,7 @@ def test_broken_training_pictures_are_replaced_by_the_next_and_broken_test_pictu
     evaluation = evaluate_linear_probe(encoder, task, PartlyBroken(colours("test", 10), {7}), PLAIN)
     protocol = evaluation.protocol
     assert (protocol["num_train"], protocol["num_images"], protocol["unreadable_images"]) == (17, 9, 1)
-    with pytest.raises(ValueError, match="20 pictures in a row cannot be read"):
+    with pytest.raises(ValueError, match="20 images in a row cannot be read"):
         next(iter(augmented_batches(encoder, PartlyBroken(task, range(20)), config, 0)(0)))
 
 
@@ -291,90 +279,3 @@ def test_unlike_classes_are_refused():
     shapes = classification_task("vtab/count", size=10, image_size=16)
     with pytest.raises(ValueError, match="vtab/count and scenes/vtab/colour have unlike class names"):
         evaluate_linear_probe(encoder, shapes, colours("test", 10), PLAIN)
-    with pytest.raises(ValueError, match="without augmentation"):
-        evaluate_linear_probe(
-            encoder, colours("train", 20), colours("test", 10), PROBES["moco_v1"], val=colours("test", 10)
-        )
-
-
-# --- searches ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("peak", [0, 37, 96])
-def test_grid_search_finds_a_single_peak_with_few_tries(peak):
-    tried = []
-
-    def score(index):
-        tried.append(index)
-        return -abs(index - peak)
-
-    assert peak_on_grid(score, 97) == peak
-    assert peak_on_grid(lambda index: float(index >= 33), 97) == 33  # of equals the lower one: 48, then 40, 36, 34, 33
-    assert tried[:7] == [0, 16, 32, 48, 64, 80, 96]
-    assert len(tried) == len(set(tried)) <= 15
-    assert len(WEIGHT_DECAYS) == 97
-    assert WEIGHT_DECAYS[[0, 12, 96]].tolist() == pytest.approx([1e-6, 1e-5, 1e2])
-
-
-def test_search_for_c_follows_the_published_passes():
-    tried = []
-
-    def score(c):
-        tried.append(c)
-        return -abs(math.log10(c) - 1.3)
-
-    chosen = search_inverse_regularisation(score)
-    assert tuple(tried[:7]) == INVERSE_REGULARISATIONS
-    # best of the first pass is 100 (0.7 away; 1 is 1.3 away), then 10 and 1000, ...
-    assert tried[7:9] == pytest.approx([10, 1000])
-    assert tried[9:11] == pytest.approx([10 / 10**0.5, 10 * 10**0.5])
-    assert len(tried) == 7 + 4 * 2
-    assert abs(math.log10(chosen) - 1.3) <= 0.125
-    assert search_inverse_regularisation(lambda c: 0.5) == 1e-6  # the first of equals
-
-
-def test_benchmark_probe_refits_on_training_and_validation_set():
-    encoder = encoder_of(RandomFeatures(16, 12))
-    config = replace(PROBES["benchmark"], epochs=1, batch_size=20)
-    val = classification_task("vtab/colour", size=20, image_size=16, part="train", seed=5)
-    evaluation = evaluate_linear_probe(encoder, colours("train", 30), colours("test", 20), config, val=val)
-    protocol = evaluation.protocol
-    assert (protocol["num_train"], protocol["num_val"], protocol["num_images"]) == (30, 20, 20)
-    assert protocol["val_fingerprint"] == val.fingerprint
-    assert protocol["probe"]["weight_decay"] in WEIGHT_DECAYS
-
-
-# --- logistic regression -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_classes", [2, 3])
-def test_regression_scores_order_classes_as_scikit_learn_does(num_classes):
-    from sklearn.linear_model import LogisticRegression
-
-    features, labels = clusters(num_classes=num_classes, spread=2.0)
-    others = torch.randn(50, 4)
-    scores, converged = regression_scores(features, labels, others, num_classes, 0.316)
-    model = LogisticRegression(C=0.316, max_iter=1000, random_state=0).fit(features.numpy(), labels.numpy())
-    assert converged
-    assert scores.argmax(dim=1).tolist() == model.predict(others.numpy()).tolist()
-    by_probability = model.predict_proba(others.numpy()).argsort(axis=1)
-    np.testing.assert_array_equal(scores.argsort(dim=1).numpy(), by_probability)
-
-
-def test_classes_without_training_pictures_come_last():
-    features, labels = clusters(num_classes=2)
-    scores, _ = regression_scores(features, labels * 3, torch.randn(9, 4), 5, 1.0)
-    assert scores.shape == (9, 5)
-    assert (scores[:, [0, 3]].amin(dim=1) > scores[:, [1, 2, 4]].amax(dim=1)).all()
-    assert scores.isfinite().all()
-
-
-def test_logistic_regression_on_pictures_states_its_choice():
-    encoder = encoder_of(RandomFeatures(16, 8))
-    val = classification_task("vtab/colour", size=20, image_size=16, part="train", seed=5)
-    evaluation = evaluate_logistic_regression(encoder, colours("train", 40), val, colours("test", 30))
-    protocol = evaluation.protocol
-    assert (protocol["num_train"], protocol["num_val"], protocol["num_images"]) == (40, 20, 30)
-    assert protocol["inverse_regularisation"] > 0
-    assert isinstance(protocol["converged"], bool)
-    assert set(evaluation.metrics) == {"acc1", "acc5", "mean_per_class_recall"}
