@@ -25,10 +25,7 @@ import torch
 from common.data.pairs import ZERO_SHOT_SETS, EvaluationSets, Pairs, open_evaluation_sets
 from common.data.scenes import CLASSIFICATION_TASKS, classification_task
 from common.evaluation.accuracy import (
-    DATACOMP_AVERAGES,
-    DATACOMP_TASKS,
     OTHER_REGION,
-    datacomp_averages,
     f1_macro_hits,
     worst_group_hits,
     worst_region_hits,
@@ -37,6 +34,7 @@ from common.evaluation.embed import Encoder, FurtherMetrics, evaluate_retrieval,
 from common.evaluation.protocol import Evaluation
 from common.evaluation.zero_shot import classification_hits
 from euclip.config import Config, EvaluationData
+from euclip.datacomp import DATACOMP_AVERAGES, DATACOMP_TASKS, datacomp_averages
 from euclip.winogavil import Associations, SceneAssociations, evaluate_associations, open_winogavil
 
 MEAN_RECALL_AT_1 = "mean_recall_at_1"

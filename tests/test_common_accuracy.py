@@ -1,4 +1,4 @@
-"""Accuracy-type metrics against scikit-learn and worked examples; averages that refuse to be over fewer sets."""
+"""Accuracy-type metrics against scikit-learn and worked examples."""
 
 import warnings
 
@@ -7,12 +7,9 @@ import pytest
 import torch
 
 from common.evaluation.accuracy import (
-    DATACOMP_TASKS,
-    DATACOMP_UNSCORED,
     accuracy,
     accuracy_at_k,
     classification_evaluation,
-    datacomp_averages,
     f1_macro_present,
     group_accuracies,
     mean_per_class_recall,
@@ -114,35 +111,7 @@ def test_evaluation_carries_metrics_whose_hits_average_to_them():
         assert np.mean([hit for (hit,) in evaluation.hits[name]]) == pytest.approx(value)
 
 
-def test_datacomp_table_has_38_tasks_in_groups_of_the_published_sizes():
-    groups = [task.group for task in DATACOMP_TASKS]
-    assert (
-        len(groups) == len({task.key for task in DATACOMP_TASKS}) == len({task.name for task in DATACOMP_TASKS}) == 38
-    )
-    sizes = {name: groups.count(name) for name in groups}
-    assert sizes == {"imagenet": 1, "shifts": 6, "vtab": 13, "retrieval": 3, "other": 15}
-    per_class = {task.name for task in DATACOMP_TASKS if task.metric == "mean_per_class_recall"}
-    assert per_class == {"Caltech-101", "Oxford Flowers-102", "Oxford-IIIT Pet", "FGVC Aircraft"}
-
-
-def test_the_averages_are_over_1_6_13_3_and_all_38_tasks():
-    keys = [task.key for task in DATACOMP_TASKS]
-    averages = datacomp_averages([*keys, *DATACOMP_UNSCORED])
-    sizes = {name: len(tasks) for name, tasks in averages.items()}
-    assert sizes == {"imagenet": 1, "shifts": 6, "vtab": 13, "retrieval": 3, "all": 38}
-    assert {task.group for task in averages["vtab"]} == {"vtab"}
-    assert averages["all"] == DATACOMP_TASKS
-
-
-def test_missing_tasks_are_named_because_no_average_is_over_fewer():
-    keys = {task.key for task in DATACOMP_TASKS} - {"vtab/pcam", "cars"}
-    with pytest.raises(ValueError, match=r"2 of DataComp's 38 tasks are missing, .*: vtab/pcam, cars$"):
-        datacomp_averages(keys)
-
-
 def test_bad_input_is_refused_by_name():
-    with pytest.raises(ValueError, match="'imagenet' is no DataComp task; known: imagenet1k"):
-        datacomp_averages(["imagenet"])
     with pytest.raises(ValueError, match="equal lengths"):
         accuracy([1, 2], [1])
     with pytest.raises(ValueError, match="at least one item"):

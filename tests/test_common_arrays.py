@@ -103,7 +103,7 @@ METRICS = {  # function under test -> call with a converter of scores and one of
 }  # fmt: skip
 ELSEWHERE = {  # no arrays: functions of results and of models
     "recalls", "ranks_of_parts", "precisions_of_parts", "retrieval_metrics", "means", "chance_level",
-    "precision_chance_level", "combine_over_processes", "winogavil_prompt", "datacomp_averages", "fill", "evaluate_knn",
+    "precision_chance_level", "combine_over_processes", "winogavil_prompt", "fill", "evaluate_knn",
     "labelled_features", "probe_rate_at", "train_probe", "augmented_batches", "backbone_encoder", "frozen",
     "evaluate_linear_probe", "check_classes", "vqa_score", "best_answers", "vqa_metrics", "recorded_input",
     "gradients_of", "grounding_metrics",

@@ -18,17 +18,13 @@ from common.data.labelled import open_webdataset
 from common.data.pairs import EvaluationSets, image_transform, open_evaluation_sets
 from common.data.scenes import annotation_task
 from common.data.text import build_tokenizer
-from common.evaluation.accuracy import (
-    DATACOMP_TASKS,
-    f1_macro_present,
-    worst_group_accuracy,
-    worst_region_accuracy,
-)
+from common.evaluation.accuracy import f1_macro_present, worst_group_accuracy, worst_region_accuracy
 from common.evaluation.embed import Encoder, evaluate_zero_shot
 from common.evaluation.protocol import Evaluation
 from common.evaluation.zero_shot import fill
 from common.report.statistics import bootstrap_interval
 from euclip.config import Config, EvaluationData, MethodConfig
+from euclip.datacomp import DATACOMP_TASKS
 from euclip.model import build_model
 from euclip.suite import (
     SCORE,
