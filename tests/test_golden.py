@@ -21,10 +21,9 @@ if __name__ == "__main__":
 
 from common.base.config import load_row
 from common.data.pairs import open_training_pairs
-from common.evaluation.embed import CaptionRule, embed_pairs
+from common.evaluation.embed import CaptionRule, Encoder, embed_pairs
 from common.run.evaluation import zero_shot_and_retrieval
 from common.run.inputs import open_training_data
-from common.run.training import encoder_of
 
 GOLDEN = Path(__file__).with_name("golden.json")
 ROWS = {
@@ -55,7 +54,8 @@ def measured(paper, row):
     model = importlib.import_module(f"{paper}.model").build_model(config, training.tokenizer)
     freeze(model)
     model.eval()
-    encoder = encoder_of(model, config, training, torch.device("cpu"))
+    transform, tokenizer, length = training.transform, training.tokenizer, config.data.context_length
+    encoder = Encoder(model, transform, tokenizer, length, config.run.evaluation_batch_size, torch.device("cpu"))
     embedded = embed_pairs(encoder, training.evaluation_sets.retrieval["test"], CaptionRule())
     similarities = model.geometry.similarity(embedded.images[:FIRST], embedded.texts[:FIRST])
     results = zero_shot_and_retrieval(config, encoder, training.evaluation_sets)
