@@ -16,22 +16,25 @@ WITH_ENTAILMENT = ("euclidean", "euclidean_squared", "hyperbolic", "hyperbolic_s
 class EvaluationData(DataConfig):
     """The data, and what the paper's averages are taken over."""
 
-    # over the sets that are there, or DataComp's 38 and no fewer
+    # over the sets that exist, or over all 38 of DataComp
     averages: Literal["present", "datacomp"] = setting("present", decides="evaluation")
-    # not scenes: folder or hub name of its rows, "" = none; scenes bring their own
+    # folder or hub name of its rows, "" = none; scenes have their own instances
     winogavil: str = path_setting(decides="nothing")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.winogavil and self.source == "scenes":
-            raise ValueError(f"data.winogavil = {self.winogavil} with data.source = scenes, which brings its own")
+            raise ValueError(
+                f"data.winogavil = {self.winogavil} with data.source = scenes, which has its own instances; "
+                "expected an empty value"
+            )
 
 
 @dataclass(frozen=True)
 class MethodConfig:
     """How embeddings are compared, the entailment loss, and the trainable scalars.
 
-    Where the paper and its code differ both readings can be set; the defaults and why are in README.md.
+    Where the paper and its code differ, a setting selects the reading. README.md gives the defaults and the reasons.
     """
 
     geometry: GeometryName = "sphere"  # the sphere with the cosine is CLIP

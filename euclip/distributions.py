@@ -3,10 +3,10 @@
 python euclip/distributions.py --checkpoint outputs/runs/euclip/<run>/seed0 --output distances
 python euclip/distributions.py --checkpoint <folder> --output distances --pictures 50000 data.root=/data/flickr8k
 
-Writes distances.json (summary), distances.png and, beside it, the histograms as CSV. The paper takes all training
-pairs, this a random draw of pictures, the same for every model. Distances are those of the geometry: Euclidean, not
-squared; geodesic in hyperbolic space, where the mean is that of the tangent vectors; the scaled cosine distance
-(1 - cos) / 2 on CLIP's sphere, which has no origin.
+Writes distances.json (summary), distances.png and the histograms as CSV. The paper uses all training pairs. This script
+uses a random sample of images, the same for every model. The geometry defines the distance: Euclidean (not squared);
+geodesic in hyperbolic space, where the mean is that of the tangent vectors; the scaled cosine distance (1 - cos) / 2 on
+CLIP's sphere, which has no origin.
 """
 
 import itertools
@@ -51,11 +51,10 @@ DISTANCE = {
 
 
 class DrawnPairs(Subset):
-    """Pictures of a set of pairs, drawn at random without replacement; as a set of pairs.
+    """A random sample of a set of pairs, without replacement; again a set of pairs.
 
     Args:
-        pairs: of which to draw.
-        size: at most so many; which ones depends on the two sizes alone.
+        size: maximum number of images. The choice depends only on `size` and `len(pairs)`.
     """
 
     def __init__(self, pairs: Pairs, size: int) -> None:
@@ -73,8 +72,8 @@ class DrawnPairs(Subset):
 class Sample:
     """Embedded pairs.
 
-    name: of the data. images: (num_images, dim). texts: (num_texts, dim). text_to_image: (num_texts,).
-    chains: places of each picture's captions from specific to generic, None where their order says nothing.
+    images: (num_images, dim). texts: (num_texts, dim). text_to_image: (num_texts,).
+    chains: indices of each image's captions from specific to generic; None where their order has no meaning.
     """
 
     name: str
@@ -86,13 +85,7 @@ class Sample:
 
 @torch.no_grad()
 def embed_sample(encoder: Encoder, pairs: Pairs, num_pictures: int = NUM_PICTURES) -> Sample:
-    """Embeds pictures drawn from a set with all their captions, on the encoder's device.
-
-    Args:
-        encoder: of the model.
-        pairs: the paper takes all training pairs.
-        num_pictures: at most so many; the embeddings are held in memory.
-    """
+    """Embeds a random sample of images with all their captions; the embeddings stay on the encoder's device."""
     drawn = DrawnPairs(pairs, num_pictures)
     embedded = embed_pairs(encoder, drawn, CaptionRule())
     chains = None
@@ -109,7 +102,7 @@ def embed_sample(encoder: Encoder, pairs: Pairs, num_pictures: int = NUM_PICTURE
 
 
 def training_sample(encoder: Encoder, config: Any, num_pictures: int = NUM_PICTURES) -> Sample:
-    """`embed_sample` of the pairs that a config trains on; what it streams is read by position here."""
+    """`embed_sample` of a config's training pairs; streamed data are read by position."""
     data = replace(config.data, stream_buffer=0)
     return embed_sample(encoder, open_training_pairs(data, config.run.seed), num_pictures)
 
@@ -125,7 +118,7 @@ class Distances:
 @torch.no_grad()
 def distances_from(geometry: RootedGeometry, sample: Sample, point: torch.Tensor) -> Distances:
     """Distances of all embeddings from a point, (dim,), in the measure of `DISTANCE`."""
-    distances = [geometry.distance_to(each, point).cpu() for each in (sample.images, sample.texts)]
+    distances = [geometry.distance_to(embeddings, point).cpu() for embeddings in (sample.images, sample.texts)]
     if geometry.name == "sphere":  # the paper's figures show (1 - cos) / 2 of the angle
         distances = [(angles / 2).sin().square() for angles in distances]
     return Distances(*distances)
@@ -133,39 +126,39 @@ def distances_from(geometry: RootedGeometry, sample: Sample, point: torch.Tensor
 
 @torch.no_grad()
 def reference_points(geometry: RootedGeometry, sample: Sample) -> dict[str, torch.Tensor]:
-    """ "origin" where the geometry has one, and "mean": of all embeddings, both modalities weighing alike, (dim,)."""
+    """ "origin" where the geometry has one, and "mean" of all embeddings with equal modality weights; both (dim,)."""
     mean = mean_of_modalities(sample.images, sample.texts)
     root = root_of(geometry, sample.images, sample.texts)
     return {"origin": root, "mean": mean} if geometry.has_cones else {"mean": root}
 
 
 def overlap(first: torch.Tensor, second: torch.Tensor, bins: int = OVERLAP_BINS) -> float:
-    """Common area of two normalised histograms over their joint range: 1 = alike, 0 = apart. In [0, 1]."""
+    """Common area of two normalised histograms over their joint range, in [0, 1]: 1 = equal, 0 = disjoint."""
     low, high = float(min(first.min(), second.min())), float(max(first.max(), second.max()))
     shares = [np.histogram(values.numpy(), bins, (low, high))[0] / len(values) for values in (first, second)]
     return float(np.minimum(*shares).sum())
 
 
 def mean_norm(sample: Sample) -> float:
-    """Norm of the mean of all embeddings, both modalities weighing alike; at most 1 on a sphere."""
+    """Norm of the mean embedding with equal modality weights; at most 1 on a sphere."""
     return float(mean_of_modalities(sample.images, sample.texts).norm())
 
 
 def summarise(distances: Distances, sample: Sample) -> dict[str, float]:
-    """Numbers of one pair of histograms.
+    """Statistics of one pair of histograms.
 
     Returns:
         image_mean, text_mean, image_std, text_std: distances, in the geometry's unit.
         overlap: of the two histograms, in [0, 1].
-        image_farther: share of pairs whose image is farther out than its text; equal ones count half.
-        within_half: share of embeddings nearer than 0.5, both modalities weighing alike.
-        mean_norm: see there.
-        And for scenes: level0_mean ... level4_mean of captions from specific to generic; generic_nearer, the share of
-        pairs of captions of one picture in which the more generic one is nearer.
+        image_farther: share of pairs whose image is farther out than its text; ties count half.
+        within_half: share of embeddings nearer than 0.5, with equal modality weights.
+        mean_norm: see the function.
+        level0_mean ... level4_mean (scenes): of captions from specific to generic.
+        generic_nearer (scenes): share of caption pairs of one image in which the more generic one is nearer.
     """
     images, texts = distances.images.double(), distances.texts.double()
     gap = images[sample.text_to_image] - texts
-    found = {
+    numbers = {
         "image_mean": float(images.mean()),
         "text_mean": float(texts.mean()),
         "image_std": float(images.std(correction=0)),
@@ -176,9 +169,9 @@ def summarise(distances: Distances, sample: Sample) -> dict[str, float]:
         "mean_norm": mean_norm(sample),
     }
     if sample.chains is not None:
-        found |= {f"level{level}_mean": float(values.mean()) for level, values in enumerate(by_level(texts, sample))}
-        found["generic_nearer"] = generic_nearer(texts, sample.chains)
-    return found
+        numbers |= {f"level{level}_mean": float(values.mean()) for level, values in enumerate(by_level(texts, sample))}
+        numbers["generic_nearer"] = generic_nearer(texts, sample.chains)
+    return numbers
 
 
 def by_level(texts: torch.Tensor, sample: Sample) -> list[torch.Tensor]:
@@ -190,36 +183,32 @@ def by_level(texts: torch.Tensor, sample: Sample) -> list[torch.Tensor]:
 def panels_of(
     title: str, geometry: RootedGeometry, sample: Sample, points: Mapping[str, torch.Tensor], levels: bool = False
 ) -> list[Distributions]:
-    """One panel for each reference point, as `reference_points` gives them.
+    """One panel per reference point.
 
     Args:
-        title: of the panels.
-        geometry, sample: of one model.
-        points: name -> (dim,).
+        points: name -> (dim,), from `reference_points`.
         levels: splits the texts by level; no panel for a sample without chains.
     """
     panels = []
     for name, point in points.items():
-        found = distances_from(geometry, sample, point)
-        texts = {"text": found.texts}
+        distances = distances_from(geometry, sample, point)
+        texts = {"text": distances.texts}
         if levels and sample.chains is None:
             continue
         if levels:
-            split = by_level(found.texts, sample)
+            split = by_level(distances.texts, sample)
             ends = {0: " (specific)", len(split) - 1: " (generic)"}
             texts = {f"text, level {level}{ends.get(level, '')}": values for level, values in enumerate(split)}
-        values = {label: each.tolist() for label, each in {"image": found.images, **texts}.items()}
+        values = {label: tensor.tolist() for label, tensor in {"image": distances.images, **texts}.items()}
         panels.append(Distributions(title, f"{DISTANCE[geometry.name]} from the {name}", values))
     return panels
 
 
 def write_distances(geometry: RootedGeometry, sample: Sample, folder: Path, **facts: Any) -> dict[str, Any]:
-    """Writes distances.json, distances.png and the histograms as CSV; returns what the JSON holds.
+    """Writes distances.json, distances.png and the histograms as CSV; returns the content of the JSON.
 
     Args:
-        geometry, sample: of one model.
-        folder: made if missing.
-        facts: that the JSON also carries: where the numbers come from.
+        facts: provenance, copied into the JSON.
     """
     points = reference_points(geometry, sample)
     content = {
@@ -243,18 +232,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line; `arguments` replaces sys.argv."""
     parser = Parser(__doc__)
     parser.add_argument("--checkpoint", required=True, type=Path, help="folder of a run, or step-XXXXXXXX in it")
-    parser.add_argument("--pictures", type=int, default=NUM_PICTURES, help="draw so many of the training set")
+    parser.add_argument("--pictures", type=int, default=NUM_PICTURES, help="size of the sample of the training set")
     parser.add_argument("--output", required=True, type=Path, help="folder of the files")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.root=/data/flickr8k")
-    given = parser.parse_intermixed_args(arguments)
-    if given.pictures < 1:
-        raise ValueError(f"--pictures {given.pictures}; accepted: at least 1")
+    options = parser.parse_intermixed_args(arguments)
+    if options.pictures < 1:
+        raise ValueError(f"--pictures {options.pictures}; accepted: at least 1")
 
-    checkpoint = named_checkpoint(given.checkpoint)
-    config, encoder = load_encoder(checkpoint, this_device(), given.overrides)
-    sample = training_sample(encoder, config, given.pictures)
+    checkpoint = named_checkpoint(options.checkpoint)
+    config, encoder = load_encoder(checkpoint, this_device(), options.overrides)
+    sample = training_sample(encoder, config, options.pictures)
     facts = {"step": checkpoint.state["step"], **provenance_of()}
-    content = write_distances(encoder.model.geometry, sample, given.output, **facts)
+    content = write_distances(encoder.model.geometry, sample, options.output, **facts)
     print(json.dumps(content, indent=1))
 
 

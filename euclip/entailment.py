@@ -4,8 +4,8 @@
 
 The cone has its apex at the text's embedding and opens away from the origin; the nearer the apex is to the origin, the
 wider it opens, and within `min_radius` K (hyperbolic: where sinh(r) < 2K) it is a half-space. The exterior angle is pi
-minus the angle O-text-image. Only matched pairs enter; the mean of their residuals is the entailment loss. Swapped
-sides would give a loss near 2.7 that still looks smooth: functions of both take them by name alone.
+minus the angle O-text-image. Only matched pairs count; the mean of their residuals is the entailment loss. Swapped
+sides would give a smooth loss near 2.7, so functions of both take keyword arguments only.
 
 In the hyperbolic case text and image are tangent vectors (euclip/lorentz.py); in polar coordinates, radii r of the text
 and s of the image and the angle theta between them,
@@ -35,8 +35,7 @@ def euclidean_entailment_residual(*, images: torch.Tensor, texts: torch.Tensor, 
     """Angle by which images miss the cones of their texts, Euclidean.
 
     Args:
-        images: (..., dim) embeddings, scaled by 1 / sqrt(dim) as the similarity takes them.
-        texts: (..., dim), likewise; leading axes broadcast.
+        images, texts: (..., dim) embeddings, already scaled by 1 / sqrt(dim); leading axes broadcast.
         min_radius: K >= 0, in the embeddings' units; 0 closes every cone to a ray.
     Returns:
         (...,) radians in [0, pi], 0 inside the cone.
@@ -52,8 +51,7 @@ def lorentz_entailment_residual(
     For small c it is the Euclidean residual at 2K / sqrt(c), not K: a falling curvature widens the cones.
 
     Args:
-        images: (..., dim), tangent vectors at the origin.
-        texts: (..., dim), likewise; leading axes broadcast.
+        images, texts: (..., dim), tangent vectors at the origin; leading axes broadcast.
         min_radius: K >= 0.
         curvature: scalar tensor c > 0.
     Returns:
@@ -97,8 +95,7 @@ def lorentz_exterior_angle(*, images: torch.Tensor, texts: torch.Tensor, curvatu
     """pi minus the angle O-text-image of the hyperbolic triangle that tangent vectors span with the origin.
 
     Args:
-        images: (..., dim), tangent vectors at the origin.
-        texts: (..., dim), likewise; leading axes broadcast.
+        images, texts: (..., dim), tangent vectors at the origin; leading axes broadcast.
         curvature: scalar tensor c > 0.
     Returns:
         (...,) radians in [0, pi]. An image on its text, and any image of a text at the origin, is at 0. In float32 the

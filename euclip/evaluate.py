@@ -24,16 +24,7 @@ reevaluate = MODELS.reevaluate  # (checkpoint, config, files, accelerator)
 
 
 def check_tests(config: Config, sets: EvaluationSets) -> None:
-    """Opens everything that a row is evaluated on, so that what is missing is known before training.
-
-    It is here and not in train.py because a run is known by the code that trains it, which this file is no part of.
-
-    Args:
-        config: of the row.
-        sets: that every paper evaluates on, already open.
-    Raises:
-        ValueError: as `open_suite`.
-    """
+    """Opens all test sets, so that a missing one is an error before training (`open_suite`)."""
     open_suite(config.data, sets)
 
 

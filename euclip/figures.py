@@ -1,9 +1,8 @@
-"""Distances of trained rows' embeddings from the origin and from their mean: Figures 2, 4, 6, 7 and 8, and the printed
-norms of the mean.
+"""Distances of trained embeddings from the origin and from their mean: Figures 2, 4, 6, 7 and 8, and the printed norms
+of the mean.
 
-Each part takes what the user asked for and the paper's code, finds or trains the rows, draws the histograms of the
-first seed, and returns a table of numbers about them over all seeds. Claims refer to these as
-experiment["<part>"]["<model>_<point>_<number>"].
+Every part loads or trains its rows, draws the histograms of the first seed, and returns a table of their statistics
+over all seeds. Claims refer to these as experiment["<part>"]["<model>_<point>_<number>"].
 """
 
 from collections.abc import Mapping
@@ -79,7 +78,7 @@ def figure6(command: Command, code: PaperCode) -> list[Table]:
 
 
 def figure7(command: Command, code: PaperCode) -> list[Table]:
-    """Figure 7: EuCLIP, likewise."""
+    """Figure 7: EuCLIP, from the origin (top) and from the mean (bottom), without and with the entailment loss."""
     configs = {"euclip_lambda0": "table4_euclidean_squared.yaml", "euclip": "table4_euclip.yaml"}
     return _distances(command, code, configs, 2)
 
@@ -92,19 +91,19 @@ def figure8(command: Command, code: PaperCode) -> list[Table]:
 def _distances(
     command: Command, code: PaperCode, configs: Mapping[str, str], across: int, only_root: bool = False
 ) -> list[Table]:
-    """Histograms and their numbers.
+    """Histograms and their statistics.
 
     Args:
-        command, code: of the part.
         configs: key of `LABELS` -> config.
         across: panels side by side.
-        only_root: from the root alone; else from the origin and from the mean.
+        only_root: measures from the root; else from the origin and from the mean.
     """
     runs = train_rows(command, code, configs)
     values: dict[tuple[str, str], list[float]] = {}
     labels: dict[str, str] = {}
     panels: list[tuple[int, Distributions]] = []
     by_level: list[Distributions] = []
+    # statistics of every seed; panels only of the first, as a figure shows one model
     for key, seeds in runs.items():
         for run in seeds:
             config, encoder = load_run(run, command)
@@ -121,6 +120,7 @@ def _distances(
     if not is_main_process():
         return []
     folder = command.folder(code.name)
+    # the panels lie model by model, the paper's figures point by point
     panels.sort(key=lambda placed: placed[0])  # a row of panels for each point
     plot_distributions([panel for _, panel in panels], folder / f"{command.part}_distances.png", across)
     if by_level:
@@ -128,13 +128,13 @@ def _distances(
     known = {number for _, number in values}
     findings = Findings(
         name=command.part,
-        caption=f"Numbers about the histograms of {command.part}, which the paper prints as a picture alone.",
+        caption=f"Statistics of the histograms of {command.part}, which the paper prints only as a picture.",
         data=sample.name,
         protocol="all captions",
         settings={"num_pictures": NUM_PICTURES},
         rows=labels,
         columns={number: label for number, label in COLUMNS.items() if number in known},
-        values={place: each for place, each in values.items() if place[1] in COLUMNS},
+        values={place: per_seed for place, per_seed in values.items() if place[1] in COLUMNS},
         chance={"generic_nearer": 0.5, "image_farther": 0.5} if "generic_nearer" in known else {"image_farther": 0.5},
         notes=NOTES,
     )
@@ -142,7 +142,7 @@ def _distances(
 
 
 def root_norms(command: Command, code: PaperCode) -> list[Table]:
-    """The norms of the mean embedding that the paper prints with Figures 7 and 8."""
+    """Norms of the mean embedding, printed with Figures 7 and 8."""
     source = code.printed("root_norms")
     runs = train_rows(command, code, ROOT_NORMS)
     (column,) = source["columns"]

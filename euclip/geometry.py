@@ -158,7 +158,7 @@ class Hyperbolic(nn.Module):
             curvature at its bound keeps its gradient (MERU's code).
         absorbing_bounds: True clamps c in the forward pass instead, as EuCLIP's code does (`Scalar.absorbing`).
         embedding_scale_max: of both scales; None = none (EuCLIP's code), 1 = MERU's.
-        dtype: of the scalars; None = PyTorch's default. `double()` afterwards keeps the digits of float32 alone.
+        dtype: of the scalars; None = PyTorch's default. `double()` afterwards keeps only the digits of float32.
     Raises:
         ValueError: unless 0 < curvature_min <= curvature_init <= curvature_max.
     """

@@ -1,16 +1,16 @@
-"""Do trained rows know what is general and what is specific? On chains of captions, and on nouns and their hypernyms.
+"""Do trained models order texts from generic to specific? Chains of captions, and nouns with their hypernyms.
 
     make reproduce-hierarchies PAPER=euclip SEEDS=3
     make reproduce-hierarchies PAPER=euclip SCALE=photos DATA=/data/flickr8k WEIGHTS=/data/weights \\
         SET="data.second_test=/data/coco_mini/coco-test*.tar hierarchies.nouns=/data/wordnet/nouns.tsv"
 
-A chain runs from the most specific text about a subject to the most generic one. Two questions, neither of which the
-paper asks in numbers:
+A chain runs from the most specific text about a subject to the most generic one. Two questions, for which the paper has
+no numbers:
     norm    of two texts of a chain, is the more generic one nearer to the root?
-    cone    seen from a generic text, does what it is true of lie nearer to the axis of its cone, the ray away from the
-            origin, than what it is not true of? Of pictures, and of the most specific texts.
-The second compares subjects under one and the same text, so a model gains nothing by having all generic texts near the
-root. Claims refer to these as experiment["hierarchies"]["<model>_<captions or nouns>_<number>"].
+    cone    do subjects of which a text is true lie nearer to the axis of its cone (the ray away from the origin) than
+            other subjects? Subjects are images, and the most specific texts.
+The second compares subjects under the same text, so a model gains nothing by placing all generic texts near the root.
+Claims refer to these as experiment["hierarchies"]["<model>_<captions or nouns>_<number>"].
 """
 
 import csv
@@ -73,9 +73,9 @@ NOTES = (
 
 @dataclass(frozen=True)
 class HierarchyFiles:
-    """What the part takes beside a row's settings."""
+    """Settings of this part, beside those of a row."""
 
-    nouns: str = path_setting()  # table of nouns, see `noun_chains`; "" = captions alone
+    nouns: str = path_setting()  # table of nouns, see `noun_pool`; "" = only captions
 
 
 @dataclass(frozen=True)
@@ -86,18 +86,19 @@ class HierarchyConfig:
 
 
 def noun_pool(path: str | Path, known: Callable[[list[str]], list[bool]], size: int = NUM_CHAINS) -> Pool | None:
-    """Nouns and their hypernyms, as far as a model knows the words.
+    """Chains of nouns and their hypernyms, restricted to the model's vocabulary.
+
+    A chain starts at a synset with a known word that has no other meaning, and follows the first hypernym upwards. It
+    has the first known word of every synset, without repeats. A synset inside another chain starts none.
 
     Args:
         path: table separated by tabs, plain or gzip, with a header and the columns synset (its id), lemmas and
             hypernyms (ids), the last two joined by "|"; other columns are not read.
         known: words -> whether the model's vocabulary has them.
-        size: at most so many chains, evenly spread over the table.
+        size: maximum number of chains, evenly spread over the table.
     Returns:
-        A chain for every synset with a known word that has no other meaning, unless another chain passes it: that word,
-        then the first known one of the first hypernym, of its first hypernym, and so on, without repeats. Chains of
-        one word are left out. All ancestors hold, whatever the path to them. None where no chain is left. Words that
-        differ in case alone count as one.
+        Chains of two words or more; None if none is left. All ancestors hold, also those outside the chain. Words are
+        compared in lower case.
     Raises:
         ValueError: an unreadable file or missing columns; names the file.
     """
@@ -107,35 +108,39 @@ def noun_pool(path: str | Path, known: Callable[[list[str]], list[bool]], size: 
     if missing:
         raise ValueError(f"{path} has no column {missing[0]!r}; accepted: a header with {', '.join(NOUN_COLUMNS)}")
     lemmas = {row["synset"]: (row["lemmas"] or "").lower().split("|") for row in rows}
-    parents = {row["synset"]: [each for each in (row["hypernyms"] or "").split("|") if each in lemmas] for row in rows}
-    meanings = Counter(text for each in lemmas.values() for text in set(each))
+    parents = {
+        row["synset"]: [hypernym for hypernym in (row["hypernyms"] or "").split("|") if hypernym in lemmas]
+        for row in rows
+    }
+    meanings = Counter(text for names in lemmas.values() for text in set(names))
     is_known = dict(zip(meanings, known(list(meanings)))) | {"": False}
     word, starts = {}, []
-    for synset, each in lemmas.items():
-        words = [text for text in each if is_known[text]]
-        alone = [text for text in words if meanings[text] == 1]
-        word[synset] = next(iter(alone + words), None)
-        if alone:
+    for synset, names in lemmas.items():
+        words = [text for text in names if is_known[text]]
+        unambiguous = [text for text in words if meanings[text] == 1]
+        word[synset] = next(iter(unambiguous + words), None)
+        if unambiguous:
             starts.append(synset)
 
+    # only the longest chains: a synset that another one passes would repeat its end
     lines = {synset: _line(synset, parents, word) for synset in starts}
-    passed = {each for line in lines.values() for each in line[1:]}
+    passed = {hypernym for line in lines.values() for hypernym in line[1:]}
     lines = {synset: line for synset, line in lines.items() if synset not in passed and len(line) > 1}
     if not lines:
         return None
     chosen = list(lines)[:: -(-len(lines) // size)]
-    nouns = list(dict.fromkeys(word[each] for synset in chosen for each in lines[synset]))
+    nouns = list(dict.fromkeys(word[entry] for synset in chosen for entry in lines[synset]))
     place = {noun: number for number, noun in enumerate(nouns)}
     holds = torch.zeros(len(chosen), len(nouns), dtype=torch.bool)
     for row, synset in zip(holds, chosen):
-        row[[place[word[each]] for each in _ancestors(synset, parents) if word[each] in place]] = True
-    chains = [[place[word[each]] for each in lines[synset]] for synset in chosen]
+        row[[place[word[ancestor]] for ancestor in _ancestors(synset, parents) if word[ancestor] in place]] = True
+    chains = [[place[word[entry]] for entry in lines[synset]] for synset in chosen]
     name = f"{len(chosen)} chains of {len(nouns)} nouns, {path.name} ({hash_of([nouns, chains])})"
     return Pool(name, tuple(nouns), tuple(map(NOUN_PROMPT.format, nouns)), Hierarchy.of_chains(chains, holds))
 
 
 def _line(synset: str, parents: Mapping[str, Sequence[str]], word: Mapping[str, str | None]) -> list[str]:
-    """The synset, its first hypernym, and so on; of equal words the first synset alone, of a circle one round."""
+    """The synset, its first hypernym, and so on; only the first synset of a word; a circle ends after one round."""
     line, met, passed = [], set(), set()
     while synset is not None and synset not in passed:
         passed.add(synset)
@@ -148,40 +153,40 @@ def _line(synset: str, parents: Mapping[str, Sequence[str]], word: Mapping[str, 
 
 def _ancestors(synset: str, parents: Mapping[str, Sequence[str]]) -> set[str]:
     """The synset and all above it."""
-    found, waiting = set(), [synset]
+    ancestors, waiting = set(), [synset]
     while waiting:
-        each = waiting.pop()
-        if each not in found:
-            found.add(each)
-            waiting += parents[each]
-    return found
+        node = waiting.pop()
+        if node not in ancestors:
+            ancestors.add(node)
+            waiting += parents[node]
+    return ancestors
 
 
 @torch.no_grad()
 def cone_scores(
     geometry: RootedGeometry, subjects: torch.Tensor, texts: torch.Tensor, known: Hierarchy, min_radius: float | None
 ) -> dict[str, float]:
-    """Whether a text's cone tells what the text is true of from what it is not.
+    """Whether a text's cone separates the subjects of which the text is true from the others.
 
     Args:
         geometry: with cones.
-        subjects: (num_chains, dim) embeddings, of the subject of each chain, taken as images.
+        subjects: (num_chains, dim) embeddings of the chains' subjects, taken as images.
         texts: (num_texts, dim) embeddings.
-        known: chains of these texts; a text that is its own subject belongs in none.
-        min_radius: K >= 0, None = angles alone.
+        known: chains of these texts, without texts that are subjects themselves.
+        min_radius: K >= 0, None = only angles.
     Returns:
         auc, and with K inside and inside_other, see NOTES; empty where no text has subjects of both kinds.
     """
     from sklearn.metrics import roc_auc_score  # half a second, which tables that only import this file need not spend
 
-    seen = ({"images": subject[None], "texts": texts} for subject in subjects)
-    angles = torch.stack([geometry.entailment_residual(**each, min_radius=0.0) for each in seen]).cpu()
+    inputs = ({"images": subject[None], "texts": texts} for subject in subjects)
+    angles = torch.stack([geometry.entailment_residual(**arguments, min_radius=0.0) for arguments in inputs]).cpu()
     inside = None if min_radius is None else entailed(geometry, subjects, texts, min_radius).cpu()
     of_text: dict[int, list[int]] = {}
     for number, chain in enumerate(known.chains):
         for place in chain:
             of_text.setdefault(place, []).append(number)
-    found: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
     weights = []
     for place, true in of_text.items():
         other = (~known.holds[:, place]).nonzero().squeeze(1).tolist()
@@ -189,20 +194,19 @@ def cone_scores(
             continue
         weights.append(len(true))
         is_true = [True] * len(true) + [False] * len(other)
-        found.setdefault("auc", []).append(roc_auc_score(is_true, -angles[true + other, place].numpy()))
+        scores.setdefault("auc", []).append(roc_auc_score(is_true, -angles[true + other, place].numpy()))
         if inside is not None:
-            found.setdefault("inside", []).append(float(inside[true, place].double().mean()))
-            found.setdefault("inside_other", []).append(float(inside[other, place].double().mean()))
-    return {name: float(np.average(values, weights=weights)) for name, values in found.items()}
+            scores.setdefault("inside", []).append(float(inside[true, place].double().mean()))
+            scores.setdefault("inside_other", []).append(float(inside[other, place].double().mean()))
+    return {name: float(np.average(values, weights=weights)) for name, values in scores.items()}
 
 
 def text_scores(
     geometry: RootedGeometry, texts: torch.Tensor, root: torch.Tensor, known: Hierarchy, min_radius: float | None
 ) -> dict[str, float]:
-    """`generic_nearer`, and where there are cones `cone_scores` of the most specific texts of the chains, as text_*.
+    """`generic_nearer`; with cones also `cone_scores` (as text_*), whose subjects are the chains' most specific texts.
 
     Args:
-        geometry: of the model.
         texts: (num_texts, dim) embeddings.
         root: (dim,).
         known: chains of these texts.
@@ -210,16 +214,16 @@ def text_scores(
     """
     pairs = sorted({pair for chain in known.chains for pair in itertools.combinations(chain, 2)})
     with torch.no_grad():
-        found = {"generic_nearer": generic_nearer(geometry.distance_to(texts, root).cpu(), pairs)}
+        scores = {"generic_nearer": generic_nearer(geometry.distance_to(texts, root).cpu(), pairs)}
     if geometry.has_cones:
         above = replace(known, chains=[chain[1:] for chain in known.chains])
         cones = cone_scores(geometry, texts[[chain[0] for chain in known.chains]], texts, above, min_radius)
-        found |= {f"text_{name}": value for name, value in cones.items()}
-    return {name: value for name, value in found.items() if value is not None}
+        scores |= {f"text_{name}": value for name, value in cones.items()}
+    return {name: value for name, value in scores.items() if value is not None}
 
 
 def known_words(encoder: Encoder) -> Callable[[list[str]], list[bool]]:
-    """Which texts the model's tokenizer has no unknown word for; a tokenizer of pieces knows all."""
+    """Function: texts -> whether the tokenizer knows all their words. A tokenizer of word pieces knows every text."""
     tokenizer = encoder.tokenizer
     if not hasattr(tokenizer, "unknown_id"):
         return lambda texts: [True] * len(texts)
@@ -227,17 +231,18 @@ def known_words(encoder: Encoder) -> Callable[[list[str]], list[bool]]:
 
 
 def hierarchies(command: Command, code: PaperCode) -> list[Table]:
-    """Norms and cones of texts along chains, for Table 4's CLIP, EuCLIP and MERU, with entailment and without."""
-    asked, trained = command.split(HierarchyConfig)
-    files, config = asked.hierarchies, code.config(MODELS["clip"][1], command.scale, trained.overrides)
+    """Norms and cones of texts along chains, for Table 4's CLIP, EuCLIP and MERU, with and without entailment."""
+    options, trained = command.split(HierarchyConfig)
+    files, config = options.hierarchies, code.config(MODELS["clip"][1], command.scale, trained.overrides)
     if files.nouns:
-        noun_pool(files.nouns, lambda words: [True] * len(words))  # says now what is wrong with the file
+        noun_pool(files.nouns, lambda words: [True] * len(words))  # an unreadable file fails before training
     elif hierarchy_task(config, 1) is None:
         raise ConfigError(
-            "no test set brings hierarchies of captions and there is no table of nouns; accepted: "
+            "no test set has hierarchies of captions, and no table of nouns is named; expected one of: "
             "data.second_test=<shards with hierarchies>, hierarchies.nouns=<file>"
         )
     runs = train_rows(trained, code, {key: config for key, (_, config) in MODELS.items()})
+    # on every process, as embedding gathers; only the main process writes
     values: dict[tuple[str, str], list[float]] = {}
     measured_on: dict[str, str] = {}
     for key, seeds in runs.items():
@@ -265,13 +270,12 @@ def hierarchies(command: Command, code: PaperCode) -> list[Table]:
 
 
 def measure(encoder: Encoder, config: Any, nouns: str) -> dict[str, tuple[str, dict[str, float]]]:
-    """One model's scores on captions and on nouns, where there are such: kind -> what it was measured on, scores.
+    """One model's scores, "captions" and "nouns" as far as the data exist: kind -> (test set, scores).
 
     Args:
-        encoder, config: of the model.
         nouns: file of `noun_pool`, "" = none.
     """
-    geometry, min_radius, found = encoder.model.geometry, config.method.min_radius, {}
+    geometry, min_radius, results = encoder.model.geometry, config.method.min_radius, {}
     task = hierarchy_task(config, NUM_PICTURES)
     if task is not None:
         embedded = embed_task(encoder, task)
@@ -280,10 +284,10 @@ def measure(encoder: Encoder, config: Any, nouns: str) -> dict[str, tuple[str, d
         if geometry.has_cones:
             cones = cone_scores(geometry, embedded.images, texts, known, min_radius)
             scores |= {f"image_{name}": value for name, value in cones.items()}
-        found["captions"] = f"{len(embedded.rows)} pictures of {task.name}", scores
+        results["captions"] = f"{len(embedded.rows)} pictures of {task.name}", scores
     pool = noun_pool(nouns, known_words(encoder)) if nouns else None
     if pool is not None:
         texts = encoder.texts(list(pool.texts)).to(encoder.device)
         root, _ = model_root(encoder, config, texts)
-        found["nouns"] = pool.name, text_scores(geometry, texts, root, pool.hierarchy, min_radius)
-    return found
+        results["nouns"] = pool.name, text_scores(geometry, texts, root, pool.hierarchy, min_radius)
+    return results

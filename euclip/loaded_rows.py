@@ -1,4 +1,4 @@
-"""The model of a finished run, and the configs of Table 1: what the analyses of single models start from."""
+"""The model of a finished run, and the configs of Table 1; the analyses of single models start here."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ B16 = {"EuCLIP": "b16_euclip.yaml", "CLIP": "b16_clip.yaml", "MERU": "b16_meru.y
 
 
 def load_run(run: RowRun, command: Command) -> tuple[Any, Encoder]:
-    """Config and model of a run, with the command's data: a run found from earlier may have had other test sets.
+    """Config and model of a run, with the command's data, as an earlier run may have had other test sets.
 
-    Features of a stem that is held still are those that training has kept.
+    If the backbone is frozen, its features come from the cache of the training.
     """
     data = [text for text in command.overrides if text.startswith("data.")]
     config, encoder = load_encoder(last_checkpoint(run.files.checkpoints), this_device(), data)

@@ -74,8 +74,7 @@ def lorentz_distance(tangents: torch.Tensor, other_tangents: torch.Tensor, curva
     """Geodesic distances of all pairs of points that are given by their tangent vectors.
 
     Args:
-        tangents: (a, dim), tangent vectors at the origin.
-        other_tangents: (b, dim), likewise.
+        tangents, other_tangents: (a, dim) and (b, dim), tangent vectors at the origin.
         curvature: scalar tensor c > 0.
     Returns:
         (a, b), >= 0, float32 or better; smaller is closer. The gradient is finite, and 0 for pairs at distance 0 and

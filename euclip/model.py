@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 
 
 def build_geometry(method: MethodConfig, dim: int) -> Geometry:
-    """The geometry that the row names.
-
-    Args:
-        method: of the row.
-        dim: numbers of an embedding.
-    """
+    """The geometry that the row names; `dim` is the size of an embedding."""
     hyperbolic = partial(
         Hyperbolic,
         dim,
@@ -53,12 +48,7 @@ def build_geometry(method: MethodConfig, dim: int) -> Geometry:
 
 
 def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
-    """Both towers with random weights, the geometry and the logit scale.
-
-    Args:
-        config: of one row.
-        tokenizer: gives the number of ids and the end token.
-    """
+    """Both towers with random weights, the geometry and the logit scale."""
     image_tower = vision_transformer(config.data, config.model)
     text_tower = causal_text_transformer(config.data, config.model, tokenizer)
     geometry = build_geometry(config.method, config.model.embedding_dim)
@@ -71,8 +61,8 @@ def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
 def multiply_scalar_gradients_(model: TwoTowers, factor: float) -> None:
     """Multiplies the gradients of beta and c, which act in the loss; call between backward and clipping.
 
-    The authors' accumulation differentiates these two anew in each of its parts and does not divide: over two parts
-    their gradients are twice those of the batch. Adam hides most of it.
+    The authors' accumulation differentiates these two once per part and does not divide: with two parts their
+    gradients are twice those of the batch. Adam hides most of it.
     """
     if factor == 1:
         return

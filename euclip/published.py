@@ -1,4 +1,4 @@
-"""Evaluates published weights as a row is evaluated: MERU's own, EuCLIP's, and CLIP of open_clip, OpenAI, transformers.
+"""Evaluates published weights like a trained row: MERU, EuCLIP, and CLIP of open_clip, OpenAI and transformers.
 
 python euclip/published.py --checkpoint meru_vit_b.pth --layout meru data.source=shards data.root=/data/flickr8k
 python euclip/published.py --checkpoint euclip.pt --layout open_clip --geometry euclidean_squared --activation gelu \\
@@ -7,9 +7,9 @@ python euclip/published.py --checkpoint openai/clip-vit-base-patch32
 
 What differs between the layouts:
     meru         timm's ViT (patch bias, no LayerNorm before the blocks, fixed positions) and a CLIP-like text tower;
-                 pictures normalised by its own buffers. With `curv` it is MERU, without it their CLIP on the sphere.
-    open_clip    CLIP's towers. EuCLIP's fork keeps alpha_img, alpha_txt and curvature beside hyperbolic ones, and no
-                 final LayerNorm where there is none; which geometry it was trained with no tensor tells.
+                 two buffers normalise the images. With `curv` it is MERU, without it their CLIP on the sphere.
+    open_clip    CLIP's towers. EuCLIP's fork adds alpha_img, alpha_txt and curvature for hyperbolic models, and the
+                 final LayerNorm is optional. No tensor names the geometry, so the user does (--geometry).
 """
 
 import sys
@@ -100,11 +100,9 @@ def euclip_from_open_clip(
 
     Args:
         state: "visual.conv1.weight", ... ; with or without the two final LayerNorms.
-        geometry: that it was trained with.
-        activation: of both towers.
         source: named in errors.
         image_heads, text_heads: None = those of the published model of these sizes, else of `heads`.
-        heads: what a user states.
+        heads: as the user states them.
     Raises:
         WeightsError: tensors that are missing, left over or not finite; hyperbolic scalars with another geometry; heads
             that do not divide a width.
@@ -130,7 +128,7 @@ def meru_from_state(
         image_heads: None = width / 64, but 12 for the width of 384 (their ViT-S follows MoCo v3), for their three
             widths; else of `heads`.
         source: named in errors.
-        heads: what a user states.
+        heads: as the user states them.
     Raises:
         WeightsError: tensors that are missing or left over.
     """
@@ -153,11 +151,11 @@ def meru_from_state(
 
 
 def meru_pixels(state: Mapping[str, torch.Tensor], size: int) -> ImageTransform:
-    """How their pixels become inputs: scaled, cut and normalised by the two buffers; ImageNet's colours without them.
+    """Preprocessing of MERU's images: scale, crop, normalise by the two buffers, or by ImageNet's colours without them.
 
     Args:
         state: as for `meru_from_state`.
-        size: of the image tower's pictures.
+        size: input size of the image tower, in pixels.
     """
     state = without_ddp(state)
     colours = (("pixel_mean", IMAGENET_MEAN), ("pixel_std", IMAGENET_STD))
@@ -166,7 +164,7 @@ def meru_pixels(state: Mapping[str, torch.Tensor], size: int) -> ImageTransform:
 
 
 def _scalars_of(state: dict[str, torch.Tensor], layout: int) -> dict[str, torch.Tensor]:
-    """Takes the hyperbolic scalars out of a state dict: our name -> value; empty where there is none of them."""
+    """Takes the hyperbolic scalars out of a state dict: our name -> value; empty if it has none."""
     names = {ours: theirs[layout] for ours, theirs in SCALARS.items()}
     return {ours: state.pop(theirs) for ours, theirs in names.items() if theirs in state}
 
@@ -175,14 +173,14 @@ def _with_geometry(clip: TwoTowers, name: GeometryName, scalars: Mapping[str, to
     """The same towers and logit scale with another geometry, whose scalars are filled."""
     geometry = build_geometry(MethodConfig(geometry=name), clip.image_tower.projection_dim)
     geometry.to(clip.logit_scale.log_logit_scale.dtype)
-    wanted = {scalar.name: scalar.parameter for scalar in geometry.scalars()}
-    if set(scalars) != set(wanted):
+    parameters = {scalar.name: scalar.parameter for scalar in geometry.scalars()}
+    if set(scalars) != set(parameters):
         raise WeightsError(
-            f"{source} has the scalars {sorted(scalars) or 'none'}, geometry {name} has {sorted(wanted) or 'none'}"
+            f"{source} has the scalars {sorted(scalars) or 'none'}, geometry {name} has {sorted(parameters) or 'none'}"
         )
     with torch.no_grad():
         for ours, value in scalars.items():
-            wanted[ours].fill_(value.item())
+            parameters[ours].fill_(value.item())
     clamp_scalars_(geometry.scalars())  # the fork keeps a curvature beyond its bounds and clamps it in the forward pass
     return TwoTowers(clip.image_tower, clip.text_tower, geometry, clip.logit_scale).eval()
 
@@ -201,16 +199,15 @@ def open_published(
     Args:
         checkpoint: file of weights; layout transformers: a folder or hub name, or whatever `load_clip` takes.
         layout: one of LAYOUTS.
-        geometry: that it was trained with; layout open_clip alone.
-        activation: of a bare file in open_clip's layout; elsewhere the source tells it, MERU's layout gelu.
+        geometry: of the training; only for layout open_clip.
+        activation: of a bare file in open_clip's layout; otherwise the source states it (MERU: gelu).
         config: data.vocabulary names the tokenizer's file, run its batch size.
-        device: where the model goes.
-        heads: of a bare file whose sizes are of no published model.
+        heads: of a bare file whose sizes are those of no published model.
     Raises:
-        WeightsError, FileNotFoundError, ValueError: what cannot be read, or does not fit.
+        WeightsError, FileNotFoundError, ValueError: the weights cannot be read, or do not fit.
     """
     if geometry != "sphere" and layout != "open_clip":
-        raise ValueError(f"geometry {geometry} with layout {layout}, which tells its own; accepted: layout open_clip")
+        raise ValueError(f"geometry {geometry} with layout {layout}, which states its own; accepted: layout open_clip")
     check_layout(checkpoint, layout, of_files=LAYOUTS[1:], of_folders=LAYOUTS[:1])
     if layout == "meru":
         agreed_activation(checkpoint, "gelu", activation)
@@ -229,11 +226,10 @@ def open_published(
 
 
 def published_config(overrides: Sequence[str], geometry: str) -> Config:
-    """Where the data lie and how they are read; all else stands in the weights.
+    """Settings of data and run; the weights state all others.
 
     Args:
         overrides: "data.key=value" and "run.key=value".
-        geometry: of the weights.
     Raises:
         ConfigError: another section, or data.root for a source that has none.
     """
@@ -243,9 +239,9 @@ def published_config(overrides: Sequence[str], geometry: str) -> Config:
 def main() -> None:
     parser = command_line(__doc__, "file of weights; layout transformers: folder or hub name", published=True)
     parser.add_argument("--layout", default="transformers", help=", ".join(LAYOUTS))
-    parser.add_argument("--geometry", default="sphere", help="layout open_clip: that it was trained with")
+    parser.add_argument("--geometry", default="sphere", help="layout open_clip: the geometry of its training")
     arguments = parser.parse_intermixed_args()
-    if evaluated_own(MODELS, arguments):  # which says how it was made
+    if evaluated_own(MODELS, arguments):  # a checkpoint of this repository records its settings
         return
 
     config = published_config(arguments.overrides, arguments.geometry)

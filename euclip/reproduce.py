@@ -1,4 +1,4 @@
-"""Reproduces the tables of EuCLIP: trains what is missing, prints ours beside the paper's.
+"""Reproduces the tables of EuCLIP: trains missing rows and prints the results beside the paper's numbers.
 
 make reproduce-table4 PAPER=euclip                                        scenes at demo scale, one seed
 make reproduce-table4 PAPER=euclip SCALE=photos DATA=/data/flickr8k WEIGHTS=/data/weights SEEDS=3
@@ -40,10 +40,11 @@ AT_THE_END = {  # of a run's log: label, unit, which is better
 
 
 def _trained(command: Command, table_id: str) -> list[Table]:
-    """A table of trained rows, and what their scalars and norms ended at."""
+    """A table of trained rows, and a second one with their final scalars and norms."""
     table, runs = trained_table(command, CODE, table_id)
     if not is_main_process():
         return [table]
+    # keys of claims are the configs' names without the table: table4_euclip.yaml -> "euclip"
     source = with_own_rows(command, CODE.printed(table_id))
     configs = {row["method"]: row["config"] for row in source["rows"]}
     keys = {method: Path(config).stem.removeprefix(f"{table_id}_") for method, config in configs.items()}

@@ -1,8 +1,8 @@
-"""Which settings train stably: what the text says of runs that have no row in a table (claims C19, C20, C24).
+"""Which settings train stably: statements of the text about runs that have no row in a table (claims C19, C20, C24).
 
-A run counts as unstable when its loss or gradient stops being finite, or when its loss ends no better than that of a
-guess, the logarithm of the batch: a mean over the last logged steps above 98 % of it. The paper does not say how it
-judged. Beside it, of rows whose runs all went through, the final loss and the largest rise of the loss after warm-up.
+A run is unstable if its loss or gradient stops being finite, or if its final loss is at the chance level, the logarithm
+of the batch size: the mean over the last logged steps is above 98 % of it. The paper does not define instability.
+Settings whose runs all finished also list the final loss and the largest rise of the loss after warm-up.
 """
 
 import math
@@ -50,12 +50,7 @@ SETTINGS = {
 
 
 def stability(command: Command, code: PaperCode) -> list[Table]:
-    """Trains every setting and says of each whether it went through.
-
-    Args:
-        command: scale, seeds, overrides.
-        code: the paper's.
-    """
+    """Trains every setting and reports which runs were unstable."""
     jobs = {
         method: [
             Job(code, setting.row, command.scale, seed, (*command.overrides, *setting.overrides), command.runs)
@@ -63,10 +58,11 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
         ]
         for method, setting in SETTINGS.items()
     }
-    train_side_by_side([job for each in jobs.values() for job in each])
-    found = {method: [_outcome(job) for job in each] for method, each in jobs.items()}
-    runs = {method: [run for _, run in each if run is not None] for method, each in found.items()}
-    data = next((run.training_data for each in runs.values() for run in each), "no run went through")
+    # all at once where the machine has room; the outcomes are then read from the finished runs
+    train_side_by_side([job for row_jobs in jobs.values() for job in row_jobs])
+    outcomes = {method: [_outcome(job) for job in row_jobs] for method, row_jobs in jobs.items()}
+    runs = {method: [run for _, run in row_outcomes if run is not None] for method, row_outcomes in outcomes.items()}
+    data = next((run.training_data for row_runs in runs.values() for run in row_runs), "no run finished")
     if not is_main_process():
         return []
     findings = Findings(
@@ -82,11 +78,11 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
             "largest_rise": ("largest rise of the loss", "nats", "lower"),
         },
         values={
-            (SETTINGS[method].key, name): [outcome[name] for outcome, _ in each]
-            for method, each in found.items()
-            for name in each[0][0]
-            # a run that met NaN has no final loss, and a mean over the others would flatter
-            if all(name in outcome for outcome, _ in each)
+            (SETTINGS[method].key, name): [outcome[name] for outcome, _ in row_outcomes]
+            for method, row_outcomes in outcomes.items()
+            for name in row_outcomes[0][0]
+            # a run that met NaN has no final loss, and a mean over the others would be too good
+            if all(name in outcome for outcome, _ in row_outcomes)
         },
         own_runs=True,
         measured_on="the training log",
@@ -95,7 +91,7 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
 
 
 def _outcome(job: Job) -> tuple[dict[str, float], RowRun | None]:
-    """What became of one run; of one that met NaN or infinity, now or in an earlier call, only that."""
+    """Numbers of one run, and the run; only "unstable" after NaN or infinity, now or in an earlier call."""
     try:
         run = run_row(job)
     except NonFiniteLoss as error:
@@ -108,11 +104,10 @@ def _outcome(job: Job) -> tuple[dict[str, float], RowRun | None]:
 
 
 def judge(lines: Sequence[Mapping[str, float]], warmup_steps: int, batch_size: int) -> dict[str, float]:
-    """unstable (0 or 1), final_loss over that of a guess, and largest_rise in nats after warm-up, of a run's log.
+    """unstable (0 or 1), final_loss over the chance level, and largest_rise in nats after warm-up, from a run's log.
 
     Args:
         lines: "step" and "contrastive_loss" of the logged steps.
-        warmup_steps, batch_size: of the run.
     """
     rise, lowest = 0.0, math.inf
     for line in lines:

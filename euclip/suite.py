@@ -1,4 +1,4 @@
-"""What the paper evaluates: DataComp's 38 sets with their metrics, and the means of Tables 1, 4, 5 and 8.
+"""The paper's test sets: DataComp's 38 with their metrics, and the means of Tables 1, 4, 5 and 8.
 
     mean             DataComp                                       on the scenes
     mean_imagenet    ImageNet                                       imagenet
@@ -7,8 +7,8 @@
     mean_retrieval   Flickr30k, MSCOCO (R@1 both ways), WinoGAViL   test, second_test, winogavil
     mean_all         all 38                                         all 21
 
-Each mean is plain, over one number per set. With `data.averages = datacomp` all 38 sets must be there; with `present` a
-mean is over those that are, and its protocol names them.
+A mean takes one number per set, without weights. With `data.averages = datacomp` all 38 sets must exist; with `present`
+a mean is over the existing ones, and its protocol names them.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ _REGIONS = ("Asia", "Europe", "Africa", "Americas", "Oceania", OTHER_REGION)  # 
 
 @dataclass(frozen=True)
 class Mean:
-    """One of the five means: its sets by role, with the metric that each contributes."""
+    """One of the five means: its sets by role, and the metric of each set."""
 
     name: str
     sets: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Mean:
     @property
     def fingerprint(self) -> str:
         """Changes with any of its sets and with their metrics."""
-        content = [f"{role} {self.metrics[role]} {each.fingerprint}" for role, each in self.sets.items()]
+        content = [f"{role} {self.metrics[role]} {entry.fingerprint}" for role, entry in self.sets.items()]
         return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
 
@@ -77,11 +77,8 @@ class Suite:
 
 
 def open_suite(data: EvaluationData, sets: EvaluationSets) -> Suite:
-    """Everything that a row is evaluated on.
+    """All test sets of a row; scenes add their VTAB tasks and associations to `sets`, those of every paper.
 
-    Args:
-        data: of the row; scenes add their VTAB tasks and associations.
-        sets: that every paper evaluates on, already open.
     Raises:
         ValueError: sets of DataComp that are missing or lack what their metric needs; names them.
     """
@@ -94,27 +91,22 @@ def open_suite(data: EvaluationData, sets: EvaluationSets) -> Suite:
     elif data.winogavil:
         associations[WINOGAVIL] = open_winogavil(data.winogavil, Path(data.root).expanduser())
     for role in zero_shot.keys() & set(_GROUPED):
-        _group(zero_shot[role], 0)  # of one picture: that there are any is known now, not after hours of training
-    every = {**zero_shot, **sets.retrieval, **associations}
-    means = _datacomp_means(every) if data.averages == "datacomp" else _means_of_present(every)
+        _group(zero_shot[role], 0)  # of one image: missing metadata is an error now, not after hours of training
+    by_role = {**zero_shot, **sets.retrieval, **associations}
+    means = _datacomp_means(by_role) if data.averages == "datacomp" else _means_of_present(by_role)
     return Suite(zero_shot, sets.retrieval, associations, means)
 
 
 def open_tests(data: EvaluationData) -> dict[str, Any]:
-    """Everything that a row is evaluated on by role, means included, each with its fingerprint."""
+    """All test sets of a row by role, means included; every value has a fingerprint."""
     suite = open_suite(data, open_evaluation_sets(data))
     return {**suite.zero_shot, **suite.retrieval, **suite.associations, **suite.means}
 
 
 def evaluate_suite(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
-    """Every set by the model's own similarity, then the means. Call on every process.
+    """Evaluates every set by the model's similarity, then the means; returns evaluations by role.
 
-    Args:
-        config: of the row; method.prompt_average says how the prompts of a class are combined.
-        encoder: model and preprocessing.
-        sets: as `open_evaluation_sets` gives them.
-    Returns:
-        Evaluations by role.
+    Call on every process. `sets` comes from `open_evaluation_sets`.
     """
     suite, average = open_suite(config.data, sets), config.method.prompt_average
     results = {
@@ -122,26 +114,21 @@ def evaluate_suite(config: Config, encoder: Encoder, sets: EvaluationSets) -> di
         for role, task in suite.zero_shot.items()
     }
     gallery = config.data.gallery
-    results |= {role: evaluate_retrieval(encoder, each, gallery=gallery) for role, each in suite.retrieval.items()}
-    results |= {role: evaluate_associations(encoder, each) for role, each in suite.associations.items()}
+    results |= {role: evaluate_retrieval(encoder, pairs, gallery=gallery) for role, pairs in suite.retrieval.items()}
+    results |= {role: evaluate_associations(encoder, instances) for role, instances in suite.associations.items()}
     return results | {name: mean_evaluation(mean, results) for name, mean in suite.means.items()}
 
 
 def mean_evaluation(mean: Mean, results: Mapping[str, Evaluation]) -> Evaluation:
-    """The plain mean over sets of one metric each.
-
-    Args:
-        mean: its sets and their metrics.
-        results: evaluations by role.
-    """
+    """The mean over sets of one metric per set, without weights; `results` holds evaluations by role."""
     parts = [(results[role], metric) for role, metric in mean.metrics.items()]
     lists = [part.hits[metric] for part, metric in parts]
-    entries = [sum(map(len, found)) for found in lists]
+    entries = [sum(map(len, queries)) for queries in lists]
     # weighted so that the mean of all entries is the mean over sets, and a bootstrap has images to draw from
     hits = [
         [value * sum(entries) / (len(parts) * count) for value in values]
-        for found, count in zip(lists, entries)
-        for values in found
+        for queries, count in zip(lists, entries)
+        for values in queries
     ]
     chances = [part.chance.get(metric) for part, metric in parts]
     names = [part.protocol["data"] for part, _ in parts]
@@ -160,26 +147,26 @@ def mean_evaluation(mean: Mean, results: Mapping[str, Evaluation]) -> Evaluation
 
 
 def _in_short(names: list[str]) -> str:
-    """What a mean is over, for a column of a table; its protocol has all names."""
+    """Names of a mean's sets, short enough for a column of a table; the protocol has all names."""
     if len(names) > 3:
         return f"mean of {len(names)} sets, {names[0]} to {names[-1]}"
     return names[0] if len(names) == 1 else f"mean of {', '.join(names)}"
 
 
 def further_metrics(role: str, task: Any) -> FurtherMetrics | None:
-    """What DataComp scores a set by beyond accuracy and mean per-class recall; None where there is no such metric.
+    """DataComp's metric of a set beside accuracy and mean per-class recall; None where it has no other.
 
     Args:
         role: name of the set; those of DataComp are keys with "-" for "/".
-        task: its `metadata(index)` gives region or income group in the first place.
+        task: the first entry of its `metadata(index)` is the region or income group.
     """
-    found = {
+    metrics = {
         "wilds-iwildcam": _f1_macro,
         "wilds-fmow": partial(_worst_region, task),
         "fairness-geode": partial(_worst_group, task, "acc_wg", 1),
         "fairness-dollar_street": partial(_worst_group, task, "acc_top5_wg", 5),
     }
-    return found.get(role)
+    return metrics.get(role)
 
 
 def _f1_macro(scores: torch.Tensor, labels: torch.Tensor, indices: list[int]) -> dict[str, list[list[float]]]:
@@ -205,11 +192,7 @@ def _worst_region(
 
 
 def _group(task: Any, index: int) -> int:
-    """First number of a picture's metadata.
-
-    Raises:
-        ValueError: if it has none.
-    """
+    """First number of an image's metadata; ValueError if it has none."""
     metadata = task.metadata(index) if hasattr(task, "metadata") else None
     if metadata is None or not np.size(metadata):
         raise ValueError(f"{task.name}, picture {index}: no metadata (.npy member), which its metric needs")
@@ -224,38 +207,34 @@ def _region(task: Any, index: int) -> str:
     return _REGIONS[number]
 
 
-def _datacomp_means(every: Mapping[str, Any]) -> dict[str, Mean]:
-    """The five means, each over all its sets.
-
-    Raises:
-        ValueError: if one of the 38 is missing.
-    """
+def _datacomp_means(by_role: Mapping[str, Any]) -> dict[str, Mean]:
+    """The five means over all 38 sets; ValueError if one is missing."""
     try:
-        averages = datacomp_averages([_TASK_OF[role].key for role in every if role in _TASK_OF])
+        averages = datacomp_averages([_TASK_OF[role].key for role in by_role if role in _TASK_OF])
     except ValueError as error:
         raise ValueError(f"data.averages = datacomp: {error}; or take data.averages=present") from None
     role_of = {task: role for role, task in _TASK_OF.items()}
-    return {f"mean_{name}": _mean(name, [role_of[task] for task in tasks], every) for name, tasks in averages.items()}
+    return {f"mean_{name}": _mean(name, [role_of[task] for task in tasks], by_role) for name, tasks in averages.items()}
 
 
-def _means_of_present(every: Mapping[str, Any]) -> dict[str, Mean]:
-    """Means over the sets that are there; that over all only where each of the four groups has one."""
+def _means_of_present(by_role: Mapping[str, Any]) -> dict[str, Mean]:
+    """Means over the existing sets; the mean over all requires a set of each of the four groups."""
     members = {
-        name: [role for role in every if _group_and_metric(role)[0] in groups]
+        name: [role for role in by_role if _group_and_metric(role)[0] in groups]
         for name, groups in DATACOMP_AVERAGES.items()
     }
     if not all(members.values()):
         del members["all"]
-    return {f"mean_{name}": _mean(name, roles, every) for name, roles in members.items() if roles}
+    return {f"mean_{name}": _mean(name, roles, by_role) for name, roles in members.items() if roles}
 
 
-def _mean(name: str, roles: Sequence[str], every: Mapping[str, Any]) -> Mean:
+def _mean(name: str, roles: Sequence[str], by_role: Mapping[str, Any]) -> Mean:
     metrics = {role: _group_and_metric(role)[1] for role in roles}
-    return Mean(f"mean_{name}", {role: every[role] for role in roles}, metrics)
+    return Mean(f"mean_{name}", {role: by_role[role] for role in roles}, metrics)
 
 
 def _group_and_metric(role: str) -> tuple[str, str]:
-    """Of DataComp's sets as its table has them; the scenes' own names tell their group."""
+    """From DataComp's table for its sets; the name of a scenes' set states its group."""
     if role in _TASK_OF:
         task = _TASK_OF[role]
         return task.group, _METRIC_OF.get(task.metric, task.metric)

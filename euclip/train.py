@@ -31,7 +31,7 @@ DEFAULT_ROW = "table4_euclip.yaml"
 
 
 def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> TrainingData:
-    """The run's data; sets that an average of the paper wants and that are not there are missed before training."""
+    """The run's data; a missing test set is an error before training."""
     training = open_training_data(config, pairs, checkpoint)
     check_tests(config, training.evaluation_sets)
     return training
@@ -45,16 +45,7 @@ SETUP = Setup(
 def train(
     config: Config, pairs: Pairs, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
 ) -> None:
-    """Trains until config.optim.steps, then evaluates; the run's files hold everything that comes out.
-
-    Args:
-        config: one row at one scale.
-        pairs: the training set that config.data names.
-        files: where to write.
-        resume: from the last whole checkpoint, if there is one.
-        accelerator: places the model; one process or many.
-        label: name on the progress bar.
-    """
+    """Trains until config.optim.steps, then evaluates; arguments as in `common/run/training.py: opened`."""
     method, optim = config.method, config.optim
     # data, model, optimiser, as the last checkpoint left them if the run resumes
     with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:

@@ -1,12 +1,12 @@
-"""Walks from an image embedding to the root of its space, and the captions met on the way (EuCLIP, Tables 2, 3, 6, 7).
+"""Walks from an image embedding to the root of its space, past captions (EuCLIP, Tables 2, 3, 6, 7).
 
     walk      points from the image embedding to the root, equally spaced, both ends included
-    filter    where K is given: only captions in whose entailment cone the point lies; the root is always allowed
-    nearest   of the allowed captions and the root, by the model's own similarity
+    filter    only with K: captions in whose entailment cone the point lies; the root is always allowed
+    nearest   of the allowed captions and the root, by the model's similarity
     met       every caption that is nearest somewhere, once, in the order of the walk; the root does not count
 
-A caption is known by its place in the pool; the place behind the last one stands for the root. The root itself is
-`geometry.root`: the origin where there are cones, else the mean of image and text embeddings.
+A place is an index of a caption in the pool; the index after the last one is the root. The root is `geometry.root`: the
+origin for geometries with cones, else the mean of image and text embeddings.
 """
 
 import math
@@ -23,15 +23,10 @@ ROOT = "[ROOT]"
 
 
 def mean_of_modalities(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-    """Mean of all embeddings in which both modalities weigh alike, however many captions a picture has.
+    """Mean of all embeddings with equal modality weights: (num, dim) twice -> (dim,), float32 or better.
 
-    The authors' script averages all embeddings together: the same with one caption a picture, as they trained, and
-    nearer to the texts with several ("Two readings" in the README).
-
-    Args:
-        images, texts: (num, dim) embeddings.
-    Returns:
-        (dim,), float32 or better; on a sphere it is shorter than 1.
+    On a sphere it is shorter than 1. The authors' script averages all embeddings together. That is the same with one
+    caption per image, as they trained, and nearer to the texts with several ("Two readings" in docs/euclip.md).
     """
     return (at_least_float32(images).mean(dim=0) + at_least_float32(texts).mean(dim=0)) / 2
 
@@ -39,14 +34,12 @@ def mean_of_modalities(images: torch.Tensor, texts: torch.Tensor) -> torch.Tenso
 def root_of(
     geometry: RootedGeometry, images: torch.Tensor, texts: torch.Tensor, normalised: bool = True
 ) -> torch.Tensor:
-    """The root: the origin where there are cones, else the mean of image and text embeddings.
+    """The root, (dim,): the origin for geometries with cones, else the mean of image and text embeddings.
 
     Args:
         images, texts: (num, dim) embeddings of training pairs; with cones only dim and dtype matter.
         normalised: False leaves the mean as it is, inside the sphere. inferred: the authors' script shows only that
             the embeddings are normalised first; a root shorter than 1 loses against captions under the cosine.
-    Returns:
-        (dim,).
     """
     mean = mean_of_modalities(images, texts)
     return geometry.root(mean[None]) if normalised or geometry.has_cones else mean
@@ -75,8 +68,8 @@ def entailed(geometry: RootedGeometry, points: torch.Tensor, captions: torch.Ten
     if not (points.isfinite().all() and captions.isfinite().all()):
         raise ValueError("points and captions of the entailment filter must be finite")
     # one point after the other: all pairs at once would hold num_points * num_captions * dim numbers several times
-    pairs = ({"images": point[None], "texts": captions} for point in points)
-    return torch.stack([geometry.entailment_residual(**each, min_radius=min_radius) for each in pairs]) <= 0
+    inputs = ({"images": point[None], "texts": captions} for point in points)
+    return torch.stack([geometry.entailment_residual(**arguments, min_radius=min_radius) for arguments in inputs]) <= 0
 
 
 @torch.no_grad()
@@ -88,7 +81,7 @@ def nearest_on_walk(
     num_points: int = NUM_POINTS,
     min_radius: float | None = None,
 ) -> list[int]:
-    """What is nearest at each point of the walk from an image to the root.
+    """The place that is nearest at each point of the walk from an image to the root.
 
     Args:
         geometry: compares points, as images, with captions and root, as texts.
@@ -98,8 +91,8 @@ def nearest_on_walk(
         num_points: at least 2.
         min_radius: K of the entailment filter, None = no filter.
     Returns:
-        num_points places, from the image to the root: of a caption, or num_captions for the root. Of equally near ones
-        the first, captions before the root.
+        num_points places, from the image to the root: of a caption, or num_captions for the root. Ties go to the first
+        caption, and to captions before the root.
     Raises:
         ValueError: num_points below 2, embeddings that are not finite, and as `entailed`.
     """
@@ -125,27 +118,27 @@ class Stay:
 
 
 def stays(places: Sequence[int], tags: Sequence[str]) -> list[Stay]:
-    """The walk as stretches, the root included; a caption that the walk returns to has several.
+    """The walk as stretches, the root included; a caption to which the walk returns has several.
 
     Args:
-        places: as `nearest_on_walk` gives them.
+        places: from `nearest_on_walk`.
         tags: of the captions; places with equal tags count as the same.
     """
-    found: list[Stay] = []
+    stretches: list[Stay] = []
     for point, place in enumerate(places, start=1):
         tag = tags[place] if place < len(tags) else ROOT
-        if found and found[-1].caption == tag:
-            found[-1] = Stay(tag, found[-1].first, point)
+        if stretches and stretches[-1].caption == tag:
+            stretches[-1] = Stay(tag, stretches[-1].first, point)
         else:
-            found.append(Stay(tag, point, point))
-    return found
+            stretches.append(Stay(tag, point, point))
+    return stretches
 
 
 def met(places: Sequence[int], tags: Sequence[str]) -> list[int]:
     """Places of the distinct captions on a walk, in order of their first point, without the root.
 
     Args:
-        places: as `nearest_on_walk` gives them.
+        places: from `nearest_on_walk`.
         tags: of the captions; of places with equal tags only the first that is met counts.
     """
     first: dict[str, int] = {}
@@ -156,11 +149,7 @@ def met(places: Sequence[int], tags: Sequence[str]) -> list[int]:
 
 
 def kendall_tau(levels: Sequence[float]) -> float | None:
-    """Kendall's tau-b of levels with their order: 1 ascending, -1 descending; None where all are equal.
-
-    Args:
-        levels: of things in order, ties allowed.
-    """
+    """Kendall's tau-b of levels with their order: 1 ascending, -1 descending; None if all are equal."""
     pairs = [(levels[i], levels[j]) for i in range(len(levels)) for j in range(i + 1, len(levels))]
     untied = sum(a != b for a, b in pairs)
     if not untied:
@@ -175,11 +164,11 @@ def chance_of_order(levels: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """What is known of the captions that can be met: how specific each is, and of which pictures it is true.
+    """Truth about the captions of a pool: how specific they are, and of which images they are true.
 
     levels: of each caption, 0 = most specific.
-    chains: for each picture the places of its own captions, from specific to generic.
-    holds: (num_images, num_captions) bool, whether the caption is true of the picture.
+    chains: for each image the places of its captions, from specific to generic.
+    holds: (num_images, num_captions) bool, whether the caption is true of the image.
     """
 
     levels: Sequence[float]
@@ -189,11 +178,11 @@ class Hierarchy:
     @classmethod
     def of_chains(cls, chains: Sequence[Sequence[int]], holds: torch.Tensor) -> "Hierarchy":
         """With levels counted along the chains; a caption that stands at several levels has their mean."""
-        found: list[list[int]] = [[] for _ in range(holds.shape[1])]
+        levels: list[list[int]] = [[] for _ in range(holds.shape[1])]
         for chain in chains:
             for level, place in enumerate(chain):
-                found[place].append(level)
-        return cls([math.fsum(each) / len(each) for each in found], chains, holds)
+                levels[place].append(level)
+        return cls([math.fsum(values) / len(values) for values in levels], chains, holds)
 
     def of_pictures(self, rows: Sequence[int]) -> "Hierarchy":
         """For these pictures only, in this order."""
@@ -208,12 +197,11 @@ SCORES = (
 def walk_scores(
     walks: Sequence[Sequence[int]], tags: Sequence[str], hierarchy: Hierarchy | None
 ) -> dict[str, list[float | None]]:
-    """Scores of each walk; without a hierarchy "captions" alone.
+    """Scores of each walk; without a hierarchy only "captions".
 
     Args:
-        walks: one per picture, as `nearest_on_walk` gives them.
-        tags: of the captions.
-        hierarchy: of the same pictures and captions.
+        walks: one per image, from `nearest_on_walk`.
+        hierarchy: of the same images and captions.
     Returns:
         By name of `SCORES`, one value per walk, None where it has no meaning:
         captions            distinct captions met, without the root
@@ -223,39 +211,39 @@ def walk_scores(
         true_share          share of the captions met that are true of the picture, in [0, 1]
         first_level, last_level    of the captions met; 0 = most specific
     """
-    found = [met(places, tags) for places in walks]
-    scores: dict[str, list[float | None]] = {"captions": [float(len(places)) for places in found]}
+    captions = [met(places, tags) for places in walks]
+    scores: dict[str, list[float | None]] = {"captions": [float(len(places)) for places in captions]}
     if hierarchy is None:
         return scores
     level_of = hierarchy.levels
-    levels = [[level_of[place] for place in places] for places in found]
+    levels = [[level_of[place] for place in places] for places in captions]
     along = [[level_of[place] for place in places if place < len(tags)] for places in walks]
     return scores | {
-        "monotone": [float(sorted(each) == each) if len(each) > 1 else None for each in levels],
-        "monotone_by_chance": [chance_of_order(each) if len(each) > 1 else None for each in levels],
-        "kendall_tau": [kendall_tau(each) for each in along],
+        "monotone": [float(sorted(row) == row) if len(row) > 1 else None for row in levels],
+        "monotone_by_chance": [chance_of_order(row) if len(row) > 1 else None for row in levels],
+        "kendall_tau": [kendall_tau(row) for row in along],
         "true_share": [
-            float(holds[places].double().mean()) if places else None for places, holds in zip(found, hierarchy.holds)
+            float(holds[places].double().mean()) if places else None for places, holds in zip(captions, hierarchy.holds)
         ],
-        "first_level": [each[0] if each else None for each in levels],
-        "last_level": [each[-1] if each else None for each in levels],
+        "first_level": [row[0] if row else None for row in levels],
+        "last_level": [row[-1] if row else None for row in levels],
     }
 
 
 def mean_score(values: Sequence[float | None]) -> float | None:
-    """Mean of the values that there are; None where there is none."""
+    """Mean of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 def generic_nearer(distances: torch.Tensor, chains: Sequence[Sequence[int]]) -> float | None:
-    """Share of pairs of captions of one picture in which the more generic one is nearer to the root.
+    """Share of pairs of captions of one image in which the more generic one is nearer to the root.
 
     Args:
         distances: (num_captions,) from the root.
-        chains: places of each picture's captions, from specific to generic.
+        chains: places of each image's captions, from specific to generic.
     Returns:
-        In [0, 1], 0.5 by chance; equal distances count half. None where no chain has two captions.
+        In [0, 1], 0.5 by chance; ties count half. None where no chain has two captions.
     """
     nearer = pairs = 0.0
     for chain in chains:

@@ -1,4 +1,4 @@
-"""Pictures to walk from, captions to meet, and the walks of a model past them."""
+"""Images where walks start, pools of captions, and the walks of a model."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -19,10 +19,9 @@ from common.evaluation.embed import Encoder
 from euclip.distributions import training_sample
 from euclip.traversal import NUM_POINTS, Hierarchy, nearest_on_walk, root_of, walk_scores
 
-# Captions that a walk to the root can meet: from a file, from scenes, from chains of captions, or our own for photos.
-# A pool knows each caption by its tag, which is reported, and its text, which is encoded. Nouns and adjectives go into
-# a prompt (EuCLIP, Sec. 4.4). `photo_captions.json` beside this file is the pool for photographs: written for this
-# repository, in the layout of MERU's asset file.
+# A pool comes from a file, from scenes, or from chains of captions; photographs without chains use photo_captions.json,
+# which was written for this repository in the layout of MERU's asset file. A caption has a tag, which is reported, and
+# a text, which is encoded. Nouns and adjectives go into a prompt (EuCLIP, Sec. 4.4).
 
 PHOTO_CAPTIONS = Path(__file__).with_name("photo_captions.json")
 NOUN_PROMPT = "a photo of a {}."  # the authors' code; the paper prints it without "a"
@@ -37,8 +36,7 @@ _ACCEPTED = (
 class Pool:
     """Captions of a walk.
 
-    name: for reports. tags: as reported, repeats allowed. texts: as encoded, one per tag.
-    hierarchy: of the pictures that are walked from, where it is known.
+    tags: as reported, repeats allowed. texts: as encoded, one per tag. hierarchy: of the images, where it is known.
     """
 
     name: str
@@ -62,17 +60,17 @@ def read_pool(path: str | Path, noun_prompt: str = NOUN_PROMPT) -> Pool:
         raise ValueError(f"noun prompt {noun_prompt!r}; accepted: a text with one {{}}")
     text = read_text(path)
     if text.lstrip()[:1] not in ("{", "["):
-        found = {"captions": [line.strip() for line in text.split("\n") if line.strip()]}
+        lists = {"captions": [line.strip() for line in text.split("\n") if line.strip()]}
     else:
         try:
             content = json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"{path} is not valid JSON: {error}") from error
-        found = content if isinstance(content, dict) else {"captions": content}
-    unknown = sorted(found.keys() - set(_KEYS))
+        lists = content if isinstance(content, dict) else {"captions": content}
+    unknown = sorted(lists.keys() - set(_KEYS))
     if unknown:
         raise ValueError(f"{path}: unknown key {unknown[0]!r}; accepted: {_ACCEPTED}")
-    captions, nouns, adjectives = (_texts(path, key, found.get(key, [])) for key in _KEYS)
+    captions, nouns, adjectives = (_texts(path, key, lists.get(key, [])) for key in _KEYS)
     if not captions + nouns + adjectives:
         raise ValueError(f"{path} holds no caption; accepted: {_ACCEPTED}")
     return Pool(
@@ -92,7 +90,7 @@ def _texts(path: Path, key: str, values: Any) -> tuple[str, ...]:
 
 
 def scenes_pool(scenes: SceneDataset) -> Pool:
-    """All captions of the scenes, each text once; the truth of every caption about every scene is known."""
+    """All captions of the scenes without repeats, with the truth of every caption about every scene."""
     indices = range(len(scenes))
     statements = {
         caption: statement
@@ -106,18 +104,18 @@ def scenes_pool(scenes: SceneDataset) -> Pool:
 
 
 def has_hierarchy(pairs: Any) -> bool:
-    """Whether the samples of a set of pairs bring chains of captions, by the first one."""
+    """Whether the first sample of a set of pairs has a chain of captions."""
     return isinstance(pairs, ShardDataset) and "hierarchy" in pairs.metadata(0)
 
 
 def hierarchy_pool(shards: ShardDataset, indices: Sequence[int]) -> Pool:
-    """The chains of captions of photographs: json member "hierarchy" of each sample, a list from general to specific.
+    """Chains of captions of photographs: the json member "hierarchy" of each sample, from general to specific.
 
     Args:
         shards: with such members, as HierarCaps has them for COCO.
-        indices: of the pictures, in the order in which they are walked from.
+        indices: of the images, in the order of the walks.
     Returns:
-        A pool in which a caption counts as true of the pictures in whose chain it stands; others may be true, too.
+        A pool in which a caption counts as true of the images in whose chain it stands. It may be true of others, too.
     Raises:
         ValueError: a sample without a chain; names it.
     """
@@ -134,7 +132,7 @@ def hierarchy_pool(shards: ShardDataset, indices: Sequence[int]) -> Pool:
 
 
 def _pool_of_chains(name: str, chains: Sequence[Sequence[str]], holds: torch.Tensor | None) -> Pool:
-    """Each text once; `holds` None: true of the pictures in whose chain it stands."""
+    """A pool without repeats; `holds` None: a text is true of the images in whose chain it stands."""
     places = {text: place for place, text in enumerate(dict.fromkeys(text for chain in chains for text in chain))}
     placed = [[places[text] for text in chain] for chain in chains]
     if holds is None:
@@ -149,10 +147,10 @@ NUM_WALKS = 60  # pictures, as in the paper
 
 @dataclass(frozen=True)
 class Task:
-    """Pictures to walk from and captions to meet.
+    """Images where walks start, and a pool of captions.
 
-    name: of the pictures' set. pictures: len, [index] -> {"image", "image_id"}. image_id: index -> the picture's name.
-    may_show: whether a page may hold the pictures themselves.
+    pictures: len, [index] -> {"image", "image_id"}. image_id: index -> the image's name. may_show: whether a page may
+    contain the images.
     """
 
     name: str
@@ -163,10 +161,10 @@ class Task:
 
 
 class PictureFolder:
-    """Picture files of a folder, sorted by name.
+    """Image files of a folder, sorted by name.
 
     Raises:
-        ValueError: if it is no folder or holds no picture.
+        ValueError: the folder does not exist or holds no image.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -195,9 +193,9 @@ def scenes_task(image_size: int, size: int, pool: Pool | None = None) -> Task:
 
 
 def pairs_task(pairs: Pairs, size: int, pool: Pool | None = None) -> Task:
-    """The first pictures of a set; the captions are those of its hierarchies, or else our own for photographs.
+    """The first images of a set, with the captions of its hierarchies, or else of photo_captions.json.
 
-    A page does not show the pictures: their licences are not known.
+    A page does not show the images, as their licences are not known.
     """
     indices = range(min(size, len(pairs)))
     if pool is None:
@@ -206,7 +204,7 @@ def pairs_task(pairs: Pairs, size: int, pool: Pool | None = None) -> Task:
 
 
 def walk_task(config: Any) -> Task:
-    """Pictures and captions for a config's data: test scenes, or test photographs, those with a hierarchy first."""
+    """Images and captions for a config's data: test scenes, or a photo test set, preferably one with a hierarchy."""
     if config.data.source == "scenes":
         return hierarchy_task(config, NUM_WALKS)
     sets = open_retrieval_sets(config.data)
@@ -214,7 +212,7 @@ def walk_task(config: Any) -> Task:
 
 
 def hierarchy_task(config: Any, size: int) -> Task | None:
-    """Pictures of a config's test sets whose captions' order is known, at most so many; None where there are none."""
+    """At most `size` images of a config's test set with a hierarchy of captions; None if there is no such set."""
     if config.data.source == "scenes":
         return scenes_task(config.data.image_size, min(size, config.data.num_test))
     known = next(filter(has_hierarchy, open_retrieval_sets(config.data).values()), None)
@@ -222,15 +220,15 @@ def hierarchy_task(config: Any, size: int) -> Task | None:
 
 
 def open_task(images: str, image_size: int, size: int, pool: Pool | None) -> Task:
-    """Pictures by name, and the captions that go with them unless there is another pool.
+    """Images and their captions.
 
     Args:
-        images: "scenes", a folder of picture files, or tar shards.
+        images: "scenes", a folder of image files, or tar shards.
         image_size: of scenes, pixels.
-        size: at most so many pictures, the first ones.
-        pool: None = those of the scenes or of the shards' hierarchies, else our own for photographs.
+        size: maximum number of images, the first ones.
+        pool: None = captions of the scenes or of the shards' hierarchies, else of photo_captions.json.
     Raises:
-        ValueError: if it is none of these.
+        ValueError: if `images` is none of these.
     """
     if images == "scenes":
         return scenes_task(image_size, size, pool)
@@ -242,10 +240,10 @@ def open_task(images: str, image_size: int, size: int, pool: Pool | None) -> Tas
 
 @dataclass(frozen=True)
 class Embedded:
-    """A task, embedded on the encoder's device; pictures that could not be read are left out.
+    """A task, embedded on the encoder's device, without the images that could not be read.
 
-    rows: (num_images,) of the pictures in the task. images: (num_images, dim). captions: (num_captions, dim).
-    hierarchy: of these pictures.
+    rows: (num_images,), indices in the task. images: (num_images, dim). captions: (num_captions, dim).
+    hierarchy: of these images.
     """
 
     task: Task
@@ -256,11 +254,7 @@ class Embedded:
 
 
 def embed_task(encoder: Encoder, task: Task) -> Embedded:
-    """Embeds pictures and captions.
-
-    Raises:
-        ValueError: if no picture can be read.
-    """
+    """Embeds images and captions; ValueError if no image can be read."""
     images, readable = encoder.images(task.pictures)
     rows = readable.nonzero().squeeze(1).tolist()
     if not rows:
@@ -272,10 +266,7 @@ def embed_task(encoder: Encoder, task: Task) -> Embedded:
 
 @dataclass(frozen=True)
 class Walks:
-    """The walks of all pictures under one filter.
-
-    places: of each picture, see `nearest_on_walk`. scores: of each picture, see `walk_scores`.
-    """
+    """The walks of all images under one filter: places of `nearest_on_walk` and scores of `walk_scores` per image."""
 
     min_radius: float | None
     places: list[list[int]]
@@ -296,10 +287,9 @@ def walk_all(
 def model_root(
     encoder: Encoder, config: Any, captions: torch.Tensor, normalised: bool = True
 ) -> tuple[torch.Tensor, str]:
-    """The root of a trained model and what it is; training pairs are opened only where there is no origin.
+    """The root of a trained model, and its description; opens training pairs only where there is no origin.
 
     Args:
-        encoder, config: of the model.
         captions: any embeddings, (num, dim).
         normalised: see `root_of`.
     """

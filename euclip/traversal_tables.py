@@ -1,8 +1,8 @@
 """Walks of trained rows to their root: Tables 2, 3, 6 and 7 and Figure 5.
 
-Each part takes what the user asked for and the paper's code, finds or trains the rows, and returns its tables. On
-scenes it is known which captions are true and how specific each is, so Table 6 brings a second table that says what no
-photograph can: how often a walk runs from specific to generic, and how many of the captions that it meets are true.
+Every part loads or trains its rows and returns its tables. On scenes it is known which captions are true and how
+specific they are. Table 6 therefore has a second table: how often a walk runs from specific to generic, and how many of
+the captions on it are true.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,8 +65,8 @@ NOTES = (
 class Walked:
     """The walks of all rows.
 
-    by_row: label of a row -> its walks, one entry per seed. roots: of the models, in words.
-    embedded: what the last model made of the task.
+    by_row: label of a row -> its walks, one entry per seed. roots: of the models, as text.
+    embedded: the task as the last model embeds it.
     """
 
     by_row: Mapping[str, Sequence[Walks]]
@@ -88,7 +88,7 @@ class Walked:
 
 
 def walk_rows(command: Command, runs: Runs, rows: Mapping[str, Walk]) -> Walked:
-    """Loads every run once and walks with all filters that the rows ask of it."""
+    """Loads every run once and walks with all filters of its rows."""
     by_row: dict[str, list[Walks]] = {label: [] for label in rows}
     roots: dict[str, str] = {}
     for model, seeds in runs.items():
@@ -111,7 +111,7 @@ def table6(command: Command, code: PaperCode) -> list[Table]:
 
 
 def table7(command: Command, code: PaperCode) -> list[Table]:
-    """Table 7: the same for the MERU authors' checkpoint, which is not here; beside it the MERU trained here."""
+    """Table 7: as Table 6, for the MERU authors' checkpoint, which is not included; beside it the MERU trained here."""
     runs = train_rows(command, code, {"MERU": B16["MERU"]})
     return [_mean_captions(command, code, "table7", runs, walk_rows(command, runs, MERU_ROWS))]
 
@@ -134,7 +134,7 @@ def _mean_captions(command: Command, code: PaperCode, table_id: str, runs: Runs,
 
 
 def _traversal(command: Command, code: PaperCode, walked: Walked, runs: Runs) -> Table:
-    """experiment["traversal"]["<key>_<score>"], and its table; what a seed has no value for is left out."""
+    """experiment["traversal"]["<key>_<score>"], and its table, without scores for which a seed has no value."""
     values = {}
     for label, seeds in walked.by_row.items():
         for score in seeds[0].scores:
@@ -167,7 +167,7 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
 
 
 def _examples(command: Command, code: PaperCode, table_id: str, columns: Mapping[str, Walk]) -> Table:
-    """How many captions the first pictures meet; the note of a row says which, for the first seed."""
+    """How many captions the first images meet; the note of a row lists those of the first seed."""
     source = code.printed(table_id)
     runs = train_rows(command, code, {walk.model: B16[walk.model] for walk in columns.values()})
     walked = walk_rows(command, runs, columns)
@@ -198,10 +198,11 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
     for label, seeds in walked.by_row.items():
         counts = [[min(int(count), len(keys) - 1) for count in walks.scores["captions"]] for walks in seeds]
         cells = {
-            key: _cell(command, walked, [[100.0 * (count == number) for count in each] for each in counts])
+            key: _cell(command, walked, [[100.0 * (count == number) for count in row] for row in counts])
             for number, key in enumerate(keys)
         }
         rows.append(Row(label, papers.get(label, {}), cells, MEASURED))
+    # the figure: one panel per model, one histogram per filter, of the first seed
     if is_main_process():
         panels = [
             Distributions(
@@ -222,12 +223,12 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
 
 
 def _columns(source: Mapping[str, Any], walked: Walked, unit: str) -> list[Column]:
-    """The printed columns; at every scale with our pictures and captions, which the paper's are never."""
+    """The printed columns; the test set is ours at every scale, as the paper's images and captions are not included."""
     return [Column(column["key"], column["label"], unit, walked.data) for column in source["columns"]]
 
 
 def _cell(command: Command, walked: Walked, per_picture: Sequence[Sequence[float]]) -> Measured:
-    """Mean over pictures, from one value per seed and picture; a single seed carries the interval over its pictures."""
+    """Mean over images, from one value per seed and image; a single seed has the interval over its images."""
     hits = [[value] for value in per_picture[0]] if len(per_picture) == 1 and len(per_picture[0]) > 1 else []
     return measured_over_seeds(
         [mean_score(values) for values in per_picture],

@@ -5,10 +5,10 @@ python euclip/traverse.py --checkpoint <folder> --images my_photos --captions my
 python euclip/traverse.py --checkpoint <folder> --images '/data/coco-test-{000000..000003}.tar'
 python euclip/traverse.py --checkpoint meru_vit_b.pth --layout meru --images <folder> --captions pexels_text.json
 
-Scenes bring their own captions, and a report of how well the walks run from specific to generic; so do tar shards with
-a "hierarchy" in their json members. Other pictures are walked past the captions in photo_captions.json. Where there are
-no entailment cones the root is the mean of training pairs: data.root=<folder> says where photographs lie, for published
-weights data.source=shards data.root=<folder> which ones they are.
+Scenes, and tar shards with a "hierarchy" in their json members, have captions of known order, so the report also scores
+how well the walks run from specific to generic. Other images use the captions in photo_captions.json. Without
+entailment cones the root is the mean of the training pairs: data.root=<folder> is their folder; published weights need
+data.source=shards data.root=<folder>.
 """
 
 import argparse
@@ -56,16 +56,15 @@ from euclip.traversal_data import (
 _SIDE = 256  # pixels of a picture on the page, at most
 
 
-# ---------------------------------------------------------------- what it found as JSON, as Markdown, and as one page
+# ---------------------------------------------------------------- the report as JSON, as Markdown, and as one page
 
 
 def report(embedded: Embedded, walks: Sequence[Walks], **facts: Any) -> dict[str, Any]:
-    """Everything that a traversal found, as JSON values.
+    """The results of a traversal as JSON values.
 
     Args:
-        embedded: what was walked past.
         walks: one per filter.
-        facts: where the numbers come from.
+        facts: provenance.
     """
     task = embedded.task
     tags, known = task.pool.tags, embedded.hierarchy
@@ -79,8 +78,8 @@ def report(embedded: Embedded, walks: Sequence[Walks], **facts: Any) -> dict[str
         "unreadable_pictures": len(task.pictures) - len(ids),
         "filters": [
             {
-                "min_radius": each.min_radius,
-                "means": {name: mean_score(values) for name, values in each.scores.items()},
+                "min_radius": group.min_radius,
+                "means": {name: mean_score(values) for name, values in group.scores.items()},
                 "pictures": [
                     {
                         "image_id": image_id,
@@ -89,12 +88,12 @@ def report(embedded: Embedded, walks: Sequence[Walks], **facts: Any) -> dict[str
                             tags[place] for place in met(places, tags) if known and known.holds[number, place]
                         ],
                         "walk": [[stay.caption, stay.first, stay.last] for stay in stays(places, tags)],
-                        "scores": {name: values[number] for name, values in each.scores.items()},
+                        "scores": {name: values[number] for name, values in group.scores.items()},
                     }
-                    for number, (image_id, places) in enumerate(zip(ids, each.places))
+                    for number, (image_id, places) in enumerate(zip(ids, group.places))
                 ],
             }
-            for each in walks
+            for group in walks
         ],
     }
 
@@ -121,31 +120,34 @@ _LABELS = dict(
 
 
 def summary_rows(content: dict[str, Any]) -> list[list[str]]:
-    """The means as a table of texts: a heading, then one row per score, one column per filter."""
+    """The means as a table of strings: a heading, then one row per score, one column per filter."""
     filters = content["filters"]
-    rows = [["mean over pictures", *(filter_name(each["min_radius"]) for each in filters)]]
+    rows = [["mean over pictures", *(filter_name(entry["min_radius"]) for entry in filters)]]
     for name in filters[0]["means"]:
-        values = [each["means"][name] for each in filters]
+        values = [entry["means"][name] for entry in filters]
         rows.append([_LABELS[name], *("-" if value is None else f"{value:.3f}" for value in values)])
     return rows
 
 
 def without_texts(content: dict[str, Any]) -> dict[str, Any]:
-    """The report's facts and means alone: for captions that may not be passed on."""
-    return {**content, "filters": [{key: each[key] for key in ("min_radius", "means")} for each in content["filters"]]}
+    """Only the report's facts and means, for captions that may not be redistributed."""
+    return {
+        **content,
+        "filters": [{key: entry[key] for key in ("min_radius", "means")} for entry in content["filters"]],
+    }
 
 
 def to_markdown(content: dict[str, Any]) -> str:
-    """The report as text: how it was made, the means, and the captions of every picture."""
+    """The report as Markdown: settings, means, and the captions of every image."""
     lines = [f"# Captions on the way to the root: {content['geometry']}", ""]
     lines += [f"- {label}: {text}" for label, text in _facts(content)]
     lines += ["", *_table(summary_rows(content)), ""]
     if "pictures" not in content["filters"][0]:
         return "\n".join(lines)
-    heading = ["picture", *(filter_name(each["min_radius"]) for each in content["filters"])]
+    heading = ["picture", *(filter_name(entry["min_radius"]) for entry in content["filters"])]
     rows = [
         [views[0]["image_id"], *("; ".join(view["captions"]) or "only the root" for view in views)]
-        for views in zip(*(each["pictures"] for each in content["filters"]))
+        for views in zip(*(entry["pictures"] for entry in content["filters"]))
     ]
     return "\n".join([*lines, *_table([heading, *rows]), ""])
 
@@ -173,12 +175,11 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def to_page(content: dict[str, Any], task: Task, rows: Sequence[int]) -> str:
-    """The report as one HTML page without requests to anywhere, with the pictures where they may be shown.
+    """The report as one self-contained HTML page, with the images where they may be shown.
 
     Args:
-        content: as `report` gives it.
-        task: of the walks.
-        rows: of the pictures in the task.
+        content: from `report`.
+        rows: indices of the images in the task.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
@@ -188,11 +189,11 @@ def to_page(content: dict[str, Any], task: Task, rows: Sequence[int]) -> str:
             "image_id": views[0]["image_id"],
             "data": _embedded_picture(task.pictures[row]["image"]) if task.may_show else "",
             "walks": [
-                {"filter": filter_name(each["min_radius"]), "stays": view["walk"], "true": view["true_captions"]}
-                for each, view in zip(content["filters"], views)
+                {"filter": filter_name(entry["min_radius"]), "stays": view["walk"], "true": view["true_captions"]}
+                for entry, view in zip(content["filters"], views)
             ],
         }
-        for row, views in zip(rows, zip(*(each["pictures"] for each in content["filters"])))
+        for row, views in zip(rows, zip(*(entry["pictures"] for entry in content["filters"])))
     ]
     return environment.get_template("traversal.html.jinja").render(
         geometry=content["geometry"],
@@ -206,7 +207,7 @@ def to_page(content: dict[str, Any], task: Task, rows: Sequence[int]) -> str:
 
 
 def _embedded_picture(image: Image.Image | np.ndarray) -> str:
-    """A small copy as the address of an inline image."""
+    """A small copy as the data URL of an inline image."""
     picture = Image.fromarray(image) if isinstance(image, np.ndarray) else image.convert("RGB")
     kind = "PNG" if max(picture.size) <= _SIDE else "JPEG"  # drawn pictures are small and must stay sharp
     picture.thumbnail((_SIDE, _SIDE))
@@ -231,11 +232,11 @@ def write_report(content: dict[str, Any], task: Task, rows: Sequence[int], folde
 def open_model(
     checkpoint: Path, layout: str | None, geometry: str, activation: Activation | None, overrides: Sequence[str]
 ) -> tuple[Any, Encoder, dict[str, Any]]:
-    """Config, model and where its weights come from: a checkpoint of ours, or published weights.
+    """Config, model and provenance of a checkpoint of this repository, or of published weights.
 
     Args:
-        checkpoint: folder of a run's step; with a layout what `open_published` takes.
-        layout: of published weights, None = ours.
+        checkpoint: folder of a run or step; with a layout as in `open_published`.
+        layout: of published weights, None = a checkpoint of this repository.
         geometry, activation: see `open_published`.
         overrides: "section.key=value".
     """
@@ -248,35 +249,35 @@ def open_model(
     return config, encoder, {"step": None, "training_data": f"published weights {checkpoint.name}"}
 
 
-def _check(given: argparse.Namespace) -> None:
-    """Refuses arguments that would fail late or do nothing."""
-    if given.pictures < 1:
-        raise ValueError(f"--pictures {given.pictures}; accepted: at least 1")
-    if given.steps < 2:
-        raise ValueError(f"--steps {given.steps}; accepted: at least 2, the picture and the root")
-    wrong = [radius for radius in given.min_radius if not radius >= 0]
+def _check(options: argparse.Namespace) -> None:
+    """Rejects arguments that would fail late or have no effect."""
+    if options.pictures < 1:
+        raise ValueError(f"--pictures {options.pictures}; accepted: at least 1")
+    if options.steps < 2:
+        raise ValueError(f"--steps {options.steps}; accepted: at least 2, the picture and the root")
+    wrong = [radius for radius in options.min_radius if not radius >= 0]
     if wrong:
         raise ValueError(f"--min-radius {wrong[0]:g}; accepted: at least 0")
-    if given.noun_prompt is not None and given.captions is None:
+    if options.noun_prompt is not None and options.captions is None:
         raise ValueError("--noun-prompt goes with --captions; without it there are no nouns to put into a prompt")
-    if given.geometry is not None and given.layout is None:
+    if options.geometry is not None and options.layout is None:
         raise ValueError("--geometry goes with --layout open_clip; a checkpoint of ours knows its own")
-    if given.activation is not None and given.layout is None:
+    if options.activation is not None and options.layout is None:
         raise ValueError("--activation goes with --layout; a checkpoint of ours knows its own")
 
 
-def _check_root(given: argparse.Namespace, geometry: RootedGeometry) -> None:
-    """Refuses what the geometry's root has no use for, and training pairs that nobody named."""
+def _check_root(options: argparse.Namespace, geometry: RootedGeometry) -> None:
+    """Rejects arguments that do not apply to the geometry's root, and a root whose training pairs are not named."""
     if geometry.has_cones:
-        if given.plain_mean:
+        if options.plain_mean:
             raise ValueError(f"--plain-mean: the root of geometry {geometry.name!r} is the origin")
         return
-    if given.min_radius:
+    if options.min_radius:
         raise ValueError(f"--min-radius: geometry {geometry.name!r} has no entailment cones; accepted: no filter")
-    if given.layout is not None and not any(text.startswith("data.source=") for text in given.overrides):
+    if options.layout is not None and not any(text.startswith("data.source=") for text in options.overrides):
         raise ValueError(
-            f"the root of geometry {geometry.name!r} is the mean of training pairs, and published weights do not bring "
-            "them; accepted: data.source=shards data.root=<folder>, or data.source=scenes"
+            f"the root of geometry {geometry.name!r} is the mean of training pairs, which published weights do not "
+            "name; accepted: data.source=shards data.root=<folder>, or data.source=scenes"
         )
 
 
@@ -287,13 +288,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--checkpoint", required=True, type=Path, help="folder of a run, or step-XXXXXXXX in it; with --layout a file"
     )
     parser.add_argument("--layout", help="published weights, as in published.py: " + ", ".join(LAYOUTS))
-    parser.add_argument("--geometry", help="layout open_clip: that it was trained with, default sphere")
+    parser.add_argument("--geometry", help="layout open_clip: the geometry of its training, default sphere")
     parser.add_argument("--activation", choices=("gelu", "quick_gelu"), help="of a bare file of published weights")
     parser.add_argument("--images", default="scenes", help="scenes, a folder of pictures, or tar shards")
     parser.add_argument(
         "--captions", type=Path, help="file: a caption a line, or JSON with captions, nouns, adjectives"
     )
-    parser.add_argument("--pictures", type=int, default=NUM_WALKS, help="walk from so many, default %(default)s")
+    parser.add_argument("--pictures", type=int, default=NUM_WALKS, help="number of images, default %(default)s")
     parser.add_argument("--steps", type=int, default=NUM_POINTS, help="points of a walk, default %(default)s")
     parser.add_argument("--min-radius", type=float, nargs="+", default=[], help="K of the entailment filter; several")
     parser.add_argument(
@@ -301,23 +302,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--plain-mean", action="store_true", help="sphere: the mean as root is not normalised")
     parser.add_argument(
-        "--scores-only", action="store_true", help="means alone, no captions: where these may not be shared"
+        "--scores-only", action="store_true", help="only means, for captions that may not be redistributed"
     )
     parser.add_argument("--output", type=Path, help="folder for JSON, Markdown and a page; default: print the table")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. data.root=/data/flickr8k")
-    given = parser.parse_intermixed_args(arguments)
-    _check(given)
+    options = parser.parse_intermixed_args(arguments)
+    _check(options)
 
-    noun_prompt = NOUN_PROMPT if given.noun_prompt is None else given.noun_prompt
-    pool = None if given.captions is None else read_pool(given.captions, noun_prompt)
-    of_weights = "sphere" if given.geometry is None else given.geometry
-    config, encoder, facts = open_model(given.checkpoint, given.layout, of_weights, given.activation, given.overrides)
+    # the pool first: a wrong file of captions fails before a model is loaded
+    noun_prompt = NOUN_PROMPT if options.noun_prompt is None else options.noun_prompt
+    pool = None if options.captions is None else read_pool(options.captions, noun_prompt)
+    of_weights = "sphere" if options.geometry is None else options.geometry
+    config, encoder, facts = open_model(
+        options.checkpoint, options.layout, of_weights, options.activation, options.overrides
+    )
     geometry = encoder.model.geometry
-    _check_root(given, geometry)
-    task = open_task(given.images, encoder.transform.size, given.pictures, pool)
+    _check_root(options, geometry)
+    # images, captions and root in one space
+    task = open_task(options.images, encoder.transform.size, options.pictures, pool)
     embedded = embed_task(encoder, task)
-    root, what = model_root(encoder, config, embedded.captions, not given.plain_mean)
-    walks = [walk_all(encoder, embedded, root, radius, given.steps) for radius in (None, *given.min_radius)]
+    root, what = model_root(encoder, config, embedded.captions, not options.plain_mean)
+    walks = [walk_all(encoder, embedded, root, radius, options.steps) for radius in (None, *options.min_radius)]
+    # scores of order exist only where the captions' hierarchy is known
     known = embedded.hierarchy
     content = report(
         embedded,
@@ -325,17 +331,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         **facts,
         geometry=geometry.name,
         root=what,
-        num_points=given.steps,
+        num_points=options.steps,
         unknown_words=unknown_words(encoder, task.pool),
         generic_nearer=known and generic_nearer(geometry.distance_to(embedded.captions, root).cpu(), known.chains),
         **provenance_of(),
     )
-    if given.scores_only:
+    if options.scores_only:
         content = without_texts(content)
-    if given.output is None:
+    if options.output is None:
         print(to_markdown(content))
         return
-    for path in write_report(content, task, embedded.rows, given.output):
+    for path in write_report(content, task, embedded.rows, options.output):
         print(path)
 
 

@@ -1,4 +1,4 @@
-"""WinoGAViL: a cue word, some pictures, and the k of them that go with the cue; one of DataComp's retrieval sets."""
+"""WinoGAViL: a cue word, some images, and the k of them that match the cue; one of DataComp's retrieval sets."""
 
 import hashlib
 import itertools
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class Associations(Protocol):
-    """Pictures of all instances one after the other, and what is asked about them.
+    """Images of all instances one after the other, and their cues.
 
-    cues: one word per instance. counts: candidates per instance. gold: indices of those that go with the cue, counted
+    cues: one word per instance. counts: candidates per instance. gold: indices of the matching candidates, counted
     within the instance.
     """
 
@@ -44,11 +44,7 @@ class Associations(Protocol):
 
 
 class SceneAssociations:
-    """The scenes' own associations, all drawn at the first use and kept.
-
-    Args:
-        size: instances. image_size: side in pixels.
-    """
+    """Associations of scenes, drawn at the first use and cached; `size` counts instances."""
 
     name = "scenes/winogavil"
 
@@ -91,11 +87,11 @@ class RowAssociations:
     """WinoGAViL's rows: candidate_images, candidates (their names), cue, associations (the names of the right ones).
 
     Args:
-        rows: pictures not decoded (`open_winogavil` sees to that).
+        rows: images not decoded, as `open_winogavil` makes them.
         name: for protocols and messages.
     Raises:
         ValueError: a column is missing, an instance's associations are not among its candidates, or there is no
-            instance of 5, 6, 10 or 12 candidates, which the metrics are means over.
+            instance of 5, 6, 10 or 12 candidates, over which the metrics average.
     """
 
     def __init__(self, rows: "datasets.Dataset", name: str) -> None:
@@ -108,18 +104,18 @@ class RowAssociations:
         self.counts = [len(names) for names in candidates]
         self.gold = []
         for row, (names, chosen) in enumerate(zip(candidates, right)):
-            strange = [each for each in chosen if each not in names]
+            strange = [candidate for candidate in chosen if candidate not in names]
             if strange or not chosen:
                 raise ValueError(f"{name}, row {row}: associations {chosen}; accepted: one or more of {names}")
-            self.gold.append([place for place, each in enumerate(names) if each in chosen])
+            self.gold.append([place for place, candidate in enumerate(names) if candidate in chosen])
         try:
-            winogavil_metrics([0.0] * len(self.counts), self.counts)  # what it lacks is known now, not after training
+            winogavil_metrics([0.0] * len(self.counts), self.counts)  # a missing group fails now, not after training
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         content = json.dumps([self.cues, candidates, right], ensure_ascii=True)
         self.fingerprint = hashlib.sha256(content.encode()).hexdigest()
         self._places = [(row, place) for row, count in enumerate(self.counts) for place in range(count)]
-        self._last: tuple[int, list[Any]] = (-1, [])  # pictures come in order, a row's ones after each other
+        self._last: tuple[int, list[Any]] = (-1, [])  # images are read in order, so one cached row is enough
 
     def __len__(self) -> int:
         return len(self._places)
@@ -175,7 +171,7 @@ def open_winogavil(source: str, root: Path) -> RowAssociations:
 
 
 def _with_picture(feature: Any, picture: Any) -> Any:
-    """A list of pictures whose bytes are left as they are; damaged ones are then one broken sample, not an end."""
+    """A list of undecoded images, so that a damaged one is one broken sample and not the end of the run."""
     if isinstance(feature, list):
         return [picture]
     return type(feature)(picture) if hasattr(feature, "feature") else feature
@@ -183,43 +179,38 @@ def _with_picture(feature: Any, picture: Any) -> Any:
 
 @torch.no_grad()
 def evaluate_associations(encoder: Encoder, instances: Associations) -> Evaluation:
-    """The k pictures that score best with "A <cue>" or "An <cue>", against the k right ones: mean Jaccard index.
+    """Mean Jaccard index of the k best images for "A <cue>" or "An <cue>" and the k right ones (`winogavil_metrics`).
 
-    Instances with a picture that cannot be read are left out and counted in the protocol.
-
-    Args:
-        encoder: model and preprocessing.
-        instances: see `Associations`.
-    Returns:
-        Metrics as in `winogavil_metrics`.
+    Instances with an unreadable image are left out and counted in the protocol.
     """
+    # all images of all instances in one pass; an instance is then a span of them
     images, readable = encoder.images(instances)
     texts = encoder.texts([winogavil_prompt(cue) for cue in instances.cues])
     starts = [0, *itertools.accumulate(instances.counts)]
-    found, sizes, chances = [], [], []
+    jaccards, sizes, chances = [], [], []
     for number, gold in enumerate(instances.gold):
-        own = slice(starts[number], starts[number + 1])
-        if not readable[own].all():
+        span = slice(starts[number], starts[number + 1])
+        if not readable[span].all():
             continue
-        pictures, text = images[own].to(encoder.device), texts[number : number + 1].to(encoder.device)
+        pictures, text = images[span].to(encoder.device), texts[number : number + 1].to(encoder.device)
         scores = encoder.model.geometry.similarity(pictures, text)[:, 0]
-        found.append(winogavil_jaccard(scores.cpu().numpy(), gold))
+        jaccards.append(winogavil_jaccard(scores.cpu().numpy(), gold))
         sizes.append(instances.counts[number])
         chances.append(chance_jaccard(sizes[-1], len(gold)))
     return Evaluation(
-        metrics=winogavil_metrics(found, sizes),
+        metrics=winogavil_metrics(jaccards, sizes),
         protocol={
             "task": "associations",
             "data": instances.name,
             "fingerprint": instances.fingerprint,
             "num_images": len(instances),
-            "num_instances": len(found),
-            "unreadable_instances": len(instances.counts) - len(found),
+            "num_instances": len(jaccards),
+            "unreadable_instances": len(instances.counts) - len(jaccards),
             "preprocessing": encoder.preprocessing,
         },
         chance=winogavil_metrics(chances, sizes),
         hits={
-            name: [[value] if inside(size) else [] for value, size in zip(found, sizes)]
+            name: [[value] if inside(size) else [] for value, size in zip(jaccards, sizes)]
             for name, inside in WINOGAVIL_GROUPS.items()
         },
     )

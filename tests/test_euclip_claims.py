@@ -20,7 +20,7 @@ CLAIMS = {claim.id: claim for claim in load_claims(PAPER / "claims.yaml", PRINTE
 
 def test_without_results_no_claim_is_decided_but_those_of_tests():
     claims = judge(PAPER, [], [])
-    decided = {each.claim.id for each in claims.judged if each.measured[0].verdict in (HOLDS, FAILS)}
+    decided = {claim.claim.id for claim in claims.judged if claim.measured[0].verdict in (HOLDS, FAILS)}
     assert decided == {"C21", "C22"}
 
 
@@ -31,7 +31,7 @@ def columns_of_claims(experiment):
 
 
 def test_claims_ask_nothing_of_experiments_whose_values_no_test_looks_at():
-    used = {cell.row for claim in CLAIMS.values() for each in claim.measured for cell in cells(each)
+    used = {cell.row for claim in CLAIMS.values() for measurement in claim.measured for cell in cells(measurement)
             if cell.table == EXPERIMENT}  # fmt: skip
     in_figures = {"figure2", "figure4", "figure6", "figure7", "traversal"}  # tests/test_euclip_figures.py
     assert used == in_figures | {"table4_scalars", "stability"}  # tests/test_euclip_reproduce.py

@@ -46,22 +46,22 @@ def test_distances_are_those_of_the_formulas(name):
     geometry, sample = GEOMETRIES[name](), sample_of(name)
     points = reference_points(geometry, sample)
     mean = (sample.images.mean(dim=0) + sample.texts.mean(dim=0)) / 2
-    found = {reference: distances_from(geometry, sample, point) for reference, point in points.items()}
+    distances = {reference: distances_from(geometry, sample, point) for reference, point in points.items()}
     if name in ("sphere", "elliptic"):
         assert list(points) == ["mean"]  # every embedding of a sphere is as far from its centre
         cosines = [float(text @ mean / mean.norm()) for text in sample.texts]
         expected = [(1 - c) / 2 if name == "sphere" else math.acos(c) for c in cosines]
-        assert found["mean"].texts.tolist() == pytest.approx(expected, abs=1e-6)
+        assert distances["mean"].texts.tolist() == pytest.approx(expected, abs=1e-6)
         return
     assert list(points) == ["origin", "mean"]
     # from the origin a distance is the norm in every geometry, whatever the curvature
-    assert found["origin"].images.tolist() == pytest.approx(sample.images.norm(dim=1).tolist(), rel=1e-5)
-    assert found["origin"].texts.tolist() == pytest.approx(sample.texts.norm(dim=1).tolist(), rel=1e-5)
+    assert distances["origin"].images.tolist() == pytest.approx(sample.images.norm(dim=1).tolist(), rel=1e-5)
+    assert distances["origin"].texts.tolist() == pytest.approx(sample.texts.norm(dim=1).tolist(), rel=1e-5)
     if name.startswith("euclidean"):
-        assert found["mean"].images.tolist() == pytest.approx((sample.images - mean).norm(dim=1).tolist(), rel=1e-5)
+        assert distances["mean"].images.tolist() == pytest.approx((sample.images - mean).norm(dim=1).tolist(), rel=1e-5)
         return
     c = geometry.curvature().item()
-    for image, distance in zip(sample.images.double(), found["mean"].images.tolist()):
+    for image, distance in zip(sample.images.double(), distances["mean"].images.tolist()):
         (x, x_time), (y, y_time) = (
             (torch.sinh(z := c**0.5 * u.norm()) / z * u, torch.cosh(z) / c**0.5) for u in (image, mean.double())
         )
@@ -77,8 +77,8 @@ def test_the_mean_weighs_both_modalities_alike_and_its_norm_is_before_any_normal
 def test_a_summary_made_by_hand():
     sample = Sample("", torch.zeros(2, 1), torch.zeros(4, 1), torch.tensor([0, 0, 1, 1]), [[0, 1], [2, 3]])
     distances = Distances(torch.tensor([2.0, 4.0]), torch.tensor([1.0, 0.25, 4.0, 5.0]))
-    found = summarise(distances, sample)
-    assert found == pytest.approx(
+    summary = summarise(distances, sample)
+    assert summary == pytest.approx(
         {
             "image_mean": 3,
             "text_mean": 10.25 / 4,
@@ -95,7 +95,7 @@ def test_a_summary_made_by_hand():
         abs=1e-6,
     )
     without = summarise(distances, Sample("", sample.images, sample.texts, sample.text_to_image, None))
-    assert set(found) - set(without) == {"level0_mean", "level1_mean", "generic_nearer"}
+    assert set(summary) - set(without) == {"level0_mean", "level1_mean", "generic_nearer"}
 
 
 def test_overlap_is_one_of_a_set_with_itself_nothing_of_sets_apart_and_half_in_between():
@@ -109,11 +109,11 @@ def test_overlap_is_one_of_a_set_with_itself_nothing_of_sets_apart_and_half_in_b
 def test_levels_split_the_texts_and_chains_may_differ_in_length():
     sample = Sample("", torch.zeros(2, 1), torch.zeros(5, 1), torch.tensor([0, 0, 0, 1, 1]), [[0, 1, 2], [3, 4]])
     split = by_level(torch.arange(5.0), sample)
-    assert [each.tolist() for each in split] == [[0, 3], [1, 4], [2]]
+    assert [level.tolist() for level in split] == [[0, 3], [1, 4], [2]]
 
 
 @pytest.mark.parametrize("name", ["sphere", "hyperbolic"])
-def test_there_is_a_panel_for_each_point_and_one_curve_for_each_level(name):
+def test_there_is_a_panel_per_point_and_a_curve_per_level(name):
     geometry, sample = GEOMETRIES[name](), sample_of(name)
     points = reference_points(geometry, sample)
     panels = panels_of("title", geometry, sample, points)
@@ -190,7 +190,7 @@ def test_plotted_histograms_count_every_value_and_sum_to_100_percent(tmp_path):
     ]  # fmt: skip
 
 
-def test_whole_numbers_have_a_bin_each(tmp_path):
+def test_every_whole_number_has_its_bin(tmp_path):
     panel = Distributions("panel", "x", {"one": [1, 1, 4], "other": [2]}, whole_numbers=True)
     png, _ = plot_distributions([panel], tmp_path / "d.png", across=1)
     rows = [row for row in read_plotted(png) if row["curve"] == "one"]

@@ -76,9 +76,9 @@ def test_hyperbolic_cones_equal_those_of_the_authors(c, exterior, min_radius, re
         assert lorentz_exterior_angle(images=images, texts=texts, curvature=scalar(c, dtype)).tolist() == pytest.approx(
             exterior, abs=atol
         )
-    found = lorentz_entailment_residual(images=images, texts=texts, min_radius=min_radius, curvature=scalar(c, dtype))
-    assert found.dtype == dtype
-    assert found.tolist() == pytest.approx(residual, abs=atol)
+    actual = lorentz_entailment_residual(images=images, texts=texts, min_radius=min_radius, curvature=scalar(c, dtype))
+    assert actual.dtype == dtype
+    assert actual.tolist() == pytest.approx(residual, abs=atol)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def test_cones_in_the_plane(text, image, min_radius, exterior, residual):
 
 def test_euclidean_residual_equals_loops_from_the_paper():
     texts, images = vectors(40, 5), vectors(40, 5)
-    found = euclidean_entailment_residual(images=images, texts=texts, min_radius=0.3)
-    for text, image, residual in zip(texts.tolist(), images.tolist(), found.tolist()):
+    residuals = euclidean_entailment_residual(images=images, texts=texts, min_radius=0.3)
+    for text, image, residual in zip(texts.tolist(), images.tolist(), residuals.tolist()):
         assert residual == pytest.approx(max(0.0, excess("euclidean", text, image, 0.3)), abs=1e-12)
 
 
@@ -115,10 +115,10 @@ def test_euclidean_residual_equals_loops_from_the_paper():
 def test_lorentz_residual_equals_loops_from_the_paper(c):
     texts, images = vectors(40, 5) / 2, vectors(40, 5) / 2
     exteriors = lorentz_exterior_angle(images=images, texts=texts, curvature=scalar(c))
-    found = lorentz_entailment_residual(images=images, texts=texts, min_radius=0.3, curvature=scalar(c))
+    residuals = lorentz_entailment_residual(images=images, texts=texts, min_radius=0.3, curvature=scalar(c))
     for k, (text, image) in enumerate(zip(texts.tolist(), images.tolist())):
         assert exteriors[k].item() == pytest.approx(exterior_angle("hyperbolic", text, image, c), abs=1e-8)
-        assert found[k].item() == pytest.approx(max(0.0, excess("hyperbolic", text, image, 0.3, c)), abs=1e-8)
+        assert residuals[k].item() == pytest.approx(max(0.0, excess("hyperbolic", text, image, 0.3, c)), abs=1e-8)
 
 
 # laws
@@ -353,7 +353,7 @@ def test_finite_at_a_million_hard_pairs(dtype):
         count_finite(50_000, dtype)
 
 
-def test_everything_runs_in_float32_alone_whatever_autocast_says():
+def test_everything_runs_in_float32_under_autocast():
     texts, images, c = torch.randn(9, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True), torch.tensor(0.7)
     with Dtypes() as dtypes:
         expected = lorentz_entailment_residual(
@@ -362,7 +362,7 @@ def test_everything_runs_in_float32_alone_whatever_autocast_says():
         expected.sum().backward()
     assert dtypes.seen <= {torch.float32, torch.bool}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = lorentz_entailment_residual(
+        actual = lorentz_entailment_residual(
             images=images, texts=texts, min_radius=0.3, curvature=c
         ) + euclidean_entailment_residual(images=images, texts=texts, min_radius=0.3)
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)

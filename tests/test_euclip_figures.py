@@ -41,8 +41,8 @@ def experiment_of(output, name):
 
 
 def checkpoint_of(output, row):
-    (found,) = output.glob(f"runs/euclip/{row}-smoke-*/seed0/checkpoints/step-00000002")
-    return found
+    (folder,) = output.glob(f"runs/euclip/{row}-smoke-*/seed0/checkpoints/step-00000002")
+    return folder
 
 
 def test_every_part_is_one_of_reproduce():
@@ -159,7 +159,7 @@ def test_traverse_writes_its_files_or_prints_the_table_of_a_checkpoint(output, t
     few = ["--pictures", "3", "--steps", "10"]
     traverse.main(["--checkpoint", checkpoint, "--output", str(tmp_path), *few, "--min-radius", "0.1", "0.8"])
     content = json.loads((tmp_path / "traversal.json").read_text())
-    assert [each["min_radius"] for each in content["filters"]] == [None, 0.1, 0.8]
+    assert [entry["min_radius"] for entry in content["filters"]] == [None, 0.1, 0.8]
     assert (content["num_pictures"], content["num_points"], content["root"]) == (3, 10, "the origin")
     captions = tmp_path / "captions.txt"
     captions.write_text("a red circle\na blue square\n")

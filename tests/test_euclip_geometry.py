@@ -167,7 +167,7 @@ def test_hyperbolic_features_are_scaled_by_1_over_root_dim_at_the_start():
     torch.testing.assert_close(geometry.embed_text(features), Euclidean(squared=True).embed_text(features))
 
 
-def test_each_modality_has_its_own_scale():
+def test_the_modalities_have_separate_scales():
     geometry = Hyperbolic(4, squared=False)
     with torch.no_grad():
         geometry.log_image_scale.fill_(math.log(2.0))

@@ -49,25 +49,25 @@ def all_but(*unknown):
     return lambda words: [word not in unknown for word in words]
 
 
-def words_of(found):
-    return [[found.tags[place] for place in chain] for chain in found.hierarchy.chains]
+def words_of(pool):
+    return [[pool.tags[place] for place in chain] for chain in pool.hierarchy.chains]
 
 
 def test_chains_go_up_from_words_of_one_meaning(table):
-    found = noun_pool(table, all_but("unicorn"))
+    pool = noun_pool(table, all_but("unicorn"))
     line = ["dog", "being", "thing"]
-    assert words_of(found) == [["spaniel", *line], ["pet", "thing"], ["beagle", *line]]  # bank has two meanings
-    true = [{found.tags[place] for place in row.nonzero().squeeze(1).tolist()} for row in found.hierarchy.holds]
+    assert words_of(pool) == [["spaniel", *line], ["pet", "thing"], ["beagle", *line]]  # bank has two meanings
+    true = [{pool.tags[place] for place in row.nonzero().squeeze(1).tolist()} for row in pool.hierarchy.holds]
     assert true == [{"spaniel", "pet", *line}, {"pet", "thing"}, {"beagle", "pet", *line}]
 
 
 def test_unknown_words_are_passed_over_and_other_paths_hold(table):
     # without "being" its other word stands for it; without either the line goes on above
     assert words_of(noun_pool(table, all_but("unicorn", "being")))[0] == ["spaniel", "dog", "living thing", "thing"]
-    found = noun_pool(table, all_but("spaniel", "beagle", "being", "living thing", "dog"))
-    assert words_of(found) == [["domestic dog", "thing"], ["pet", "thing"], ["unicorn", "thing"]]
-    pet = found.tags.index("pet")
-    assert [bool(row[pet]) for row in found.hierarchy.holds] == [True, True, False]  # by the second hypernym of dog
+    pool = noun_pool(table, all_but("spaniel", "beagle", "being", "living thing", "dog"))
+    assert words_of(pool) == [["domestic dog", "thing"], ["pet", "thing"], ["unicorn", "thing"]]
+    pet = pool.tags.index("pet")
+    assert [bool(row[pet]) for row in pool.hierarchy.holds] == [True, True, False]  # by the second hypernym of dog
 
 
 def test_size_spreads_over_the_table_and_circles_end(table):
@@ -141,24 +141,24 @@ def test_cones_equal_loops_over_triples(geometry):
         of_pair = {}
         for place, true, other in triples:
             of_pair.setdefault((place, true), []).append(score(place, true, other))
-        return sum(sum(each) / len(each) for each in of_pair.values()) / len(of_pair)
+        return sum(sum(values) / len(values) for values in of_pair.values()) / len(of_pair)
 
-    found = cone_scores(geometry, subjects, texts, known, 0.4)
-    assert found == {
+    scores = cone_scores(geometry, subjects, texts, known, 0.4)
+    assert scores == {
         "auc": pytest.approx(mean(lambda place, true, other: angle(place, true) < angle(place, other)), abs=1e-12),
         "inside": pytest.approx(mean(lambda place, true, other: inside(place, true)), abs=1e-12),
         "inside_other": pytest.approx(mean(lambda place, true, other: inside(place, other)), abs=1e-12),
     }
-    assert cone_scores(geometry, subjects, texts, known, None) == {"auc": found["auc"]}
+    assert cone_scores(geometry, subjects, texts, known, None) == {"auc": scores["auc"]}
 
 
 def test_a_pair_in_many_chains_counts_once():
     texts = torch.tensor([[1.0], [2.0], [5.0], [6.0], [7.0]])  # 1 is nearer than 2; 5, 6, 7 are farther than both
     known = Hierarchy.of_chains([[0, 1], [2, 0, 1], [3, 0, 1], [4, 0, 1]], torch.ones(4, 5, dtype=torch.bool))
-    found = text_scores(
+    scores = text_scores(
         Elliptic(), unit(torch.cat([torch.ones(5, 1), texts], dim=1)), unit(torch.tensor([1.0, 0.0])), known, None
     )
-    assert found == {"generic_nearer": pytest.approx(6 / 7)}  # wrong: the pair 0, 1
+    assert scores == {"generic_nearer": pytest.approx(6 / 7)}  # wrong: the pair 0, 1
 
 
 def test_the_part_measures_captions_and_nouns_of_every_model(tmp_path, monkeypatch, table):
@@ -200,7 +200,7 @@ def test_the_part_measures_captions_and_nouns_of_every_model(tmp_path, monkeypat
     assert values["meru_captions_generic_nearer"] == (pytest.approx(expected, abs=1e-3),)
 
 
-def test_a_run_found_from_earlier_is_loaded_with_the_data_of_the_command(monkeypatch, tmp_path):
+def test_an_earlier_run_is_loaded_with_the_data_of_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(rows, "last_checkpoint", lambda folder: folder)
     monkeypatch.setattr(rows, "load_encoder", lambda checkpoint, device, overrides: (overrides, "encoder"))
     monkeypatch.setattr(rows, "reading_features", lambda encoder, config: f"reading {encoder}")
@@ -210,8 +210,8 @@ def test_a_run_found_from_earlier_is_loaded_with_the_data_of_the_command(monkeyp
     assert rows.load_run(run, command) == (["data.root=/d", "data.second_test=/c/*.tar"], "reading encoder")
 
 
-def test_nothing_to_measure_on_is_said_before_training(tmp_path, data_dir):
-    with pytest.raises(ConfigError, match=r"no test set brings hierarchies.*hierarchies\.nouns=<file>"):
+def test_missing_hierarchies_are_an_error_before_training(tmp_path, data_dir):
+    with pytest.raises(ConfigError, match=r"no test set has hierarchies.*hierarchies\.nouns=<file>"):
         main([
             "hierarchies", "--scale", "photos", "--data", str(data_dir / "flickr8k"), "--output", str(tmp_path)
         ])  # fmt: skip

@@ -215,10 +215,10 @@ def test_matched_pairs_keep_their_digits_in_float32(c, length):
     """
     measured = 0
     for distance in (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 20.0):
-        found = errors(length, distance, c)
-        if found is None:
+        row = errors(length, distance, c)
+        if row is None:
             continue
-        paired, squared, all_pairs, naive = found
+        paired, squared, all_pairs, naive = row
         assert paired < (1e-4 if distance < 1e-3 else 1e-5)
         assert squared < (2e-4 if distance < 1e-3 else 2e-5)
         if distance == 1e-4:
@@ -248,9 +248,9 @@ def test_error_on_a_ray_grows_with_sinh_of_the_radius_and_not_before():
     """Along a ray the angle is made of the rounding of the vectors; only sinh(15.8) makes it count."""
     for c, length in ((0.1, 5.0), (1.0, 1.0), (1.0, 5.0)):
         for distance in (1e-3, 1e-2, 1.0):
-            found = errors(length, distance, c, "ray")
-            assert found is not None
-            assert found[0] < 1e-5
+            row = errors(length, distance, c, "ray")
+            assert row is not None
+            assert row[0] < 1e-5
 
 
 # the parts

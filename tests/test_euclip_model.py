@@ -111,7 +111,7 @@ def test_norms_at_the_start_are_those_measured_of_the_authors_towers(row, image,
     token_ids = torch.randint(1, 49_405, (8, 77))
     token_ids[:, 20] = CLIP_IDS.end_id
     with torch.no_grad():
-        norms = [each.norm(dim=1).mean().item() for each in model(images, token_ids)[:2]]
+        norms = [embeddings.norm(dim=1).mean().item() for embeddings in model(images, token_ids)[:2]]
     assert norms == pytest.approx([image, text], rel=0.08)  # of other pictures and words
 
 
@@ -137,9 +137,9 @@ def test_the_rows_hold_the_papers_settings():
     for path in ROWS:
         config = config_of(path.stem)
         method = config.method
-        found = (method.geometry, config.model.final_layer_norm, method.entailment_weight, method.min_radius)
+        settings = (method.geometry, config.model.final_layer_norm, method.entailment_weight, method.min_radius)
         variant = expected[path.stem.partition("_")[2]]
-        assert found == variant[:4], path.name
+        assert settings == variant[:4], path.name
         assert method.logit_scale_init == pytest.approx(variant[4], rel=1e-12), path.name
         assert (method.logit_scale_min, method.logit_scale_max) == (None, 100.0)
 
@@ -202,7 +202,7 @@ def test_the_parameters_that_decay_are_those_of_open_clip_and_no_scalar_does(row
     """Spared there: fewer than two dimensions (the class token has one), norms, biases and the logit scale."""
     model = build_model(config_of(row, "smoke"), FEW_IDS)
     assert sum(".log_" in name for name, _ in model.named_parameters()) == scalars
-    decayed = {id(each) for each in build_optimizer(model, OptimConfig()).param_groups[0]["params"]}
+    decayed = {id(parameter) for parameter in build_optimizer(model, OptimConfig()).param_groups[0]["params"]}
     for name, parameter in model.named_parameters():
         spared = parameter.squeeze().ndim < 2 or "norm" in name or name.endswith("bias") or ".log_" in name
         assert (id(parameter) in decayed) != spared, name
@@ -212,8 +212,8 @@ def test_at_demo_scale_the_curvature_learns_at_the_logit_scales_rate():
     config = config_of("table4_meru", "demo")
     model = build_model(config, FEW_IDS)
     *_, faster = build_optimizer(model, config.optim).param_groups
-    assert [id(each) for each in faster["params"]] == [
-        id(each) for each in (model.geometry.log_curvature, model.logit_scale.log_logit_scale)
+    assert [id(parameter) for parameter in faster["params"]] == [
+        id(parameter) for parameter in (model.geometry.log_curvature, model.logit_scale.log_logit_scale)
     ]
     assert (faster["rate"], faster["weight_decay"]) == (13.0, 0.0)
 
@@ -243,10 +243,10 @@ def test_bounds_are_kept_by_one_call_that_counts_what_it_moved():
         geometry.log_curvature.fill_(-3.0)
         geometry.log_image_scale.fill_(0.5)
     assert clamp_scalars_(model.scalars()) == 2  # alpha has no bound in EuCLIP's code
-    found = scalar_values(model.scalars())
-    assert found["logit_scale"] == pytest.approx(100)
-    assert found["curvature"] == pytest.approx(0.1)
-    assert found["image_scale"] == pytest.approx(math.exp(0.5))
+    scalars = scalar_values(model.scalars())
+    assert scalars["logit_scale"] == pytest.approx(100)
+    assert scalars["curvature"] == pytest.approx(0.1)
+    assert scalars["image_scale"] == pytest.approx(math.exp(0.5))
     config = config_of("table4_meru", "smoke", "method.embedding_scale_max=1.0")
     geometry.embedding_scale_max = build_model(config, FEW_IDS).geometry.embedding_scale_max
     assert clamp_scalars_(model.scalars()) == 1  # MERU's code
@@ -260,7 +260,7 @@ def test_bounds_of_the_curvature_absorb_where_the_config_says_so(absorbing):
     assert [scalar.name for scalar in model.scalars() if scalar.absorbing] == ["curvature"] * absorbing
 
 
-def test_the_authors_accumulation_multiplies_the_gradients_of_beta_and_c_alone():
+def test_the_authors_accumulation_multiplies_only_the_gradients_of_beta_and_c():
     model = build_model(config_of("table4_meru", "smoke"), FEW_IDS)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -301,5 +301,7 @@ def test_what_the_averages_are_taken_over_decides_no_run_and_scenes_take_no_rows
         for further in ((), ("data.averages=datacomp",), ("data.winogavil=/data/winogavil",))
     }
     assert len(keys) == 1
-    with pytest.raises(ConfigError, match=r"data\.winogavil = /w with data\.source = scenes, which brings its own"):
+    with pytest.raises(
+        ConfigError, match=r"data\.winogavil = /w with data\.source = scenes, which has its own instances"
+    ):
         config_of("table4_clip", "demo", "data.winogavil=/w")

@@ -108,8 +108,8 @@ def test_merus_weights_give_merus_embeddings_and_distances():
     torch.testing.assert_close(ours.encode_image(images), tangent[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(ours.encode_text(ids), tangent[1], rtol=1e-4, atol=1e-5)
     c = torch.tensor(0.5, dtype=torch.float64)
-    points = [exp_map0(each.double(), c) for each in tangent]
-    times = [(1 / c + each.square().sum(dim=1)).sqrt() for each in points]
+    points = [exp_map0(vectors.double(), c) for vectors in tangent]
+    times = [(1 / c + vectors.square().sum(dim=1)).sqrt() for vectors in points]
     inner = points[0] @ points[1].T - times[0][:, None] * times[1][None, :]
     distances = torch.arccosh(-c * inner) / c.sqrt()
     similarity = ours.geometry.similarity(ours.encode_image(images), ours.encode_text(ids))
@@ -160,7 +160,7 @@ def test_weights_of_the_fork_give_its_embeddings(geometry):
 
 
 @torch.no_grad()
-def test_open_clips_own_weights_evaluate_on_the_sphere():
+def test_weights_of_open_clip_evaluate_on_the_sphere():
     theirs = open_clips()
     ours = euclip_from_open_clip(theirs.state_dict(), "sphere", heads=ONE_HEAD)
     images, ids = inputs(50, 8)
@@ -169,7 +169,7 @@ def test_open_clips_own_weights_evaluate_on_the_sphere():
 
 
 @torch.no_grad()
-def test_float64_weights_stay_float64_and_heads_are_told_where_no_shape_tells_them():
+def test_float64_weights_stay_float64_and_heads_are_stated_where_no_shape_has_them():
     image = open_clip.CLIPVisionCfg(image_size=32, patch_size=16, width=48, layers=2, head_width=16)
     text = open_clip.CLIPTextCfg(context_length=8, vocab_size=50, width=32, heads=2, layers=1)
     theirs = without_final_norms(open_clip.CLIP(16, image, text)).eval().double()
@@ -222,7 +222,7 @@ def test_weights_that_do_not_fit_say_what_is_missing_or_left():
     ("checkpoint", "layout", "geometry", "message"),
     [
         ("x.pt", "timm", "sphere", "layout 'timm'; accepted: transformers, open_clip, meru"),
-        ("x.pt", "meru", "euclidean", "geometry euclidean with layout meru, which tells its own"),
+        ("x.pt", "meru", "euclidean", "geometry euclidean with layout meru, which states its own"),
         ("x.pt", "meru", "sphere", "x.pt does not exist; layout meru takes a file of weights"),
     ],
 )
@@ -271,12 +271,12 @@ def test_the_command_line_evaluates_a_file_of_merus(tmp_path, monkeypatch):
     arguments = ["--checkpoint", str(tmp_path / "meru.pth"), "--layout", "meru", "--output", str(tmp_path / "out.json")]
     monkeypatch.setattr(sys, "argv", ["published.py", *arguments, "--heads", "2,1", *small])
     main()
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert found["training_data"] == "meru.pth, published"
-    assert (found["layout"], found["geometry"]) == ("meru", "hyperbolic")
-    assert found["evaluations"]["test"]["protocol"]["activation"] == "gelu"
-    assert 0 <= found["evaluations"]["mean_all"]["metrics"]["score"] <= 1
-    preprocessing = found["evaluations"]["imagenet"]["protocol"]["preprocessing"]
+    results = json.loads((tmp_path / "out.json").read_text())
+    assert results["training_data"] == "meru.pth, published"
+    assert (results["layout"], results["geometry"]) == ("meru", "hyperbolic")
+    assert results["evaluations"]["test"]["protocol"]["activation"] == "gelu"
+    assert 0 <= results["evaluations"]["mean_all"]["metrics"]["score"] <= 1
+    preprocessing = results["evaluations"]["imagenet"]["protocol"]["preprocessing"]
     assert (preprocessing["mean"], preprocessing["std"]) == (pytest.approx([0.1, 0.2, 0.3]), [1.0, 1.0, 1.0])
 
 

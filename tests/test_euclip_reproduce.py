@@ -34,13 +34,15 @@ def test_every_table_is_trained_and_written_with_the_papers_numbers_beside_ours(
     for row, printed in zip(table.rows, PRINTED[part]["rows"]):
         assert row.status == "measured"
         assert list(row.paper.values()) == printed["values"]
-        stem, found = Path(printed["config"]).stem, []
+        stem, evaluations = Path(printed["config"]).stem, []
         for seed in seeds:
             (run,) = euclip.folder.glob(f"runs/euclip/{stem}-smoke-*/seed{seed}")  # once for all tables
-            found.append(json.loads((run / "evaluation.json").read_text())["evaluations"])
+            evaluations.append(json.loads((run / "evaluation.json").read_text())["evaluations"])
         for column, mean in MEANS.items():
             cell = row.ours[column]
-            assert cell.values == pytest.approx([100 * each[f"mean_{mean}"]["metrics"]["score"] for each in found])
+            assert cell.values == pytest.approx(
+                [100 * results[f"mean_{mean}"]["metrics"]["score"] for results in evaluations]
+            )
             assert (cell.scale, cell.seeds) == ("smoke", seeds)
             assert cell.interval[0] <= cell.mean <= cell.interval[1]
     for ending in ("md", "png"):
@@ -74,9 +76,9 @@ def test_the_experiment_has_a_value_per_seed_and_is_not_of_changed_rows(euclip, 
 
     # a row of one's own stands below those of the paper, in the same columns and with nothing printed
     table = from_json(path.read_text(encoding="utf-8"))
-    clip, own = (row for row in table.rows if row.ours)
-    assert table.rows[-1] is own
-    assert (own.method, own.paper, set(own.ours)) == ("my_row", {}, set(clip.ours))
+    clip, custom = (row for row in table.rows if row.ours)
+    assert table.rows[-1] is custom
+    assert (custom.method, custom.paper, set(custom.ours)) == ("my_row", {}, set(clip.ours))
     assert 'ROWS="b16_clip my_row"' in table.command
     (run,) = tmp_path.glob("runs/euclip/my_row-smoke-*/seed0/config.yaml")
     assert "geometry: elliptic" in run.read_text(encoding="utf-8")
@@ -90,7 +92,7 @@ def test_the_experiment_has_a_value_per_seed_and_is_not_of_changed_rows(euclip, 
         ("table2", "my_row.yaml", r"table2 trains no such row; accepted: none"),
     ],
 )
-def test_a_row_of_ones_own_that_cannot_be_taken_is_refused(part, row, message, tmp_path, monkeypatch):
+def test_a_custom_row_that_does_not_fit_is_refused(part, row, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("my_row.yaml", "b16_clip.yaml"):
         Path(name).write_text("method: {geometry: elliptic}\n")
@@ -134,9 +136,9 @@ def test_the_stability_part_says_which_runs_went_through_and_trains_none_twice(t
     monkeypatch.setattr("common.run.step.check_finite", no_training)
     again = stability(tmp_path)
     (broke,) = (tmp_path / "runs" / "euclip").glob("unstable_meru_no_ln-smoke-*/seed0/diverged.json")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "unstable_meru_no_ln, seed 0, earlier: loss is nan at step " in said
-    assert f"Remove {broke.parent} to train it again." in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "unstable_meru_no_ln, seed 0, earlier: loss is nan at step " in output
+    assert f"Remove {broke.parent} to train it again." in output
     assert [row.ours for row in again.rows] == [row.ours for row in table.rows]
 
 
@@ -156,6 +158,6 @@ def test_a_collapsed_run_is_unstable_whatever_the_last_digit_says(batch):
     guess = math.log(batch)
     for last in (guess - 1e-6, guess, guess + 1e-6):
         assert of([guess] * 20 + [last])["unstable"] == 1
-    found = of([9.0, 1.0, 9.0, 3.0, 2.0, 2.5, 2.0] + [1.0] * 10)
-    assert found == {"unstable": 0, "final_loss": pytest.approx(1 / guess), "largest_rise": 0.5}  # after warm-up
+    outcome = of([9.0, 1.0, 9.0, 3.0, 2.0, 2.5, 2.0] + [1.0] * 10)
+    assert outcome == {"unstable": 0, "final_loss": pytest.approx(1 / guess), "largest_rise": 0.5}  # after warm-up
     assert of([1.0] * 20 + [guess])["unstable"] == 0  # one bad batch at the end

@@ -64,7 +64,7 @@ def results():
 
 def test_every_mean_is_the_plain_mean_over_its_sets(results):
     shifts = [results[name].metrics["acc1"] for name in ("imagenet_v2", "imagenet_a", "imagenet_r")]
-    vtab = [each.metrics["acc1"] for role, each in results.items() if role.startswith("vtab/")]
+    vtab = [result.metrics["acc1"] for role, result in results.items() if role.startswith("vtab/")]
     retrieval = [
         sum(results[role].metrics[f"{direction}_recall_at_1"] for direction in ("i2t", "t2i")) / 2
         for role in ("test", "second_test")
@@ -101,11 +101,11 @@ def test_a_mean_knows_its_sets_and_its_chance(results):
 
 def test_what_is_evaluated_is_what_the_cache_compares(results):
     tests = open_tests(DATA)
-    assert {role: each.fingerprint for role, each in tests.items()} == {
-        role: each.protocol["fingerprint"] for role, each in results.items()
+    assert {role: test.fingerprint for role, test in tests.items()} == {
+        role: result.protocol["fingerprint"] for role, result in results.items()
     }
     other = EvaluationData(num_train=8, num_val=4, num_test=7, num_labelled=8, image_size=32)
-    changed = {role for role, each in open_tests(other).items() if each.fingerprint != tests[role].fingerprint}
+    changed = {role for role, test in open_tests(other).items() if test.fingerprint != tests[role].fingerprint}
     assert changed == {"test", "second_test", "mean_retrieval", "mean_all"}
 
 
@@ -140,7 +140,7 @@ def test_of_datacomps_sets_the_means_are_those_of_its_table_however_they_are_ask
     assert len(means["mean_all"].metrics) == 38
     values = {task.key: (3 + 7 * number) % 38 / 38 for number, task in enumerate(DATACOMP_TASKS)}
     metric_of = {"mean_recall@1": "mean_recall_at_1"}
-    found = {
+    results = {
         roles[task.key]: Evaluation(
             {metric_of.get(task.metric, task.metric): values[task.key]},
             {"data": task.name},
@@ -151,14 +151,14 @@ def test_of_datacomps_sets_the_means_are_those_of_its_table_however_they_are_ask
     }
     for group in ("imagenet", "shifts", "vtab", "retrieval", "all"):
         members = [values[task.key] for task in DATACOMP_TASKS if group in (task.group, "all")]
-        mean = mean_evaluation(means[f"mean_{group}"], found)
+        mean = mean_evaluation(means[f"mean_{group}"], results)
         assert mean.metrics[SCORE] == pytest.approx(sum(members) / len(members)), group
         assert mean.chance == {}
 
 
 def test_datacomps_averages_without_one_of_its_sets_are_an_error_before_training(monkeypatch):
     sets, _ = datacomp_sets()
-    kept = {role: each for role, each in sets.items() if role not in ("vtab-pets", "second_test", "winogavil")}
+    kept = {role: members for role, members in sets.items() if role not in ("vtab-pets", "second_test", "winogavil")}
     message = (
         "data.averages = datacomp: 3 of DataComp's 38 tasks are missing, .*: vtab/pets, retrieval/mscoco_2014_.*, "
     )
@@ -231,9 +231,9 @@ def test_special_metrics_are_those_of_the_arrays(grouped):
         "wilds-fmow": (task_of_regions, worst_region_accuracy(hits, regions)),
     }
     for role, (of_task, metrics) in expected.items():
-        found = further_metrics(role, of_task)(scores, labels, indices)
-        assert {name: np.mean(flat(lists)) for name, lists in found.items()} == pytest.approx(metrics), role
-        assert all(len(lists) == 40 for lists in found.values())
+        values = further_metrics(role, of_task)(scores, labels, indices)
+        assert {name: np.mean(flat(lists)) for name, lists in values.items()} == pytest.approx(metrics), role
+        assert all(len(lists) == 40 for lists in values.values())
     assert further_metrics("cifar10", task) is None
 
 
@@ -299,7 +299,7 @@ def test_class_vectors_are_the_mean_that_the_geometry_prescribes(geometry, monke
     task = open_evaluation_sets(DATA).zero_shot["imagenet"]
     evaluate_zero_shot(encoder, task, "embeddings")
     prompts = [encoder.texts([fill(template, name) for template in task.templates]) for name in task.class_names]
-    vectors = torch.stack([each.mean(dim=0) for each in prompts])
+    vectors = torch.stack([embeddings.mean(dim=0) for embeddings in prompts])
     assert (vectors.norm(dim=1) - 1).abs().max() > 0.01
     if geometry in ("sphere", "elliptic"):
         vectors = vectors / vectors.norm(dim=1, keepdim=True)
@@ -311,7 +311,7 @@ def test_class_vectors_are_the_mean_that_the_geometry_prescribes(geometry, monke
 
 def test_associations_of_scenes_are_scored_as_by_hand():
     encoder, instances = encoder_of("hyperbolic"), SceneAssociations(8, 32)
-    found = evaluate_associations(encoder, instances)
+    result = evaluate_associations(encoder, instances)
     task = annotation_task("winogavil", 8, 32)
     expected = []
     for number in range(8):
@@ -322,10 +322,10 @@ def test_associations_of_scenes_are_scored_as_by_hand():
         chosen = set(scores.argsort()[-item["k"] :].tolist())
         if len(item["images"]) >= 10:
             expected.append(len(chosen & set(item["gold"])) / len(chosen | set(item["gold"])))
-    assert found.metrics["jaccard_score_10-12"] == pytest.approx(np.mean(expected))
-    assert flat(found.hits["jaccard_score_10-12"]) == pytest.approx(expected)
-    assert set(found.hits) <= set(found.metrics)
-    assert found.protocol["num_instances"] == 8
+    assert result.metrics["jaccard_score_10-12"] == pytest.approx(np.mean(expected))
+    assert flat(result.hits["jaccard_score_10-12"]) == pytest.approx(expected)
+    assert set(result.hits) <= set(result.metrics)
+    assert result.protocol["num_instances"] == 8
 
 
 def test_the_jaccard_index_of_a_guess_is_the_mean_over_all_choices():
@@ -370,9 +370,9 @@ def test_winogavils_rows_are_read_from_disk_whatever_wrote_them(tmp_path):
         assert (opened.counts, opened.gold[0], opened.cues[0]) == ([5, 6, 10, 12], [1, 2], "owl")
         assert opened[5 + 3]["image"].getpixel((0, 0)) == (60, 9, 90)
         fingerprints.add(opened.fingerprint)
-        found = evaluate_associations(encoder_of("sphere"), opened)
-        assert found.protocol["num_instances"] == 4
-        assert set(found.metrics) >= {"jaccard_score_10-12", "jaccard_score_all"}
+        result = evaluate_associations(encoder_of("sphere"), opened)
+        assert result.protocol["num_instances"] == 4
+        assert set(result.metrics) >= {"jaccard_score_10-12", "jaccard_score_all"}
     assert len(fingerprints) == 1
 
 

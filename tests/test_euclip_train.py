@@ -192,8 +192,8 @@ def test_a_checkpoint_brings_its_geometry_back(unbroken):
 def test_two_processes_equal_one(tile):
     rows = ("table4_euclip", "table4_meru", "table4_hyperbolic_squared_entailment")
     methods = [config_of(row).method for row in rows]
-    alone, pair = share_of_a_step(methods), in_processes(2, share_of_a_step, methods, tile)
-    for one, *halves in zip(alone, *pair):
+    single, pair = share_of_a_step(methods), in_processes(2, share_of_a_step, methods, tile)
+    for one, *halves in zip(single, *pair):
         assert sum(half["loss"] for half in halves) / 2 == pytest.approx(float(one["loss"]), rel=1e-12)
         for name, gradient in one["scalars"].items():
             mean = sum(half["scalars"][name] for half in halves) / 2  # as DDP averages
@@ -221,7 +221,7 @@ def test_two_processes_start_from_the_same_weights_as_one(unbroken, tmp_path):
     for name in ("loss", "gradient_norm"):
         assert [record[name] for record in two] == pytest.approx([record[name] for record in one], rel=1e-4)
     trained, before = (
-        last_checkpoint(each / "checkpoints").model_tensors() for each in (tmp_path / "two", unbroken.folder)
+        last_checkpoint(folder / "checkpoints").model_tensors() for folder in (tmp_path / "two", unbroken.folder)
     )
     still = {name for name, value in before.items() if name in trained and torch.equal(trained[name], value)}
     assert still == {name for name in before if name.startswith("image_tower.")}
@@ -233,14 +233,14 @@ def test_launched_on_two_processes_a_curvature_outside_the_forward_pass_trains_a
     arguments = ["euclip/train.py", "--config", "euclip/configs/table4_meru.yaml", "--scale", "smoke", *few]
     launch = ["-m", "accelerate.commands.launch", "--config_file", "scripts/accelerate/cpu_two_processes.yaml"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
-    found = []
+    logs = []
     for name, way in (("one", []), ("two", launch), ("parts", launch)):
         command = [sys.executable, *way, *arguments, "--output-dir", str(tmp_path / name)]
         command += ["optim.micro_batch_size=3"] if name == "parts" else []
         done = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, env=environment, timeout=300)
         assert done.returncode == 0, done.stderr
-        found.append(lines(RunFiles(tmp_path / name)))
+        logs.append(lines(RunFiles(tmp_path / name)))
     for name in ("loss", "entailment_loss", "curvature", "text_scale", "text_norm", "gradient_norm"):
-        one, *others = ([record[name] for record in records] for records in found)
+        one, *others = ([record[name] for record in records] for records in logs)
         for other in others:
             assert other == pytest.approx(one, rel=1e-4), name

@@ -109,10 +109,10 @@ def test_every_point_is_nearest_to_the_caption_that_loops_over_the_formulas_find
         captions = torch.cat([captions, near])
     root = root_of(geometry, embeddings(name, 5, 2), captions)
     for image in images:
-        found = nearest_on_walk(geometry, image, captions, root, 20, min_radius)
+        places = nearest_on_walk(geometry, image, captions, root, 20, min_radius)
         expected = walk_by_formula(name, image.tolist(), captions.tolist(), root.tolist(), 20, min_radius, curvature)
-        assert found == expected
-        seen |= set(found)
+        assert places == expected
+        seen |= set(places)
     assert len(seen) > 5  # of captions, not the root alone
 
 
@@ -138,8 +138,8 @@ def test_the_root_of_a_sphere_is_the_mean_in_which_both_modalities_weigh_alike(n
     assert torch.allclose(root_of(GEOMETRIES[name](), images, texts, normalised=False), mean)
     # all embeddings together is the other reading: the same point with one caption a picture, another with five
     together = [torch.cat([images, captions]).mean(dim=0) for captions in (texts[: len(images)], texts)]
-    one_each = root_of(GEOMETRIES[name](), images, texts[: len(images)], normalised=False)
-    assert torch.allclose(one_each, together[0])
+    one_caption = root_of(GEOMETRIES[name](), images, texts[: len(images)], normalised=False)
+    assert torch.allclose(one_caption, together[0])
     assert not torch.allclose(mean, together[1], atol=1e-3)
     assert mean.norm() < 0.9
 
@@ -166,8 +166,8 @@ def test_distinct_captions_are_counted_once_by_their_text_and_without_the_root()
 
 
 def test_stays_are_stretches_of_one_caption_with_the_root_among_them():
-    found = stays([0, 2, 1, 0, 3, 3], ["a dog", "an animal", "a dog"])
-    assert found == [Stay("a dog", 1, 2), Stay("an animal", 3, 3), Stay("a dog", 4, 4), Stay(ROOT, 5, 6)]
+    stretches = stays([0, 2, 1, 0, 3, 3], ["a dog", "an animal", "a dog"])
+    assert stretches == [Stay("a dog", 1, 2), Stay("an animal", 3, 3), Stay("a dog", 4, 4), Stay(ROOT, 5, 6)]
 
 
 def test_kendall_tau_is_scipys():
@@ -175,8 +175,8 @@ def test_kendall_tau_is_scipys():
     for size in (2, 5, 20, 50):
         for levels in torch.randint(4, (10, size), generator=draws).tolist():
             expected = stats.kendalltau(range(size), levels).statistic
-            found = kendall_tau(levels)
-            assert (found is None and math.isnan(expected)) or found == pytest.approx(expected, abs=1e-12)
+            tau = kendall_tau(levels)
+            assert (tau is None and math.isnan(expected)) or tau == pytest.approx(expected, abs=1e-12)
     assert kendall_tau([0, 1, 2]) == 1
     assert kendall_tau([2, 1, 0]) == -1
     assert kendall_tau([1, 1]) is None
@@ -262,7 +262,7 @@ def test_a_missing_pool_and_a_prompt_without_a_place_are_errors(tmp_path):
         read_pool(PHOTO_CAPTIONS, "a photo")
 
 
-def test_merus_pool_has_the_sizes_that_the_specification_gives_and_our_own_shares_no_caption_with_it(data_dir):
+def test_merus_pool_has_the_sizes_of_the_specification_and_ours_shares_no_caption_with_it(data_dir):
     meru, ours = read_pool(data_dir / "meru" / "pexels_text.json"), read_pool(PHOTO_CAPTIONS)
     assert (len(meru.tags), len(set(meru.tags))) == (60 + 624 + 67, 749)
     assert "a photo of a avocado toast." in meru.texts
@@ -301,7 +301,7 @@ def test_chains_of_photographs_run_from_specific_to_generic(data_dir):
     assert not pairs_task(shards, 20).may_show
 
 
-def test_photographs_without_chains_are_refused_or_walked_past_our_own_captions(data_dir):
+def test_photographs_without_chains_are_refused_or_use_our_captions(data_dir):
     shards = ShardDataset(str(data_dir / "flickr8k" / "flickr8k-test-*.tar"), role="test")
     with pytest.raises(ValueError, match="accepted: a list of captions from general to specific"):
         hierarchy_pool(shards, range(2))
@@ -327,16 +327,18 @@ def test_a_report_says_of_every_picture_and_filter_what_the_walk_met():
     embedded, walks, content = walked(task)
     tags = task.pool.tags
     assert (content["num_pictures"], content["unreadable_pictures"], content["num_captions"]) == (6, 0, len(tags))
-    assert [each["min_radius"] for each in content["filters"]] == [None, 0.5]
-    for each, found in zip(content["filters"], walks):
-        for number, view in enumerate(each["pictures"]):
+    assert [entry["min_radius"] for entry in content["filters"]] == [None, 0.5]
+    for entry, group in zip(content["filters"], walks):
+        for number, view in enumerate(entry["pictures"]):
             assert view["walk"][0][1] == 1
             assert view["walk"][-1][0] == ROOT
             assert view["walk"][-1][2] == 9
-            assert view["captions"] == [tags[place] for place in met(found.places[number], tags)]
-            true = [place for place in met(found.places[number], tags) if embedded.hierarchy.holds[number, place]]
+            assert view["captions"] == [tags[place] for place in met(group.places[number], tags)]
+            true = [place for place in met(group.places[number], tags) if embedded.hierarchy.holds[number, place]]
             assert view["true_captions"] == [tags[place] for place in true]
-        assert each["means"]["captions"] == pytest.approx(sum(map(len, (v["captions"] for v in each["pictures"]))) / 6)
+        assert entry["means"]["captions"] == pytest.approx(
+            sum(map(len, (v["captions"] for v in entry["pictures"]))) / 6
+        )
     assert json.loads(json.dumps(content)) == content
 
 
@@ -350,8 +352,8 @@ def test_the_files_of_a_report_hold_all_captions_and_ask_nobody_for_anything(tmp
     assert [path.name for path in paths] == ["traversal.json", "traversal.md", "traversal.html"]
     assert json.loads(paths[0].read_text()) == content
     text, page = paths[1].read_text(), paths[2].read_text()
-    for each in content["filters"]:
-        for view in each["pictures"]:
+    for entry in content["filters"]:
+        for view in entry["pictures"]:
             assert all(caption in text and caption in page for caption in view["captions"])
     assert page.count("data:image/png;base64,") == 4
     assert "http" not in page
@@ -364,14 +366,14 @@ def test_a_report_without_texts_keeps_every_score_and_no_caption(tmp_path):
     content["filters"][0]["pictures"][1]["captions"] = ["a striped ring"]
     paths = write_report(without_texts(content), task, embedded.rows, tmp_path)
     assert [path.name for path in paths] == ["traversal.json", "traversal.md"]
-    found = json.loads(paths[0].read_text())
-    assert [each["means"] for each in found["filters"]] == [each["means"] for each in content["filters"]]
-    assert {key: value for key, value in found.items() if key != "filters"} == {
+    report = json.loads(paths[0].read_text())
+    assert [entry["means"] for entry in report["filters"]] == [entry["means"] for entry in content["filters"]]
+    assert {key: value for key, value in report.items() if key != "filters"} == {
         key: value for key, value in content.items() if key != "filters"
     }
-    told = "".join(path.read_text() for path in paths)
+    texts = "".join(path.read_text() for path in paths)
     assert "a striped ring" in to_markdown(content)
-    assert "a striped ring" not in told
+    assert "a striped ring" not in texts
     assert to_markdown(content).startswith(paths[1].read_text())
 
 
