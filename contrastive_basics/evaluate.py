@@ -15,6 +15,8 @@ from common.run.launch import run_or_explain
 from contrastive_basics.config import Config
 from contrastive_basics.model import build_model
 
+DECIDES = "evaluation"
+
 PAPER = "contrastive_basics"
 MODELS = TrainedModels(PAPER, Config, build_model, zero_shot_and_retrieval)
 load_encoder = MODELS.load_encoder  # (checkpoint, device, overrides) -> (config, encoder)

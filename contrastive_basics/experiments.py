@@ -30,6 +30,8 @@ from contrastive_basics.measurements import (
 )
 from contrastive_basics.toys import EMBEDDING_DIM, NUM_CLASSES
 
+DECIDES = "evaluation"
+
 PAPER = "contrastive_basics"
 
 TEMPERATURES = {  # name -> label, temperature at the start (None: no negatives at all), learned

@@ -35,6 +35,8 @@ from contrastive_basics.toys import (
 )
 from contrastive_basics.vision.simsiam import SimSiam, simsiam_loss, simsiam_predictor
 
+DECIDES = "evaluation"
+
 Statistics = dict[str, float]
 LossOfViews = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

@@ -26,6 +26,8 @@ from common.reproduce.rows import Job, PaperCode, RowRun
 from common.reproduce.side_by_side import run_rows
 from common.reproduce.tables import measured_cell, stand_in_for, table_of
 
+DECIDES = "evaluation"
+
 METRICS = {
     **{f"{direction}_recall_at_{k}": f"{direction} R@{k}" for direction in ("i2t", "t2i") for k in (1, 5, 10)},
     "mean_recall": "mean of the six",

@@ -35,6 +35,8 @@ from common.run.sources import weights_fingerprint
 from contrastive_basics.config import Config
 from contrastive_basics.evaluate import PAPER
 
+DECIDES = "evaluation"
+
 MODELS = {"clip": "CLIPModel", "flava": "FlavaModel"}  # by name: transformers takes seconds to import
 CONTEXT_LENGTH = 77  # of both rows
 

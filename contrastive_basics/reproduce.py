@@ -43,6 +43,8 @@ from contrastive_basics.public import evaluate_public, open_public, public_state
 from contrastive_basics.train import train
 from contrastive_basics.vision import tables as vision_tables
 
+DECIDES = "nothing"
+
 CODE = PaperCode(PAPER, Config, train, reevaluate)
 
 

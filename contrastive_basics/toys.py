@@ -13,6 +13,8 @@ from torch import nn
 
 from common.base.random_keys import derive_key
 
+DECIDES = "evaluation"
+
 NUM_CLASSES, NUM_PIXELS, NUM_WORDS, EMBEDDING_DIM = 40, 64, 48, 32
 _CLASS_LATENTS, _PAIR_LATENTS, _WIDTH = 24, 16, 128
 

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+DECIDES = "evaluation"
+
 
 @dataclass(frozen=True)
 class DataCompTask:

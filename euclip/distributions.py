@@ -38,6 +38,8 @@ from common.run.launch import run_or_explain
 from euclip.evaluate import load_encoder
 from euclip.traversal import generic_nearer, mean_of_modalities, root_of
 
+DECIDES = "evaluation"
+
 NUM_PICTURES = 5000  # of the draw; the mean of so many is off by 1.4 % of the embeddings' spread
 OVERLAP_BINS = 50
 DISTANCE = {

@@ -17,6 +17,8 @@ from euclip.config import Config
 from euclip.model import build_model
 from euclip.suite import evaluate_suite, open_suite
 
+DECIDES = "evaluation"
+
 PAPER = "euclip"
 MODELS = TrainedModels(PAPER, Config, build_model, evaluate_suite)
 load_encoder = MODELS.load_encoder  # (checkpoint, device, overrides) -> (config, encoder)

@@ -25,6 +25,8 @@ from euclip.distributions import (
 )
 from euclip.loaded_rows import B16, load_run
 
+DECIDES = "nothing"
+
 ROOT_NORMS = {  # row of the printed norms -> its config
     "EuCLIP ViT-B/32, lambda=0": "table4_euclidean_squared.yaml",
     "EuCLIP ViT-B/32": "table4_euclip.yaml",

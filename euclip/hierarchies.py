@@ -41,6 +41,8 @@ from euclip.loaded_rows import load_run
 from euclip.traversal import Hierarchy, entailed, generic_nearer
 from euclip.traversal_data import NOUN_PROMPT, Pool, embed_task, hierarchy_task, model_root
 
+DECIDES = "evaluation"
+
 NUM_PICTURES = 1000  # of the test set, the first ones
 NUM_CHAINS = 1000  # of nouns
 NOUN_COLUMNS = ("synset", "lemmas", "hypernyms")

@@ -61,6 +61,8 @@ from euclip.evaluate import MODELS, PAPER
 from euclip.model import build_geometry
 from euclip.suite import evaluate_suite
 
+DECIDES = "evaluation"
+
 LAYOUTS = ("transformers", "open_clip", "meru")
 SCALARS = {  # ours -> EuCLIP's fork of open_clip, MERU
     "curvature": ("curvature", "curv"),

@@ -27,6 +27,8 @@ from euclip.evaluate import PAPER, reevaluate
 from euclip.suite import open_tests
 from euclip.train import train
 
+DECIDES = "nothing"
+
 CODE = PaperCode(PAPER, Config, train, reevaluate, open_tests=open_tests)
 AT_THE_END = {  # of a run's log: label, unit, which is better
     "logit_scale": ("beta", "multiplier", None),

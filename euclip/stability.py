@@ -18,6 +18,8 @@ from common.reproduce.side_by_side import train_side_by_side
 from common.run.guards import NonFiniteLoss
 from common.run.log import read_log
 
+DECIDES = "evaluation"
+
 NO_BETTER = 0.98  # of ln B; a collapsed run sits at ln B itself, on either side of it by rounding
 LAST = 10  # logged steps at the end of a run
 LARGE_START = "method.logit_scale_init=14.285714285714286"

@@ -37,6 +37,8 @@ from euclip.config import Config, EvaluationData
 from euclip.datacomp import DATACOMP_AVERAGES, DATACOMP_TASKS, datacomp_averages
 from euclip.winogavil import Associations, SceneAssociations, evaluate_associations, open_winogavil
 
+DECIDES = "evaluation"
+
 MEAN_RECALL_AT_1 = "mean_recall_at_1"
 SCORE = "score"  # the metric of a mean
 WINOGAVIL = "winogavil"

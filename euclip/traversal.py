@@ -18,6 +18,8 @@ import torch
 
 from common.geometry import RootedGeometry, at_least_float32
 
+DECIDES = "evaluation"
+
 NUM_POINTS = 50  # both ends included
 ROOT = "[ROOT]"
 

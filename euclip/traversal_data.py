@@ -19,6 +19,8 @@ from common.evaluation.embed import Encoder
 from euclip.distributions import training_sample
 from euclip.traversal import NUM_POINTS, Hierarchy, nearest_on_walk, root_of, walk_scores
 
+DECIDES = "evaluation"
+
 # A pool comes from a file, from scenes, or from chains of captions; photographs without chains use photo_captions.json,
 # which was written for this repository in the layout of MERU's asset file. A caption has a tag, which is reported, and
 # a text, which is encoded. Nouns and adjectives go into a prompt (EuCLIP, Sec. 4.4).

@@ -21,6 +21,8 @@ from euclip.loaded_rows import B16, load_run
 from euclip.traversal import NUM_POINTS, mean_score, met
 from euclip.traversal_data import Embedded, Walks, embed_task, model_root, walk_all, walk_task
 
+DECIDES = "nothing"
+
 
 @dataclass(frozen=True)
 class Walk:

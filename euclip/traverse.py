@@ -53,6 +53,8 @@ from euclip.traversal_data import (
     walk_all,
 )
 
+DECIDES = "evaluation"
+
 _SIDE = 256  # pixels of a picture on the page, at most
 
 

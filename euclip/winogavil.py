@@ -22,6 +22,8 @@ from common.evaluation.protocol import Evaluation
 if TYPE_CHECKING:
     import datasets
 
+DECIDES = "evaluation"
+
 
 class Associations(Protocol):
     """Images of all instances one after the other, and their cues.

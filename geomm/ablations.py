@@ -5,6 +5,8 @@ import math
 
 from geomm.config import MethodConfig
 
+DECIDES = "nothing"
+
 CLUSTERS = {"128 clusters": 1 / 2, "192 clusters": 3 / 4, "256 clusters": 1, "384 clusters": 3 / 2}  # of the default's
 NEIGHBORS = {"6 neighbours": 6, "8 neighbours": 8, "10 neighbours": 10, "12 neighbours": 12}
 INTERVALS = {"50 steps": 1 / 2, "75 steps": 3 / 4, "100 steps": 1, "125 steps": 5 / 4}  # of the default's

@@ -21,6 +21,8 @@ from common.run.schedule import build_optimizer
 from geomm.config import Config
 from geomm.model import build_model, mask_id_of
 
+DECIDES = "evaluation"
+
 NUM_WORDS = {"bert_wordpiece": 30_522, "clip_bpe": 49_408}  # other vocabularies have some hundred
 PAD, CLS, END = 0, 2, 3
 RANDOM = "random weights, pictures and words"

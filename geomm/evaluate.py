@@ -24,6 +24,8 @@ from common.run.launch import run_or_explain
 from geomm.config import Config
 from geomm.model import TRAINING_ALONE, Tokens, build_model
 
+DECIDES = "evaluation"
+
 PAPER = "geomm"
 
 

@@ -32,6 +32,8 @@ from geomm.downstream.build import NUM_CLASSES, build_task_model
 from geomm.downstream.config import NUM_PICTURES, TaskConfig
 from geomm.downstream.data import WORDS, Altered, encoded_answers, open_test_sets, pictures_of
 
+DECIDES = "evaluation"
+
 PAPER = "geomm"
 SCRIPT = Path(__file__).name
 UNREADABLE = -1  # prediction about an item whose picture cannot be read; counts as wrong

@@ -37,6 +37,8 @@ from common.evaluation.grad_cam import (
 )
 from common.methods.albef import Albef
 
+DECIDES = "evaluation"
+
 NUM_PICTURES = {"smoke": 6, "demo": 400}  # of each set of scenes; other scales as demo
 SETS = {"val": ("val", None), "test_a": ("test", True), "test_b": ("test", False)}  # part of scenes, large things alone
 

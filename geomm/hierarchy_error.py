@@ -26,6 +26,8 @@ from geomm.evaluate import load_encoder
 from geomm.geodesic import angles, geodesic_distance, sample_distance
 from geomm.hierarchy import build_graph
 
+DECIDES = "evaluation"
+
 ROW = "clip.yaml"
 NUM_QUERIES, SAMPLE_NEIGHBORS = 200, 8
 KEYS_PER_CENTER = (256, 64, 16)  # the paper has 256

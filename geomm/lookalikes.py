@@ -31,6 +31,8 @@ from geomm.evaluate import load_encoder
 from geomm.geodesic import geodesic_distance, nearest_centers
 from geomm.hierarchy import build_graph
 
+DECIDES = "evaluation"
+
 MODELS = {  # key -> config, label
     "cosine": ("clip.yaml", "trained by the cosine"),
     "geodesic": ("clip_geo.yaml", "trained by the geodesic distance"),

@@ -26,6 +26,8 @@ from geomm.mafa import mined
 from geomm.model import build_model
 from geomm.train import open_data
 
+DECIDES = "evaluation"
+
 MODELS = {"mafa": "MAFA", "mafa_geo": "Geo-MAFA"}  # rows -> label
 BATCHES = 20  # of each kind, or as many as an epoch has
 COLUMNS = {

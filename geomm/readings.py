@@ -14,6 +14,8 @@ from common.reproduce.side_by_side import run_rows
 from common.reproduce.tables import stand_in_for
 from common.run.log import read_log
 
+DECIDES = "nothing"
+
 READINGS = {  # name -> (config, settings, label)
     "cosine": ("clip.yaml", (), "cosine"),
     "angle": (

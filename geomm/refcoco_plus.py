@@ -27,6 +27,8 @@ from geomm.evaluate import load_encoder
 from geomm.ground import GroundingSet, RefcocoFiles, heat_of, measure, open_sets
 from geomm.table3 import learnt, without_claims
 
+DECIDES = "evaluation"
+
 NUM_DRAWN = 4
 STANDS_FOR = {"val": "scenes, all things", "test_a": "scenes, large things", "test_b": "scenes, small things"}
 WORDS = {"own": "", "other": ", words of another thing"}

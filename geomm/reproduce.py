@@ -33,6 +33,8 @@ from geomm.table3 import table3
 from geomm.train import CODE
 from geomm.training_data import table8
 
+DECIDES = "nothing"
+
 
 def table5(command: Command) -> list[Table]:
     """Table 5: learning from pictures alone, by a linear probe and nearest neighbours."""

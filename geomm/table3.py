@@ -13,6 +13,8 @@ from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import Job, PaperCode, RowRun
 from common.reproduce.tables import note_of, train_rows, trained_on, trained_table
 
+DECIDES = "nothing"
+
 TASKS = ("vqa", "nlvr2", "visual_entailment")  # fields of a printed row: the rows that are fine-tuned
 WITHOUT = {"blank": "blank pictures in training and test", "exchanged": "the two pictures exchanged in the test"}
 

@@ -7,6 +7,8 @@ from common.reproduce.command import Command
 from common.reproduce.rows import PaperCode
 from common.reproduce.tables import printed_rows, table_of
 
+DECIDES = "evaluation"
+
 
 def table8(command: Command, code: PaperCode) -> list[Table]:
     """Counts the training set of the pre-training rows, or each set of its `data.mixture`."""

@@ -28,6 +28,8 @@ from common.run.kept_memory import bytes_kept_for_backward
 from oblique_topology.config import Config
 from oblique_topology.model import build_model
 
+DECIDES = "evaluation"
+
 TOKENS = (1, 2, 4, 8, 16, 32)
 SIZES = {  # key -> label, row that has the sizes, scale
     "b16": ("ViT-B/16", "table2_multi.yaml", "paper"),

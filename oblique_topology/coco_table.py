@@ -23,6 +23,8 @@ from common.run.folder import RunFiles, provenance_of
 from common.run.launch import start_accelerator
 from oblique_topology.evaluate import PAPER, load_encoder
 
+DECIDES = "evaluation"
+
 NEEDED = (
     "MSCOCO's Karpathy test pictures: coco.test=<dataset_coco.json#test>, with coco.root, coco.images, coco.cxc and "
     "coco.eccv"

@@ -25,6 +25,8 @@ from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows
 from oblique_topology.loaded_rows import trained_model
 
+DECIDES = "evaluation"
+
 NUM_PAIRS = 10_000  # of each kind; the paper's number is not known
 KINDS = {
     "positive": "picture and own caption",

@@ -33,6 +33,8 @@ from common.reproduce.rows import PaperCode
 from common.reproduce.tables import train_rows, trained_on
 from oblique_topology.loaded_rows import embed_batch, trained_model, training_batch
 
+DECIDES = "evaluation"
+
 ROW = "table2_clip.yaml"  # the paper takes its own CLIP
 HIGHEST = 2000.0  # multiplier up to which an equilibrium is looked for
 MULTIPLIERS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)  # of the curves

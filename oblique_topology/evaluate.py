@@ -24,6 +24,8 @@ from common.run.launch import run_or_explain
 from oblique_topology.config import Config
 from oblique_topology.model import build_model
 
+DECIDES = "evaluation"
+
 PAPER = "oblique_topology"
 PROBE_TRAIN, PROBE_TEST = "imagenet_train", "imagenet"  # labelled sets of the linear probe
 PROBE_PICTURES = 4_000  # scenes to train the probe on, at most

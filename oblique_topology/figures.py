@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 
 from common.report.figures import FONT, SMALL, figure_with_panels, literal, relative, write_figure
 
+DECIDES = "nothing"
+
 
 @dataclass(frozen=True)
 class Contours:

@@ -13,6 +13,8 @@ from common.run.evaluation import reading_features, this_device
 from oblique_topology.config import Config
 from oblique_topology.evaluate import load_encoder
 
+DECIDES = "nothing"
+
 
 def trained_model(run: RowRun) -> tuple[Config, Encoder]:
     """The config and the model of a finished run, in evaluation mode; parameters want no gradient.

@@ -33,6 +33,8 @@ from common.reproduce.tables import train_rows, trained_on
 from oblique_topology.figures import Contours, plot_contours
 from oblique_topology.loaded_rows import trained_model, training_batch
 
+DECIDES = "evaluation"
+
 ROW = "table2_clip.yaml"  # the paper takes its own CLIP
 PLANES = (1.0, 100.0)  # multipliers
 LINES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)

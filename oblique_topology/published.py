@@ -39,6 +39,8 @@ from oblique_topology.config import Config
 from oblique_topology.evaluate import MODELS, PAPER, evaluate_all
 from oblique_topology.released import load_released
 
+DECIDES = "evaluation"
+
 
 def open_published(
     checkpoint: str,

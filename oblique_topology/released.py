@@ -27,6 +27,8 @@ from common.encoders.weights import (
 )
 from common.oblique import Oblique
 
+DECIDES = "evaluation"
+
 END_ID = 102  # [SEP] of bert-base-uncased
 MAXIMA = {1: 100.0, 16: 3.95}  # upper bound of the multiplier by class tokens (Table 5)
 RELEASED = Layout(

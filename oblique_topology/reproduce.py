@@ -61,6 +61,8 @@ from oblique_topology.token_subsets import NUM_DRAWS, subset_hits
 from oblique_topology.topology_table import TOPOLOGIES, properties
 from oblique_topology.train import train
 
+DECIDES = "nothing"
+
 CODE = PaperCode(PAPER, Config, train, reevaluate, open_tests=evaluated_sets)
 # Table 10 is about 16 class tokens; at paper scale these settings are the row's own
 SIXTEEN_TOKENS = ("model.embedding_dim=512", "method.num_spheres=16", "method.logit_scale_max=3.95")

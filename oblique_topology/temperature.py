@@ -18,6 +18,8 @@ from common.reproduce.rows import RowRun
 from common.run.log import read_log
 from oblique_topology.config import Config
 
+DECIDES = "evaluation"
+
 EPOCHS = 15  # of the paper's runs
 RELATIVE_CHANGE = 0.02
 SMALLEST = 0.1  # |t| below which the rule waits

@@ -15,6 +15,8 @@ from common.reproduce.rows import PaperCode
 from common.reproduce.tables import Runs, train_rows, trained_on
 from oblique_topology.temperature import EPOCHS, log_temperatures, steps_of_rest
 
+DECIDES = "nothing"
+
 STARTS = ("e^2.64", "e^5.31", "e^0")  # in the order of the figure's colours: blue, orange, green
 COLUMNS = {
     "final_t": ("final t", "log units", None),

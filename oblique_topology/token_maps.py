@@ -33,6 +33,8 @@ from common.reproduce.tables import train_rows
 from oblique_topology.figures import HeatOnWords, plot_heat_on_words
 from oblique_topology.loaded_rows import as_model_inputs, readable_items, trained_model
 
+DECIDES = "evaluation"
+
 ROWS = {"clip": "table2_clip.yaml", "multi": "table2_multi.yaml"}
 NUM_DRAWN, MAPS_DRAWN = 4, 8  # pictures, and pairs of class tokens of each
 NUM_MEASURED = {"smoke": 12, "demo": 400}  # pictures with a box; other scales as demo

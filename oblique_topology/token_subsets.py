@@ -14,6 +14,8 @@ import torch
 from common.evaluation.embed import Encoder
 from common.evaluation.zero_shot import PromptAverage, classification_hits, prompt_scores
 
+DECIDES = "evaluation"
+
 NUM_DRAWS = 20
 
 

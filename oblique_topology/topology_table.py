@@ -23,6 +23,8 @@ from common.oblique import Oblique
 from common.run.kept_memory import bytes_kept_for_backward
 from oblique_topology.geometry import L2, ObliqueGeodesic
 
+DECIDES = "evaluation"
+
 BATCH, DIM, SPHERES = 64, 512, 8  # Ob(64, 8), as the paper's Table 3
 NUM_TRIPLES = 4_000
 PUSHED = (200, 400)  # steps

@@ -1,5 +1,6 @@
 """A run is current while the files that trained it are as they were; files that only evaluate or draw do not count."""
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -16,21 +17,30 @@ from common.run.folder import RunFiles, set_aside_if_stale, stale_files
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def files_of_training():
-    import euclip.evaluate
-    import euclip.reproduce
-    import euclip.train  # noqa: F401
+TRAIN = (
+    "euclip.train", "oblique_topology.train", "contrastive_basics.train", "contrastive_basics.pretrain", "geomm.train",
+    "geomm.finetune", "geomm.pretrain",
+)  # fmt: skip
+PAPERS = ("euclip", "oblique_topology", "contrastive_basics", "geomm")
 
-    return {kind: loaded_files(kind) for kind in ("weights", "evaluation", "nothing")}
+
+def files_of_commands():
+    """Files by kind of what trains, and of what else the papers' tables load."""
+    for script in TRAIN:
+        importlib.import_module(script)
+    of_training = loaded_files("weights")
+    for paper in PAPERS:
+        importlib.import_module(f"{paper}.reproduce")
+    return of_training, {kind: loaded_files(kind) for kind in ("weights", "evaluation", "nothing")}
 
 
 def test_every_loaded_module_counts_as_what_it_decides():
-    (files,) = in_processes(1, files_of_training)
-    assert {"euclip/train.py", "euclip/lorentz.py", "common/info_nce.py", "common/__init__.py"} <= files[
-        "weights"
-    ].keys()
+    ((of_training, files),) = in_processes(1, files_of_commands)
+    assert {"euclip/train.py", "euclip/lorentz.py", "common/info_nce.py", "common/__init__.py"} <= of_training.keys()
     assert {"common/evaluation/retrieval.py", "common/run/evaluation.py"} <= files["evaluation"].keys()
     assert {"common/report/figures.py", "common/reproduce/tables.py", "common/diagnosis.py"} <= files["nothing"].keys()
+    unmarked = [file for file in files["weights"].keys() - of_training.keys() if not file.startswith("common/")]
+    assert not unmarked, f"{unmarked} train nothing: each needs DECIDES, see common/base/dependencies.py"
     everything = [file for of_kind in files.values() for file in of_kind]
     assert len(everything) == len(set(everything)) > 80
     assert all((ROOT / file).is_file() for file in everything)

@@ -19,6 +19,8 @@ from contrastive_basics.pretrain import SCALE_FILES, pretrain
 from contrastive_basics.vision.config import VisionConfig
 from contrastive_basics.vision.evaluate import PAPER, reevaluate
 
+DECIDES = "nothing"
+
 CODE = PaperCode(
     PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES, "vision/evaluate.py"
 )
