@@ -12,8 +12,9 @@ from torch.utils.data import Subset
 from common.data.decoding import read_picture
 from common.data.labelled import PICTURE_EXTENSIONS
 from common.data.pairs import Pairs, open_retrieval_sets
+from common.data.pictures import Pictures
 from common.data.scenes import SceneDataset, matches
-from common.data.shards import ShardDataset
+from common.data.shards import open_shards
 from common.data.text_files import read_text
 from common.evaluation.embed import Encoder
 from euclip.distributions import training_sample
@@ -107,10 +108,10 @@ def scenes_pool(scenes: SceneDataset) -> Pool:
 
 def has_hierarchy(pairs: Any) -> bool:
     """Whether the first sample of a set of pairs has a chain of captions."""
-    return isinstance(pairs, ShardDataset) and "hierarchy" in pairs.metadata(0)
+    return isinstance(pairs, Pictures) and "hierarchy" in pairs.metadata(0)
 
 
-def hierarchy_pool(shards: ShardDataset, indices: Sequence[int]) -> Pool:
+def hierarchy_pool(shards: Pictures, indices: Sequence[int]) -> Pool:
     """Chains of captions of photographs: the json member "hierarchy" of each sample, from general to specific.
 
     Args:
@@ -235,7 +236,7 @@ def open_task(images: str, image_size: int, size: int, pool: Pool | None) -> Tas
     if images == "scenes":
         return scenes_task(image_size, size, pool)
     if images.endswith(".tar"):
-        return pairs_task(ShardDataset(images, role="test"), size, pool)
+        return pairs_task(open_shards(images, role="test"), size, pool)
     pictures, pool = PictureFolder(Path(images), size), read_pool(PHOTO_CAPTIONS) if pool is None else pool
     return Task(Path(images).name, pictures, pictures.image_id, pool, may_show=True)
 

@@ -142,7 +142,7 @@ def test_a_set_without_one_good_picture_is_named_not_searched_for_ever(data, wor
 
 def test_a_cut_shard_trains_on_its_complete_samples_and_the_log_opens_with_the_cut(data, capsys):
     shard = write_tar(data / "train-1.tar", {f"second_{key}": members for key, members in GOOD.items()})
-    in_a_picture = int(index_shard(shard).members[20, 0, 0]) + 100
+    in_a_picture = index_shard(shard).rows["image"][20].as_py()[0] + 100
     shard.write_bytes(shard.read_bytes()[:in_a_picture])
     overrides = ("data.train=train{,-1}.tar", "data.max_broken_share=0.02", "run.save_every=3")
     assert len(open_training_pairs(config_of(data, *overrides).data, 0)) == NUM_TRAIN + 20

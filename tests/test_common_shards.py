@@ -6,6 +6,7 @@ import os
 import pickle
 import tarfile
 import threading
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,7 @@ from little_memory import at_most
 from PIL import Image
 from tars import as_plain, good_tar, jpeg, pair, write_tar
 
-from common.data import decoding, tar_index
-from common.data import shards as open_files
+from common.data import decoding, pictures
 from common.data.broken import BrokenSample
 from common.data.shards import ShardDataset
 
@@ -40,8 +40,8 @@ def test_the_same_samples_as_the_webdataset_library(tmp_path, tar_format):
     ours = ShardDataset(str(path))
     assert len(ours) == len(theirs) == 8
     for index, item in enumerate(theirs):
-        assert ours._key(*ours._locate(index)) == item["__key__"]
-        assert ours._read(*ours._locate(index), "image") == item["jpg"]
+        assert ours.key(index) == item["__key__"]
+        assert ours.read(index, "image") == item["jpg"]
         assert ours.metadata(index) == json.loads(item["json"])
     assert [(broken.key, broken.reason.split(":")[0]) for broken in ours.broken_at_open] == [("odd", "no picture")]
 
@@ -172,7 +172,7 @@ def test_a_picture_longer_than_a_jpeg_can_be_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("limit", "column"), [("MAX_MEMBER_BYTES", "image"), ("MAX_TEXT_BYTES", "json")])
 def test_a_huge_member_is_refused_before_it_is_read(tmp_path, monkeypatch, limit, column):
-    monkeypatch.setattr(tar_index, limit, 40)
+    monkeypatch.setattr(pictures, limit, 40)
     pairs = ShardDataset(str(good_tar(tmp_path / "y.tar", 1)))
     with pytest.raises(BrokenSample, match=rf"{column} is too large: \d+ bytes, at most 40 are read"):
         pairs[0]
@@ -231,7 +231,7 @@ def test_opening_a_ranked_set_again_reads_no_json(tmp_path, monkeypatch):
     good_tar(tmp_path / "a.tar", 4)
     first = ShardDataset("*.tar", root=tmp_path, role="test", index_dir=tmp_path / "index")
     with monkeypatch.context() as patch:
-        patch.setattr(ShardDataset, "_metadata", lambda *arguments: pytest.fail("a json was read"))
+        patch.setattr("common.data.tar_index.index_shard", lambda *arguments: pytest.fail("a json was read"))
         again = ShardDataset("*.tar", root=tmp_path, role="test", index_dir=tmp_path / "index")
     assert [again.image_id(index) for index in range(4)] == [first.image_id(index) for index in range(4)]
     write_tar(tmp_path / "b.tar", {"k9": pair(2)})
@@ -254,7 +254,7 @@ def test_keys_that_begin_anew_in_each_shard_are_told_apart_by_their_image_id(tmp
 
 
 def test_more_shards_than_open_files_and_threads_are_fine(tmp_path, monkeypatch):
-    monkeypatch.setattr(open_files, "MAX_OPEN", 2)
+    monkeypatch.setattr(pictures, "_opened", lru_cache(2)(pictures._opened.__wrapped__))
     for shard in range(6):
         good_tar(tmp_path / f"{shard}.tar", 3, first=3 * shard)
     pairs = ShardDataset("*.tar", root=tmp_path)
@@ -271,7 +271,7 @@ def test_more_shards_than_open_files_and_threads_are_fine(tmp_path, monkeypatch)
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert len(pairs._files._files) == 2
+    assert pictures._opened.cache_info().currsize == 2
 
 
 # --- real photographs ------------------------------------------------------------------------------------------------

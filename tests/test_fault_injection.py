@@ -76,7 +76,7 @@ class Case:
 
 def read_shard(path: Path) -> dict[str, tuple]:
     pairs = ShardDataset(str(path))
-    return {pairs._key(0, row): as_plain(pairs[row]) for row in range(len(pairs))}
+    return {pairs.key(row): as_plain(pairs[row]) for row in range(len(pairs))}
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def _settle(case: Case, shard: Shard, folder: Path, path: Path) -> str:
     good: dict[str, tuple] = {}
     broken = list(pairs.broken_at_open)
     for index in range(len(pairs)):
-        key = pairs._key(*pairs._locate(index))
+        key = pairs.key(index)
         assert key not in good, f"{case.what}: {key} is read twice"
         try:
             good[key] = as_plain(pairs[index])
@@ -489,7 +489,7 @@ def test_a_link_in_the_place_of_a_picture_is_named(tmp_path, kind):
             info.type, info.linkname = kind, "a.jpg"
             tar.addfile(info)
     index = index_shard(path)
-    assert index.keys.tolist() == [b"a"]
+    assert index.rows["name"].to_pylist() == [b"a"]
     (broken,) = index.broken
     assert (broken.key, broken.reason.split(":")[0]) == ("b", "link")
 
@@ -508,7 +508,7 @@ def test_sparse_members_of_both_dialects_are_named(tmp_path):
         tar.addfile(info, io.BytesIO(body))
     for path in (sparse_pax, sparse_gnu):
         index = index_shard(path)
-        assert index.keys.tolist() == [b"a"]
+        assert index.rows["name"].to_pylist() == [b"a"]
         assert [(item.key, item.reason.split(":")[0]) for item in index.broken] == [("b", "sparse file")]
 
 
@@ -521,7 +521,7 @@ def indexed(folder: Path, content: bytes, **options: bool) -> tuple[list[str], l
     path.write_bytes(content)
     with time_limit("a case by hand"):
         index = index_shard(path, **options)
-    keys = [key.decode() for key in index.keys.tolist()]
+    keys = [key.decode() for key in index.rows["name"].to_pylist()]
     return keys, [(item.key, item.reason.split(":")[0]) for item in index.broken]
 
 

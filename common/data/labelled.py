@@ -30,8 +30,9 @@ from common.data.broken import BrokenSample, check_opened
 from common.data.class_names import in_label_order, label_order, read_class_names, read_templates
 from common.data.decoding import PackedTexts, content_hash, read_picture, row_of, sampled_places
 from common.data.picture_files import missing_picture
+from common.data.pictures import Pictures
 from common.data.shard_paths import check_opens, files_below
-from common.data.shards import ShardDataset
+from common.data.shards import open_shards
 
 _PARTS = {"test", "val", "train"}  # folders of a set that are no classes
 PICTURE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff")
@@ -166,7 +167,7 @@ class _Torchvision:
 class _Shards:
     """Tar shards with a `.cls` member for each picture. Their fingerprint is the shards' own."""
 
-    def __init__(self, shards: ShardDataset, num_classes: int) -> None:
+    def __init__(self, shards: Pictures, num_classes: int) -> None:
         self._shards, self._num_classes = shards, num_classes
         self.metadata = shards.array
 
@@ -414,7 +415,7 @@ def open_webdataset(
         folder: of the task; `datacomp_folder` names that of a DataComp task.
         class_names, templates: None reads the folder's own.
         part: folder of the shards.
-        index_dir, max_broken_share: see `ShardDataset`.
+        index_dir, max_broken_share: see `open_shards`.
     Raises:
         FileNotFoundError: if a file is missing; names it.
         ValueError: if a file cannot be used, or the shards have other labels than there are class names.
@@ -429,7 +430,7 @@ def open_webdataset(
     text = count_file.read_text(encoding="utf-8", errors="replace").strip()
     if not re.fullmatch("[1-9][0-9]{0,6}", text):
         raise ValueError(f"{count_file} holds {text[:40]!r}; accepted: the number of shards")
-    shards = ShardDataset(
+    shards = open_shards(
         [str(folder / part / f"{number}.tar") for number in range(int(text))],
         role="test",
         index_dir=index_dir,

@@ -191,9 +191,9 @@ def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:
         raise FileNotFoundError(
             f"data.source = shards needs a folder: set data.root (make: DATA=<folder>) or a full path in data.{role}"
         )
-    from common.data.shards import ShardDataset
+    from common.data.shards import open_shards
 
-    return ShardDataset(
+    return open_shards(
         pattern,
         root=data.root or None,
         max_broken_share=data.max_broken_share,

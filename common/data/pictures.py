@@ -10,9 +10,11 @@ import io
 import json
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -122,7 +124,7 @@ class Pictures:
         check_reading_options(role, decode_size)
         self.name, self.images, self.broken_at_open = printable(name), images, list(broken)
         self.role, self.decode_size, self.shards = role, decode_size, list(shards)
-        self._starts = np.cumsum([0, *(shard.num_samples for shard in shards)])
+        self._starts = [*accumulate((shard.num_samples for shard in shards), initial=0)]
         self._rows = dict(zip(rows.column_names, rows.columns))
 
     def __len__(self) -> int:
@@ -141,11 +143,11 @@ class Pictures:
             IndexError: if there is no such sample.
         """
         row = row_of(index, self)
-        sample = {"captions": self.captions(row), "image_id": self.image_id(row)}
+        formats = SHARD_FORMATS if self.shards else FILE_FORMATS
         with self._place(row):
-            formats = SHARD_FORMATS if self.shards else FILE_FORMATS
-            sample["image"] = decode_picture(self._read(row, "image"), self.decode_size, formats)
-        label = self.label(row)
+            captions = self._captions(row)
+            image = decode_picture(self.read(row, "image"), self.decode_size, formats)
+        sample, label = {"image": image, "captions": captions, "image_id": self.image_id(row)}, self.label(row)
         return sample if label is None else {**sample, "label": label}
 
     def captions(self, index: int) -> list[str]:
@@ -155,11 +157,8 @@ class Pictures:
             BrokenSample: as `__getitem__`, for the captions.
         """
         row = row_of(index, self)
-        captions = self._value("captions", row)
         with self._place(row):
-            if fault := self._value("fault", row):
-                raise Unusable(fault)
-            return checked_captions(captions, allow_empty=self.role != "train") if captions else []
+            return self._captions(row)
 
     def all_captions(self) -> Iterator[str]:
         """All captions in order, without those of broken samples."""
@@ -201,7 +200,7 @@ class Pictures:
         """The whole json member of a sample in a shard (boxes, hierarchies, licences); {} where there is none."""
         row = row_of(index, self)
         with self._place(row):
-            return metadata_in(self._read(row, "json"))
+            return metadata_in(self.read(row, "json"))
 
     def array(self, index: int) -> np.ndarray | None:
         """The `.npy` member of a sample in a shard (metadata of DataComp's WILDS and fairness tasks), None without one.
@@ -211,7 +210,7 @@ class Pictures:
         """
         row = row_of(index, self)
         with self._place(row):
-            content = self._read(row, "npy")
+            content = self.read(row, "npy")
             if content is None:
                 return None
             try:
@@ -247,7 +246,7 @@ class Pictures:
             self._feed_rows(update)
         for row in sampled_places(len(self)):
             with suppress(Unusable, OSError):
-                update(hashlib.sha256(self._read(row, "image")).digest())
+                update(hashlib.sha256(self.read(row, "image")).digest())
 
     def _feed_rows(self, update: Callable[[Any], Any]) -> None:
         rows = {name: column.combine_chunks() for name, column in self._rows.items()}
@@ -269,18 +268,28 @@ class Pictures:
     def _value(self, column: str, row: int) -> Any:
         return self._rows[column][row].as_py() if column in self._rows else None
 
+    def _captions(self, row: int) -> list[str]:
+        if fault := self._value("fault", row):
+            raise Unusable(fault)
+        captions = self._value("captions", row)
+        return checked_captions(captions, allow_empty=self.role != "train") if captions else []
+
     def _name(self, row: int) -> str:
         return _text(self._value("name", row))
 
     def _shard(self, row: int) -> Shard:
-        return self.shards[int(np.searchsorted(self._starts, row, side="right")) - 1]
+        return self.shards[bisect_right(self._starts, row) - 1]
 
     def _place(self, row: int) -> AbstractContextManager[None]:
         """What is unusable inside gets the place of the sample."""
         return named(self.path(row), self.key(row))
 
-    def _read(self, row: int, member: str) -> bytes | None:
-        """Bytes of an image, or of another member in a shard; None where there is none. Raises: Unusable."""
+    def read(self, row: int, member: str) -> bytes | None:
+        """Bytes of an image, or of another member in a shard; None where there is none.
+
+        Raises:
+            Unusable: if they cannot be read.
+        """
         if not self.shards:
             try:
                 return self.path(row).read_bytes() if member == "image" else None
@@ -300,11 +309,15 @@ class Pictures:
         return content
 
 
+def max_bytes(member: str) -> int:
+    """Size of the largest member of a shard that is read."""
+    return MAX_MEMBER_BYTES if member in ("image", "npy") else MAX_TEXT_BYTES
+
+
 def check_size(member: str, size: int) -> None:
     """Raises: Unusable, if a member of a shard is too large to be read."""
-    limit = MAX_MEMBER_BYTES if member in ("image", "npy") else MAX_TEXT_BYTES
-    if size > limit:
-        raise Unusable(f"{member} is too large: {size} bytes, at most {limit} are read")
+    if size > max_bytes(member):
+        raise Unusable(f"{member} is too large: {size} bytes, at most {max_bytes(member)} are read")
 
 
 def metadata_in(content: bytes | None) -> dict[str, Any]:

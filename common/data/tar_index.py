@@ -1,4 +1,4 @@
-"""Where the samples of one tar shard lie: its headers read once, and kept between runs in a small JSON file.
+"""The samples of one tar shard: headers and captions read once, and kept between runs in an Arrow file.
 
 A sample is every member of one KEY: `KEY.jpg|jpeg|png|webp` with `KEY.json` and / or `KEY.txt`, and `KEY.cls` and
 `KEY.npy` for labelled sets. Nothing that a file contains is executed.
@@ -11,21 +11,22 @@ import tarfile
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
+import pyarrow as pa
 
-from common.data.broken import BrokenSample
-from common.data.decoding import id_text, number_of
+from common.data.broken import BrokenSample, Unusable
+from common.data.decoding import checked_captions, id_text
+from common.data.pictures import MAX_MEMBER_BYTES, check_size, max_bytes, metadata_in, table_of
+from common.data.text_files import decoded
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")  # the first that a sample has is its picture
-COLUMNS = ("image", "json", "txt", "cls", "npy")  # members of a sample; the index holds (offset, size) of each
-MAX_MEMBER_BYTES = 1 << 28  # larger pictures and arrays are refused before they are read
-MAX_TEXT_BYTES = 1 << 24  # likewise json, txt and cls; parsed, brackets take twenty times as much memory
+MEMBERS = ("image", "json", "txt", "cls", "npy")  # of a sample
+_COLUMNS = ("name", "image", "json", "npy", "captions", "image_id", "label", "fault")  # of `ShardIndex.rows`
 
-_CACHE_VERSION = 5
+_CACHE_VERSION = 6
+_DIGEST_SIZE = hashlib.sha256().digest_size
 _BLOCK = 512  # bytes; a tar is a row of these
 _MAX_ZEROS = 1 << 20  # bytes at the end; tar programs write 11 KB at most, unless they are told to
 _NO_BODY = {
@@ -41,22 +42,25 @@ _NOT_A_TAR = {
 }  # first bytes -> what the file is
 
 
-@dataclass
-class ShardIndex:
-    """Where the samples of one shard lie.
+class ShardIndex(NamedTuple):
+    """What one shard holds.
 
-    `keys` (num_samples,) UTF-8 bytes; `members` (num_samples, len(COLUMNS), 2) int64: offset and size in bytes of the
-    picture, json, txt, cls and npy, -1 where there is none; `image_ids` (num_samples,) int64: 63 bits of the hash of
-    each `image_id` of the json, -1 where there is none that can be used; `broken` what could not be indexed; `digest`
-    SHA-256 of member names, sizes and captions; `file_size` of the shard when it was read.
+    rows: samples, see `table_of`. broken: what is none. digest: SHA-256 of member names, sizes and captions.
+    file_size: bytes of the shard when it was read.
     """
 
-    keys: np.ndarray
-    members: np.ndarray
-    image_ids: np.ndarray
+    rows: pa.Table
     broken: list[BrokenSample]
     digest: str
     file_size: int
+
+
+class _Member(NamedTuple):
+    """One file of a sample. content: of json, txt and cls, if that is not too large."""
+
+    offset: int
+    size: int
+    content: bytes = b""
 
 
 class _Damage(Exception):
@@ -68,7 +72,7 @@ class _Damage(Exception):
 
 
 def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
-    """Read the headers, and the caption bytes, of one shard.
+    """Read the headers and the captions of one shard.
 
     A damaged shard gives the complete samples before the damage; the byte where it begins and the number of these
     samples are listed as broken, as are members without a partner. What lies behind the damage is not read.
@@ -80,8 +84,7 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
         ValueError: if the file is empty, compressed or not a tar.
     """
     # `lost` keys: a sample with an unusable member does not come back when more of its members follow
-    samples: dict[str, dict[str, tuple[int, int]]] = {}
-    image_ids: dict[str, int] = {}
+    samples: dict[str, dict[str, _Member]] = {}
     others: dict[str, list[str]] = {}  # key -> its members that are neither picture nor caption
     broken: list[BrokenSample] = []
     digest = hashlib.sha256()
@@ -94,7 +97,7 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
                 if not key or key in lost:
                     continue
                 column = "image" if extension in IMAGE_EXTENSIONS else extension
-                if column not in COLUMNS:
+                if column not in MEMBERS:
                     others.setdefault(key, []).append(name)
                     continue
                 if unusable:
@@ -107,14 +110,14 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
                 if column in sample:
                     broken.append(BrokenSample(path, key, f"second {column} member: {name} is ignored"))
                     continue
-                sample[column] = (offset, size)
+                sample[column] = _Member(offset, size)
                 digest.update(f"{key}\0{extension}\0{size}\0".encode("utf-8", "surrogateescape"))
                 if column != "image" and size <= max_bytes(column):
                     file.seek(offset)
                     content = file.read(size)
                     digest.update(content)
-                    if column == "json":
-                        image_ids[key] = _hash_of_image_id(content)
+                    if column != "npy":
+                        sample[column] = _Member(offset, size, content)
         except _Damage as error:
             damage, spoilt = error, _split_name(error.name)[0]
             # an unreadable header does not tell whose it was: the sample before it, if that is incomplete
@@ -137,39 +140,58 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
         for key, names in others.items()
         if key not in samples and not any(key == item.key for item in broken)
     ]
-    members = np.full((len(samples), len(COLUMNS), 2), -1, dtype=np.int64)
-    for row, sample in zip(members, samples.values()):
-        for column, place in sample.items():
-            row[COLUMNS.index(column)] = place
-    keys = np.array([key.encode("utf-8", "surrogateescape") for key in samples], dtype=np.bytes_)
-    ids = np.array([image_ids.get(key, -1) for key in samples], dtype=np.int64)
-    return ShardIndex(keys, members, ids, broken, digest.hexdigest(), file_size)
+    rows = [_row(key, sample, allow_missing_captions) for key, sample in samples.items()]
+    table = table_of({column: [row.get(column) for row in rows] for column in _COLUMNS})
+    return ShardIndex(table, broken, digest.hexdigest(), file_size)
 
 
-def max_bytes(column: str) -> int:
-    """Size of the largest member that is read."""
-    return MAX_MEMBER_BYTES if column in ("image", "npy") else MAX_TEXT_BYTES
+def _row(key: str, sample: dict[str, _Member], allow_missing_captions: bool) -> dict[str, Any]:
+    """The sample in `_COLUMNS`."""
+    spans = {member: sample[member][:2] for member in ("image", "json", "npy") if member in sample}
+    row = {"name": key, **spans}
+    try:
+        row["label"] = _text(sample, "cls")
+        metadata = metadata_in(_content(sample, "json"))
+        if metadata.get("image_id") not in (None, ""):
+            row["image_id"] = id_text(metadata["image_id"])
+        captions = _captions(metadata, sample)
+        if captions:
+            row["captions"] = checked_captions(captions, allow_empty=True)
+        elif not allow_missing_captions:
+            raise Unusable("missing caption: neither captions nor caption in json, nor a txt member")
+    except Unusable as error:
+        row["fault"] = str(error)
+    return row
 
 
-def given_image_id(metadata: dict[str, Any]) -> str | None:
-    """`image_id` of a json member as text, None where it has none; an empty text is none.
-
-    Raises:
-        Unusable: if it is neither a string nor a whole number.
-    """
-    image_id = metadata.get("image_id")
-    return None if image_id is None or image_id == "" else id_text(image_id)
-
-
-def _hash_of_image_id(content: bytes) -> int:
-    with suppress(ValueError, RecursionError, AttributeError):  # reading the sample says what is wrong
-        image_id = given_image_id(json.loads(content))
-        if image_id is not None:
-            return number_of(image_id)
-    return -1
+def _captions(metadata: dict[str, Any], sample: dict[str, _Member]) -> list[Any]:
+    if "captions" in metadata:
+        captions = metadata["captions"]
+        if not isinstance(captions, list):
+            raise Unusable(f"captions has the wrong type: {type(captions).__name__} instead of a list of strings")
+        return captions
+    if "caption" in metadata:
+        return [metadata["caption"]]
+    text = _text(sample, "txt")
+    return [] if text is None else [text]
 
 
-def _has_pair(sample: dict[str, tuple[int, int]], allow_missing_captions: bool) -> bool:
+def _text(sample: dict[str, _Member], member: str) -> str | None:
+    content = _content(sample, member)
+    try:
+        return None if content is None else decoded(content).strip()
+    except UnicodeDecodeError as error:
+        raise Unusable(f"{member} cannot be decoded: {error}") from None
+
+
+def _content(sample: dict[str, _Member], member: str) -> bytes | None:
+    if member not in sample:
+        return None
+    check_size(member, sample[member].size)
+    return sample[member].content
+
+
+def _has_pair(sample: dict[str, _Member], allow_missing_captions: bool) -> bool:
     return "image" in sample and (allow_missing_captions or "json" in sample or "txt" in sample)
 
 
@@ -293,51 +315,46 @@ def _looks_like(block: bytes) -> str:
 
 
 def cached_index(path: Path, index_dir: Path | None, allow_missing_captions: bool = False) -> ShardIndex:
-    """`index_shard` through a JSON file in `index_dir`; a stale, foreign or corrupt one is rebuilt."""
+    """`index_shard` through an Arrow file in `index_dir`, with its SHA-256; a stale or damaged one is rebuilt."""
     if index_dir is None:
         return index_shard(path, allow_missing_captions)
     status = path.stat()
-    identity = {
-        "version": _CACHE_VERSION,
-        "path": str(path),
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-        "allow_missing_captions": allow_missing_captions,
-    }
-    named = json.dumps([str(path), allow_missing_captions])
-    place = hashlib.sha256(named.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    cache = index_dir / f"{path.stem}-{place}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return _parse_cache(cache.read_bytes(), identity, path)
+    identity = json.dumps([_CACHE_VERSION, str(path), status.st_size, status.st_mtime_ns, allow_missing_captions])
+    place = hashlib.sha256(json.dumps([str(path), allow_missing_captions]).encode()).hexdigest()[:12]
+    cache = index_dir / f"{path.stem}-{place}.arrow"
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return _read_kept(cache, identity, path, status.st_size)
     index = index_shard(path, allow_missing_captions)
-    content = {
-        "identity": identity,
-        "digest": index.digest,
-        "keys": [key.decode("utf-8", "surrogateescape") for key in index.keys.tolist()],
-        "members": index.members.tolist(),
-        "image_ids": index.image_ids.tolist(),
-        "broken": [[item.key, item.reason] for item in index.broken],
-    }
-    text = json.dumps(content)
-    # the checksum tells a damaged cache from a good one: a flipped digit in an offset would still parse
-    content["checksum"] = hashlib.sha256(text.encode("ascii")).hexdigest()
+    broken = [[item.key, item.reason] for item in index.broken]
+    notes = {"identity": identity, "digest": index.digest, "broken": json.dumps(broken)}
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, index.rows.schema.with_metadata(notes)) as writer:
+        writer.write_table(index.rows)
+    content = stream.getvalue()
     temporary = cache.with_name(f"{cache.name}.{os.getpid()}.part")
     try:
         index_dir.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content), encoding="ascii")
+        temporary.write_bytes(content.to_pybytes() + hashlib.sha256(content).digest())
         temporary.replace(cache)
     except OSError as error:
         warnings.warn(f"the shard index cannot be kept in {index_dir}: {error}", stacklevel=2)
     return index
 
 
-def _parse_cache(text: bytes, identity: dict[str, Any], path: Path) -> ShardIndex:
-    content = json.loads(text)
-    checksum = content.pop("checksum")
-    if content["identity"] != identity or checksum != hashlib.sha256(json.dumps(content).encode("ascii")).hexdigest():
-        raise ValueError("stale or damaged")
-    keys = np.array([key.encode("utf-8", "surrogateescape") for key in content["keys"]], dtype=np.bytes_)
-    members = np.array(content["members"], dtype=np.int64).reshape(len(keys), len(COLUMNS), 2)
-    image_ids = np.array(content["image_ids"], dtype=np.int64)
-    broken = [BrokenSample(path, key, reason) for key, reason in content["broken"]]
-    return ShardIndex(keys, members, image_ids, broken, content["digest"], identity["size"])
+def _read_kept(cache: Path, identity: str, path: Path, file_size: int) -> ShardIndex:
+    """The rows stay in the file: processes share its memory.
+
+    Raises:
+        ValueError: if the file is stale or damaged; also OSError, KeyError, TypeError.
+    """
+    content = pa.memory_map(str(cache)).read_buffer()
+    body, checksum = content[:-_DIGEST_SIZE], content[-_DIGEST_SIZE:]
+    # the checksum tells a damaged file from a good one: a flipped bit in an offset would still be read
+    if hashlib.sha256(body).digest() != checksum.to_pybytes():
+        raise ValueError("damaged")
+    rows = pa.ipc.open_stream(body).read_all()
+    notes = rows.schema.metadata
+    if notes[b"identity"] != identity.encode():
+        raise ValueError("stale")
+    broken = [BrokenSample(path, key, reason) for key, reason in json.loads(notes[b"broken"])]
+    return ShardIndex(rows.replace_schema_metadata(None), broken, notes[b"digest"].decode(), file_size)

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader
 from common.data.batches import TrainingView, training_batches
 from common.data.loader import Loader
 from common.data.order import BatchPositions, SampleOrder
-from common.data.shards import OpenFiles, ShardDataset
-from common.data.tar_index import index_shard
+from common.data.shards import open_shards
 from common.data.tokenizer import WordTokenizer
 from common.data.transforms import ImageTransform
 from scripts.benchmarks.comparison import Comparison
@@ -60,7 +59,7 @@ def loaders(paths: list[Path], size: int, batch: int, num_workers: int) -> tuple
 
     Their shuffles are off: no buffer has to be filled. Both make the same batches of pixels and token ids.
     """
-    pairs = ShardDataset([str(path) for path in paths])
+    pairs = open_shards([str(path) for path in paths])
     prepare = Prepare(ImageTransform(size=size), WordTokenizer.from_captions(pairs.all_captions(), 1, 10_000))
     order = SampleOrder(len(pairs), batch, 0)
     view = TrainingView(pairs, order, prepare.transform, prepare.tokenizer, prepare.context_length)
@@ -98,19 +97,12 @@ def shard_bytes(quick: bool, folder: Path) -> Comparison:
     """The same without decoding: the bytes of pictures and captions, by position in random order, over their stream."""
     num_shards, per_shard, side = (2, 8, 64) if quick else (4, 256, 256)
     paths = write_shards(folder, num_shards, per_shard, side)
-    indices = [index_shard(path) for path in paths]
-    files = OpenFiles([index.file_size for index in indices])
-    places = [
-        (number, *member.tolist())
-        for number, index in enumerate(indices)
-        for sample in index.members
-        for member in sample
-        if member[0] >= 0
-    ]
+    pairs = open_shards([str(path) for path in paths])
+    places = [(row, member) for row in range(len(pairs)) for member in ("image", "json")]
     order = np.random.default_rng(0).permutation(len(places))
 
     def ours() -> int:
-        return sum(len(files.read(number, paths[number], *place)) for number, *place in (places[i] for i in order))
+        return sum(len(pairs.read(*places[place])) for place in order)
 
     def theirs() -> int:
         stream = webdataset.WebDataset([str(path) for path in paths], shardshuffle=False, empty_check=False)
