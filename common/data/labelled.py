@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from common.base.files import printable
 from common.data.broken import BrokenSample, check_opened
 from common.data.class_names import in_label_order, label_order, read_class_names, read_templates
-from common.data.decoding import PackedTexts, content_hash, read_picture, row_of, sampled_places
+from common.data.decoding import content_hash, row_of, sampled_places
 from common.data.picture_files import missing_picture
-from common.data.pictures import Pictures
+from common.data.pictures import Pictures, table_of
 from common.data.shard_paths import check_opens, files_below
 from common.data.shards import open_shards
 
@@ -52,7 +51,7 @@ class LabelledPictures:
     def __init__(
         self,
         name: str,
-        source: "_Files | _Torchvision | _Shards",
+        source: "Pictures | _Torchvision",
         class_names: Sequence[str],
         templates: Sequence[str],
         broken: list[BrokenSample],
@@ -70,7 +69,13 @@ class LabelledPictures:
         Raises:
             BrokenSample: of tar shards, if the `.cls` member is missing or no such number.
         """
-        return self._source.label(row_of(index, self))
+        row = row_of(index, self)
+        label = self._source.label(row)
+        if label is None:
+            raise self._source.broken(row, "missing label: no cls member")
+        if not isinstance(label, int) or not 0 <= label < len(self.class_names):
+            raise self._source.broken(row, f"label out of range: {label!r} for {len(self.class_names)} classes")
+        return label
 
     def metadata(self, index: int) -> np.ndarray | None:
         """The array in the `.npy` member of tar shards (WILDS and fairness tasks), None where there is none.
@@ -78,7 +83,7 @@ class LabelledPictures:
         Raises:
             BrokenSample: if it cannot be read.
         """
-        return self._source.metadata(row_of(index, self)) if isinstance(self._source, _Shards) else None
+        return self._source.array(row_of(index, self))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """{"image": Pillow image in RGB, "label": int, "image_id": path below the root, number, or as shards name it}.
@@ -87,42 +92,21 @@ class LabelledPictures:
             BrokenSample: if picture or label cannot be used; names its place and the reason.
         """
         row = row_of(index, self)
-        label = self._source.label(row)
-        image, image_id = self._source.picture(row)
-        return {"image": image, "label": label, "image_id": image_id}
+        label, sample = self.label(row), self._source[row]
+        return {"image": sample["image"], "label": label, "image_id": sample["image_id"]}
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over class names, templates, labels, and of the pictures what the source knows; 64 hex digits."""
         digest = hashlib.sha256(json.dumps([self.class_names, self.templates]).encode())
-        self._source.feed(digest.update)
+        if isinstance(self._source, Pictures) and self._source.shards:
+            digest.update(self._source.fingerprint.encode())
+        else:
+            self._source.feed(digest.update)
         return digest.hexdigest()
 
     def __repr__(self) -> str:
         return f"LabelledPictures({self.name!r}, {len(self)} pictures, {len(self.class_names)} classes)"
-
-
-class _Files:
-    """Picture files below one folder. Their fingerprint: paths, labels, sizes of the files, some of them whole."""
-
-    def __init__(self, root: Path, paths: list[str], labels: list[int], sizes: list[int]) -> None:
-        self._root, self._paths = root, PackedTexts(paths)
-        self._labels, self._sizes = np.array(labels, dtype=np.int64), np.array(sizes, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def label(self, row: int) -> int:
-        return int(self._labels[row])
-
-    def picture(self, row: int) -> tuple[Image.Image, str]:
-        return read_picture(self._root / self._paths[row]), self._paths[row]
-
-    def feed(self, update: Callable[[bytes], Any]) -> None:
-        self._paths.feed(update)
-        update(self._labels.tobytes() + self._sizes.tobytes())
-        for row in sampled_places(len(self)):
-            update(content_hash(self._root / self._paths[row]))
 
 
 class _Torchvision:
@@ -142,11 +126,14 @@ class _Torchvision:
     def label(self, row: int) -> int:
         return int(self.labels[row])
 
-    def picture(self, row: int) -> tuple[Image.Image, str]:
+    def array(self, row: int) -> None:
+        """Torchvision has no arrays beside its pictures."""
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
         place = int(self._orders[number][row - self._starts[number]])
         try:
-            return self.parts[number][place][0].convert("RGB"), str(row)
+            return {"image": self.parts[number][place][0].convert("RGB"), "image_id": str(row)}
         except Exception as error:  # of Pillow's decoders, of the file system, of h5py
             reason = f"picture cannot be decoded: {type(error).__name__}, {error}"
             raise BrokenSample(self.parts[number].root, f"picture {place}", reason) from None
@@ -162,32 +149,6 @@ class _Torchvision:
                 update(content_hash(paths[place]))
             if files is None and hasattr(part, "data"):
                 update(np.ascontiguousarray(part.data).tobytes())
-
-
-class _Shards:
-    """Tar shards with a `.cls` member for each picture. Their fingerprint is the shards' own."""
-
-    def __init__(self, shards: Pictures, num_classes: int) -> None:
-        self._shards, self._num_classes = shards, num_classes
-        self.metadata = shards.array
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def label(self, row: int) -> int:
-        label = self._shards.label(row)
-        if label is None:
-            raise self._shards.broken(row, "missing label: no cls member")
-        if not isinstance(label, int) or not 0 <= label < self._num_classes:
-            raise self._shards.broken(row, f"label out of range: {label!r} for {self._num_classes} classes")
-        return label
-
-    def picture(self, row: int) -> tuple[Image.Image, str]:
-        sample = self._shards[row]
-        return sample["image"], sample["image_id"]
-
-    def feed(self, update: Callable[[bytes], Any]) -> None:
-        update(self._shards.fingerprint.encode())
 
 
 def open_image_folder(
@@ -243,7 +204,7 @@ def open_image_folder(
             f"{', '.join(missing[:3]) or 'none'}; without a class: {', '.join(unknown[:3]) or 'none'}"
         )
     # every file, by its name and its size alone: pictures are decoded when they are read
-    paths, labels, sizes, broken = [], [], [], []
+    paths, labels, spans, broken = [], [], [], []
     for folder, label in label_of.items():
         before = len(paths)
         for path in files_below(root / folder):
@@ -256,13 +217,14 @@ def open_image_folder(
                 broken.append(missing_picture(path, size))
             else:
                 paths.append(path.relative_to(root).as_posix())
-                labels.append(label)
-                sizes.append(size)
+                labels.append(str(label))
+                spans.append((0, size))
         if len(paths) == before:
             broken.append(BrokenSample(root / folder, "", "class without pictures: its accuracy is not defined"))
     check_opened(f"{root}: no picture in {len(label_of)} class folders", len(paths), broken, max_broken_share)
-    names = [class_names[index] for index in kept]
-    return LabelledPictures(name or root.name, _Files(root, paths, labels, sizes), names, templates, broken)
+    names, name = [class_names[index] for index in kept], name or root.name
+    pictures = Pictures(name, table_of({"name": paths, "image": spans, "label": labels}), root, broken)
+    return LabelledPictures(name, pictures, names, templates, broken)
 
 
 def class_folders(root: str | Path) -> list[str]:
@@ -442,8 +404,7 @@ def open_webdataset(
     templates = read_templates(folder / TEMPLATES_FILE) if templates is None else templates
     _check_classes(str(folder), class_names, templates)
     name = folder.name.removeprefix("wds_").removesuffix("_test")
-    source = _Shards(shards, len(class_names))
-    return LabelledPictures(name, source, class_names, templates, shards.broken_at_open)
+    return LabelledPictures(name, shards, class_names, templates, shards.broken_at_open)
 
 
 def datacomp_folder(root: str | Path, task: str) -> Path:

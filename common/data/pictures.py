@@ -67,6 +67,11 @@ def packed(texts: Iterable[str | None]) -> pa.LargeBinaryArray:
     return pa.array(encoded, pa.large_binary())
 
 
+def unpacked(texts: pa.LargeBinaryArray | pa.ChunkedArray, place: int) -> str:
+    """One of the texts of `packed`."""
+    return texts[place].as_py().decode("utf-8", "surrogateescape")
+
+
 def feed_texts(update: Callable[[Any], Any], texts: pa.LargeBinaryArray | pa.LargeStringArray) -> None:
     """Passes the ends and the bytes of all texts to a digest."""
     _, ends, content = texts.buffers()
@@ -169,9 +174,8 @@ class Pictures:
     def image_id(self, index: int) -> str:
         """Id that the file gives, else the path, or shard and key, "test-00003/000017", as shards may repeat keys."""
         row = row_of(index, self)
-        image_id = self._value("image_id", row)
-        if image_id is not None:
-            return _text(image_id)
+        if self._value("image_id", row) is not None:
+            return unpacked(self._rows["image_id"], row)
         if not self.shards:
             return self._name(row)
         return f"{self.path(row).relative_to(self.images).as_posix().removesuffix('.tar')}/{self._name(row)}"
@@ -275,7 +279,7 @@ class Pictures:
         return checked_captions(captions, allow_empty=self.role != "train") if captions else []
 
     def _name(self, row: int) -> str:
-        return _text(self._value("name", row))
+        return unpacked(self._rows["name"], row)
 
     def _shard(self, row: int) -> Shard:
         return self.shards[bisect_right(self._starts, row) - 1]
@@ -333,7 +337,3 @@ def metadata_in(content: bytes | None) -> dict[str, Any]:
     if not isinstance(metadata, dict):
         raise Unusable(f"json has the wrong type: {type(metadata).__name__} instead of an object")
     return metadata
-
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "surrogateescape")
