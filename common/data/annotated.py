@@ -22,8 +22,9 @@ from PIL import Image
 from common.base.arguments import some
 from common.base.files import printable
 from common.data.broken import BrokenSample, Unusable, check_opened, named
-from common.data.decoding import PackedTexts, content_hash, id_text, read_picture, row_of, sampled_places
+from common.data.decoding import content_hash, id_text, read_picture, row_of, sampled_places
 from common.data.picture_files import find_images, missing_picture, sizes_of_files
+from common.data.pictures import feed_texts, packed, unpacked
 from common.data.rows import picture_path
 from common.data.scenes.tasks.entailment import ENTAILMENT_LABELS
 from common.data.text_files import parsed_json, read_json, read_text
@@ -230,7 +231,7 @@ class AnnotatedPictures:
             else:
                 kept.append(row)
         check_opened(f"{path}: no annotated picture", len(kept), self.broken_at_open, max_broken_share)
-        self._rows = PackedTexts(json.dumps(row, ensure_ascii=False) for row in kept)
+        self._rows = packed(json.dumps(row, ensure_ascii=False) for row in kept)
         self._sizes = [sizes[self.images / each] for row in kept for each in row.pictures]
 
     def __len__(self) -> int:
@@ -244,7 +245,7 @@ class AnnotatedPictures:
             BrokenSample: a picture that cannot be read, or a box outside of it; names file and reason.
             IndexError: if there is no such item.
         """
-        pictures, item = json.loads(self._rows[row_of(index, self)])
+        pictures, item = json.loads(unpacked(self._rows, row_of(index, self)))
         decoded = [read_picture(self.images / each) for each in pictures]
         if "box" in item:
             with named(self.file, f"{item['text']!r} in {pictures[0]}"):
@@ -254,15 +255,15 @@ class AnnotatedPictures:
 
     def row(self, index: int) -> dict[str, Any]:
         """What the row says, without touching its pictures."""
-        return json.loads(self._rows[row_of(index, self)])[1]
+        return json.loads(unpacked(self._rows, row_of(index, self)))[1]
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over rows, sizes of the picture files, and some pictures (`sampled_places`)."""
         digest = hashlib.sha256(json.dumps(self._sizes).encode())
-        self._rows.feed(digest.update)
+        feed_texts(digest.update, self._rows)
         for place in sampled_places(len(self)):
-            for picture in json.loads(self._rows[place])[0]:
+            for picture in json.loads(unpacked(self._rows, place))[0]:
                 digest.update(content_hash(self.images / picture))
         return digest.hexdigest()
 

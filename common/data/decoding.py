@@ -4,7 +4,6 @@ import hashlib
 import io
 import operator
 import re
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -175,27 +174,3 @@ def content_hash(path: Path) -> bytes:
             return hashlib.file_digest(file, "sha256").digest()
     except OSError:
         return b""
-
-
-class PackedTexts:
-    """Many texts in one block of bytes: millions of them cost no Python objects, and forked workers share them.
-
-    Args:
-        texts: strings; of surrogates those alone that stand for the bytes of a file name which is no UTF-8.
-    """
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
-        self._ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        self._bytes = b"".join(encoded)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, index: int) -> str:
-        return self._bytes[self._ends[index] : self._ends[index + 1]].decode("utf-8", "surrogateescape")
-
-    def feed(self, update: Callable[[bytes], Any]) -> None:
-        """Hands lengths and content to a digest."""
-        update(self._ends.tobytes())
-        update(self._bytes)
