@@ -17,7 +17,7 @@ from common.report.table import Table
 from common.reproduce.command import Command, reproduce_main
 from common.reproduce.findings import Findings, write_findings
 from common.reproduce.rows import PaperCode
-from common.reproduce.tables import trained_table, with_own_rows
+from common.reproduce.tables import trained_table, with_custom_rows
 from common.run.launch import run_or_explain
 from common.run.log import read_log
 from euclip import figures, hierarchies, stability
@@ -47,7 +47,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
     if not is_main_process():
         return [table]
     # keys of claims are the configs' names without the table: table4_euclip.yaml -> "euclip"
-    source = with_own_rows(command, CODE.printed(table_id))
+    source = with_custom_rows(command, CODE.printed(table_id))
     configs = {row["method"]: row["config"] for row in source["rows"]}
     keys = {method: Path(config).stem.removeprefix(f"{table_id}_") for method, config in configs.items()}
     last = {
@@ -68,7 +68,7 @@ def _trained(command: Command, table_id: str) -> list[Table]:
             for name in AT_THE_END
             if name in lines[0]
         },
-        own_runs=True,
+        rows_are_runs=True,
         measured_on="the log's last step",
     )
     return [table, write_findings(command, PAPER, findings, runs)]

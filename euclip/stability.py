@@ -86,7 +86,7 @@ def stability(command: Command, code: PaperCode) -> list[Table]:
             # a run that met NaN has no final loss, and a mean over the others would be too good
             if all(name in outcome for outcome, _ in row_outcomes)
         },
-        own_runs=True,
+        rows_are_runs=True,
         measured_on="the training log",
     )
     return [write_findings(command, code.name, findings)]

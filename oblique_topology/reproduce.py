@@ -41,7 +41,7 @@ from common.reproduce.tables import (
     table_of,
     train_rows,
     trained_table,
-    with_own_rows,
+    with_custom_rows,
 )
 from common.run.launch import run_or_explain
 from oblique_topology import (
@@ -116,7 +116,7 @@ def towers_with_tokens(command: Command) -> list[str]:
 
 def table5(command: Command) -> list[Table]:
     """Table 5: the settings, ours at the command's scale beside the paper's; nothing is trained."""
-    source = with_own_rows(command, CODE.printed("table5"))
+    source = with_custom_rows(command, CODE.printed("table5"))
     ours = {}
     for row in source["rows"]:
         if not command.trains(row["config"]):
@@ -142,7 +142,7 @@ def table5(command: Command) -> list[Table]:
 
 def table6(command: Command) -> list[Table]:
     """Table 6: where the temperature of Table 3's runs ends, and when it stands still; from their logs."""
-    source = with_own_rows(command, CODE.printed("table6"))
+    source = with_custom_rows(command, CODE.printed("table6"))
     configs = {row["method"]: row["config"] for row in source["rows"]}
     runs = train_rows(command, CODE, configs)
     ours = {
@@ -157,7 +157,7 @@ def table6(command: Command) -> list[Table]:
 
 def table7(command: Command) -> list[Table]:
     """Table 7: the models of Table 2 on MSCOCO 1K and 5K, CxC and ECCV Caption, where the user has these files."""
-    source = with_own_rows(command, CODE.printed("table7"))
+    source = with_custom_rows(command, CODE.printed("table7"))
     asked, trained = command.split(CocoConfig)
     files = asked.coco
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}

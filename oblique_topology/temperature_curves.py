@@ -91,7 +91,7 @@ def _findings(runs: Runs, optim: OptimConfig) -> Findings:
             "moves t by about its rate, whatever t is, so jitter of one size keeps a low t longer from standing still "
             "than a high one.",
         ],
-        own_runs=True,
+        rows_are_runs=True,
         measured_on="the training log",
     )
 

@@ -15,9 +15,9 @@ and the chance level. Verdicts on claims, all of a file or some by id:
 
     <!-- claims: results/euclip/table4/demo/table4_claims.md; ids: C5, C6 -->
 
-What was found, the sentences of a paper folder's found.yaml (common/report/found.py):
+Conclusions, the sentences of a paper folder's conclusions.yaml (common/report/conclusions.py):
 
-    <!-- found: euclip -->
+    <!-- conclusions: euclip -->
 
 results/<paper>/README.md is made of the results alone: every part with its tables, verdicts and pictures.
 """
@@ -33,21 +33,21 @@ if not __package__:
 
 from common.base.arguments import Parser
 from common.base.provenance import ROOT
+from common.report.conclusions import load_conclusions
 from common.report.formats import DASH, lay_out, line_below, markdown_text, to_markdown
-from common.report.found import load_found
 from common.report.page import collect, refreshed_claims
 from common.report.table import Column, Table, read_table
 
 PAPERS = ("oblique_topology", "geomm", "euclip", "contrastive_basics")
 PAGES = ("README.md", *(f"{paper}/README.md" for paper in PAPERS))
 _MARK = re.compile(
-    r"<!-- (?P<kind>table|claims|found): (?P<path>\S+?)(?:; (?:columns|ids): (?P<wanted>[^>]*?))? -->\n"
+    r"<!-- (?P<kind>table|claims|conclusions): (?P<path>\S+?)(?:; (?:columns|ids): (?P<wanted>[^>]*?))? -->\n"
     r"(?:\n?(?:(?:\||\d+\. |Ours: ).*\n)+)*"
 )
 
 
 class PageError(ValueError):
-    """A page asks for a result or a column that is not there."""
+    """A page names a result or a column that does not exist."""
 
 
 def filled(text: str, page: str) -> str:
@@ -57,22 +57,22 @@ def filled(text: str, page: str) -> str:
         text: of the page.
         page: its name, for messages.
     Raises:
-        PageError: a result, a column or a claim that is not there; names page, file and what is there.
+        PageError: a result, a column or a claim that does not exist; names page, file and those that do.
     """
 
-    def fill(found: re.Match) -> str:
-        path = ROOT / found["path"]
-        if found["kind"] == "found":
-            return f"<!-- found: {found['path']} -->\n\n{found_list(path)}"
+    def fill(match: re.Match) -> str:
+        path = ROOT / match["path"]
+        mark = match[0].split("\n", 1)[0]
+        if match["kind"] == "conclusions":
+            return f"{mark}\n\n{conclusion_list(path)}"
         if not path.is_file():
-            raise PageError(f"{page}: {found['path']}: no such result")
-        wanted = [key.strip() for key in (found["wanted"] or "").split(",") if key.strip()]
-        make = result_table if found["kind"] == "table" else verdict_table
-        mark = found[0].split("\n", 1)[0]
+            raise PageError(f"{page}: {match['path']}: no such result")
+        wanted = [key.strip() for key in (match["wanted"] or "").split(",") if key.strip()]
+        make = result_table if match["kind"] == "table" else verdict_table
         try:
             return f"{mark}\n\n{make(path, wanted)}"
         except PageError as error:
-            raise PageError(f"{page}: {found['path']} {error}") from None
+            raise PageError(f"{page}: {match['path']} {error}") from None
 
     return _MARK.sub(fill, text)
 
@@ -109,16 +109,17 @@ def verdict_table(path: Path, ids: list[str]) -> str:
         if key not in rows:
             raise PageError(f"has no claim {key!r}; accepted: {', '.join(rows)}")
     chosen = (rows[key] for key in ids or rows)
-    return (
-        "\n".join(["| claim | measured |", "|---|---|", *(f"| {claim} | {told} |" for claim, _, told in chosen)]) + "\n"
-    )
+    verdicts = (f"| {claim} | {measured} |" for claim, _, measured in chosen)
+    return "\n".join(["| claim | measured |", "|---|---|", *verdicts]) + "\n"
 
 
-def found_list(folder: Path) -> str:
+def conclusion_list(folder: Path) -> str:
     """The sentences of a paper folder as a numbered list, each line ended."""
-    said = load_found(folder, ROOT / "results")
-    leads = (f"**{found.lead}.** " if found.lead else "" for found in said)
-    return "".join(f"{number}. {lead}{found.text}\n" for number, (lead, found) in enumerate(zip(leads, said), start=1))
+    lines = []
+    for number, conclusion in enumerate(load_conclusions(folder, ROOT / "results"), start=1):
+        lead = f"**{conclusion.lead}.** " if conclusion.lead else ""
+        lines.append(f"{number}. {lead}{conclusion.text}\n")
+    return "".join(lines)
 
 
 def results_page(paper: str) -> str:
@@ -126,10 +127,10 @@ def results_page(paper: str) -> str:
     entries = [entry for entry in collect([ROOT / "results"]) if entry.table.paper == paper]
     parts = [
         f"# Results: {entries[0].table.paper_title}",
-        "Made by `python scripts/fill_pages.py` from the JSON files beside this page. What was found, in a few "
-        f"sentences, opens [{paper}/README.md](../../{paper}/README.md). A line of the paper is copied from it. A line "
-        "of ours is a mean over seeds with its 95 % interval. Below paper scale ours are measured on other data than "
-        "the paper's, named in the table, and reproduce none of its cells.",
+        "Made by `python scripts/fill_pages.py` from the JSON files beside this page. A few sentences in "
+        f"[{paper}/README.md](../../{paper}/README.md) state the conclusions. A line of the paper is copied from it. A "
+        "line of ours is a mean over seeds with its 95 % interval. Below paper scale ours are measured on other data "
+        "than the paper's, named in the table, and reproduce none of its cells.",
     ]
     seen = ""
     for folder, group in groupby(entries, lambda entry: entry.path.parent):

@@ -343,7 +343,7 @@ def test_slopes_are_those_of_differences_and_what_cancels_does_not_count():
         ({"test": "tests/test_x.py::test_y"}, "go with kind test only"),
         ({"holds_if": None, "audit": f"{A_X} > 1", "kind": "test", "test": "rm -rf"}, "accepted: tests/<file>.py::"),
         ({"holds_if": None, "no_numbers": "x", "kind": "test", "test": "tests/a.py::b", "shows": "maybe"}, "shows is"),
-        ({"holds_if": 'experiment["e"]["v"] > 1', "kind": "experiment"}, "an audit uses the paper's tables alone"),
+        ({"holds_if": 'experiment["e"]["v"] > 1', "kind": "experiment"}, "an audit uses only the paper's tables"),
         ({"holds_if": None, "audit": f"{A_X} > 1", "measured": 'experiment["e"]["v"] > 1'}, "refers to an experiment"),
         ({"holds_if": 't["{row}"]["x"] > 1'}, r"\{row\} is not a name of 'for'; accepted: none"),
         ({"for": {"row": ["a"]}}, "'for' gives row, which no expression uses"),

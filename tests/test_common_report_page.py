@@ -14,9 +14,9 @@ from plotted import read_plotted
 from test_common_report_tables import HOSTILE, cell, made_up_table
 
 from common.report import figures, training_figure
+from common.report.conclusions import Conclusion
 from common.report.figures import plot_distributions, plot_table
 from common.report.formats import to_markdown, write_table
-from common.report.found import Found
 from common.report.page import Entry, Picture, collect, collect_claims, collect_page, main, write_page
 from common.report.table import Column, Row, from_json, to_json
 from common.report.training_figure import plot_training
@@ -111,7 +111,7 @@ def test_hostile_texts_arrive_on_the_page_as_text(tmp_path, picture):
             [Entry(table, (picture,))],
             tmp_path / "page.html",
             title=HOSTILE,
-            found=[Found(HOSTILE, {HOSTILE: HOSTILE})],
+            conclusions=[Conclusion(HOSTILE, {HOSTILE: HOSTILE})],
         )
     )
     assert page.find("script") == []
@@ -174,7 +174,7 @@ def test_the_report_of_the_committed_results_is_light_and_answers_in_words(tmp_p
         headings = re.findall(r"<li><a href=\"#[^>]*>(.*?)</a>", each.read_text())
         assert len(headings) == len(set(headings))  # a changed table is told from the whole one
     assert not any("`" in each.read_text() for each in (path, *pages.values()))  # `code` is shown as such
-    found = path.read_text().split('class="found"')[1]
+    found = path.read_text().split('class="conclusions"')[1]
     assert "&nbsp;%" in found
     assert " %" not in found
 

@@ -75,12 +75,19 @@ def test_no_page_of_results_differs_from_what_lies_beside_it(paper):
     assert fill_pages.results_page(paper) == path.read_text(encoding="utf-8"), f"{path}: python scripts/fill_pages.py"
 
 
+def test_no_table_differs_from_its_json():
+    for entry in fill_pages.collect([fill_pages.ROOT / "results"]):
+        path = entry.path.with_suffix(".md")
+        markdown = fill_pages.to_markdown(entry.table)
+        assert markdown == path.read_text(encoding="utf-8"), f"{path} differs: python scripts/fill_pages.py"
+
+
 def test_no_verdict_differs_from_the_committed_results_and_claims():
     results = fill_pages.ROOT / "results"
-    found = fill_pages.refreshed_claims(results)
-    assert found.keys() == set(results.glob("*/*/*/*_claims.md"))
-    assert len(found) > 20
-    for path, text in found.items():
+    texts = fill_pages.refreshed_claims(results)
+    assert texts.keys() == set(results.glob("*/*/*/*_claims.md"))
+    assert len(texts) > 20
+    for path, text in texts.items():
         assert text == path.read_text(encoding="utf-8"), f"{path} differs: python scripts/fill_pages.py"
 
 
@@ -108,20 +115,20 @@ def test_verdicts_are_those_of_the_report(root):
 
 
 def test_sentences_take_their_numbers_and_their_verdicts_from_the_results(root):
-    found = root / "p" / "found.yaml"
-    found.parent.mkdir()
-    found.write_text(
+    conclusions = root / "p" / "conclusions.yaml"
+    conclusions.parent.mkdir()
+    conclusions.write_text(
         "- {text: 'It is {table1/demo/table1 | ours | acc} %.', claims: {C1: undecided}, scale: demo}\n- text: B.\n"
     )
-    page = "<!-- found: p -->\n\n1. stale\n2. stale\n3. stale\n\nafter\n"
+    page = "<!-- conclusions: p -->\n\n1. stale\n2. stale\n3. stale\n\nafter\n"
     now = "1. **Could not be shown (C1, scale demo).** It is 50.0 %.\n2. B.\n"
-    assert filled(page, "page") == f"<!-- found: p -->\n\n{now}\nafter\n"
-    found.write_text("- text: '{table1/demo/table1 | our | acc}'\n")
+    assert filled(page, "page") == f"<!-- conclusions: p -->\n\n{now}\nafter\n"
+    conclusions.write_text("- text: '{table1/demo/table1 | our | acc}'\n")
     with pytest.raises(
-        ValueError, match=r"p/found.yaml: \{table1/demo/table1 \| our \| acc\}: no 'our'; accepted: ours"
+        ValueError, match=r"p/conclusions.yaml: \{table1/demo/table1 \| our \| acc\}: no 'our'; accepted: ours"
     ):
         filled(page, "page")
-    found.write_text("- text: '{table1/demo/table1 | ours | other}'\n")
+    conclusions.write_text("- text: '{table1/demo/table1 | ours | other}'\n")
     with pytest.raises(ValueError, match=r"no 'other'; accepted: acc, mean"):
         filled(page, "page")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.base.files import read_own_yaml
-from common.report.found import load_found
+from common.report.conclusions import load_conclusions
 from common.report.page import collect, collect_claims
 from common.report.table import read_table
 from scripts.parts import parts_of
@@ -144,12 +144,12 @@ def test_intervals_stand_in_tables_that_are_filled_from_the_results():
         assert not by_hand, f"{page.name}: {by_hand[0]}"
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("*/found.yaml")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*/conclusions.yaml")), ids=lambda path: path.parent.name)
 def test_a_papers_page_is_short_and_opens_with_what_was_found(page):
     text = (page.parent / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 160
     assert text.index("## What we found") == text.index("\n## ") + 1
-    assert 5 <= len(load_found(page.parent)) <= 8
+    assert 5 <= len(load_conclusions(page.parent)) <= 8
     # numbers of ours are filled in: by hand stand settings alone, such as e^2.64, K = 0.8, "0.07" and whole numbers
     for each in read_own_yaml(page):
         by_hand = re.sub(r"\{.*?\}", "", each["text"])
@@ -159,13 +159,14 @@ def test_a_papers_page_is_short_and_opens_with_what_was_found(page):
 def test_verdicts_that_the_pages_tell_are_those_of_the_report():
     entries = collect([ROOT / "results"])
     judged = {claims.paper: claims.judged for claims in collect_claims([ROOT / "results"], entries)}
-    told = [(page.parent, found) for page in ROOT.glob("*/found.yaml") for found in load_found(page.parent)]
-    assert len(told) > 20
-    for folder, found in told:
-        for claim, verdict in found.claims.items():
-            (measured,) = (each.measured for each in judged[folder.name] if each.claim.id == claim)
-            at = {each.scale: each.verdict for each in measured}
-            assert at.get(found.scale) == verdict, f"{folder.name}/found.yaml: {claim}, {found.scale}: {at}"
+    folders = [page.parent for page in ROOT.glob("*/conclusions.yaml")]
+    conclusions = [(folder.name, conclusion) for folder in folders for conclusion in load_conclusions(folder)]
+    assert len(conclusions) > 20
+    for paper, conclusion in conclusions:
+        for claim, verdict in conclusion.claims.items():
+            (measured,) = (entry.measured for entry in judged[paper] if entry.claim.id == claim)
+            at = {of_scale.scale: of_scale.verdict for of_scale in measured}
+            assert at.get(conclusion.scale) == verdict, f"{paper}/conclusions.yaml: {claim}, {conclusion.scale}: {at}"
 
 
 @pytest.mark.parametrize("page", ["README.md"])

@@ -73,8 +73,8 @@ class Experiment:
 
     def row_of(self, key: str) -> tuple[str, str]:
         """Row and column of a value; its name and nothing where the experiment has no columns."""
-        found = max((column for column in self.columns if key.endswith(f"_{column}")), key=len, default="")
-        return key.removesuffix(f"_{found}"), found
+        matching = max((column for column in self.columns if key.endswith(f"_{column}")), key=len, default="")
+        return key.removesuffix(f"_{matching}"), matching
 
     def measured(self, key: str) -> Measured:
         """One value as a cell of a table has it."""
@@ -106,7 +106,5 @@ def collect_experiments(roots: Sequence[str | Path]) -> list[Experiment]:
     Raises:
         ValueError: a file that is broken; the message names it.
     """
-    found = []
-    for root in dict.fromkeys(Path(root).resolve() for root in roots):
-        found += [read_experiment(path) for path in sorted(root.glob("*/experiments/**/*.json"))]
-    return found
+    folders = dict.fromkeys(Path(root).resolve() for root in roots)
+    return [read_experiment(path) for root in folders for path in sorted(root.glob("*/experiments/**/*.json"))]

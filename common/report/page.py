@@ -2,7 +2,7 @@
 
     python -m common.report.page --results results outputs/results --output outputs/report.html
 
-writes an index, with the verdict on every claim and what was found, and beside it a page for each paper,
+writes an index, with the verdict on every claim and the conclusions, and beside it a page for each paper,
 `report_<paper>.html`: every table below `<root>/<paper>/<part>/<scale>/` with the pictures beside it, and both verdicts
 on the claims of every paper folder that has a claims.yaml. The markup is in `index.html.jinja` and `page.html.jinja`;
 Jinja escapes every text that is put in.
@@ -24,6 +24,7 @@ from markupsafe import Markup, escape
 from common.base.arguments import Parser
 from common.base.files import write_atomically
 from common.report.claims.show import READING, Judged, PaperClaims, for_page, judge, to_markdown, touching
+from common.report.conclusions import Conclusion, load_conclusions
 from common.report.experiments import collect_experiments
 from common.report.formats import (
     glossary,
@@ -37,7 +38,6 @@ from common.report.formats import (
     seeds_name,
     warning,
 )
-from common.report.found import Found, load_found
 from common.report.table import Table, is_table, read_table
 
 _PAPERS = Path(__file__).resolve().parents[2]  # where the paper folders are
@@ -83,7 +83,7 @@ def write_page(
     path: str | Path,
     title: str = _TITLE,
     claims: Sequence[PaperClaims] = (),
-    found: Sequence[Found] = (),
+    conclusions: Sequence[Conclusion] = (),
     index: str = "",
 ) -> Path:
     """Write one HTML page, atomically; pictures are embedded, so it can be sent as one file.
@@ -93,7 +93,7 @@ def write_page(
         path: of the page.
         title: heading of the page.
         claims: of each paper, with their verdicts; they come before the tables.
-        found: sentences that open the page.
+        conclusions: sentences that open the page.
         index: file name of the page that leads here.
     """
     times = Counter(_name(entry.table, entry.changed) for entry in entries)
@@ -114,7 +114,7 @@ def write_page(
             "glossary": glossary(table),
         })  # fmt: skip
     return _render(
-        "page.html.jinja", path, title=title, sections=sections, found=found, index=index,
+        "page.html.jinja", path, title=title, sections=sections, conclusions=conclusions, index=index,
         claims=list(map(for_page, claims)), reading=READING,
     )  # fmt: skip
 
@@ -174,55 +174,65 @@ def refreshed_claims(results: str | Path, papers: str | Path = _PAPERS) -> dict[
     @cache  # many parts share a paper and a scale
     def at_scale(paper: str, scale: str) -> tuple[list, PaperClaims | None]:
         of_scale = [
-            [each for each in kind if (each.paper, each.scale) == (paper, scale)] for kind in (tables, experiments)
+            [result for result in kind if (result.paper, result.scale) == (paper, scale)]
+            for kind in (tables, experiments)
         ]
         return of_scale, judge(Path(papers) / paper, *of_scale)
 
-    found = {}
+    texts = {}
     for path in sorted(results.glob("*/*/*/*_claims.md")):
         paper, part, scale = path.parts[-4:-1]
-        (of_scale, own), claims = at_scale(paper, scale)
+        (its_tables, its_experiments), claims = at_scale(paper, scale)
         if claims is not None:
             made = f"make reproduce-{part} "
-            sources = [table.table_id for table in of_scale if table.command.startswith(made)]
-            sources += [experiment.name for experiment in own if experiment.command.startswith(made)]
-            found[path] = to_markdown(touching(claims, [*sources, part]))
-    return found
+            sources = [table.table_id for table in its_tables if table.command.startswith(made)]
+            sources += [experiment.name for experiment in its_experiments if experiment.command.startswith(made)]
+            texts[path] = to_markdown(touching(claims, [*sources, part]))
+    return texts
 
 
 def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Path = _PAPERS) -> int:
     """Write the index, and beside it a page for each paper, of its claims and tables; return the number of tables."""
     path = Path(path)
     entries = collect(roots)
-    claims = {each.paper: each for each in collect_claims(roots, entries, papers)}
+    claims = {judged.paper: judged for judged in collect_claims(roots, entries, papers)}
     committed = Path(papers) / "results"
-    told = committed.resolve() in (Path(root).resolve() for root in roots)  # what was found is about these
+    has_committed = committed.resolve() in (Path(root).resolve() for root in roots)  # conclusions are about these
     index = []
     for paper in dict.fromkeys([*claims, *(entry.table.paper for entry in entries)]):
-        own = [entry for entry in entries if entry.table.paper == paper]
+        of_paper = [entry for entry in entries if entry.table.paper == paper]
         judged = [claims[paper]] if paper in claims else []
-        found = load_found(Path(papers) / paper, committed) if told else []
+        conclusions = load_conclusions(Path(papers) / paper, committed) if has_committed else []
         file = f"{path.stem}_{paper}.html"
-        title = judged[0].title if judged else own[0].table.paper_title
-        write_page(own, path.with_name(file), title, claims=judged, found=found, index=path.name)
-        squares = [square for each in judged for square in map(_square, each.judged, for_page(each)["claims"])]
-        lines = [{"lead": each.lead, "short": each.short, "rest": each.text[len(each.short) :]} for each in found]
-        index.append({"name": paper, "file": file, "tables": len(own), "squares": squares, "found": lines})
-    ids = {each["name"]: [one["id"] for one in each["squares"] if one["style"] == "construction"] for each in index}
+        title = judged[0].title if judged else of_paper[0].table.paper_title
+        write_page(of_paper, path.with_name(file), title, claims=judged, conclusions=conclusions, index=path.name)
+        squares = [square for paper_claims in judged for square in _squares(paper_claims)]
+        shown = {"tables": len(of_paper), "squares": squares, "conclusions": conclusions}
+        index.append({"name": paper, "file": file, **shown})
+    squares_of = {entry["name"]: entry["squares"] for entry in index}
+    ids = {
+        name: [square["id"] for square in squares if square["style"] == "construction"]
+        for name, squares in squares_of.items()
+    }
     _render(
         "index.html.jinja", path, title=_TITLE, papers=index, tables=len(entries),
-        counts=Counter(one["style"] for each in index for one in each["squares"]),
+        counts=Counter(square["style"] for squares in squares_of.values() for square in squares),
         by_construction="; ".join(f"{name} {', '.join(of)}" for name, of in ids.items() if of) or "None",
     )  # fmt: skip
     return len(entries)
 
 
+def _squares(claims: PaperClaims) -> list[dict[str, str]]:
+    """The claims in the matrix of the index."""
+    return list(map(_square, claims.judged, for_page(claims)["claims"]))
+
+
 def _square(judged: Judged, shown: dict) -> dict[str, str]:
-    """A claim in the matrix of the index: its verdict at the most telling scale."""
-    first, told, claim = judged.measured[0], shown["measured"][0], judged.claim
+    """A claim's verdict at the most telling scale."""
+    first, verdict, claim = judged.measured[0], shown["measured"][0], judged.claim
     style = {"by construction": "construction", "by test": "test", "parity check": "test"}.get(first.how)
-    style = style if style and told["style"] != "fails" else told["style"]
-    words = f"{claim.id}. {claim.claim} {told['headline']}"
+    style = style if style and verdict["style"] != "fails" else verdict["style"]
+    words = f"{claim.id}. {claim.claim} {verdict['headline']}"
     return {"id": claim.id, "words": words, "anchor": shown["anchor"], "style": style}
 
 
@@ -265,8 +275,8 @@ def _pictures(file: Path, name: str, tables: dict[Path, Table]) -> tuple[Picture
         owners = [stem for stem in here if path.stem == stem or path.stem.startswith(f"{stem}_")]
         if (max(owners, key=len) if owners else min(here)) == file.stem:
             kind = path.stem.removeprefix(file.stem).strip("_").replace("_", " ")
-            told = f"The picture shows {_SHOWN.get(kind, kind)} of {name}, on {named(table.data)}, {seeds}."
-            pictures.append(Picture(path, told))
+            caption = f"The picture shows {_SHOWN.get(kind, kind)} of {name}, on {named(table.data)}, {seeds}."
+            pictures.append(Picture(path, caption))
     return tuple(pictures)
 
 
@@ -281,7 +291,7 @@ def _place(entry: Entry) -> tuple:
     paper, part, scale = entry.path.parts[-4:-1]
     kind = next((place for place, name in enumerate(("table", "figure")) if part.startswith(name)), 2)
     texts = (re.findall(r"\d+|\D+", text) for text in (part, scale, entry.table.table_id))
-    return paper, kind, *([(0, int(each)) if each.isdigit() else (1, each) for each in text] for text in texts)
+    return paper, kind, *([(0, int(piece)) if piece.isdigit() else (1, piece) for piece in text] for text in texts)
 
 
 def _breakable(text: str) -> Markup:

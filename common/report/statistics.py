@@ -103,9 +103,9 @@ class SharedSpread:
         counted = np.where(self.pooled, weights, 0)
         alike = counted.sum(axis=-1) ** 2 / np.maximum(self.pooled.sum(axis=-1), 2)  # what all rows have of the weights
         rows = many * self.within * ((counted**2).sum(axis=-1) - alike) + few * self.between * alike
-        own = few * (weights[..., None] * self.values).sum(axis=-2).var(axis=-1, ddof=1)
-        by_rows, by_own = self.rules(weights)
-        return np.sqrt(np.maximum(np.where(by_rows, rows, 0), np.where(by_own, own, 0)))
+        by_values = few * (weights[..., None] * self.values).sum(axis=-2).var(axis=-1, ddof=1)
+        uses_rows, uses_values = self.rules(weights)
+        return np.sqrt(np.maximum(np.where(uses_rows, rows, 0), np.where(uses_values, by_values, 0)))
 
 
 def shared_spread(values: np.ndarray) -> SharedSpread:
@@ -224,8 +224,8 @@ def interval_of_hits(
     if interval not in ((0.0, 0.0), (1.0, 1.0)):
         return interval, "bootstrap"
     images = sum(len(hits) > 0 for hits in hits_per_query)
-    found = stats.binomtest(round(interval[0]) * images, images).proportion_ci(level, method="wilson")
-    return (float(found.low), float(found.high)), "Wilson"
+    wilson = stats.binomtest(round(interval[0]) * images, images).proportion_ci(level, method="wilson")
+    return (float(wilson.low), float(wilson.high)), "Wilson"
 
 
 def bootstrap_interval(

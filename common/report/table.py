@@ -202,9 +202,9 @@ class Table:
     def _check_column(self, column: Column) -> None:
         cells = self.measured(column.key)
         for name in ("scale", "data", "protocol"):
-            found = sorted({getattr(cell, name) for cell in cells})
-            if len(found) > 1:
-                raise ValueError(f"table {self.table_id}, column {column.key} mixes {name}: {', '.join(found)}")
+            values = sorted({getattr(cell, name) for cell in cells})
+            if len(values) > 1:
+                raise ValueError(f"table {self.table_id}, column {column.key} mixes {name}: {', '.join(values)}")
         if cells and cells[0].scale != self.scale:
             raise ValueError(
                 f"table {self.table_id}, column {column.key} mixes scale: cells {cells[0].scale}, table {self.scale}"

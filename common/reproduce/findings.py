@@ -19,13 +19,13 @@ class Findings:
     """Everything that one experiment measured.
 
     name: of experiment and table. caption: what it is. data: what its models were trained on, where there are some.
-    measured_on: what the table says that ours is measured on, for all columns or by column; empty = `data`.
+    measured_on: our test set, for all columns or by column; empty = `data`.
     protocol: how, in a few words for the readers of the table.
     settings: how, in full: plain values, which the experiment's file keeps.
     rows: key -> label. columns: key -> (label, unit, which is better: "higher", "lower" or None).
-    values: (row, column) -> a finite value per seed; a pair that is not there is an empty cell.
+    values: (row, column) -> a finite value per seed; a missing pair is an empty cell.
     chance: column -> chance level; guess: the model behind it, see `Column`. notes: what a reader must know.
-    own_runs: whether each row is a training of its own, so that rows tell of each other's spread over seeds.
+    rows_are_runs: whether each row is a training run, so that rows share their spread over seeds.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Findings:
     values: Mapping[tuple[str, str], Sequence[float]]
     chance: Mapping[str, float] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    own_runs: bool = False
+    rows_are_runs: bool = False
     measured_on: str | Mapping[str, str] = ""
     guess: str = Column.guess
 
@@ -76,7 +76,7 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
         command,
         paper,
         findings.name,
-        [Column(key, *said, None, better, findings.guess) for key, (*said, better) in findings.columns.items()],
+        [Column(key, *texts, None, better, findings.guess) for key, (*texts, better) in findings.columns.items()],
         rows,
         {},
         paper_version=source["version"],
@@ -91,7 +91,7 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
         versions = {"python": platform.python_version(), "torch": version("torch"), "numpy": version("numpy")}
         protocol = {"settings": {"experiment": findings.name, **findings.settings}, "versions": versions}
         values = {f"{row}_{column}": values for (row, column), values in findings.values.items()}
-        columns = tuple(findings.columns) if findings.own_runs else ()
+        columns = tuple(findings.columns) if findings.rows_are_runs else ()
         experiment = Experiment.beside(
             table, findings.name, findings.caption, values, units=units, protocol=protocol, columns=columns
         )

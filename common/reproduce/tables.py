@@ -37,10 +37,10 @@ def train_rows(
     Args:
         command: scale, seeds, overrides, rows.
         code: the paper's.
-        configs: method -> file in the paper's configs/, or the path of a row of one's own.
+        configs: method -> file in the paper's configs/, or the path of a custom row.
         settings: method -> overrides of the row alone, not of one that it starts from.
     Raises:
-        ConfigError: the command names a row of one's own that is none of these.
+        ConfigError: the command names a custom row that is none of these.
     """
     left_out = {file.stem for file in command.own} - {Path(config).stem for config in configs.values()}
     if left_out:
@@ -66,20 +66,20 @@ def train_rows(
     )
 
 
-def with_own_rows(command: Command, source: dict[str, Any]) -> dict[str, Any]:
-    """A printed table with the rows of one's own that the command names: each has a config and nothing printed."""
-    own = [{"method": file.stem, "config": str(file), "values": []} for file in command.own]
-    return {**source, "rows": [*source["rows"], *own]}
+def with_custom_rows(command: Command, source: dict[str, Any]) -> dict[str, Any]:
+    """A printed table with the custom rows that the command names: each has a config and nothing printed."""
+    custom = [{"method": file.stem, "config": str(file), "values": []} for file in command.own]
+    return {**source, "rows": [*source["rows"], *custom]}
 
 
 def collapse_note(runs: list[RowRun]) -> str:
     """Which seeds ended where they began, at the chance level of the loss; empty where none did."""
-    found = []
+    at_chance = []
     for run in runs:
         ratios = [line["loss_over_chance"] for line in read_log(run.files.log) if "loss_over_chance" in line]
         if ratios and abs(ratios[-1] - 1) <= PLATEAU:
-            found.append(str(run.seed))
-    return f"; seed {', '.join(found)} ended at the chance level of the loss" if found else ""
+            at_chance.append(str(run.seed))
+    return f"; seed {', '.join(at_chance)} ended at the chance level of the loss" if at_chance else ""
 
 
 def measured_cells(
@@ -95,12 +95,12 @@ def measured_cells(
         others: field -> the runs of that config.
         suffix: of the roles: "_contrastive" where a row has another ranking than the one without.
     """
-    found = {}
+    cells = {}
     for column in source["columns"]:
         role, metric, *field = column["measure"]
         of_column = others.get(field[0]) if field else runs
-        found[column["key"]] = measured_cell(of_column, role + suffix, metric, scale) if of_column else None
-    return found
+        cells[column["key"]] = measured_cell(of_column, role + suffix, metric, scale) if of_column else None
+    return cells
 
 
 def printed_cells(source: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
@@ -127,8 +127,8 @@ def printed_rows(
     rows = []
     for row in source["rows"]:
         cells, note = ours.get(row["method"], ({}, ""))
-        said = MEASURED if row["method"] in ours else (status or why)(row)
-        rows.append(Row(row["method"], printed_cells(source, row), cells, said, note))
+        text = MEASURED if row["method"] in ours else (status or why)(row)
+        rows.append(Row(row["method"], printed_cells(source, row), cells, text, note))
     return rows
 
 
@@ -169,8 +169,8 @@ def measured_cell(runs: list[RowRun], role: str, metric: str, scale: str) -> Mea
     protocol = evaluations[0]["protocol"]
     for run, evaluation in zip(runs, evaluations):
         if not 0 <= evaluation["metrics"][metric] <= 1:
-            said = f"seed {run.seed}, {role}: {metric} = {evaluation['metrics'][metric]}"
-            raise ValueError(f"{said}; accepted: a share in [0, 1]")
+            value = f"seed {run.seed}, {role}: {metric} = {evaluation['metrics'][metric]}"
+            raise ValueError(f"{value}; accepted: a share in [0, 1]")
     values = tuple(100 * evaluation["metrics"][metric] for evaluation in evaluations)
     query_interval = None
     kind = "bootstrap"
@@ -216,18 +216,18 @@ def note_of(command: Command, row: str, code: PaperCode) -> str:
 
 def models_of(runs: Mapping[str, list[RowRun]]) -> str:
     """What was trained in all of some runs: sizes, pixels, parameters, steps; where they differ the several values."""
-    told = []
+    sizes = []
     for run in (seeds[0] for seeds in runs.values()):
         if hasattr(run.config, "model") and hasattr(run.config.model, "text"):  # of pictures alone the rows' notes tell
             model, optim = run.config.model, run.config.optim
             parameters = trained_parameters(run)
             size = f"{parameters / 1e6:.2f}M" if parameters else "unknown number of"
             steps, pairs = f"{optim.steps:,}", f"{optim.global_batch_size:,}"
-            told.append(
+            sizes.append(
                 (vit_of(run.config), model.patch_size, text_of(model.text), model.embedding_dim, size, steps, pairs)
             )
     line = ("{}", "patches of {} px", "{}", "embedding {}", "{} parameters trained", "{} steps", "batches of {} pairs")
-    several = [" or ".join(dict.fromkeys(map(str, values))) for values in zip(*told)]
+    several = [" or ".join(dict.fromkeys(map(str, values))) for values in zip(*sizes)]
     return ", ".join(text.format(values) for text, values in zip(line, several))
 
 
@@ -288,7 +288,7 @@ def stand_in_for(command: Command, runs: Runs, role: str) -> str | None:
     if command.scale == "paper":
         return None
     evaluations = (seeds[0].evaluations for seeds in runs.values())
-    return next((data_text(each[role]["protocol"]) for each in evaluations if role in each), None)
+    return next((data_text(roles[role]["protocol"]) for roles in evaluations if role in roles), None)
 
 
 def table_of(
@@ -342,8 +342,8 @@ def _versions_note(runs: Runs) -> list[str]:
     for method, seeds in runs.items():
         for run in seeds:
             made.setdefault(run.versions, []).append(f"{method}, seed {run.seed}")
-    told = "; ".join(f"{versions}: {', '.join(which)}" for versions, which in made.items())
-    return [f"Runs were made with unlike versions. {told}."] if len(made) > 1 else []
+    list_of_runs = "; ".join(f"{versions}: {', '.join(which)}" for versions, which in made.items())
+    return [f"Runs were made with unlike versions. {list_of_runs}."] if len(made) > 1 else []
 
 
 def plot_runs(command: Command, paper: str, runs: dict[str, list[RowRun]]) -> None:
@@ -381,7 +381,7 @@ def trained_table(
         fields: of a row that name further configs, whose runs columns measure; see `measured_cells`.
         more: method -> cells that no evaluation of its runs gives.
     """
-    source = with_own_rows(command, code.printed(table_id))
+    source = with_custom_rows(command, code.printed(table_id))
     chosen = [row for row in source["rows"] if "config" in row and command.trains(row["config"])]
     configs = {row["method"]: row["config"] for row in chosen}
     suffixes = {row["method"]: row.get("suffix", "") for row in chosen}
@@ -390,11 +390,11 @@ def trained_table(
     runs = {method: all_runs[method] for method in configs}
     ours = {}
     for method, seeds in runs.items():
-        own = replace(command, overrides=(*command.overrides, *settings.get(method, ())))
-        said = note_of(own, configs[method], code) if note is None else note(own, configs[method])
+        of_row = replace(command, overrides=(*command.overrides, *settings.get(method, ())))
+        text = note_of(of_row, configs[method], code) if note is None else note(of_row, configs[method])
         others = {field: all_runs[f"{method}, {field}"] for field in fields if f"{method}, {field}" in all_runs}
         cells = measured_cells(source, seeds, command.scale, others, suffixes[method]) | more.get(method, {})
-        ours[method] = (cells, said + collapse_note(seeds))
+        ours[method] = (cells, text + collapse_note(seeds))
     rows = printed_rows(source, ours)
     plot_runs(command, code.name, all_runs)
     return table_of(command, code.name, table_id, columns_of(command, source, all_runs), rows, all_runs), runs

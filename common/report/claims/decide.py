@@ -138,17 +138,20 @@ def _verdict(
 ) -> Verdict:
     """From the findings on all comparisons of the conditions; `open_` tells verdict and reason of an open one."""
     verdict, reason = open_() if decision.answer is None else (HOLDS if decision.answer else FAILS, "")
-    alone = {HOLDS: True, FAILS: False}
-    settled = [decide(each, lambda margin, *_: (alone.get(findings[margin].verdict), 0.0)) for each in conditions]
+    answers = {HOLDS: True, FAILS: False}
+
+    def settle(margin: Margin, *_: float) -> tuple[bool | None, float]:
+        return answers.get(findings[margin].verdict), 0.0
+
     return Verdict(
         verdict,
         reason,
         tuple(findings.values()),
         scale,
-        sum(each.answer is True for each in settled),
+        sum(decide(condition, settle).answer is True for condition in conditions),
         len(conditions),
         findings[decision.margin],
-        unlike=next((each.reason for each in findings.values() if each.verdict == UNLIKE), ""),
+        unlike=next((finding.reason for finding in findings.values() if finding.verdict == UNLIKE), ""),
     )
 
 
@@ -214,16 +217,16 @@ def our_cells(tables: Sequence[Table], experiments: Sequence[Experiment]) -> dic
             for row, number in rows.items():
                 cell = OurCell(number, column.unit, table.data, row, rows)
                 every.append((table.scale, Cell(table.table_id, row, column.key), cell))
-    for each in experiments:
+    for experiment in experiments:
         columns: dict[str, dict[str, Measured]] = {}
-        for key in each.values:
-            row, column = each.row_of(key)
+        for key in experiment.values:
+            row, column = experiment.row_of(key)
             rows = columns.setdefault(column, {}) if column else {}
-            rows[row] = each.measured(key)
-            cell = OurCell(rows[row], each.units.get(key, ""), each.data, row, rows)
-            every.append((each.scale, Cell(EXPERIMENT, each.name, key), cell))
+            rows[row] = experiment.measured(key)
+            cell = OurCell(rows[row], experiment.units.get(key, ""), experiment.data, row, rows)
+            every.append((experiment.scale, Cell(EXPERIMENT, experiment.name, key), cell))
     ours: dict[str, dict[Cell, OurCell]] = {scale: {} for scale in SCALES}
-    for scale, cell, number in sorted(every, key=lambda found: len(found[2].number.seeds)):  # the last of equals stays
+    for scale, cell, number in sorted(every, key=lambda entry: len(entry[2].number.seeds)):  # the last of equals stays
         ours.setdefault(scale, {})[cell] = number
     return ours
 
@@ -251,11 +254,11 @@ def measured(claim: Claim, printed: PaperTables, ours: Mapping[Cell, OurCell], s
         return answer, strength
 
     decision = decide(all_of(claim.measured), settle)
-    found = _verdict(claim.measured, findings, decision, lambda: _why_open(claim.measured, findings, ours), scale)
-    if claim.effect_size and found.verdict in (HOLDS, FAILS, UNDECIDED):
-        return replace(found, verdict=EFFECT, reason=claim.effect_size)
+    verdict = _verdict(claim.measured, findings, decision, lambda: _why_open(claim.measured, findings, ours), scale)
+    if claim.effect_size and verdict.verdict in (HOLDS, FAILS, UNDECIDED):
+        return replace(verdict, verdict=EFFECT, reason=claim.effect_size)
     later = measured(replace(claim, measured=claim.later, later=()), printed, ours, scale) if claim.later else None
-    return replace(found, how=claim.exact if found.verdict in (HOLDS, FAILS) else "", later=later)
+    return replace(verdict, how=claim.exact if verdict.verdict in (HOLDS, FAILS) else "", later=later)
 
 
 def measured_at_every_scale(
@@ -279,11 +282,12 @@ def _why_open(
     conditions: Sequence[Condition], findings: Mapping[Margin, Finding], ours: Mapping[Cell, OurCell]
 ) -> tuple[str, str]:
     """Verdict and reason of conditions that their comparisons leave open."""
-    found = list(findings.values())
-    verdict = min({each.verdict for each in found} & set(_UNSETTLED), key=_UNSETTLED.index, default=UNDECIDED)
+    verdicts = {finding.verdict for finding in findings.values()}
+    verdict = next((kind for kind in _UNSETTLED if kind in verdicts), UNDECIDED)
     if verdict == NOT_RUN:
         return verdict, _named([cell for cell in cells(*conditions) if cell not in ours], ours)
-    return verdict, "; ".join(dict.fromkeys(each.reason for each in found if each.verdict == verdict and each.reason))
+    reasons = dict.fromkeys(finding.reason for finding in findings.values() if finding.verdict == verdict)
+    return verdict, "; ".join(filter(None, reasons))
 
 
 def _settle(
@@ -302,7 +306,7 @@ def _settle(
         return None, None, Finding(margin.text, verdict, reason=reason)
     used = {cell: ours[cell] for cell in margin.cells}
     data = tuple(dict.fromkeys(cell.number.data for cell in used.values()))
-    means = {cell: each.number.mean for cell, each in used.items()}
+    means = {cell: our_cell.number.mean for cell, our_cell in used.items()}
     value, slopes = margin.value(means), margin.slopes(means)
     difference = _unlike(slopes, used)
     if difference:
@@ -342,8 +346,8 @@ def _intervals(
     The margin is taken as linear in its numbers, and shares are looked at as angles (`share_angle`): each end is where
     the numbers are moved along the slope, so that no share leaves its range.
     """
-    wholes = {cell: _whole(each) for cell, each in used.items()}
-    means = {cell: each.number.mean for cell, each in used.items()}
+    wholes = {cell: _whole(our_cell) for cell, our_cell in used.items()}
+    means = {cell: our_cell.number.mean for cell, our_cell in used.items()}
     steep = {  # by the angle: d (w sin^2 a) / da = 2 sqrt(y (w - y))
         cell: slope * (2 * math.sqrt(max(0.0, means[cell] * (wholes[cell] - means[cell]))) if wholes[cell] else 1)
         for cell, slope in slopes.items()
@@ -369,11 +373,11 @@ def _half_widths(
     first = next(iter(used.values()))
     values = {cell: slope * _by_seed(used[cell].number, wholes[cell]) for cell, slope in slopes.items()}
     blocks: dict[tuple, np.ndarray] = {}
-    for cell, each in used.items():
-        key = (each.trained_on, tuple(sorted(each.number.seeds)))
+    for cell, our_cell in used.items():
+        key = (our_cell.trained_on, tuple(sorted(our_cell.number.seeds)))
         blocks[key] = blocks.get(key, 0) + values[cell]
     if len(blocks) > 1:  # no seeds are shared, or unlike training data
-        counts = sorted({len(each.number.seeds) for each in used.values()})
+        counts = sorted({len(our_cell.number.seeds) for our_cell in used.values()})
 
         def by_welch(error: float) -> float:
             low, high = contrast_interval(list(blocks.values()), 1 - error)
@@ -382,17 +386,17 @@ def _half_widths(
         return by_welch, f"{' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds, Welch"
     (((_, seeds), by_seed),) = blocks.items()
     if all(cell.column is first.column for cell in used.values()):
-        alike = {name: each for name, each in first.column.items() if tuple(sorted(each.seeds)) == seeds}
+        alike = {name: number for name, number in first.column.items() if tuple(sorted(number.seeds)) == seeds}
         by_name = {used[cell].name: slope for cell, slope in slopes.items()}
-        rows = np.array([_by_seed(each, next(iter(wholes.values()))) for each in alike.values()])
+        rows = np.array([_by_seed(number, next(iter(wholes.values()))) for number in alike.values()])
         weights = np.array([by_name.get(name, 0.0) for name in alike])
     else:  # several columns or tables: the margin of each seed
         alike, rows, weights = {"": None}, by_seed[None, :], np.ones(1)
     spread = shared_spread(rows)
-    by_rows, by_own = spread.rules(weights)
+    by_rows, by_values = spread.rules(weights)
     basis = f"{len(seeds)} seeds"
     if by_rows:
-        wider = f"the wider of {'paired' if len(used) > 1 else 'its own spread'} and " if by_own else ""
+        wider = f"the wider of {'paired' if len(used) > 1 else 'its own spread'} and " if by_values else ""
         basis += f", {wider}pooled over {spread.pooled.sum()} rows"
     elif len(used) > 1:
         basis += ", paired"
@@ -452,8 +456,8 @@ def _unlike(slopes: Mapping[Cell, float], used: Mapping[Cell, OurCell]) -> str:
 
 def _unit_of(units: Iterable[str]) -> str:
     """The unit of a difference of numbers: points for percent, nothing where units are mixed."""
-    found = set(units)
-    unit = found.pop() if len(found) == 1 else ""
+    distinct = set(units)
+    unit = distinct.pop() if len(distinct) == 1 else ""
     return "points" if unit == "percent" else unit
 
 

@@ -13,6 +13,7 @@ interval can be given; what follows from margins is said by the rules in `decide
 
 import ast
 import copy
+import itertools
 import math
 import operator
 import warnings
@@ -116,7 +117,8 @@ def margins(condition: Condition) -> Iterator[Margin]:
 
 def cells(*conditions: Condition) -> tuple[Cell, ...]:
     """The distinct cells of conditions, in the order of the text."""
-    return tuple(dict.fromkeys(cell for each in conditions for margin in margins(each) for cell in margin.cells))
+    used = (margin.cells for condition in conditions for margin in margins(condition))
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(used)))
 
 
 def _condition(node: ast.expr, text: str) -> Condition:
@@ -126,7 +128,7 @@ def _condition(node: ast.expr, text: str) -> Condition:
             return _logic(kind, [_condition(part, text) for part in node.values])
         case ast.Compare():
             sides = [node.left, *node.comparators]
-            return _logic("and", [_comparison(*each, text) for each in zip(sides, node.ops, sides[1:])])
+            return _logic("and", [_comparison(*comparison, text) for comparison in zip(sides, node.ops, sides[1:])])
         case ast.Call(func=ast.Name(id="approximately"), args=[one, other, within], keywords=[]):
             # two one-sided comparisons: equal within a tolerance is shown by both, refuted by either
             sides = [ast.BinOp(one, ast.Sub(), other), ast.BinOp(other, ast.Sub(), one)]

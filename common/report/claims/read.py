@@ -207,8 +207,7 @@ def _check_sides(claim: Claim) -> None:
     of_experiments = {
         side: any(cell.table == EXPERIMENT for cell in cells(*getattr(claim, side))) for side in ("audit", "measured")
     }
-    alone = "an audit uses the paper's tables alone; give experiments under 'measured'"
-    _need(not of_experiments["audit"], alone)
+    _need(not of_experiments["audit"], "an audit uses only the paper's tables; give experiments under 'measured'")
     reason = "give either an expression for the audit or 'no_numbers', why there is none"
     _need(bool(claim.audit) != bool(claim.no_numbers), reason)
     _need(claim.shows in (HOLDS, FAILS), f"shows is {claim.shows!r}; accepted: {HOLDS}, {FAILS}")
@@ -255,7 +254,7 @@ def _conditions(texts: list[str], names: Mapping[str, list], printed: PaperTable
         tables = f"{cell} names no table; accepted: {', '.join(printed.rows)}, {EXPERIMENT}"
         _need(cell.table in printed.rows, tables)
         for kind, name, of in (("row", cell.row, printed.rows), ("column", cell.column, printed.columns)):
-            known = ", ".join(f'"{each}"' for each in of[cell.table])
+            known = ", ".join(f'"{choice}"' for choice in of[cell.table])
             _need(name in of[cell.table], f"{cell} names no {kind} of {cell.table}; accepted: {known}")
     changing = all(margin.cells for condition in conditions for margin in margins(condition))
     _need(changing, "a comparison refers to no cell, so no number could change it")

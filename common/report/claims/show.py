@@ -61,7 +61,7 @@ def judge(folder: str | Path, tables: Sequence[Table], experiments: Sequence[Exp
     Args:
         folder: with claims.yaml and paper_tables.yaml.
         tables: of ours, of any papers; with changed rows or settings left out.
-        experiments: likewise.
+        experiments: of ours, of any papers.
     Raises:
         ClaimError: if one of the two files is broken.
     """
@@ -69,7 +69,7 @@ def judge(folder: str | Path, tables: Sequence[Table], experiments: Sequence[Exp
     if not (folder / "claims.yaml").is_file():
         return None
     printed = load_paper_tables(folder / "paper_tables.yaml")
-    ours = our_cells(*([each for each in kind if each.paper == folder.name] for kind in (tables, experiments)))
+    ours = our_cells(*([result for result in kind if result.paper == folder.name] for kind in (tables, experiments)))
     judged = (
         Judged(claim, audit(claim, printed), measured_at_every_scale(claim, printed, ours))
         for claim in load_claims(folder / "claims.yaml", printed)
@@ -84,28 +84,28 @@ def touching(claims: PaperClaims, sources: Sequence[str]) -> PaperClaims:
 
 
 def counts(claims: PaperClaims) -> tuple[str, str]:
-    """How many claims got which verdict, in words: audit, and measured at the most telling scale of each claim.
+    """How many claims got which verdict, as text: audit, and measured at the most telling scale of each claim.
 
     What holds by construction, by a test or in a parity check of weights stands apart.
     """
     firsts = [judged.measured[0] for judged in claims.judged]
     measured = []
     for way in _WAYS:
-        found = Counter(verdict.verdict for verdict in firsts if verdict.how == way)
-        measured += [f"{way}: {_counted(found)}" if way else _counted(found)] if found else []
+        verdicts = Counter(verdict.verdict for verdict in firsts if verdict.how == way)
+        measured += [f"{way}: {_counted(verdicts)}" if way else _counted(verdicts)] if verdicts else []
     return _counted(Counter(judged.audit.verdict for judged in claims.judged)), "; ".join(measured)
 
 
-def _counted(found: Counter) -> str:
-    return ", ".join(f"{found[kind]} {_PLURAL.get(kind, kind)}" for kind in _ORDER if found[kind])
+def _counted(verdicts: Counter) -> str:
+    return ", ".join(f"{verdicts[kind]} {_PLURAL.get(kind, kind)}" for kind in _ORDER if verdicts[kind])
 
 
 def headline(verdict: Verdict) -> str:
     """The verdict in a few words: "holds at demo scale", "not run yet: table3, 4 rows", "held by test <name>, ..."."""
     if verdict.how == "by test" or (verdict.how and not verdict.scale):
         names = ", ".join(name.split("::")[-1] for name in verdict.reason.split(", "))
-        said = f"{'held' if verdict.verdict == HOLDS else 'refuted'} by test {names}, run with the tests"
-        return said if verdict.how == "by test" else f"{verdict.verdict} {verdict.how}; {said}"
+        by_test = f"{'held' if verdict.verdict == HOLDS else 'refuted'} by test {names}, run with the tests"
+        return by_test if verdict.how == "by test" else f"{verdict.verdict} {verdict.how}; {by_test}"
     if verdict.verdict in (NOT_RUN, NEEDS, UNLIKE, UNCHECKED):
         reason = f"{' ' if verdict.verdict == NEEDS else ': '}{verdict.reason}" if verdict.reason else ""
         return f"{verdict.verdict}{reason}"
@@ -126,8 +126,8 @@ def evidence(verdict: Verdict) -> str:
         parts = [f"{f'{which} margin ' if verdict.of > 1 else 'margin '}{effect(verdict.decisive)}"]
         parts += [verdict.decisive.basis] if verdict.decisive.basis else []
     incomplete = verdict.verdict in (NOT_RUN, NEEDS)
-    told = any(finding.margin is not None or not incomplete for finding in verdict.findings)
-    if told and verdict.of > 1 and verdict.verdict != EFFECT:
+    has_margins = any(finding.margin is not None or not incomplete for finding in verdict.findings)
+    if has_margins and verdict.of > 1 and verdict.verdict != EFFECT:
         parts.append(f"{verdict.holding} of {verdict.of} comparisons hold{' so far' * incomplete}")
     if verdict.verdict in (UNDECIDED, ONE_SEED, EFFECT) and verdict.reason:
         parts.append(verdict.reason)
@@ -161,7 +161,7 @@ def to_text(claims: PaperClaims, width: int = 100) -> str:
     lines = ["Claims that these tables touch (audit: the paper's own numbers; measured: ours)"]
     for judged in claims.judged:
         lines += textwrap.wrap(f"{judged.claim.id:<4} {judged.claim.claim}", width, subsequent_indent="     ")
-        verdicts = f"audit: {headline(judged.audit)}; measured: {_told(judged.measured[0])}"
+        verdicts = f"audit: {headline(judged.audit)}; measured: {_with_evidence(judged.measured[0])}"
         lines += textwrap.wrap(f"     {verdicts}", width, subsequent_indent="     ")
     return "\n".join(lines) + "\n"
 
@@ -172,8 +172,8 @@ def to_markdown(claims: PaperClaims) -> str:
     parts = [f"## Claims: {claims.title} ({claims.paper})", READING, f"Audit: {audits}. Measured: {measured}."]
     lines = ["| claim | audit | measured |", "| --- | --- | --- |"]
     for judged in claims.judged:
-        told = "; ".join(_told(verdict) for verdict in judged.measured)
-        cells = [f"{judged.claim.id}. {judged.claim.claim}", _told(judged.audit), told]
+        measured_cell = "; ".join(map(_with_evidence, judged.measured))
+        cells = [f"{judged.claim.id}. {judged.claim.claim}", _with_evidence(judged.audit), measured_cell]
         lines.append("| " + " | ".join(map(markdown_text, cells)) + " |")
     parts.append("\n".join(lines))
     for judged in claims.judged:
@@ -225,9 +225,9 @@ def _for_page(verdict: Verdict) -> dict:
     }
 
 
-def _told(verdict: Verdict) -> str:
-    told = evidence(verdict)
-    return headline(verdict) + (f" ({told})" if told else "")
+def _with_evidence(verdict: Verdict) -> str:
+    reasons = evidence(verdict)
+    return f"{headline(verdict)} ({reasons})" if reasons else headline(verdict)
 
 
 _PLURAL = {HOLDS: "hold", FAILS: "do not hold", NEEDS: "need what is not here", UNLIKE: "of unlike protocols"}

@@ -1,7 +1,7 @@
-"""What was found, in sentences: a paper folder's found.yaml, with its numbers read from the committed results.
+"""Conclusions of a paper: sentences of its conclusions.yaml, with numbers read from the committed results.
 
     - claims: {C5: does not hold}   # of claims.yaml with the verdict that the text is about; none = no claim
-      scale: demo                   # at which
+      scale: demo                   # of these verdicts
       text: It breaks, from {table3/demo/table3 | Sphere, e^0 | zs_i2t_r1} to ... percent.
 
 A number stands as {part/scale/table | row | column}, or as {experiments/scale/name | value}; it is the mean over seeds.
@@ -24,7 +24,7 @@ _LEADS = {"undecided": "could not be shown"}
 
 
 @dataclass(frozen=True)
-class Found:
+class Conclusion:
     """A few sentences; `claims`: id -> verdict, `scale`: of these verdicts."""
 
     text: str
@@ -38,33 +38,39 @@ class Found:
         for claim, verdict in self.claims.items():
             by_verdict.setdefault(_LEADS.get(verdict, verdict), []).append(claim)
         at = [f"scale {self.scale}"] if self.scale else []
-        said = "; ".join(f"{verdict} ({', '.join(ids + at)})" for verdict, ids in by_verdict.items())
-        return said[:1].upper() + said[1:]
+        verdicts = "; ".join(f"{verdict} ({', '.join(ids + at)})" for verdict, ids in by_verdict.items())
+        return verdicts[:1].upper() + verdicts[1:]
 
     @property
     def short(self) -> str:
         """The first sentence."""
         return re.match(r".*?[.](?= [A-Z]|$)|.*", self.text, re.DOTALL)[0]
 
+    @property
+    def rest(self) -> str:
+        """The other sentences."""
+        return self.text[len(self.short) :]
 
-def load_found(folder: str | Path, results: str | Path = ROOT / "results") -> list[Found]:
-    """The sentences of a paper folder; none if it has no found.yaml.
+
+def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results") -> list[Conclusion]:
+    """The sentences of a paper folder; none if it has no conclusions.yaml.
 
     Raises:
-        ValueError: a number that is not there; names the file, the number and what is there.
+        ValueError: a number that does not exist; names the file, the number and those that do.
     """
-    path = Path(folder) / "found.yaml"
+    path = Path(folder) / "conclusions.yaml"
     if not path.is_file():
         return []
-    own = Path(results) / path.parent.resolve().name
+    of_paper = Path(results) / path.parent.resolve().name
 
-    def number(found: re.Match) -> str:
+    def number(match: re.Match) -> str:
         try:
-            return _number(own, [part.strip() for part in found[1].split("|")])
+            return _number(of_paper, [part.strip() for part in match[1].split("|")])
         except (KeyError, OSError, ValueError) as error:
-            raise ValueError(f"{path.parent.name}/found.yaml: {{{found[1]}}}: {error}") from None
+            raise ValueError(f"{path.parent.name}/conclusions.yaml: {{{match[1]}}}: {error}") from None
 
-    return [Found(**{**each, "text": re.sub(r"\{(.*?)\}", number, each["text"])}) for each in read_own_yaml(path)]
+    entries = read_own_yaml(path)
+    return [Conclusion(**{**entry, "text": re.sub(r"\{(.*?)\}", number, entry["text"])}) for entry in entries]
 
 
 def _number(results: Path, parts: list[str]) -> str:
@@ -73,8 +79,8 @@ def _number(results: Path, parts: list[str]) -> str:
         values = read_experiment(results / f"{source}.json").values[row]
         return f"{math.fsum(values) / len(values):.3g}"
     table = read_table(results / f"{source}.json")
-    rows = {each.method: {key: cell for key, cell in each.ours.items() if cell} for each in table.rows}
-    units = {each.key: each.unit for each in table.columns}
+    rows = {entry.method: {key: cell for key, cell in entry.ours.items() if cell} for entry in table.rows}
+    units = {entry.key: entry.unit for entry in table.columns}
     for key, known in ((row, [method for method, cells in rows.items() if cells]), (column[0], rows.get(row))):
         if key not in known:
             raise ValueError(f"no {key!r}; accepted: {', '.join(known)}")
