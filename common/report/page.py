@@ -23,7 +23,20 @@ from markupsafe import Markup, escape
 
 from common.base.arguments import Parser
 from common.base.files import write_atomically
-from common.report.claims.show import READING, Judged, PaperClaims, for_page, judge, to_markdown, touching
+from common.report.claims.read import FAILS
+from common.report.claims.show import (
+    READING,
+    Judged,
+    PaperClaims,
+    counts,
+    effect,
+    evidence,
+    headline,
+    judge,
+    style_of,
+    to_markdown,
+    touching,
+)
 from common.report.conclusions import Conclusion, load_conclusions
 from common.report.experiments import collect_experiments
 from common.report.formats import (
@@ -49,6 +62,11 @@ _SHOWN = {
     "distances": "histograms of distances",
     "levels": "distances by level of the caption",
 }
+
+
+_FUNCTIONS = (  # that the templates call
+    counts, effect, evidence, glossary, headline, lay_out, line_below, provenance, reading, remarks, style_of, warning,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,26 +114,14 @@ def write_page(
         conclusions: sentences that open the page.
         index: file name of the page that leads here.
     """
-    times = Counter(_name(entry.table, entry.changed) for entry in entries)
-    sections = []
-    for number, entry in enumerate(entries, start=1):
-        table, name = entry.table, _name(entry.table, entry.changed)
-        sections.append({
-            "anchor": f"table-{number}",
-            "heading": f"{name}, from {_shown(entry.root)}" if entry.root and times[name] > 1 else name,
-            "table": table,
-            "facts": [pair for pair in provenance(table) if pair[0] not in ("paper", "table")],
-            "warning": warning(table),
-            "reading": reading(table),
-            "groups": lay_out(table, compact=True),
-            "pictures": entry.pictures,
-            "below": line_below(table),
-            "remarks": remarks(table),
-            "glossary": glossary(table),
-        })  # fmt: skip
+    names = [_name(entry.table, entry.changed) for entry in entries]
+    headings = [
+        f"{name}, from {_shown(entry.root)}" if entry.root and names.count(name) > 1 else name
+        for name, entry in zip(names, entries)
+    ]
     return _render(
-        "page.html.jinja", path, title=title, sections=sections, conclusions=conclusions, index=index,
-        claims=list(map(for_page, claims)), reading=READING,
+        "page.html.jinja", path, title=title, entries=list(zip(headings, entries)), conclusions=conclusions,
+        index=index, claims=claims, READING=READING,
     )  # fmt: skip
 
 
@@ -124,6 +130,7 @@ def _render(template: str, path: str | Path, **content: object) -> Path:
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"breakable": _breakable, "prose": _prose}
+    environment.globals |= {function.__name__: function for function in _FUNCTIONS}
     return write_atomically(path, environment.get_template(template).render(content))
 
 
@@ -198,42 +205,32 @@ def collect_page(roots: Sequence[str | Path], path: str | Path, papers: str | Pa
     claims = {judged.paper: judged for judged in collect_claims(roots, entries, papers)}
     committed = Path(papers) / "results"
     has_committed = committed.resolve() in (Path(root).resolve() for root in roots)  # conclusions are about these
-    index = []
+    index, by_construction = [], []
     for paper in dict.fromkeys([*claims, *(entry.table.paper for entry in entries)]):
         of_paper = [entry for entry in entries if entry.table.paper == paper]
-        judged = [claims[paper]] if paper in claims else []
+        of_claims = [claims[paper]] if paper in claims else []
         conclusions = load_conclusions(Path(papers) / paper, committed) if has_committed else []
         file = f"{path.stem}_{paper}.html"
-        title = judged[0].title if judged else of_paper[0].table.paper_title
-        write_page(of_paper, path.with_name(file), title, claims=judged, conclusions=conclusions, index=path.name)
-        squares = [square for paper_claims in judged for square in _squares(paper_claims)]
-        shown = {"tables": len(of_paper), "squares": squares, "conclusions": conclusions}
+        title = of_claims[0].title if of_claims else of_paper[0].table.paper_title
+        write_page(of_paper, path.with_name(file), title, claims=of_claims, conclusions=conclusions, index=path.name)
+        marked = [(mark_of(judged), judged) for paper_claims in of_claims for judged in paper_claims.judged]
+        shown = {"tables": len(of_paper), "marked": marked, "conclusions": conclusions}
         index.append({"name": paper, "file": file, **shown})
-    squares_of = {entry["name"]: entry["squares"] for entry in index}
-    ids = {
-        name: [square["id"] for square in squares if square["style"] == "construction"]
-        for name, squares in squares_of.items()
-    }
+        ids = [judged.claim.id for mark, judged in marked if mark == "construction"]
+        by_construction += [f"{paper} {', '.join(ids)}"] if ids else []
     _render(
         "index.html.jinja", path, title=_TITLE, papers=index, tables=len(entries),
-        counts=Counter(square["style"] for squares in squares_of.values() for square in squares),
-        by_construction="; ".join(f"{name} {', '.join(of)}" for name, of in ids.items() if of) or "None",
+        counts=Counter(mark for paper in index for mark, _ in paper["marked"]),
+        by_construction="; ".join(by_construction) or "None",
     )  # fmt: skip
     return len(entries)
 
 
-def _squares(claims: PaperClaims) -> list[dict[str, str]]:
-    """The claims in the matrix of the index."""
-    return list(map(_square, claims.judged, for_page(claims)["claims"]))
-
-
-def _square(judged: Judged, shown: dict) -> dict[str, str]:
-    """A claim's verdict at the most telling scale."""
-    first, verdict, claim = judged.measured[0], shown["measured"][0], judged.claim
-    style = {"by construction": "construction", "by test": "test", "parity check": "test"}.get(first.how)
-    style = style if style and verdict["style"] != "fails" else verdict["style"]
-    words = f"{claim.id}. {claim.claim} {verdict['headline']}"
-    return {"id": claim.id, "words": words, "anchor": shown["anchor"], "style": style}
+def mark_of(judged: Judged) -> str:
+    """How the index marks a claim: by its verdict at the most telling scale, and what follows without measurement."""
+    first = judged.measured[0]
+    mark = {"by construction": "construction", "by test": "test", "parity check": "test"}.get(first.how)
+    return mark if mark and first.verdict != FAILS else style_of(first)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

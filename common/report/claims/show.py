@@ -1,4 +1,4 @@
-"""The claims of a paper with both verdicts, for the terminal, as Markdown, and for the page."""
+"""The claims of a paper with both verdicts, in words, for the terminal and as Markdown."""
 
 import textwrap
 from collections import Counter
@@ -188,41 +188,9 @@ def to_markdown(claims: PaperClaims) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def for_page(claims: PaperClaims) -> dict:
-    """What the page prints of a paper's claims, every text made here."""
-    audits, measured = counts(claims)
-    return {
-        "anchor": f"claims-{claims.paper}",
-        "heading": f"{claims.paper}, claims",
-        "title": claims.title,
-        "number": len(claims.judged),
-        "audits": audits,
-        "measured": measured,
-        "claims": [
-            {
-                "claim": judged.claim,
-                "anchor": f"claim-{claims.paper}-{judged.claim.id}",
-                "audit": _for_page(judged.audit),
-                "measured": [_for_page(verdict) for verdict in judged.measured],
-            }
-            for judged in claims.judged
-        ],
-    }
-
-
-def _for_page(verdict: Verdict) -> dict:
-    style = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided", ONE_SEED: "undecided"}.get(verdict.verdict, "open")
-    return {
-        "style": style,
-        "scale": verdict.scale,
-        "headline": headline(verdict),
-        "evidence": evidence(verdict),
-        "reason": verdict.reason if verdict.how and not verdict.scale else "",
-        "findings": [
-            {"text": finding.text, "verdict": finding.verdict, "effect": effect(finding), "finding": finding}
-            for finding in verdict.findings
-        ],
-    }
+def style_of(verdict: Verdict) -> str:
+    """The class of a verdict on the page."""
+    return {HOLDS: "holds", FAILS: "fails", UNDECIDED: "undecided", ONE_SEED: "undecided"}.get(verdict.verdict, "open")
 
 
 def _with_evidence(verdict: Verdict) -> str:
