@@ -69,13 +69,13 @@ class MicroBatches:
             return self.model(*inputs)
         self._parts = list(zip(*(tensor.split(self.size) for tensor in inputs)))
         self._seeds = torch.randint(2**62, (len(self._parts),)).tolist()
-        found = []
+        outputs = []
         with torch.no_grad():
             for part, seed in zip(self._parts, self._seeds):
                 torch.manual_seed(seed)
-                found.append(self.model(*part))
+                outputs.append(self.model(*part))
         self._outputs = [
-            (torch.cat(pieces) if pieces[0].ndim else pieces[0]).requires_grad_() for pieces in zip(*found)
+            (torch.cat(pieces) if pieces[0].ndim else pieces[0]).requires_grad_() for pieces in zip(*outputs)
         ]
         return tuple(self._outputs)
 

@@ -47,11 +47,11 @@ def tokens_by_length(
         return compute(texts, text_mask, *others)
     length = text_mask.shape[1]
     parts, back = parts_of_like_length((text_mask * torch.arange(1, length + 1)).amax(dim=1).clamp(min=1))
-    found = []
+    computed = []
     for rows, longest in parts:
-        part = compute(texts[rows, :longest], text_mask[rows, :longest], *(each[rows] for each in others))
-        found.append(F.pad(part, (0, 0, 0, length - longest)) if part.shape[1] == longest > 1 else part)
-    return torch.cat(found)[back]
+        part = compute(texts[rows, :longest], text_mask[rows, :longest], *(other[rows] for other in others))
+        computed.append(F.pad(part, (0, 0, 0, length - longest)) if part.shape[1] == longest > 1 else part)
+    return torch.cat(computed)[back]
 
 
 def parts_of_like_length(

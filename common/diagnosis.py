@@ -32,7 +32,7 @@ DECIDES = "nothing"
 def collapse_statistics(features: torch.Tensor) -> dict[str, float]:
     """What tells a collapsed representation, to be logged together (SimSiam, Sec. 4.1, has the first).
 
-    Computed on the CPU in float64. The spread alone proves no health behind a batch normalisation, which forces it.
+    Computed on the CPU in float64. Behind a batch normalisation, which forces it, the spread proves nothing.
 
     Args:
         features: (batch, dim), any norm; batch at least 2.
@@ -52,8 +52,8 @@ def collapse_statistics(features: torch.Tensor) -> dict[str, float]:
     if not directions.isfinite().all():
         return dict.fromkeys(("channel_std", "mean_cosine", "effective_rank"), math.nan)
     batch, dim = directions.shape
-    own = directions.square().sum()
-    cosine = (directions.sum(dim=0).square().sum() - own) / (batch * (batch - 1))
+    squared_norms = directions.square().sum()
+    cosine = (directions.sum(dim=0).square().sum() - squared_norms) / (batch * (batch - 1))
     centred = directions - directions.mean(dim=0)
     gram = centred @ centred.T if batch < dim else centred.T @ centred  # both have the same eigenvalues but for zeros
     variances = torch.linalg.eigvalsh(gram).clamp(min=0)
@@ -192,9 +192,9 @@ class Watch:
         """
         if done <= self.warmup_steps:
             return []
-        found = {}
+        causes = {}
         if self.steps_at_plateau >= PLATEAU_STEPS:
-            found["plateau"] = (
+            causes["plateau"] = (
                 f"the loss has stayed at {loss:.3f}, its chance level, for {PLATEAU_STEPS} steps. Usual causes: "
                 "captions that do not belong to their pictures, a learning rate that is too high or far too low, a "
                 "logit scale that is fixed too low"
@@ -202,14 +202,14 @@ class Watch:
         for side in ("image", "text"):
             spread = values.get(f"{side}_logit_std", math.inf)
             if spread < COLLAPSED:
-                found[side] = (
+                causes[side] = (
                     f"the logits of different {side}s are all alike, with a standard deviation of {spread:.1e}. Usual "
                     f"causes: {side} embeddings that have collapsed (a learning rate that is too high, a warm-up that "
                     "is too short, the same sample over and over: duplicate_ids and duplicate_captions in the log), a "
                     "logit scale that is fixed too low"
                 )
-        new = [f"warning at step {done}: {text}" for kind, text in found.items() if kind not in self.warned]
-        self.warned |= found.keys()
+        new = [f"warning at step {done}: {text}" for kind, text in causes.items() if kind not in self.warned]
+        self.warned |= causes.keys()
         return new
 
 

@@ -27,8 +27,8 @@ def wait_for_everyone() -> None:
         dist.barrier()
 
 
-def own_share(local_batch: int) -> slice:
-    """Where a process's rows stand among those of all processes, in rank order."""
+def local_rows(local_batch: int) -> slice:
+    """Where the rows of this process stand among those of all processes, in rank order."""
     return slice(rank() * local_batch, (rank() + 1) * local_batch)
 
 
@@ -51,7 +51,7 @@ class _GatherWithGradient(torch.autograd.Function):
             return ours
         gradient = gradient.clone()
         dist.all_reduce(gradient)
-        return gradient[own_share(ctx.num_rows)]
+        return gradient[local_rows(ctx.num_rows)]
 
 
 def gather_with_gradient(tensor: torch.Tensor) -> torch.Tensor:

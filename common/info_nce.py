@@ -163,17 +163,17 @@ def contrastive_loss(
     """
     check_geometry(geometry)
     check_pairs(image_embeddings, text_embeddings, ids, queue, distillation)
-    own_columns = torch.arange(len(image_embeddings), device=image_embeddings.device) + rank() * len(image_embeddings)
+    columns = torch.arange(len(image_embeddings), device=image_embeddings.device) + rank() * len(image_embeddings)
 
     def both_directions(images: torch.Tensor, texts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         all_images, all_texts = gather_with_gradient(images), gather_with_gradient(texts)
-        image_to_text, text_to_image = found = geometry.directions(images, all_texts)
-        symmetric = one_matrix(found)
+        image_to_text, text_to_image = both = geometry.directions(images, all_texts)
+        symmetric = one_matrix(both)
         partners = geometry.paired_similarity(images, texts)[:, None] if symmetric else None
 
         def logits(scores: torch.Tensor) -> torch.Tensor:
             # partners are close pairs: their digits go over the diagonal; two matrices have a diagonal each
-            return logit_scale * (scores.scatter(1, own_columns[:, None], partners) if symmetric else scores)
+            return logit_scale * (scores.scatter(1, columns[:, None], partners) if symmetric else scores)
 
         image_to_text = logits(image_to_text)
         if world_size() == 1:  # the same pairs: one matrix is filled in and scaled once
@@ -182,7 +182,7 @@ def contrastive_loss(
             text_to_image = logits(geometry.directions(all_images, texts)[1])
         if queue is None:
             return image_to_text, text_to_image
-        # compared on its own and put beside the batch: putting embeddings together would copy the queue
+        # compared apart from the batch: one matrix of all embeddings would copy the queue
         old_texts = geometry.directions(images, queue.text_embeddings.detach())[0]
         old_images = geometry.directions(queue.image_embeddings.detach(), texts)[1]
         return (
@@ -190,18 +190,18 @@ def contrastive_loss(
             torch.cat([text_to_image, logit_scale * old_images], dim=1),
         )
 
-    found = both_directions(image_embeddings, text_embeddings)
-    targets = [own_columns, own_columns]
+    both_logits = both_directions(image_embeddings, text_embeddings)
+    targets = [columns, columns]
     if ids is not None:
         all_ids = gather_without_gradient(ids)
         if queue is not None:
             all_ids = torch.cat([all_ids, queue.ids])
-        targets = [positives_from_ids(ids, all_ids, own_columns, at_least_float32(found[0]).dtype)] * 2
+        targets = [positives_from_ids(ids, all_ids, columns, at_least_float32(both_logits[0]).dtype)] * 2
     if distillation is not None:
         with torch.no_grad():
             pseudo = both_directions(distillation.image_keys, distillation.text_keys)
         targets = [distilled_targets(logits, hard, distillation.alpha) for logits, hard in zip(pseudo, targets)]
-    return sum(_cross_entropy(logits, target) for logits, target in zip(found, targets)) / 2
+    return sum(_cross_entropy(logits, target) for logits, target in zip(both_logits, targets)) / 2
 
 
 def nt_xent(
@@ -248,7 +248,7 @@ def nt_xent(
 def positives_from_ids(
     query_ids: torch.Tensor,
     candidate_ids: torch.Tensor,
-    own_columns: torch.Tensor | None = None,
+    partner_columns: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """Targets with equal mass on all candidates of the query's id: t_ij = [id_i = id_j] / sum_k [id_i = id_k].
@@ -258,8 +258,8 @@ def positives_from_ids(
     Args:
         query_ids: (num_queries,) int64.
         candidate_ids: (num_candidates,) int64.
-        own_columns: (num_queries,) int64 column of each query's partner, a positive whatever the ids say; None = the
-            ids decide alone.
+        partner_columns: (num_queries,) int64 column of each query's partner, a positive for any ids; None = positives
+            are those of equal ids only.
         dtype: of the result; float64 where the loss is.
     Returns:
         (num_queries, num_candidates), row-stochastic, for `info_nce`.
@@ -271,10 +271,10 @@ def positives_from_ids(
         if vector.ndim != 1 or vector.dtype != torch.int64:
             raise ValueError(f"{name} must be a vector of int64, got {tuple(vector.shape)} {vector.dtype}")
     positive = (query_ids[:, None] == candidate_ids) & (query_ids[:, None] >= 0)
-    if own_columns is not None:
-        positive = positive.scatter(1, own_columns[:, None], True)
+    if partner_columns is not None:
+        positive = positive.scatter(1, partner_columns[:, None], True)
     count = positive.sum(dim=1, keepdim=True)
-    if own_columns is None:
+    if partner_columns is None:
         _refuse_rows(count[:, 0] == 0, "no candidate has the id of the query", query_ids)
     return positive.to(dtype) / count
 

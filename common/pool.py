@@ -6,8 +6,8 @@
     loss.backward(); optimizer.step()
     pool.insert(keys, ids)                                           # once, after the step, on every process
 
-Where this step's keys stand among the columns is the pool's own business: a queue puts them in front of its rows,
-GeoMM's graph where they will be written. So nothing assumes column 0 or a diagonal; `columns` says it.
+The pool decides where this step's keys stand among the columns: a queue puts them in front of its rows, GeoMM's graph
+where they will be written. So nothing assumes column 0 or a diagonal; `columns` names the column of each positive.
 """
 
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ LOGITS_AT_ONCE = 2**19  # they stay in the processor's cache from the exponentia
 class Candidates(Protocol):
     """What the queries of one step are compared with; constants.
 
-    columns: (batch,) int64, where the own key of each query stands: its positive.
-    ids: (num_columns,) int64 sample ids, NO_ID = not known; None if the keys came without.
-    tile: how many queries `pool_info_nce` compares at once, forming their gradient right away, so that no logits wait
-        for the backward pass; None = all, by plain autograd, where anything but the queries may have a gradient.
-    is_linear: whether the gradient of a similarity does not ask what it was, so that it may take its place.
+    columns: (batch,) int64, the column of each query's positive, the key of the same sample.
+    ids: (num_columns,) int64 sample ids, NO_ID = not known; None if the keys have none.
+    tile: so many queries `pool_info_nce` compares at once. It forms their gradient at once too, so no logits wait for
+        the backward pass; only the queries get a gradient. None = all, by plain autograd, where others may get one.
+    is_linear: whether the gradient of a similarity does not depend on its value, so that it may overwrite it.
     """
 
     columns: torch.Tensor
@@ -48,17 +48,17 @@ class Candidates(Protocol):
     is_linear: bool
 
     def similarity(self, queries: torch.Tensor) -> torch.Tensor:
-        """(batch, ...) embeddings -> (batch, num_columns), larger is closer; the gradient reaches the queries alone."""
+        """(batch, ...) embeddings -> (batch, num_columns), larger is closer; only the queries get a gradient."""
 
 
 class Pool(Protocol):
     """Keys of past steps, the same on every process; an nn.Module, so that it is saved with its model."""
 
     def rebuild(self, step: int) -> bool:
-        """Makes anew what the pool derives of its keys, if it is time, and says so; before `open`, on every process."""
+        """Before `open`, on every process: rebuilds what the pool derives from its keys if due; returns whether."""
 
     def open(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> Candidates:
-        """The candidates of a step whose own keys are (batch, ...), with (batch,) int64 ids; writes nothing."""
+        """The candidates of a step with keys (batch, ...) and (batch,) int64 ids; writes nothing."""
 
     def insert(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
         """Writes the keys of all processes, after the backward pass; returns their (world_size * batch,) slots."""
@@ -72,22 +72,22 @@ class QueueCandidates:
     keys: (num_keys, ...) of the step, without gradient.
     rows: (num_rows, ...), a view of the queue: its next write must wait for the backward pass.
     ids: as in Candidates.
-    own_key_only: key k is a candidate of query k alone, in column 0; otherwise all keys are candidates of all queries,
-        and this process's begin at column rank * batch.
+    matched_key_only: key k is a candidate of query k only, in column 0; otherwise all keys are candidates of all
+        queries, and those of this process begin at column rank * batch.
     """
 
     compare: PairSimilarity
     keys: torch.Tensor
     rows: torch.Tensor
     ids: torch.Tensor | None = None
-    own_key_only: bool = False
+    matched_key_only: bool = False
     tile: int | None = None  # the similarity is a geometry's, whose scalars train
     is_linear: bool = False
 
     @property
     def columns(self) -> torch.Tensor:
         device = self.keys.device
-        if self.own_key_only:
+        if self.matched_key_only:
             return torch.zeros(len(self.keys), dtype=torch.int64, device=device)
         batch = len(self.keys) // world_size()
         return torch.arange(batch, device=device) + rank() * batch
@@ -96,37 +96,37 @@ class QueueCandidates:
         if self.compare is inner_product_similarity:
             check_same_dim(queries, self.keys)
             queries, keys = at_least_float32(queries).flatten(1), at_least_float32(self.keys).flatten(1)
-            return _InnerProducts.apply(queries, keys, self.rows.flatten(1), self.own_key_only)
+            return _InnerProducts.apply(queries, keys, self.rows.flatten(1), self.matched_key_only)
         of_keys = self.compare(queries, self.keys)
-        if self.own_key_only:  # a general similarity compares all pairs; they are few beside the rows
+        if self.matched_key_only:  # a general similarity compares all pairs; they are few beside the rows
             of_keys = of_keys.diagonal()[:, None]
         return torch.cat([of_keys, self.compare(queries, self.rows)], dim=1)
 
 
 class _InnerProducts(torch.autograd.Function):
-    """Inner products with keys and rows in one matrix, each written where it belongs: (num_queries, columns).
+    """Inner products with keys and with rows, written side by side into one matrix (num_queries, columns).
 
-    Putting two matrices together would copy them, for an eighth of a product's time. Gradients reach the queries alone.
+    To concatenate two matrices would copy them, for an eighth of a product's time. Only the queries get a gradient.
     """
 
     @staticmethod
-    def forward(ctx, queries, keys, rows, own_key_only):
+    def forward(ctx, queries, keys, rows, matched_key_only):
         ctx.save_for_backward(keys, rows)  # a view of the queue: checked for writes before the backward pass
-        ctx.own_key_only = own_key_only
+        ctx.matched_key_only = matched_key_only
         with full_precision(queries):
             of_keys = queries @ keys.T
-            if own_key_only:
+            if matched_key_only:
                 of_keys = of_keys.diagonal()[:, None]
-            found = queries.new_empty(len(queries), of_keys.shape[1] + len(rows))
-            found[:, : of_keys.shape[1]] = of_keys
-            torch.mm(queries, rows.T, out=found[:, of_keys.shape[1] :])
-        return found
+            products = queries.new_empty(len(queries), of_keys.shape[1] + len(rows))
+            products[:, : of_keys.shape[1]] = of_keys
+            torch.mm(queries, rows.T, out=products[:, of_keys.shape[1] :])
+        return products
 
     @staticmethod
     def backward(ctx, gradient):
         keys, rows = ctx.saved_tensors
         of_keys, of_rows = gradient.split([gradient.shape[1] - len(rows), len(rows)], dim=1)
-        return torch.addmm(of_keys * keys if ctx.own_key_only else of_keys @ keys, of_rows, rows), None, None, None
+        return torch.addmm(of_keys * keys if ctx.matched_key_only else of_keys @ keys, of_rows, rows), None, None, None
 
 
 def pool_info_nce(
@@ -151,33 +151,47 @@ def pool_info_nce(
         logits: (batch, batch) without gradient: of each query at the `columns` of all.
     """
 
-    @torch.no_grad()
-    def of_momentum(rows: slice) -> torch.Tensor | None:  # what the momentum model makes of the same candidates
-        return candidates.similarity(keys[rows]) if alpha > 0 else None
-
-    def loss_of(found: torch.Tensor, pseudo: torch.Tensor | None, hard: torch.Tensor) -> torch.Tensor:
-        return info_nce(scale * found, hard if pseudo is None else distilled_targets(scale * pseudo, hard, alpha))
-
-    scale, columns = logit_scale, candidates.columns
+    columns = candidates.columns
     if candidates.tile is None or not torch.is_grad_enabled():
-        found = candidates.similarity(queries)
-        return loss_of(found, of_momentum(slice(None)), targets), (scale * found[:, columns]).detach()
+        similarity, pseudo = candidates.similarity(queries), _momentum_similarity(candidates, keys, alpha)
+        loss = _distilled_info_nce(similarity, pseudo, targets, logit_scale, alpha)
+        return loss, (logit_scale * similarity[:, columns]).detach()
     scale = logit_scale.detach().requires_grad_()
-    total, of_scale, of_queries, logits = 0.0, 0.0, torch.empty_like(queries), []
+    total, scale_gradient, query_gradient, logits = 0.0, 0.0, torch.empty_like(queries), []
     for rows in _slices(len(queries), candidates.tile):
-        asking = queries[rows].detach().requires_grad_()
-        similarity, pseudo, hard = candidates.similarity(asking), of_momentum(rows), targets[rows]
-        found = similarity.detach()
-        logits.append((scale * found[:, columns]).detach())
+        tile = queries[rows].detach().requires_grad_()
+        similarity = candidates.similarity(tile)
+        pseudo, hard = _momentum_similarity(candidates, None if keys is None else keys[rows], alpha), targets[rows]
+        values = similarity.detach()
+        logits.append((scale * values[:, columns]).detach())
         # where it may, the gradient takes the place of the similarities, part by part
-        gradient = found if candidates.is_linear else torch.empty_like(found)
-        for some in _slices(len(found), max(1, LOGITS_AT_ONCE // found.shape[1])):
-            leaf = found[some].requires_grad_()
-            loss = loss_of(leaf, None if pseudo is None else pseudo[some], hard[some]) * (len(leaf) / len(queries))
-            gradient[some], of_scale_here = torch.autograd.grad(loss, (leaf, scale))
-            total, of_scale = total + loss.detach(), of_scale + of_scale_here
-        (of_queries[rows],) = torch.autograd.grad(similarity, asking, gradient)
-    return _KnownGradients.apply(total, queries, logit_scale, of_queries, of_scale), torch.cat(logits)
+        gradient = values if candidates.is_linear else torch.empty_like(values)
+        for part in _slices(len(values), max(1, LOGITS_AT_ONCE // values.shape[1])):
+            leaf = values[part].requires_grad_()
+            loss = _distilled_info_nce(leaf, None if pseudo is None else pseudo[part], hard[part], scale, alpha)
+            loss = loss * (len(leaf) / len(queries))
+            gradient[part], part_of_scale = torch.autograd.grad(loss, (leaf, scale))
+            total, scale_gradient = total + loss.detach(), scale_gradient + part_of_scale
+        (query_gradient[rows],) = torch.autograd.grad(similarity, tile, gradient)
+    return _KnownGradients.apply(total, queries, logit_scale, query_gradient, scale_gradient), torch.cat(logits)
+
+
+@torch.no_grad()
+def _momentum_similarity(candidates: Candidates, keys: torch.Tensor | None, alpha: float) -> torch.Tensor | None:
+    return candidates.similarity(keys) if alpha > 0 else None
+
+
+def _distilled_info_nce(
+    similarity: torch.Tensor,
+    pseudo: torch.Tensor | None,
+    targets: torch.Tensor,
+    logit_scale: torch.Tensor,
+    alpha: float,
+) -> torch.Tensor:
+    """InfoNCE of similarities; pseudo = those of the momentum model's keys, None without distillation."""
+    if pseudo is not None:
+        targets = distilled_targets(logit_scale * pseudo, targets, alpha)
+    return info_nce(logit_scale * similarity, targets)
 
 
 def _slices(length: int, step: int) -> list[slice]:
@@ -185,7 +199,7 @@ def _slices(length: int, step: int) -> list[slice]:
 
 
 class _KnownGradients(torch.autograd.Function):
-    """A loss whose gradients with respect to queries and logit scale have been formed already."""
+    """A loss whose gradients with respect to queries and logit scale are known."""
 
     @staticmethod
     def forward(ctx, loss, queries, logit_scale, of_queries, of_scale):
@@ -203,18 +217,18 @@ class QueuePool(nn.Module):
 
     Args:
         queue: of keys that are flattened.
-        similarity: (queries, keys) -> (num_queries, num_keys), as a function or a geometry's method. By its name
-            inner_product_similarity is known, whose products are written side by side without a copy.
-        own_key_only: the keys of other queries of the step are no candidates (MoCo); otherwise those of all processes
-            are. ALBEF's code takes those of one process, which lets the loss depend on the number of processes.
+        similarity: (queries, keys) -> (num_queries, num_keys), a function or a geometry's method. With
+            inner_product_similarity itself the products are written side by side without a copy.
+        matched_key_only: the keys of other queries of the step are no candidates (MoCo); otherwise those of all
+            processes are. ALBEF's code takes those of one process, so that its loss depends on their number.
     """
 
-    def __init__(self, queue: FeatureQueue, similarity: PairSimilarity, own_key_only: bool = False) -> None:
+    def __init__(self, queue: FeatureQueue, similarity: PairSimilarity, matched_key_only: bool = False) -> None:
         super().__init__()
-        self.queue, self.similarity, self.own_key_only = queue, similarity, own_key_only
+        self.queue, self.similarity, self.matched_key_only = queue, similarity, matched_key_only
 
     def rebuild(self, step: int) -> bool:
-        """Nothing is derived of the keys."""
+        """Nothing is derived from the keys."""
         return False
 
     def open(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> QueueCandidates:
@@ -224,9 +238,9 @@ class QueuePool(nn.Module):
         ("modified by an inplace operation").
         """
         rows, row_ids = self.queue.rows().view(-1, *keys.shape[1:]), self.queue.row_ids()
-        if self.own_key_only:  # column 0 belongs to another sample in each row
+        if self.matched_key_only:  # column 0 belongs to another sample in each row
             ids = None if ids is None else torch.cat([row_ids.new_full((1,), NO_ID), row_ids])
-            return QueueCandidates(self.similarity, keys.detach(), rows, ids, own_key_only=True)
+            return QueueCandidates(self.similarity, keys.detach(), rows, ids, matched_key_only=True)
         ids = None if ids is None else torch.cat([gather_without_gradient(ids), row_ids])
         return QueueCandidates(self.similarity, gather_without_gradient(keys), rows, ids)
 
@@ -238,11 +252,10 @@ class QueuePool(nn.Module):
 def image_and_text_pools(
     geometry: Geometry, capacity: int, dim: int, start: str = "random_rows"
 ) -> tuple[QueuePool, QueuePool]:
-    """A queue of image keys, asked by texts, and a queue of text keys, asked by images.
+    """A queue of image keys, which texts query, and a queue of text keys, which images query.
 
     Args:
-        geometry: of the embeddings.
-        capacity: keys kept of each modality.
+        capacity: keys of each modality.
         dim: of the features; random rows are mapped to where embeddings lie (oblique: norm sqrt(num_spheres)).
         start: as in FeatureQueue.
     """

@@ -141,7 +141,7 @@ def _view_objective(
     logit_scale = LogitScale(1 / settings.temperature, maximum=None, trainable=False)
     if objective == "moco":
         queue = FeatureQueue(settings.queue, EMBEDDING_DIM, seed=seed)
-        pool = QueuePool(queue, inner_product_similarity, own_key_only=True)
+        pool = QueuePool(queue, inner_product_similarity, matched_key_only=True)
         moco, past_keys = MomentumContrast(encoder, Sphere(), logit_scale, pool), []
 
         def loss_of_moco(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:

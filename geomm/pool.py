@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.distributed import broadcast_, gather_without_gradient, is_main_process, own_share
+from common.distributed import broadcast_, gather_without_gradient, is_main_process, local_rows
 from common.feature_queue import FeatureQueue
 from common.geometry import at_least_float32, check_same_dim, full_precision
 from common.pool import LOGITS_AT_ONCE
@@ -325,7 +325,7 @@ class GeodesicPool(nn.Module):
             self.queue.features[:num_columns],
             keys,
             slots,
-            slots[own_share(batch)],
+            slots[local_rows(batch)],
             ids,
             graph,
             self.attach,

@@ -62,7 +62,7 @@ def training_batch(config: Config, encoder: Encoder, count: int) -> tuple[torch.
     Returns:
         As `as_model_inputs`; features in the place of pixels where the image tower has a stem that is held still.
     """
-    pairs, transform = encoder.kept(open_training_pairs(config.data, config.run.seed))
+    pairs, transform = encoder.cached(open_training_pairs(config.data, config.run.seed))
     items = readable_items(pairs, count)
     captions = [item["captions"][number % len(item["captions"])] for number, item in enumerate(items)]
     images, token_ids = as_model_inputs(encoder, [item["image"] for item in items], captions, transform)

@@ -138,5 +138,5 @@ def test_galleries_are_the_mean_of_parts_ranked_by_themselves(encoder):
     assert whole.protocol["candidates"] == "own gallery of 4 images, mean over 2 folds"
     assert (whole.protocol["num_images"], whole.protocol["num_texts"]) == (4, 6)
     assert evaluate_retrieval(encoder, Part(range(8)), gallery=9) == evaluate_retrieval(encoder, Part(range(8)))
-    with pytest.raises(ValueError, match="pictures: 8 readable pictures make no galleries of 3"):
+    with pytest.raises(ValueError, match="pictures: 8 readable pictures are no multiple of the gallery of 3"):
         evaluate_retrieval(encoder, Part(range(8)), gallery=3)

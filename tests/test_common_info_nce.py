@@ -119,7 +119,7 @@ def test_positives_share_the_mass_of_all_candidates_of_the_same_id():
 
 def test_unknown_ids_equal_nothing_but_the_own_partner_is_always_a_positive():
     ids = torch.tensor([-1, 4, -1])
-    targets = positives_from_ids(ids, torch.tensor([-1, 4, -1, 4]), own_columns=torch.tensor([0, 1, 2]))
+    targets = positives_from_ids(ids, torch.tensor([-1, 4, -1, 4]), partner_columns=torch.tensor([0, 1, 2]))
     assert targets.tolist() == [[1, 0, 0, 0], [0, 0.5, 0, 0.5], [0, 0, 1, 0]]
 
 

@@ -216,7 +216,7 @@ def test_wrapped_towers_and_momentum_copies_start_from_the_weights(tmp_path, pub
         ("euclip", "clip", ("model.final_layer_norm=false",), r"final_layer_norm = False, in the weights True"),
         ("euclip", "clip", ("data.context_length=24",), r"data\.context_length = 24, in the weights 20"),
         ("euclip", "clip", ("model.text.activation=gelu",), r"text\.activation = gelu, in the weights quick_gelu"),
-        ("euclip", "clip", ("model.image.activation=gelu",), r"tells its own activation, quick_gelu; gelu is not"),
+        ("euclip", "clip", ("model.image.activation=gelu",), r"expected quick_gelu, got gelu"),
         ("euclip", "clip", ("model.image.norm_eps=1.0e-6",), r"image\.norm_eps = 1e-06, in the weights 1e-05"),
         ("euclip", "vit", (), r"model\.init = .*vit has no text tower; accepted: model\.image\.init"),
         ("oblique_topology", "clip", (), r"order = bidirectional \(BERT\), in the weights causal \(CLIP\)"),

@@ -36,12 +36,12 @@ BATCH, WIDTH, DIM, QUEUE = 6, 5, 4, 10
 
 
 def pool_of(capacity, dim, start="random_rows"):
-    return QueuePool(FeatureQueue(capacity, dim, start), inner_product_similarity, own_key_only=True)
+    return QueuePool(FeatureQueue(capacity, dim, start), inner_product_similarity, matched_key_only=True)
 
 
 def moco_logits(queries, keys, rows, scale):
     """The positive is column 0."""
-    return scale * QueueCandidates(inner_product_similarity, keys, rows, own_key_only=True).similarity(queries)
+    return scale * QueueCandidates(inner_product_similarity, keys, rows, matched_key_only=True).similarity(queries)
 
 
 def moco(symmetric=False, start="random_rows", temperature=0.2, trainable=False):

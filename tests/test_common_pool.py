@@ -24,10 +24,10 @@ def keys_of(step, shape=(DIM,)):
     return unit(torch.randn(BATCH, *shape, generator=generator, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("own_key_only", [False, True])
+@pytest.mark.parametrize("matched_key_only", [False, True])
 @pytest.mark.parametrize("similarity", [inner_product_similarity, cosine])
-def test_columns_and_ids_after_any_number_of_steps_are_those_of_a_list(similarity, own_key_only):
-    pool = QueuePool(FeatureQueue(CAPACITY, DIM, "fill_level"), similarity, own_key_only).double()
+def test_columns_and_ids_after_any_number_of_steps_are_those_of_a_list(similarity, matched_key_only):
+    pool = QueuePool(FeatureQueue(CAPACITY, DIM, "fill_level"), similarity, matched_key_only).double()
     ring = {}
     for step in range(6):  # the queue is empty, half full, full, and wraps with a remainder
         keys, ids = keys_of(step), torch.arange(BATCH) + 10 * step
@@ -37,7 +37,7 @@ def test_columns_and_ids_after_any_number_of_steps_are_those_of_a_list(similarit
         found, columns = candidates.similarity(queries), candidates.columns
         rows = [ring[slot] for slot in sorted(ring)]
         for i in range(BATCH):
-            own = [(keys[i], -1)] if own_key_only else list(zip(keys, ids.tolist()))
+            own = [(keys[i], -1)] if matched_key_only else list(zip(keys, ids.tolist()))
             for column, (key, sample) in enumerate([*own, *rows]):
                 assert found[i, column].item() == pytest.approx(float(queries[i].detach() @ key), abs=1e-14)
                 assert int(candidates.ids[column]) == sample
@@ -45,7 +45,7 @@ def test_columns_and_ids_after_any_number_of_steps_are_those_of_a_list(similarit
             assert found[i, columns[i]].item() == pytest.approx(float(queries[i].detach() @ keys[i]), abs=1e-14)
         weights = torch.randn(found.shape, dtype=torch.float64)
         (found * weights).sum().backward()
-        matrix = [torch.stack([*(keys[i : i + 1] if own_key_only else keys), *(key for key, _ in rows)])
+        matrix = [torch.stack([*(keys[i : i + 1] if matched_key_only else keys), *(key for key, _ in rows)])
                   for i in range(BATCH)]  # fmt: skip
         expected = torch.stack([row @ keys for row, keys in zip(weights, matrix)])
         torch.testing.assert_close(queries.grad, expected, rtol=1e-13, atol=1e-14)
@@ -56,10 +56,10 @@ def test_columns_and_ids_after_any_number_of_steps_are_those_of_a_list(similarit
     assert pool.open(keys).ids is None
 
 
-@pytest.mark.parametrize("own_key_only", [False, True])
+@pytest.mark.parametrize("matched_key_only", [False, True])
 @pytest.mark.parametrize("similarity", [inner_product_similarity, cosine, Hyperbolic(DIM, squared=True).similarity])
-def test_an_insertion_between_forward_and_backward_is_an_error(similarity, own_key_only):
-    pool = QueuePool(FeatureQueue(CAPACITY, DIM), similarity, own_key_only)
+def test_an_insertion_between_forward_and_backward_is_an_error(similarity, matched_key_only):
+    pool = QueuePool(FeatureQueue(CAPACITY, DIM), similarity, matched_key_only)
     queries, keys = keys_of(0).float().requires_grad_(), keys_of(1).float()
     logits = pool.open(keys).similarity(queries)
     pool.insert(keys)

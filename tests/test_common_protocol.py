@@ -175,10 +175,10 @@ def test_a_summary_has_few_lines_and_names_the_protocol_of_each_number():
         "euclip, step 7, trained on photos; in percent:",
         "  mean_all: mean over sets 50.0; all (01234567), num_classes 37",
     ]
-    assert lines[2] == "  set 0: acc 25.0 (a guess: 2.7); pets (01234567), num_classes 37"
+    assert lines[2] == "  set 0: acc 25.0 (chance level: 2.7); pets (01234567), num_classes 37"
     assert lines[-1] == "  and 11 more sets in the file"
     assert len(lines) == 12
     sets["set 19"] = found | {"protocol": protocol | {"unreadable_images": 3}}
     lines = evaluation_text({"paper": "euclip", "step": 7, "training_data": "photos", "evaluations": sets}).splitlines()
     said = "pets (01234567), num_classes 37; left out: 3 that cannot be read"
-    assert f"  set 19: acc 25.0 (a guess: 2.7); {said}" in lines
+    assert f"  set 19: acc 25.0 (chance level: 2.7); {said}" in lines

@@ -111,7 +111,7 @@ def test_best_candidates_are_the_first_of_a_stable_sort(levels):
 
 @pytest.mark.parametrize("k_test", [9, 13])
 def test_a_k_test_that_cannot_give_all_recalls_is_refused(k_test):
-    with pytest.raises(ValueError, match=f"k_test = {k_test}; accepted: 10 to 12, the number of candidates"):
+    with pytest.raises(ValueError, match=f"k_test = {k_test}; expected: 10 to 12, the number of candidates"):
         two_stage_ranks(
             torch.randn(12, 24), torch.arange(24) % 12, lambda rows, columns: torch.zeros(len(rows)), k_test
         )
@@ -120,7 +120,7 @@ def test_a_k_test_that_cannot_give_all_recalls_is_refused(k_test):
 @pytest.mark.parametrize(
     ("match", "message"),
     [
-        (lambda rows, columns: torch.zeros(len(rows), 2), r"match gave \(\d+, 2\) torch.float32 for \d+ pairs"),
+        (lambda rows, columns: torch.zeros(len(rows), 2), r"match returned \(\d+, 2\) torch.float32 for \d+ pairs"),
         (lambda rows, columns: torch.zeros(len(rows), dtype=torch.bfloat16), "half precision ties them"),
         (lambda rows, columns: torch.full((len(rows),), torch.nan), "120 match logits are not finite"),
     ],

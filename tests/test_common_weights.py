@@ -183,7 +183,7 @@ def test_an_exported_folder_is_loaded_again_from_disk(tmp_path):
         loaded = load_clip(tmp_path / folder)
         torch.testing.assert_close(loaded.encode_image(IMAGES), ours.encode_image(IMAGES), **TOLERANCE)
         torch.testing.assert_close(loaded.encode_text(IDS), ours.encode_text(IDS), **TOLERANCE)
-    with pytest.raises(WeightsError, match="tells its own activation, quick_gelu; gelu is not taken"):
+    with pytest.raises(WeightsError, match="states the activation quick_gelu; expected quick_gelu, got gelu"):
         load_clip(tmp_path / "transformers", "gelu")
 
 
@@ -275,7 +275,7 @@ def test_heads_of_a_bare_file_are_those_of_the_published_model_or_asked_for(tmp_
 
 def test_bare_weights_need_an_activation_and_a_path_must_exist(tmp_path):
     save_file(tiny_open_clip().state_dict(), tmp_path / "a.safetensors")
-    with pytest.raises(WeightsError, match="does not tell its activation: give quick_gelu"):
+    with pytest.raises(WeightsError, match="does not state its activation: give quick_gelu"):
         load_clip(tmp_path / "a.safetensors")
     with pytest.raises(FileNotFoundError, match="does not exist; accepted: a file of weights, a folder, a hub name"):
         load_clip(tmp_path / "nowhere")

@@ -249,9 +249,11 @@ def test_a_bare_file_tells_no_activation_and_openais_archive_is_quick_gelu(tmp_p
     torch.jit.trace(Archive(), torch.randn(1, 3, 32, 32)).save(str(tmp_path / "archive.pt"))
     for layout, geometry in (("transformers", "sphere"), ("open_clip", "sphere"), ("open_clip", "euclidean")):
         device = torch.device("cpu")
-        with pytest.raises(WeightsError, match=r"does not tell its activation: give quick_gelu .* by --activation"):
+        with pytest.raises(WeightsError, match=r"does not state its activation: give quick_gelu .* by --activation"):
             open_published(str(tmp_path / "bare.pt"), layout, geometry, None, Config(), device)
-        with pytest.raises(WeightsError, match=r"archive\.pt tells its own activation, quick_gelu; gelu is not taken"):
+        with pytest.raises(
+            WeightsError, match=r"archive\.pt states the activation quick_gelu; expected quick_gelu, got gelu"
+        ):
             open_published(str(tmp_path / "archive.pt"), layout, geometry, "gelu", Config(), device)
     images, _ = inputs(50, 8)
     read = load_clip(tmp_path / "archive.pt", heads=ONE_HEAD)

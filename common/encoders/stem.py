@@ -35,9 +35,9 @@ class Stem(nn.Module):
     Args:
         name: as timm has it, e.g. "tf_efficientnet_lite0".
         image_size: side of the square input in pixels.
-        trainable: False holds it still: no gradient, and running statistics as they are, in training too.
+        trainable: False freezes it: no gradient, and running statistics do not change, in training too.
         dropout: share of its channels that a training picture loses in `drop_channels`.
-        colours: mean and standard deviation that it was trained with; None = as its weights or timm say.
+        colours: mean and standard deviation that it was trained with; None = those of its weights, or timm's.
     Attributes:
         channels: numbers per place. grid: places along each side.
     Raises:
@@ -79,7 +79,7 @@ class Stem(nn.Module):
         self.register_buffer("offset", (clip_mean - mean) / std, persistent=False)
 
     def train(self, mode: bool = True) -> "Stem":
-        """A stem that is held still stays in evaluation mode: BatchNorm would move, dropout would change a cache."""
+        """A frozen stem stays in evaluation mode: BatchNorm would change, and dropout would change the cache."""
         return super().train(mode and self.trainable)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -93,7 +93,7 @@ class Stem(nn.Module):
         images = images.contiguous(memory_format=torch.channels_last)  # convolutions take half the time
         if self.trainable:
             return self._features(images)
-        with torch.no_grad(), full_precision(images):  # the same as a cache holds, whatever autocast says
+        with torch.no_grad(), full_precision(images):  # float32 under autocast too, as the cache holds
             return self._features(images.float())
 
     def places(self, images: torch.Tensor) -> torch.Tensor:
@@ -105,21 +105,21 @@ class Stem(nn.Module):
         return F.dropout2d(places, self.dropout, training)
 
     def _features(self, images: torch.Tensor) -> torch.Tensor:
-        found = self.network.forward_features(images)
-        if not isinstance(found, torch.Tensor) or found.ndim not in (3, 4):
-            raise StemError(f"{self.name} gives no single grid of features; expected: another network of timm's")
-        if found.ndim == 3:  # tokens of a ViT: class and register tokens first
-            patches = found[:, self.num_prefix_tokens :]
+        features = self.network.forward_features(images)
+        if not isinstance(features, torch.Tensor) or features.ndim not in (3, 4):
+            raise StemError(f"{self.name} returns no single grid of features; expected: another network of timm's")
+        if features.ndim == 3:  # tokens of a ViT: class and register tokens first
+            patches = features[:, self.num_prefix_tokens :]
             side = round(patches.shape[1] ** 0.5)
-            found = patches.transpose(1, 2).unflatten(2, (side, -1))
-        elif found.shape[-1] == self.network.num_features != found.shape[1]:  # Swin and its like: channels last
-            found = found.permute(0, 3, 1, 2)
-        return found
+            features = patches.transpose(1, 2).unflatten(2, (side, -1))
+        elif features.shape[-1] == self.network.num_features != features.shape[1]:  # Swin and its like: channels last
+            features = features.permute(0, 3, 1, 2)
+        return features
 
     def fingerprint(self) -> str:
         """12 hex digits that change with any weight, running statistic or colour."""
         digest = hashlib.sha256()
-        if self.colours != colours_of(self.network):  # features that were kept with timm's stay valid
+        if self.colours != colours_of(self.network):  # features cached with timm's colours stay valid
             digest.update(repr(self.colours).encode())
         for name, tensor in self.network.state_dict().items():
             digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -138,7 +138,7 @@ class Stem(nn.Module):
             weights: a file in timm's layout, a folder with model.safetensors and perhaps timm's config.json, or "" =
                 timm's own for this name, from the local cache of the hub or the hub itself.
         Raises:
-            StemError: weights that are not there, belong to another network, are not finite, or do not say their
+            StemError: weights that are missing, belong to another network, are not finite, or do not state their
                 colours.
         """
         source, file = _create(self.name, self.image_size, weights), configuration_file(weights)
@@ -159,8 +159,8 @@ class Stem(nn.Module):
 class PooledStem(nn.Module):
     """An image tower without a transformer: the mean over a stem's places, then a matrix, or nothing.
 
-    Without a matrix and with a stem that is held still no number of it is trained: locked-image tuning (LiT, Zhai et
-    al. 2022), in which the text tower alone learns.
+    Without a matrix and with a frozen stem nothing of it is trained: locked-image tuning (LiT, Zhai et al. 2022), in
+    which only the text tower learns.
 
     Args:
         stem: its features.
@@ -208,15 +208,15 @@ def weights_file(weights: str) -> Path | None:
     if not weights:
         return None
     path = Path(weights).expanduser()
-    found = [path / name for name in HUB_FILES] if path.is_dir() else [path]
-    for file in found:
+    files = [path / name for name in HUB_FILES] if path.is_dir() else [path]
+    for file in files:
         if file.is_file():
             return file
     raise StemError(f"{weights} holds no weights; accepted: a file in timm's layout, a folder with model.safetensors")
 
 
 def colours_of(network: nn.Module) -> Colours:
-    """Mean and standard deviation that a network of timm's says it was trained with."""
+    """Mean and standard deviation that a network of timm's was trained with."""
     return tuple(tuple(network.pretrained_cfg[key]) for key in ("mean", "std"))
 
 
@@ -296,13 +296,13 @@ def _check_finite(network: nn.Module) -> None:
 
 
 def _fill_(network: nn.Module, state: dict[str, torch.Tensor], heads: str | tuple[str, ...] | None) -> None:
-    """All of the network, and nothing but its head left over."""
+    """Fills all of the network; only tensors of a head may be left over."""
     heads = tuple(f"{head}." for head in ([heads] if isinstance(heads, str) else heads or ()))
-    own = network.state_dict()
-    missing = [name for name in own if name not in state and not name.endswith("num_batches_tracked")]
-    left = [name for name in state if name not in own and not name.startswith(heads)]
-    unlike = [name for name in own if name in state and own[name].shape != state[name].shape]
+    target = network.state_dict()
+    missing = [name for name in target if name not in state and not name.endswith("num_batches_tracked")]
+    left = [name for name in state if name not in target and not name.startswith(heads)]
+    unlike = [name for name in target if name in state and target[name].shape != state[name].shape]
     if missing or left or unlike:
-        found = f"missing {missing[:2]}, not taken {left[:2]}, of another shape {unlike[:2]}"
-        raise ValueError(f"they are of another network ({found})")
-    network.load_state_dict({name: tensor for name, tensor in state.items() if name in own}, strict=False)
+        differences = f"missing {missing[:2]}, not taken {left[:2]}, of another shape {unlike[:2]}"
+        raise ValueError(f"they are of another network ({differences})")
+    network.load_state_dict({name: tensor for name, tensor in state.items() if name in target}, strict=False)

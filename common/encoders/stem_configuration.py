@@ -53,19 +53,19 @@ def read_configuration(file: Path, name: str) -> dict[str, Any]:
         StemError: a key that would change the features and is not honoured, or is not known; names key and value.
     """
     content = read_json_object(file)
-    told = content.get("pretrained_cfg")
-    if told is None:  # the older form
-        told = {key: value for key, value in content.items() if key not in OF_THE_FILE}
+    pretrained = content.get("pretrained_cfg")
+    if pretrained is None:  # the older form
+        pretrained = {key: value for key, value in content.items() if key not in OF_THE_FILE}
         content = {key: value for key, value in content.items() if key in OF_THE_FILE}
     unknown = [(key, content[key]) for key in content.keys() - OF_THE_FILE]
-    unknown += [(f"pretrained_cfg.{key}", told[key]) for key in told.keys() - HONOURED - CHANGES_NOTHING]
+    unknown += [(f"pretrained_cfg.{key}", pretrained[key]) for key in pretrained.keys() - HONOURED - CHANGES_NOTHING]
     if unknown:
         key, value = min(unknown)
         raise StemError(f"{file}: {key} = {value!r} is not known; expected the keys that timm writes: remove it")
-    architecture = content.get("architecture", told.get("architecture"))
+    architecture = content.get("architecture", pretrained.get("architecture"))
     if architecture != name.partition(".")[0]:
         raise StemError(f"{file}: architecture = {architecture!r}, model.image.stem.name = {name}; expected: the same")
-    configuration = {key: told[key] for key in HONOURED if key in told}
+    configuration = {key: pretrained[key] for key in HONOURED if key in pretrained}
     check_colours(configuration.get("mean", (0.0,) * 3), configuration.get("std", (1.0,) * 3), str(file))
     size = configuration.get("input_size", (3, 0, 0))
     if not isinstance(size, list | tuple) or len(size) != 3 or size[0] != 3:
@@ -103,8 +103,8 @@ def colours_beside(name: str, weights: str) -> Colours | None:
         return None
     import timm
 
-    told = timm.models.PretrainedCfg(**read_configuration(file, name)["pretrained_cfg"])
-    colours, usual = ((tuple(of.mean), tuple(of.std)) for of in (told, timm.get_pretrained_cfg(name)))
+    pretrained = timm.models.PretrainedCfg(**read_configuration(file, name)["pretrained_cfg"])
+    colours, usual = ((tuple(source.mean), tuple(source.std)) for source in (pretrained, timm.get_pretrained_cfg(name)))
     return None if colours == usual else colours
 
 
@@ -118,12 +118,12 @@ def check_one_colour(name: str, weights: str) -> None:
 
     if "." in name:
         return
-    of = {}
+    tag_of_colours = {}
     for tagged in timm.list_models(f"{name}.*", pretrained=True):
-        told = timm.get_pretrained_cfg(tagged)
-        of.setdefault((tuple(told.mean), tuple(told.std)), tagged)
-    if len(of) > 1:
-        kinds = "; ".join(f"{tagged}: mean {mean}, std {std}" for (mean, std), tagged in of.items())
+        pretrained = timm.get_pretrained_cfg(tagged)
+        tag_of_colours.setdefault((tuple(pretrained.mean), tuple(pretrained.std)), tagged)
+    if len(tag_of_colours) > 1:
+        kinds = "; ".join(f"{tagged}: mean {mean}, std {std}" for (mean, std), tagged in tag_of_colours.items())
         raise StemError(
             f"{weights} does not say with which colours it was trained, and timm's {name} are of several ({kinds}); "
             "expected: a config.json beside model.safetensors, model.image.stem.name with the tag of the weights, or "

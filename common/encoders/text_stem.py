@@ -81,11 +81,11 @@ class TextStem(nn.Module):
                 f"model.text.stem.weights = {source} has {tower.vocabulary_size} ids, the tokenizer of this run "
                 f"{self.network.vocabulary_size}; accepted: data.tokenizer=bert_wordpiece data.vocabulary={source}"
             )
-        state, own = tower.state_dict(), self.network.state_dict()
-        state["position_embedding"] = state["position_embedding"][: len(own["position_embedding"])]
+        state, target = tower.state_dict(), self.network.state_dict()
+        state["position_embedding"] = state["position_embedding"][: len(target["position_embedding"])]
         unlike = [
             f"{name} {tuple(tensor.shape)} instead of {tuple(state[name].shape) if name in state else 'none'}"
-            for name, tensor in own.items()
+            for name, tensor in target.items()
             if name not in state or state[name].shape != tensor.shape
         ]
         # no shape tells these, and with others the features would be others without a word
@@ -99,7 +99,7 @@ class TextStem(nn.Module):
             unlike.append(f"eps {BERT_EPS} instead of {tower.input_norm.eps}")
         if unlike:
             raise StemError(f"model.text.stem.weights = {source} does not fit this run: {', '.join(unlike[:3])}")
-        self.network.load_state_dict({name: state[name] for name in own})
+        self.network.load_state_dict({name: state[name] for name in target})
 
 
 class PooledTextStem(nn.Module):

@@ -82,12 +82,12 @@ def group_accuracies(hits: Any, groups: Sequence[Any]) -> dict[Any, float]:
     """
     hits = array_of(hits).astype(np.float64)
     if len(hits) != len(groups) or not len(hits):
-        raise ValueError(f"{len(hits)} hits and {len(groups)} groups; accepted: equal counts, at least one")
+        raise ValueError(f"{len(hits)} hits and {len(groups)} groups; expected: equal counts, at least one")
     keys = [group.item() if hasattr(group, "item") else group for group in groups]
-    found = {key: [] for key in keys}
+    members_of = {key: [] for key in keys}
     for key, hit in zip(keys, hits):
-        found[key].append(hit)
-    return {key: float(np.mean(members)) for key, members in found.items()}
+        members_of[key].append(hit)
+    return {key: float(np.mean(members)) for key, members in members_of.items()}
 
 
 def worst_group_accuracy(hits: Any, groups: Sequence[Any]) -> float:
@@ -103,15 +103,15 @@ def worst_group_hits(hits: Any, groups: Sequence[Any]) -> list[list[float]]:
 
 
 def worst_region_accuracy(hits: Any, regions: Sequence[str]) -> dict[str, float]:
-    """FMoW in both readings: the published evaluator means to leave "Other" out but keeps it.
+    """FMoW in both readings: the published evaluator intends to leave "Other" out but keeps it.
 
     Returns:
         "acc_worst_region": as published, "Other" is a region; "acc_worst_region_without_other": as intended.
     Raises:
         ValueError: if all items lie in "Other".
     """
-    both = worst_region_hits(hits, regions)
-    return {name: float(np.mean([hit for own in found for hit in own])) for name, found in both.items()}
+    readings = worst_region_hits(hits, regions)
+    return {name: float(np.mean([hit for item in lists for hit in item])) for name, lists in readings.items()}
 
 
 def worst_region_hits(hits: Any, regions: Sequence[str]) -> dict[str, list[list[float]]]:
@@ -120,8 +120,8 @@ def worst_region_hits(hits: Any, regions: Sequence[str]) -> dict[str, list[list[
     if not named:
         raise ValueError(f"all {len(regions)} items lie in region {OTHER_REGION}; accepted: at least one named region")
     without_other: list[list[float]] = [[] for _ in regions]
-    for place, own in zip(named, worst_group_hits([hits[i] for i in named], [regions[i] for i in named])):
-        without_other[place] = own
+    for place, item in zip(named, worst_group_hits([hits[i] for i in named], [regions[i] for i in named])):
+        without_other[place] = item
     return {
         "acc_worst_region": worst_group_hits(hits, regions),
         "acc_worst_region_without_other": without_other,
@@ -176,13 +176,13 @@ def winogavil_metrics(jaccards: Sequence[float], num_candidates: Sequence[int]) 
         jaccards: one per instance.
         num_candidates: 5, 6, 10 or 12 per instance.
     Raises:
-        ValueError: unequal counts, or a group without instances, whose mean would be nothing.
+        ValueError: unequal counts, or a group without instances.
     """
     values, sizes = _pair(jaccards, num_candidates)
     members = {name: np.array([inside(size) for size in sizes.tolist()]) for name, inside in WINOGAVIL_GROUPS.items()}
     empty = [name for name, inside in members.items() if not inside.any()]
     if empty:
-        raise ValueError(f"no WinoGAViL instances for {', '.join(empty)}; found sizes {sorted(set(sizes.tolist()))}")
+        raise ValueError(f"no WinoGAViL instances for {', '.join(empty)}; the sizes are {sorted(set(sizes.tolist()))}")
     return {name: float(values[inside].mean()) for name, inside in members.items()}
 
 

@@ -68,15 +68,15 @@ def vqa_score(predicted: str, answers: Sequence[str]) -> float:
 
 
 def best_answers(questions: Sequence[Sequence[str]], closed: Sequence[str] | None = None) -> list[str]:
-    """The answer of the highest score for each question: `vqa_metrics` of them is the best that can be attained.
+    """The answer of the highest score for each question: `vqa_metrics` of them is the upper bound.
 
     It lies below 1 where no four annotators agree.
 
     Args:
-        questions: the annotated answers to each.
+        questions: the annotated answers of every question.
         closed: the answers that a model chooses from; None = any.
     Returns:
-        One each, the first of equals; "" where the closed list has none of them.
+        One answer per question, the first of equals; "" where the closed list has none of them.
     """
     spelled = {} if closed is None else {normalize_answer(answer): answer for answer in reversed(closed)}
     known, best = set(closed or ()), []
@@ -102,7 +102,7 @@ def vqa_metrics(
     Returns:
         "accuracy" and "accuracy (<type>)" for each type that occurs.
     Raises:
-        ValueError: unless all three hold the same questions; a question without an answer is no question left out.
+        ValueError: unless all three hold the same questions; no question may be left out.
     """
     for name, other in (("predictions", predictions), ("answer types", answer_types)):
         missing, unknown = sorted(set(answers) - set(other)), sorted(set(other) - set(answers))
@@ -113,12 +113,14 @@ def vqa_metrics(
             )
     if not answers:
         raise ValueError("no questions to average over")
-    scores = {question: vqa_score(predictions[question], given) for question, given in answers.items()}
+    scores = {question: vqa_score(predictions[question], annotated) for question, annotated in answers.items()}
     by_type: dict[str, list[float]] = {}
     for question, score in scores.items():
         by_type.setdefault(answer_types[question], []).append(score)
     metrics = {"accuracy": sum(scores.values()) / len(scores)}
-    return metrics | {f"accuracy ({name})": sum(found) / len(found) for name, found in sorted(by_type.items())}
+    return metrics | {
+        f"accuracy ({name})": sum(type_scores) / len(type_scores) for name, type_scores in sorted(by_type.items())
+    }
 
 
 def entailment_metrics(predictions: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
@@ -137,9 +139,9 @@ def entailment_metrics(predictions: Sequence[int], labels: Sequence[int]) -> dic
     hits = [predicted == label for predicted, label in zip(predictions, labels)]
     metrics = {"accuracy": sum(hits) / len(hits)}
     for place, name in enumerate(ENTAILMENT_LABELS):
-        own = [hit for hit, label in zip(hits, labels) if label == place]
-        if own:
-            metrics[f"accuracy ({name})"] = sum(own) / len(own)
+        class_hits = [hit for hit, label in zip(hits, labels) if label == place]
+        if class_hits:
+            metrics[f"accuracy ({name})"] = sum(class_hits) / len(class_hits)
     return metrics
 
 

@@ -118,12 +118,12 @@ def read_id_lists(path: Path) -> dict[int, list[int]]:
     Raises:
         ValueError: names the file, and the key whose value is no list of whole numbers.
     """
-    found = path if path.exists() else path.with_name(path.name + ".gz")
-    content = read_json_object(found)
+    file = path if path.exists() else path.with_name(path.name + ".gz")
+    content = read_json_object(file)
     for key, values in content.items():
         whole = isinstance(values, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
         if not key.isdecimal() or not whole:
-            raise ValueError(f"{found}: {key!r}: {str(values)[:60]}; accepted: an id with a list of ids")
+            raise ValueError(f"{file}: {key!r}: {str(values)[:60]}; accepted: an id with a list of ids")
     return {int(key): values for key, values in content.items()}
 
 
@@ -224,7 +224,7 @@ def results_of_parts(
         )
 
     counts = np.bincount(owners, minlength=len(images))
-    told = {
+    protocol = {
         "ids_hash": hashlib.sha256(json.dumps([images.tolist(), captions.tolist()]).encode()).hexdigest()[:16],
         "captions_per_image": int(counts[0]) if (counts == counts[0]).all() else "all",
         "positives": "own captions",
@@ -232,19 +232,19 @@ def results_of_parts(
         "score_dtype": str(score_dtype).removeprefix("torch."),
         "tie_rule": TIE_RULE,
     }
-    own = Positives.from_owners(text_to_image, len(images))
-    results = {"coco_5k": _by_recall(parts, shared, own, text_to_image, told)}
+    plain = Positives.from_owners(text_to_image, len(images))
+    results = {"coco_5k": _by_recall(parts, shared, plain, text_to_image, protocol)}
 
     five = _first_captions(owners, images)
-    told |= {"captions_per_image": CAPTIONS}
+    protocol |= {"captions_per_image": CAPTIONS}
     if len(five) < len(owners):
         parts, text_to_image, captions = _Columns(parts, five), text_to_image[five], captions[five]
-    results["coco_1k"] = _by_folds(parts, shared, text_to_image, len(images), fold_size, told)
+    results["coco_1k"] = _by_folds(parts, shared, text_to_image, len(images), fold_size, protocol)
     evaluate = {"recall": _by_recall, "precision": _by_precision}
     for relation in relations:
         positives = _positives(relation, images, captions)
         results[relation.key] = evaluate[relation.metrics](
-            parts, shared, positives, text_to_image, told | {"positives": relation.title}
+            parts, shared, positives, text_to_image, protocol | {"positives": relation.title}
         )
     return results
 
@@ -267,19 +267,21 @@ def _cut(part: Part, rows: Any, columns: Any) -> Part:
     return Part(part.rows[rows], *tables)
 
 
-def _by_recall(parts, shared, positives, text_to_image, told) -> Evaluation:
+def _by_recall(parts, shared, positives, text_to_image, protocol) -> Evaluation:
     ranks = ranks_of_parts(parts, positives, shared=shared)
     return _evaluation(
-        retrieval_metrics(ranks), chance_level(positives), recalls(ranks), positives, text_to_image, told
+        retrieval_metrics(ranks), chance_level(positives), recalls(ranks), positives, text_to_image, protocol
     )
 
 
-def _by_precision(parts, shared, positives, text_to_image, told) -> Evaluation:
-    found = precisions_of_parts(parts, positives, shared=shared)
-    return _evaluation(means(found), precision_chance_level(positives), found, positives, text_to_image, told)
+def _by_precision(parts, shared, positives, text_to_image, protocol) -> Evaluation:
+    precisions = precisions_of_parts(parts, positives, shared=shared)
+    return _evaluation(
+        means(precisions), precision_chance_level(positives), precisions, positives, text_to_image, protocol
+    )
 
 
-def _by_folds(parts, shared, text_to_image, num_images, fold_size, told) -> Evaluation:
+def _by_folds(parts, shared, text_to_image, num_images, fold_size, protocol) -> Evaluation:
     """Mean over folds of consecutive images, each with its own captions as the only candidates."""
     starts = range(0, num_images, fold_size)
     columns = [
@@ -287,24 +289,24 @@ def _by_folds(parts, shared, text_to_image, num_images, fold_size, told) -> Eval
     ]
     of_fold: list[list[Part]] = [[] for _ in starts]  # a fold's own scores, a share 1 / folds of all of them
     for part in parts:
-        for start, own, cut in zip(starts, columns, of_fold):
-            ours = ((part.rows >= start) & (part.rows < start + fold_size)).nonzero().squeeze(1)
-            rows, *tables = _cut(part, ours, own)
+        for start, captions, cut in zip(starts, columns, of_fold):
+            places = ((part.rows >= start) & (part.rows < start + fold_size)).nonzero().squeeze(1)
+            rows, *tables = _cut(part, places, captions)
             cut.append(Part(rows - start, *tables))
     folds = []
-    for start, own, cut in zip(starts, columns, of_fold):
-        owners = text_to_image[own] - start
-        folds.append(_by_recall(cut, shared, Positives.from_owners(owners, fold_size), owners, told))
+    for start, captions, cut in zip(starts, columns, of_fold):
+        owners = text_to_image[captions] - start
+        folds.append(_by_recall(cut, shared, Positives.from_owners(owners, fold_size), owners, protocol))
     return mean_of_folds(folds, f"own fold of {fold_size} images")
 
 
 def _evaluation(
     metrics: dict[str, float],
     chance: dict[str, float],
-    found: PerQuery,
+    results: PerQuery,
     positives: Positives,
     text_to_image: torch.Tensor,
-    told: dict[str, Any],
+    protocol: dict[str, Any],
 ) -> Evaluation:
     counts = {
         "num_images": positives.num_images,
@@ -312,7 +314,7 @@ def _evaluation(
         "num_image_queries": len(positives.query_images),
         "num_text_queries": len(positives.query_texts),
     }
-    return Evaluation(metrics, told | counts, chance, hits_by_image(found, text_to_image, positives.num_images))
+    return Evaluation(metrics, protocol | counts, chance, hits_by_image(results, text_to_image, positives.num_images))
 
 
 def _first_captions(owners: np.ndarray, image_ids: np.ndarray) -> np.ndarray:

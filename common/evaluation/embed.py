@@ -1,8 +1,8 @@
 """From a model and a data set to embeddings, metrics and the protocol that each number carries.
 
-Work is dealt out to the processes in whole batches and put together by index: no padded duplicate can enter a metric,
-and every forward pass sees the same batch however many processes there are, so the numbers are the same to the last
-bit (on like hardware, with as many threads).
+Processes share the work in whole batches, and results are put together by index. No padded duplicate enters a metric,
+and every forward pass sees the same batch for any number of processes: the numbers are the same to the last bit (on the
+same hardware, with as many threads).
 """
 
 import itertools
@@ -44,13 +44,13 @@ from common.geometry import one_matrix
 
 FurtherMetrics = Callable[[torch.Tensor, torch.Tensor, list[int]], dict[str, list[list[float]]]]
 TIE_WARNING = 1.0e-3  # share of text queries
-BAR_AFTER = 5.0  # seconds; what is embedded sooner needs none
-_ROWS_AT_ONCE = 256  # of the scores; the same however many processes share them
+BAR_AFTER = 5.0  # seconds without a progress bar
+_ROWS_AT_ONCE = 256  # of the scores; the same for any number of processes
 
 
 @contextmanager
 def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """No dropout, BatchNorm by its averages; afterwards every module has the mode that it had."""
+    """No dropout, BatchNorm by its averages; restores the mode of every module at the end."""
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -62,12 +62,12 @@ def evaluation_mode(network: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Encoder:
-    """A model with the preprocessing that it was trained with; embeds in evaluation mode, whatever mode the model has.
+    """A model with the preprocessing that it was trained with; embeds in evaluation mode.
 
     model: unwrapped (no DDP around it), on `device`.
     context_length: of the text tower.
-    batch_size: pictures or captions per forward pass and process.
-    cache: of the features of a stem that is held still; None = computed anew.
+    batch_size: images or captions per forward pass and process.
+    cache: of the features of a frozen stem; None = they are computed again.
     ranking_gb: as run.ranking_gb.
     """
 
@@ -83,17 +83,17 @@ class Encoder:
 
     @property
     def preprocessing(self) -> dict[str, Any]:
-        """What happens to a picture at evaluation, for the protocol; how training augments it is left out."""
+        """What happens to an image at evaluation, for the protocol; without the augmentation of training."""
         content = json.loads(self.transform.to_json())
         return {key: value for key, value in content.items() if key not in ("crop_scale", "flip_probability")}
 
-    def kept(self, data_set: Any) -> tuple[Any, Any]:
-        """A set of pictures and the transform of its items, with features in the place of pictures where they are kept.
+    def cached(self, data_set: Any) -> tuple[Any, Any]:
+        """A set of images and the transform of its items; cached features take the place of images.
 
-        A part of a set (`Subset`) reads the features of the whole; a set without a fingerprint has pictures.
+        A part of a set (`Subset`) reads the features of the whole set; a set without a fingerprint keeps its images.
         """
         if isinstance(data_set, Subset):
-            whole, transform = self.kept(data_set.dataset)
+            whole, transform = self.cached(data_set.dataset)
             return Subset(whole, data_set.indices), transform
         if self.cache is None or not hasattr(data_set, "fingerprint"):
             return data_set, self.transform
@@ -101,15 +101,15 @@ class Encoder:
 
     @torch.no_grad()
     def images(self, data_set: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings of all pictures of a data set, in its order.
+        """Embeddings of all images of a data set, in its order.
 
         Returns:
-            (num_images, ...) embeddings on the CPU, and (num_images,) bool: False where a picture could not be read
+            (num_images, ...) embeddings on the CPU, and (num_images,) bool: False where an image could not be read
             (its embedding is then zero and must not be ranked).
         """
         size = min(self.batch_size, max(len(data_set), 1))
         batches = batches_here(len(data_set), size)
-        pictures, name = _Pictures(*self.kept(data_set)), getattr(data_set, "name", "pictures")
+        pictures, name = _Pictures(*self.cached(data_set)), getattr(data_set, "name", "pictures")
         rows, readable = [], []
         with evaluation_mode(self.model):
             for images, ok in with_bar(Loader(pictures, name, self.num_workers, batch_sampler=batches), name):
@@ -134,15 +134,15 @@ class Encoder:
 
 
 def with_bar(batches: Iterable[Any], label: str) -> Iterable[Any]:
-    """The batches of the main process, with a progress bar where they take long."""
+    """The same batches; the main process shows a progress bar where they take long."""
     return tqdm(batches, label, unit="batch", delay=BAR_AFTER, leave=False, disable=not is_main_process())
 
 
 @dataclass(frozen=True)
 class CaptionRule:
-    """Which captions of a picture are ranked, and what is done to their text; part of the protocol.
+    """Which captions of an image are ranked, and what is done to their text; part of the protocol.
 
-    per_image: the first that many in file order; None for all.
+    per_image: so many captions, the first ones in file order; None = all.
     prefix: put before every caption, e.g. "a photo of ".
     cleaning: "none", or "albef" (lower case, without punctuation, at most 30 words), before the prefix.
     """
@@ -173,11 +173,11 @@ _CLEANINGS: dict[str, Callable[[str], str]] = {"none": str, "albef": _as_albef}
 
 @dataclass(frozen=True)
 class EmbeddedPairs:
-    """A test set of captioned pictures, embedded; pictures that could not be read are left out.
+    """A test set of captioned images, embedded; images that could not be read are left out.
 
     images, texts: embeddings, (num_images, ...) and (num_texts, ...), on the CPU of every process.
-    indices: (num_images,) of the pictures in the data set.
-    captions_of: their captions as the file gives them. text_to_image: (num_texts,) row of each caption's picture.
+    indices: (num_images,) of the images in the data set.
+    captions_of: their captions as in the file. text_to_image: (num_texts,) row of each caption's image.
     """
 
     pairs: Pairs
@@ -190,7 +190,7 @@ class EmbeddedPairs:
 
     @property
     def captions(self) -> list[str]:
-        """All captions as they went to the tokenizer."""
+        """All captions as the tokenizer gets them."""
         return [self.rule.apply(caption) for group in self.captions_of for caption in group]
 
     def protocol(
@@ -249,22 +249,19 @@ def embed_pairs(encoder: Encoder, pairs: Pairs, rule: CaptionRule) -> EmbeddedPa
 def evaluate_retrieval(
     encoder: Encoder, pairs: Pairs, rule: CaptionRule = CaptionRule(), gallery: int | None = None
 ) -> Evaluation:
-    """Ranks a test set of captioned pictures both ways by the model's own similarity; each process ranks its share.
+    """Ranks a test set of captioned images both ways by the model's similarity; each process ranks its share.
 
     Args:
-        encoder: model and preprocessing.
-        pairs: the test set.
-        rule: which captions, and what is done to them.
-        gallery: pictures that are candidates together. The set is cut into as many consecutive ones, each ranked with
-            its own captions alone, and the metrics are means over them: a larger sample of the same task. None = all.
+        gallery: so many consecutive images are candidates together, with their captions only. Metrics are means over
+            the galleries: a larger sample of the same task. None = all images.
     Raises:
-        ValueError: if none of its pictures can be read, none has a caption, or they make no whole galleries.
+        ValueError: no image can be read, none has a caption, or their number is no multiple of the gallery.
     """
     embedded = embed_pairs(encoder, pairs, rule)
     count, owners = len(embedded.images), embedded.text_to_image
     gallery = count if gallery is None else min(gallery, count)
     if count % gallery:
-        raise ValueError(f"{pairs.name}: {count} readable pictures make no galleries of {gallery}")
+        raise ValueError(f"{pairs.name}: {count} readable pictures are no multiple of the gallery of {gallery}")
     folds = []
     for start in range(0, count, gallery):
         pictures = slice(start, start + gallery)
@@ -281,7 +278,7 @@ def evaluate_retrieval(
 
 
 def _rank(encoder: Encoder, embedded: EmbeddedPairs, pictures: slice, captions: slice) -> Evaluation:
-    """Consecutive pictures against their own captions."""
+    """Consecutive images against their captions."""
     images, owners = embedded.images[pictures], embedded.text_to_image[captions] - pictures.start
     parts, positives = ScoreParts(encoder, images, embedded.texts[captions]), Positives.from_owners(owners, len(images))
     ranks = ranks_of_parts(parts, positives, shared=True)
@@ -296,13 +293,13 @@ def _rank(encoder: Encoder, embedded: EmbeddedPairs, pictures: slice, captions: 
 class ScoreParts:
     """Scores of all images and texts in parts, of which one is in memory at a time; what `ranks_of_parts` takes.
 
-    A set whose scores fit in `encoder.ranking_gb` is one part and computed once; those of a larger one are computed
-    anew in each pass over them. They are equal to the last bit: they are always computed some hundred images at a time.
+    A set whose scores fit in `encoder.ranking_gb` is one part and computed once. The scores of a larger set are
+    computed again in every pass. Both are equal to the last bit: they are always computed for as many images at a time.
 
     Args:
-        encoder: gives the geometry, its device and the bound.
+        encoder: has the geometry, its device and the bound.
         images, texts: embeddings, the same on every process.
-        shared: each process has its share of the images; else all of them.
+        shared: each process has a share of the images; otherwise all of them.
     """
 
     def __init__(self, encoder: Encoder, images: torch.Tensor, texts: torch.Tensor, *, shared: bool = True) -> None:
@@ -311,25 +308,26 @@ class ScoreParts:
         with torch.no_grad():
             one_pair = self.geometry.directions(images[:1].to(encoder.device), self.texts[:1])
         self.dtype, self.symmetric = one_pair[0].dtype, one_matrix(one_pair)
+        # whole tiles of images go to the processes in turn, and as many to a part as fit in the memory
         tiles = _batches(len(images), _ROWS_AT_ONCE)
         tiles = tiles[rank() :: world_size()] if shared else tiles
         bytes_of_row = len(texts) * self.dtype.itemsize * (1 if self.symmetric else 2)
         most_rows = int(encoder.ranking_gb * 1e9 // bytes_of_row)
         fits = sum(map(len, tiles)) <= most_rows
         num_parts = 1 if fits else -(-len(tiles) // max(1, most_rows // _ROWS_AT_ONCE))
-        size = max(1, -(-len(tiles) // num_parts))  # parts of like size
+        size = max(1, -(-len(tiles) // num_parts))  # parts of similar size
         self.groups = [tiles[start : start + size] for start in range(0, len(tiles), size)] or [[]]
         most = max(sum(map(len, group)) for group in self.groups)
-        # one memory for all passes: the last part of one is still in use when the next begins
+        # allocated once: the last part of a pass is still in use when the next pass begins
         self.scores = torch.empty(most, len(texts), dtype=self.dtype)
         self.text_scores = None if self.symmetric else torch.empty_like(self.scores)
-        self.kept: list[Part] = []
+        self.cached: list[Part] = []
 
     def __iter__(self) -> Iterator[Part]:
-        """A part is valid until the next one is asked for, which takes its memory."""
+        """A part is valid until the next one, which overwrites its memory."""
         if len(self.groups) == 1:
-            self.kept = self.kept or list(self._computed())
-            return iter(self.kept)
+            self.cached = self.cached or list(self._computed())
+            return iter(self.cached)
         return self._computed()
 
     @torch.no_grad()
@@ -351,13 +349,12 @@ def evaluate_zero_shot(
     """Top-1 (and where there are more than five classes top-5) accuracy of class prompts, and mean per-class recall.
 
     Args:
-        encoder: model and preprocessing.
         task: has class_names, templates with one "{}" or "{c}", name, fingerprint, label(index), items with "image".
         average: how the prompts of a class are combined; see common/evaluation/zero_shot.py.
-        further: (scores, labels, indices in the task) of the pictures that could be read -> further metrics, each as
-            one list per picture; the metric is the mean of all entries.
+        further: (scores, labels, indices in the task) of the images that could be read -> further metrics, each as
+            one list per image; the metric is the mean of all entries.
     Raises:
-        ValueError: if no picture can be read, or a template has no place for the name.
+        ValueError: no image can be read, or a template has no place for the name.
     """
     image_embeddings, readable = encoder.images(task)
     indices = readable.nonzero().squeeze(1).tolist()
@@ -390,7 +387,7 @@ def evaluate_zero_shot(
         },
     )
     hits = {} if further is None else further(scores, labels, indices)
-    metrics = {name: fmean(itertools.chain.from_iterable(found)) for name, found in hits.items()}
+    metrics = {name: fmean(itertools.chain.from_iterable(lists)) for name, lists in hits.items()}
     return replace(evaluation, metrics=evaluation.metrics | metrics, hits=evaluation.hits | hits)
 
 
@@ -415,7 +412,7 @@ def in_order(parts: list[torch.Tensor], size: int, count: int) -> torch.Tensor:
 
 
 class _Pictures(torch.utils.data.Dataset):
-    """Pictures of a data set, preprocessed; one that cannot be read is zero and marked."""
+    """Images of a data set, preprocessed; one that cannot be read is zero and marked."""
 
     def __init__(self, data_set: Any, transform: ImageTransform) -> None:
         self.data_set, self.transform = data_set, transform
@@ -426,7 +423,7 @@ class _Pictures(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, bool]:
         data_set = self.data_set
         try:
-            # of a set's own class, as what wraps one has other pictures; scenes take longer to describe than to draw
+            # scenes take longer to describe than to draw; the class is asked, as a wrapped set has other images
             image = data_set.picture(index) if hasattr(type(data_set), "picture") else data_set[index]["image"]
             return self.transform.eval(image), True
         except BrokenSample:

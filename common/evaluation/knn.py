@@ -144,8 +144,8 @@ def _check(features: torch.Tensor, bank_features: torch.Tensor, bank_labels: tor
             "per feature, at least one"
         )
     if int(bank_labels.min()) < 0 or int(bank_labels.max()) >= num_classes:
-        found = f"{int(bank_labels.min())}..{int(bank_labels.max())}"
-        raise ValueError(f"bank labels {found}; accepted: 0..{num_classes - 1}")
+        labels_range = f"{int(bank_labels.min())}..{int(bank_labels.max())}"
+        raise ValueError(f"bank labels {labels_range}; accepted: 0..{num_classes - 1}")
     for name, values in (("features", features), ("bank features", bank_features)):
         if not torch.isfinite(values).all():
             raise ValueError(f"{int((~torch.isfinite(values)).sum())} of {values.numel()} {name} are not finite")

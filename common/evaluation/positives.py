@@ -41,8 +41,8 @@ class Positives:
         if owners.ndim != 1:
             raise ValueError(f"text_to_image has shape {owners.shape}; accepted: one row index for each text")
         if len(owners) and (owners.min() < 0 or owners.max() >= num_images):
-            found = f"{owners.min()}..{owners.max()}"
-            raise ValueError(f"text_to_image must hold rows in [0, {num_images}), got {found}")
+            rows_range = f"{owners.min()}..{owners.max()}"
+            raise ValueError(f"text_to_image must hold rows in [0, {num_images}), got {rows_range}")
         texts = np.argsort(owners, kind="stable")
         image_starts = np.searchsorted(owners[texts], np.arange(num_images + 1))
         return cls(texts, image_starts, owners, np.arange(len(owners) + 1), np.zeros(num_images, np.int64))

@@ -1,7 +1,7 @@
 """What a number means: its protocol, and the refusal to compare numbers whose protocols differ.
 
-Recalls of one model differ by points between splits, caption counts, tie rules and preprocessings, so each evaluation
-carries these beside its metrics, and `check_alike` stands wherever numbers are put next to each other.
+Recalls of one model differ by points between splits, caption counts, tie rules and preprocessings. So every evaluation
+carries these beside its metrics, and `check_alike` runs wherever numbers are put next to each other.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ from typing import Any
 from common.base.dependencies import loaded_files
 
 TIE_RULE = "lower index first"
-# says how a set or weights were read, not what was ranked (the hash of the captions and the counts say that); how wide
-# features are belongs to the method
+# how a set or weights were read does not change what is ranked (the hash of the captions and the counts state that);
+# the width of features belongs to the method
 MAY_DIFFER = ("unreadable_images", "activation", "feature_dim")
 HEADLINES = {  # of all metrics those that a summary and a comparison show: key -> name
     "i2t_recall_at_1": "i2t R@1",
@@ -37,7 +37,7 @@ class ProtocolError(ValueError):
 class Evaluation:
     """Metrics of one data set, with what is needed to compare them and to put an interval around them.
 
-    metrics: fractions; "rsum" alone is a sum of six.
+    metrics: fractions; only "rsum" is a sum of six.
     protocol: what the numbers mean; only equal protocols may share a column (`check_alike`).
     chance: expected metrics of a random model, for the keys it knows.
     hits: metric -> one array per image of its queries' results, for a bootstrap over images.
@@ -49,17 +49,17 @@ class Evaluation:
     hits: dict[str, list[list[float]]] = field(repr=False)
 
 
-def mean_of_folds(folds: Sequence[Evaluation], said: str) -> Evaluation:
-    """The mean over parts of a test set, each ranked by itself; a bootstrap draws from the images of all of them.
+def mean_of_folds(folds: Sequence[Evaluation], candidates: str) -> Evaluation:
+    """The mean over parts of a test set that are ranked separately; a bootstrap draws from the images of all of them.
 
     Args:
         folds: of equally many images.
-        said: what the protocol calls their candidates, e.g. "own fold of 1000 images".
+        candidates: of a query, for the protocol, e.g. "own fold of 1000 images".
     """
     first, count = folds[0], len(folds)
     return Evaluation(
         metrics={key: sum(fold.metrics[key] for fold in folds) / count for key in first.metrics},
-        protocol=first.protocol | {"candidates": f"{said}, mean over {count} folds"},
+        protocol=first.protocol | {"candidates": f"{candidates}, mean over {count} folds"},
         chance={key: sum(fold.chance[key] for fold in folds) / count for key in first.chance},
         hits={key: [values for fold in folds for values in fold.hits[key]] for key in first.hits},
     )
@@ -130,9 +130,9 @@ def check_alike(protocols: Mapping[str, Mapping[str, Any]], may_differ: Sequence
     """
     labels = list(protocols)
     for label in labels[1:]:
-        found = first_difference(protocols[labels[0]], protocols[label], may_differ)
-        if found is not None:
-            key, one, other = found
+        difference = first_difference(protocols[labels[0]], protocols[label], may_differ)
+        if difference is not None:
+            key, one, other = difference
             raise ProtocolError(
                 f"unlike protocols: {key} is {one} for {labels[0]} but {other} for {label}; numbers are compared only "
                 "under the same protocol"
@@ -183,10 +183,9 @@ def as_json(
     """Metrics with their protocols, and what produced them.
 
     Args:
-        paper: the folder.
         results: by role.
         step: of the weights.
-        training: the checkpoint's state: where the weights come from.
+        training: the checkpoint's state, with the origin of the weights.
         provenance: of the evaluation.
     """
     return {
@@ -206,20 +205,21 @@ def as_json(
 
 
 def evaluation_text(content: Mapping[str, Any]) -> str:
-    """What `as_json` made, on about ten lines for the screen: metrics in percent, each with its protocol."""
+    """The content of `as_json` on about ten lines for the screen: metrics in percent, each with its protocol."""
     lines = []
-    for role, found in content["evaluations"].items():
-        shown = {key: name for key, name in HEADLINES.items() if key in found["metrics"]}
+    for role, evaluation in content["evaluations"].items():
+        metrics, chances, protocol = evaluation["metrics"], evaluation["chance"], evaluation["protocol"]
+        shown = {key: name for key, name in HEADLINES.items() if key in metrics}
         if shown:
-            numbers = ", ".join(f"{name} {100 * found['metrics'][key]:.1f}" for key, name in shown.items())
-            guess = ", ".join(f"{100 * found['chance'][key]:.1f}" for key in shown if key in found["chance"])
-            protocol = ", ".join(filter(None, (data_text(found["protocol"]), protocol_text(found["protocol"]))))
-            text = f"  {role}: {numbers}{f' (a guess: {guess})' if guess else ''}; {protocol}"
-            lost = found["protocol"].get("unreadable_images")
+            numbers = ", ".join(f"{name} {100 * metrics[key]:.1f}" for key, name in shown.items())
+            chance = ", ".join(f"{100 * chances[key]:.1f}" for key in shown if key in chances)
+            about = ", ".join(filter(None, (data_text(protocol), protocol_text(protocol))))
+            text = f"  {role}: {numbers}{f' (chance level: {chance})' if chance else ''}; {about}"
+            lost = protocol.get("unreadable_images")
             if lost:
                 text += f"; left out: {lost} that cannot be read"
-            # of zero-shot sets there may be many: those of which nothing is lost come last
-            lines.append((found["protocol"].get("task") == "zero_shot" and not lost, text))
+            # there may be many zero-shot sets: those of which nothing is lost come last
+            lines.append((protocol.get("task") == "zero_shot" and not lost, text))
     lines = [text for _, text in sorted(lines, key=lambda line: line[0])]
     more = len(lines) - _MOST_LINES
     if more > 0:

@@ -1,9 +1,12 @@
-"""The loops behind `retrieval.py`, compiled: one pass over the scores each, no sorting, no copy of them.
+"""The compiled loops of `retrieval.py`. A loop passes once over the scores; it neither sorts nor copies them.
 
-Everywhere scores are (num_rows, num_texts), the rows that this process holds; rows (num_rows,) are their images,
-ascending; here (num_images,) is the row of each image or -1. The positives of image i are texts[starts[i] :
-starts[i + 1]], those of text j images[starts[j] : starts[j + 1]], ascending. All results are counts, indices or single
-scores, so what several processes find adds up exactly.
+Arguments of all loops:
+    scores      (num_rows, num_texts), the rows that this process holds
+    rows        (num_rows,) images of these rows, ascending
+    here        (num_images,) row of each image, or -1 where another process holds it
+    texts       the positives of image i are texts[starts[i] : starts[i + 1]], ascending
+    images      the positives of text j are images[starts[j] : starts[j + 1]], ascending
+Results are counts, indices or single scores, so those of several processes combine exactly.
 """
 
 import numba
@@ -19,21 +22,21 @@ def ranks_of_images(scores, rows, texts, starts):
     ranks = np.zeros(num_rows, np.int64)
     tied = np.zeros(num_rows, np.int64)
     for i in numba.prange(num_rows):
-        own = texts[starts[rows[i]] : starts[rows[i] + 1]]
-        if len(own) == 0:
+        right = texts[starts[rows[i]] : starts[rows[i] + 1]]
+        if len(right) == 0:
             continue
-        first = own[0]  # the lowest index among the best positives
-        for j in own:
+        first = right[0]  # the lowest index among the best positives
+        for j in right:
             if scores[i, j] > scores[i, first]:
                 first = j
         best = scores[i, first]
-        above = equal = equal_own = 0
-        for j in own:
-            equal_own += scores[i, j] == best
+        above = equal = num_best = 0
+        for j in right:
+            num_best += scores[i, j] == best
         for j in range(num_texts):  # no branch: the compiler makes vector instructions of it
             above += scores[i, j] > best
             equal += scores[i, j] == best
-        tied[i] = equal - equal_own
+        tied[i] = equal - num_best
         if tied[i] > 0:
             for j in range(first):  # equal scores before the best positive are negatives
                 above += scores[i, j] == best
@@ -67,34 +70,35 @@ def equal_positives(scores, here, images, starts, best):
 
 
 @compiled(parallel=True)
-def counts_of_texts(scores, rows, best, first, equal_own):
+def counts_of_texts(scores, rows, best, first, num_best):
     """How many of these rows are ahead of each column's best positive, and how many negatives tie with it.
 
-    A block of columns at a time, row by row: the scores are read in the order in which they lie.
+    best, first, num_best: (num_texts,) score of the best positive over all processes, the lowest image that has it, and
+    how many positives among these rows have it.
     """
     num_rows, num_texts = scores.shape
     ahead = np.zeros(num_texts, np.int64)
     tied = np.zeros(num_texts, np.int64)
-    width = 1024
+    width = 1024  # columns of a block, whose scores are read row by row, in the order of memory
     for block in numba.prange((num_texts + width - 1) // width):
         start = block * width
         count = min(num_texts, start + width) - start
-        own = best[start : start + count].copy()
+        best_here = best[start : start + count].copy()
         above, equal = np.zeros(count, np.int32), np.zeros(count, np.int32)
         for i in range(num_rows):
             row = scores[i, start : start + count]
             for k in range(count):
-                above[k] += row[k] > own[k]
-                equal[k] += row[k] == own[k]
+                above[k] += row[k] > best_here[k]
+                equal[k] += row[k] == best_here[k]
         for k in range(count):
             j = start + k
             ahead[j] = above[k]
-            tied[j] = equal[k] - equal_own[j]
+            tied[j] = equal[k] - num_best[j]
             if tied[j] > 0:
                 for i in range(num_rows):
                     if rows[i] >= first[j]:
                         break
-                    ahead[j] += scores[i, j] == own[k]
+                    ahead[j] += scores[i, j] == best_here[k]
     return ahead, tied
 
 
@@ -105,12 +109,12 @@ def ranks_of_image_positives(scores, rows, texts, starts):
     for i in numba.prange(len(rows)):
         row = scores[i]
         for p in range(starts[rows[i]], starts[rows[i] + 1]):
-            own = row[texts[p]]
+            score = row[texts[p]]
             ahead = 0
             for j in range(len(row)):
-                ahead += row[j] > own
+                ahead += row[j] > score
             for j in range(texts[p]):
-                ahead += row[j] == own
+                ahead += row[j] == score
             ranks[p] = ahead
     return ranks
 
@@ -118,16 +122,16 @@ def ranks_of_image_positives(scores, rows, texts, starts):
 @compiled
 def scores_of_text_positives(scores, here, images, starts):
     """Score of every positive of every text, -inf where its row is not here."""
-    own = np.full(len(images), -np.inf, scores.dtype)
+    positive_scores = np.full(len(images), -np.inf, scores.dtype)
     for j in range(len(starts) - 1):
         for p in range(starts[j], starts[j + 1]):
             if here[images[p]] >= 0:
-                own[p] = scores[here[images[p]], j]
-    return own
+                positive_scores[p] = scores[here[images[p]], j]
+    return positive_scores
 
 
 @compiled(parallel=True)
-def ranks_of_text_positives(columns, queries, rows, own, images, starts):
+def ranks_of_text_positives(columns, queries, rows, positive_scores, images, starts):
     """How many of these rows are ahead of every positive of the queried texts; columns (num_queries, num_rows)."""
     ranks = np.zeros(len(images), np.int64)
     for q in numba.prange(len(queries)):
@@ -135,7 +139,7 @@ def ranks_of_text_positives(columns, queries, rows, own, images, starts):
         for p in range(starts[queries[q]], starts[queries[q] + 1]):
             ahead = 0
             for i in range(len(rows)):
-                ahead += column[i] > own[p]
-                ahead += (column[i] == own[p]) & (rows[i] < images[p])
+                ahead += column[i] > positive_scores[p]
+                ahead += (column[i] == positive_scores[p]) & (rows[i] < images[p])
             ranks[p] = ahead
     return ranks

@@ -30,17 +30,17 @@ from common.evaluation.retrieval import (
     retrieval_metrics,
 )
 
-SCORES_AT_ONCE = 1 << 22  # of which the best candidates are looked for; 40 bytes each
+SCORES_AT_ONCE = 1 << 22  # searched for the best candidates; 40 bytes a score
 # (num_pairs,) image rows and (num_pairs,) text columns, int64 on the CPU -> (num_pairs,) logits, larger matches better
 Match = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class TwoStage:
-    """Ranks by the contrastive scores alone and after matching.
+    """Ranks by the contrastive scores and after matching.
 
-    i2t_kept_share, t2i_kept_share: share of queries with a positive among the k candidates that were matched; the
-        second stage finds no more than these.
+    i2t_kept_share, t2i_kept_share: share of queries with a positive among the k candidates that were matched, an
+        upper bound of the second stage.
     """
 
     contrastive: Ranks
@@ -76,7 +76,7 @@ def two_stage_ranks(
         ValueError: k_test below 10 (R@10 would count what was not matched) or above the number of candidates, logits
             of another shape or in half precision, logits that are not finite; and as retrieval_ranks.
     """
-    tables = [None if each is None else tensor_of(each, "scores").detach().cpu() for each in (scores, text_scores)]
+    tables = [None if table is None else tensor_of(table, "scores").detach().cpu() for table in (scores, text_scores)]
     if not isinstance(positives, Positives):
         positives = Positives.from_owners(positives, len(tables[0]))
     part = Part(torch.arange(positives.num_images), *tables)
@@ -94,15 +94,14 @@ def two_stage_of_parts(
     pairs_at_once: int = 1024,
     share_queries: bool = False,
 ) -> TwoStage:
-    """`two_stage_ranks` of scores of which only some rows are in memory at a time, and of all queries k candidates.
+    """`two_stage_ranks` of scores of which only some rows are in memory at a time.
 
     Args:
         parts: as in ranks_of_parts, all of them on every process.
-        positives, match, k_test, pairs_at_once, share_queries: as in two_stage_ranks.
     """
     most = min(positives.num_images, positives.num_texts)
     if not max(RECALL_AT) <= k_test <= most:
-        raise ValueError(f"k_test = {k_test}; accepted: {max(RECALL_AT)} to {most}, the number of candidates")
+        raise ValueError(f"k_test = {k_test}; expected: {max(RECALL_AT)} to {most}, the number of candidates")
     contrastive = ranks_of_parts(parts, positives)
 
     def by_text(texts: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -132,20 +131,17 @@ def evaluate_two_stage(
 
     Args:
         encoder: of the first stage.
-        pairs: the test set.
         build_match: from the embedded test set, whose `indices` and `captions` say what row and column are, to `match`.
-        k_test, pairs_at_once: as in two_stage_ranks.
-        rule: which captions, and what is done to them.
     Returns:
         "contrastive" and "matched" -> Evaluation.
     """
     embedded = embed_pairs(encoder, pairs, rule)
     parts = ScoreParts(encoder, embedded.images, embedded.texts, shared=False)
     positives = Positives.from_owners(embedded.text_to_image, len(embedded.images))
-    found = two_stage_of_parts(
+    stages = two_stage_of_parts(
         parts, positives, build_match(embedded), k_test, pairs_at_once=pairs_at_once, share_queries=True
     )
-    kept = {"i2t_kept_share": found.i2t_kept_share, "t2i_kept_share": found.t2i_kept_share}
+    kept_shares = {"i2t_kept_share": stages.i2t_kept_share, "t2i_kept_share": stages.t2i_kept_share}
     return {
         stage: Evaluation(
             metrics=retrieval_metrics(ranks) | more,
@@ -154,8 +150,8 @@ def evaluate_two_stage(
             hits=hits_by_image(recalls(ranks), embedded.text_to_image, len(embedded.images)),
         )
         for stage, ranks, ranking, more in (
-            ("contrastive", found.contrastive, "similarity", {}),
-            ("matched", found.matched, f"matching head on the {k_test} most similar", kept),
+            ("contrastive", stages.contrastive, "similarity", {}),
+            ("matched", stages.matched, f"matching head on the {k_test} most similar", kept_shares),
         )
     }
 
@@ -172,7 +168,7 @@ class _Reranked:
 def _candidates(parts: Iterable[Part], positives: Positives, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The k candidates of every image and of every text, (num_images, k) and (num_texts, k) int32, ascending.
 
-    Parts come in ascending order of their images. Of a text the best k among the images so far are kept.
+    Parts come in ascending order of their images, so a text keeps its best k among the images so far.
     """
     of_images = torch.empty(positives.num_images, k, dtype=torch.int32)
     best, places = None, torch.empty(positives.num_texts, 0, dtype=torch.int32)
@@ -213,23 +209,23 @@ def _rerank(
     results = np.zeros((3, len(queries)), np.int64)
     bad = np.zeros(1, np.int64)
     for places, ours in _shares(len(queries), max(1, pairs_at_once // k), share_queries):
-        asked = torch.from_numpy(queries[places])
-        kept = candidates_of[asked].long()
-        logits = match(asked.repeat_interleave(k), kept.flatten())
+        query_indices = torch.from_numpy(queries[places])
+        kept = candidates_of[query_indices].long()
+        logits = match(query_indices.repeat_interleave(k), kept.flatten())
         if logits.shape != (kept.numel(),) or logits.dtype not in (torch.float32, torch.float64):
             raise ValueError(
-                f"match gave {tuple(logits.shape)} {logits.dtype} for {kept.numel()} pairs; accepted: one float32 or "
-                "float64 logit for each (half precision ties them)"
+                f"match returned {tuple(logits.shape)} {logits.dtype} for {kept.numel()} pairs; expected: one float32 "
+                "or float64 logit per pair (half precision ties them)"
             )
         logits = logits.detach().cpu().view_as(kept).numpy()
-        if not ours:
+        if not ours:  # a padded batch: matched so that all processes make as many calls, not counted
             continue
         bad += (~np.isfinite(logits)).sum()
         for place, candidates, row in zip(places, kept.numpy(), logits):
-            own = np.isin(candidates, positives[starts[queries[place]] : starts[queries[place] + 1]])
-            if own.any():
-                first = np.argmax(np.where(own, row, -np.inf))  # the lowest index among the best positives
-                equal = (row == row[first]) & ~own
+            is_positive = np.isin(candidates, positives[starts[queries[place]] : starts[queries[place] + 1]])
+            if is_positive.any():
+                first = np.argmax(np.where(is_positive, row, -np.inf))  # the lowest index among the best positives
+                equal = (row == row[first]) & ~is_positive
                 results[:, place] = (row > row[first]).sum() + equal[:first].sum(), equal.any(), 1
             else:
                 results[:, place] = int(first_ranks[place]), 0, 0

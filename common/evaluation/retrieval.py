@@ -116,7 +116,8 @@ def retrieval_ranks(
     Returns:
         Ranks.
     Raises:
-        ValueError: half precision, NaN or infinite scores, shapes that do not fit, or an image held twice or by nobody.
+        ValueError: half precision, NaN or infinite scores, shapes that do not fit, or an image that is held twice or
+            by no process.
     """
     if not isinstance(positives, Positives):
         positives = Positives.from_owners(positives, len(scores))
@@ -136,6 +137,7 @@ def ranks_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool 
         ValueError: as retrieval_ranks.
     """
     over = _Over(positives, shared)
+    # first pass: the ranks of images, which need one row only, and the best positive of each text
     image_ranks, image_tied = np.zeros((2, positives.num_images), np.int64)
     best = first = None
     for by_image, by_text in over.checked(parts):
@@ -149,14 +151,16 @@ def ranks_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool 
             best_here > best, first_here, np.where(best_here == best, np.minimum(first, first_here), first)
         )
         best = np.maximum(best, best_here)
+    # of equal best positives the lowest image counts, whichever process holds it
     image_ranks, image_tied = over.combine(np.stack([image_ranks, image_tied]), "SUM")
     best_anywhere = over.combine(best, "MAX")
     first = over.combine(np.where(best == best_anywhere, first, positives.num_images), "MIN")
 
+    # second pass: the ranks of texts count images of all parts against that best positive
     text_ranks, text_tied = np.zeros((2, positives.num_texts), np.int64)
     for _, by_text in over.tables(parts):
-        equal_own = equal_positives(by_text.table, by_text.here, positives.images, positives.text_starts, best_anywhere)
-        ahead, tied = counts_of_texts(by_text.table, by_text.rows, best_anywhere, first, equal_own)
+        num_best = equal_positives(by_text.table, by_text.here, positives.images, positives.text_starts, best_anywhere)
+        ahead, tied = counts_of_texts(by_text.table, by_text.rows, best_anywhere, first, num_best)
         text_ranks += ahead
         text_tied += tied
     text_ranks, text_tied = over.combine(np.stack([text_ranks, text_tied]), "SUM")
@@ -170,8 +174,8 @@ def recalls(ranks: Ranks) -> PerQuery:
     """Whether each query is found, 0 or 1: recall_at_1, recall_at_5, recall_at_10; mean_recall is their mean."""
     both = []
     for of_queries in (ranks.image_to_text, ranks.text_to_image):
-        found = {f"recall_at_{k}": (of_queries < k).numpy().astype(np.float64) for k in RECALL_AT}
-        both.append(found | {"mean_recall": sum(found.values()) / len(found)})
+        recall_of = {f"recall_at_{k}": (of_queries < k).numpy().astype(np.float64) for k in RECALL_AT}
+        both.append(recall_of | {"mean_recall": sum(recall_of.values()) / len(recall_of)})
     return PerQuery(*both, ranks.query_images.numpy(), ranks.query_texts.numpy())
 
 
@@ -199,18 +203,18 @@ def precisions_at_r(
 def precisions_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool = False) -> PerQuery:
     """`precisions_at_r` of scores of which only some rows are in memory at a time; arguments as in `ranks_of_parts`."""
     over = _Over(positives, shared)
-    image_ranks, own = np.zeros(len(positives.texts), np.int64), None
+    image_ranks, positive_scores = np.zeros(len(positives.texts), np.int64), None
     for by_image, by_text in over.checked(parts):
         image_ranks += ranks_of_image_positives(by_image.table, by_image.rows, positives.texts, positives.image_starts)
         here = scores_of_text_positives(by_text.table, by_text.here, positives.images, positives.text_starts)
-        own = here if own is None else np.maximum(own, here)
-    image_ranks, own = over.combine(image_ranks, "SUM"), over.combine(own, "MAX")
+        positive_scores = here if positive_scores is None else np.maximum(positive_scores, here)
+    image_ranks, positive_scores = over.combine(image_ranks, "SUM"), over.combine(positive_scores, "MAX")
 
     queries, text_ranks = positives.query_texts, np.zeros(len(positives.images), np.int64)
     for _, by_text in over.tables(parts):
         columns = np.ascontiguousarray(by_text.table[:, queries].T)
         text_ranks += ranks_of_text_positives(
-            columns, queries, by_text.rows, own, positives.images, positives.text_starts
+            columns, queries, by_text.rows, positive_scores, positives.images, positives.text_starts
         )
     text_ranks = over.combine(text_ranks, "SUM")
     return PerQuery(
@@ -240,7 +244,7 @@ def retrieval_metrics(ranks: Ranks) -> dict[str, float]:
 
 
 def means(results: PerQuery) -> dict[str, float]:
-    """Means over the queries of each direction under "i2t_" and "t2i_", and the means of recalls if all six are there.
+    """Means over the queries of each direction under "i2t_" and "t2i_", and the means of recalls if all six exist.
 
     Raises:
         ValueError: if one direction has no query.
@@ -279,8 +283,8 @@ def hits_by_image(results: PerQuery, text_to_image: torch.Tensor, num_images: in
     all_recalls = [hits[key] for key in _RECALL_KEYS if key in hits]  # fewer than six: no means, as in the metrics
     for of_image in zip(*all_recalls) if len(all_recalls) == len(_RECALL_KEYS) else ():
         if all(of_image):
-            own = {key: sum(values) / len(values) for key, values in zip(_RECALL_KEYS, of_image)}
-            for key, value in _means_of_both(own).items():
+            recall_means = {key: sum(values) / len(values) for key, values in zip(_RECALL_KEYS, of_image)}
+            for key, value in _means_of_both(recall_means).items():
                 hits.setdefault(key, []).append([value])
     return {key: [values for values in lists if values] for key, lists in hits.items()}
 
@@ -341,7 +345,7 @@ _RECALL_KEYS = tuple(f"{name}_recall_at_{k}" for name in ("i2t", "t2i") for k in
 
 
 def _means_of_both(metrics: dict[str, float]) -> dict[str, float]:
-    """Sum and means over both directions; nothing where not all six recalls are there (ECCV Caption has R@1 alone)."""
+    """Sum and means over both directions; nothing where a recall is missing (ECCV Caption has R@1 only)."""
     if not all(key in metrics for key in _RECALL_KEYS):
         return {}
     rsum = sum(metrics[key] for key in _RECALL_KEYS)
@@ -386,8 +390,7 @@ class _Table(NamedTuple):
 
     def count_bad(self) -> int:
         """How many scores are not finite."""
-        # NaN and infinities survive a sum, in the scores' own precision, which is fast; where there are some, or where
-        # large scores overflow, they are counted
+        # NaN and infinities survive a sum, which is fast; only if the sum is not finite are the scores counted
         scores = torch.from_numpy(self.table)
         return 0 if scores.sum().isfinite() else int((~scores.isfinite()).sum())
 
@@ -409,10 +412,10 @@ class _Over:
             yield by_image, by_image if text_scores is None else _Table.of(text_scores, rows, self.positives)
 
     def checked(self, parts: Iterable[Part]) -> Iterator[tuple[_Table, _Table]]:
-        """As `tables`; at the end the processes decide together, or the others would wait for the one that stopped.
+        """As `tables`, with a check at the end. All processes decide together: otherwise one stops and the others wait.
 
         Raises:
-            ValueError: scores that are not finite, or an image that is held twice or by nobody.
+            ValueError: scores that are not finite, or an image that is held twice or by no process.
         """
         times, bad = np.zeros(self.positives.num_images, np.int64), np.zeros(2, np.int64)
         for by_image, by_text in self.tables(parts):
@@ -422,7 +425,7 @@ class _Over:
         times, bad = self.combine(times, "SUM"), self.combine(bad, "SUM")
         if (times != 1).any():
             wrong = int(np.flatnonzero(times != 1)[0])
-            raise ValueError(f"image {wrong} of the scores is held by {times[wrong]} processes; accepted: exactly one")
+            raise ValueError(f"image {wrong} of the scores is held by {times[wrong]} processes; expected: exactly one")
         if bad.any():
             total = self.positives.num_images * self.positives.num_texts
             raise ValueError(f"{bad[bad > 0][0]} of {total} scores are not finite; a sort would rank NaN first")
@@ -447,6 +450,6 @@ def _precisions(ranks: np.ndarray, starts: np.ndarray, outside: np.ndarray) -> d
         "map_at_r": np.bincount(queries, precision, len(counts)),
         "r_precision": np.bincount(queries, in_top_r, len(counts)),
     }
-    asked = counts > 0
-    results = {name: values[asked] / total[asked] for name, values in summed.items()}
-    return results | {"recall_at_1": (ranks[starts[:-1][asked]] == 0).astype(np.float64)}
+    has_positives = counts > 0
+    results = {name: values[has_positives] / total[has_positives] for name, values in summed.items()}
+    return results | {"recall_at_1": (ranks[starts[:-1][has_positives]] == 0).astype(np.float64)}

@@ -161,9 +161,9 @@ def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) 
         raise ValueError(f"top-{k} accuracy needs at least {k} classes, got {scores.shape[1]}")
     if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= scores.shape[1]):
         raise ValueError(f"labels {int(labels.min())}..{int(labels.max())}; accepted: 0..{scores.shape[1] - 1}")
-    own = scores.gather(1, labels[:, None])
+    label_scores = scores.gather(1, labels[:, None])
     index = torch.arange(scores.shape[1], device=scores.device)
-    ahead = (scores > own) | ((scores == own) & (index < labels[:, None]))
+    ahead = (scores > label_scores) | ((scores == label_scores) & (index < labels[:, None]))
     return ahead.sum(dim=1) < k
 
 

@@ -33,7 +33,7 @@ NOT_MASKED = -100  # word target of a position that is not to be filled in: what
 
 
 class ProjectedTowers(nn.Module):
-    """Two towers whose class tokens are projected outside of them, so that all their tokens can be looked at.
+    """Two towers whose class tokens are projected outside of them, so that all their tokens stay available.
 
     Args:
         image_tower: without projection.
@@ -59,20 +59,20 @@ class ProjectedTowers(nn.Module):
         return self.text_tower.word_mask(token_ids)
 
     def image_tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, 1 or more, image width): those that a training step looks at, the class token first."""
+        """(batch, 1 or more, image width): the tokens that a training step uses, the class token first."""
         return self.image_tower.class_tokens(images)
 
     def text_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(batch, 1 or length, text width), likewise."""
+        """(batch, 1 or length, text width): the tokens that a training step uses, the class token first."""
         return tokens_by_length(self.text_tower.class_tokens, token_ids, self.text_mask(token_ids))
 
 
 class FusedEncoders(ProjectedTowers):
-    """Everything of which ALBEF keeps a momentum copy: towers, projections, fusion, masked-word head.
+    """The modules of which ALBEF has a momentum copy: towers, projections, fusion, masked-word head.
 
     Args:
         image_tower, text_tower, embedding_dim: as in `ProjectedTowers`.
-        fusion: on the text tower's tokens; looks at the image tower's.
+        fusion: of the text tower's tokens, with cross-attention to the image tower's.
         word_head: scores words by the embeddings of the text tower, or of its stem.
     """
 
@@ -88,7 +88,7 @@ class FusedEncoders(ProjectedTowers):
         self.fusion, self.word_head = fusion, word_head
 
     def image_tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """All tokens, which the fusion looks at."""
+        """All tokens, for the cross-attention of the fusion."""
         return self.image_tower.forward_tokens(images)
 
     def text_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ class FusedEncoders(ProjectedTowers):
     def class_token(
         self, text_tokens: torch.Tensor, text_mask: torch.Tensor, image_tokens: torch.Tensor
     ) -> torch.Tensor:
-        """(batch, width): what pairs of text and picture are judged by, after the fusion."""
+        """(batch, width): the class token after the fusion, by which pairs of text and image are judged."""
         return tokens_by_length(partial(self.fusion, first=1), text_tokens, text_mask, image_tokens)[:, 0]
 
     def word_logits(
@@ -108,13 +108,13 @@ class FusedEncoders(ProjectedTowers):
         image_tokens: torch.Tensor,
         chosen: torch.Tensor | slice = slice(None),
     ) -> torch.Tensor:
-        """Which word stands at a position, seen with the picture.
+        """Scores of all words at masked positions, given the image.
 
         Args:
             masked_ids: (batch, length).
             text_mask: of the caption before words were masked, as its end token may be masked too.
             image_tokens: of the picture.
-            chosen: (batch, length) bool, the positions that are asked for; all of them without it.
+            chosen: (batch, length) bool, the positions to score; by default all.
         Returns:
             (num_chosen, vocabulary_size), or (batch, length, vocabulary_size).
         """
@@ -128,7 +128,7 @@ class FusedEncoders(ProjectedTowers):
 
 
 class Losses(NamedTuple):
-    """What one step gives.
+    """Losses and keys of one step.
 
     parts: name -> loss in nats; their sum trains. image_keys, text_keys: to put into the pools after it.
     image_embeddings, text_embeddings: without gradient. logged: name -> what is logged beside the losses.
@@ -172,16 +172,16 @@ class QueueClip(nn.Module):
 
     @property
     def image_tower(self) -> nn.Module:
-        """The trained one."""
+        """The trained image tower."""
         return self.encoders.image_tower
 
     @property
     def text_tower(self) -> nn.Module:
-        """The trained one."""
+        """The trained text tower."""
         return self.encoders.text_tower
 
     def start_momentum_(self) -> None:
-        """Makes the momentum copies what the encoders are now."""
+        """Copies the encoders into the momentum encoders."""
         self.momentum_encoders.encoder.load_state_dict(self.encoders.state_dict())
 
     def scalars(self) -> list[Scalar]:
@@ -237,16 +237,16 @@ class QueueClip(nn.Module):
 
         The loss is the mean of both directions, against all candidates (GeoMM, Alg. 1).
         """
-        found, losses = [], []
+        logits, losses = [], []
         for embeddings, keys, candidates in (
             (step.image_embeddings, step.image_keys, step.text_candidates),
             (step.text_embeddings, step.text_keys, step.image_candidates),
         ):
             targets = step.hard_targets(candidates)
-            loss, own = pool_info_nce(candidates, embeddings, self.logit_scale(), targets, keys, alpha)
+            loss, batch_logits = pool_info_nce(candidates, embeddings, self.logit_scale(), targets, keys, alpha)
             losses.append(loss)
-            found.append(own)
-        return found[0], found[1], sum(losses) / 2
+            logits.append(batch_logits)
+        return logits[0], logits[1], sum(losses) / 2
 
     def update_momentum_encoders(self, ema_momentum: float) -> None:
         """theta_m <- m theta_m + (1 - m) theta over parameters; ALBEF: 0.995, at the start of each step."""
@@ -326,7 +326,7 @@ class Albef(QueueClip):
             token_ids: (batch, length).
             masked_ids, word_targets: of mask_words; None = no loss on words (fine-tuning for retrieval).
             alpha: distillation weight in [0, 1], see distillation_weight.
-            ids: (batch,) int64; all candidates with the same id are positives. None = the own key alone.
+            ids: (batch,) int64; all candidates with the same id are positives. None = only the key of the same sample.
             generator: that hard negatives are drawn with, on the images' device; None = the global one.
         Returns:
             Losses: contrast, matching and words, the last 0 without masked words.
@@ -350,10 +350,10 @@ class Albef(QueueClip):
         """
         image_of_text = hard_negatives(text_to_image, step.ids, generator)
         text_of_image = hard_negatives(image_to_text, step.ids, generator)
-        own = torch.arange(len(image_of_text), device=image_of_text.device)
-        texts, images = torch.cat([own, own, text_of_image]), torch.cat([own, image_of_text, own])
+        rows = torch.arange(len(image_of_text), device=image_of_text.device)
+        texts, images = torch.cat([rows, rows, text_of_image]), torch.cat([rows, image_of_text, rows])
         logits = self.match(*step.pairs(texts, images))
-        labels = torch.cat([torch.ones_like(own), torch.zeros_like(own), torch.zeros_like(own)])
+        labels = torch.cat([torch.ones_like(rows), torch.zeros_like(rows), torch.zeros_like(rows)])
         return F.cross_entropy(logits, labels)
 
     def word_loss(
@@ -398,10 +398,10 @@ class EncodedStep(NamedTuple):
     text_candidates: Candidates
     ids: torch.Tensor | None
 
-    def losses(self, told: Mapping[str, torch.Tensor] = {}, **parts: torch.Tensor) -> Losses:
-        """The losses of a step, with what the loop wants beside them."""
+    def losses(self, logged: Mapping[str, torch.Tensor] = {}, **parts: torch.Tensor) -> Losses:
+        """The losses of a step; logged = name -> what is logged beside them."""
         embeddings = self.image_embeddings.detach(), self.text_embeddings.detach()
-        return Losses(parts, self.image_keys, self.text_keys, *embeddings, told)
+        return Losses(parts, self.image_keys, self.text_keys, *embeddings, logged)
 
     def pairs(self, texts: torch.Tensor, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Text tokens, their mask and image tokens of these rows, which may come more than once.
@@ -412,7 +412,7 @@ class EncodedStep(NamedTuple):
         return text_tokens, self.text_mask[texts], image_tokens
 
     def hard_targets(self, candidates: Candidates) -> torch.Tensor:
-        """Column of the own key; with ids, equal mass on all columns of the same id (ALBEF's fine-tuning)."""
+        """Column of the matching key; with ids, equal mass on all columns of the same id (ALBEF's fine-tuning)."""
         if self.ids is None:
             return candidates.columns
         dtype = at_least_float32(self.image_embeddings).dtype
@@ -427,14 +427,14 @@ def distillation_weight(step: int, steps_per_epoch: int, alpha: float = 0.4) -> 
 def hard_negatives(
     logits: torch.Tensor, ids: torch.Tensor | None = None, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """For each query one candidate of the batch that is not its own, the likelier the closer (ALBEF's ITM).
+    """Draws one negative of the batch for each query, the likelier the closer (ALBEF's ITM).
 
-    Drawn from softmax(logits) + 1e-4 with the own candidate, and those of the same id, set to 0: the 1e-4 comes after
-    the softmax, so that a row whose mass sits on its own candidate can still be drawn from. Where all candidates share
-    the query's id, any other one is drawn: the batch holds nothing better.
+    The weights are softmax(logits) + 1e-4, and 0 for the partner and candidates of its id. The 1e-4 comes after the
+    softmax, so that a row whose mass sits on the partner can still be drawn from. Where all candidates share the
+    query's id, any but the partner is drawn.
 
     Args:
-        logits: (batch, batch), the own candidate on the diagonal; no gradient is taken.
+        logits: (batch, batch), partners on the diagonal; no gradient is taken.
         ids: (batch,), or None; a negative id is not known and equals no other.
         generator: on the logits' device; None = the global one.
     Returns:
@@ -446,21 +446,20 @@ def hard_negatives(
     if batch < 2 or logits.shape != (batch, batch):
         raise ValueError(f"hard negatives need a square matrix of at least 2 samples, got {tuple(logits.shape)}")
     weights = logits.detach().float().softmax(dim=1) + 1e-4
-    own = torch.eye(batch, dtype=torch.bool, device=logits.device)
-    same = own if ids is None else own | ((ids[:, None] == ids[None, :]) & (ids[:, None] >= 0))
-    alone = same.all(dim=1, keepdim=True)
-    weights = weights.masked_fill(torch.where(alone, own, same), 0.0)
+    partners = torch.eye(batch, dtype=torch.bool, device=logits.device)
+    not_negative = partners if ids is None else partners | ((ids[:, None] == ids[None, :]) & (ids[:, None] >= 0))
+    no_negative = not_negative.all(dim=1, keepdim=True)
+    weights = weights.masked_fill(torch.where(no_negative, partners, not_negative), 0.0)
     return torch.multinomial(weights, 1, generator=generator).squeeze(1)
 
 
 def replaceable_words(vocabulary_size: int, no_words: tuple[int, ...], device: torch.device | str) -> torch.Tensor:
-    """What `mask_words` draws random words from; made once, as its size depends on values on the device.
+    """The words that `mask_words` draws from; made once, because its size depends on values on the device.
 
     Args:
         vocabulary_size: ids lie in [0, vocabulary_size).
-        no_words: ids that a random word never is: padding, class, end and mask token. (BERT's code draws them too; a
-            caption would seem to end where it does not.)
-        device: of the token ids.
+        no_words: ids that are never drawn: padding, class, end and mask token. (BERT's code draws them too, and a
+            caption would seem to end early.)
     Returns:
         (num_words,) int64, ascending.
     """

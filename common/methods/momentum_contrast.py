@@ -10,7 +10,7 @@ and without one (v3):
     loss = moco_v3_loss(*model(first_views, second_views), model.logit_scale())
     loss.backward(); optimizer.step()
 The published code updates the momentum encoder between the two forward passes. As only parameters are averaged, and a
-forward pass of the query encoder changes buffers alone, this is the same. It also enqueues before the backward pass,
+forward pass of the query encoder changes only buffers, this is the same. It also enqueues before the backward pass,
 from a copy of the whole queue; here the queue is read in place, and such an order is a RuntimeError.
 
 The temperature is 1 / logit_scale, fixed in all three: LogitScale(1 / T, maximum=None, trainable=False).
@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from common.distributed import gather_without_gradient, own_share, rank, world_size
+from common.distributed import gather_without_gradient, local_rows, rank, world_size
 from common.geometry import Geometry
 from common.info_nce import info_nce
 from common.logit_scale import LogitScale
@@ -56,7 +56,7 @@ class MomentumContrast(nn.Module):
         encoder: backbone and head, (batch, ...) views -> features (batch, dim); see `linear_head` and `mlp_head`.
         geometry: how features are embedded and compared; MoCo: sphere. Its image side serves both views.
         logit_scale: 1/T. MoCo v1: T = 0.07, v2: 0.2.
-        pool: of past keys; MoCo: QueuePool(FeatureQueue(65_536, 128), geometry.similarity, own_key_only=True).
+        pool: of past keys; MoCo: QueuePool(FeatureQueue(65_536, 128), geometry.similarity, matched_key_only=True).
         symmetric: each view is query once and key once (the CIFAR demo).
     """
 
@@ -95,7 +95,7 @@ class MomentumContrast(nn.Module):
     def _direction(
         self, query_views: torch.Tensor, key_views: torch.Tensor, shuffle_seed: int | None
     ) -> MomentumContrastStep:
-        """Queries meet the keys of this direction alone: of both, each view's own key would be a negative."""
+        """Queries meet the keys of this direction only: of both, the key of the query's view would be a negative."""
         queries = self.geometry.embed_image(self.encoder(query_views))
         keys = self.encode_keys(key_views, shuffle_seed)
         candidates = self.pool.open(keys)
@@ -171,7 +171,7 @@ class MomentumContrastV3(nn.Module):
 
 
 def moco_loss(logits: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
-    """InfoNCE of queries against their own keys (MoCo, Eq. 1): mean_i [ log sum_j exp l_ij - l_i,c(i) ].
+    """InfoNCE of queries against their keys (MoCo, Eq. 1): mean_i [ log sum_j exp l_ij - l_i,c(i) ].
 
     Of a symmetric model it is the mean over both directions, half of the published sum.
 
@@ -210,13 +210,13 @@ def shuffle_rows(rows: torch.Tensor, seed: int) -> torch.Tensor:
         (local_batch, ...), in general rows of other processes too; no gradient.
     """
     order = _global_order(len(rows), seed).to(rows.device)
-    return gather_without_gradient(rows)[order[own_share(len(rows))]]
+    return gather_without_gradient(rows)[order[local_rows(len(rows))]]
 
 
 def unshuffle_rows(rows: torch.Tensor, seed: int) -> torch.Tensor:
     """Brings what was computed from `shuffle_rows(..., seed)` back to the rows it belongs to; no gradient."""
     inverse = _global_order(len(rows), seed).argsort().to(rows.device)
-    return gather_without_gradient(rows)[inverse[own_share(len(rows))]]
+    return gather_without_gradient(rows)[inverse[local_rows(len(rows))]]
 
 
 def _global_order(local_batch: int, seed: int) -> torch.Tensor:

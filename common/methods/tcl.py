@@ -19,7 +19,7 @@ class Tcl(Albef):
 
     What differs from ALBEF:
         1. the momentum encoders see another view of the picture;
-        2. image-to-image and text-to-text contrast against the pools, hard targets alone;
+        2. image-to-image and text-to-text contrast against the pools, with hard targets;
         3. the whole picture (caption) against its own patches (words) among those of the batch;
         4. the contrastive loss is the mean of the six terms.
 
@@ -28,7 +28,7 @@ class Tcl(Albef):
         pooled_grid: side of the grid that the patches' embeddings are averaged to.
     Raises:
         ValueError: a geometry that is no inner product. Averages of patches have a meaning in no other, and a pool
-            compares its keys with queries of the other modality, which is the same for their own in no other.
+            compares its keys with queries of the other modality, which is the same for their modality in no other.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Tcl(Albef):
         return step.losses(contrast=contrast, matching=matching, words=words)
 
     def in_modal_contrast(self, step: EncodedStep) -> list[torch.Tensor]:
-        """image-image, text-text, picture-patches, caption-words; the targets know nothing of the momentum model."""
+        """image-image, text-text, picture-patches, caption-words; targets are hard, without the momentum model."""
         momentum, scale = self.momentum_encoders.encoder, self.logit_scale()
         losses = [
             pool_info_nce(candidates, embeddings, scale, step.hard_targets(candidates))[0]
@@ -99,7 +99,7 @@ def local_contrast(
     logit_scale: torch.Tensor,
     local_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """InfoNCE of each sample against each of its own parts, among the parts of all other samples (TCL's code).
+    """InfoNCE of each sample against each of its parts, among the parts of all other samples (TCL's code).
 
     For sample i and its part k, with s = logit_scale * inner product:
         -s(g_i, l_ik) + log( exp s(g_i, l_ik) + sum over j != i and all parts k' of exp s(g_i, l_jk') ),
@@ -120,10 +120,10 @@ def local_contrast(
     with full_precision(local):
         products = at_least_float32(queries) @ at_least_float32(everyone).flatten(0, 1).T
         logits = logit_scale * products.view(batch, len(everyone), parts)
-    own = torch.arange(batch, device=local.device)
-    positives = logits[own, own + rank() * batch]  # (batch, parts)
+    samples = torch.arange(batch, device=local.device)
+    positives = logits[samples, samples + rank() * batch]  # (batch, parts)
     is_negative = real[None].expand(batch, -1, -1).clone()
-    is_negative[own, own + rank() * batch] = False
+    is_negative[samples, samples + rank() * batch] = False
     negatives = logits.masked_fill(~is_negative, -torch.inf).flatten(1).logsumexp(dim=1, keepdim=True)
     losses = torch.logaddexp(positives, negatives) - positives
     return (losses.masked_fill(~mask, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).mean()

@@ -145,7 +145,9 @@ def _built(config: VisionConfig, num_classes: int, seed: int) -> Method:
         return SimCLR(with_head(backbone, simclr_head(width, dim)), logit_scale)
     if method.name in ("moco_v1", "moco_v2"):
         head = linear_head(width, dim) if method.name == "moco_v1" else mlp_head(width, dim)
-        pool = QueuePool(FeatureQueue(method.queue_size, dim, seed=seed), inner_product_similarity, own_key_only=True)
+        pool = QueuePool(
+            FeatureQueue(method.queue_size, dim, seed=seed), inner_product_similarity, matched_key_only=True
+        )
         contrast = MomentumContrast(with_head(backbone, head), Sphere(), logit_scale, pool, method.symmetric)
         return MoCo(contrast, method.shuffle_keys)
     if method.name == "moco_v3":

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from common.distributed import broadcast_, gather_without_gradient, own_share
+from common.distributed import broadcast_, gather_without_gradient, local_rows
 from common.feature_queue import FeatureQueue
 from common.geometry import at_least_float32, full_precision, unit
 from common.info_nce import info_nce
@@ -154,7 +154,7 @@ class Swav(Method):
             rows = everyone if before is None else torch.cat([everyone, before])
             with full_precision(rows):
                 codes = sinkhorn(rows @ self.prototypes.weight.T, self.sinkhorn_scale, self.sinkhorn_iterations)
-            found.append(codes[own_share(len(own))])
+            found.append(codes[local_rows(len(own))])
         return found
 
     def insert(self, keys: torch.Tensor | None) -> None:

@@ -22,7 +22,7 @@ def settings_of(tower: VisionTransformer | CausalTextTransformer | Bidirectional
     sizes = sizes_of(tower.transformer)
     is_image = isinstance(tower, VisionTransformer)
     side = "model.image" if is_image else "model.text"
-    told = {
+    settings = {
         f"{side}.width": tower.width,
         f"{side}.layers": sizes["num_hidden_layers"],
         f"{side}.heads": sizes["num_attention_heads"],
@@ -31,29 +31,29 @@ def settings_of(tower: VisionTransformer | CausalTextTransformer | Bidirectional
         f"{side}.norm_eps": sizes["layer_norm_eps"],
     }
     if is_image:
-        told["model.patch_size"] = tower.patch_size
-        told["model.image_kind"] = "clip" if tower.patch_embedding.bias is None else "timm"
-        told["model.image.stem.name"] = "" if tower.stem is None else tower.stem.name
+        settings["model.patch_size"] = tower.patch_size
+        settings["model.image_kind"] = "clip" if tower.patch_embedding.bias is None else "timm"
+        settings["model.image.stem.name"] = "" if tower.stem is None else tower.stem.name
         if tower.stem is not None:
-            told |= dict(zip(("model.image.stem.mean", "model.image.stem.std"), map(list, tower.stem.colours)))
-        told["class tokens of the image tower"] = tower.num_class_tokens
+            settings |= dict(zip(("model.image.stem.mean", "model.image.stem.std"), map(list, tower.stem.colours)))
+        settings["class tokens of the image tower"] = tower.num_class_tokens
     else:
         is_causal = isinstance(tower, CausalTextTransformer)
-        told["the text tower's order"] = "causal (CLIP)" if is_causal else "bidirectional (BERT)"
-        told["ids of data.vocabulary"] = tower.vocabulary_size
+        settings["the text tower's order"] = "causal (CLIP)" if is_causal else "bidirectional (BERT)"
+        settings["ids of data.vocabulary"] = tower.vocabulary_size
         stem = tower.stem
-        told["model.text.stem"] = stem and f"{len(stem.network.transformer.blocks)} layers of width {stem.width}"
+        settings["model.text.stem"] = stem and f"{len(stem.network.transformer.blocks)} layers of width {stem.width}"
         if is_causal:  # the largest id of a row is the end token's, if that is the largest of all
-            told["id of the end token"] = tower.vocabulary_size - 1 if tower.end_id is None else tower.end_id
+            settings["id of the end token"] = tower.vocabulary_size - 1 if tower.end_id is None else tower.end_id
     has_final_norm = not isinstance(tower.final_norm, nn.Identity)
     if tower.projection is not None:
         tokens = getattr(tower, "num_class_tokens", 1)
-        told["model.embedding_dim"] = tokens * tower.projection_dim
+        settings["model.embedding_dim"] = tokens * tower.projection_dim
         if not is_image:
-            told["class tokens of the text tower"] = tokens
+            settings["class tokens of the text tower"] = tokens
     if tower.projection is not None or has_final_norm:
-        told["model.final_layer_norm"] = has_final_norm
-    return told
+        settings["model.final_layer_norm"] = has_final_norm
+    return settings
 
 
 @torch.no_grad()
@@ -89,15 +89,15 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
         raise WeightsError(f"{key} = {weights.source} has no {side} tower; accepted: model.{other}.init for the other")
     ours, theirs = settings_of(tower), settings_of(source)
     unlike = {name: value for name, value in theirs.items() if ours.get(name, value) != value}
-    rows, told_rows = len(tower.position_embedding), len(source.position_embedding)
-    if not is_image and rows > told_rows:
+    rows, source_rows = len(tower.position_embedding), len(source.position_embedding)
+    if not is_image and rows > source_rows:
         unlike["data.context_length"] = source.context_length
         ours["data.context_length"] = tower.context_length
     if unlike:
         settings = [f"{name}={str(value).lower()}" for name, value in unlike.items() if name.startswith("model.")]
         fit = f"; as the weights have it: {' '.join(settings)}" if settings else ""
-        found = "; ".join(f"{name} = {ours[name]}, in the weights {value}" for name, value in unlike.items())
-        raise WeightsError(f"{key} = {weights.source} does not fit: {found}{fit}")
+        differences = "; ".join(f"{name} = {ours[name]}, in the weights {value}" for name, value in unlike.items())
+        raise WeightsError(f"{key} = {weights.source} does not fit: {differences}{fit}")
     state = dict(source.state_dict())
     if is_image:
         grid, tokens = tower.image_size // tower.patch_size, tower.num_class_tokens

@@ -154,20 +154,20 @@ def in_our_names(state: State, entries: list[Entry], source: str, complete: bool
     spoilt = [name for name in used if not state[name].is_meta and not state[name].isfinite().all()]
     if spoilt:
         raise WeightsError(f"{source} holds weights that are not finite: {some(spoilt)}")
-    found = {}
+    renamed = {}
     for entry in entries:
         parts = [state[name].detach() for name in entry.theirs]
-        found[entry.ours] = parts[0].T if entry.transposed else torch.cat(parts) if len(parts) > 1 else parts[0]
-    return found
+        renamed[entry.ours] = parts[0].T if entry.transposed else torch.cat(parts) if len(parts) > 1 else parts[0]
+    return renamed
 
 
-def put_(module: nn.Module, found: State, entries: list[Entry], source: str, kept: list[str]) -> None:
+def put_(module: nn.Module, tensors: State, entries: list[Entry], source: str, kept: list[str]) -> None:
     """Copies tensors under our names into a module; every tensor of ours is filled or named in `kept`."""
     target = module.state_dict()
     filled = {name: target[name] for name in kept}
-    dtype = torch.float64 if all(value.dtype == torch.float64 for value in found.values()) else torch.float32
+    dtype = torch.float64 if all(value.dtype == torch.float64 for value in tensors.values()) else torch.float32
     for entry in entries:
-        value, expected = found[entry.ours], target[entry.ours].shape
+        value, expected = tensors[entry.ours], target[entry.ours].shape
         if [n for n in value.shape if n > 1] != [n for n in expected if n > 1]:  # axes of length 1 may come and go
             raise WeightsError(
                 f"{source}: {', '.join(entry.theirs)} has shape {tuple(value.shape)}, {entry.ours} is {tuple(expected)}"
@@ -181,5 +181,5 @@ def put_(module: nn.Module, found: State, entries: list[Entry], source: str, kep
 
 def count_blocks(names: Iterable[str], prefix: str) -> int:
     """Blocks behind a prefix: one more than the highest number."""
-    found = [int(match[1]) for match in (re.match(rf"{re.escape(prefix)}(\d+)\.", name) for name in names) if match]
-    return max(found, default=-1) + 1
+    numbers = [int(match[1]) for match in (re.match(rf"{re.escape(prefix)}(\d+)\.", name) for name in names) if match]
+    return max(numbers, default=-1) + 1

@@ -109,21 +109,21 @@ def _read_bare(path: Path, activation: Activation | None) -> tuple[dict[str, tor
         )
     if activation is None and not is_archive:
         raise WeightsError(
-            f"{path} does not tell its activation: give quick_gelu (OpenAI's own weights) or gelu (most others), by "
+            f"{path} does not state its activation: give quick_gelu (OpenAI's own weights) or gelu (most others), by "
             "--activation, or by model.image.activation where a run starts from it"
         )
     return state, agreed_activation(path, "quick_gelu", activation) if is_archive else activation, is_archive
 
 
-def agreed_activation(source: str | Path, told: Activation, activation: Activation | None) -> Activation:
-    """The activation that a source tells; a user may say the same (None = says nothing).
+def agreed_activation(source: str | Path, stated: Activation, activation: Activation | None) -> Activation:
+    """The activation that a source states; a user may state the same one, or nothing (None).
 
     Raises:
-        WeightsError: the user says another one.
+        WeightsError: the user states another one.
     """
-    if activation not in (None, told):
-        raise WeightsError(f"{source} tells its own activation, {told}; {activation} is not taken")
-    return told
+    if activation not in (None, stated):
+        raise WeightsError(f"{source} states the activation {stated}; expected {stated}, got {activation}")
+    return stated
 
 
 def _of_clip(clip: TwoTowers, source: str, pixels: ImageTransform | None, sides: Collection[str]) -> Weights:

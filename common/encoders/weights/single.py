@@ -110,8 +110,12 @@ def load_bert_(
         "position_embedding": "positions",
         "input_norm.*": "bert.embeddings.LayerNorm.*",
     }
-    own = "cls.predictions."
-    words = {"dense.*": f"{own}transform.dense.*", "norm.*": f"{own}transform.LayerNorm.*", "bias": f"{own}bias"}
+    prefix = "cls.predictions."
+    words = {
+        "dense.*": f"{prefix}transform.dense.*",
+        "norm.*": f"{prefix}transform.LayerNorm.*",
+        "bias": f"{prefix}bias",
+    }
     blocks = "transformer.blocks.", "bert.encoder.layer.", BERT_BLOCK
     parts = [(text_tower, entries_of(embeddings) + block_entries(*blocks, text_layers))]
     if fusion is not None:

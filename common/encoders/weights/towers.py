@@ -103,10 +103,10 @@ def two_towers_from(
     final_norms = {name for entry in entries if ".final_norm." in entry.ours for name in entry.theirs}
     if not final_norms & state.keys():
         entries = [entry for entry in entries if ".final_norm." not in entry.ours]
-    found = in_our_names(state, entries, source)
-    towers = towers_of_sizes(found, image, text, source)
+    tensors = in_our_names(state, entries, source)
+    towers = towers_of_sizes(tensors, image, text, source)
     model = TwoTowers(*towers, Sphere(), LogitScale(init=1 / 0.07, maximum=maximum))
-    put_(model, found, entries, source, kept=[])
+    put_(model, tensors, entries, source, kept=[])
     return model.eval()
 
 
