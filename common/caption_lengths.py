@@ -1,4 +1,4 @@
-"""Where captions end, and towers that are spared their padding.
+"""Where captions end, and towers that compute no padding.
 
 On a CPU time goes with the tokens, and captions fill half of their context or less. A GPU would wait for the lengths;
 there all captions go through together.
@@ -38,10 +38,10 @@ def tokens_by_length(
     """compute(texts, text_mask, *others) without most of the padding, whose tokens come out as zeros.
 
     Args:
-        compute: gives (rows, length, width), or (rows, 1, width), of a row's words and others alone.
+        compute: (rows, length, width) or (rows, 1, width); a row of it depends on its words and others only.
         texts: (num_rows, length, ...) ids or tokens.
         text_mask: (num_rows, length), False at padding.
-        others: with a row for each text, whatever they are.
+        others: any tensors with a row for each text.
     """
     if text_mask.device.type != "cpu" or not len(text_mask):
         return compute(texts, text_mask, *others)
@@ -61,7 +61,7 @@ def parts_of_like_length(
 
     Args:
         lengths: (num_rows,) int, on the CPU.
-        num_parts: at most so many parts of about equal size, one or more; None = up to four, of at least 16 rows.
+        num_parts: parts of about equal size, at most, at least 1; None = up to four, of at least 16 rows.
     Returns:
         Of each part, shortest first, its rows and its greatest length; and the permutation that puts the parts' rows,
         one part after the other, back in their order.

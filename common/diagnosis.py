@@ -1,13 +1,13 @@
-"""What the log says beside the loss, so that a run that learns nothing shows why.
+"""What is logged beside the loss, so that a run that learns nothing shows why.
 
 In every line:
-loss_over_chance                     loss / its chance level: 1 is the plateau of a model that tells nothing apart
+loss_over_chance                     loss / its chance level: 1 is the plateau of a model that separates nothing
 logit_scale_bound_share              share of the steps since the last line at which it sat at a bound
 In a line every run.diagnose_every steps, since it costs time:
 {image,text}_effective_rank          directions that the embeddings use, see common/diagnosis.py
 {image,text}_mean_cosine             between different samples; near 1 = collapsed, or all share an offset
 {image,text}_logit_std               spread of the logits over the images of one caption (over the captions of one
-                                     image), on average; near 0 = collapsed, whatever the geometry
+                                     image), on average; near 0 = collapsed, in any geometry
 matched_similarity, unmatched_...    means over the pairs that belong together, and over those that do not
 duplicate_ids, duplicate_captions    share of the batch that occurs more than once: false negatives
 gradient_norm_<scalar>               of trainable parameters: the logarithms of logit scale, curvature, ...; the bias
@@ -30,7 +30,7 @@ DECIDES = "nothing"
 
 @torch.no_grad()
 def collapse_statistics(features: torch.Tensor) -> dict[str, float]:
-    """What tells a collapsed representation, to be logged together (SimSiam, Sec. 4.1, has the first).
+    """Signs of a collapsed representation, to be logged together (SimSiam, Sec. 4.1, has the first).
 
     Computed on the CPU in float64. Behind a batch normalisation, which forces it, the spread proves nothing.
 
@@ -67,7 +67,7 @@ def collapse_statistics(features: torch.Tensor) -> dict[str, float]:
     }
 
 
-SAMPLE = 512  # pairs of a batch whose embeddings are looked at, over all processes
+SAMPLE = 512  # pairs of a batch whose embeddings are inspected, over all processes
 PLATEAU = 0.01  # of the loss over chance, either way
 PLATEAU_STEPS = 100  # in a row
 COLLAPSED = 0.005  # nats: a softmax over logits of so small a spread is a guess
@@ -83,19 +83,17 @@ def diagnose(
     token_ids: torch.Tensor | None = None,
     ids: torch.Tensor | None = None,
 ) -> dict[str, float]:
-    """What takes time to see of one step. Call between backward and the optimiser's step.
+    """Statistics of one step that take time. Call between backward and the optimiser's step, on every process.
 
-    Nothing is drawn and nothing changed. Call on every process; the values are those of the global batch, of its
+    Nothing is drawn and nothing changes; the values are those of the global batch, of its
     embeddings those of the first SAMPLE / processes pairs of each process.
 
     Args:
-        geometry: compares.
         scalars: of the model, the logit scale among them.
         image_embeddings, text_embeddings: (local_batch, ...) of this process; tokens are taken as one long vector.
-        logit_scale: the multiplier of this step.
         token_ids: (local_batch, context_length) of the captions; None = duplicates are not counted.
-        ids: (local_batch,) int64 of the pictures, negative = not known; None likewise. Pairs of one id do not count as
-            unmatched.
+        ids: (local_batch,) int64 of the images, negative = not known; None = none is known. Pairs of one id do not
+            count as unmatched.
     """
     device, per_process = image_embeddings.device, math.ceil(SAMPLE / world_size())
     images, texts = (gather_without_gradient(rows[:per_process]) for rows in (image_embeddings, text_embeddings))
@@ -139,11 +137,11 @@ def gradient_norms(scalars: Iterable[Scalar]) -> dict[str, float]:
 
 
 class Watch:
-    """What takes more than one step to see: the share of steps at a bound, and what to warn of, each once.
+    """Statistics over steps: the share of steps at a bound, and warnings, each of which comes once.
 
     Args:
-        warmup_steps: of the learning rate; before their end nothing is warned of.
-        state: `state()` as a checkpoint holds it, for a run that goes on; None = a fresh run.
+        warmup_steps: of the learning rate; before their end no warning comes.
+        state: `state()` of a checkpoint, for a run that resumes; None = a fresh run.
     """
 
     def __init__(self, warmup_steps: int, state: dict[str, Any] | None = None) -> None:
@@ -169,7 +167,6 @@ class Watch:
         Args:
             done: updates made, this step's among them.
             ratio: loss over its chance level.
-            is_at_bound: of `at_bound`.
         """
         self.steps += 1
         self.steps_at_bound += is_at_bound
@@ -187,7 +184,6 @@ class Watch:
 
         Args:
             done: updates made.
-            loss: of this step.
             values: of `diagnose`, in steps that were diagnosed.
         """
         if done <= self.warmup_steps:
@@ -214,6 +210,6 @@ class Watch:
 
 
 def _repeated(rows: torch.Tensor) -> torch.Tensor:
-    """(num_rows,) bool: whether an equal row is there a second time."""
+    """(num_rows,) bool: whether a row occurs more than once."""
     _, which, counts = rows.unique(dim=0, return_inverse=True, return_counts=True)
     return counts[which] > 1

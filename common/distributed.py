@@ -109,7 +109,6 @@ def gather_rows(rows: torch.Tensor, num_rows: int) -> torch.Tensor:
 
     Args:
         rows: (share, ...) on each process, as many on each, no gradient needed.
-        num_rows: rows in all.
     Returns:
         (num_rows, ...) in their original order, on every process.
     """

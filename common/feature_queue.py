@@ -18,7 +18,7 @@ NO_ID = -1  # of rows whose sample is not known: random rows, and keys that came
 class FeatureQueue(nn.Module):
     """Ring buffer of features and the ids of their samples; part of the model's checkpoint.
 
-    Rows are written at the pointer and wrap around, whatever the batch size; nothing has to divide anything. Features
+    Rows are written at the pointer and wrap around. The batch size need not divide the capacity. Features
     are stored as they are given: the caller has normalised them. They stay float32 where a model is cast to half
     precision, and follow `double()`.
 
@@ -66,7 +66,7 @@ class FeatureQueue(nn.Module):
             (num_rows,) int64: the slot of each row, which is its column in `rows()`; -1 for a row that was overwritten
             within this call.
         Raises:
-            ValueError: shape or dtype; the message gives what came and what is accepted.
+            ValueError: shape or dtype; the message has both.
         """
         num_rows = len(features) if features.ndim else 0
         if features.ndim != 2 or features.shape[1] != self.dim:

@@ -5,11 +5,11 @@ Conventions, for every geometry in this repository:
     embeddings   features after the geometry's map; what is gathered over processes, cached and compared
     similarity   (num_images, num_texts), rows are images, larger means closer; distances are negated in here, once
 Training and every evaluation call the same `similarity`. Nothing asks which geometry it has, what its class is or how
-its parameters are called: what a geometry offers is said by three protocols, each more than the one before:
+its parameters are called: three protocols state what a geometry offers, each more than the one before:
     Geometry         compares
     RootedGeometry   has a most generic point, and ways to it
     ConeGeometry     has entailment cones
-All comparisons run in float32 or better, whatever autocast says: the close pairs are the positives, and half
+All comparisons run in float32 or better, under autocast too: the close pairs are the positives, and half
 precision ties them (2,000 cosines around 0.25 leave 2.4 candidates at the top score in bfloat16).
 """
 
@@ -79,7 +79,7 @@ def paired_inner_products(first: torch.Tensor, second: torch.Tensor) -> torch.Te
 def squared_distances(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
     """Squared Euclidean distances of all pairs by one matrix product, never negative.
 
-    The error is about eps * (|x|^2 + |y|^2) whatever the distance, so pairs that nearly coincide lose their digits;
+    The error is about eps * (|x|^2 + |y|^2) at any distance, so pairs that nearly coincide lose their digits;
     `paired_squared_distances` keeps them, for the pairs that are close because they belong together.
 
     Args:
@@ -138,7 +138,7 @@ def squared_arccos(cosines: torch.Tensor) -> torch.Tensor:
 
 
 class _SquaredArccos(torch.autograd.Function):
-    """Keeps nothing but its input for the backward pass: a product of spheres has one such matrix for each of them."""
+    """Keeps only its input for the backward pass: a product of spheres has one such matrix for each of them."""
 
     generate_vmap_rule = True
 
@@ -170,10 +170,10 @@ def paired_angles(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
     Args:
         first: (batch, ..., dim), unit norm on the last axis.
-        second: likewise.
+        second: the same shape.
     Returns:
         (batch, ...) radians in [0, pi]; the gradient is 0 where the vectors coincide or are opposite. The zero vector
-        is at pi / 2 to every vector, as its cosine of 0 says.
+        is at pi / 2 to every vector, by its cosine of 0.
     """
     check_same_dim(first, second)
     with full_precision(first):
@@ -226,7 +226,7 @@ def both_ways(similarity: torch.Tensor) -> OneMatrix:
 def one_matrix(directions: tuple[torch.Tensor, torch.Tensor]) -> bool:
     """Whether two directions are one matrix and its view: then its numbers need be kept, scaled and filled in once.
 
-    Their type says it (`both_ways`): a compiler that asks for storage breaks the graph.
+    Their type shows it (`both_ways`): a compiler that asks for storage breaks the graph.
     """
     return isinstance(directions, OneMatrix)
 
@@ -313,7 +313,7 @@ class Geometry(Protocol):
         """(batch, dim) -> embeddings, first axis kept."""
 
     def embed_text(self, text_features: torch.Tensor) -> torch.Tensor:
-        """(batch, dim) -> embeddings, first axis kept. Differs from the image side only where a paper says so."""
+        """(batch, dim) -> embeddings, first axis kept. Differs from the image side only where a paper has it so."""
 
     def similarity(self, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
         """(num_images, num_texts), larger is closer: by it images rank texts."""

@@ -4,12 +4,12 @@ For a query i and candidates j, with logits l_ij = logit_scale * similarity and 
 
     loss_i = - sum_j t_ij ( l_ij - log sum_k exp l_ik ),        mean over i
 
-Index targets are the case of one t_ij = 1. A candidate that is not there has l_ij = -inf (`mask_absent`).
-Logits and loss are float32 or better, whatever autocast says: half precision ties close candidates.
+Index targets are the case of one t_ij = 1. A missing candidate has l_ij = -inf (`mask_absent`).
+Logits and loss are float32 or better, under autocast too: half precision ties close candidates.
 
 Every mistake that only the values show (an index out of range, a row without a positive, a row with all candidates
-masked) raises ValueError on the CPU. On an accelerator looking would stall the device in every step: the loss of such a
-row is NaN or infinite there (or the device asserts), and stops the run.
+masked) raises ValueError on the CPU. On an accelerator the check would stall the device in every step. There the loss
+of such a row is NaN or infinite (or the device asserts), and stops the run.
 """
 
 import inspect
@@ -60,7 +60,6 @@ def info_nce_chance(local_batch: int, queue: QueuedPairs | None = None) -> float
 
     Args:
         local_batch: pairs of this process, as many as of each other process.
-        queue: further candidates.
     """
     return math.log(world_size() * local_batch + (0 if queue is None else len(queue.ids)))
 
@@ -69,14 +68,14 @@ def info_nce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy of each row against its positive or positives (oblique submission Eq. 2, one direction).
 
     Args:
-        logits: (num_queries, num_candidates); half precision is cast up. -inf = the candidate is not there.
+        logits: (num_queries, num_candidates); half precision is cast up. -inf = the candidate is missing.
         targets: (num_queries,) int64 index of each row's positive, or (num_queries, num_candidates) row-stochastic
-            (`check_row_stochastic` looks at the sums; here they are taken as they are).
+            (`check_row_stochastic` checks the sums; here they are not checked).
     Returns:
         Scalar in nats, >= 0 for index targets. Equal logits give ln(num_candidates).
     Raises:
         ValueError: shapes or dtypes that do not fit; the message gives them. On the CPU also an index out of range, or
-            a positive that is not there.
+            a positive that is missing.
     """
     if logits.ndim != 2 or not len(logits):
         raise ValueError(
@@ -98,7 +97,7 @@ def info_nce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """`info_nce` of targets that fit and are there: what a distance that overflowed leaves is infinite or NaN."""
+    """`info_nce` without checks: the loss of a distance that overflowed is infinite or NaN."""
     with full_precision(logits):
         logits = at_least_float32(logits)
         if targets.ndim == 1:
@@ -176,7 +175,7 @@ def contrastive_loss(
             return logit_scale * (scores.scatter(1, columns[:, None], partners) if symmetric else scores)
 
         image_to_text = logits(image_to_text)
-        if world_size() == 1:  # the same pairs: one matrix is filled in and scaled once
+        if world_size() == 1:  # both directions have the same pairs: one matrix, scaled once
             text_to_image = image_to_text.T if symmetric else logits(text_to_image)
         else:
             text_to_image = logits(geometry.directions(all_images, texts)[1])
@@ -191,6 +190,7 @@ def contrastive_loss(
         )
 
     both_logits = both_directions(image_embeddings, text_embeddings)
+    # targets: the partner's column; all columns of its id; then alpha of the mass by the momentum model
     targets = [columns, columns]
     if ids is not None:
         all_ids = gather_without_gradient(ids)
@@ -283,7 +283,7 @@ def distilled_targets(pseudo_logits: torch.Tensor, targets: torch.Tensor, alpha:
     """Pseudo-targets mixed with hard ones: alpha softmax(pseudo_logits) + (1 - alpha) one_hot (ALBEF, Eq. 6).
 
     Args:
-        pseudo_logits: (num_queries, num_candidates), scaled similarities of the momentum model; -inf = not there.
+        pseudo_logits: (num_queries, num_candidates), scaled similarities of the momentum model; -inf = missing.
         targets: as in `info_nce`, by index or row-stochastic.
         alpha: distillation weight in [0, 1].
     Returns:
@@ -302,7 +302,7 @@ def distilled_targets(pseudo_logits: torch.Tensor, targets: torch.Tensor, alpha:
 
 
 def mask_absent(logits: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-    """-inf where a candidate is not there (padding, a queue that is not full); its probability and gradient are 0.
+    """-inf where a candidate is missing (padding, a queue that is not full); its probability and gradient are 0.
 
     Args:
         logits: (num_queries, num_candidates).
@@ -326,7 +326,6 @@ def check_row_stochastic(targets: torch.Tensor, tolerance: float = 1e-5) -> None
 
     Args:
         targets: (num_queries, num_candidates).
-        tolerance: of the sum.
     """
     sums = targets.double().sum(dim=1)
     wrong = ~((sums - 1).abs() <= tolerance) | (targets < 0).any(dim=1)  # a NaN is wrong too

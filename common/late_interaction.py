@@ -33,7 +33,7 @@ def late_interaction(
         padded: whether zero vectors are padding.
     Returns:
         s_i2t and s_t2i, each (num_images, num_texts), float32 or better, in [-1, 1]; higher is closer. For a text of
-        padding alone they are -inf and 0.
+        padding only they are -inf and 0.
     Raises:
         ValueError: if the dims differ; the message gives both shapes.
     """
@@ -74,7 +74,6 @@ class LateInteraction(nn.Module):
     """The geometry: pictures rank captions by s_i2t, captions rank pictures by s_t2i.
 
     Args:
-        name: for messages and logs.
         embed: features of either side -> (batch, tokens, dim) of unit norm, zero where padded.
         padded: whether zero vectors are padding.
     """

@@ -19,7 +19,7 @@ class LogitScale(nn.Module):
         init: multiplier at the start; CLIP's is the default. Moved into the bounds if it trains and is outside.
         minimum, maximum: bounds of the multiplier; None = none. CLIP: at most 100.
         trainable: False keeps the multiplier at its start for the whole run.
-        dtype: of the parameter; None = PyTorch's default. `double()` afterwards keeps the digits of float32 alone.
+        dtype: of the parameter; None = PyTorch's default. `double()` afterwards keeps only the digits of float32.
     Raises:
         ValueError: unless 0 < minimum <= maximum and init > 0; a fixed multiplier outside its bounds.
     """
@@ -48,7 +48,7 @@ class LogitScale(nn.Module):
 
     @classmethod
     def from_config(cls, method: Any) -> "LogitScale":
-        """As the section of a config says that has the fields logit_scale_init, _min, _max and _trainable."""
+        """From the section of a config with the fields logit_scale_init, _min, _max and _trainable."""
         return cls(
             method.logit_scale_init, method.logit_scale_min, method.logit_scale_max, method.logit_scale_trainable
         )

@@ -2,8 +2,8 @@
 
     theta_m <- m theta_m + (1 - m) theta          over parameters, m = ema_momentum in [0, 1]
 
-Buffers (running statistics of batch normalisation, position indices) stay the copy's own: it runs in train mode and
-sees its own inputs (as in MoCo's code).
+Buffers (running statistics of batch normalisation, position indices) are not averaged: the copy runs in train mode on
+its own inputs (as in MoCo's code).
 
 Kinds of model: plain, wrapped in DDP (pass the unwrapped module), compiled in place. FSDP2: make the MomentumEncoder
 before sharding and give `fully_shard` the copy in the same way as the online module; both then hold DTensors with the
@@ -20,7 +20,7 @@ from torch import nn
 
 
 class MomentumEncoder(nn.Module):
-    """An exact copy of a module that gets no gradient and moves by `update_` alone.
+    """An exact copy of a module that gets no gradient and changes only by `update_`.
 
     Its parameters have requires_grad False, so an optimiser built from trainable parameters leaves them out, and its
     state is saved with the model that holds it. Train and eval mode follow that model. Parameters that share memory in
@@ -46,13 +46,12 @@ class MomentumEncoder(nn.Module):
 
 @torch.no_grad()
 def update_momentum_(momentum_module: nn.Module, online: nn.Module, ema_momentum: float) -> None:
-    """theta_m <- m theta_m + (1 - m) theta for every parameter, in place; buffers are left alone.
+    """theta_m <- m theta_m + (1 - m) theta for every parameter, in place; buffers do not change.
 
     Computed as theta_m + (1 - m)(theta - theta_m): a parameter equal to its online one stays equal to the last bit,
     m = 1 changes nothing and m = 0 copies.
 
     Args:
-        momentum_module: moved.
         online: read; the same architecture, unwrapped.
         ema_momentum: m in [0, 1].
     Raises:
@@ -95,7 +94,7 @@ def _layout(tensor: torch.Tensor) -> tuple:
 
 
 def ema_momentum_at(step: int, total_steps: int, start: float, schedule: str = "constant") -> float:
-    """m of one step, a function of the step alone.
+    """m of one step, a pure function of the step.
 
     constant:     m = start                                                           MoCo v1, v2: 0.999; ALBEF: 0.995
     half_cosine:  m = 1 - (1 - start) (1 + cos(pi step / total_steps)) / 2            MoCo v3: 0.99 rising to 1
@@ -104,7 +103,6 @@ def ema_momentum_at(step: int, total_steps: int, start: float, schedule: str = "
         step: optimiser updates already made; from total_steps on the value is that of the end.
         total_steps: of the run, at least 1.
         start: m at step 0, in [0, 1].
-        schedule: constant or half_cosine.
     Raises:
         ValueError: unknown schedule, or a value out of range.
     """

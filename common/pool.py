@@ -37,8 +37,8 @@ class Candidates(Protocol):
 
     columns: (batch,) int64, the column of each query's positive, the key of the same sample.
     ids: (num_columns,) int64 sample ids, NO_ID = not known; None if the keys have none.
-    tile: so many queries `pool_info_nce` compares at once. It forms their gradient at once too, so no logits wait for
-        the backward pass; only the queries get a gradient. None = all, by plain autograd, where others may get one.
+    tile: queries that `pool_info_nce` compares at once. It forms their gradient at once too, so no logits wait for the
+        backward pass; only the queries get a gradient. None = all, by plain autograd, where others may get one.
     is_linear: whether the gradient of a similarity does not depend on its value, so that it may overwrite it.
     """
 
@@ -140,9 +140,7 @@ def pool_info_nce(
     """InfoNCE of queries against a pool's candidates, in tiles of queries if the candidates ask for it.
 
     Args:
-        candidates: of a pool.
         queries: (batch, ...) embeddings.
-        logit_scale: scalar tensor.
         targets: as in `info_nce`: index of each query's column, or (batch, num_columns) row-stochastic.
         keys: (batch, ...) what the momentum model makes of the same samples; needed where alpha > 0.
         alpha: share of the target mass that follows softmax(logit_scale * similarity) of the keys (ALBEF, Eq. 6).
@@ -257,7 +255,6 @@ def image_and_text_pools(
     Args:
         capacity: keys of each modality.
         dim: of the features; random rows are mapped to where embeddings lie (oblique: norm sqrt(num_spheres)).
-        start: as in FeatureQueue.
     """
     queues = [FeatureQueue(capacity, dim, start, seed) for seed in (0, 1)]
     with torch.no_grad():

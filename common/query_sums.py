@@ -37,7 +37,6 @@ class QuerySums:
         """Adds candidates of the queries `at`.
 
         Args:
-            at: which queries.
             logits: (queries, candidates).
             positive: (queries, candidates) bool; None = no candidate is a positive.
             pseudo: (queries, candidates) pseudo-logits; None without distillation.

@@ -5,16 +5,16 @@ pass walks again, forms each tile once more and hands its part of the gradient t
     products        2 B^2 d forward, 2 B^2 d to form the tiles again, 4 B^2 d for both gradients: 8 B^2 d in all
                     (with distillation the keys' tiles too, twice: 12 B^2 d)
     memory          embeddings, their gradients, some vectors of length B, some matrices of one tile
-Partners are compared by the geometry's `paired_similarity`, which keeps the digits of close pairs, all others by its
-`similarity`: the partners' values are written over the diagonal.
+Partners are compared by the geometry's `paired_similarity`, which keeps the digits of close pairs, and all others by
+its `similarity`. The partners' values are written over the diagonal.
 
-With W processes each owns its rows and walks them against the columns of all, which arrive one tile at a time: no
-process holds more than its share, its gradient and a tile. Column sums are put together over processes, a tile's column
-gradient is summed where its columns belong.
+With W processes each has its rows and walks them against the columns of all, which arrive one tile at a time: no
+process holds more than its share, its gradient and a tile. Column sums are combined over processes, and the gradient of
+a tile's columns is summed on the process that has them.
 
 With several processes the gradients of scalars (logit scale, curvature) agree with those of `contrastive_loss` after
 averaging over processes, as DDP and FSDP2 do it, and not before: here a process adds up the tiles of its rows, there
-its rows and its columns. Who does not average them (a loop without DDP) has to.
+its rows and its columns. A loop without DDP must average them itself.
 """
 
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def tiled_contrastive_loss(
         tile: rows and columns of a tile, at least 1.
         bf16_product: for geometries that are an inner product: multiply in bfloat16, forward and backward, and add in
             float32. An inner product of unit vectors is then off by up to 0.004, a gradient by some parts in a
-            thousand; partners are still compared in float32. Faster on CUDA alone.
+            thousand; partners are still compared in float32. Faster on CUDA only.
     Returns:
         Scalar in nats: this process's share of the global loss.
     Raises:

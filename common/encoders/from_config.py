@@ -22,8 +22,6 @@ def vision_transformer(
     """The image tower.
 
     Args:
-        data: gives the size of a picture.
-        model: sizes.
         num_class_tokens: each has its own output of model.embedding_dim numbers.
         projected: False: its tokens are wanted, and whoever takes them projects.
     Raises:
@@ -61,8 +59,6 @@ def causal_text_transformer(
     """CLIP's text tower.
 
     Args:
-        data: gives the length of a caption.
-        model: sizes.
         tokenizer: gives the number of ids and the end token.
     """
     from common.encoders.text import CausalTextTransformer
@@ -90,8 +86,6 @@ def bidirectional_text_transformer(
     """BERT's order.
 
     Args:
-        data: gives the length of a caption.
-        model: sizes.
         tokenizer: gives the number of ids, and the end token, after which all is padding.
         num_class_tokens: each has its own output of model.embedding_dim numbers.
         projected: as in `vision_transformer`.

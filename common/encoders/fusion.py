@@ -13,8 +13,6 @@ class FusionTransformer(nn.Module):
     """BERT's upper layers with cross-attention to image tokens after each self-attention (ALBEF, Sec. 3.1).
 
     Args:
-        width: of the text tokens.
-        image_width: of the image tokens.
         layers, heads, mlp_ratio, norm_eps, dropout, gradient_checkpointing: of the transformer, post-norm.
     """
 
@@ -81,10 +79,7 @@ class MaskedLanguageHead(nn.Module):
     """BERT's head: dense, GELU, LayerNorm, then the word embeddings themselves as the output matrix.
 
     Args:
-        width: of the tokens.
-        vocabulary_size: of the word embeddings.
-        embedding_width: likewise; None = that of the tokens.
-        norm_eps: of the LayerNorm.
+        embedding_width: of the word embeddings; None = that of the tokens.
     """
 
     def __init__(

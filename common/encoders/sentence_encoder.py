@@ -1,4 +1,4 @@
-"""What a sentence encoder's files say beside its tensors: how the tokens of a sentence become one vector."""
+"""The configuration of a sentence encoder: how the tokens of a sentence become one vector."""
 
 from pathlib import Path
 from typing import Any

@@ -163,7 +163,6 @@ class PooledStem(nn.Module):
     which only the text tower learns.
 
     Args:
-        stem: its features.
         projection_dim: output numbers; None = the mean itself, `stem.channels` wide.
     """
 

@@ -1,4 +1,4 @@
-"""What timm's config.json says of a stem beside its tensors: a key is honoured, changes no feature, or is refused."""
+"""timm's config.json of a stem: every key is honoured, changes no feature, or is refused."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ from common.data.text_files import read_json_object
 
 Colours = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation, of pixels in [0, 1]
 
-HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # of which a config.json in the same folder speaks
+HUB_FILES = ("model.safetensors", "pytorch_model.bin")  # described by a config.json in the same folder
 HONOURED = {"mean", "std", "input_size", "fixed_input_size", "classifier"}
 CHANGES_NOTHING = {
     # where the weights came from
@@ -31,7 +31,7 @@ _ARGUMENTS = {  # of model_args: act in training, in the head, or are the defaul
 
 
 class StemError(ValueError):
-    """A stem that cannot be had; the message is meant for the user as it stands."""
+    """A stem that cannot be loaded; the message is for the user."""
 
 
 def configuration_file(weights: str) -> Path | None:
@@ -77,7 +77,7 @@ def read_configuration(file: Path, name: str) -> dict[str, Any]:
 
 
 def check_colours(mean: Any, std: Any, where: str) -> None:
-    """Refuses what is not three numbers each, standard deviations above 0.
+    """Refuses all but three numbers for mean and std, std above 0.
 
     Raises:
         StemError: names the key.
@@ -90,11 +90,8 @@ def check_colours(mean: Any, std: Any, where: str) -> None:
 
 
 def colours_beside(name: str, weights: str) -> Colours | None:
-    """Mean and standard deviation that a config.json gives; None = there is none, or they are timm's for the name.
+    """Mean and standard deviation of a config.json; None = it is missing, or they are timm's for the name.
 
-    Args:
-        name: of the stem.
-        weights: as the setting has them.
     Raises:
         StemError: see `read_configuration`.
     """
@@ -109,7 +106,7 @@ def colours_beside(name: str, weights: str) -> Colours | None:
 
 
 def check_one_colour(name: str, weights: str) -> None:
-    """Refuses a bare file for a name whose weights at timm were trained with unlike colours.
+    """Refuses a bare file for a name whose weights at timm differ in mean and std.
 
     Raises:
         StemError: names those weights.
@@ -125,7 +122,7 @@ def check_one_colour(name: str, weights: str) -> None:
     if len(tag_of_colours) > 1:
         kinds = "; ".join(f"{tagged}: mean {mean}, std {std}" for (mean, std), tagged in tag_of_colours.items())
         raise StemError(
-            f"{weights} does not say with which colours it was trained, and timm's {name} are of several ({kinds}); "
+            f"{weights} does not state the mean and std of its training, and timm's {name} have several ({kinds}); "
             "expected: a config.json beside model.safetensors, model.image.stem.name with the tag of the weights, or "
             "model.image.stem.mean and .std"
         )

@@ -14,7 +14,7 @@ class BidirectionalTextTransformer(nn.Module):
     With a further final LayerNorm and a projection it is the oblique paper's text tower; with
     `final_layer_norm=False, projection_dim=None, norm_eps=1e-12` it is BERT itself, ALBEF's text tower.
     Several class tokens repeat the class id in front of the caption; they share its word embedding and differ by their
-    position row alone (official release; TMLR appendix H says otherwise and is wrong against it).
+    position row only (official release; TMLR appendix H differs from it, and is wrong).
 
     Args:
         vocabulary_size: token ids are in [0, vocabulary_size).
@@ -23,8 +23,7 @@ class BidirectionalTextTransformer(nn.Module):
         projection_dim: output numbers per class token; None = no projection, the output is `width` wide.
         num_class_tokens: number of class tokens; the sequence grows by num_class_tokens - 1.
         final_layer_norm: False replaces the last LayerNorm by the identity.
-        pad_id: id that is masked.
-        end_id: what follows the first such id is masked, whatever it is; None = all of pad_id. Some vocabularies pad
+        end_id: all that follows the first such id is masked; None = all of pad_id. Some vocabularies pad
             with an ordinary word (CLIP's id 0 is "!").
         stem: its tokens, (batch, length, stem.width) for ids, stand in for the word embeddings; None = there is none.
     """
@@ -87,16 +86,15 @@ class BidirectionalTextTransformer(nn.Module):
         return (tokens if self.projection is None else tokens @ self.projection).flatten(1)
 
     def class_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """The first tokens of `forward_tokens` alone, for less: (batch, num_class_tokens, width)."""
+        """(batch, num_class_tokens, width): the first tokens of `forward_tokens`, at less cost."""
         return self.final_norm(self._blocks(token_ids, word_mask, first=self.num_class_tokens))
 
     def forward_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
         """All tokens, before any projection: what a fusion transformer works on.
 
         Args:
-            token_ids: as in forward.
-            word_mask: (batch, length), True where a token is no padding; None = as the ids say. Ids in which words were
-                masked do not say it: the end token may be one of them.
+            word_mask: (batch, length), True where a token is no padding; None = from the ids. Needed for ids in which
+                words were masked: the end token may be one of them.
         Returns:
             (batch, num_class_tokens - 1 + length, width).
         """
@@ -130,7 +128,7 @@ class CausalTextTransformer(nn.Module):
         context_length: longest ids that come in, start and end token included.
         width, layers, heads, mlp_ratio, activation, norm_eps, gradient_checkpointing: of the transformer.
         projection_dim: output numbers; None = no projection.
-        end_id: of the end token; CLIP's byte-pair vocabulary: 49,407. None = whatever id is the largest of a row, as
+        end_id: of the end token; CLIP's byte-pair vocabulary: 49,407. None = the largest id of a row, as
             OpenAI's code has it.
         final_layer_norm: False replaces the last LayerNorm by the identity (EuCLIP, Sec. 3.3).
         stem: as in `BidirectionalTextTransformer`.

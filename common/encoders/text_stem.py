@@ -1,6 +1,6 @@
 """A pre-trained BERT whose tokens stand in for the word embeddings of a text tower: `Stem`, for captions.
 
-The embeddings of a BERT and so many of its lowest layers, from none (the embeddings alone) to all. What is trained
+The embeddings of a BERT and some of its lowest layers, from none (only the embeddings) to all. What is trained
 stands on them: a linear map to the tower's width, its positions, class tokens and blocks, causal or not.
 """
 
@@ -23,11 +23,11 @@ class TextStem(nn.Module):
     """Tokens of a BERT, with random weights until `load_`.
 
     Args:
-        trainable: False holds it still.
+        trainable: False freezes it.
         sizes: of `BidirectionalTextTransformer`: vocabulary_size, context_length, end_id, width, layers, heads,
             mlp_ratio.
     Attributes:
-        kept: ids (batch, length) -> what `forward` gives for them, without computing it; None = it is computed.
+        kept: ids (batch, length) -> their cached tokens; None = tokens are computed.
     """
 
     def __init__(self, trainable: bool = False, **sizes: Any) -> None:
@@ -44,7 +44,7 @@ class TextStem(nn.Module):
         Args:
             token_ids: (batch, length <= context_length), of the BERT's own vocabulary.
         Returns:
-            (batch, length, width); what stands behind the end token is of no use.
+            (batch, length, width); undefined behind the end token.
         """
         if self.trainable:
             return self.network.forward_tokens(token_ids)
@@ -52,7 +52,7 @@ class TextStem(nn.Module):
 
     @torch.no_grad()
     def compute(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """What `forward` gives where the stem is held still; float32, whatever autocast says."""
+        """The tokens of a frozen stem; float32, under autocast too."""
         with full_precision(self.network.token_embedding.weight):
             return self.network.forward_tokens(token_ids)
 
@@ -60,7 +60,7 @@ class TextStem(nn.Module):
         """12 hex digits that change with the weights and the number of heads."""
         digest = hashlib.sha256(str(self.heads).encode())
         for name, tensor in self.network.state_dict().items():
-            rows = tensor[:3] if name == "position_embedding" else tensor  # how many there are decides no feature
+            rows = tensor[:3] if name == "position_embedding" else tensor  # their number changes no feature
             digest.update(name.encode() + rows.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:12]
 
@@ -69,7 +69,6 @@ class TextStem(nn.Module):
         """Fills the embeddings and layers with the lowest of a BERT's.
 
         Args:
-            source: named in errors.
             tower: of the weights, in our names.
         Raises:
             StemError: it is no BERT, or one of other sizes.
@@ -88,7 +87,7 @@ class TextStem(nn.Module):
             for name, tensor in target.items()
             if name not in state or state[name].shape != tensor.shape
         ]
-        # no shape tells these, and with others the features would be others without a word
+        # no shape shows these, and other values would change the features without an error
         blocks = tower.transformer.blocks[:1]
         unlike += [f"heads {self.heads} instead of {block.attention.heads}" for block in blocks
                    if block.attention.heads != self.heads]  # fmt: skip
@@ -108,7 +107,6 @@ class PooledTextStem(nn.Module):
     The mean is what sentence encoders are trained to (Reimers and Gurevych 2019, Sec. 3).
 
     Args:
-        stem: its tokens.
         projection_dim: output numbers; None = the mean itself, `stem.width` wide.
     """
 
@@ -130,7 +128,7 @@ class PooledTextStem(nn.Module):
         return mean if self.projection is None else mean @ self.projection
 
     def class_tokens(self, token_ids: torch.Tensor, word_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """(batch, 1, width), the mean in the place of a class token; word_mask None = as the ids say."""
+        """(batch, 1, width), the mean in the place of a class token; word_mask None = from the ids."""
         words = (self.word_mask(token_ids) if word_mask is None else word_mask)[..., None]
         return (self.forward_tokens(token_ids) * words).sum(dim=1, keepdim=True) / words.sum(dim=1, keepdim=True)
 
@@ -139,5 +137,5 @@ class PooledTextStem(nn.Module):
         return up_to_first(token_ids, self.end_id)
 
     def forward_tokens(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """(batch, length, width), the stem's tokens; what stands behind the end token is of no use."""
+        """(batch, length, width), the stem's tokens; undefined behind the end token."""
         return self.stem(token_ids)

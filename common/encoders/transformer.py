@@ -45,7 +45,6 @@ class Attention(nn.Module):
 
     Args:
         width: token dim; a multiple of heads.
-        heads: number of heads.
         dropout: probability that an attention weight is dropped in training.
     """
 
@@ -82,9 +81,7 @@ class CrossAttention(nn.Module):
 
     Args:
         width: of the queries and the output; a multiple of heads.
-        memory_width: of the sequence that is looked at.
-        heads: number of heads.
-        dropout: as in Attention.
+        memory_width: of keys and values.
     """
 
     def __init__(self, width: int, memory_width: int, heads: int, dropout: float = 0.0) -> None:
@@ -106,7 +103,7 @@ class CrossAttention(nn.Module):
         Args:
             tokens: (batch, length, width).
             memory: (batch, memory_length, memory_width).
-            memory_mask: (batch, 1, 1, memory_length), True where memory may be looked at; None = everywhere.
+            memory_mask: (batch, 1, 1, memory_length), True where attention may go; None = everywhere.
             recorded: a list that receives the weights (batch, heads, length, memory_length) as part of the graph, for
                 Grad-CAM. The weights are then formed explicitly; same result, more memory.
         """
@@ -132,14 +129,11 @@ class Block(nn.Module):
     """Self-attention, cross-attention where there is a memory, and MLP, each with a residual.
 
     Args:
-        width: token dim.
-        heads: attention heads.
         mlp_ratio: hidden width of the MLP over `width`.
         pre_norm: True: x + f(norm(x)), as in ViT; False: norm(x + f(x)), as in BERT.
-        activation: of the MLP.
         norm_eps: of every LayerNorm; CLIP and PyTorch 1e-5, timm's ViT 1e-6, BERT 1e-12.
         dropout: of attention weights and of each residual branch, in training.
-        memory_width: width of a second sequence to look at after the self-attention; None = no cross-attention.
+        memory_width: width of the memory, for cross-attention after the self-attention; None = no cross-attention.
     """
 
     def __init__(
@@ -204,7 +198,6 @@ class Transformer(nn.Module):
 
     Args:
         width, heads, mlp_ratio, pre_norm, activation, norm_eps, dropout, memory_width: as in Block.
-        layers: number of blocks.
         causal: a token sees itself and those before it.
         gradient_checkpointing: in training, keep each block's input only and run the block again in the backward pass:
             activation memory of one block instead of all, for about a third more time.
@@ -271,12 +264,12 @@ class Transformer(nn.Module):
         Args:
             tokens: (batch, length, width).
             key_mask: (batch, length), True where a token may be attended to; None = everywhere.
-            memory: (batch, memory_length, memory_width) for cross-attention; of several, block i looks at i mod their
-                number.
-            memory_mask: (batch, memory_length), likewise, of all of them.
+            memory: (batch, memory_length, memory_width) for cross-attention; of several, block i takes number i mod
+                their count.
+            memory_mask: (batch, memory_length), True where a token may be attended to; the same for all of several.
             recorded: receives the cross-attention weights of every block, first block first (see CrossAttention).
-            first: only that many tokens come out, and the last block spares itself the others; None = all. Where the
-                transformer is not causal.
+            first: only so many tokens come out, and the last block computes no others; None = all. Not for a causal
+                transformer.
         Returns:
             (batch, first, width).
         Raises:
@@ -284,12 +277,10 @@ class Transformer(nn.Module):
                 in training with gradient checkpointing.
         """
         if recorded is not None and self.gradient_checkpointing and self.training:
-            raise ValueError(
-                "weights cannot be recorded while gradient checkpointing runs each block twice; use eval()"
-            )
+            raise ValueError("weights cannot be recorded in training with gradient checkpointing; use eval()")
         expects_memory = len(self.blocks) > 0 and self.blocks[0].cross_attention is not None
         if expects_memory != (memory is not None):
-            raise ValueError(f"this transformer {'needs' if expects_memory else 'takes no'} memory to look at")
+            raise ValueError(f"this transformer {'needs' if expects_memory else 'takes no'} memory")
         mask = None if key_mask is None else key_mask[:, None, None, :]  # (batch, 1 head, 1 query, length)
         causal = self.causal
         if causal and mask is not None:  # the fused kernel takes one or the other

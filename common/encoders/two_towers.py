@@ -15,7 +15,6 @@ class TwoTowers(nn.Module):
         image_tower: (batch, 3, size, size) -> image_features (batch, dim).
         text_tower: (batch, context_length) ids -> text_features (batch, dim).
         geometry: see common/geometry.py; a module, so that its scalars are saved with the model.
-        logit_scale: the multiplier.
         logit_bias: of a loss that has one; None = none.
     """
 

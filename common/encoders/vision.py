@@ -21,7 +21,6 @@ class VisionTransformer(nn.Module):
         num_class_tokens: each has its own embedding and its own position row (oblique submission, Sec. 3.2); one
             projection is shared by all.
         final_layer_norm: False replaces the last LayerNorm by the identity (EuCLIP, Sec. 3.3).
-        patch_bias, input_norm: see above.
         patch_dropout: share of the patches that each picture of a training batch loses, in [0, 1); class tokens stay.
         stem: its features stand in for the patches (hybrid architecture); None = pixels are cut into patches.
     Raises:
@@ -85,15 +84,15 @@ class VisionTransformer(nn.Module):
 
     @property
     def picture_shape(self) -> tuple[int, int, int]:
-        """Of what a training step takes for a picture: pixels, or features of a locked stem, which are kept."""
+        """Of one image of a training step: pixels, or the cached features of a frozen stem."""
         stem, size = self.stem, self.image_size
         return (3, size, size) if stem is None or stem.trainable else (stem.channels, stem.grid, stem.grid)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """
         Args:
-            images: (batch, 3, image_size, image_size), normalised; with a stem also what it makes of them, (batch,
-                channels, grid, grid).
+            images: (batch, 3, image_size, image_size), normalised; with a stem also its features (batch, channels,
+                grid, grid).
         Returns:
             image_features: (batch, num_class_tokens * projection_dim); token k fills the k-th block of projection_dim.
         """
@@ -101,14 +100,12 @@ class VisionTransformer(nn.Module):
         return (tokens if self.projection is None else tokens @ self.projection).flatten(1)
 
     def class_tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """The first tokens of `forward_tokens` alone, for less: (batch, num_class_tokens, width)."""
+        """(batch, num_class_tokens, width): the first tokens of `forward_tokens`, at less cost."""
         return self.final_norm(self._blocks(images, self.num_class_tokens))
 
     def forward_tokens(self, images: torch.Tensor) -> torch.Tensor:
-        """All tokens after the last LayerNorm, before any projection: what a fusion transformer looks at.
+        """All tokens after the last LayerNorm, before any projection: the memory of a fusion transformer.
 
-        Args:
-            images: as in `forward`.
         Returns:
             (batch, num_class_tokens + num_patches, width), class tokens first, patches row by row.
         """
@@ -118,21 +115,23 @@ class VisionTransformer(nn.Module):
         if self.stem is not None:
             images = self.stem.places(images)
         classes, positions = self.position_embedding.tensor_split([self.num_class_tokens])
-        if self.training and self.patch_dropout:
+        if self.training and self.patch_dropout:  # before the embedding, so that lost patches cost nothing
             images, kept = self._drop_patches(images)
             positions = positions[kept]
         if self.stem is not None:
-            images = self.stem.drop_channels(images.float(), self.training)  # kept ones are float16, few are left
+            images = self.stem.drop_channels(
+                images.float(), self.training
+            )  # cached ones are float16; few are left after patch dropout
         patches = self.patch_embedding(images).flatten(2).transpose(1, 2)  # (batch, num_patches, width)
         class_tokens = (self.class_embedding + classes).to(patches.dtype).expand(len(images), -1, -1)
         tokens = torch.cat([class_tokens, patches + positions.to(patches.dtype)], dim=1)
         return self.transformer(self.input_norm(tokens), first=first)
 
     def _drop_patches(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each picture keeps its own random patches, before they are embedded, which is most of a hybrid tower's work.
+        """Draws the patches that each image keeps.
 
         Returns:
-            (batch, channels, kept * side, side), one patch above the other in their order, and (batch, kept) numbers.
+            (batch, channels, kept * side, side), the patches in order one above the other, and (batch, kept) numbers.
         """
         side = self.patch_embedding.stride[0]
         patches = images.unflatten(2, (-1, side)).unflatten(4, (-1, side)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)

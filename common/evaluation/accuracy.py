@@ -192,7 +192,6 @@ def classification_evaluation(scores: torch.Tensor, labels: torch.Tensor, protoc
     Args:
         scores: (num_images, num_classes), finite, on the CPU.
         labels: (num_images,).
-        protocol: what the numbers mean.
     """
     scores, labels = tensor_of(scores, "scores"), labels_of(labels, "labels")
     num_classes = scores.shape[1]

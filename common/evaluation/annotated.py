@@ -52,7 +52,6 @@ def vqa_score(predicted: str, answers: Sequence[str]) -> float:
     agree to the letter nothing is normalised, on either side.
 
     Args:
-        predicted: the model's answer.
         answers: one per annotator, ten in VQA v2, at least two.
     Raises:
         ValueError: for fewer than two answers.

@@ -11,7 +11,6 @@ def tensor_of(values: Any, name: str) -> torch.Tensor:
 
     Args:
         values: tensor, numpy array or nested list.
-        name: for the message.
     Raises:
         ValueError: what holds no numbers, or rows of unlike lengths.
     """
@@ -42,7 +41,7 @@ def labels_of(values: Any, name: str) -> torch.Tensor:
 
 
 def array_of(values: Any) -> np.ndarray:
-    """The values as a numpy array, from whatever device and with or without gradient; bfloat16 becomes float32."""
+    """The values as a numpy array, from any device, with or without gradient; bfloat16 becomes float32."""
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()

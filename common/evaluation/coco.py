@@ -54,7 +54,7 @@ class Relation:
     """Which captions are right for an image and which images for a caption, by COCO's ids; queries are the keys.
 
     key: of its evaluation. title: in the protocol. metrics: "recall", or "precision" for mAP@R and R-Precision.
-    outside: captions that it names though they are no candidates; they count in the R of their images.
+    outside: captions that it names but that are no candidates; they count in the R of their images.
     """
 
     key: str
@@ -68,7 +68,7 @@ class Relation:
 def read_cxc(path: Path, score: float = CXC_SCORE) -> Relation:
     """The positives of Crisscrossed Captions, from sits_test.csv or sits_val.csv, plain or gzip.
 
-    A pair counts by its score alone: 29 of the original COCO pairs of the test file fall below 3 and are no positives.
+    A pair counts by its score only: 29 of the original COCO pairs of the test file fall below 3 and are no positives.
 
     Raises:
         ValueError: names the file, and the line where it is not of this form.
@@ -136,7 +136,6 @@ def evaluate_coco(
     """All protocols from one pass over the pictures; each process ranks its share.
 
     Args:
-        encoder: model and preprocessing.
         pairs: the test split; besides Pairs it offers image_id(index) and caption_ids(index), ids of COCO.
         relations: of `read_cxc` and `read_eccv`, or none of them.
         rule: what is done to the captions; its `per_image` concerns coco_5k, the others need five.
@@ -176,7 +175,7 @@ def coco_results(
     text_scores: torch.Tensor | None = None,
     fold_size: int = FOLD_SIZE,
 ) -> dict[str, Evaluation]:
-    """The protocols from scores and ids alone.
+    """The protocols from scores and ids.
 
     Args:
         scores, rows, text_scores: as in retrieval_ranks, with all captions of each image.
@@ -186,10 +185,10 @@ def coco_results(
         relations: CxC and ECCV Caption.
         fold_size: images of a fold of "1K"; divides num_images.
     Returns:
-        "coco_5k", "coco_1k" and the key of each relation -> Evaluation whose protocol says what is known here.
+        "coco_5k", "coco_1k" and the key of each relation -> Evaluation, whose protocol has what is known here.
     Raises:
         ValueError: ids that occur twice, an image with fewer than five captions, a number of images that the folds do
-            not divide, or a relation with ids that are not there; and as retrieval_ranks.
+            not divide, or a relation with ids that are missing; and as retrieval_ranks.
     """
     part = Part.of(scores, len(image_ids), rows, text_scores)
     return results_of_parts(
@@ -235,6 +234,7 @@ def results_of_parts(
     plain = Positives.from_owners(text_to_image, len(images))
     results = {"coco_5k": _by_recall(parts, shared, plain, text_to_image, protocol)}
 
+    # all protocols but 5K are defined on the first five captions of every image
     five = _first_captions(owners, images)
     protocol |= {"captions_per_image": CAPTIONS}
     if len(five) < len(owners):
@@ -262,7 +262,7 @@ class _Columns:
 
 
 def _cut(part: Part, rows: Any, columns: Any) -> Part:
-    """Some rows and columns of a part; a copy, so that the part may pass."""
+    """Some rows and columns of a part; a copy, because the memory of a part is reused."""
     tables = (None if table is None else table[rows][:, columns] for table in part[1:])
     return Part(part.rows[rows], *tables)
 
@@ -282,12 +282,12 @@ def _by_precision(parts, shared, positives, text_to_image, protocol) -> Evaluati
 
 
 def _by_folds(parts, shared, text_to_image, num_images, fold_size, protocol) -> Evaluation:
-    """Mean over folds of consecutive images, each with its own captions as the only candidates."""
+    """Mean over folds of consecutive images, whose captions are the only candidates."""
     starts = range(0, num_images, fold_size)
     columns = [
         ((text_to_image >= start) & (text_to_image < start + fold_size)).nonzero().squeeze(1) for start in starts
     ]
-    of_fold: list[list[Part]] = [[] for _ in starts]  # a fold's own scores, a share 1 / folds of all of them
+    of_fold: list[list[Part]] = [[] for _ in starts]  # the scores within a fold: 1 / folds of all
     for part in parts:
         for start, captions, cut in zip(starts, columns, of_fold):
             places = ((part.rows >= start) & (part.rows < start + fold_size)).nonzero().squeeze(1)
@@ -331,7 +331,7 @@ def _first_captions(owners: np.ndarray, image_ids: np.ndarray) -> np.ndarray:
 
 
 def _positives(relation: Relation, image_ids: np.ndarray, caption_ids: np.ndarray) -> Positives:
-    """From ids to rows and columns; ids that are not there are an error, but for captions that the relation excepts."""
+    """From ids to rows and columns. A missing id is an error, but for captions that the relation excepts."""
     row_of = {int(one): row for row, one in enumerate(image_ids)}
     column_of = {int(one): column for column, one in enumerate(caption_ids)}
 

@@ -190,7 +190,6 @@ def box_coverage(box: Sequence[float], rows: int, columns: int) -> np.ndarray:
 
     Args:
         box: (left, top, right, bottom), fractions of the picture.
-        rows, columns: of the grid.
     """
     ((left, top, right, bottom),) = _fractions(array_of(box)[None])
     return np.outer(_covered(top * rows, bottom * rows, rows), _covered(left * columns, right * columns, columns))
@@ -243,7 +242,6 @@ def ground(heat: Any, proposals: Any, true_box: Sequence[float], area_exponent: 
         heat: (height, width) in the pixels of the boxes.
         proposals: (num_boxes, 4), may be empty.
         true_box: (x, y, width, height).
-        area_exponent: of `box_scores`.
     """
     scores = box_scores(heat, proposals, area_exponent)
     choice = int(scores.argmax()) if len(scores) and scores.max() > -math.inf else None

@@ -36,7 +36,6 @@ def knn_scores(
         features: (num_images, dim), any norm.
         bank_features: (bank, dim), any norm.
         bank_labels: (bank,) in [0, num_classes).
-        num_classes: columns of the result.
         k: neighbours; a smaller bank votes as a whole.
         temperature: above 0.
         chunk_size: images at a time; None: as many as keep the cosines within 128 MB. Never changes the result beyond
@@ -74,7 +73,6 @@ def evaluate_knn(
         encoder: an Encoder; for a tower's own features see `backbone_encoder` in common/evaluation/linear_probe.py.
         bank: labelled set, e.g. part="train"; same classes as task.
         task: labelled set.
-        k, temperature, chunk_size: as in `knn_scores`.
     Raises:
         ValueError: as in `knn_scores`, or if the two sets have unlike classes.
     """
@@ -108,7 +106,6 @@ def labelled_features(encoder: Any, task: Any) -> tuple[torch.Tensor, torch.Tens
     """Features and labels of the pictures that can be read.
 
     Args:
-        encoder: an Encoder.
         task: labelled set with label(index).
     Returns:
         (num_images, dim) on the CPU, each picture's embedding in one row, and (num_images,) labels.

@@ -142,8 +142,6 @@ def train_probe(
     Args:
         batches: epoch -> (features (batch, feature_dim), labels (batch,)) over every training image once; see
             `feature_batches` and `augmented_batches`. They carry no gradient.
-        num_train: training images.
-        seed: of the initialisation.
     Returns:
         The layer, in evaluation mode, on the device.
     Raises:

@@ -33,7 +33,6 @@ class Positives:
 
         Args:
             text_to_image: (num_texts,) integers, row of the image that each caption belongs to.
-            num_images: rows of the scores.
         Raises:
             ValueError: if a caption points to no image.
         """

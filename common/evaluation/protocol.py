@@ -183,7 +183,6 @@ def as_json(
     """Metrics with their protocols, and what produced them.
 
     Args:
-        results: by role.
         step: of the weights.
         training: the checkpoint's state, with the origin of the weights.
         provenance: of the evaluation.

@@ -67,7 +67,6 @@ def two_stage_ranks(
         match: logits of some pairs, of several queries in one call. i2t asks image by image, t2i text by text.
         k_test: candidates matched per query (COCO 256, Flickr30k 128).
         pairs_at_once: at most this many pairs per call of `match`, but at least one query.
-        text_scores: as in retrieval_ranks.
         share_queries: each process matches its share of the queries, with as many calls of `match` on each; all
             processes make this call and get the result.
     Returns:
@@ -130,7 +129,6 @@ def evaluate_two_stage(
     """Both stages on a test set; each process matches its share.
 
     Args:
-        encoder: of the first stage.
         build_match: from the embedded test set, whose `indices` and `captions` say what row and column are, to `match`.
     Returns:
         "contrastive" and "matched" -> Evaluation.

@@ -36,8 +36,8 @@ RECALL_AT = (1, 5, 10)
 class Ranks:
     """0-based rank of the best positive of each query.
 
-    image_to_text: (num_image_queries,); query_images says which images these are.
-    text_to_image: (num_text_queries,); query_texts says which texts these are.
+    image_to_text: (num_image_queries,); query_images holds their images.
+    text_to_image: (num_text_queries,); query_texts holds their texts.
     tied_share: share of queries whose best positive ties with a candidate that is no positive; i2t_tied_share and
         t2i_tied_share by direction. Equal captions of two images explain ties of image queries, not of text queries.
     """
@@ -66,8 +66,8 @@ class Ranks:
 class PerQuery:
     """Results of single queries.
 
-    image_to_text: metric -> (num_image_queries,) in [0, 1]; query_images says which images these are.
-    text_to_image: metric -> (num_text_queries,) in [0, 1]; query_texts says which texts these are.
+    image_to_text: metric -> (num_image_queries,) in [0, 1]; query_images holds their images.
+    text_to_image: metric -> (num_text_queries,) in [0, 1]; query_texts holds their texts.
     """
 
     image_to_text: dict[str, np.ndarray]
@@ -131,7 +131,6 @@ def ranks_of_parts(parts: Iterable[Part], positives: Positives, *, shared: bool 
 
     Args:
         parts: iterated twice, with the same scores; at least one, each image in exactly one.
-        positives: of all images and texts.
         shared: other processes hold the other images. All make this call and all get the result.
     Raises:
         ValueError: as retrieval_ranks.
@@ -266,9 +265,7 @@ def hits_by_image(results: PerQuery, text_to_image: torch.Tensor, num_images: in
     directions differs slightly from the metric, which averages t2i over texts.
 
     Args:
-        results: of one evaluation.
-        text_to_image: (num_texts,) the image that each caption belongs to, whatever the positives are.
-        num_images: of the evaluation.
+        text_to_image: (num_texts,) the image that each caption belongs to, for any positives.
     """
     owners = labels_of(text_to_image, "text_to_image").cpu()[torch.from_numpy(results.query_texts)].tolist()
     hits: dict[str, list[list[float]]] = {}

@@ -11,7 +11,7 @@ on the same embeddings they can choose different classes.
     embeddings       the geometry's own mean: A on the sphere, B where it is Euclidean, C where it is hyperbolic
 
 Hyperbolic embeddings are tangent vectors here (their geometry lifts them inside `similarity`), so B and C are the same
-sum; they keep two names because a protocol says which paper's recipe it is.
+sum; they keep two names because a protocol names the recipe of a paper.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -96,14 +96,13 @@ def prompt_scores(
 
     80 templates of 1,000 classes are 80,000 prompts: the classes are encoded and scored block by block. A name that
     occurs twice (ImageNet: "missile", "sunglasses") is encoded once, so that its two columns tie to the last bit and
-    the first class wins, whatever the batching.
+    the first class wins with any batching.
 
     Args:
         image_embeddings: (num_images, ...).
         encode: texts -> (num_texts, ...) embeddings, on the device of the image embeddings.
         class_names: in the order of the labels.
         templates: each with one place for the name, "{}" or "{c}".
-        similarity, mean, average, chunk_size: as in `class_scores`.
         prompts_per_chunk: at least the templates of one class are encoded together.
     Returns:
         (num_images, num_classes), higher is closer.

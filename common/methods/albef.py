@@ -113,7 +113,6 @@ class FusedEncoders(ProjectedTowers):
         Args:
             masked_ids: (batch, length).
             text_mask: of the caption before words were masked, as its end token may be masked too.
-            image_tokens: of the picture.
             chosen: (batch, length) bool, the positions to score; by default all.
         Returns:
             (num_chosen, vocabulary_size), or (batch, length, vocabulary_size).
@@ -154,7 +153,7 @@ class QueueClip(nn.Module):
         geometry: of the embeddings; ALBEF: sphere.
         logit_scale: ALBEF's 1/tau: start 1/0.07, bounds [2, 1000].
         image_pool, text_pool: the keys of each modality; ALBEF: queues of 65,536, see `image_and_text_pools`. They
-            say how queries of the other modality are compared with them.
+            define how queries of the other modality are compared with them.
     """
 
     def __init__(
@@ -480,7 +479,6 @@ def mask_words(
     Args:
         token_ids: (batch, length).
         words: (num_words,) what a random word is drawn from, see `replaceable_words`; on the ids' device.
-        mask_id: of the mask token.
         never_masked: ids that are never drawn; ALBEF: padding and class token.
         probability: of a position to be drawn.
         generator: on the ids' device; None = the global one.

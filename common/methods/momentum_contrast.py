@@ -32,7 +32,7 @@ from common.pool import Pool
 
 
 class MomentumContrastStep(NamedTuple):
-    """What MoCo makes of a batch of (num_queries) queries.
+    """MoCo's logits and keys of a batch of num_queries queries.
 
     logits: (num_queries, num_columns). columns: (num_queries,) int64, where the positives are; 0 with a queue.
     keys: (num_queries, dim) without gradient, for `insert` after the step.
@@ -81,7 +81,7 @@ class MomentumContrast(nn.Module):
         Args:
             query_views, key_views: (batch, ...), row k of both shows one image.
             shuffle_seed: of this step, the same on every process: keys are computed in an order that is shuffled over
-                the global batch, so that batch normalisation cannot tell a query which key shares its statistics.
+                the global batch, so that batch statistics do not give away which key belongs to a query.
                 None = not shuffled (encoders without batch normalisation).
         Returns:
             MomentumContrastStep of batch queries; symmetric: of 2 batch, the second half with the views exchanged.
@@ -231,9 +231,7 @@ class SplitBatchNorm(nn.modules.batchnorm._BatchNorm):
     statistics take the mean over the parts. In eval mode it is ordinary batch normalisation.
 
     Args:
-        num_features: channels.
         num_parts: consecutive parts of equal size; must divide the batch.
-        options: of nn.BatchNorm2d.
     """
 
     def __init__(self, num_features: int, num_parts: int, **options) -> None:
@@ -293,8 +291,6 @@ def batch_norm_mlp(
 
     Args:
         width: of the features; of the predictor: dim.
-        dim: of the output.
-        hidden_dim: of the layers between.
         num_layers: linear layers, at least 1.
         final_batch_norm: normalise the output, without scale and shift.
     """

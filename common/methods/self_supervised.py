@@ -1,4 +1,4 @@
-"""Learning from pictures alone, as a training loop sees it: `common/run/pretraining.py`.
+"""Learning from images only, as a training loop sees it: `common/run/pretraining.py`.
 
 One step, the same for all methods:
 
@@ -12,7 +12,7 @@ Each method has an `encoder` of two parts, backbone and head; what is learnt is 
 
 Several processes. Methods whose heads normalise their batch want its statistics over the global batch
 (`synchronised`): torch's SyncBatchNorm, which runs on GPUs only. MoCo v1 and v2 want them per process, and shuffle the
-keys so that a query cannot tell its key by the statistics that both would share. DDP must not broadcast buffers in its
+keys, so that the statistics do not give away which key belongs to a query. DDP must not broadcast buffers in its
 forward pass: the queue is equal on all processes by construction and the momentum encoder's statistics are its own;
 `common.run.launch.launched_accelerator` sees to that. Running statistics then differ between processes and are put
 right by `share_buffers` before an evaluation.
@@ -31,7 +31,7 @@ from common.methods.momentum_contrast import MomentumContrast, SplitBatchNorm, m
 
 
 class StepLoss(NamedTuple):
-    """What a batch gives.
+    """Loss and keys of a batch.
 
     loss: scalar, whose mean over processes is that of the global batch. keys: for `insert`; None without a pool.
     """
@@ -41,7 +41,7 @@ class StepLoss(NamedTuple):
 
 
 class Method(nn.Module):
-    """What the training loop knows of a method; calling it gives the StepLoss of a batch.
+    """A method as the training loop sees it; calling it returns the StepLoss of a batch.
 
     encoder: backbone and head, by these names.
     synchronised: whether batch normalisation takes its statistics over all processes.
@@ -50,13 +50,13 @@ class Method(nn.Module):
     synchronised = True
 
     def start_step(self, step: int) -> None:
-        """Before anything else of a step, on every process: what is put right or built anew between steps."""
+        """First call of a step, on every process: normalises or rebuilds what changes between steps."""
 
     def update_momentum_encoder(self, ema_momentum: float | None) -> None:
         """Before the keys of a step; a method without a momentum encoder has nothing to do."""
 
     def hold(self, step: int) -> None:
-        """After the backward pass: takes the gradients of what is held still in this step."""
+        """After the backward pass: removes the gradients of what is frozen in this step."""
 
     def insert(self, keys: Tensor | None) -> None:
         """After a step, on every process; a method without a pool has nothing to do."""
@@ -93,7 +93,7 @@ class MoCo(Method):
         return StepLoss(moco_loss(step.logits, step.columns), step.keys)
 
     def start_step(self, step: int) -> None:
-        """What the pool derives of its keys, if it is time."""
+        """Rebuilds what the pool derives from its keys, if it is due."""
         self.contrast.pool.rebuild(step)
 
     def update_momentum_encoder(self, ema_momentum: float | None) -> None:
@@ -106,7 +106,7 @@ class MoCo(Method):
 
 
 class RandomWeights(Method):
-    """Control from below: the same backbone as it was drawn. It is not trained.
+    """Lower control: the same backbone with its random weights. It is not trained.
 
     Args:
         encoder: backbone, and a head that does nothing.
@@ -123,8 +123,7 @@ def build_backbone(model: VisionModelConfig, batch_norm_parts: int = 1) -> nn.Mo
     """(batch, 3, height, width) -> (batch, output_dim).
 
     Args:
-        model: which one.
-        batch_norm_parts: above 1, batch normalisation as on so many GPUs.
+        batch_norm_parts: above 1, batch normalisation as on that many GPUs.
     """
     norm_layer = None if batch_norm_parts == 1 else partial(SplitBatchNorm, num_parts=batch_norm_parts)
     if model.backbone == "resnet50":

@@ -108,7 +108,6 @@ def local_contrast(
     Args:
         local_embeddings: (batch, parts, ...) momentum embeddings of patches or words; no gradient.
         global_embeddings: (batch, ...) of whole samples.
-        logit_scale: scalar tensor.
         local_mask: (batch, parts), False at padding, which is left out everywhere; None = all are real.
     Returns:
         Scalar in nats: the mean over this process's samples, among the parts of all processes.

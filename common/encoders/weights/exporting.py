@@ -24,7 +24,7 @@ def clip_to_open_clip(model: TwoTowers) -> tuple[dict[str, torch.Tensor], dict[s
     Returns:
         (state dict, model configuration): open_clip's CLIP(**configuration) takes the state dict.
     Raises:
-        WeightsError: a model that the layout cannot express; says what.
+        WeightsError: a model that the layout cannot express; names what.
     """
     image, text = _exportable_towers(model)
     of_image, of_text = sizes_of(image.transformer), sizes_of(text.transformer)
@@ -66,7 +66,7 @@ def clip_to_transformers(model: TwoTowers) -> "CLIPModel":
     Args:
         model: sphere, one class token, causal text tower, final LayerNorms.
     Raises:
-        WeightsError: a model that the layout cannot express; says what.
+        WeightsError: a model that the layout cannot express; names what.
     """
     from transformers import CLIPConfig, CLIPModel
 

@@ -15,9 +15,9 @@ from common.encoders.weights.towers import Weights, sizes_of
 
 
 def settings_of(tower: VisionTransformer | CausalTextTransformer | BidirectionalTextTransformer) -> dict[str, Any]:
-    """What must agree where the tensors of one tower are to fill another: setting, or words for it -> value.
+    """What must agree for one tower to fill another: setting, or a name for it -> value.
 
-    Left out are the numbers that `fill_` has a rule for, and a last LayerNorm and projection that are not there.
+    Left out are the numbers that `fill_` has a rule for, and a last LayerNorm or projection that is missing.
     """
     sizes = sizes_of(tower.transformer)
     is_image = isinstance(tower, VisionTransformer)
@@ -71,7 +71,6 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
 
     Args:
         tower: of the run, not yet wrapped.
-        weights: with a tower of the same side.
         key: setting that names them, for messages.
     Returns:
         Names of the tower's parameters that are filled.
@@ -98,6 +97,7 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
         fit = f"; as the weights have it: {' '.join(settings)}" if settings else ""
         differences = "; ".join(f"{name} = {ours[name]}, in the weights {value}" for name, value in unlike.items())
         raise WeightsError(f"{key} = {weights.source} does not fit: {differences}{fit}")
+    # settings agree; what may differ is adapted: positions to the size of images or captions, colours to CLIP's
     state = dict(source.state_dict())
     if is_image:
         grid, tokens = tower.image_size // tower.patch_size, tower.num_class_tokens
@@ -137,11 +137,10 @@ def _fold_colours_(state: dict[str, torch.Tensor], pixels: ImageTransform, num_c
 def lock_(tower: nn.Module, filled: Iterable[str], lowest: int | str) -> None:
     """Takes the gradient from what the weights have filled: all of it, or the embeddings and the lowest blocks.
 
-    The towers have no running statistics, and a locked stem is one that is held still, so nothing of what is locked
-    moves in train mode either.
+    The towers have no running statistics, and a locked stem is frozen, so nothing that is locked changes in train
+    mode either.
 
     Args:
-        tower: of the run.
         filled: as `fill_` returns them; a new projection is always trained.
         lowest: "all", or how many blocks.
     """

@@ -28,10 +28,7 @@ def heads_of(side: str, width: int, layers: int, stated: int | None, source: str
     """The heads of a tower.
 
     Args:
-        side: "image" or "text".
-        width, layers: of the tower.
         stated: by the user; None = nothing.
-        source: for messages.
     Raises:
         WeightsError: no published model has these sizes and the user states nothing.
     """
@@ -54,10 +51,6 @@ def heads_in(model: nn.Module) -> dict[str, int]:
 def agreed_heads(source: str, heads: Mapping[str, int], stated: Heads) -> None:
     """Refuses heads that the user states if the weights have others.
 
-    Args:
-        source: for messages.
-        heads: of the weights.
-        stated: by the user.
     Raises:
         WeightsError: names side and both numbers.
     """

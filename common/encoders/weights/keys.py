@@ -12,7 +12,7 @@ from typing import Any
 from common.encoders.weights.layouts import WeightsError
 
 READ = "read into our towers"
-FREE = "changes no feature, whatever its value"
+FREE = "changes no feature, at any value"
 Table = Mapping[str, str | tuple[Any, ...]]  # a tuple: the values that our towers compute, the library's default first
 
 

@@ -18,7 +18,7 @@ State = Mapping[str, torch.Tensor]
 
 
 class WeightsError(ValueError):
-    """Weights that do not fit; the message is meant for the user as it stands."""
+    """Weights that do not fit; the message is for the user."""
 
 
 BLOCK = ("attention_norm", "attention.in_projection", "attention.out_projection", "mlp_norm", "mlp.0", "mlp.2")
@@ -114,7 +114,7 @@ def entries_of(table: Mapping[str, str], our_prefix: str = "", their_prefix: str
 
 
 def block_entries(ours: str, theirs: str, names: Sequence[str], layers: int, first: int = 0) -> list[Entry]:
-    """Of so many blocks behind a prefix; `first` of theirs is our number 0."""
+    """Of `layers` blocks behind a prefix; their block `first` is our number 0."""
     table = {f"{layer}.*": name for layer, name in zip(BLOCK, names, strict=True)}
     return [entry for i in range(layers) for entry in entries_of(table, f"{ours}{i}.", f"{theirs}{first + i}.")]
 
@@ -162,7 +162,7 @@ def in_our_names(state: State, entries: list[Entry], source: str, complete: bool
 
 
 def put_(module: nn.Module, tensors: State, entries: list[Entry], source: str, kept: list[str]) -> None:
-    """Copies tensors under our names into a module; every tensor of ours is filled or named in `kept`."""
+    """Copies tensors under our names into a module; every tensor of ours is filled, or stays and is named in `kept`."""
     target = module.state_dict()
     filled = {name: target[name] for name in kept}
     dtype = torch.float64 if all(value.dtype == torch.float64 for value in tensors.values()) else torch.float32

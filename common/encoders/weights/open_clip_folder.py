@@ -33,7 +33,7 @@ def read_configuration(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict
     """What open_clip_config.json states.
 
     Returns:
-        Its model_cfg with defaults filled in; what no tensor tells of the image tower and of the text tower ("heads",
+        Its model_cfg with defaults filled in; what no tensor states of the image tower and of the text tower ("heads",
         "norm_eps", "end_id"); how pixels become inputs.
     Raises:
         WeightsError: a key or value that our towers do not compute; names it.

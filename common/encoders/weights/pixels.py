@@ -21,9 +21,7 @@ def pixels_of_open_clip(preprocess: Mapping[str, Any], size: int, where: str) ->
     """Our transform of open_clip's `preprocess_cfg`; its defaults stand for what it lacks, or has as null.
 
     Args:
-        preprocess: the section.
-        size: of the model's pictures, which open_clip takes whatever the section says.
-        where: for messages.
+        size: of the model's pictures, which open_clip takes instead of the section's.
     Raises:
         WeightsError: a key or value that our transform does not have.
     """
@@ -45,7 +43,6 @@ def pixels_of_processor(processor: Mapping[str, Any], where: str) -> ImageTransf
 
     Args:
         processor: its `to_dict()`, in which the defaults of its class are filled in.
-        where: for messages.
     Raises:
         WeightsError: a key or value that our transform does not have.
     """

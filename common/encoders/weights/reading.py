@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import BertForMaskedLM, BertModel
 
 SIDES = ("image", "text")
-CONFIGURATIONS = ("open_clip_config.json", "config.json")  # one of them tells what a folder holds
+CONFIGURATIONS = ("open_clip_config.json", "config.json")  # one of them states what a folder holds
 _OF_TRANSFORMERS = ("vision_model.", "text_model.", "embeddings.", "bert.", "vit.", "deit.")  # first words of names
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")  # of files of weights: no hub name
 
@@ -43,19 +43,19 @@ _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")  # of files of weights: no h
 def read_source(
     name: str, activation: Activation | None = None, key: str = "weights", heads: Heads = NOT_STATED
 ) -> Weights:
-    """Weights from whatever a user names, without executing anything from it; runs of ours: `open_source`.
+    """Weights that a user names; nothing in them is executed. Runs of this repository: `open_source`.
 
     Args:
         name: a folder that transformers wrote (CLIP, ViT, DeiT, BERT) or that is in open_clip's hub layout
             (open_clip_config.json beside the weights), the name of such a model on the Hugging Face hub (looked for in
             the local cache, then downloaded), or a file of weights in OpenAI's layout (.safetensors, .pt, .bin).
-        activation: of the MLPs. A bare file of weights does not tell it, so it must be given, except for an archive of
-            OpenAI's (TorchScript), which is quick_gelu; where the source tells it, another one is refused.
+        activation: of the MLPs. A bare file of weights does not state it, so it must be given, except for an archive of
+            OpenAI's (TorchScript), which is quick_gelu. If the source states it, another one is refused.
         key: setting or option that the user named it with, for messages.
         heads: "image", "text" -> attention heads of a bare file whose sizes are of no published model; None = not
             stated. A side that is left out is a tower that nobody takes.
     Raises:
-        WeightsError, FileNotFoundError, ValueError: what cannot be read or had.
+        WeightsError, FileNotFoundError, ValueError: weights that cannot be read or downloaded.
     """
     path = Path(name).expanduser()
     if not path.exists() and (path.is_absolute() or name.startswith(".") or path.suffix in _SUFFIXES):
@@ -72,7 +72,7 @@ def read_source(
 
 
 def load_clip(path: str | Path, activation: Activation | None = None, heads: Heads = NOT_STATED) -> TwoTowers:
-    """CLIP from whatever `read_source` reads; arguments and errors as there.
+    """CLIP from a source of `read_source`; arguments and errors as there.
 
     How pixels become its inputs stands in `read_source(path).pixels`.
     """
@@ -87,10 +87,9 @@ def read_clip(name: str, activation: Activation | None = None, heads: Heads = NO
 
 
 def read_bare(path: str | Path, activation: Activation | None) -> tuple[dict[str, torch.Tensor], Activation]:
-    """Tensors of a bare file of weights, and the activation of its MLPs, which no tensor tells.
+    """Tensors of a bare file of weights, and the activation of its MLPs, which no tensor states.
 
     Args:
-        path: as in `read_weights`.
         activation: must be given but for a TorchScript archive: OpenAI's, quick_gelu.
     Raises:
         WeightsError: it is not given, or not the archive's; the layout is transformers', whose config.json is needed.

@@ -99,6 +99,7 @@ def load_bert_(
         if part is not None:
             _check_same(part.transformer, config)
 
+    # a sentence has one token type, so its row is a constant of all positions
     token_types = state["bert.embeddings.token_type_embeddings.weight"]
     positions = state["bert.embeddings.position_embeddings.weight"] + token_types[0]
     if text_tower.context_length > len(positions):
@@ -110,6 +111,7 @@ def load_bert_(
         "position_embedding": "positions",
         "input_norm.*": "bert.embeddings.LayerNorm.*",
     }
+    # layers from 0 on go to the text tower, those that follow to the fusion
     prefix = "cls.predictions."
     words = {
         "dense.*": f"{prefix}transform.dense.*",
@@ -128,7 +130,7 @@ def load_bert_(
 
 
 def _check_same(transformer: Transformer, config: Any) -> None:
-    """Refuses a configuration of transformers whose eps, heads or activation differ, which no shape tells."""
+    """Refuses a configuration of transformers whose eps, heads or activation differ, which no shape shows."""
     sizes = sizes_of(transformer)
     _same("norm_eps", sizes["layer_norm_eps"], config.layer_norm_eps)
     _same("heads", sizes["num_attention_heads"], config.num_attention_heads)

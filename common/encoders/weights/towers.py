@@ -1,4 +1,4 @@
-"""Towers of ours from a foreign state dict; all sizes are read off the shapes of what a layout finds."""
+"""Towers of this repository from a foreign state dict; all sizes are read off the shapes of its tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,13 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that somebody has trained, in towers of ours, filled, float32, in eval mode.
+    """Published weights in towers of this repository, float32, in eval mode.
 
-    source: named in errors.
     image_tower, text_tower: None where the source has no such side.
-    beside: what a model holds beside its towers, under our names: "logit_scale.log_logit_scale", "geometry....".
+    beside: tensors of a model beside its towers, under our names: "logit_scale.log_logit_scale", "geometry....".
     geometry: name of the geometry that both were trained with; None = they were not trained together.
-    tokenizer: fingerprint of the tokenizer that made the ids; None = not told.
+    tokenizer: fingerprint of the tokenizer that made the ids; None = not stated.
     pixels: how pixels become inputs of the image tower; None = not stated.
     """
 
@@ -80,17 +79,15 @@ def two_towers_from(
     source: str,
     maximum: float | None = 100.0,
 ) -> TwoTowers:
-    """Two towers from a foreign state dict; all sizes are read off the shapes, so each layout needs its table alone.
+    """Two towers from a foreign state dict; all sizes are read off the shapes, so a layout needs only its table.
 
     A text tower with a LayerNorm on its embeddings is BERT's kind, every other one CLIP's.
 
     Args:
         state: theirs, all of it; buffers that older versions saved are left out.
         layout: where they keep what. Final LayerNorms that the state lacks altogether are not in the towers either.
-        image, text: what no shape tells, for the towers: "heads", and where they are not the usual ones "activation",
+        image, text: what no shape shows: "heads", and if they are not the usual ones "activation",
             "norm_eps", "end_id" (default: the largest id of a row).
-        source: named in errors.
-        maximum: of the logit scale.
     Returns:
         TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
     Raises:
@@ -113,11 +110,10 @@ def two_towers_from(
 def towers_of_sizes(
     tensors: State, image: dict[str, Any], text: dict[str, Any], source: str
 ) -> tuple[VisionTransformer, CausalTextTransformer | BidirectionalTextTransformer]:
-    """Towers on the meta device for tensors under our names, of the sizes that their shapes tell.
+    """Towers on the meta device for tensors under our names, of the sizes of their shapes.
 
     Args:
         tensors: "image_tower.patch_embedding.weight", ...
-        image, text, source: as in `two_towers_from`.
     Raises:
         WeightsError: a number of heads that does not divide the width.
     """
@@ -142,8 +138,8 @@ def towers_of_sizes(
     for side, tower_width, heads in (("image", width, image["heads"]), ("text", text_width, text["heads"])):
         if not heads or heads < 0 or tower_width % heads:
             raise WeightsError(
-                f"{source}: the {side} tower's width {tower_width} cannot be cut into {heads} heads, which no shape "
-                f"tells; accepted: {side}_heads that divide it"
+                f"{source}: the {side} tower's width {tower_width} cannot be cut into {heads} heads; expected: "
+                f"{side}_heads that divide it"
             )
     with torch.device("meta"):  # the tensors of the state take the place of these
         stem = image.get("stem")
@@ -198,12 +194,11 @@ def clip_from_open_clip(
     Args:
         state: "visual.conv1.weight", ... ; open_clip's "text." and the prefixes of `without_ddp` are understood.
         activation: "quick_gelu" for OpenAI's own weights and those trained from them, "gelu" for most of open_clip's.
-            The weights do not tell, and the wrong one costs accuracy without any error.
+            The weights do not state it, and the wrong one costs accuracy without an error.
         vision_head_width: width of an attention head; 64 in all of OpenAI's models, 80 in open_clip's ViT-H/14.
         text_heads, image_heads: None = those of the published model of these sizes (`PUBLISHED`), else of `heads`.
-        source: named in errors.
         heads: what a user states. A side that it lacks is a tower that nobody takes.
-        image, text: what else no shape tells, as in `two_towers_from`.
+        image, text: what else no shape shows, as in `two_towers_from`.
     Returns:
         TwoTowers on the sphere, float32 (float64 where all weights are), in eval mode.
     Raises:
