@@ -78,6 +78,7 @@ class FeatureQueue(nn.Module):
             )
         if ids is not None and (ids.shape != (num_rows,) or ids.dtype != torch.int64):
             raise ValueError(f"ids of {num_rows} rows must be ({num_rows},) int64, got {tuple(ids.shape)} {ids.dtype}")
+        # all rows advance the pointer, the newest `capacity` are written: no slot is written twice in one call
         device, kept = self.features.device, min(num_rows, self.capacity)
         slots = self.next_slots(num_rows)
         written = slots[num_rows - kept :]

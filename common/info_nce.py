@@ -273,7 +273,7 @@ def positives_from_ids(
     positive = (query_ids[:, None] == candidate_ids) & (query_ids[:, None] >= 0)
     if partner_columns is not None:
         positive = positive.scatter(1, partner_columns[:, None], True)
-    count = positive.sum(dim=1, keepdim=True)
+    count = positive.sum(dim=1, keepdim=True)  # at least 1 with partners: only without them a row may be empty
     if partner_columns is None:
         _refuse_rows(count[:, 0] == 0, "no candidate has the id of the query", query_ids)
     return positive.to(dtype) / count

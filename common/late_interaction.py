@@ -71,7 +71,7 @@ def _real(text_tokens: torch.Tensor, padded: bool) -> torch.Tensor:
 
 
 class LateInteraction(nn.Module):
-    """The geometry: pictures rank captions by s_i2t, captions rank pictures by s_t2i.
+    """The geometry: images rank captions by s_i2t, captions rank images by s_t2i.
 
     Args:
         embed: features of either side -> (batch, tokens, dim) of unit norm, zero where padded.

@@ -1,4 +1,4 @@
-"""SigLIP's loss: every pair of image and text is a decision of its own, matched or not (Zhai et al. 2023, Eq. 1)."""
+"""SigLIP's loss: every pair of image and text is a separate decision, matched or not (Zhai et al. 2023, Eq. 1)."""
 
 import math
 
@@ -21,10 +21,10 @@ def sigmoid_loss(
 
     Args:
         image_embeddings, text_embeddings: (local_batch, ...), the same shape on every process; row k of both is a pair.
-        geometry: compares, by both its `similarity` and its `paired_similarity`.
+        geometry: compares all pairs by its `directions`, and matched pairs by its `paired_similarity`.
         logit_scale, logit_bias: scalar tensors; the paper starts from 10 and -10.
     Returns:
-        Scalar in nats: this process's share of the global loss, whose mean over processes that of the global batch is.
+        Scalar in nats: this process's share; its mean over processes is the loss of the global batch.
     Raises:
         ValueError: no geometry, but its similarity; another number of texts than of images.
     """

@@ -473,7 +473,7 @@ def test_the_export_script_prints_the_parity_figure(tmp_path, layout, monkeypatc
 
 def test_damaged_files_end_in_one_message_that_names_them(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(b"\x10\x00\x00")
-    with pytest.raises(WeightsError, match=r"cut\.safetensors is no whole safetensors file"):
+    with pytest.raises(WeightsError, match=r"cut\.safetensors is not a complete safetensors file"):
         read_weights(tmp_path / "cut.safetensors")
     (tmp_path / "open_clip_config.json").write_text("{")
     with pytest.raises(ValueError, match=r"open_clip_config\.json: not valid JSON"):

@@ -226,6 +226,7 @@ def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module
     known = timm.list_models()
     if name.partition(".")[0] not in known:
         raise StemError(f"timm has no network {name!r}{did_you_mean(name, known)}")
+    # a config.json may hold further arguments of the network; those are allowed that change no feature, checked below
     file, configuration = (None, None) if weights is None else (weights_file(weights), configuration_file(weights))
     options = {} if configuration is None else read_configuration(configuration, name)
     arguments = {key: options.pop(key) for key in options.keys() - {"pretrained_cfg", "img_size"}}
@@ -237,7 +238,7 @@ def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module
         if weights is not None:
             _check_finite(network)
             _check_arguments(name, network, options, arguments)
-    except Exception as error:  # of the hub, of safetensors, of shapes: no common class
+    except Exception as error:  # the hub, safetensors and shapes raise unrelated classes
         where, instead = weights, ""
         if not weights:
             where = f"{name} on the hub"
@@ -246,7 +247,7 @@ def _create(name: str, image_size: int, weights: str | None = None) -> nn.Module
                 "model.image.stem.weights=<file or folder>"
             )
         reason = str(error).splitlines()[0].rstrip(".")
-        raise StemError(f"weights of {name} cannot be had from {where}: {reason}{instead}") from None
+        raise StemError(f"weights of {name} cannot be loaded from {where}: {reason}{instead}") from None
     _resize_(network, image_size)
     return network
 
@@ -257,8 +258,7 @@ def _resize_(network: nn.Module, image_size: int) -> None:
 
 
 def _check_arguments(name: str, network: nn.Module, options: dict[str, Any], arguments: dict[str, Any]) -> None:
-    """Refuses arguments of a config.json with which the same weights give other features: a checkpoint has no place for
-    them."""
+    """Refuses arguments of a config.json that change the features of the same weights: no checkpoint records them."""
     import timm
 
     size = options.get("img_size", network.pretrained_cfg["input_size"][1:])
@@ -303,5 +303,5 @@ def _fill_(network: nn.Module, state: dict[str, torch.Tensor], heads: str | tupl
     unlike = [name for name in target if name in state and target[name].shape != state[name].shape]
     if missing or left or unlike:
         differences = f"missing {missing[:2]}, not taken {left[:2]}, of another shape {unlike[:2]}"
-        raise ValueError(f"they are of another network ({differences})")
+        raise ValueError(f"they belong to another network ({differences})")
     network.load_state_dict({name: tensor for name, tensor in state.items() if name in target}, strict=False)

@@ -1,4 +1,4 @@
-"""What metrics take: torch tensors, numpy arrays and lists of numbers, as one of these."""
+"""Conversion of what metrics accept: torch tensors, numpy arrays and lists of numbers."""
 
 from typing import Any
 

@@ -244,6 +244,7 @@ def ground(heat: Any, proposals: Any, true_box: Sequence[float], area_exponent: 
         true_box: (x, y, width, height).
     """
     scores = box_scores(heat, proposals, area_exponent)
+    # a box without area scores -inf and is never chosen; negative scores may be
     choice = int(scores.argmax()) if len(scores) and scores.max() > -math.inf else None
     iou = 0.0 if choice is None else inclusive_iou(_boxes(proposals)[choice], true_box)
     return Grounding(choice, iou, points_inside(heat, true_box), bool((scores > 0).any()))

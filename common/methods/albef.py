@@ -345,8 +345,9 @@ class Albef(QueueClip):
     ) -> torch.Tensor:
         """Cross-entropy over the true pairs, each text with a hard image and each image with a hard text (3 batch).
 
-        Negatives come from this process's own batch, whose logits are given.
+        Negatives come from the batch of this process, the logits of which are arguments.
         """
+        # 3 batch pairs: the true ones, texts with hard images, hard texts with images
         image_of_text = hard_negatives(text_to_image, step.ids, generator)
         text_of_image = hard_negatives(image_to_text, step.ids, generator)
         rows = torch.arange(len(image_of_text), device=image_of_text.device)
@@ -368,7 +369,7 @@ class Albef(QueueClip):
         """
         if masked_ids is None:
             return 0.0 * sum(parameter.sum() for parameter in self.encoders.word_head.parameters())
-        chosen = word_targets != NOT_MASKED
+        chosen = word_targets != NOT_MASKED  # the vocabulary is wide: only drawn positions are scored
         logits = self.encoders.word_logits(masked_ids, step.text_mask, step.image_tokens, chosen)
         count = max(len(logits), 1)  # no word was drawn: a loss of 0, not the mean of nothing
         loss = F.cross_entropy(logits, word_targets[chosen], reduction="sum") / count

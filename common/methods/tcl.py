@@ -121,6 +121,7 @@ def local_contrast(
         logits = logit_scale * products.view(batch, len(everyone), parts)
     samples = torch.arange(batch, device=local.device)
     positives = logits[samples, samples + rank() * batch]  # (batch, parts)
+    # every part is a positive once, against the parts of all other samples; padding is left out
     is_negative = real[None].expand(batch, -1, -1).clone()
     is_negative[samples, samples + rank() * batch] = False
     negatives = logits.masked_fill(~is_negative, -torch.inf).flatten(1).logsumexp(dim=1, keepdim=True)

@@ -175,7 +175,7 @@ def put_(module: nn.Module, tensors: State, entries: list[Entry], source: str, k
         filled[entry.ours] = value.reshape(expected).to(dtype).clone(memory_format=torch.contiguous_format)
     unfilled = [name for name in target if name not in filled]
     if unfilled:
-        raise WeightsError(f"{source} has nothing for {some(unfilled)}")
+        raise WeightsError(f"{source} lacks tensors for {some(unfilled)}")
     module.load_state_dict(filled, assign=any(parameter.is_meta for parameter in module.parameters()))
 
 

@@ -208,7 +208,7 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
         try:
             return load_file(path), is_archive
         except SafetensorError as error:
-            raise WeightsError(f"{path} is no whole safetensors file: {error}") from None
+            raise WeightsError(f"{path} is not a complete safetensors file: {error}") from None
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except RuntimeError as error:
@@ -222,7 +222,7 @@ def _read_file(path: Path) -> tuple[dict[str, torch.Tensor], bool]:
     for key in ("state_dict", "model"):  # beside an optimiser's
         content = content.get(key, content) if isinstance(content, dict) else content
     if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
-        raise WeightsError(f"{path} holds no state dict: accepted is a mapping of names to tensors")
+        raise WeightsError(f"{path} holds no state dict; expected a mapping of names to tensors")
     return dict(content), is_archive
 
 

@@ -126,6 +126,7 @@ def towers_of_sizes(
     vocabulary_size, text_width = embedding.shape
     if text.get("stem") is not None:  # a linear map of its tokens
         vocabulary_size, text_width = text["stem"].network.vocabulary_size, len(embedding)
+    # some layouts keep class and position rows with further axes of length 1, so rows are counted by numbers
     num_class_tokens = image_tensors["class_embedding"].numel() // width
     num_patches = image_tensors["position_embedding"].numel() // width - num_class_tokens
     context_length = text_tensors["position_embedding"].numel() // text_width
@@ -141,7 +142,7 @@ def towers_of_sizes(
                 f"{source}: the {side} tower's width {tower_width} cannot be cut into {heads} heads; expected: "
                 f"{side}_heads that divide it"
             )
-    with torch.device("meta"):  # the tensors of the state take the place of these
+    with torch.device("meta"):  # no memory: the tensors of the state replace these
         stem = image.get("stem")
         patch_size = patch_size if stem is None else stem.image_size // stem.grid
         image_tower = VisionTransformer(
