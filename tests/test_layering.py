@@ -36,7 +36,11 @@ def test_no_folder_imports_through_the_wall(folder):
     seen = set()
     for path in python_files(folder):
         ours = {name for name in imported(path) if name in OURS}
-        assert ours <= ALLOWED[folder], f"{path.relative_to(ROOT)} imports {ours - ALLOWED[folder]}"
+        outside = sorted(ours - ALLOWED[folder])
+        assert not outside, (
+            f"{path.relative_to(ROOT)} imports {', '.join(outside)}; a file of {folder}/ may import "
+            f"{', '.join(sorted(ALLOWED[folder]))}. What two papers need belongs in common/."
+        )
         seen |= ours
     assert "common" in seen
 
@@ -67,7 +71,11 @@ def imports_upwards(path):
 def test_no_import_of_common_runs_upwards():
     found = {str(path.relative_to(ROOT)): list(imports_upwards(path)) for path in python_files("common")}
     assert {floor_of(".".join(Path(name).parts)) for name in found} == set(range(len(FLOORS)))
-    assert not {name: modules for name, modules in found.items() if modules}
+    upwards = [f"{name} imports {', '.join(sorted(modules))}" for name, modules in found.items() if modules]
+    assert not upwards, (
+        f"{'; '.join(upwards)}. In common/ a floor imports only those below it, from the ground up: {', '.join(FLOORS)}. "
+        "Move what the lower file needs down, or the file up."
+    )
 
 
 def test_only_entry_scripts_touch_sys_path():
