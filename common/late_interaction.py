@@ -3,7 +3,7 @@
     s_i2t(I, T) = mean over image tokens k of max over words r of <u_k, w_r>
     s_t2i(I, T) = mean over words r of max over image tokens k of <u_k, w_r>
 (FILIP, Sec. 3.1). Two different matrices: the loss takes the first for its rows and the second for its columns, and
-retrieval ranks captions by the first and pictures by the second. With one token on either side both are the inner
+retrieval ranks captions by the first and images by the second. With one token on either side both are the inner
 product. A block of pairs costs num_image_tokens * num_words times a cosine.
 
 Padding words are zero vectors, so that embeddings can be gathered, cached and stored like any others; they take part

@@ -90,16 +90,18 @@ def evaluations():
     right = {image: list(range(1000 + image, 1100, 7)) for image in range(0, 20, 3)}
     images_of = {1000 + text: sorted({text // 5, text % 20}) for text in range(0, 100, 4)}
     relations = [Relation("cxc", "x", "recall", right, images_of), Relation("eccv", "y", "precision", right, images_of)]
-    found = coco_results(
+    actual = coco_results(
         scores[rows], range(20), range(1000, 1100), owners, relations, rows=rows, fold_size=4, text_scores=-scores[rows]
     )
-    results["coco"] = {key: asdict(one) for key, one in found.items()}
+    results["coco"] = {key: asdict(one) for key, one in actual.items()}
 
-    found = retrieval_ranks(scores[rows], _positives(relations[0], np.arange(20), np.arange(1000, 1100)), rows=rows)
-    results["ranks"] = found.image_to_text.tolist(), found.text_to_image.tolist()
+    actual = retrieval_ranks(scores[rows], _positives(relations[0], np.arange(20), np.arange(1000, 1100)), rows=rows)
+    results["ranks"] = actual.image_to_text.tolist(), actual.text_to_image.tolist()
     logits = torch.randn(20, 100, generator=generator)
-    found = two_stage_ranks(scores, owners, lambda i, j: logits[i, j], 20, pairs_at_once=60, share_queries=True).matched
-    results["matched ranks"] = found.image_to_text.tolist(), found.text_to_image.tolist()
+    actual = two_stage_ranks(
+        scores, owners, lambda i, j: logits[i, j], 20, pairs_at_once=60, share_queries=True
+    ).matched
+    results["matched ranks"] = actual.image_to_text.tolist(), actual.text_to_image.tolist()
 
     bad = scores[rows].clone()
     bad[rows == 19, :2] = torch.nan  # on one process only; the others must not wait for it

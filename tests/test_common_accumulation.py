@@ -73,27 +73,27 @@ def loss_and_gradients(model, size, images, token_ids, accelerator=None, bare=No
     return loss.detach(), gradients
 
 
-def worst_error(found, expected):
+def worst_error(actual, expected):
     """Over all parameters: largest difference, relative to the parameter's largest gradient."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     assert all(expected[name].abs().max() > 1e-6 for name in expected)  # each of them matters
-    return max(float((found[name] - expected[name]).abs().max() / expected[name].abs().max()) for name in expected)
+    return max(float((actual[name] - expected[name]).abs().max() / expected[name].abs().max()) for name in expected)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 9, 64])
 def test_micro_batches_give_loss_and_every_gradient_of_one_batch(size):
     loss, expected = loss_and_gradients(Towers(), None, *inputs())
-    found_loss, found = loss_and_gradients(Towers(), size, *inputs())
-    assert found["image.0.weight"].dtype == torch.float64
-    assert len(found) == 10
-    assert float(found_loss - loss) == pytest.approx(0.0, abs=1e-12)
-    assert worst_error(found, expected) <= 1e-12
+    actual_loss, actual = loss_and_gradients(Towers(), size, *inputs())
+    assert actual["image.0.weight"].dtype == torch.float64
+    assert len(actual) == 10
+    assert float(actual_loss - loss) == pytest.approx(0.0, abs=1e-12)
+    assert worst_error(actual, expected) <= 1e-12
 
 
 @pytest.mark.parametrize("size", [1, 4])
 def test_with_dropout_the_gradients_are_those_of_one_batch_with_the_same_draws(size):
     model = Towers(dropout=True)
-    loss, found = loss_and_gradients(model, size, *inputs())
+    loss, actual = loss_and_gradients(model, size, *inputs())
     masks, parts = model.dropout.masks, -(-BATCH // size)
     assert len(masks) == 2 * parts
     assert all(torch.equal(first, again) for first, again in zip(masks[:parts], masks[parts:]))
@@ -105,7 +105,7 @@ def test_with_dropout_the_gradients_are_those_of_one_batch_with_the_same_draws(s
     reference.dropout.given = whole
     expected_loss, expected = loss_and_gradients(reference, None, *inputs())
     assert float(loss - expected_loss) == pytest.approx(0.0, abs=1e-12)
-    assert worst_error(found, expected) <= 1e-12
+    assert worst_error(actual, expected) <= 1e-12
 
 
 def test_without_a_size_it_is_the_model_and_its_backward_to_the_last_bit():
@@ -115,9 +115,9 @@ def test_without_a_size_it_is_the_model_and_its_backward_to_the_last_bit():
     loss = contrastive_loss(image_embeddings, text_embeddings, model.geometry(), scale)
     loss.backward()
     for size in (None, BATCH):
-        found_loss, found = loss_and_gradients(Towers(), size, images, token_ids)
-        assert torch.equal(found_loss, loss)
-        assert all(torch.equal(found[name], parameter.grad) for name, parameter in model.named_parameters())
+        actual_loss, actual = loss_and_gradients(Towers(), size, images, token_ids)
+        assert torch.equal(actual_loss, loss)
+        assert all(torch.equal(actual[name], parameter.grad) for name, parameter in model.named_parameters())
 
 
 def test_each_micro_batch_is_embedded_twice_one_graph_at_a_time_and_gradients_add_up_over_steps():
@@ -141,9 +141,9 @@ def test_a_frozen_scale_and_a_frozen_tower_get_no_gradient_and_the_rest_is_as_be
         return model
 
     _, expected = loss_and_gradients(frozen(), None, *inputs())
-    _, found = loss_and_gradients(frozen(), 3, *inputs())
-    assert "log_logit_scale" not in found
-    assert worst_error(found, expected) <= 1e-12
+    _, actual = loss_and_gradients(frozen(), 3, *inputs())
+    assert "log_logit_scale" not in actual
+    assert worst_error(actual, expected) <= 1e-12
 
 
 def test_weights_cast_by_autocast_get_their_gradient_in_the_second_pass():
@@ -156,8 +156,8 @@ def test_weights_cast_by_autocast_get_their_gradient_in_the_second_pass():
 
     images, token_ids = inputs()
     _, expected = loss_and_gradients(Cast().float(), None, images.float(), token_ids)
-    _, found = loss_and_gradients(Cast().float(), 3, images.float(), token_ids)
-    assert worst_error(found, expected) < 0.05  # bfloat16 has 8 bits
+    _, actual = loss_and_gradients(Cast().float(), 3, images.float(), token_ids)
+    assert worst_error(actual, expected) < 0.05  # bfloat16 has 8 bits
 
 
 def test_batch_normalisation_is_refused_because_its_statistics_would_differ():
@@ -179,19 +179,19 @@ def gradients_under_ddp():
     accelerator = launched_accelerator()
     share = slice(rank() * BATCH // world_size(), (rank() + 1) * BATCH // world_size())
     images, token_ids = (tensor[share] for tensor in inputs())
-    found = {}
+    actual = {}
     for size in (None, 1, 2, 4):  # a share has five rows
         bare = Towers()
         model = accelerator.prepare(bare)
         assert model is not bare
         loss, gradients = loss_and_gradients(model, size, images, token_ids, accelerator, bare)
-        found[size] = mean_over_processes(loss), gradients
-    return found
+        actual[size] = mean_over_processes(loss), gradients
+    return actual
 
 
 def test_two_processes_in_micro_batches_equal_one_with_the_whole_batch():
     loss, expected = loss_and_gradients(Towers(), None, *inputs())
     for report in in_processes(2, gradients_under_ddp):
-        for found_loss, found in report.values():
-            assert float(found_loss) == pytest.approx(float(loss), abs=1e-12)
-            assert worst_error(found, expected) <= 1e-12
+        for actual_loss, actual in report.values():
+            assert float(actual_loss) == pytest.approx(float(loss), abs=1e-12)
+            assert worst_error(actual, expected) <= 1e-12

@@ -112,13 +112,13 @@ def test_contrast_equals_loops_over_own_keys_and_queue(start, alpha, with_ids):
     model, (images, token_ids) = tiny_albef(start), tiny_batch()
     old = torch.tensor([7, 9, 8])
     slots = model.insert(*unit(torch.randn(2, 3, DIM)).double(), old)
-    assert [each.tolist() for each in slots] == [[0, 1, 2]] * 2
+    assert [slot_list.tolist() for slot_list in slots] == [[0, 1, 2]] * 2
     ids = torch.tensor([7, 8, 7, 5]) if with_ids else None
     positives = [[0, 2, 4], [1, 6], [0, 2, 4], [3]] if with_ids else [[i] for i in range(BATCH)]
     step = model.encode_step(images, images, token_ids, ids)
     expected = cross_modal_by_loops(model, step, alpha, positives)
-    found = model(images, token_ids, None, None, alpha, ids).parts["contrast"]
-    assert found.item() == pytest.approx(expected, rel=1e-10)
+    actual = model(images, token_ids, None, None, alpha, ids).parts["contrast"]
+    assert actual.item() == pytest.approx(expected, rel=1e-10)
 
 
 class ElsewherePool(torch.nn.Module):
@@ -131,15 +131,15 @@ class ElsewherePool(torch.nn.Module):
         self.pool, self.seed = pool, seed
 
     def open(self, keys, ids=None):
-        found = self.pool.open(keys, ids)
-        columns = len(found.keys) + len(found.rows)
+        actual = self.pool.open(keys, ids)
+        columns = len(actual.keys) + len(actual.rows)
         self.order = torch.randperm(columns, generator=torch.Generator().manual_seed(self.seed))
-        self.columns, self.found = self.order.argsort()[found.columns], found
-        self.ids = None if found.ids is None else found.ids[self.order]
+        self.columns, self.actual = self.order.argsort()[actual.columns], actual
+        self.ids = None if actual.ids is None else actual.ids[self.order]
         return self
 
     def similarity(self, queries):
-        return self.found.similarity(queries)[:, self.order]
+        return self.actual.similarity(queries)[:, self.order]
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
@@ -154,8 +154,8 @@ def test_no_loss_depends_on_where_a_pool_has_its_columns(with_ids):
 
     expected = losses(False), losses(True)
     model.image_pool, model.text_pool = ElsewherePool(model.image_pool, 1), ElsewherePool(model.text_pool, 2)
-    for found, wanted in zip((losses(False), losses(True)), expected):
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
+    for actual, wanted in zip((losses(False), losses(True)), expected):
+        torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=0)
 
 
 def test_captions_of_like_length_go_through_text_tower_and_fusion_together(monkeypatch):
@@ -166,7 +166,7 @@ def test_captions_of_like_length_go_through_text_tower_and_fusion_together(monke
     token_ids = torch.randint(4, VOCABULARY - 1, (40, LENGTH)) * (torch.arange(LENGTH) < lengths[:, None])
     token_ids[rows, lengths - 1] = SEP
     masked_ids, targets = masked_batch(token_ids)
-    found, numbers = [], []
+    actual, numbers = [], []
     model.encoders.fusion.register_forward_pre_hook(lambda _, inputs: numbers.append(inputs[0][..., 0].numel()))
     for by_length in (True, False):
         if not by_length:
@@ -176,9 +176,9 @@ def test_captions_of_like_length_go_through_text_tower_and_fusion_together(monke
         losses = model(*arguments, masked_ids, targets, 0.4, generator=torch.Generator().manual_seed(4))
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         gradients = torch.autograd.grad(sum(losses.parts.values()), trained)
-        found.append((sum(numbers), [*losses, *gradients]))
-    assert found[0][0] < 0.85 * found[1][0]
-    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-9, atol=1e-11)
+        actual.append((sum(numbers), [*losses, *gradients]))
+    assert actual[0][0] < 0.85 * actual[1][0]
+    torch.testing.assert_close(actual[0][1], actual[1][1], rtol=1e-9, atol=1e-11)
 
 
 def test_matching_equals_one_pair_after_the_other():
@@ -236,12 +236,12 @@ def test_padding_is_that_of_the_caption_whatever_stands_in_place_of_its_words(en
     masked_ids[torch.arange(BATCH), torch.tensor(lengths) - 1] = MASK  # the end token
     logits = model.encoders.word_logits(masked_ids, step.text_mask, step.image_tokens)
     for row, length in enumerate(lengths):  # the caption alone, without its padding
-        alone = model.encoders.word_logits(
+        single = model.encoders.word_logits(
             masked_ids[row : row + 1, :length],
             torch.ones(1, length, dtype=torch.bool),
             step.image_tokens[row : row + 1],
         )
-        torch.testing.assert_close(logits[row, :length], alone[0], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(logits[row, :length], single[0], rtol=1e-9, atol=1e-11)
     other_padding = masked_ids.where(token_ids != PAD, 9)
     ignored = model.encoders.word_logits(other_padding, step.text_mask, step.image_tokens)
     torch.testing.assert_close(ignored[token_ids != PAD], logits[token_ids != PAD], rtol=1e-9, atol=1e-11)
@@ -333,7 +333,7 @@ def test_the_temperature_learns_at_its_own_rate():
 def local_contrast_by_loops(local, queries, scale, mask):
     total = 0.0
     for i in range(len(queries)):
-        own = []
+        part_losses = []
         others = [
             scale * dot(queries[i], local[j, part])
             for j in range(len(queries))
@@ -343,8 +343,8 @@ def local_contrast_by_loops(local, queries, scale, mask):
         for part in range(local.shape[1]):
             if mask[i, part]:
                 positive = scale * dot(queries[i], local[i, part])
-                own.append(soft_cross_entropy([positive, *others], [1.0] + [0.0] * len(others)))
-        total += sum(own) / len(own) / len(queries)
+                part_losses.append(soft_cross_entropy([positive, *others], [1.0] + [0.0] * len(others)))
+        total += sum(part_losses) / len(part_losses) / len(queries)
     return total
 
 
@@ -469,12 +469,12 @@ def steps_under_ddp():
 
 
 def test_two_processes_equal_one_in_contrast_gradients_and_queues():
-    alone = both_kinds()
-    alone.pop("ddp")
-    for found in in_processes(2, both_kinds):
-        assert found["ddp"] == 0.0
-        for kind, (loss, gradients, queues) in alone.items():
-            other_loss, other_gradients, other_queues = found[kind]
+    single = both_kinds()
+    single.pop("ddp")
+    for actual in in_processes(2, both_kinds):
+        assert actual["ddp"] == 0.0
+        for kind, (loss, gradients, queues) in single.items():
+            other_loss, other_gradients, other_queues = actual[kind]
             torch.testing.assert_close(other_loss, loss, rtol=1e-12, atol=1e-13)
             assert gradients.keys() == other_gradients.keys()
             assert len(gradients) > 10

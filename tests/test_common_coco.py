@@ -63,15 +63,15 @@ def test_all_protocols_equal_loops_over_ids():
         caption: [image_ids[row] for row in np.argsort(-scores[:, text].numpy(), kind="stable")]
         for text, caption in enumerate(caption_ids)
     }
-    own_captions = {image: caption_ids[5 * row : 5 * row + 5] for row, image in enumerate(image_ids)}
-    own_image = {caption: [image_ids[text // 5]] for text, caption in enumerate(caption_ids)}
+    matching_captions = {image: caption_ids[5 * row : 5 * row + 5] for row, image in enumerate(image_ids)}
+    matching_image = {caption: [image_ids[text // 5]] for text, caption in enumerate(caption_ids)}
 
     def recall_of(rankings, right, k, among=None):
         cut = {query: [one for one in rankings[query] if among is None or one in among][:k] for query in right}
         return np.mean([bool(set(cut[query]) & set(right[query])) for query in right])
 
     for k in (1, 5, 10):
-        expected = recall_of(captions_by_image, own_captions, k), recall_of(images_by_caption, own_image, k)
+        expected = recall_of(captions_by_image, matching_captions, k), recall_of(images_by_caption, matching_image, k)
         assert _both(results["coco_5k"], f"recall_at_{k}") == pytest.approx(expected)
         expected = (
             recall_of(captions_by_image, recall.captions_of_image, k),
@@ -81,8 +81,8 @@ def test_all_protocols_equal_loops_over_ids():
         folds = []
         for start in range(0, 20, 4):
             images, captions = image_ids[start : start + 4], caption_ids[5 * start : 5 * start + 20]
-            i2t = recall_of(captions_by_image, {image: own_captions[image] for image in images}, k, captions)
-            folds.append((i2t, recall_of(images_by_caption, {one: own_image[one] for one in captions}, k, images)))
+            i2t = recall_of(captions_by_image, {image: matching_captions[image] for image in images}, k, captions)
+            folds.append((i2t, recall_of(images_by_caption, {one: matching_image[one] for one in captions}, k, images)))
         assert _both(results["coco_1k"], f"recall_at_{k}") == pytest.approx(np.mean(folds, axis=0))
     for place, metric in enumerate(("map_at_r", "r_precision", "recall_at_1")):
         expected = [
@@ -111,20 +111,20 @@ def test_a_sixth_caption_counts_in_5k_alone():
     assert (owners[5], owners[31]) == (0, 5)
     relations = [relation(image_ids, [caption_ids[column] for column in five])]
     results = coco_results(scores, image_ids, caption_ids, owners, relations, fold_size=4)
-    alone = coco_results(
+    without_sixth = coco_results(
         scores[:, five], image_ids, [caption_ids[column] for column in five], owners[five], relations, fold_size=4
     )
     assert results["coco_5k"].metrics == retrieval_metrics(retrieval_ranks(scores, owners))
-    assert results["coco_5k"].metrics != alone["coco_5k"].metrics
+    assert results["coco_5k"].metrics != without_sixth["coco_5k"].metrics
     for key in ("coco_1k", "eccv"):
-        assert results[key].metrics == alone[key].metrics
-    told = {
+        assert results[key].metrics == without_sixth[key].metrics
+    stated = {
         key: [result.protocol[name] for name in ("captions_per_image", "num_images", "num_texts")]
         for key, result in results.items()
     }
-    assert told == {"coco_5k": ["all", 8, 42], "coco_1k": [5, 4, 20], "eccv": [5, 8, 40]}
+    assert stated == {"coco_5k": ["all", 8, 42], "coco_1k": [5, 4, 20], "eccv": [5, 8, 40]}
     with pytest.raises(ProtocolError, match='captions_per_image is "all" for six but 5 for five'):
-        check_alike({"six": results["coco_5k"].protocol, "five": alone["coco_5k"].protocol}, ("ids_hash",))
+        check_alike({"six": results["coco_5k"].protocol, "five": without_sixth["coco_5k"].protocol}, ("ids_hash",))
 
 
 def test_two_matrices_rank_the_two_directions():
@@ -175,9 +175,9 @@ def test_cxc_positives_are_the_pairs_from_three_on(tmp_path):
     (tmp_path / "sits.csv").write_text(text)
     (tmp_path / "sits.csv.gz").write_bytes(gzip.compress(text.encode()))
     for name in ("sits.csv", "sits.csv.gz"):
-        found = read_cxc(tmp_path / name)
-        assert found.captions_of_image == {1: [11], 2: [12, 11]}
-        assert found.images_of_caption == {11: [1, 2], 12: [2]}  # 13 has no positive left and is no query
+        actual = read_cxc(tmp_path / name)
+        assert actual.captions_of_image == {1: [11], 2: [12, 11]}
+        assert actual.images_of_caption == {11: [1, 2], 12: [2]}  # 13 has no positive left and is no query
     assert read_cxc(tmp_path / "sits.csv", score=1).images_of_caption[13] == [3]
 
 
@@ -258,16 +258,16 @@ def test_a_model_is_evaluated_by_ids_in_all_protocols():
     )
     named = {5000 - index: [10 * index] for index in range(0, 1000, 2)}
     eccv = Relation("eccv", "ECCV", "precision", named, {captions[0]: [image] for image, captions in named.items()})
-    found = evaluate_coco(encoder, NumberedPictures(), [eccv], CaptionRule())
-    assert {key: result.protocol["num_texts"] for key, result in found.items()} == {
+    actual = evaluate_coco(encoder, NumberedPictures(), [eccv], CaptionRule())
+    assert {key: result.protocol["num_texts"] for key, result in actual.items()} == {
         "coco_5k": 5001,
         "coco_1k": 5000,
         "eccv": 5000,
     }
-    assert found["eccv"].protocol["num_image_queries"] == found["eccv"].protocol["num_text_queries"] == 500
-    assert found["eccv"].protocol["preprocessing"]["size"] == 4
-    assert found["eccv"].metrics["t2i_r_precision"] > 0.99
-    assert found["coco_5k"].metrics["t2i_recall_at_1"] == pytest.approx(0.2, abs=0.01)  # four in five say nothing
+    assert actual["eccv"].protocol["num_image_queries"] == actual["eccv"].protocol["num_text_queries"] == 500
+    assert actual["eccv"].protocol["preprocessing"]["size"] == 4
+    assert actual["eccv"].metrics["t2i_r_precision"] > 0.99
+    assert actual["coco_5k"].metrics["t2i_recall_at_1"] == pytest.approx(0.2, abs=0.01)  # four in five say nothing
     with pytest.raises(ValueError, match="coco: image 4997 has captions without ids"):
         evaluate_coco(encoder, NumberedPictures(without_ids=3), [eccv])
 
@@ -284,16 +284,16 @@ def _whole_split(folder, ids):
 
 
 def test_cxc_from_its_scores_equals_the_packaged_json(data_dir):
-    found = read_cxc(data_dir / "annotations/cxc/sits_test.csv.gz")
+    actual = read_cxc(data_dir / "annotations/cxc/sits_test.csv.gz")
     folder = data_dir / "annotations/eccv_caption"
     for ours, name in (
-        (found.captions_of_image, "cxc_image_to_caption.json"),
-        (found.images_of_caption, "cxc_caption_to_image.json"),
+        (actual.captions_of_image, "cxc_image_to_caption.json"),
+        (actual.images_of_caption, "cxc_caption_to_image.json"),
     ):
         theirs = read_id_lists(folder / name)
         assert {key: sorted(ids) for key, ids in ours.items()} == {key: sorted(ids) for key, ids in theirs.items()}
-    assert (len(found.captions_of_image), len(found.images_of_caption)) == (5000, 24_972)
-    sizes = [len(ids) for ids in found.captions_of_image.values()]
+    assert (len(actual.captions_of_image), len(actual.images_of_caption)) == (5000, 24_972)
+    sizes = [len(ids) for ids in actual.captions_of_image.values()]
     assert (min(sizes), max(sizes), sum(sizes)) == (4, 19, 35_585)
 
 
@@ -335,14 +335,14 @@ def test_metrics_equal_those_of_the_eccv_caption_package():
     # 50 of each are more than any R; COCO 1K would need the whole lists and minutes of the package's loops
     captions, images = scores.topk(50).indices.tolist(), scores.T.topk(50).indices.tolist()
     theirs = package.Metrics().compute_all_metrics(
-        {image: [ids[text] for text in found] for image, found in zip(image_ids, captions)},
-        {caption: [image_ids[row] for row in found] for caption, found in zip(ids, images)},
+        {image: [ids[text] for text in actual] for image, actual in zip(image_ids, captions)},
+        {caption: [image_ids[row] for row in actual] for caption, actual in zip(ids, images)},
         target_metrics=("coco_5k_recalls", "cxc_recalls", "eccv_map_at_r", "eccv_rprecision", "eccv_r1"),
         Ks=(1, 5, 10),
     )
     names = {"eccv_map_at_r": "map_at_r", "eccv_rprecision": "r_precision", "eccv_r1": "recall_at_1"}
     assert len(theirs) == 9
-    for key, found in theirs.items():
+    for key, actual in theirs.items():
         metric = names.get(key) or f"recall_at_{key.rpartition('_r')[2]}"
         result = ours["eccv" if key in names else key.rpartition("_r")[0]]
-        assert _both(result, metric) == pytest.approx((found["i2t"], found["t2i"]), abs=1e-12), key
+        assert _both(result, metric) == pytest.approx((actual["i2t"], actual["t2i"]), abs=1e-12), key

@@ -11,37 +11,37 @@ from common.geometry import unit
 
 
 def test_a_constant_representation_has_no_spread_one_cosine_and_one_direction():
-    found = collapse_statistics(torch.full((40, 7), 2.5))
-    assert found["channel_std"] == pytest.approx(0, abs=1e-7)
-    assert found["mean_cosine"] == pytest.approx(1, abs=1e-6)
-    assert found["effective_rank"] == pytest.approx(1)
+    actual = collapse_statistics(torch.full((40, 7), 2.5))
+    assert actual["channel_std"] == pytest.approx(0, abs=1e-7)
+    assert actual["mean_cosine"] == pytest.approx(1, abs=1e-6)
+    assert actual["effective_rank"] == pytest.approx(1)
 
 
 def test_directions_spread_over_the_sphere_have_the_spread_of_their_dimension():
-    found = collapse_statistics(torch.randn(20000, 32, generator=torch.Generator().manual_seed(0)))
-    assert found["channel_std"] == pytest.approx(32**-0.5, rel=0.01)
-    assert found["mean_cosine"] == pytest.approx(0, abs=1e-3)
-    assert found["effective_rank"] == pytest.approx(32, rel=0.01)
+    actual = collapse_statistics(torch.randn(20000, 32, generator=torch.Generator().manual_seed(0)))
+    assert actual["channel_std"] == pytest.approx(32**-0.5, rel=0.01)
+    assert actual["mean_cosine"] == pytest.approx(0, abs=1e-3)
+    assert actual["effective_rank"] == pytest.approx(32, rel=0.01)
 
 
 def test_two_clusters_lie_along_one_direction_and_norms_do_not_matter():
     features = torch.tensor([[1.0, 0, 0], [3, 0, 0], [0, 2, 0], [0, 5, 0]])
-    found = collapse_statistics(features)
-    assert found["mean_cosine"] == pytest.approx(2 / 6)  # two of six pairs are alike
-    assert found["effective_rank"] == pytest.approx(1)
+    actual = collapse_statistics(features)
+    assert actual["mean_cosine"] == pytest.approx(2 / 6)  # two of six pairs are alike
+    assert actual["effective_rank"] == pytest.approx(1)
 
 
 def test_the_statistics_equal_loops_and_the_eigenvalues_of_the_covariance():
     features = torch.randn(30, 6, generator=torch.Generator().manual_seed(1)) * torch.tensor([5.0, 3, 1, 1, 0.1, 0.1])
-    found = collapse_statistics(features)
+    actual = collapse_statistics(features)
     directions = unit(features).double().numpy()
     pairs = [float(a @ b) for a, b in itertools.combinations(directions, 2)]
-    assert found["mean_cosine"] == pytest.approx(np.mean(pairs), rel=1e-9)
-    assert found["channel_std"] == pytest.approx(np.mean(directions.std(axis=0, ddof=1)), rel=1e-9)
+    assert actual["mean_cosine"] == pytest.approx(np.mean(pairs), rel=1e-9)
+    assert actual["channel_std"] == pytest.approx(np.mean(directions.std(axis=0, ddof=1)), rel=1e-9)
     shares = np.linalg.eigvalsh(np.cov(directions.T))
     shares = shares / shares.sum()
-    assert found["effective_rank"] == pytest.approx(np.exp(-np.sum(shares * np.log(shares))), rel=1e-9)
-    assert 1 < found["effective_rank"] < 6
+    assert actual["effective_rank"] == pytest.approx(np.exp(-np.sum(shares * np.log(shares))), rel=1e-9)
+    assert 1 < actual["effective_rank"] < 6
 
 
 @pytest.mark.parametrize("shape", [(40, 7), (7, 40), (12, 12), (2, 300)])

@@ -75,13 +75,13 @@ def test_a_hand_made_batch_gives_the_values_that_its_pictures_show():
     texts = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]])  # the last one is wrong
     ids, token_ids = torch.tensor([5, 6, 7, 6]), torch.tensor([[1, 2], [1, 3], [1, 4], [1, 3]])
     model, state = model_of(), torch.get_rng_state()
-    found = diagnose(model.geometry, model.scalars(), images, texts, 10.0, token_ids, ids)
+    actual = diagnose(model.geometry, model.scalars(), images, texts, 10.0, token_ids, ids)
     assert torch.equal(torch.get_rng_state(), state)
     # centred, the four directions keep three of equal variance; three texts, one of them twice, keep two
     directions = texts - texts.mean(dim=0)
     variances = torch.linalg.eigvalsh(directions.T.double() @ directions.double()).clamp(min=0)
     shares = [float(v / variances.sum()) for v in variances if v > 1e-9]
-    assert found == pytest.approx({
+    assert actual == pytest.approx({
         "image_effective_rank": 3.0,
         "image_mean_cosine": 0.0,
         "image_logit_std": 10 * 0.5,  # each caption meets one 1 among four pictures
@@ -115,23 +115,23 @@ def test_a_model_that_guesses_is_at_one_whatever_is_in_the_queue():
     for queued in (None, queue):
         loss = contrastive_loss(embeddings, embeddings, Sphere(), torch.tensor(10.0), queue=queued)
         assert float(loss) == pytest.approx(info_nce_chance(8, queued), abs=1e-6)
-    found = look(model_of(), embeddings, embeddings, 10.0)
-    assert (found["image_mean_cosine"], found["text_effective_rank"]) == (pytest.approx(1.0), pytest.approx(1.0))
-    assert found["image_logit_std"] == found["text_logit_std"] == 0.0
+    actual = look(model_of(), embeddings, embeddings, 10.0)
+    assert (actual["image_mean_cosine"], actual["text_effective_rank"]) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert actual["image_logit_std"] == actual["text_logit_std"] == 0.0
 
 
 def test_token_wise_embeddings_are_one_long_vector_and_are_compared_token_by_token():
     images, texts = unit(torch.randn(6, 3, 4)), unit(torch.randn(6, 5, 4))
     texts[2, 3:] = 0.0  # padding
     geometry = LateInteraction()
-    found = look(model_of(geometry), images, texts, 10.0)
+    actual = look(model_of(geometry), images, texts, 10.0)
     rows = unit(texts.flatten(1))
     cosines = [float(rows[i] @ rows[j]) for i in range(6) for j in range(6) if i != j]
-    assert found["text_mean_cosine"] == pytest.approx(sum(cosines) / 30, abs=1e-6)
+    assert actual["text_mean_cosine"] == pytest.approx(sum(cosines) / 30, abs=1e-6)
     similarity = geometry.similarity(images, texts)
-    assert found["matched_similarity"] == pytest.approx(float(similarity.diagonal().mean()))
+    assert actual["matched_similarity"] == pytest.approx(float(similarity.diagonal().mean()))
     off = [float(similarity[i, j]) for i in range(6) for j in range(6) if i != j]
-    assert found["unmatched_similarity"] == pytest.approx(sum(off) / 30)
+    assert actual["unmatched_similarity"] == pytest.approx(sum(off) / 30)
 
 
 def test_gradient_norms_are_those_of_the_loss_by_the_logarithm_of_the_scale_and_by_the_geometry_s_scalars():
@@ -145,13 +145,13 @@ def test_gradient_norms_are_those_of_the_loss_by_the_logarithm_of_the_scale_and_
 
     assert gradient_norms(model.scalars()) == {}  # before backward
     contrastive_loss(images, texts, model.geometry, model.logit_scale()).backward()
-    found = diagnose(model.geometry, model.scalars(), images, texts, 10.0)
+    actual = diagnose(model.geometry, model.scalars(), images, texts, 10.0)
     start, step = (math.log(10.0), 0.5), 1e-5
     for place, name in enumerate(("logit_scale", "curvature")):
         low, high = list(start), list(start)
         low[place], high[place] = start[place] - step, start[place] + step
         slope = (loss_at(*high) - loss_at(*low)) / (2 * step)
-        assert found[f"gradient_norm_{name}"] == pytest.approx(abs(slope), rel=1e-4)
+        assert actual[f"gradient_norm_{name}"] == pytest.approx(abs(slope), rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -193,12 +193,12 @@ def values_of_a_share(size):
 
 
 def test_two_processes_see_the_values_of_one():
-    alone = values_of_a_share(20)
-    assert 0 < alone["duplicate_captions"] < 1
-    assert 0 < alone["duplicate_ids"] < 1
-    for found in in_processes(2, values_of_a_share, 20):
-        assert found == pytest.approx(alone, rel=1e-6)
-        assert found.keys() == alone.keys()
+    single = values_of_a_share(20)
+    assert 0 < single["duplicate_captions"] < 1
+    assert 0 < single["duplicate_ids"] < 1
+    for actual in in_processes(2, values_of_a_share, 20):
+        assert actual == pytest.approx(single, rel=1e-6)
+        assert actual.keys() == single.keys()
 
 
 def test_of_a_large_batch_embeddings_are_sampled_and_duplicates_counted_in_full():
@@ -222,33 +222,35 @@ def test_the_share_at_a_bound_is_that_since_the_last_line():
         assert watch.read() == {"logit_scale_bound_share": sum(hits) / len(hits)}
 
 
-def told(watch, ratios, first=1):
+def warnings_of(watch, ratios, first=1):
     """Step -> what is said after it; the logit scale is at a bound in step 1 alone."""
-    found = {}
+    actual = {}
     for done, ratio in enumerate(ratios, start=first):
         watch.count(done, ratio, done == 1)
         for text in watch.warnings(done, 5.545, {}):
-            found[done] = text
-    return found
+            actual[done] = text
+    return actual
 
 
 def test_a_loss_at_its_plateau_is_told_once_after_a_hundred_steps_behind_the_warm_up():
     assert PLATEAU_STEPS == 100
-    found = told(Watch(warmup_steps=50), [1.0] * 120 + [0.98] + [0.995, 1.005] * 150)  # step 121 interrupts
-    assert list(found) == [221]
-    assert found[221].startswith("warning at step 221: the loss has stayed at 5.545, its chance level, for 100 steps. ")
-    assert "\n" not in found[221]
-    assert list(told(Watch(warmup_steps=50), [1.0] * 300)) == [150]
-    assert not told(Watch(warmup_steps=1000), [1.0] * 1000)
+    actual = warnings_of(Watch(warmup_steps=50), [1.0] * 120 + [0.98] + [0.995, 1.005] * 150)  # step 121 interrupts
+    assert list(actual) == [221]
+    assert actual[221].startswith(
+        "warning at step 221: the loss has stayed at 5.545, its chance level, for 100 steps. "
+    )
+    assert "\n" not in actual[221]
+    assert list(warnings_of(Watch(warmup_steps=50), [1.0] * 300)) == [150]
+    assert not warnings_of(Watch(warmup_steps=1000), [1.0] * 1000)
 
 
 def test_a_run_that_goes_on_counts_on_and_warns_of_nothing_twice():
     ratios = [1.0] * 160 + [0.5] + [1.0] * 200
     for stopped_after in (1, 60, 99, 100, 130, 161, 260, 261):
         watch = Watch(warmup_steps=0)
-        before = told(watch, ratios[:stopped_after])
+        before = warnings_of(watch, ratios[:stopped_after])
         resumed = Watch(warmup_steps=0, state=json.loads(json.dumps(watch.state())))
-        assert list(before | told(resumed, ratios[stopped_after:], stopped_after + 1)) == [100]
+        assert list(before | warnings_of(resumed, ratios[stopped_after:], stopped_after + 1)) == [100]
         assert resumed.read() == {"logit_scale_bound_share": 1 / len(ratios)}
 
 
@@ -292,24 +294,24 @@ def test_an_offset_that_all_embeddings_of_a_euclidean_space_share_is_no_collapse
     generator = torch.Generator().manual_seed(0)
     images = 50.0 + torch.randn(32, 16, generator=generator)
     texts = images + 0.1 * torch.randn(32, 16, generator=generator)
-    found = diagnosed(Euclidean(squared=squared), images, texts)
-    assert found["image_mean_cosine"] > 0.99
-    assert min(found["image_logit_std"], found["text_logit_std"]) > 100 * COLLAPSED
-    assert not Watch(warmup_steps=0).warnings(20, 1.0, found)
+    actual = diagnosed(Euclidean(squared=squared), images, texts)
+    assert actual["image_mean_cosine"] > 0.99
+    assert min(actual["image_logit_std"], actual["text_logit_std"]) > 100 * COLLAPSED
+    assert not Watch(warmup_steps=0).warnings(20, 1.0, actual)
 
 
 def test_points_drawn_together_at_the_origin_are_a_collapse_though_their_directions_differ():
     points = 1e-5 * torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
-    found = diagnosed(Euclidean(squared=False), points, points)
-    assert abs(found["image_mean_cosine"]) < 0.1
-    assert len(Watch(warmup_steps=0).warnings(20, 1.0, found)) == 2
+    actual = diagnosed(Euclidean(squared=False), points, points)
+    assert abs(actual["image_mean_cosine"]) < 0.1
+    assert len(Watch(warmup_steps=0).warnings(20, 1.0, actual)) == 2
 
 
 def test_embeddings_that_are_not_finite_end_no_run():
     embeddings = torch.full((8, 4), math.nan)
-    found = look(model_of(), embeddings, embeddings, 10.0)
-    assert math.isnan(found["image_effective_rank"])
-    assert not Watch(warmup_steps=0).warnings(20, 1.0, found)
+    actual = look(model_of(), embeddings, embeddings, 10.0)
+    assert math.isnan(actual["image_effective_rank"])
+    assert not Watch(warmup_steps=0).warnings(20, 1.0, actual)
 
 
 # ---- in training ----------------------------------------------------------------------------------------------------

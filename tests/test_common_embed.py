@@ -59,10 +59,10 @@ def test_embeddings_do_not_depend_on_the_mode_and_leave_the_model_as_it_was(enco
     model.train()
     model.text_tower.layers[1].eval()  # one that the user froze
     modes = [module.training for module in model.modules()]
-    found = encoder.images(Pictures())[0], encoder.texts(texts), evaluate_retrieval(encoder, Pictures()).metrics
-    assert torch.equal(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
-    assert found[2] == expected[2]
+    actual = encoder.images(Pictures())[0], encoder.texts(texts), evaluate_retrieval(encoder, Pictures()).metrics
+    assert torch.equal(actual[0], expected[0])
+    assert torch.equal(actual[1], expected[1])
+    assert actual[2] == expected[2]
     assert [module.training for module in model.modules()] == modes
     assert len(set(modes)) == 2
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())  # BatchNorm's averages
@@ -71,13 +71,13 @@ def test_embeddings_do_not_depend_on_the_mode_and_leave_the_model_as_it_was(enco
 
 def test_a_text_that_comes_again_goes_through_the_tower_once(encoder):
     texts = [f"word{number}" for number in (3, 1, 3, 2, 5, 1, 3)]
-    alone = torch.cat([encoder.texts([text]) for text in texts])
+    one_by_one = torch.cat([encoder.texts([text]) for text in texts])
     lengths = []
     encoder.model.text_tower.register_forward_pre_hook(lambda _, inputs: lengths.append(len(inputs[0])))
-    found = encoder.texts(texts)
+    actual = encoder.texts(texts)
     assert sum(lengths) == 4
-    torch.testing.assert_close(found, alone)
-    assert torch.equal(found[[0, 2, 1]], found[[6, 0, 5]])
+    torch.testing.assert_close(actual, one_by_one)
+    assert torch.equal(actual[[0, 2, 1]], actual[[6, 0, 5]])
 
 
 def test_pictures_of_scenes_are_embedded_without_their_captions(encoder, monkeypatch):

@@ -56,10 +56,10 @@ def test_attention_in_bfloat16_on_a_cpu_is_the_float32_one_rounded(autocast):
     mask[..., 0] = True
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         attended = fused_attention(*inputs, mask, 0.0)
-    expected = nn.functional.scaled_dot_product_attention(*(each.float() for each in inputs), attn_mask=mask)
+    expected = nn.functional.scaled_dot_product_attention(*(array.float() for array in inputs), attn_mask=mask)
     assert attended.dtype == torch.bfloat16
     torch.testing.assert_close(attended, expected.bfloat16(), rtol=0, atol=0)
-    ours, reference = (torch.autograd.grad(each.float().square().sum(), inputs) for each in (attended, expected))
+    ours, reference = (torch.autograd.grad(array.float().square().sum(), inputs) for array in (attended, expected))
     torch.testing.assert_close(ours, reference, rtol=0.02, atol=0.02)
 
 
@@ -95,7 +95,7 @@ def test_the_last_block_works_on_class_tokens_alone_and_gives_what_it_gives_amon
         expected = (tower.forward_tokens(batch)[:, :2] @ tower.projection).flatten(1)
         torch.testing.assert_close(features, expected, rtol=1e-12, atol=1e-12)
         ours, theirs = (
-            torch.autograd.grad(found.square().sum(), list(tower.parameters())) for found in (features, expected)
+            torch.autograd.grad(actual.square().sum(), list(tower.parameters())) for actual in (features, expected)
         )
         for one, other in zip(ours, theirs):
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
@@ -169,12 +169,12 @@ def test_captions_of_like_length_together_give_the_same_features_and_gradients(t
     ids, weights = padded_ids(batch), torch.randn(batch, 6 * getattr(tower, "num_class_tokens", 1)).double()
     seen = []
     watch = tower.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numel()))
-    found = []
+    actual = []
     for features in (tower(ids), encode_by_length(tower, ids)):
         gradients = torch.autograd.grad((features * weights).sum(), list(tower.parameters()))
-        found.append((features, *gradients))
+        actual.append((features, *gradients))
     watch.remove()
-    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(actual[1], actual[0], rtol=1e-9, atol=1e-11)
     assert len(seen) - 1 == min(4, max(1, batch // 16))
     assert sum(seen[1:]) <= seen[0]
     assert batch < 32 or sum(seen[1:]) < 0.85 * seen[0]

@@ -65,8 +65,8 @@ class RingAgainstDeque(RuleBasedStateMachine):
         assert rows.shape == (filled, 2)
         assert ids.shape == (filled,)
         oldest = int(self.queue.pointer) if filled == self.capacity else 0
-        found = [(int(rows[(oldest + k) % filled, 0]), int(ids[(oldest + k) % filled])) for k in range(filled)]
-        assert found == list(self.expected)
+        actual = [(int(rows[(oldest + k) % filled, 0]), int(ids[(oldest + k) % filled])) for k in range(filled)]
+        assert actual == list(self.expected)
 
 
 RingAgainstDeque.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
@@ -215,9 +215,9 @@ def queue_of_a_process():
 
 
 def test_two_processes_hold_the_same_queue_as_one():
-    alone = FeatureQueue(11, 3)
-    slots = torch.stack([alone.enqueue(*keys_of_step(step)) for step in range(5)])
-    for state, found in in_processes(2, queue_of_a_process):
-        assert torch.equal(found, slots)
-        for name, tensor in alone.state_dict().items():
+    single = FeatureQueue(11, 3)
+    slots = torch.stack([single.enqueue(*keys_of_step(step)) for step in range(5)])
+    for state, actual in in_processes(2, queue_of_a_process):
+        assert torch.equal(actual, slots)
+        for name, tensor in single.state_dict().items():
             assert torch.equal(state[name], tensor), name

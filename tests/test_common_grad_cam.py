@@ -122,13 +122,13 @@ def test_a_pass_without_gradient_is_refused():
 def test_signed_heat_equals_loops():
     activations, gradient = torch.randn(2, 2, 5, 3, dtype=torch.float64)
     kept = torch.tensor([[False, True, True, True, True], [False, True, True, False, False]])
-    found = signed_heat(activations, gradient, kept)
+    actual = signed_heat(activations, gradient, kept)
     for row in range(2):
         inside = [place for place in range(5) if kept[row, place]]
         weights = sum(gradient[row, place] for place in inside) / len(inside)
         for place in range(5):
             expected = float(activations[row, place] @ weights) if place in inside else 0.0
-            assert float(found[row, place]) == pytest.approx(expected)
+            assert float(actual[row, place]) == pytest.approx(expected)
 
 
 def test_heat_of_recorded_tokens_finds_the_place_that_the_score_looks_at():

@@ -42,13 +42,13 @@ def test_order_of_pairs_and_of_sides_is_nothing_to_the_loss():
 def test_loss_and_gradients_equal_open_clip():
     open_clip = pytest.importorskip("open_clip")
     images, texts = double(12, 16), double(12, 16)
-    found = []
+    actual = []
     for loss_of in (lambda *pair: contrastive_loss(*pair[:2], Sphere(), pair[2]), open_clip.ClipLoss()):
-        leaves = [each.clone().requires_grad_() for each in (images, texts, torch.tensor(2.0, dtype=torch.float64))]
+        leaves = [array.clone().requires_grad_() for array in (images, texts, torch.tensor(2.0, dtype=torch.float64))]
         loss = loss_of(unit(leaves[0]), unit(leaves[1]), leaves[2].exp())
         loss.backward()
-        found.append([loss.detach(), *(leaf.grad for leaf in leaves)])
-    for ours, theirs in zip(*found):
+        actual.append([loss.detach(), *(leaf.grad for leaf in leaves)])
+    for ours, theirs in zip(*actual):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-14)
 
 
@@ -132,8 +132,8 @@ def test_pseudo_targets_mix_softmax_and_one_hot():
     pseudo, alpha = double(3, 5), 0.4
     by_index = distilled_targets(pseudo, torch.tensor([4, 0, 2]), alpha)
     expected = alpha * pseudo.exp() / pseudo.exp().sum(dim=1, keepdim=True)
-    for row, own in enumerate((4, 0, 2)):
-        expected[row, own] += 1 - alpha
+    for row, partner in enumerate((4, 0, 2)):
+        expected[row, partner] += 1 - alpha
     torch.testing.assert_close(by_index, expected, rtol=1e-13, atol=0)
     one_hot = torch.nn.functional.one_hot(torch.tensor([4, 0, 2]), 5).double()
     torch.testing.assert_close(distilled_targets(pseudo, one_hot, alpha), by_index, rtol=1e-15, atol=0)
@@ -294,7 +294,9 @@ def loops_contrastive(images, texts, scale, ids, queue):
         for i in range(batch):
             logits = [scale * float(queries[i] @ candidate) for candidate in candidates]
             log_sum = math.log(sum(math.exp(value) for value in logits))
-            positives = [j for j, found in enumerate(candidate_ids) if j == i or (found >= 0 and found == int(ids[i]))]
+            positives = [
+                j for j, actual in enumerate(candidate_ids) if j == i or (actual >= 0 and actual == int(ids[i]))
+            ]
             total += sum(log_sum - logits[j] for j in positives) / len(positives)
     return total / (2 * batch)
 
@@ -330,7 +332,7 @@ def test_pseudo_targets_of_keys_equal_loops_written_from_the_formula():
         for i in range(6):
             powers = [math.exp(scale * float(queries[i] @ candidate)) for candidate in candidates]
             pseudo = [math.exp(scale * float(query_keys[i] @ key)) for key in candidate_keys]
-            positive = [j == i or (found >= 0 and found == int(ids[i])) for j, found in enumerate(candidate_ids)]
+            positive = [j == i or (actual >= 0 and actual == int(ids[i])) for j, actual in enumerate(candidate_ids)]
             for j in range(len(candidates)):
                 target = alpha * pseudo[j] / sum(pseudo) + (1 - alpha) * positive[j] / sum(positive)
                 total -= target * math.log(powers[j] / sum(powers))
@@ -361,7 +363,7 @@ def test_partners_may_be_compared_by_another_function_than_the_rest(with_queue):
         scores.append(4 * queries @ candidates.T)
         assert list(scores[-1].shape) == sizes
         scores[-1].diagonal().copy_(4 * given)
-    expected = sum(info_nce(each, torch.arange(6)) for each in scores) / 2
+    expected = sum(info_nce(array, torch.arange(6)) for array in scores) / 2
     torch.testing.assert_close(loss(lambda x, y: given), expected, rtol=1e-13, atol=0)
 
 
@@ -440,8 +442,8 @@ def test_nt_xent_and_every_gradient_of_two_processes_equal_one():
     assert len(expected) == 5
     for loss, gradients in in_processes(2, nt_xent_and_gradients):
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        for found, wanted in zip(gradients, expected):
-            torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12 * float(wanted.abs().max()))
+        for actual, wanted in zip(gradients, expected):
+            torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12 * float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize("tile", [0, 2])

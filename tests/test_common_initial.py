@@ -105,8 +105,8 @@ def test_a_locked_public_clip_is_itself_after_training_in_every_paper(tmp_path, 
     (images, ids), theirs = inputs(), public[1]["clip"]
     expected = theirs(input_ids=ids, pixel_values=images)
     model = encoder.model
-    own = model.image_tower(images), model.text_tower(ids)
-    for ours, other in zip(own, (expected.image_embeds, expected.text_embeds)):
+    reference = model.image_tower(images), model.text_tower(ids)
+    for ours, other in zip(reference, (expected.image_embeds, expected.text_embeds)):
         unit = (ours / ours.norm(dim=1, keepdim=True)).detach()
         torch.testing.assert_close(unit, other.detach(), rtol=1e-4, atol=1e-5)
     if paper == "contrastive_basics":  # the sphere: the multiplier goes on from theirs, and trains
@@ -116,9 +116,9 @@ def test_a_locked_public_clip_is_itself_after_training_in_every_paper(tmp_path, 
     state = load_file(checkpoint.path / "optimizer.safetensors")
     assert state
     assert not any("tower" in name for name in state)
-    (said,) = (record for record in read_log(files.log) if record["event"] == "initial_weights")
-    assert said["image"]["trained_parameters"] == said["text"]["trained_parameters"] == 0
-    assert said["image"]["locked_parameters"] == sum(p.numel() for p in encoder.model.image_tower.parameters())
+    (logged,) = (record for record in read_log(files.log) if record["event"] == "initial_weights")
+    assert logged["image"]["trained_parameters"] == logged["text"]["trained_parameters"] == 0
+    assert logged["image"]["locked_parameters"] == sum(p.numel() for p in encoder.model.image_tower.parameters())
 
 
 @torch.no_grad()
@@ -126,26 +126,26 @@ def test_a_vit_and_a_bert_are_the_towers_of_the_oblique_paper(public):
     """Another picture size, other colours: positions as transformers interpolates them, the same pixels."""
     folder, models = public
     init = (f"model.image.init={folder / 'vit'}", f"model.text.init={folder / 'bert'}", "model.image.lock=all")
-    model, said = model_of("oblique_topology", config_of("oblique_topology", *init))
+    model, logged = model_of("oblique_topology", config_of("oblique_topology", *init))
     images, ids = inputs()
     pixels = images * torch.tensor(CLIP_STD).view(3, 1, 1) + torch.tensor(CLIP_MEAN).view(3, 1, 1)
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in ([0.5, 0.4, 0.3], [0.5, 0.6, 0.7]))
+    mean, std = (torch.tensor(element).view(3, 1, 1) for element in ([0.5, 0.4, 0.3], [0.5, 0.6, 0.7]))
     expected = models["vit"]((pixels - mean) / std, interpolate_pos_encoding=True).last_hidden_state
     torch.testing.assert_close(model.image_tower.forward_tokens(images), expected, rtol=1e-4, atol=1e-4)
     mask = ids != 0
     text = models["bert"](ids, attention_mask=mask.long()).last_hidden_state
     torch.testing.assert_close(model.text_tower._blocks(ids)[mask], text[mask], rtol=1e-4, atol=1e-4)
     # what the weights lack is new, and is trained though the tower is locked
-    assert said["image"]["new"] == ["projection"]
-    assert set(said["text"]["new"]) == {"final_norm.weight", "final_norm.bias", "projection"}
+    assert logged["image"]["new"] == ["projection"]
+    assert set(logged["text"]["new"]) == {"final_norm.weight", "final_norm.bias", "projection"}
     assert [name for name, p in model.image_tower.named_parameters() if p.requires_grad] == ["projection"]
 
 
 def test_a_deit_with_its_distillation_token_fills_two_class_tokens(public):
     two = ("method.num_spheres=2", f"model.image.init={public[0] / 'deit'}")
     model, _ = model_of("oblique_topology", config_of("oblique_topology", *two, row="table2_multi"))
-    own = public[1]["deit"].state_dict()
-    assert torch.equal(model.image_tower.class_embedding[1], own["embeddings.distillation_token"][0, 0])
+    reference = public[1]["deit"].state_dict()
+    assert torch.equal(model.image_tower.class_embedding[1], reference["embeddings.distillation_token"][0, 0])
 
 
 @pytest.mark.parametrize("lowest", [0, 1])
@@ -185,12 +185,12 @@ def test_a_run_of_ours_goes_on_as_a_new_run_with_all_its_scalars(tmp_path, publi
     first = run(tmp_path, config_of("euclip", "optim.steps=2"), "euclip")
     tensors = last_checkpoint(first.checkpoints).model_tensors()
     for name in (first.folder, first.checkpoints / "step-00000002"):
-        model, said = model_of("euclip", config_of("euclip", f"model.init={name}"))
+        model, logged = model_of("euclip", config_of("euclip", f"model.init={name}"))
         assert all(torch.equal(tensors[key], value) for key, value in model.state_dict().items())
-        assert len(said["scalars"]) == 4
+        assert len(logged["scalars"]) == 4
     # with another geometry the towers alone; the multiplier is the row's
-    model, said = model_of("euclip", config_of("euclip", f"model.init={first.folder}", row="table4_elliptic"))
-    assert said["scalars"] == []
+    model, logged = model_of("euclip", config_of("euclip", f"model.init={first.folder}", row="table4_elliptic"))
+    assert logged["scalars"] == []
     assert model.logit_scale().item() == pytest.approx(1 / 0.07)
 
 
@@ -199,11 +199,11 @@ def test_wrapped_towers_and_momentum_copies_start_from_the_weights(tmp_path, pub
     lock = ("model.image.lock=all", "model.text.lock=all")
     config = config_of("contrastive_basics", f"model.init={public[0] / 'clip'}", "optim.steps=2", *lock, row=row)
     tensors = last_checkpoint(run(tmp_path, config, "contrastive_basics").checkpoints).model_tensors()
-    own = public[1]["clip"].state_dict()["vision_model.post_layernorm.weight"]
+    reference = public[1]["clip"].state_dict()["vision_model.post_layernorm.weight"]
     names = [name for name in tensors if name.endswith("final_norm.weight") and "image" in name]
     assert len(names) == (1 if row == "table1_late_interaction" else 2)
     for name in names:
-        torch.testing.assert_close(tensors[name], own)
+        torch.testing.assert_close(tensors[name], reference)
 
 
 @pytest.mark.parametrize(
@@ -374,18 +374,20 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     assert yaml.safe_load((folder / "config.yaml").read_text())["model"]["weights"] == tmp_path.name
     assert not [file for file in folder.iterdir() if str(tmp_path).encode() in file.read_bytes()]
     card = (folder / "README.md").read_text()
-    for said in ("license: cc-by-4.0", "row table1_ours at smoke scale", "Seeds: 2", "scenes", "sphere", "## Limits"):
-        assert said in card
+    for logged in ("license: cc-by-4.0", "row table1_ours at smoke scale", "Seeds: 2", "scenes", "sphere", "## Limits"):
+        assert logged in card
     measured = json.loads((run_folder / "evaluation.json").read_text())["evaluations"]
     assert f"| test | {measured['test']['protocol']['data']} | i2t_recall_at_1 | " in card
     assert (folder / "vocabulary.txt").read_text().split("\n")[:-1] == list(WORDS.vocabulary)
     # the same numbers again, the same way through published.py, the same weights by model.init
     monkeypatch.setattr("sys.argv", ["evaluate.py", "--checkpoint", str(folder), "--output", str(tmp_path / "a.json")])
     importlib.import_module("contrastive_basics.evaluate").main()
-    found = json.loads((tmp_path / "a.json").read_text())["evaluations"]
-    assert found["test"]["metrics"] == measured["test"]["metrics"]
+    actual = json.loads((tmp_path / "a.json").read_text())["evaluations"]
+    assert actual["test"]["metrics"] == measured["test"]["metrics"]
     asked, where = [], "common.run.evaluation"
-    monkeypatch.setattr(f"{where}.evaluate_checkpoint", lambda models, own, _: asked.append(own.path) or ({}, {}))
+    monkeypatch.setattr(
+        f"{where}.evaluate_checkpoint", lambda models, reference, _: asked.append(reference.path) or ({}, {})
+    )
     monkeypatch.setattr(f"{where}.save_answer", lambda *arguments: None)
     for paper in ("euclip", "oblique_topology"):
         importlib.import_module(f"{paper}.published").main()
@@ -399,9 +401,11 @@ def test_a_published_run_is_evaluated_and_started_from_again_and_uploaded_if_ask
     with pytest.raises(ConfigError, match="mine is there already; accepted: --output with a new folder"):
         published("mine")
     # by hub name, as from its cache
-    found = staticmethod(lambda name, files, key: next(folder / each for each in files if (folder / each).is_file()))
+    actual = staticmethod(
+        lambda name, files, key: next(folder / element for element in files if (folder / element).is_file())
+    )
     for module in ("sources", "checkpoint"):
-        monkeypatch.setattr(f"common.run.{module}.find_file", found)
+        monkeypatch.setattr(f"common.run.{module}.find_file", actual)
     assert open_source("me/mine").tokenizer == WORDS.fingerprint
     (folder / "state.json").write_text((folder / "state.json").read_text() + " ")
     with pytest.raises(ValueError, match=r"damaged: the sha256 of state\.json"):

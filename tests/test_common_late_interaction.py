@@ -95,7 +95,7 @@ def test_the_loss_takes_one_matrix_for_its_rows_and_the_other_for_its_columns():
     images, texts, scale = tokens(0, 4, 7, 6), padded_texts(), torch.tensor(3.0, dtype=torch.float64)
     i2t, t2i = (3.0 * matrix for matrix in late_interaction(images, texts))
     pair = [*zip(i2t, range(4)), *zip(t2i.T, range(4))]
-    expected = sum(float(torch.logsumexp(row, 0) - row[own]) for row, own in pair) / 8
+    expected = sum(float(torch.logsumexp(row, 0) - row[partner]) for row, partner in pair) / 8
     geometry = LateInteraction()
     assert float(contrastive_loss(images, texts, geometry, scale)) == pytest.approx(expected)
     assert float(geometry_loss(images, texts, geometry, scale)) == pytest.approx(expected)

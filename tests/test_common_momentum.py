@@ -106,10 +106,10 @@ def test_running_statistics_stay_the_copys_own():
     with torch.no_grad():
         learner.encoder(3 + torch.randn(16, 3))
         learner.momentum_encoder(torch.randn(16, 3))
-    own = learner.momentum_encoder.encoder[1].running_mean.clone()
+    running_mean_before = learner.momentum_encoder.encoder[1].running_mean.clone()
     learner.momentum_encoder.update_(learner.encoder, 0.0)
-    assert torch.equal(learner.momentum_encoder.encoder[1].running_mean, own)
-    assert not torch.equal(own, learner.encoder[1].running_mean)
+    assert torch.equal(learner.momentum_encoder.encoder[1].running_mean, running_mean_before)
+    assert not torch.equal(running_mean_before, learner.encoder[1].running_mean)
 
 
 def test_no_gradient_reaches_the_copy_and_no_optimiser_holds_it():

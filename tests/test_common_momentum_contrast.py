@@ -321,7 +321,7 @@ def loss_and_gradients(name):
     model = moco_v3(trainable=True) if name == "v3" else moco(name == "symmetric", trainable=True)
     share = slice(rank() * BATCH // world_size(), (rank() + 1) * BATCH // world_size())
     wrapped = model if world_size() == 1 else DistributedDataParallel(model, broadcast_buffers=False)
-    first, second = (each[share] for each in views())
+    first, second = (pictures[share] for pictures in views())
     if name == "v3":
         loss = moco_v3_loss(*wrapped(first, second), model.logit_scale())
     else:
@@ -363,14 +363,14 @@ def test_loss_and_every_gradient_of_two_processes_equal_one(reports, name):
     expected_loss, expected, state = loss_and_gradients(name)
     assert "logit_scale.log_logit_scale" in expected
     for report in reports:
-        loss, found, found_state = report[name]
+        loss, actual, actual_state = report[name]
         torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=0)
-        assert found.keys() == expected.keys()
+        assert actual.keys() == expected.keys()
         for key, gradient in expected.items():
-            torch.testing.assert_close(found[key], gradient, rtol=1e-12, atol=1e-12 * float(gradient.abs().max()))
+            torch.testing.assert_close(actual[key], gradient, rtol=1e-12, atol=1e-12 * float(gradient.abs().max()))
         if name in ("v2", "shuffled"):
             for key in ("pool.queue.features", "pool.queue.ids"):
-                torch.testing.assert_close(found_state[key], state[key], rtol=1e-13, atol=1e-15)
+                torch.testing.assert_close(actual_state[key], state[key], rtol=1e-13, atol=1e-15)
     for key in reports[0][name][2]:
         assert torch.equal(reports[0][name][2][key], reports[1][name][2][key]), key
 

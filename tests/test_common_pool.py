@@ -34,17 +34,17 @@ def test_columns_and_ids_after_any_number_of_steps_are_those_of_a_list(similarit
         queries = keys_of(100 + step).requires_grad_()
         state = copy.deepcopy(pool.state_dict())
         candidates = pool.open(keys.clone().requires_grad_(), ids)
-        found, columns = candidates.similarity(queries), candidates.columns
+        actual, columns = candidates.similarity(queries), candidates.columns
         rows = [ring[slot] for slot in sorted(ring)]
         for i in range(BATCH):
-            own = [(keys[i], -1)] if matched_key_only else list(zip(keys, ids.tolist()))
-            for column, (key, sample) in enumerate([*own, *rows]):
-                assert found[i, column].item() == pytest.approx(float(queries[i].detach() @ key), abs=1e-14)
+            step_keys = [(keys[i], -1)] if matched_key_only else list(zip(keys, ids.tolist()))
+            for column, (key, sample) in enumerate([*step_keys, *rows]):
+                assert actual[i, column].item() == pytest.approx(float(queries[i].detach() @ key), abs=1e-14)
                 assert int(candidates.ids[column]) == sample
-            assert found.shape[1] == len(own) + len(rows)
-            assert found[i, columns[i]].item() == pytest.approx(float(queries[i].detach() @ keys[i]), abs=1e-14)
-        weights = torch.randn(found.shape, dtype=torch.float64)
-        (found * weights).sum().backward()
+            assert actual.shape[1] == len(step_keys) + len(rows)
+            assert actual[i, columns[i]].item() == pytest.approx(float(queries[i].detach() @ keys[i]), abs=1e-14)
+        weights = torch.randn(actual.shape, dtype=torch.float64)
+        (actual * weights).sum().backward()
         matrix = [torch.stack([*(keys[i : i + 1] if matched_key_only else keys), *(key for key, _ in rows)])
                   for i in range(BATCH)]  # fmt: skip
         expected = torch.stack([row @ keys for row, keys in zip(weights, matrix)])
@@ -67,7 +67,9 @@ def test_an_insertion_between_forward_and_backward_is_an_error(similarity, match
         logits.logsumexp(dim=1).sum().backward()
 
 
-@pytest.mark.parametrize("geometry", [Sphere(), Oblique(2), Hyperbolic(DIM, squared=True)], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "geometry", [Sphere(), Oblique(2), Hyperbolic(DIM, squared=True)], ids=lambda pool_geometry: pool_geometry.name
+)
 def test_each_pool_compares_the_queries_of_the_other_side_as_the_geometry_does(geometry):
     images, texts = geometry.embed_image(keys_of(0).float()), geometry.embed_text(keys_of(1).float())
     image_pool, text_pool = copy.deepcopy(image_and_text_pools(geometry, CAPACITY, DIM))

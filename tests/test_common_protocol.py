@@ -37,8 +37,12 @@ class Patches:
 
     def __init__(self, captions=None, broken=()):
         self.broken = broken
-        own = [["red", "A red, red patch!"], ["green", "green-green"], ["blue", "the blue patch", "a blue patch"]]
-        self.all_captions = own if captions is None else captions
+        default_captions = [
+            ["red", "A red, red patch!"],
+            ["green", "green-green"],
+            ["blue", "the blue patch", "a blue patch"],
+        ]
+        self.all_captions = default_captions if captions is None else captions
 
     def __len__(self):
         return 3
@@ -91,17 +95,17 @@ def test_a_caption_rule_chooses_cleans_and_prefixes_and_is_recorded(encoder):
     encode = encoder.tokenizer.encode
     encoder.tokenizer.encode = lambda texts, length: asked.extend(texts) or encode(texts, length)
     rule = CaptionRule(per_image=2, prefix="a ", cleaning="albef")
-    found = evaluate_retrieval(encoder, Patches(), rule)
+    actual = evaluate_retrieval(encoder, Patches(), rule)
     assert asked == ["a red", "a a red red patch", "a green", "a green green", "a blue", "a the blue patch"]
     kept = {
-        key: found.protocol[key] for key in ("captions_per_image", "caption_prefix", "caption_cleaning", "num_texts")
+        key: actual.protocol[key] for key in ("captions_per_image", "caption_prefix", "caption_cleaning", "num_texts")
     }
     assert kept == {"captions_per_image": 2, "caption_prefix": "a ", "caption_cleaning": "albef", "num_texts": 6}
-    assert found.metrics["i2t_recall_at_1"] == 1
-    two_each = [group[:2] for group in Patches().all_captions]
-    plain = evaluate_retrieval(encoder, Patches(two_each)).protocol  # "all" and "the first two" are the same here
+    assert actual.metrics["i2t_recall_at_1"] == 1
+    first_two = [group[:2] for group in Patches().all_captions]
+    plain = evaluate_retrieval(encoder, Patches(first_two)).protocol  # "all" and "the first two" are the same here
     check_alike(
-        {"all": plain, "two": evaluate_retrieval(encoder, Patches(two_each), CaptionRule(per_image=2)).protocol}
+        {"all": plain, "two": evaluate_retrieval(encoder, Patches(first_two), CaptionRule(per_image=2)).protocol}
     )
     with pytest.raises(ValueError, match="cleaning = 'lower'; accepted: none, albef"):
         CaptionRule(cleaning="lower")
@@ -110,15 +114,15 @@ def test_a_caption_rule_chooses_cleans_and_prefixes_and_is_recorded(encoder):
 
 
 def test_unreadable_pictures_and_pictures_without_captions_are_no_queries_and_are_counted(encoder):
-    found = evaluate_retrieval(encoder, Patches([["red"], [], ["blue"]], broken={0}))
-    protocol = found.protocol
+    actual = evaluate_retrieval(encoder, Patches([["red"], [], ["blue"]], broken={0}))
+    protocol = actual.protocol
     assert [protocol[key] for key in ("num_images", "num_texts", "num_image_queries", "unreadable_images")] == [
         2,
         1,
         1,
         1,
     ]
-    assert found.metrics["t2i_recall_at_1"] == 1
+    assert actual.metrics["t2i_recall_at_1"] == 1
     with pytest.raises(ValueError, match="patches: none of its 3 pictures could be read"):
         evaluate_retrieval(encoder, Patches(broken={0, 1, 2}))
     with pytest.raises(ValueError, match="patches: none of its 3 readable pictures has a caption"):
@@ -131,8 +135,8 @@ def test_a_collapsed_model_is_warned_of(encoder):
         evaluate_retrieval(encoder, Patches())
     encoder.model.text_tower.rows.fill_(1.0)
     with pytest.warns(UserWarning, match="patches: more than 0.1% of the captions score their picture and another one"):
-        found = evaluate_retrieval(encoder, Patches())
-    assert found.metrics["t2i_tied_share"] == 1
+        actual = evaluate_retrieval(encoder, Patches())
+    assert actual.metrics["t2i_tied_share"] == 1
 
 
 def test_unlike_protocols_are_refused_by_the_first_key_that_differs(encoder):
@@ -167,9 +171,9 @@ def test_the_hash_of_captions_sees_every_caption_its_order_and_its_image():
 
 def test_a_summary_has_few_lines_and_names_the_protocol_of_each_number():
     protocol = {"task": "zero_shot", "data": "pets", "fingerprint": "0123456789", "num_classes": 37}
-    found = {"metrics": {"acc1": 0.25, "acc5": 0.5}, "chance": {"acc1": 0.027}, "protocol": protocol}
+    actual = {"metrics": {"acc1": 0.25, "acc5": 0.5}, "chance": {"acc1": 0.027}, "protocol": protocol}
     retrieval = {"metrics": {"score": 0.5}, "chance": {}, "protocol": {**protocol, "task": "mean", "data": "all"}}
-    sets = {f"set {number}": found for number in range(20)} | {"mean_all": retrieval}
+    sets = {f"set {number}": actual for number in range(20)} | {"mean_all": retrieval}
     lines = evaluation_text({"paper": "euclip", "step": 7, "training_data": "photos", "evaluations": sets}).splitlines()
     assert lines[:2] == [
         "euclip, step 7, trained on photos; in percent:",
@@ -178,7 +182,7 @@ def test_a_summary_has_few_lines_and_names_the_protocol_of_each_number():
     assert lines[2] == "  set 0: acc 25.0 (chance level: 2.7); pets (01234567), num_classes 37"
     assert lines[-1] == "  and 11 more sets in the file"
     assert len(lines) == 12
-    sets["set 19"] = found | {"protocol": protocol | {"unreadable_images": 3}}
+    sets["set 19"] = actual | {"protocol": protocol | {"unreadable_images": 3}}
     lines = evaluation_text({"paper": "euclip", "step": 7, "training_data": "photos", "evaluations": sets}).splitlines()
-    said = "pets (01234567), num_classes 37; left out: 3 that cannot be read"
-    assert f"  set 19: acc 25.0 (chance level: 2.7); {said}" in lines
+    about = "pets (01234567), num_classes 37; left out: 3 that cannot be read"
+    assert f"  set 19: acc 25.0 (chance level: 2.7); {about}" in lines

@@ -49,12 +49,12 @@ def test_recalls_equal_those_of_the_filled_matrices(num_images, num_texts, level
     logits = torch.from_numpy(rng.integers(-3, 4, (num_images, num_texts)).astype(np.float32))
     positives = Positives.from_owners(torch.from_numpy(rng.integers(0, num_images, num_texts)), num_images)
     k_test = int(rng.integers(10, min(num_images, num_texts) + 1))
-    found = two_stage_ranks(scores, positives, from_table(logits), k_test, pairs_at_once=pairs_at_once)
-    metrics = retrieval_metrics(found.matched)
+    actual = two_stage_ranks(scores, positives, from_table(logits), k_test, pairs_at_once=pairs_at_once)
+    metrics = retrieval_metrics(actual.matched)
     names = [f"{name}_recall_at_{k}" for name in ("i2t", "t2i") for k in (1, 5, 10)]
     assert [metrics[name] for name in names] == pytest.approx(filled_recalls(scores, logits, positives, k_test))
-    assert retrieval_metrics(found.contrastive) == retrieval_metrics(retrieval_ranks(scores, positives))
-    most = {"i2t": found.i2t_kept_share, "t2i": found.t2i_kept_share}
+    assert retrieval_metrics(actual.contrastive) == retrieval_metrics(retrieval_ranks(scores, positives))
+    most = {"i2t": actual.i2t_kept_share, "t2i": actual.t2i_kept_share}
     assert all(metrics[name] <= most[name[:3]] + 1e-12 for name in names)
 
 
@@ -62,21 +62,21 @@ def test_what_was_not_matched_keeps_its_place_behind_all_that_was_however_low_th
     # the positive of image 0 is its 12th best text: never matched, so still 12th, and no fill can overtake it
     scores = torch.arange(20.0).flip(0).repeat(12, 1)
     positives = Positives.from_lists([[11], [3], *[[]] * 10], [[0], *[[]] * 19])
-    found = two_stage_ranks(scores, positives, lambda rows, columns: -1000.0 - columns.float(), 10)
-    assert found.contrastive.image_to_text.tolist() == [11, 3]
-    assert found.matched.image_to_text.tolist() == [11, 3]
-    assert (found.i2t_kept_share, found.t2i_kept_share) == (0.5, 1.0)
+    actual = two_stage_ranks(scores, positives, lambda rows, columns: -1000.0 - columns.float(), 10)
+    assert actual.contrastive.image_to_text.tolist() == [11, 3]
+    assert actual.matched.image_to_text.tolist() == [11, 3]
+    assert (actual.i2t_kept_share, actual.t2i_kept_share) == (0.5, 1.0)
     turned = two_stage_ranks(scores, positives, lambda rows, columns: columns.float(), 10)
     assert turned.matched.image_to_text.tolist() == [11, 6]
 
 
 def test_equal_logits_go_to_the_lower_index_and_are_counted_as_ties():
     owners = torch.arange(12)
-    found = two_stage_ranks(torch.eye(12), owners, lambda rows, columns: torch.zeros(len(rows)), 12)
-    assert found.matched.image_to_text.tolist() == found.matched.text_to_image.tolist() == list(range(12))
-    assert found.matched.tied_share == found.matched.i2t_tied_share == found.matched.t2i_tied_share == 1
-    assert recall_at_k(found.matched.image_to_text, 1) == pytest.approx(1 / 12)  # chance
-    assert found.contrastive.tied_share == 0
+    actual = two_stage_ranks(torch.eye(12), owners, lambda rows, columns: torch.zeros(len(rows)), 12)
+    assert actual.matched.image_to_text.tolist() == actual.matched.text_to_image.tolist() == list(range(12))
+    assert actual.matched.tied_share == actual.matched.i2t_tied_share == actual.matched.t2i_tied_share == 1
+    assert recall_at_k(actual.matched.image_to_text, 1) == pytest.approx(1 / 12)  # chance
+    assert actual.contrastive.tied_share == 0
 
 
 def test_the_two_directions_match_different_pairs_in_calls_of_bounded_size():
@@ -97,9 +97,9 @@ def test_the_two_directions_match_different_pairs_in_calls_of_bounded_size():
 
 def test_the_other_direction_may_have_scores_of_its_own():
     scores, text_scores, logits = torch.randn(12, 12), torch.randn(12, 12), torch.randn(12, 12)
-    found = two_stage_ranks(scores, torch.arange(12), from_table(logits), 10, text_scores=text_scores)
+    actual = two_stage_ranks(scores, torch.arange(12), from_table(logits), 10, text_scores=text_scores)
     mirrored = two_stage_ranks(text_scores.T.contiguous(), torch.arange(12), from_table(logits.T), 10)
-    assert torch.equal(found.matched.text_to_image, mirrored.matched.image_to_text)
+    assert torch.equal(actual.matched.text_to_image, mirrored.matched.image_to_text)
 
 
 @pytest.mark.parametrize("levels", [2, 1000])

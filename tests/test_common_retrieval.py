@@ -126,18 +126,18 @@ def test_any_relation_ranks_and_scores_as_the_definitions_say(num_images, num_te
     rng = np.random.default_rng(seed)
     scores = torch.from_numpy(rng.integers(0, levels, (num_images, num_texts)).astype(np.float32))
     texts, images = random_relation(rng, num_images, num_texts)
-    outside = [int(rng.integers(0, 3)) if own else 0 for own in texts]
+    outside = [int(rng.integers(0, 3)) if query_positives else 0 for query_positives in texts]
     positives = Positives.from_lists(texts, images, outside)
     expected = loops_of_lists(scores, texts, images, outside)
 
     ranks = retrieval_ranks(scores, positives)
-    assert ranks.query_images.tolist() == [image for image, own in enumerate(texts) if own]
-    assert ranks.query_texts.tolist() == [text for text, own in enumerate(images) if own]
+    assert ranks.query_images.tolist() == [image for image, query_positives in enumerate(texts) if query_positives]
+    assert ranks.query_texts.tolist() == [text for text, query_positives in enumerate(images) if query_positives]
     assert ranks.image_to_text.tolist() == [query[0] for query in expected["i2t"]]
     assert ranks.text_to_image.tolist() == [query[0] for query in expected["t2i"]]
 
-    found = precisions_at_r(scores, positives)
-    for name, values in (("i2t", found.image_to_text), ("t2i", found.text_to_image)):
+    actual = precisions_at_r(scores, positives)
+    for name, values in (("i2t", actual.image_to_text), ("t2i", actual.text_to_image)):
         for place, metric in enumerate(("map_at_r", "r_precision", "recall_at_1"), start=1):
             assert values[metric] == pytest.approx([query[place] for query in expected[name]], abs=1e-12)
         assert (values["map_at_r"] <= values["r_precision"] + 1e-12).all()
@@ -166,7 +166,7 @@ def test_chance_levels_equal_the_mean_over_all_rankings():
             (precision_chance_level(positives), [means(precisions_at_r(scores, positives)) for scores in rankings]),
         ):
             for key, value in chance.items():
-                assert value == pytest.approx(sum(found[key] for found in metrics) / len(metrics), abs=1e-12), key
+                assert value == pytest.approx(sum(actual[key] for actual in metrics) / len(metrics), abs=1e-12), key
 
 
 def test_means_and_rsum_are_those_of_the_papers():
@@ -200,9 +200,9 @@ def test_other_scores_may_rank_the_other_direction():
     assert torch.equal(both.image_to_text, retrieval_ranks(scores, owners).image_to_text)
     assert torch.equal(both.text_to_image, retrieval_ranks(text_scores, owners).text_to_image)
     positives = Positives.from_owners(owners, 6)
-    found = precisions_at_r(scores, positives, text_scores=text_scores)
+    actual = precisions_at_r(scores, positives, text_scores=text_scores)
     assert np.array_equal(
-        found.text_to_image["map_at_r"], precisions_at_r(text_scores, positives).text_to_image["map_at_r"]
+        actual.text_to_image["map_at_r"], precisions_at_r(text_scores, positives).text_to_image["map_at_r"]
     )
 
 

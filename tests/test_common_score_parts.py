@@ -70,12 +70,12 @@ def test_ranks_and_precisions_in_parts_are_those_of_the_whole(scored):
     owners = torch.arange(IMAGES).repeat_interleave(CAPTIONS)
     scores, text_scores = whole.scores, whole.text_scores
     positives = Positives.from_owners(owners, IMAGES)
-    expected, found = retrieval_ranks(scores, owners, text_scores=text_scores), ranks_of_parts(parts, positives)
-    assert_equal(found, expected)
-    assert found.t2i_tied_share > 0.3
+    expected, actual = retrieval_ranks(scores, owners, text_scores=text_scores), ranks_of_parts(parts, positives)
+    assert_equal(actual, expected)
+    assert actual.t2i_tied_share > 0.3
     by_sorting = loops_ranks(scores, owners)[0], loops_ranks(scores if text_scores is None else text_scores, owners)[1]
-    assert (found.image_to_text.tolist(), found.text_to_image.tolist()) == by_sorting
-    hits, others = (hits_by_image(recalls(ranks), owners, IMAGES) for ranks in (found, expected))
+    assert (actual.image_to_text.tolist(), actual.text_to_image.tolist()) == by_sorting
+    hits, others = (hits_by_image(recalls(ranks), owners, IMAGES) for ranks in (actual, expected))
     assert hits == others
     rng = np.random.default_rng(0)
     few = Positives.from_lists(
@@ -95,10 +95,10 @@ def test_two_stages_and_coco_in_parts_are_those_of_the_whole(scored):
         return ((images * 7 + texts * 3) % 5).double()
 
     expected = two_stage_ranks(scores, positives, match, 12, text_scores=text_scores)
-    found = two_stage_of_parts(parts, positives, match, 12)
-    assert_equal(found.contrastive, expected.contrastive)
-    assert_equal(found.matched, expected.matched)
-    assert (found.i2t_kept_share, found.t2i_kept_share) == (expected.i2t_kept_share, expected.t2i_kept_share)
+    actual = two_stage_of_parts(parts, positives, match, 12)
+    assert_equal(actual.contrastive, expected.contrastive)
+    assert_equal(actual.matched, expected.matched)
+    assert (actual.i2t_kept_share, actual.t2i_kept_share) == (expected.i2t_kept_share, expected.t2i_kept_share)
     relation = Relation("eccv", "y", "precision", {3: [4, 9], 40: [7]}, {4: [3, 12], 9: [43]})
     arguments = range(IMAGES), range(len(owners)), owners, [relation]
     of_parts = results_of_parts(parts, parts.dtype, *arguments, fold_size=11, shared=False)

@@ -48,7 +48,7 @@ def pixels(count=3):
 
 
 def as_clip(pictures):
-    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (CLIP_MEAN, CLIP_STD))
+    mean, std = (torch.tensor(element).view(3, 1, 1) for element in (CLIP_MEAN, CLIP_STD))
     return (pictures - mean) / std
 
 
@@ -63,8 +63,10 @@ def test_features_are_those_of_timm_for_pictures_normalised_its_way(name, tmp_pa
     network = saved(name, tmp_path / name)
     if name == "test_vit":
         network.set_input_size(img_size=(SIZE, SIZE))
-    own = network.pretrained_cfg
-    normalised = (pixels() - torch.tensor(own["mean"]).view(3, 1, 1)) / torch.tensor(own["std"]).view(3, 1, 1)
+    reference = network.pretrained_cfg
+    normalised = (pixels() - torch.tensor(reference["mean"]).view(3, 1, 1)) / torch.tensor(reference["std"]).view(
+        3, 1, 1
+    )
     with torch.no_grad():
         wanted = network.forward_features(normalised)
     if name == "test_vit":
@@ -94,7 +96,9 @@ def test_a_tower_starts_from_one_whose_stem_had_pictures_of_another_size(name, t
     source, tower = hybrid(Stem(name, SIZE)), hybrid(Stem(name, 2 * SIZE))
     source.stem.load_(str(tmp_path))
     before = source.stem(as_clip(pixels()))
-    assert {each for each, _ in tower.named_parameters()} == set(fill_(tower, Weights("a run", source), "model.init"))
+    assert {element for element, _ in tower.named_parameters()} == set(
+        fill_(tower, Weights("a run", source), "model.init")
+    )
     torch.testing.assert_close(source.stem(as_clip(pixels())), before, rtol=0, atol=0)
     if name == "test_vit":
         source.stem.network.set_input_size(img_size=(2 * SIZE, 2 * SIZE))
@@ -119,7 +123,7 @@ def test_a_stem_that_is_held_still_moves_in_nothing_and_one_that_trains_does():
     for trainable in (False, True):
         tower = hybrid(Stem("test_efficientnet", SIZE, trainable)).train()
         before = {name: tensor.clone() for name, tensor in tower.state_dict().items()}
-        optimizer = torch.optim.SGD([each for each in tower.parameters() if each.requires_grad], lr=0.1)
+        optimizer = torch.optim.SGD([element for element in tower.parameters() if element.requires_grad], lr=0.1)
         tower(as_clip(pixels(8))).square().sum().backward()
         optimizer.step()
         moved = {name for name, tensor in tower.state_dict().items() if not torch.equal(tensor, before[name])}
@@ -130,16 +134,18 @@ def test_a_stem_that_is_held_still_moves_in_nothing_and_one_that_trains_does():
 def test_bfloat16_leaves_a_stem_in_float32():
     stem = Stem("test_resnet", SIZE)
     with torch.autocast("cpu", torch.bfloat16):
-        found = stem(as_clip(pixels()))
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, stem(as_clip(pixels())), rtol=0, atol=0)
+        actual = stem(as_clip(pixels()))
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, stem(as_clip(pixels())), rtol=0, atol=0)
 
 
 def test_what_is_no_stem_is_refused(tmp_path):
     saved("test_resnet", tmp_path)
-    stem, own = Stem("test_efficientnet", SIZE), saved("test_efficientnet", tmp_path / "own").state_dict()
-    save_file({name: own[name] for name in own if name != "conv_stem.weight"}, tmp_path / "less.safetensors")
-    save_file({**own, "another": torch.ones(1)}, tmp_path / "more.safetensors")
+    stem, reference = Stem("test_efficientnet", SIZE), saved("test_efficientnet", tmp_path / "own").state_dict()
+    save_file(
+        {name: reference[name] for name in reference if name != "conv_stem.weight"}, tmp_path / "less.safetensors"
+    )
+    save_file({**reference, "another": torch.ones(1)}, tmp_path / "more.safetensors")
     for wrong, message in (
         (lambda: Stem("test_eficientnet", SIZE), "no network 'test_eficientnet'; did you mean test_efficientnet"),
         (lambda: stem.load_(str(tmp_path)), "are of another network"),
@@ -227,9 +233,9 @@ def test_a_published_hybrid_gives_the_same_numbers_without_its_weights_at_hand(t
     ):
         monkeypatch.setattr("sys.argv", ["script.py", *map(str, arguments)])
         main()
-    found = json.loads(answer.read_text())["evaluations"]
-    assert found.keys() == measured.keys()
-    assert all(found[name]["metrics"] == each["metrics"] for name, each in measured.items())
+    actual = json.loads(answer.read_text())["evaluations"]
+    assert actual.keys() == measured.keys()
+    assert all(actual[name]["metrics"] == element["metrics"] for name, element in measured.items())
 
 
 def test_a_hybrid_run_goes_on_to_the_same_losses_and_is_what_another_starts_from(tmp_path, monkeypatch):

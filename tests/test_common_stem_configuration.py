@@ -33,11 +33,11 @@ def network_with_weights(name, folder):
     return network
 
 
-def write(folder, name, told=None, **of_the_file):
+def write(folder, name, overrides=None, **of_the_file):
     """A config.json as timm writes it, with other values."""
     save_config_for_hf(timm.create_model(name), folder / "config.json")
     content = json.loads((folder / "config.json").read_text())
-    content["pretrained_cfg"] |= told or {}
+    content["pretrained_cfg"] |= overrides or {}
     of_the_file["model_args"] = content.get("model_args", {}) | of_the_file.get("model_args", {})
     (folder / "config.json").write_text(json.dumps(content | of_the_file))
 
@@ -68,12 +68,12 @@ def test_the_table_has_every_key_that_timm_writes(tmp_path):
 @pytest.mark.parametrize("is_older_form", [False, True])
 def test_all_configurations_of_timm_have_the_colours_that_timm_gives_them(tmp_path, is_older_form):
     file, count = tmp_path / "config.json", 0
-    for tagged, told in _model_pretrained_cfgs.items():
-        content, name = told.to_dict(), tagged.partition(".")[0]
+    for tagged, overrides in _model_pretrained_cfgs.items():
+        content, name = overrides.to_dict(), tagged.partition(".")[0]
         content = content if is_older_form else {"pretrained_cfg": content}
         file.write_text(json.dumps(content | {"architecture": name}))
         read = timm.models.PretrainedCfg(**read_configuration(file, tagged)["pretrained_cfg"])
-        wanted = resolve_data_config(pretrained_cfg=json.loads(json.dumps(told.to_dict())))
+        wanted = resolve_data_config(pretrained_cfg=json.loads(json.dumps(overrides.to_dict())))
         assert (list(read.mean), list(read.std)) == (wanted["mean"], wanted["std"]), tagged
         assert list(read.input_size) == wanted["input_size"], tagged
         count += 1
@@ -102,7 +102,7 @@ def test_features_are_those_of_timm_with_the_colours_of_the_folder(name, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("told", "of_the_file"),
+    ("overrides", "of_the_file"),
     [
         ({"crop_pct": 0.5, "interpolation": "nearest", "crop_mode": "squash", "test_input_size": [3, 96, 96]}, {}),
         ({"num_classes": 3, "label_offset": 1, "pool_size": [1, 1], "tag": "mine", "license": "mit"}, {}),
@@ -110,20 +110,20 @@ def test_features_are_those_of_timm_with_the_colours_of_the_folder(name, tmp_pat
         ({}, {"model_args": {"drop_rate": 0.5, "in_chans": 3, "global_pool": "max"}}),
     ],
 )
-def test_keys_that_change_nothing_do_so_for_timm_and_here(tmp_path, told, of_the_file):
+def test_keys_that_change_nothing_do_so_for_timm_and_here(tmp_path, overrides, of_the_file):
     name = "test_resnet"
     network_with_weights(name, tmp_path)
     stem = Stem(name, SIZE)
     stem.load_(str(tmp_path))
     plain = stem(as_clip(pixels()))
-    write(tmp_path, name, told, **of_the_file)
+    write(tmp_path, name, overrides, **of_the_file)
     torch.testing.assert_close(of_timm(tmp_path), plain, rtol=1e-4, atol=1e-4)
     stem.load_(str(tmp_path))
     torch.testing.assert_close(stem(as_clip(pixels())), plain, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
-    ("told", "of_the_file", "message"),
+    ("overrides", "of_the_file", "message"),
     [
         ({"mean": None}, {}, r"mean = None; expected: three numbers"),
         ({"mean": [0.5]}, {}, r"mean = \[0.5\]; expected: three numbers"),
@@ -138,9 +138,9 @@ def test_keys_that_change_nothing_do_so_for_timm_and_here(tmp_path, told, of_the
         ({}, {"model_args": {"pos_embed": "none"}}, r"model_args.pos_embed = 'none'; expected: the network as"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_its_key(tmp_path, told, of_the_file, message):
+def test_what_cannot_be_honoured_is_refused_by_its_key(tmp_path, overrides, of_the_file, message):
     network_with_weights("test_vit", tmp_path)
-    write(tmp_path, "test_vit", told, **of_the_file)
+    write(tmp_path, "test_vit", overrides, **of_the_file)
     with pytest.raises(StemError, match=message):
         Stem("test_vit", SIZE).load_(str(tmp_path))
 
@@ -164,7 +164,13 @@ def test_stated_colours_hold_for_a_bare_file_and_must_agree_with_a_configuration
 def test_a_bare_file_of_a_name_with_several_colours_is_asked_for_them(tmp_path):
     name = "mobilenetv4_conv_small"
     assert (
-        len({tuple(timm.get_pretrained_cfg(each).mean) for each in timm.list_models(f"{name}.*", pretrained=True)}) > 1
+        len(
+            {
+                tuple(timm.get_pretrained_cfg(tagged_name).mean)
+                for tagged_name in timm.list_models(f"{name}.*", pretrained=True)
+            }
+        )
+        > 1
     )
     network_with_weights(name, tmp_path)
     file = (tmp_path / "model.safetensors").rename(tmp_path / "mine.safetensors")
@@ -198,8 +204,8 @@ def test_a_small_network_of_each_family_gives_timms_features_or_is_refused(modul
         timm.list_models(module=module),
         key=lambda name: (not any(word in name for word in small), any(word in name for word in large), len(name)),
     )
-    told = timm.get_pretrained_cfg(name)
-    size = told.input_size[-1]
+    overrides = timm.get_pretrained_cfg(name)
+    size = overrides.input_size[-1]
     with torch.device("meta"):
         millions = sum(tensor.numel() for tensor in timm.create_model(name).parameters()) / 1e6
     if size > 320 or millions > 100:
@@ -209,7 +215,7 @@ def test_a_small_network_of_each_family_gives_timms_features_or_is_refused(modul
     except StemError:
         return
     pictures = torch.rand(1, 3, size, size)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (told.mean, told.std))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (overrides.mean, overrides.std))
     normalised = (pictures - mean) / std
     with torch.no_grad():
         wanted = stem.network.forward_features(normalised)

@@ -77,8 +77,8 @@ def test_tokens_are_those_of_transformers_after_as_many_layers(bert, layers):
     mask = words_of(IDS)
     with torch.no_grad():
         wanted = bert[1](IDS, attention_mask=mask[..., 0].long(), output_hidden_states=True).hidden_states[layers]
-    found = stem_of(bert, layers)(IDS)
-    torch.testing.assert_close(found * mask, wanted * mask, rtol=1e-4, atol=1e-5)
+    actual = stem_of(bert, layers)(IDS)
+    torch.testing.assert_close(actual * mask, wanted * mask, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [BidirectionalTextTransformer, CausalTextTransformer])
@@ -95,7 +95,7 @@ def test_a_tower_gives_the_same_on_kept_captions_whatever_they_are_padded_to(ber
         torch.testing.assert_close(tower(IDS), wanted, rtol=5e-3, atol=5e-3)  # the fourth is not kept
         torch.testing.assert_close(tower(IDS[:1, :5]), wanted[:1], rtol=5e-3, atol=5e-3)
     assert wanted.shape == (4, 8 * more.get("num_class_tokens", 1))
-    assert not any(each.requires_grad for each in stem.parameters())
+    assert not any(item.requires_grad for item in stem.parameters())
     tower(IDS).square().sum().backward()
     assert tower.token_embedding.weight.grad.abs().sum() > 0
 
@@ -115,11 +115,11 @@ def test_a_fingerprint_tells_networks_apart_and_not_lengths_of_captions(bert):
 def test_bfloat16_leaves_a_stem_that_is_held_still_in_float32_and_a_trained_one_gets_a_gradient(bert):
     stem = stem_of(bert, 1)
     with torch.autocast("cpu", torch.bfloat16):
-        found = stem(IDS)
-    torch.testing.assert_close(found, stem(IDS), rtol=0, atol=0)
+        actual = stem(IDS)
+    torch.testing.assert_close(actual, stem(IDS), rtol=0, atol=0)
     trained = stem_of(bert, 1, trainable=True)
     trained(IDS).sum().backward()
-    assert all(each.grad is not None for each in trained.parameters())
+    assert all(item.grad is not None for item in trained.parameters())
 
 
 def cache_of(folder, stem=None, compute=None, max_bytes=1e9):
@@ -196,16 +196,16 @@ def test_a_file_that_would_be_too_large_is_refused_before_anything_is_computed(t
     assert not calls
 
 
-def of_each_process(folder):
+def of_processes(folder):
     calls = []
     cache = cache_of(folder, compute=computed_of(calls))
     cache.keep("a", many(60), torch.device("cpu"))
-    found = cache(many(60))
-    return sum(calls), found.tolist()
+    actual = cache(many(60))
+    return sum(calls), actual.tolist()
 
 
 def test_of_two_processes_one_computes_and_both_read(tmp_path):
-    first, second = in_processes(2, of_each_process, tmp_path)
+    first, second = in_processes(2, of_processes, tmp_path)
     assert first[0] + second[0] == len(many(60).unique(dim=0))
     assert first[1] == second[1]
 
@@ -312,8 +312,8 @@ def test_a_key_holds_the_hash_of_weights_and_not_their_path(photographs, bert, t
         key("model.weights=/nowhere")
     for setting in ("model.text.stem.weights", "data.vocabulary", "model.image.stem.name", "model.init"):
         named = setting.replace("name", "weights")
-        told = rf"{named} = some/net is not in .* which holds tiny; accepted: .*/net, another"
-        with pytest.raises(ConfigError, match=told):
+        expected_message = rf"{named} = some/net is not in .* which holds tiny; accepted: .*/net, another"
+        with pytest.raises(ConfigError, match=expected_message):
             key(f"{setting}=some/net")
 
 
@@ -359,8 +359,8 @@ def test_the_mean_alone_is_kept_of_a_tower_that_reads_nothing_else(photographs, 
     whole = (stem.channels, stem.grid, stem.grid)
     tower = PooledStem(stem, None)
     caches = [
-        feature_cache(SimpleNamespace(image_tower=each), config, torch.device("cpu"))
-        for each in (tower, PatchTokens(tower))  # late interaction compares places
+        feature_cache(SimpleNamespace(image_tower=item), config, torch.device("cpu"))
+        for item in (tower, PatchTokens(tower))  # late interaction compares places
     ]
     assert [cache.shape for cache in caches] == [(stem.channels, 1, 1), whole]
     assert caches[0].network != caches[1].network

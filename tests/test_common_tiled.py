@@ -52,8 +52,8 @@ def gradients_of(loss, geometry, *leaves):
     return torch.autograd.grad(loss, [*leaves, *geometry.parameters()], materialize_grads=True, allow_unused=True)
 
 
-def worst_error(found, expected):
-    return float((found - expected).detach().abs().max() / expected.detach().abs().max().clamp(min=1e-30))
+def worst_error(actual, expected):
+    return float((actual - expected).detach().abs().max() / expected.detach().abs().max().clamp(min=1e-30))
 
 
 # the same numbers
@@ -69,8 +69,8 @@ def test_tiles_of_any_size_give_the_plain_loss_and_every_gradient(name, kind):
     for tile in (1, 5, 11, 100):  # of 12 rows and 9 of the queue
         loss = tiled_contrastive_loss(images, texts, geometry, scale, tile=tile, **options)
         assert worst_error(loss, plain) < 1e-12
-        for found, wanted in zip(gradients_of(loss, geometry, images, texts, scale), expected):
-            assert worst_error(found, wanted) < 1e-12
+        for actual, wanted in zip(gradients_of(loss, geometry, images, texts, scale), expected):
+            assert worst_error(actual, wanted) < 1e-12
 
 
 @pytest.mark.parametrize(("name", "kind"), [("sphere", "all of them"), ("hyperbolic squared", "ids and queue")])
@@ -92,8 +92,8 @@ def test_keys_without_mass_change_nothing_and_are_not_compared():
     images, texts, options = world(geometry, "distilled")
     keys = options["distillation"]
     no_mass = Distillation(torch.full_like(keys.image_keys, torch.nan), keys.text_keys, 0.0)
-    found = tiled_contrastive_loss(images, texts, geometry, scale, distillation=no_mass, tile=5)
-    assert torch.equal(found, tiled_contrastive_loss(images, texts, geometry, scale, tile=5))
+    actual = tiled_contrastive_loss(images, texts, geometry, scale, distillation=no_mass, tile=5)
+    assert torch.equal(actual, tiled_contrastive_loss(images, texts, geometry, scale, tile=5))
 
 
 def test_at_once_or_in_tiles_by_one_name():
@@ -125,8 +125,8 @@ def test_partners_keep_their_digits_in_float32_however_close(name, tile):
             loss = geometry_loss(x, y, converted, scale, tile=tile)
         return torch.autograd.grad(loss, [x, y])
 
-    found, expected, by_product = of(torch.float32), of(torch.float64), of(torch.float32, "alone")
-    assert max(worst_error(*pair) for pair in zip(found, expected)) < 2e-3  # float32 texts, not the loss, set this
+    actual, expected, by_product = of(torch.float32), of(torch.float64), of(torch.float32, "alone")
+    assert max(worst_error(*pair) for pair in zip(actual, expected)) < 2e-3  # float32 texts, not the loss, set this
     assert max(worst_error(*pair) for pair in zip(by_product, expected)) > 0.02
 
 
@@ -234,9 +234,9 @@ def test_a_bf16_product_rounds_the_factors_and_nothing_else(geometry):
     exact = contrastive_loss(images, texts, geometry, scale, **options)
     assert 1e-6 < abs(loss - exact) < 0.01
     expected = gradients_of(exact, geometry, images, texts, scale)
-    for found, wanted in zip(gradients_of(loss, geometry, images, texts, scale), expected):
-        assert found.dtype == torch.float32
-        assert worst_error(found, wanted) < 0.01
+    for actual, wanted in zip(gradients_of(loss, geometry, images, texts, scale), expected):
+        assert actual.dtype == torch.float32
+        assert worst_error(actual, wanted) < 0.01
 
 
 @pytest.mark.parametrize("geometry", [ObliqueGeodesic(4), Elliptic(), Euclidean(squared=True)])

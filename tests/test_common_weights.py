@@ -462,11 +462,11 @@ def test_the_export_script_prints_the_parity_figure(tmp_path, layout, monkeypatc
     monkeypatch.setattr("sys.argv", ["export_weights.py", *map(str, arguments)])
     export_weights.main()
     printed = capsys.readouterr().out
-    found = re.search(
+    actual = re.search(
         rf"read again by {layout}; .*: ([\d.e+-]+) \(8 random pictures\), ([\d.e+-]+) \(8 random", printed
     )
-    assert found, printed
-    assert max(float(found[1]), float(found[2])) < 1e-5
+    assert actual, printed
+    assert max(float(actual[1]), float(actual[2])) < 1e-5
     loaded = load_clip(tmp_path / "out")
     torch.testing.assert_close(loaded.encode_text(IDS), load_clip(tmp_path / "in").encode_text(IDS), **TOLERANCE)
 

@@ -76,10 +76,10 @@ def test_tangent_mean_lifts_the_mean_and_does_not_average_lifted_points():
 
 def test_embeddings_follows_the_mean_of_the_geometry():
     images, prompts = make()
-    by_own, by_name = scores_by(images, prompts, "embeddings"), scores_by(images, prompts, "normalized_mean")
-    torch.testing.assert_close(by_own, by_name, rtol=0, atol=1e-15)  # the unit norm of a unit vector may round
-    by_own = scores_by(images, prompts, "embeddings", negative_squared_distance, plain_mean)
-    assert torch.equal(by_own, scores_by(images, prompts, "plain_mean", negative_squared_distance))
+    by_geometry, by_name = scores_by(images, prompts, "embeddings"), scores_by(images, prompts, "normalized_mean")
+    torch.testing.assert_close(by_geometry, by_name, rtol=0, atol=1e-15)  # the unit norm of a unit vector may round
+    by_geometry = scores_by(images, prompts, "embeddings", negative_squared_distance, plain_mean)
+    assert torch.equal(by_geometry, scores_by(images, prompts, "plain_mean", negative_squared_distance))
 
 
 @pytest.mark.parametrize("average", ["scores", "embeddings"])

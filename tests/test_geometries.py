@@ -54,11 +54,11 @@ def spheres(x):
 
 def lorentz(x, y, c):
     """Of features over sqrt(dim)."""
-    return distance("hyperbolic", *([value / math.sqrt(DIM) for value in each] for each in (x, y)), c)
+    return distance("hyperbolic", *([value / math.sqrt(DIM) for value in element] for element in (x, y)), c)
 
 
 def best_partners(x, y):
-    return sum(max(cosine(own, other) for other in spheres(y)) for own in spheres(x)) / SPHERES
+    return sum(max(cosine(sphere, other) for other in spheres(y)) for sphere in spheres(x)) / SPHERES
 
 
 @dataclass(frozen=True)
@@ -155,12 +155,12 @@ CASES = {
 }
 
 
-def each_case(kind=lambda case: True):
+def cases_of(kind=lambda case: True):
     chosen = {name: case for name, case in CASES.items() if kind(case)}
     return pytest.mark.parametrize("case", chosen.values(), ids=chosen)
 
 
-every_case = each_case()
+every_case = cases_of()
 
 
 def exact(case):
@@ -214,10 +214,10 @@ def test_similarity_stays_in_its_range_and_is_largest_at_equal_points(case):
         torch.testing.assert_close(opposite, torch.as_tensor(low).expand_as(opposite), check_dtype=False)
 
 
-@each_case(lambda case: case.metric)
+@cases_of(lambda case: case.metric)
 def test_a_distance_obeys_the_triangle_inequality(case):
     geometry = exact(case)
-    a, b, c = (geometry.embed_text(each).detach() for each in features(2_000, 2_000, 2_000))
+    a, b, c = (geometry.embed_text(element).detach() for element in features(2_000, 2_000, 2_000))
     ab, bc, ac = (-geometry.paired_similarity(*pair) for pair in ((a, b), (b, c), (a, c)))
     assert (ac <= ab + bc + 1e-12).all()
 
@@ -253,16 +253,19 @@ def test_everything_runs_in_float32_or_better_whatever_autocast_says(case):
         wanted = torch.float64 if dtype == torch.float64 else torch.float32
         pair = embedded(case.build(DIM).to(wanted), images.to(dtype), texts.to(dtype))
         results = [*pair]
-        for given in (pair, [each.to(dtype) for each in pair]):  # as they were embedded, and as someone stored them
+        for given in (
+            pair,
+            [element.to(dtype) for element in pair],
+        ):  # as they were embedded, and as someone stored them
             results += [*geometry.to(wanted).directions(*given), geometry.paired_similarity(*given)]
-        assert {each.dtype for each in results} == {wanted}
+        assert {element.dtype for element in results} == {wanted}
 
 
 @every_case
 def test_it_runs_on_the_meta_device_and_names_shapes_that_do_not_fit(case):
     geometry = case.build(DIM).to("meta")
     pair = [geometry.embed_text(torch.empty(num, DIM, device="meta")) for num in (4, 3)]
-    assert [each.shape for each in geometry.directions(*pair)] == [(4, 3), (3, 4)]
+    assert [element.shape for element in geometry.directions(*pair)] == [(4, 3), (3, 4)]
     assert geometry.paired_similarity(pair[0], pair[0]).shape == (4,)
     shapes = [torch.Size([2, *pair[0].shape[1:]]), torch.Size([2, *pair[0].shape[1:-1], pair[0].shape[-1] + 1])]
     with pytest.raises(ValueError, match=r"got|agree") as raised:
@@ -288,19 +291,23 @@ def test_the_mean_is_a_point_like_others(case):
 def test_scalars_stay_within_their_bounds_and_keep_their_gradient_there(case):
     geometry = case.build(DIM)
     assert tuple(scalar.name for scalar in geometry.scalars()) == case.scalars
-    assert {id(each.parameter) for each in geometry.scalars()} == {id(each) for each in geometry.parameters()}
+    assert {id(element.parameter) for element in geometry.scalars()} == {
+        id(element) for element in geometry.parameters()
+    }
     assert clamp_scalars_(geometry.scalars()) == 0
     for far in (-5.0, 5.0):
         with torch.no_grad():
             for scalar in geometry.scalars():
                 scalar.parameter.fill_(far)
         moved = clamp_scalars_(geometry.scalars())
-        bounded = [each for each in geometry.scalars() if (each.minimum if far < 0 else each.maximum) is not None]
+        bounded = [
+            element for element in geometry.scalars() if (element.minimum if far < 0 else element.maximum) is not None
+        ]
         assert moved == len(bounded)
         values = scalar_values(geometry.scalars())
         for scalar in bounded:
             assert values[scalar.name] == pytest.approx(scalar.minimum if far < 0 else scalar.maximum, rel=1e-6)
-        absorbing = [each for each in geometry.scalars() if each.absorbing]
+        absorbing = [element for element in geometry.scalars() if element.absorbing]
         assert clamp_scalars_(geometry.scalars()) == len(absorbing)  # nothing moves these
         images, texts = features(4, 4, dtype=torch.float32)
         if case.scalars:
@@ -335,7 +342,7 @@ def test_distances_to_a_point_are_geodesics_and_walks_to_the_root_come_nearer(ca
     assert (geometry.distance_to(walk, root).diff() < 0).all()
 
 
-@each_case(lambda case: case.cones)
+@cases_of(lambda case: case.cones)
 def test_cones_have_their_apex_at_the_text_and_arguments_have_names(case):
     geometry = exact(case)
     _, texts = embedded(geometry, *features(1, 9))
@@ -399,11 +406,11 @@ def test_similarities_and_their_gradients_go_through_vmap(case):
     for k in range(3):
         expected, value = step(images[k], texts[k])
         torch.testing.assert_close(values[k], value)
-        for found, wanted in zip(gradients, expected):
-            torch.testing.assert_close(found[k], wanted)
+        for actual, wanted in zip(gradients, expected):
+            torch.testing.assert_close(actual[k], wanted)
 
 
-@each_case(lambda case: case is next(each for each in CASES.values() if each.name == case.name))
+@cases_of(lambda case: case is next(element for element in CASES.values() if element.name == case.name))
 def test_the_loss_compiles_into_one_graph(case):
     geometry, scale, ids = case.build(DIM), torch.tensor(2.0, requires_grad=True), torch.tensor([1, 2, 1, 4])
     images, texts = (side.requires_grad_() for side in features(4, 4, dtype=torch.float32))
@@ -412,5 +419,5 @@ def test_the_loss_compiles_into_one_graph(case):
         return contrastive_loss(geometry.embed_image(images), geometry.embed_text(texts), geometry, scale, ids)
 
     torch._dynamo.reset()
-    found = torch._dynamo.explain(loss)(images, texts, scale)
-    assert found.graph_break_count <= 2, found.break_reasons
+    actual = torch._dynamo.explain(loss)(images, texts, scale)
+    assert actual.graph_break_count <= 2, actual.break_reasons

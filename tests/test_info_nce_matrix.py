@@ -110,14 +110,14 @@ def every_case(kinds):
     return {case: loss_and_gradients(*case) for case in cases}
 
 
-def worst_errors(found):
+def worst_errors(actual):
     """Of each (dtype, geometry, scheme): the largest error, relative to the largest entry of its tensor, and where.
 
     The scalars are logarithms, of one unit: their errors are relative to the largest gradient among them. That of the
     curvature alone adds up terms of both signs and may be anything near 0.
     """
     worst = {}
-    for (name, kind, scheme, dtype), tensors in found.items():
+    for (name, kind, scheme, dtype), tensors in actual.items():
         expected = plain_in_float64(name, kind)
         assert tensors.keys() == expected.keys()
         largest = max(float(value.abs()) for key, value in expected.items() if value.numel() == 1 and key != "loss")
@@ -130,8 +130,8 @@ def worst_errors(found):
     return worst
 
 
-def check(found):
-    worst = worst_errors(found)
+def check(actual):
+    worst = worst_errors(actual)
     assert len(worst) == len(TOLERANCE) * len(GEOMETRIES) * len(SCHEMES)
     for dtype, tolerance in TOLERANCE.items():
         errors = {column: error for column, error in worst.items() if column[0] == dtype}
@@ -183,15 +183,15 @@ def two_processes():
 
 
 def test_two_processes_equal_one_in_every_scheme(two_processes):
-    for found, _, (at_once, in_tiles) in two_processes:
-        check(found)
+    for actual, _, (at_once, in_tiles) in two_processes:
+        check(actual)
         torch.testing.assert_close(in_tiles, at_once, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.slow
 def test_four_processes_equal_one_in_every_scheme():
-    for found, *_ in in_processes(4, work, ["partners", "all of them"]):
-        check(found)
+    for actual, *_ in in_processes(4, work, ["partners", "all of them"]):
+        check(actual)
 
 
 def test_processes_exchange_one_tile_at_a_time_in_the_dtype_of_the_embeddings(two_processes):
@@ -200,12 +200,12 @@ def test_processes_exchange_one_tile_at_a_time_in_the_dtype_of_the_embeddings(tw
         tiles = (4, DIM), (2, DIM)  # of 6 rows each; gradients come back in float32
         assert seen == {(tile, dtype) for tile in tiles for dtype in (torch.bfloat16, torch.float32)}
         torch.testing.assert_close(loss, expected_loss)
-        for found, wanted in zip(gradients, expected):
-            torch.testing.assert_close(found, wanted, rtol=0.01, atol=1e-4)
+        for actual, wanted in zip(gradients, expected):
+            torch.testing.assert_close(actual, wanted, rtol=0.01, atol=1e-4)
 
 
 if __name__ == "__main__":
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    found = every_case(KINDS) if count == 1 else in_processes(count, every_case, [*KINDS])[0]
-    for (dtype, name, scheme), (error, where) in worst_errors(found).items():
+    actual = every_case(KINDS) if count == 1 else in_processes(count, every_case, [*KINDS])[0]
+    for (dtype, name, scheme), (error, where) in worst_errors(actual).items():
         print(f"{str(dtype).removeprefix('torch.')}  {name:20} {scheme:15} {error:.0e}  {where}")

@@ -1,4 +1,4 @@
-"""Fusion of a caption with its picture by cross-attention, and the head that fills in masked words (ALBEF)."""
+"""Fusion of a caption with its image by cross-attention, and the head that fills in masked words (ALBEF)."""
 
 import copy
 
@@ -53,7 +53,7 @@ class FusionTransformer(nn.Module):
         Args:
             text_tokens: (batch, length, width), of the text tower.
             text_mask: (batch, length), True at words, False at padding.
-            image_tokens: (batch, image_length, image_width), class token included; of several pictures, the layers look
+            image_tokens: (batch, image_length, image_width), class token included; of several images, the layers look
                 at one after the other, in turn.
             recorded: receives the weights (batch, heads, length, image_length) of each layer, for Grad-CAM.
             first: only that many tokens come out, and the last layer spares itself the others; None = all.
@@ -63,7 +63,7 @@ class FusionTransformer(nn.Module):
         return self.transformer(text_tokens, text_mask, memory=image_tokens, recorded=recorded, first=first)
 
     def doubled(self) -> "FusionTransformer":
-        """A fusion with two pictures: each layer twice, one after the other, for either picture (ALBEF, NLVR2).
+        """A fusion with two images: each layer twice, one after the other, for either image (ALBEF, NLVR2).
 
         Both begin as the layer does, and have one projection of keys and values between them, as long as they train.
         """

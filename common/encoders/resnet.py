@@ -1,4 +1,4 @@
-"""ResNets as feature extractors: torchvision's for photographs, a narrow one for pictures of 32 pixels."""
+"""ResNets as feature extractors: torchvision's for photographs, a narrow one for images of 32 pixels."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ def resnet50(zero_init_residual: bool = False, norm_layer: Callable[[int], nn.Mo
 
 
 class NarrowResNet(nn.Module):
-    """ResNet of basic blocks for small pictures: 3x3 stem of stride 1, no pooling before the last one.
+    """ResNet of basic blocks for small images: 3x3 stem of stride 1, no pooling before the last one.
 
     With width 64 and blocks (2, 2, 2, 2) it is the ResNet-18 that self-supervised work trains on CIFAR-10.
 

@@ -2,7 +2,7 @@
 
 The hybrid architecture of Dosovitskiy et al. 2021 (Sec. 3.1): the patch embedding is a 1 x 1 convolution on the
 features of a network of timm's, convolutional or a ViT, so that class tokens, positions, LayerNorms and fusion are
-those of the trained transformer. Pictures come in normalised as for every image tower; the stem turns that into what it
+those of the trained transformer. Images come in normalised as for every image tower; the stem turns that into what it
 was trained with.
 """
 
@@ -36,12 +36,12 @@ class Stem(nn.Module):
         name: as timm has it, e.g. "tf_efficientnet_lite0".
         image_size: side of the square input in pixels.
         trainable: False freezes it: no gradient, and running statistics do not change, in training too.
-        dropout: share of its channels that a training picture loses in `drop_channels`.
+        dropout: share of its channels that a training image loses in `drop_channels`.
         colours: mean and standard deviation that it was trained with; None = those of its weights, or timm's.
     Attributes:
         channels: numbers per place. grid: places along each side.
     Raises:
-        StemError: a name that timm does not have, or a network that does not take such pictures.
+        StemError: a name that timm does not have, or a network that does not take such images.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Stem(nn.Module):
             return self._features(images.float())
 
     def places(self, images: torch.Tensor) -> torch.Tensor:
-        """(batch, channels, grid, grid): features of pictures as in `forward`, or those that come in their place."""
+        """(batch, channels, grid, grid): features of images as in `forward`, or those that come in their place."""
         return self(images) if images.shape[1] == 3 else images
 
     def drop_channels(self, places: torch.Tensor, training: bool) -> torch.Tensor:
@@ -126,7 +126,7 @@ class Stem(nn.Module):
         return digest.hexdigest()[:12]
 
     def state_at(self, image_size: int) -> dict[str, torch.Tensor]:
-        """Its state dict for pictures of another size: positions of a ViT are interpolated."""
+        """Its state dict for images of another size: positions of a ViT are interpolated."""
         other = copy.deepcopy(self)
         _resize_(other.network, image_size)
         return other.state_dict()

@@ -13,7 +13,7 @@ HONOURED = {"mean", "std", "input_size", "fixed_input_size", "classifier"}
 CHANGES_NOTHING = {
     # where the weights came from
     *("url", "file", "state_dict", "hf_hub_id", "hf_hub_filename", "source", "architecture", "tag", "custom_load"),
-    # how timm's own evaluation cuts a picture; a run has data.image_size and data.resize
+    # how timm's own evaluation cuts an image; a run has data.image_size and data.resize
     *("test_input_size", "min_input_size", "interpolation", "crop_pct", "test_crop_pct", "crop_mode"),
     # of the head and the pooling, which come after the features, and of inputs without three channels
     *("num_classes", "label_offset", "label_names", "label_descriptions", "pool_size", "test_pool_size", "first_conv"),

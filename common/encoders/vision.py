@@ -21,7 +21,7 @@ class VisionTransformer(nn.Module):
         num_class_tokens: each has its own embedding and its own position row (oblique submission, Sec. 3.2); one
             projection is shared by all.
         final_layer_norm: False replaces the last LayerNorm by the identity (EuCLIP, Sec. 3.3).
-        patch_dropout: share of the patches that each picture of a training batch loses, in [0, 1); class tokens stay.
+        patch_dropout: share of the patches that each image of a training batch loses, in [0, 1); class tokens stay.
         stem: its features stand in for the patches (hybrid architecture); None = pixels are cut into patches.
     Raises:
         ValueError: if image_size is no multiple of patch_size, patch_dropout leaves no patch, or the stem makes another

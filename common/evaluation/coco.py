@@ -1,11 +1,11 @@
-"""COCO's 5,000 Karpathy test pictures under four protocols: 5K, 1K, CxC, ECCV Caption.
+"""COCO's 5,000 Karpathy test images under four protocols: 5K, 1K, CxC, ECCV Caption.
 
     coco_5k  all captions, one ranking
-    coco_1k  five folds of 1,000 consecutive pictures with five captions each, every fold ranked by itself; the mean
+    coco_1k  five folds of 1,000 consecutive images with five captions each, every fold ranked by itself; the mean
     cxc      recalls by the positives of Crisscrossed Captions: pairs that people scored 3 or more
     eccv     mAP@R, R-Precision and R@1 by the positives of ECCV Caption
 
-All but the first use the first five captions of each picture (nine pictures have more). CxC comes from its
+All but the first use the first five captions of each image (nine images have more). CxC comes from its
 sits_test.csv, ECCV Caption from the JSON files of its package (`data/`); both join by the ids of COCO's images and
 annotations.
 """
@@ -42,7 +42,7 @@ from common.evaluation.retrieval import (
 )
 
 CXC_SCORE = 3.0  # a pair is positive from here on
-CAPTIONS = 5  # per picture, in all protocols but 5K
+CAPTIONS = 5  # per image, in all protocols but 5K
 FOLD_SIZE = 1000
 # ECCV Caption names these two, which are sixth captions and not among its 25,000; its package lets them count in R
 _SIXTH_CAPTIONS = frozenset({144675, 467259})
@@ -133,7 +133,7 @@ def evaluate_coco(
     relations: Sequence[Relation],
     rule: CaptionRule = CaptionRule(),  # noqa: B008
 ) -> dict[str, Evaluation]:
-    """All protocols from one pass over the pictures; each process ranks its share.
+    """All protocols from one pass over the images; each process ranks its share.
 
     Args:
         pairs: the test split; besides Pairs it offers image_id(index) and caption_ids(index), ids of COCO.
@@ -142,7 +142,7 @@ def evaluate_coco(
     Returns:
         "coco_5k", "coco_1k" and the key of each relation -> Evaluation.
     Raises:
-        ValueError: if ids are missing, or pictures could not be read: these protocols are defined on all of them.
+        ValueError: if ids are missing, or images could not be read: these protocols are defined on all of them.
     """
     embedded = embed_pairs(encoder, pairs, rule)
     image_ids = [int(pairs.image_id(index)) for index in embedded.indices]

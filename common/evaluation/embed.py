@@ -199,11 +199,9 @@ class EmbeddedPairs:
         positives: Positives,
         score_dtype: torch.dtype,
         *,
-        right: str = "own captions",
-        candidates: str = "all",
         ranking: str = "similarity",
     ) -> RetrievalProtocol:
-        """What numbers from these embeddings mean; `right`, `candidates` and `ranking` as in RetrievalProtocol."""
+        """The protocol of a ranking of all of these images and texts."""
         counts = {len(captions) for captions in self.captions_of}
         per_image = (
             self.rule.per_image if self.rule.per_image is not None else counts.pop() if len(counts) == 1 else "all"
@@ -214,8 +212,8 @@ class EmbeddedPairs:
             captions_per_image=per_image,
             caption_prefix=self.rule.prefix,
             caption_cleaning=self.rule.cleaning,
-            positives=right,
-            candidates=candidates,
+            positives="own captions",
+            candidates="all",
             ranking=ranking,
             num_images=positives.num_images,
             num_texts=positives.num_texts,
@@ -232,7 +230,7 @@ def embed_pairs(encoder: Encoder, pairs: Pairs, rule: CaptionRule) -> EmbeddedPa
     """Embeds a test set on all processes.
 
     Raises:
-        ValueError: if none of its pictures can be read, or none has a caption.
+        ValueError: if none of its images can be read, or none has a caption.
     """
     images, readable = encoder.images(pairs)
     indices = readable.nonzero().squeeze(1).tolist()

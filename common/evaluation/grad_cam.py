@@ -1,4 +1,4 @@
-"""Grad-CAM: where in a picture a score comes from, and grounding by boxes or by pointing.
+"""Grad-CAM: where in an image a score comes from, and grounding by boxes or by pointing.
 
 On cross-attention (ALBEF, and GeoMM's visual grounding): attention times the positive part of its gradient,
 averaged over heads and text tokens. On tokens (Grad-CAM, Eq. 1 and 2, as the oblique paper's Figures 5 and 7): channels
@@ -117,7 +117,7 @@ def resize_heat(heat: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
     Args:
         heat: (rows, columns).
-        height, width: of the original picture, pixels.
+        height, width: of the original image, pixels.
     Returns:
         (height, width).
     """
@@ -131,7 +131,7 @@ def box_scores(heat: Any, boxes: Any, area_exponent: float = AREA_EXPONENT) -> n
     """Sum of the heat inside each box over (width * height) ** area_exponent.
 
     Rows int(y) to int(y + height) and columns int(x) to int(x + width), without the last, as in the reference; parts
-    outside the picture are cut off. A box without area scores -inf.
+    outside the image are cut off. A box without area scores -inf.
 
     Args:
         heat: (height, width) in pixels, finite.
@@ -186,10 +186,10 @@ def points_inside(heat: Any, box: Sequence[float]) -> bool:
 
 
 def box_coverage(box: Sequence[float], rows: int, columns: int) -> np.ndarray:
-    """(rows, columns): the share of each cell of a grid over the picture that lies in a box.
+    """(rows, columns): the share of each cell of a grid over the image that lies in a box.
 
     Args:
-        box: (left, top, right, bottom), fractions of the picture.
+        box: (left, top, right, bottom), fractions of the image.
     """
     ((left, top, right, bottom),) = _fractions(array_of(box)[None])
     return np.outer(_covered(top * rows, bottom * rows, rows), _covered(left * columns, right * columns, columns))
@@ -200,7 +200,7 @@ def share_in_box(heat: Any, box: Sequence[float]) -> float | None:
 
     Args:
         heat: (rows, columns), not negative.
-        box: (left, top, right, bottom), fractions of the picture.
+        box: (left, top, right, bottom), fractions of the image.
     Returns:
         In [0, 1]; None where there is no heat.
     """
@@ -210,7 +210,7 @@ def share_in_box(heat: Any, box: Sequence[float]) -> float | None:
 
 
 def pixel_boxes(corners: Any, height: int, width: int) -> np.ndarray:
-    """Boxes (left, top, right, bottom) as fractions of the picture, as scenes have them, in pixels.
+    """Boxes (left, top, right, bottom) as fractions of the image, as scenes have them, in pixels.
 
     Returns:
         (num_boxes, 4) float64 (x, y, width, height).
@@ -299,7 +299,7 @@ def _pixels(boxes: Any) -> np.ndarray:
     """Boxes (x, y, width, height) in pixels.
 
     Raises:
-        ValueError: also where all boxes lie within one pixel and are not that pixel: fractions of the picture do.
+        ValueError: also where all boxes lie within one pixel and are not that pixel: fractions of the image do.
     """
     boxes = _boxes(boxes)
     with_area = boxes[(boxes[:, 2:] > 0).all(axis=1)]
@@ -312,10 +312,10 @@ def _pixels(boxes: Any) -> np.ndarray:
 
 
 def _fractions(boxes: Any) -> np.ndarray:
-    """Boxes (left, top, right, bottom) as fractions of the picture.
+    """Boxes (left, top, right, bottom) as fractions of the image.
 
     Raises:
-        ValueError: also where a box reaches beyond twice the picture, as one in pixels does.
+        ValueError: also where a box reaches beyond twice the image, as one in pixels does.
     """
     boxes = _boxes(boxes)
     beyond = boxes[(np.abs(boxes) > 2).any(axis=1)]

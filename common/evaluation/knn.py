@@ -64,9 +64,7 @@ def knn_scores(
     return torch.cat(shares)
 
 
-def evaluate_knn(
-    encoder: Any, bank: Any, task: Any, k: int = 200, temperature: float = 0.1, chunk_size: int | None = None
-) -> Evaluation:
+def evaluate_knn(encoder: Any, bank: Any, task: Any, k: int = 200, temperature: float = 0.1) -> Evaluation:
     """Accuracy of the weighted vote on one labelled set with another one as the bank.
 
     Args:
@@ -81,7 +79,7 @@ def evaluate_knn(
     bank_features, bank_labels = labelled_features(encoder, bank)
     features, labels = labelled_features(encoder, task)
     num_classes = len(task.class_names)
-    scores = knn_scores(features, bank_features, bank_labels, num_classes, k, temperature, chunk_size)
+    scores = knn_scores(features, bank_features, bank_labels, num_classes, k, temperature)
     return classification_evaluation(
         scores,
         labels,
@@ -103,14 +101,14 @@ def evaluate_knn(
 
 
 def labelled_features(encoder: Any, task: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features and labels of the pictures that can be read.
+    """Features and labels of the images that can be read.
 
     Args:
         task: labelled set with label(index).
     Returns:
         (num_images, dim) on the CPU, each picture's embedding in one row, and (num_images,) labels.
     Raises:
-        ValueError: if no picture can be read.
+        ValueError: if no image can be read.
     """
     features, readable = encoder.images(task)
     kept = readable.nonzero().squeeze(1)

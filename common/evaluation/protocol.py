@@ -80,9 +80,9 @@ class RetrievalProtocol:
     num_images, num_texts: candidates.
     num_image_queries, num_text_queries: those of them that have a positive.
     captions_hash: of the candidate captions as the file gives them, see `hash_of_captions`: which split it is.
-    unreadable_images: pictures that are no candidates because they could not be read.
+    unreadable_images: images that are no candidates because they could not be read.
     score_dtype: of the scores that were ranked.
-    preprocessing: of the pictures.
+    preprocessing: of the images.
     """
 
     data: str

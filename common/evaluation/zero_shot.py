@@ -52,7 +52,7 @@ def class_scores(
     average: PromptAverage,
     chunk_size: int = 1024,
 ) -> torch.Tensor:
-    """Score of every picture for every class.
+    """Score of every image for every class.
 
     Args:
         image_embeddings: (num_images, ...).
@@ -60,7 +60,7 @@ def class_scores(
         similarity: the geometry's, images first.
         mean: the geometry's mean over the first axis; used by average="embeddings".
         average: see the table at the top of this file.
-        chunk_size: pictures per call of `similarity`; bounds memory, never changes the result beyond rounding.
+        chunk_size: images per call of `similarity`; bounds memory, never changes the result beyond rounding.
     Returns:
         (num_images, num_classes), higher is closer.
     Raises:
@@ -136,12 +136,12 @@ def fill(template: str, name: str) -> str:
 
 
 def classification_hits(scores: torch.Tensor, labels: torch.Tensor, k: int = 1) -> torch.Tensor:
-    """Whether the label is among the k best classes of each picture; ties go to the lower class index.
+    """Whether the label is among the k best classes of each image; ties go to the lower class index.
 
     Args:
         scores: (num_images, num_classes), finite.
         labels: (num_images,) in [0, num_classes).
-        k: at most num_classes; a larger k would call every picture right.
+        k: at most num_classes; a larger k would call every image right.
     Returns:
         (num_images,) bool.
     Raises:

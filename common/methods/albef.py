@@ -271,7 +271,7 @@ class QueueClip(nn.Module):
 class Albef(QueueClip):
     """ALBEF's pre-training model; with ids and without masked words, its fine-tuning model for retrieval.
 
-    What it adds: a fusion transformer judges whether picture and caption belong together, on hard negatives of the
+    What it adds: a fusion transformer judges whether image and caption belong together, on hard negatives of the
     batch, and fills in masked words.
 
     Args:
@@ -297,7 +297,7 @@ class Albef(QueueClip):
         image_tokens: torch.Tensor,
         recorded: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Do picture and caption belong together?
+        """Do image and caption belong together?
 
         Args:
             text_tokens, text_mask, image_tokens: row by row one pair, of the towers.

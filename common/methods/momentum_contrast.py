@@ -47,7 +47,7 @@ class MomentumContrast(nn.Module):
     """MoCo v1 and v2; they differ in the head, the temperature and the augmentation.
 
     What differs from plain CLIP:
-        1. one image encoder; the second "modality" is another view of the same picture;
+        1. one image encoder; the second "modality" is another view of the same image;
         2. the positive's key comes from a momentum encoder and gets no gradient;
         3. negatives are the keys of past steps in a pool, not the rest of the batch;
         4. one direction: queries against keys.

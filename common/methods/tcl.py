@@ -1,6 +1,6 @@
 """TCL: ALBEF with contrast inside each modality, between whole samples and between a sample and its parts.
 
-Source: Yang et al. 2022, after their code. Two views of each picture: the trained encoders see the first, the
+Source: Yang et al. 2022, after their code. Two views of each image: the trained encoders see the first, the
 momentum encoders the second. The losses are the six contrastive terms' mean, and ALBEF's matching and masked words.
 """
 
@@ -18,9 +18,9 @@ class Tcl(Albef):
     """TCL's pre-training model.
 
     What differs from ALBEF:
-        1. the momentum encoders see another view of the picture;
+        1. the momentum encoders see another view of the image;
         2. image-to-image and text-to-text contrast against the pools, with hard targets;
-        3. the whole picture (caption) against its own patches (words) among those of the batch;
+        3. the whole image (caption) against its own patches (words) among those of the batch;
         4. the contrastive loss is the mean of the six terms.
 
     Args:
@@ -61,7 +61,7 @@ class Tcl(Albef):
     ) -> Losses:
         """
         Args:
-            images, momentum_images: (batch, 3, size, size), two views of the same pictures.
+            images, momentum_images: (batch, 3, size, size), two views of the same images.
             token_ids, masked_ids, word_targets, alpha, ids, generator: as in Albef.forward.
         Returns:
             Losses as in Albef.forward; `contrast` is the mean of the six terms.
@@ -74,7 +74,7 @@ class Tcl(Albef):
         return step.losses(contrast=contrast, matching=matching, words=words)
 
     def in_modal_contrast(self, step: EncodedStep) -> list[torch.Tensor]:
-        """image-image, text-text, picture-patches, caption-words; targets are hard, without the momentum model."""
+        """image-image, text-text, image-patches, caption-words; targets are hard, without the momentum model."""
         momentum, scale = self.momentum_encoders.encoder, self.logit_scale()
         losses = [
             pool_info_nce(candidates, embeddings, scale, step.hard_targets(candidates))[0]
@@ -134,7 +134,7 @@ def pooled_patches(patches: torch.Tensor, grid: int) -> torch.Tensor:
 
     Args:
         patches: (batch, side**2, ...).
-        grid: new side; a smaller picture than that stays as it is.
+        grid: new side; a smaller image than that stays as it is.
     Returns:
         (batch, min(grid, side)**2, ...).
     """

@@ -65,7 +65,7 @@ def fill_(tower: nn.Module, weights: Weights, key: str) -> list[str]:
                        without it as DeiT's authors do for the other kind; those of a stem as timm does it
         captions       of data.context_length ids take the first position rows; longer than the weights' is an error.
                        Several class tokens on top of BERT take its first rows
-        colours        pictures are normalised as CLIP's; what the weights were trained with instead is folded into the
+        colours        images are normalised as CLIP's; what the weights were trained with instead is folded into the
                        patch embedding
         projection     new, and with it the last LayerNorm where the weights have none (ViT, DeiT, BERT)
 

@@ -21,7 +21,7 @@ def pixels_of_open_clip(preprocess: Mapping[str, Any], size: int, where: str) ->
     """Our transform of open_clip's `preprocess_cfg`; its defaults stand for what it lacks, or has as null.
 
     Args:
-        size: of the model's pictures, which open_clip takes instead of the section's.
+        size: of the model's images, which open_clip takes instead of the section's.
     Raises:
         WeightsError: a key or value that our transform does not have.
     """
@@ -39,7 +39,7 @@ def pixels_of_processor(processor: Mapping[str, Any], where: str) -> ImageTransf
     """Our transform of a transformers image processor.
 
     Resampling is Pillow's. An odd margin is cut as torchvision does it, hence OpenAI's release; transformers cuts such
-    a picture one pixel beside.
+    an image one pixel beside.
 
     Args:
         processor: its `to_dict()`, in which the defaults of its class are filled in.
@@ -102,7 +102,7 @@ def preprocess_of(pixels: ImageTransform) -> dict[str, Any]:
     """open_clip's `preprocess_cfg`.
 
     Raises:
-        WeightsError: a picture that is resized to more than it is cut to.
+        WeightsError: an image that is resized to more than it is cut to.
     """
     if pixels.resized not in (None, pixels.size):
         raise WeightsError(f"resized = {pixels.resized} with size = {pixels.size}; open_clip has one size only")

@@ -1,4 +1,4 @@
-"""One tower from a model of transformers: ViT and DeiT for pictures, BERT for captions and fusion."""
+"""One tower from a model of transformers: ViT and DeiT for images, BERT for captions and fusion."""
 
 from typing import TYPE_CHECKING, Any
 
