@@ -73,7 +73,7 @@ def test_no_import_of_common_runs_upwards():
     assert {floor_of(".".join(Path(name).parts)) for name in found} == set(range(len(FLOORS)))
     upwards = [f"{name} imports {', '.join(sorted(modules))}" for name, modules in found.items() if modules]
     assert not upwards, (
-        f"{'; '.join(upwards)}. In common/ a floor imports only those below it, from the ground up: {', '.join(FLOORS)}. "
+        f"{'; '.join(upwards)}. In common/ a floor imports only those below it, bottom first: {', '.join(FLOORS)}. "
         "Move what the lower file needs down, or the file up."
     )
 
