@@ -1,7 +1,7 @@
-"""What further class tokens cost: arithmetic, parameters and memory, counted, and time, measured (C4, C18).
+"""Cost of further class tokens: arithmetic, parameters and memory are counted, time is measured (C4, C18).
 
-Counted at the paper's sizes on the meta device, which needs neither memory nor time, and at those of the scale, where a
-training step is also timed. All structures keep the size of the embedding: m tokens of dim / m numbers each.
+The paper's sizes are counted on the meta device, which needs neither memory nor time. The scale's sizes are counted
+too, and a training step is timed. The embedding size is constant: m tokens of dim / m numbers.
 """
 
 import statistics
@@ -35,7 +35,7 @@ SIZES = {  # key -> label, row that has the sizes, scale
     "b16": ("ViT-B/16", "table2_multi.yaml", "paper"),
     "s16": ("ViT-S/16", "ablation_multi_64_8.yaml", "paper"),
 }
-BERT_WORDS = SimpleNamespace(vocabulary_size=30_522, end_id=102)  # all that building a text tower asks for
+BERT_WORDS = SimpleNamespace(vocabulary_size=30_522, end_id=102)  # all that a text tower needs to be built
 SCENE_WORDS = WordTokenizer.from_words(scene_words())
 ROUNDS, BATCH = {"smoke": (2, 8), "demo": (9, 64)}, 64  # timed steps of each model, pairs a step; other scales as demo
 COLUMNS = {
@@ -55,18 +55,13 @@ def encoder_macs(tokens: int, layers: int, width: int) -> int:
 
 
 def features_by_all_tokens(tower: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """What tower(inputs) gives, with all tokens in every block as the paper counts them; ours spares the last block
-    those that are not read."""
+    """The value of tower(inputs), with all tokens in every block as the paper counts; ours drops unread tokens in the
+    last block."""
     return tower.forward_tokens(inputs)[:, : tower.num_class_tokens] @ tower.projection
 
 
 def forward_flops(tower: nn.Module, inputs: torch.Tensor) -> int:
-    """FLOPs of a forward pass of all tokens on the meta device; a multiplication and an addition are two.
-
-    Args:
-        tower: on the meta device.
-        inputs: likewise.
-    """
+    """FLOPs of a forward pass of all tokens, with tower and inputs on the meta device; a multiply-add counts as two."""
     from torch.utils.flop_counter import FlopCounterMode  # imports sympy, which no other part needs
 
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -75,14 +70,11 @@ def forward_flops(tower: nn.Module, inputs: torch.Tensor) -> int:
 
 
 def counted(config: Config, tokenizer: Any) -> dict[str, float]:
-    """Costs of one pair, counted.
+    """Costs of one pair, counted; the tokenizer has vocabulary_size and end_id.
 
-    Args:
-        config: of a row.
-        tokenizer: has vocabulary_size and end_id.
     Returns:
         "vision", "text", "both": FLOPs of a forward pass. "parameters", "encoder_parameters": number in millions, with
-        and without the projections. "kept": bytes kept for the backward pass, with attention weights formed.
+        and without the projections. "kept": bytes saved for the backward pass, with attention weights formed.
     """
     with torch.device("meta"):
         model = build_model(config, tokenizer)
@@ -94,7 +86,7 @@ def counted(config: Config, tokenizer: Any) -> dict[str, float]:
 
     def features() -> torch.Tensor:
         towers = (model.image_tower, images), (model.text_tower, token_ids)
-        return sum(features_by_all_tokens(*each).sum() for each in towers)
+        return sum(features_by_all_tokens(*tower_inputs).sum() for tower_inputs in towers)
 
     return {
         "vision": vision,
@@ -107,7 +99,7 @@ def counted(config: Config, tokenizer: Any) -> dict[str, float]:
 
 
 def step_seconds(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor) -> float:
-    """Wall-clock seconds of a forward and backward pass with the loss, of this process alone; the device is idle."""
+    """Wall-clock seconds of a forward and backward pass with the loss, on this process only; the device is idle."""
     wait_for_device(images.device)
     start = time.perf_counter()
     image_embeddings, text_embeddings, logit_scale = model(images, token_ids)
@@ -119,16 +111,14 @@ def step_seconds(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor
 
 
 def time_ratios(configs: Sequence[Config], tokenizer: Any, batch: int, rounds: int, seed: int) -> list[float]:
-    """Time of a training step of each model over that of the first.
+    """Time of a training step of each model over that of the first: the median over rounds of the ratio in a round.
 
-    One step of each model in turn, so that a busy machine slows all alike; the median over rounds of the ratio within a
-    round. A first round warms up and does not count.
+    A round is one step of every model in turn, so that a busy machine slows all of them. The first round warms up and
+    does not count.
 
     Args:
-        configs: of the models.
-        tokenizer: has vocabulary_size and end_id.
         batch: pairs a step.
-        rounds: that count.
+        rounds: without the first.
         seed: of weights and inputs, which do not change the time.
     """
     device = this_device()
@@ -138,8 +128,8 @@ def time_ratios(configs: Sequence[Config], tokenizer: Any, batch: int, rounds: i
         images = torch.randn(batch, *models[0].image_tower.picture_shape).to(device)
         length = configs[0].data.context_length
         token_ids = torch.randint(4, tokenizer.vocabulary_size, (batch, length)).to(device)
-    found = [[step_seconds(model, images, token_ids) for model in models] for _ in range(rounds + 1)][1:]
-    return [statistics.median(row[index] / row[0] for row in found) for index in range(len(models))]
+    seconds = [[step_seconds(model, images, token_ids) for model in models] for _ in range(rounds + 1)][1:]
+    return [statistics.median(row[index] / row[0] for row in seconds) for index in range(len(models))]
 
 
 def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
@@ -154,7 +144,7 @@ def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
         return []
     here = f"scale_{command.scale}"
     sizes = dict(SIZES)
-    if command.scale != "paper":  # whose sizes are there already
+    if command.scale != "paper":  # SIZES has the paper's
         sizes[here] = (f"scale {command.scale}, Table 2", "table2_multi.yaml", command.scale)
         sizes[f"{here}_ablation"] = (f"scale {command.scale}, Table 4", "ablation_multi_64_8.yaml", command.scale)
     rounds, batch = ROUNDS.get(command.scale, ROUNDS["demo"])
@@ -165,12 +155,14 @@ def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
         configs = [_with_tokens(code, row, scale, number) for number in tokens]
         words = BERT_WORDS if key in SIZES else SCENE_WORDS
         costs = [counted(config, words) for config in configs]
+        # ratios to one token, as absolute costs of different sizes do not compare; parameters stay in millions
         for number, cost in zip(tokens, costs):
             name = f"{key}_m{number}"
             rows[name] = f"{label}, {number} token{'s' if number > 1 else ''}"
             ratios = {column: value / costs[0][column] for column, value in cost.items()}
             ratios |= {column: cost[column] for column in ("parameters", "encoder_parameters")}
             values |= {(name, column): [value] * len(command.seeds) for column, value in ratios.items()}
+        # only these sizes are trained here; the paper's would need its machine
         if key == here:
             timed = [time_ratios(configs, words, batch, rounds, seed) for seed in command.seeds]
             for index, number in enumerate(tokens):
@@ -196,6 +188,6 @@ def class_token_cost(command: Command, code: PaperCode) -> list[Table]:
 
 
 def _with_tokens(code: PaperCode, row: str, scale: str, number: int) -> Config:
-    """A row's sizes with so many class tokens."""
+    """A row's sizes with `number` class tokens."""
     settings = ["method.geometry=oblique", f"method.num_spheres={number}", "method.multi_token=true"]
     return code.config(row, scale, settings)

@@ -1,4 +1,4 @@
-"""Table 7: the models of Table 2 on MSCOCO 1K and 5K, CxC and ECCV Caption, with pictures and annotations from a user.
+"""Table 7: the models of Table 2 on MSCOCO 1K and 5K, CxC and ECCV Caption; the user provides images and annotations.
 
     make reproduce-table7 SCALE=photos DATA=/data/flickr8k WEIGHTS=/data/weights \\
         SET="coco.root=/data/coco coco.test=dataset_coco.json#test coco.images=images coco.cxc=/data/sits_test.csv \\
@@ -33,18 +33,18 @@ NEEDED = (
 
 @dataclass(frozen=True)
 class CocoFiles:
-    """Where the test pictures and their annotations lie."""
+    """Paths of the test images and their annotations."""
 
     root: str = path_setting()  # folder that test and images start from
-    test: str = path_setting()  # Karpathy's file of the 5,000 test pictures, "#test" behind it; "" = Table 7 is not run
-    images: str = path_setting()  # folder of the pictures, "" = looked for beside the file
+    test: str = path_setting()  # Karpathy's file of the 5,000 test images with "#test"; "" = Table 7 is not run
+    images: str = path_setting()  # folder of the images, "" = beside the file
     cxc: str = path_setting()  # sits_test.csv of Crisscrossed Captions, "" = its columns stay empty
     eccv: str = path_setting()  # folder of ECCV Caption's JSON files, "" = its columns stay empty
 
 
 @dataclass(frozen=True)
 class CocoConfig:
-    """What `make reproduce-table7` takes beside a row's settings: `coco.test=...`."""
+    """Settings of `make reproduce-table7` beside those of a row: `coco.test=...`."""
 
     coco: CocoFiles = field(default_factory=CocoFiles)
 
@@ -58,21 +58,17 @@ class CocoTest:
 
     @property
     def key(self) -> str:
-        positives = [[each.title, sorted(each.captions_of_image.items())] for each in self.relations]
+        positives = [[relation.title, sorted(relation.captions_of_image.items())] for relation in self.relations]
         return hash_of([self.pairs.fingerprint, positives])
 
     @property
     def by_role(self) -> dict[str, Pairs]:
-        """The roles of `evaluate_coco`, all on the same pictures."""
+        """The roles of `evaluate_coco`, all on the same images."""
         return dict.fromkeys(["coco_5k", "coco_1k", *(relation.key for relation in self.relations)], self.pairs)
 
 
 def open_coco(files: CocoFiles) -> CocoTest:
-    """Opens what the user named.
-
-    Raises:
-        ValueError: a file that is missing or of another form; names it.
-    """
+    """Opens the user's files; ValueError names one that is missing or of another form."""
     data = DataConfig(source="karpathy", root=files.root, test=files.test, images=files.images)
     relations = [read_cxc(Path(files.cxc))] if files.cxc else []
     relations += [read_eccv(Path(files.eccv))] if files.eccv else []
@@ -80,7 +76,7 @@ def open_coco(files: CocoFiles) -> CocoTest:
 
 
 def coco_run(run: RowRun, test: CocoTest) -> RowRun:
-    """The evaluations of a trained run on MSCOCO, found beside the run or made now."""
+    """The evaluations of a trained run on MSCOCO, read from the run's folder or made now."""
     identity = {**run.files.identity, "weights": saved_weights(run.files.checkpoints)}
     files = RunFiles(run.files.folder / f"coco-{test.key}", identity)
     accelerator: Accelerator = start_accelerator(replace(run.config.run, tracker="none"), files.folder)

@@ -14,7 +14,7 @@ class MethodConfig:
     The paper writes n for the numbers on a sphere and m for the spheres: n = model.embedding_dim / num_spheres.
     """
 
-    # see geometry.py; max_average is the relative that the paper mentions, without an experiment
+    # see geometry.py; the paper mentions max_average but has no experiment with it
     geometry: Literal["sphere", "euclidean", "oblique", "oblique_geodesic", "max_average"] = "sphere"
     num_spheres: int = setting(1, at_least=1)  # m in Ob(n, m) and Multi(n, m)
     multi_token: bool = False  # True: Multi, a class token for each sphere; False: Ob, one token cut into spheres
@@ -41,7 +41,7 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A row of a table at a scale."""
+    """An experiment: a row of a table at a scale."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -70,7 +70,7 @@ class Config:
 
     @property
     def num_class_tokens(self) -> int:
-        """Of either tower."""
+        """Class tokens of either tower."""
         return self.method.num_spheres if self.method.multi_token else 1
 
     @property

@@ -1,8 +1,8 @@
 """Figure 6: distances of pairs, cross-modal and within a modality, in and out of the training domain.
 
-Raw distances d = -similarity, without the temperature: smaller is closer, and those of an inner product may be
-negative. Four kinds of pairs: a picture and its caption, a picture and another picture's caption, two pictures, two
-captions of different pictures. Sample sizes and the numbers beside the histograms are ours; the paper prints none.
+Distances d = -similarity, without the temperature: smaller is closer, and those of an inner product may be negative.
+Four kinds of pairs: an image and its caption, an image and another image's caption, two images, two captions of
+different images. The paper prints no sample sizes and no numbers; those beside the histograms are ours.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from oblique_topology.loaded_rows import trained_model
 
 DECIDES = "evaluation"
 
-NUM_PAIRS = 10_000  # of each kind; the paper's number is not known
+NUM_PAIRS = 10_000  # of each kind; the paper does not state its number
 KINDS = {
     "positive": "picture and own caption",
     "negative": "picture and other caption",
@@ -61,18 +61,17 @@ def sample_distances(
     count: int,
     generator: torch.Generator,
 ) -> dict[str, torch.Tensor]:
-    """Distances of pairs of all four kinds; no pair is of a picture or caption with itself.
+    """Distances of pairs of all four kinds; no image or caption is paired with itself.
 
     Args:
         geometry: its paired similarity is negated.
         images, texts: embeddings, (num_images, ...) and (num_texts, ...).
-        text_to_image: (num_texts,) row of each caption's picture.
+        text_to_image: (num_texts,) row of each caption's image.
         count: pairs of each kind, drawn with replacement; positives without, so at most all of them.
-        generator: of the draws.
     Returns:
         Kind -> (count,) distances.
     Raises:
-        ValueError: fewer than two pictures with captions.
+        ValueError: fewer than two images with captions.
     """
     if len(text_to_image.unique()) < 2:
         raise ValueError("distances of negatives need at least two pictures with captions")
@@ -86,12 +85,12 @@ def sample_distances(
     def distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         return -geometry.paired_similarity(first, second)
 
-    own = torch.randperm(len(texts), generator=generator)[:count]
+    matched = torch.randperm(len(texts), generator=generator)[:count]
     stranger, one, first, second = draw(len(texts)), draw(len(images)), draw(len(texts)), draw(len(texts))
     while (same := text_to_image[first] == text_to_image[second]).any():
         second = torch.where(same, draw(len(texts)), second)
     return {
-        "positive": distance(images[text_to_image[own]], texts[own]),
+        "positive": distance(images[text_to_image[matched]], texts[matched]),
         "negative": distance(images[another_picture(text_to_image[stranger])], texts[stranger]),
         "image_image": distance(images[one], images[another_picture(one)]),
         "text_text": distance(texts[first], texts[second]),
@@ -99,11 +98,7 @@ def sample_distances(
 
 
 def chance_to_be_closer(closer: torch.Tensor, farther: torch.Tensor) -> float:
-    """P(a < b) + P(a = b) / 2 for independent draws a of the first and b of the second: the area under the ROC curve.
-
-    Args:
-        closer, farther: (n,) and (k,) distances.
-    """
+    """P(a < b) + P(a = b) / 2 for independent draws, a of the first and b of the second: the area under the ROC."""
     from sklearn.metrics import roc_auc_score  # slow to import, and only this figure needs it
 
     labels = np.concatenate([np.ones(len(closer)), np.zeros(len(farther))])
@@ -111,33 +106,33 @@ def chance_to_be_closer(closer: torch.Tensor, farther: torch.Tensor) -> float:
 
 
 def statistics_of(distances: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The numbers of one row, by key of COLUMNS."""
-    found = {f"{kind}_mean": float(values.double().mean()) for kind, values in distances.items()}
-    found |= {f"{kind}_std": float(values.double().std()) for kind, values in distances.items()}
-    found["auc"] = chance_to_be_closer(distances["positive"], distances["negative"])
+    """The numbers of one row by key of COLUMNS."""
+    numbers = {f"{kind}_mean": float(values.double().mean()) for kind, values in distances.items()}
+    numbers |= {f"{kind}_std": float(values.double().std()) for kind, values in distances.items()}
+    numbers["auc"] = chance_to_be_closer(distances["positive"], distances["negative"])
     for kind in ("image_image", "text_text"):
-        found[f"{kind}_closer"] = chance_to_be_closer(distances[kind], distances["positive"])
-    return found
+        numbers[f"{kind}_closer"] = chance_to_be_closer(distances[kind], distances["positive"])
+    return numbers
 
 
 def open_domains(data: DataConfig) -> dict[str, Pairs]:
-    """Test sets in and out of the domain: for scenes the other world of pictures, for photographs data.second_test."""
+    """Test sets in and out of the domain; the latter are scenes of another domain, or data.second_test."""
     sets = open_retrieval_sets(data)
-    found = {"in_domain": sets["test"]}
+    domains = {"in_domain": sets["test"]}
     if data.source == "scenes":
-        found["out_domain"] = SceneDataset("test_other_domain", data.num_test, data.image_size)
+        domains["out_domain"] = SceneDataset("test_other_domain", data.num_test, data.image_size)
     elif "second_test" in sets:
-        found["out_domain"] = sets["second_test"]
-    return found
+        domains["out_domain"] = sets["second_test"]
+    return domains
 
 
 def figure6(command: Command, code: PaperCode) -> list[Table]:
-    """Histograms and their numbers for the rows of Table 3 that start at e^2.64."""
+    """Histograms and their statistics for the rows of Table 3 that start at e^2.64."""
     configs = {row["method"]: row["config"] for row in code.printed("table3")["rows"] if "config" in row}
     runs = train_rows(command, code, {topology: configs[method] for topology, method in TOPOLOGIES.items()})
     drawn: dict[tuple[str, str], dict[str, torch.Tensor]] = {}  # of the first seed
     values: dict[tuple[str, str], list[float]] = {}
-    told: dict[str, dict[str, str]] = {}
+    tests: dict[str, dict[str, str]] = {}
     for topology, seeds in runs.items():
         for run in seeds:
             config, encoder = trained_model(run)
@@ -145,9 +140,10 @@ def figure6(command: Command, code: PaperCode) -> list[Table]:
                 embedded = embed_pairs(encoder, pairs, CaptionRule())  # on all processes
                 distances = _distances(encoder.model.geometry, embedded, run.seed)
                 drawn.setdefault((topology, domain), distances)
-                told[domain] = {"name": pairs.name, "fingerprint": pairs.fingerprint}
+                tests[domain] = {"name": pairs.name, "fingerprint": pairs.fingerprint}
                 for column, value in statistics_of(distances).items():
                     values.setdefault((f"{topology}_{domain}", column), []).append(value)
+    # embedding gathers over processes; from here only the main process writes
     if not is_main_process():
         return []
     panels = [
@@ -158,15 +154,17 @@ def figure6(command: Command, code: PaperCode) -> list[Table]:
         )
         for (topology, domain), distances in drawn.items()  # a row of panels for each topology, which has its own unit
     ]
-    plot_distributions(panels, command.folder(code.name) / "distance_distributions_by_topology.png", len(told))
+    plot_distributions(panels, command.folder(code.name) / "distance_distributions_by_topology.png", len(tests))
     findings = Findings(
         name="distance_distributions",
         caption="Distances of positive and negative pairs, cross-modal and within a modality (Figure 6).",
-        data=", ".join(found["name"] for found in told.values()),
+        data=", ".join(test["name"] for test in tests.values()),
         protocol=f"up to {NUM_PAIRS} pairs of each kind",
-        settings={"num_pairs": NUM_PAIRS, "sets": told},
+        settings={"num_pairs": NUM_PAIRS, "sets": tests},
         rows={
-            f"{topology}_{domain}": f"{TOPOLOGIES[topology]}, {DOMAINS[domain]}" for domain in told for topology in runs
+            f"{topology}_{domain}": f"{TOPOLOGIES[topology]}, {DOMAINS[domain]}"
+            for domain in tests
+            for topology in runs
         },
         columns=COLUMNS,
         values=values,

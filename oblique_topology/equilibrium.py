@@ -5,14 +5,13 @@ With similarities S of a batch of B pairs and a multiplier s, Eq. 1 is a mean ov
     A_i = s S_ii                                                     alignment: the positive
     U_i = ln( sum_{j != i} exp(s S_ij) + sum_{j != i} exp(s S_ji) )  uniformity: the negatives of both directions
 
-The paper's "ratio of alignment loss to uniformity loss" can be read in three ways, and all are given: the mean of
+The paper's "ratio of alignment loss to uniformity loss" has three readings, and all are computed: the mean of
 exp(A_i - U_i), its median, and the mean of A_i / U_i. The equilibrium is the smallest s at which a ratio is 1. It
-belongs to fixed similarities, and is not where a learned temperature goes: that minimises the cross-entropy, and with
-more noise it falls where the equilibrium rises.
+belongs to fixed similarities. A learned temperature does not go there: it minimises the cross-entropy, and falls with
+more noise, where the equilibrium rises.
 
-Whether a loss "pushes rather than pulls" cannot be read from gradients: those on the negatives add up to that on the
-positive, at every s (`similarity_gradient`). What differs is how large A is beside U, and how many negatives share the
-push.
+Gradients cannot show whether a loss "pushes rather than pulls": at every s those on the negatives sum to that on the
+positive (`similarity_gradient`). The size of A relative to U differs, and the number of negatives that share the push.
 """
 
 import math
@@ -35,16 +34,16 @@ from oblique_topology.loaded_rows import embed_batch, trained_model, training_ba
 
 DECIDES = "evaluation"
 
-ROW = "table2_clip.yaml"  # the paper takes its own CLIP
-HIGHEST = 2000.0  # multiplier up to which an equilibrium is looked for
+ROW = "table2_clip.yaml"  # the paper uses its CLIP
+HIGHEST = 2000.0  # largest multiplier in the search for an equilibrium
 MULTIPLIERS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)  # of the curves
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Sizes of one scale; the paper gives none.
+    """Sizes of one scale; the paper states none.
 
-    small, middle, large: B, the first pairs of the largest. shares: of the pairs whose texts are shuffled.
+    small, middle, large: B, the first pairs of the largest. shares: of the pairs with shuffled texts.
     """
 
     small: int = 256
@@ -98,11 +97,11 @@ def alignment_and_uniformity(similarity: torch.Tensor, multiplier: float) -> tup
 
 
 def log_ratios(similarity: torch.Tensor, multiplier: float) -> dict[str, float]:
-    """The three readings of the ratio, each as a number that is 0 at the equilibrium and rises with alignment.
+    """The three readings of the ratio as numbers that are 0 at the equilibrium and rise with alignment.
 
     Returns:
-        "mean": ln mean exp(A - U). "median": median of A - U. "logs": mean of A / U, less 1; NaN where a U is not
-        positive, as A / U then says nothing (all negatives far below 0).
+        "mean": ln mean exp(A - U). "median": median of A - U. "logs": mean of A / U, less 1; NaN if a U is not
+        positive, as A / U then has no meaning (all negatives far below 0).
     """
     alignment, uniformity = alignment_and_uniformity(similarity, multiplier)
     apart = alignment - uniformity
@@ -114,19 +113,17 @@ def log_ratios(similarity: torch.Tensor, multiplier: float) -> dict[str, float]:
 
 
 def alignment_share(similarity: torch.Tensor, multiplier: float) -> float:
-    """Mean |A| over mean |A| + |U|: how much of the numbers that make up the loss is alignment, in [0, 1]."""
-    alignment, uniformity = (each.abs().mean() for each in alignment_and_uniformity(similarity, multiplier))
+    """Mean |A| over mean |A| + |U|: the share of alignment in the terms of the loss, in [0, 1]."""
+    alignment, uniformity = (values.abs().mean() for values in alignment_and_uniformity(similarity, multiplier))
     return float(alignment / (alignment + uniformity))
 
 
 def balance(similarity: torch.Tensor, reading: str) -> float | None:
-    """Smallest multiplier at which the ratio is 1.
+    """Smallest multiplier at which the ratio is 1; None up to HIGHEST if negatives are as close as positives.
 
     Args:
         similarity: (batch, batch), positives on the diagonal.
         reading: key of READINGS.
-    Returns:
-        None if there is none up to HIGHEST: where negatives are as close as positives, no temperature helps.
     """
 
     def excess(multiplier: float) -> float:
@@ -142,21 +139,21 @@ def balance(similarity: torch.Tensor, reading: str) -> float | None:
 
 
 def loss_minimising(similarity: torch.Tensor) -> float:
-    """The multiplier in [0.01, HIGHEST] with the lowest symmetric InfoNCE: where a learned temperature would go."""
+    """The multiplier in [0.01, HIGHEST] with the lowest symmetric InfoNCE, which a learned temperature approaches."""
     similarity = similarity.double()
-    found = minimize_scalar(
+    optimum = minimize_scalar(
         lambda log: float(symmetric_info_nce(math.exp(log) * similarity)),
         bounds=(math.log(0.01), math.log(HIGHEST)),
         method="bounded",
         options={"xatol": 1e-4},
     )
-    return math.exp(found.x)
+    return math.exp(optimum.x)
 
 
 def similarity_gradient(similarity: torch.Tensor, multiplier: float) -> torch.Tensor:
     """Gradient of the symmetric InfoNCE with respect to the similarities, in closed form.
 
-    s / B * ( (row softmax + column softmax) / 2 - I ). Its entries add up to 0: all pulls on positives together are as
+    s / B * ( (row softmax + column softmax) / 2 - I ). Its entries sum to 0: all pulls on positives together are as
     strong as all pushes on negatives.
 
     Args:
@@ -171,11 +168,11 @@ def similarity_gradient(similarity: torch.Tensor, multiplier: float) -> torch.Te
 
 
 def pull_and_push(similarity: torch.Tensor, multiplier: float) -> dict[str, float]:
-    """How hard the loss pulls on positives and pushes on negatives, and on how many of these.
+    """Strength of the pull on positives and of the push on negatives, and the effective number of negatives.
 
     Returns:
-        "pull", "push": sum of the gradient's sizes on and off the diagonal; they are equal. "felt": effective number of
-        negatives a pair, exp of the entropy of a pair's share of the push, in [1, 2 (batch - 1)]; mean over pairs.
+        "pull", "push": sum of the gradient's absolute values on and off the diagonal; they are equal. "felt": effective
+        number of negatives per pair, exp of the entropy of the shares of its push, in [1, 2 (batch - 1)]; mean.
     """
     gradient = similarity_gradient(similarity, multiplier)
     diagonal = torch.eye(len(gradient), dtype=torch.bool, device=gradient.device)
@@ -187,14 +184,13 @@ def pull_and_push(similarity: torch.Tensor, multiplier: float) -> dict[str, floa
 
 
 def shuffled_texts(batch: int, share: float, generator: torch.Generator) -> torch.Tensor:
-    """Which text each picture gets when a share of the pairs is wrong: columns of a similarity matrix.
+    """The text of each image when a share of the pairs is wrong: columns of a similarity matrix.
 
     Args:
         batch: number of pairs.
         share: in [0, 1]; rounded to whole pairs. A single pair cannot be shuffled and stays.
-        generator: of the draws.
     Returns:
-        (batch,) a permutation; exactly the chosen pairs have another's text.
+        (batch,) a permutation; exactly the chosen pairs have another text.
     """
     order = torch.arange(batch)
     chosen = torch.randperm(batch, generator=generator)[: round(share * batch)]
@@ -203,32 +199,25 @@ def shuffled_texts(batch: int, share: float, generator: torch.Generator) -> torc
 
 
 def drawn_similarities(batch: int, generator: torch.Generator) -> torch.Tensor:
-    """Similarities without a model: positives 0.35, negatives 0.12, both with a standard deviation of 0.06.
-
-    Args:
-        batch: number of pairs.
-        generator: of the draws.
-    Returns:
-        (batch, batch) float64.
-    """
+    """(batch, batch) similarities without a model, float64: positives 0.35 ± 0.06, negatives 0.12 ± 0.06."""
     similarity = 0.12 + 0.06 * torch.randn(batch, batch, generator=generator, dtype=torch.float64)
     similarity.diagonal().copy_(0.35 + 0.06 * torch.randn(batch, generator=generator, dtype=torch.float64))
     return similarity
 
 
 def measures_of(similarity: torch.Tensor) -> dict[str, float | None]:
-    """The numbers of one row, by key of COLUMNS; None where there is no balance."""
-    found: dict[str, float | None] = {f"balance_{name}": balance(similarity, name) for name in READINGS}
-    found["lowest_loss"] = loss_minimising(similarity)
+    """The numbers of one row by key of COLUMNS; None if there is no balance."""
+    numbers: dict[str, float | None] = {f"balance_{name}": balance(similarity, name) for name in READINGS}
+    numbers["lowest_loss"] = loss_minimising(similarity)
     for multiplier in (1, 100):
-        found[f"ratio_{multiplier}"] = log_ratios(similarity, multiplier)["mean"]
-        found[f"share_{multiplier}"] = alignment_share(similarity, multiplier)
+        numbers[f"ratio_{multiplier}"] = log_ratios(similarity, multiplier)["mean"]
+        numbers[f"share_{multiplier}"] = alignment_share(similarity, multiplier)
         gradients = pull_and_push(similarity, multiplier)
-        found |= {f"slope_{multiplier}": gradients["pull"], f"felt_{multiplier}": gradients["felt"]}
-    return found
+        numbers |= {f"slope_{multiplier}": gradients["pull"], f"felt_{multiplier}": gradients["felt"]}
+    return numbers
 
 
-Case = tuple[str, str, float]  # where similarities come from, one of SIZES, share of shuffled texts
+Case = tuple[str, str, float]  # source of the similarities, one of SIZES, share of shuffled texts
 
 
 def equilibrium(command: Command, code: PaperCode) -> list[Table]:
@@ -248,13 +237,14 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
             "trained": encoder.model.geometry.similarity(images, texts).cpu(),
         }
         by_seed.append(cases_of(sources, grid, run.seed))
+    # a row per case; a column stays empty if it has no value for a seed
     rows = {_key(case): _label(case, matrix) for case, matrix in by_seed[0].items()}
     measured = [{_key(case): measures_of(matrix) for case, matrix in cases.items()} for cases in by_seed]
     values = {
         (row, column): numbers
         for row in rows
         for column in COLUMNS
-        if None not in (numbers := [found[row][column] for found in measured])
+        if None not in (numbers := [seed_numbers[row][column] for seed_numbers in measured])
     }
     findings = Findings(
         name="equilibrium",
@@ -283,17 +273,15 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
 
 
 def cases_of(sources: Mapping[str, torch.Tensor], grid: Grid, seed: int) -> dict[Case, torch.Tensor]:
-    """Every source at every batch without noise, and at the middle batch with every share of it.
+    """Every source at every batch size without noise, and at the middle size with every share of it.
 
     Args:
-        sources: name -> (pairs, pairs) similarities; batches are their first pairs, all where there are fewer.
-        grid: batches and shares.
-        seed: of the draws.
+        sources: name -> (pairs, pairs) similarities; batches are their first pairs, or all if there are fewer.
     """
-    wanted = [(size, 0.0) for size in SIZES] + [("middle", share) for share in grid.shares if share]
+    settings = [(size, 0.0) for size in SIZES] + [("middle", share) for share in grid.shares if share]
     cases = {}
     for source, whole in sources.items():
-        for size, share in wanted:
+        for size, share in settings:
             batch = min(getattr(grid, size), len(whole))
             # the same key at every share: the pairs of a smaller one are among those of a larger
             draws = torch.Generator().manual_seed(derive_key("shuffled texts", seed, batch))
@@ -302,13 +290,13 @@ def cases_of(sources: Mapping[str, torch.Tensor], grid: Grid, seed: int) -> dict
 
 
 def _key(case: Case) -> str:
-    """Of a row, the same at every scale."""
+    """The key of a row, the same at every scale."""
     source, size, share = case
     return f"{source}_{size}_noise{round(100 * share)}"
 
 
 def _label(case: Case, similarity: torch.Tensor) -> str:
-    """With the true size of the batch and the nominal share."""
+    """The label of a row, with the real batch size and the nominal share."""
     source, _, share = case
     return f"{source}, B = {len(similarity)}" + (f", {share:.0%} shuffled" if share else "")
 
@@ -324,6 +312,7 @@ def _panels(by_seed: Sequence[Mapping[Case, torch.Tensor]], grid: Grid) -> list[
 
     panels = []
     for source in ("drawn", "trained"):
+        # three panels per source: the ratio by batch size, the ratio by noise, the share by batch size
         batches = {size: len(by_seed[0][source, size, 0.0]) for size in SIZES}
         by_batch = {f"B = {batch}": (source, size, 0.0) for size, batch in batches.items()}
         series = {

@@ -30,31 +30,31 @@ PAPER = "oblique_topology"
 PROBE_TRAIN, PROBE_TEST = "imagenet_train", "imagenet"  # labelled sets of the linear probe
 PROBE_PICTURES = 4_000  # scenes to train the probe on, at most
 PROBE_SEED = 0  # of the probe's weights and order; the same for all runs, which differ in their own seeds
-# the paper's recipe on scenes and on a stem that is held still: features once, of pictures that are not augmented, so
+# the paper's recipe on scenes and on a frozen backbone: features are computed once from images without augmentation, so
 # that a CPU is enough
 CACHED_PROBE = replace(PROBES["oblique"], batch_size=256, crop_scale=None, flip_probability=0.0, use_rand_augment=False)
 
 
 @dataclass(frozen=True)
 class ProbedSets:
-    """Training and test set of the linear probe, as far as a cached evaluation must know them."""
+    """Identity of the probe's training and test set, for the cache of evaluations."""
 
     fingerprint: str
 
 
 def evaluated_sets(data: DataConfig) -> dict[str, Any]:
-    """Role -> the set that is evaluated in it, or its fingerprint alone."""
+    """Role -> its test set, or an object with only its fingerprint."""
     sets = open_evaluation_sets(data)
     probe = _probe(data, sets)
-    found = _without_probe_train(sets)
+    classified = _without_probe_train(sets)
     probed = {} if probe is None else {"linear_probe": ProbedSets(_fingerprint_of_probe(*probe[:2]))}
-    return {**found.zero_shot, **found.retrieval, **probed}
+    return {**classified.zero_shot, **classified.retrieval, **probed}
 
 
 def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
-    """Every set by role, and "linear_probe" where there are labelled sets to train and test it.
+    """Evaluations of every set by role, and "linear_probe" if labelled sets for it exist.
 
-    The probe reads all class tokens after the last LayerNorm, before the projection: those of Multi are wider.
+    The probe reads all class tokens after the last LayerNorm, before the projection, so Multi has more features.
     """
     results = zero_shot_and_retrieval(config, encoder, _without_probe_train(sets))
     probe = _probe(config.data, sets)
@@ -64,9 +64,9 @@ def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict
         if stem is not None and not stem.trainable:
             recipe = CACHED_PROBE
         backbone = backbone_encoder(encoder, encoder.model.image_tower)
-        found = evaluate_linear_probe(backbone, train, test, recipe, PROBE_SEED)
+        result = evaluate_linear_probe(backbone, train, test, recipe, PROBE_SEED)
         both = {"fingerprint": _fingerprint_of_probe(train, test), "test_fingerprint": test.fingerprint}
-        results["linear_probe"] = replace(found, protocol=found.protocol | both)
+        results["linear_probe"] = replace(result, protocol=result.protocol | both)
     return results
 
 
@@ -76,10 +76,10 @@ def _fingerprint_of_probe(train: Any, test: Any) -> str:
 
 
 def _probe(data: DataConfig, sets: EvaluationSets) -> tuple[Any, Any, ProbeConfig] | None:
-    """Training set, test set and recipe of the linear probe; None where labelled sets are missing.
+    """Training set, test set and recipe of the linear probe; None if labelled sets are missing.
 
     Raises:
-        ValueError: unlike classes; before a model is trained for them.
+        ValueError: the sets differ in their classes.
     """
     if data.source == "scenes":
         size = min(4 * data.num_labelled, PROBE_PICTURES)
@@ -92,7 +92,7 @@ def _probe(data: DataConfig, sets: EvaluationSets) -> tuple[Any, Any, ProbeConfi
 
 
 def _without_probe_train(sets: EvaluationSets) -> EvaluationSets:
-    """A training set among the labelled ones is not classified zero-shot."""
+    """The sets without the probe's training set, which is not classified zero-shot."""
     return replace(sets, zero_shot={name: task for name, task in sets.zero_shot.items() if name != PROBE_TRAIN})
 
 

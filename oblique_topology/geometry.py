@@ -1,4 +1,4 @@
-"""The topologies of the oblique paper as values that a model is given (oblique, submission, Sec. 3.1, Table 1).
+"""The topologies of the oblique paper as values that a model takes (oblique, submission, Sec. 3.1, Table 1).
 
     name               class             embedding of f    similarity                              range
     sphere             Sphere            f / |f|           cos                                     [-1, 1]
@@ -7,10 +7,10 @@
     euclidean          L2                f as it is        -|x - y|, not squared                   (-inf, 0]
     max_average        LateInteraction   m unit vectors    mean over own of max over others' cos   [-1, 1]
 
-with m the number of spheres. The first two are in common/geometry.py and common/oblique.py, the last in
-common/late_interaction.py. None has a trainable scalar. The paper combines the prompts of a class by averaging their
-scores, not their embeddings; `mean` is for everything else. The last is FILIP's, which the paper mentions as another
-non-metric on a product of spheres and does not run.
+with m the number of spheres. The first two are in common/geometry.py and common/oblique.py, the last one in
+common/late_interaction.py. None has a trainable scalar. The paper averages the scores of the prompts of a class, not
+their embeddings; `mean` is for all other uses. The last one is FILIP's. The paper mentions it as another non-metric on
+a product of spheres and does not run it.
 """
 
 from functools import partial
@@ -66,7 +66,7 @@ class ObliqueGeodesic(nn.Module):
 class L2(nn.Module):
     """Raw features, compared by minus their distance, not squared (Table 1, "l2").
 
-    EuCLIP's `Euclidean` is another: it divides the features by sqrt(dim) first and can square the distance.
+    EuCLIP's `Euclidean` differs: it divides the features by sqrt(dim) first and can square the distance.
     """
 
     name = "euclidean"
@@ -98,11 +98,7 @@ class L2(nn.Module):
 
 
 def max_average(sphere_dim: int) -> LateInteraction:
-    """A product of spheres in which every vector looks for its best partner, and the matches are averaged (FILIP).
-
-    Args:
-        sphere_dim: numbers per sphere.
-    """
+    """A product of spheres; every vector takes its best match, and the matches are averaged (FILIP)."""
     return LateInteraction("max_average", partial(_cut, sphere_dim=sphere_dim), padded=False)
 
 

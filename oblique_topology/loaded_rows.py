@@ -1,4 +1,4 @@
-"""A trained row's model and some of its training pairs: what the analyses of single models start from."""
+"""A trained row's model and some of its training pairs; the analyses of single models start here."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ DECIDES = "nothing"
 
 
 def trained_model(run: RowRun) -> tuple[Config, Encoder]:
-    """The config and the model of a finished run, in evaluation mode; parameters want no gradient.
+    """The config and the model of a finished run, in evaluation mode, without gradients of parameters.
 
-    Features of a stem that is held still are those that training has kept.
+    If the backbone is frozen, its features come from the cache of the training.
     """
     _, encoder = load_encoder(last_checkpoint(run.files.checkpoints), this_device())
     encoder.model.requires_grad_(False)
@@ -27,7 +27,7 @@ def trained_model(run: RowRun) -> tuple[Config, Encoder]:
 
 
 def readable_items(pairs: Pairs, count: int) -> list[dict[str, Any]]:
-    """The first so many pairs that can be read; fewer where there are not so many."""
+    """The first `count` readable pairs, or all if there are fewer."""
     items: list[dict[str, Any]] = []
     for index in range(len(pairs)):
         if len(items) == count:
@@ -44,7 +44,7 @@ def as_model_inputs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(count, 3, size, size) normalised pixels and (count, context_length) ids on the model's device.
 
-    With a transform of kept features, these in the place of pictures and of pixels.
+    A transform of cached features takes and returns features instead of images and pixels.
     """
     transform = encoder.transform if transform is None else transform
     images = torch.stack([transform.eval(picture) for picture in pictures]).to(encoder.device)
@@ -53,14 +53,10 @@ def as_model_inputs(
 
 
 def training_batch(config: Config, encoder: Encoder, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first pairs of the training set of a run as inputs of its model; captions take turns, as in training.
+    """The first pairs of a run's training set as inputs of its model; captions take turns, as in training.
 
-    Args:
-        config: of the run.
-        encoder: its model and preprocessing.
-        count: of pairs; fewer where the set is smaller.
     Returns:
-        As `as_model_inputs`; features in the place of pixels where the image tower has a stem that is held still.
+        As `as_model_inputs`; features instead of pixels if the image tower has a frozen backbone.
     """
     pairs, transform = encoder.cached(open_training_pairs(config.data, config.run.seed))
     items = readable_items(pairs, count)

@@ -1,13 +1,13 @@
 """The loss around a trained model's weights, and its gradient, at several temperatures (version B, landscape figure).
 
-The model, one batch and its weights theta are fixed; the multiplier s of the similarities is set by hand. With random
-directions D1 and D2, scaled to the norm of each weight tensor and orthogonal to each other:
+The model, one batch and its weights theta are fixed; the multiplier s of the similarities is set manually. Random
+directions D1 and D2 have the norm of each weight tensor and are orthogonal to each other:
 
     plane   loss(theta + a D1 + b D2; s), a and b in [-1, 1]
     line    |grad loss(theta + a D1; s)| over all weights, for several s
 
-The factor s alone makes slopes and bends s times as large; what is left without it is given beside them. The paper
-gives neither scaling nor grid nor s.
+The factor s makes slopes and curvatures s times as large, so they are also listed without it. The paper states neither
+scaling nor grid nor s.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from oblique_topology.loaded_rows import trained_model, training_batch
 
 DECIDES = "evaluation"
 
-ROW = "table2_clip.yaml"  # the paper takes its own CLIP
+ROW = "table2_clip.yaml"  # the paper uses its CLIP
 PLANES = (1.0, 100.0)  # multipliers
 LINES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 COLUMNS = {
@@ -79,7 +79,7 @@ GRIDS = {
 
 
 def movable_weights(model: TwoTowers) -> Weights:
-    """Weights of both towers by name; a stem that is held still, logit scale and geometry stay where they are."""
+    """Weights of both towers by name, without a frozen backbone, logit scale and geometry."""
     towers = ("image_tower.", "text_tower.")
     stems = (model.image_tower.stem, model.text_tower.stem)
     still = {id(weight) for stem in stems if stem is not None and not stem.trainable for weight in stem.parameters()}
@@ -91,13 +91,9 @@ def movable_weights(model: TwoTowers) -> Weights:
 
 
 def random_directions(weights: Weights, generator: torch.Generator) -> tuple[Weights, Weights]:
-    """Two directions, Gaussian, orthogonal in every weight tensor and as long as it.
+    """Two Gaussian directions, orthogonal in every weight tensor and with its norm.
 
-    A tensor of zeros does not move, and one of a single number moves along the first direction alone.
-
-    Args:
-        weights: theta.
-        generator: of the draws.
+    A tensor of zeros does not move. A tensor of a single number moves only along the first direction.
     """
 
     def drawn(weight: torch.Tensor) -> torch.Tensor:
@@ -128,7 +124,7 @@ def _moved(weights: Weights, *steps: tuple[float, Weights]) -> Weights:
 def _losses(
     model: TwoTowers, weights: Weights, inputs: tuple[torch.Tensor, torch.Tensor], multipliers: Sequence[float]
 ) -> list[torch.Tensor]:
-    """The loss of one batch with other weights, for each multiplier; of this process alone, nothing is gathered."""
+    """The loss of one batch with other weights, for each multiplier; without gathering from other processes."""
     images, texts, _ = functional_call(model, weights, inputs)
     similarity = model.geometry.similarity(images, texts)
     return [symmetric_info_nce(multiplier * similarity) for multiplier in multipliers]
@@ -145,7 +141,7 @@ def losses_on_plane(
     """Losses at theta + a D1 + b D2 for a and b in `places`.
 
     Args:
-        model: in evaluation mode; its own weights are not touched.
+        model: in evaluation mode; its weights are not changed.
         inputs: images and token ids of one batch.
         directions: D1 and D2.
         places: along both.
@@ -172,7 +168,7 @@ def gradient_norms_on_line(
 ) -> np.ndarray:
     """Norm of the gradient with respect to all weights of both towers at theta + a D.
 
-    Activations of the whole batch are kept at once; untried at the paper's sizes, 1,024 pairs of ViT-B/16.
+    Holds the activations of the whole batch at once; untested at the paper's sizes, 1,024 pairs of ViT-B/16.
 
     Args:
         model, inputs, places, multipliers: as in losses_on_plane.
@@ -184,20 +180,16 @@ def gradient_norms_on_line(
     norms = []
     for a in tqdm(places, desc="line", unit="point", leave=False):
         here = {name: weight.requires_grad_() for name, weight in _moved(weights, (a, direction)).items()}
-        found = [
+        gradients = [
             torch.autograd.grad(loss, list(here.values()), retain_graph=True)
             for loss in _losses(model, here, inputs, multipliers)
         ]
-        norms.append([float(torch.cat([part.flatten() for part in parts]).norm()) for parts in found])
+        norms.append([float(torch.cat([part.flatten() for part in parts]).norm()) for parts in gradients])
     return np.array(norms).T
 
 
 def roughness(losses: np.ndarray) -> float:
-    """Root mean square of the second differences between neighbours in rows and columns: 0 on a plane, flat or tilted.
-
-    Args:
-        losses: (rows, columns), at least three of each.
-    """
+    """Root mean square of the second differences in rows and columns, at least three of each: 0 on a tilted plane."""
     along = [np.diff(losses, n=2, axis=axis).ravel() for axis in (0, 1)]
     return float(np.sqrt(np.mean(np.concatenate(along) ** 2)))
 
@@ -208,13 +200,14 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
     if not is_main_process():
         return []
     grid = GRIDS[command.scale]
-    found = [
+    landscapes = [
         measured_once(run, Path(__file__), [asdict(grid), PLANES, LINES], partial(_landscape, run, grid))
         for run in runs
     ]
     # (seed, multiplier, ...): contours are of the first seed, numbers of all
-    planes, lines = ([np.array(one[kind]) for one in found] for kind in ("plane", "line"))
+    planes, lines = ([np.array(one[kind]) for one in landscapes] for kind in ("plane", "line"))
     folder = command.folder(code.name)
+    # the two figures, then the table of their numbers
     plot_contours(
         [
             Contours(f"multiplier {s:g}, seed {runs[0].seed}", "loss (nats)", grid.places, grid.places, losses)
@@ -227,7 +220,7 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
     plot_curves(_panels(lines, grid.stations), folder / "loss_landscape_gradient_norms.png", across=2)
     findings = Findings(
         name="loss_landscape",
-        caption="Loss of one batch around the weights of the trained sphere baseline, at temperatures set by hand.",
+        caption="Loss of one batch around the weights of the trained sphere baseline, at temperatures set manually.",
         data=trained_on(runs),
         measured_on="one batch of training pairs",
         protocol=f"{grid.batch} pairs",
@@ -246,7 +239,7 @@ def loss_landscape(command: Command, code: PaperCode) -> list[Table]:
 
 
 def _landscape(run: RowRun, grid: Grid) -> dict[str, list]:
-    """Losses on the plane and gradient norms on the line of one run, as nested lists."""
+    """Losses on the plane and gradient norms on the line of one run, as lists for JSON."""
     config, encoder = trained_model(run)
     inputs = training_batch(config, encoder, grid.batch)
     draws = torch.Generator().manual_seed(derive_key("landscape", run.seed))
@@ -268,9 +261,9 @@ def _values(
         values[f"at_{s:g}", "gradient_norm_over_multiplier"] = [norm / s for norm in norms]
     for index, s in enumerate(PLANES):
         values[f"at_{s:g}", "loss"] = [float(plane[index][middle, middle]) for plane in planes]
-        found = [roughness(plane[index]) for plane in planes]
-        values[f"at_{s:g}", "roughness"] = found
-        values[f"at_{s:g}", "roughness_over_multiplier"] = [value / s for value in found]
+        rough = [roughness(plane[index]) for plane in planes]
+        values[f"at_{s:g}", "roughness"] = rough
+        values[f"at_{s:g}", "roughness_over_multiplier"] = [value / s for value in rough]
     return values
 
 

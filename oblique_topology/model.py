@@ -2,12 +2,12 @@
 
 What differs from plain CLIP:
     1. embeddings lie on a product of spheres, or in the plain space, and are compared there (geometry.py);
-    2. Multi(n, m): both towers carry m class tokens, one sphere each. They share the tower's one projection, a matrix
-       to n numbers without bias, and differ by class embedding and position row (pictures) or by position row alone
-       (captions, whose class id is repeated). Token k of a picture meets token k of a caption and no other;
-    3. Ob(n, m): one class token, whose n m numbers are cut into m spheres. No parameter more than the sphere;
-    4. the text tower is bidirectional and post-norm, in BERT's order, and reads out its class tokens;
-    5. the multiplier has an upper bound, 100 or, for Multi(32, 16), 3.95, that does not freeze it;
+    2. Multi(n, m): both towers have m class tokens, one per sphere. They share the tower's projection, a matrix to n
+       numbers without bias. They differ by class embedding and position row (images), or only by position row
+       (captions, whose class id is repeated). Token k of an image is compared only with token k of a caption;
+    3. Ob(n, m): one class token, whose n m numbers are cut into m spheres. It has as many parameters as the sphere;
+    4. the text tower is bidirectional and post-norm, in BERT's order, and outputs its class tokens;
+    5. the multiplier has an upper bound, 100 or, for Multi(32, 16), 3.95, and still learns at the bound;
     6. prompts are combined by averaging scores, not embeddings (evaluate.py).
 """
 
@@ -36,12 +36,7 @@ def build_geometry(config: Config) -> Geometry:
 
 
 def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
-    """Both towers with random weights, the geometry and the logit scale.
-
-    Args:
-        config: of one row.
-        tokenizer: gives the number of ids and the end token.
-    """
+    """Both towers with random weights, the geometry and the logit scale."""
     tokens = config.num_class_tokens
     per_token = replace(config.model, embedding_dim=config.model.embedding_dim // tokens)
     image_tower = vision_transformer(config.data, per_token, tokens)

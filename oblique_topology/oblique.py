@@ -1,7 +1,7 @@
 """The geodesic distance on a product of spheres (oblique paper, submission, Sec. 3.1 and Table 1, "Geo").
 
-The paper's own proposal, the sum of inner products, and the map onto the manifold are in common/oblique.py: a second
-paper needs them. An embedding is (batch, num_spheres, sphere_dim), unit norm on the last axis.
+The paper's proposal, the sum of inner products, and the map onto the manifold are in common/oblique.py, as a second
+paper uses them. An embedding is (batch, num_spheres, sphere_dim), unit norm on the last axis.
 """
 
 import torch
@@ -20,8 +20,8 @@ from common.geometry import (
 def oblique_geodesic_distance(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
     """Geodesic distance of the product manifold, sqrt of the sum of squared angles (Table 1, "Geo").
 
-    The paper prints the range [0, m pi]; the formula gives [0, sqrt(m) pi]. One matrix product and one arc cosine for
-    each sphere and pair.
+    The paper prints the range [0, m pi]; the formula gives [0, sqrt(m) pi]. It takes one matrix product per sphere and
+    one arc cosine per sphere and pair.
 
     Args:
         image_embeddings: (num_images, num_spheres, sphere_dim).
@@ -41,7 +41,7 @@ def oblique_geodesic_distance(image_embeddings: torch.Tensor, text_embeddings: t
 
 
 def paired_oblique_geodesic_distance(image_embeddings: torch.Tensor, text_embeddings: torch.Tensor) -> torch.Tensor:
-    """The diagonal of oblique_geodesic_distance, from differences, which keep the digits of pairs that are close.
+    """The diagonal of oblique_geodesic_distance, from differences, which keep the digits of close pairs.
 
     Args:
         image_embeddings, text_embeddings: (batch, num_spheres, sphere_dim).

@@ -1,11 +1,11 @@
-"""Evaluates published weights as a row is: the paper's own two files, and CLIP of open_clip, OpenAI, transformers.
+"""Evaluates published weights like a trained row: the paper's two files, and CLIP of open_clip, OpenAI, transformers.
 
 python oblique_topology/published.py --checkpoint vit-b16_mt-ob-32-16_e32_f32k_2.pt \\
     data.source=shards data.root=/data/flickr8k data.vocabulary=/data/bert/vocab.txt
 python oblique_topology/published.py --checkpoint openai/clip-vit-base-patch16 --layout clip \\
     coco.root=/data/coco coco.test=dataset_coco.json#test coco.images=images coco.eccv=/data/eccv
 
-Without coco.* what Tables 2 and 3 measure: labelled sets, retrieval, linear probe; with it Table 7.
+Without coco.* the metrics of Tables 2 and 3: labelled sets, retrieval, linear probe; with it Table 7.
 """
 
 import sys
@@ -50,17 +50,16 @@ def open_published(
     activation: Activation | None = None,
     heads: Heads = NOT_STATED,
 ) -> Encoder:
-    """Model, preprocessing and tokenizer of published weights; released files were scaled and cropped as CLIP's.
+    """Model, preprocessing and tokenizer of published weights; released files use CLIP's scaling and crop.
 
     Args:
         checkpoint: a released file; layout clip: whatever `load_clip` takes.
         layout: released or clip.
         config: data.vocabulary names the tokenizer's file, run its batch size.
-        device: where the model goes.
-        activation: layout clip: of a bare file; elsewhere the source tells it, the released layout gelu.
-        heads: of a file whose sizes are of no published model.
+        activation: of a bare file of layout clip; otherwise the source states it (released: gelu).
+        heads: of a file whose sizes are those of no published model.
     Raises:
-        WeightsError, FileNotFoundError, ValueError: what cannot be read, or does not fit.
+        WeightsError, FileNotFoundError, ValueError: the weights cannot be read, or do not fit.
     """
     check_layout(checkpoint, layout, of_files=("released",), of_folders=("clip",))
     if layout == "released":
@@ -79,22 +78,24 @@ def open_published(
 def main() -> None:
     parser = command_line(__doc__, "file of weights; layout clip: also a folder or hub name", published=True)
     parser.add_argument("--layout", default="released", help="released, clip")
-    given = parser.parse_intermixed_args()
-    if evaluated_own(MODELS, given):  # which says how it was made
+    options = parser.parse_intermixed_args()
+    if evaluated_own(MODELS, options):  # a checkpoint of this repository records its settings
         return
 
-    of_coco = [text for text in given.overrides if text.startswith("coco.")]
-    config = load_beside_weights(Config, [text for text in given.overrides if text not in of_coco])
+    of_coco = [text for text in options.overrides if text.startswith("coco.")]
+    config = load_beside_weights(Config, [text for text in options.overrides if text not in of_coco])
     files = load_config(CocoConfig, [], of_coco).coco
     if of_coco and not files.test:
         raise ValueError(f"{of_coco[0]} without coco.test, the file of the test pictures; accepted: both")
-    encoder = open_published(given.checkpoint, given.layout, config, this_device(), given.activation, given.heads)
+    encoder = open_published(
+        options.checkpoint, options.layout, config, this_device(), options.activation, options.heads
+    )
     if files.test:
         test = open_coco(files)
         results = evaluate_coco(encoder, test.pairs, test.relations)
     else:
         results = evaluate_all(config, encoder, open_evaluation_sets(config.data))
-    answer_of_published(PAPER, given.checkpoint, given.layout, encoder, results, given.output)
+    answer_of_published(PAPER, options.checkpoint, options.layout, encoder, results, options.output)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The two released checkpoints of the paper, CLIP and Multi(32, 16) with ViT-B/16, in our model.
+"""The two released checkpoints of the paper, CLIP and Multi(32, 16) with ViT-B/16, loaded into our model.
 
     model = load_released("vit-b16_mt-ob-32-16_e32_f32k_2.pt")
 
-Their layout: an image tower as in OpenAI's CLIP but with rows of class embeddings, a text tower of PyTorch's own
+Their layout: an image tower as in OpenAI's CLIP, with several class embeddings; a text tower of PyTorch's
 TransformerEncoderLayer (post-norm, exact GELU) with a LayerNorm on the embeddings, 8 heads, vocabulary of
-bert-base-uncased. The files could not be had here: names and shapes are those of the released code, which builds the
-model, and the tests fill them with random numbers. Its `forward` returns inner products without the temperature.
+bert-base-uncased. The files were not available here. Names and shapes come from the released code, and the tests fill
+them with random numbers. The released `forward` returns inner products without the temperature.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ MAXIMA = {1: 100.0, 16: 3.95}  # upper bound of the multiplier by class tokens (
 RELEASED = Layout(
     OPEN_CLIP.single | {"text_tower.input_norm.*": "ln_embedding.*"},
     OPEN_CLIP.image_blocks,
-    (  # PyTorch's own names
+    (  # PyTorch's names
         "transformer.encoder.layers.",
         ("norm1.*", "self_attn.in_proj_*", "self_attn.out_proj.*", "norm2.*", "linear1.*", "linear2.*"),
     ),
@@ -42,7 +42,7 @@ RELEASED = Layout(
 
 
 def load_released(path: str | Path, heads: Heads = NOT_STATED) -> TwoTowers:
-    """A released file; see `from_released`. Nothing in it is executed."""
+    """The model of a released file, see `from_released`; no code in the file is executed."""
     return from_released(read_weights(path), str(path), heads=heads)
 
 
@@ -53,24 +53,23 @@ def from_released(
     text_heads: int | None = None,
     heads: Heads = NOT_STATED,
 ) -> TwoTowers:
-    """The model of a state dict in the released layout; all other sizes are read off the shapes.
+    """The model of a state dict in the released layout; other sizes come from the shapes.
 
     Args:
-        state: as the released code saves it.
         source: named in errors.
         image_heads, text_heads: None = those of a published CLIP of these sizes (12 and 8, as released), else of
             `heads`.
-        heads: what a user states.
+        heads: as the user states them.
     Returns:
-        TwoTowers in eval mode, on the sphere where there is one class token, else on the product of spheres. Captions
-        longer than the released code's 77 ids are refused, as there.
+        TwoTowers in eval mode; its geometry is the sphere for one class token, else the product of spheres. Captions
+        longer than the released code's 77 ids are an error, as there.
     Raises:
         WeightsError: tensors that are missing, left over, of another shape or not finite; heads that do not divide a
             width.
     """
-    told = [name for name in ("visual.class_embedding", "text_projection") if name not in state]
-    if told:
-        raise WeightsError(f"{source} is no released checkpoint of the oblique-topology paper: it lacks {told[0]}")
+    missing = [name for name in ("visual.class_embedding", "text_projection") if name not in state]
+    if missing:
+        raise WeightsError(f"{source} is no released checkpoint of the oblique-topology paper: it lacks {missing[0]}")
     tokens, width = state["visual.class_embedding"].shape
     text_width, projection_dim = state["text_projection"].shape
     if image_heads is None:

@@ -1,4 +1,4 @@
-"""Reproduces the tables of the oblique-topology paper: trains what is missing, prints ours beside the paper's.
+"""Reproduces the tables of the oblique-topology paper: trains missing rows, prints results beside the paper's numbers.
 
 make reproduce-table2                                        scenes at demo scale, one seed
 make reproduce-table2 SCALE=photos DATA=/data/flickr8k WEIGHTS=/data/weights SEEDS=3
@@ -64,31 +64,27 @@ from oblique_topology.train import train
 DECIDES = "nothing"
 
 CODE = PaperCode(PAPER, Config, train, reevaluate, open_tests=evaluated_sets)
-# Table 10 is about 16 class tokens; at paper scale these settings are the row's own
+# Table 10 has 16 class tokens; at paper scale the row already has these settings
 SIXTEEN_TOKENS = ("model.embedding_dim=512", "method.num_spheres=16", "method.logit_scale_max=3.95")
 MULTI = "CLIP [Multi(32, 16)], ViT-B/16"
-OWN_CLIP = "CLIP [our-impl.], ViT-B/16"
+CLIP_TRAINED_HERE = "CLIP [our-impl.], ViT-B/16"
 
 
 def table1(command: Command) -> list[Table]:
-    """Table 1: the properties of the topologies, measured on random points; no row is trained.
-
-    Raises:
-        ConfigError: for settings, of which it has none.
-    """
+    """Table 1: the properties of the topologies, measured on random points; trains nothing and takes no settings."""
     if command.changes:
         raise ConfigError(f"{command.part} takes no settings, got {' '.join(command.changes)}")
     source = CODE.printed("table1")
     ours = {}
     for row in source["rows"]:
-        found = [properties(TOPOLOGIES[row["method"]], seed) for seed in command.seeds]
-        values = {key: [each[key] for each in found] for key in found[0]}
+        measured = [properties(TOPOLOGIES[row["method"]], seed) for seed in command.seeds]
+        values = {key: [point[key] for point in measured] for key in measured[0]}
         ours[row["method"]] = (_over_seeds(command, values, "random points"), "")
     return [table_of(command, PAPER, "table1", _columns(source), printed_rows(source, ours), {})]
 
 
 def table2(command: Command) -> list[Table]:
-    """Table 2: large-scale zero-shot classification and retrieval; and the same retrieval with all recalls."""
+    """Table 2: large-scale zero-shot classification and retrieval; and a second table with all recalls."""
     table, runs = _trained(command, "table2")
     if is_main_process() and not command.changes:
         write_experiment(_final_temperature(table, runs), command.results)
@@ -96,13 +92,13 @@ def table2(command: Command) -> list[Table]:
 
 
 def table4(command: Command) -> list[Table]:
-    """Table 4: number of spheres and class tokens, at 512 numbers in all; all rows with towers that take tokens."""
+    """Table 4: number of spheres and class tokens at 512 numbers; all rows use towers with class tokens."""
     towers = towers_with_tokens(command)
     return _table(command, "table4", {row["method"]: towers for row in CODE.printed("table4")["rows"]})
 
 
 def towers_with_tokens(command: Command) -> list[str]:
-    """Settings of the towers that rows with several class tokens have at a scale; others may have no transformers."""
+    """Tower settings of rows with several class tokens at a scale; other rows may have no transformers."""
     config = _config(command, "ablation_multi_64_8.yaml")
     data, model = config.data, config.model
     return [
@@ -115,7 +111,7 @@ def towers_with_tokens(command: Command) -> list[str]:
 
 
 def table5(command: Command) -> list[Table]:
-    """Table 5: the settings, ours at the command's scale beside the paper's; nothing is trained."""
+    """Table 5: the settings, ours at the command's scale beside the paper's; trains nothing."""
     source = with_custom_rows(command, CODE.printed("table5"))
     ours = {}
     for row in source["rows"]:
@@ -141,7 +137,7 @@ def table5(command: Command) -> list[Table]:
 
 
 def table6(command: Command) -> list[Table]:
-    """Table 6: where the temperature of Table 3's runs ends, and when it stands still; from their logs."""
+    """Table 6: the final temperature of Table 3's runs, and the step from which it is constant; from their logs."""
     source = with_custom_rows(command, CODE.printed("table6"))
     configs = {row["method"]: row["config"] for row in source["rows"]}
     runs = train_rows(command, CODE, configs)
@@ -156,16 +152,16 @@ def table6(command: Command) -> list[Table]:
 
 
 def table7(command: Command) -> list[Table]:
-    """Table 7: the models of Table 2 on MSCOCO 1K and 5K, CxC and ECCV Caption, where the user has these files."""
+    """Table 7: the models of Table 2 on MSCOCO 1K and 5K, CxC and ECCV Caption, if the user provides the files."""
     source = with_custom_rows(command, CODE.printed("table7"))
-    asked, trained = command.split(CocoConfig)
-    files = asked.coco
+    options, trained = command.split(CocoConfig)
+    files = options.coco
     configs = {row["method"]: row["config"] for row in source["rows"] if "config" in row}
     runs: Runs = {}
     if files.test:
         test = open_coco(files)
-        found = train_rows(trained, CODE, configs)
-        runs = {method: [coco_run(run, test) for run in seeds] for method, seeds in found.items()}
+        trained_runs = train_rows(trained, CODE, configs)
+        runs = {method: [coco_run(run, test) for run in seeds] for method, seeds in trained_runs.items()}
 
     def status(row: Mapping[str, Any]) -> str:
         left_out = "config" in row and not command.trains(row["config"])
@@ -180,7 +176,7 @@ def table7(command: Command) -> list[Table]:
 
 
 def table9(command: Command) -> list[Table]:
-    """Table 9: TCL on two spheres; rows of geomm/, whose base TCL is, so that this table alone takes that folder."""
+    """Table 9: TCL on two spheres; its rows are configs of geomm/, which implements TCL."""
     if not command.runs_at(("smoke", "demo", "paper"), "nothing there stands for MSCOCO to train on"):
         return []
     return [trained_table(command, CODE, "table9", fields=("flickr",))[0]]
@@ -198,7 +194,7 @@ def table10(command: Command) -> list[Table]:
     hits = [_subset_hits(run, list(sizes.values())) for run in runs[MULTI]]
     ours = {
         method: (
-            _subset_cells(command, runs[MULTI], [each[size] for each in hits]),
+            _subset_cells(command, runs[MULTI], [seed_hits[size] for seed_hits in hits]),
             f"{_note(sixteen, config)}; {len(hits[0][size])} sets of tokens",
         )
         for method, size in sizes.items()
@@ -208,7 +204,7 @@ def table10(command: Command) -> list[Table]:
 
 
 def further_sets(command: Command) -> list[Table]:
-    """Version B's further sets: the models of Table 2 on those labelled sets that the user has under their names."""
+    """Version B's further sets: the models of Table 2 on the labelled sets that the user provides by name."""
     source = CODE.printed("further_sets")
     names = [column["key"] for column in source["columns"]]
     data = _config(command, source["rows"][0]["config"]).data
@@ -218,7 +214,7 @@ def further_sets(command: Command) -> list[Table]:
 
 
 def _table(command: Command, table_id: str, settings: Mapping[str, Sequence[str]] = {}) -> list[Table]:
-    """A table of trained rows, and nothing beside it."""
+    """Only a table of trained rows."""
     return [_trained(command, table_id, settings)[0]]
 
 
@@ -248,14 +244,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _not_run(command: Command, table_id: str, needed: str) -> Table:
-    """A table without a row of ours, which says what it needs."""
+    """A table without results, whose status names the missing data."""
     source = CODE.printed(table_id)
     rows = printed_rows(source, {}, lambda row: f"not run: needs {needed}")
     return table_of(command, PAPER, table_id, columns_of(command, source, {}), rows, {})
 
 
 def _trained(command: Command, table_id: str, settings: Mapping[str, Sequence[str]] = {}) -> tuple[Table, Runs]:
-    """`trained_table`, with the structure that was trained in each row's note."""
+    """`trained_table` with the trained structure in each row's note."""
     return trained_table(command, CODE, table_id, _note, settings)
 
 
@@ -264,7 +260,7 @@ def _config(command: Command, row: str) -> Config:
 
 
 def _note(command: Command, row: str) -> str:
-    """What was trained for a row, in one line, its structure first."""
+    """The trained experiment of a row in one line, structure first."""
     config = _config(command, row)
     rate = config.optim.logit_scale_rate
     learns = config.method.logit_scale_trainable and rate != 1
@@ -273,32 +269,32 @@ def _note(command: Command, row: str) -> str:
 
 
 def _columns(source: Mapping[str, Any]) -> list[Column]:
-    """The columns of a table that is measured on no test set."""
+    """The columns of a table without a test set."""
     return [
-        Column(each["key"], each["label"], each.get("unit", "percent"), better=each.get("better", "higher"))
-        for each in source["columns"]
+        Column(column["key"], column["label"], column.get("unit", "percent"), better=column.get("better", "higher"))
+        for column in source["columns"]
     ]
 
 
 def _over_seeds(command: Command, values: Mapping[str, list], data: str) -> dict[str, Measured | None]:
-    """Cells that come from no test set; None where a value is."""
+    """Cells without a test set; None where a value is None."""
     return {
         what: None
-        if each[0] is None
+        if numbers[0] is None
         else measured_over_seeds(
-            each,
+            numbers,
             command.seeds,
             scale=command.scale,
             data=data,
             protocol=what,
             full_protocol={"task": data, "what": what},
         )
-        for what, each in values.items()
+        for what, numbers in values.items()
     }
 
 
 def _all_recalls(command: Command, runs: Runs) -> Table:
-    """R@1, R@5 and R@10 both ways of every trained row: what Table 2 folds into its mean."""
+    """R@1, R@5 and R@10 in both directions of every trained row; Table 2 prints their mean."""
     measures = [
         (role, f"{direction}_recall_at_{k}", f"{direction} R@{k}")
         for role in ("test", "second_test")
@@ -324,8 +320,8 @@ def _all_recalls(command: Command, runs: Runs) -> Table:
 
 
 def _final_temperature(table: Table, runs: Runs) -> Experiment:
-    """What claim C31 names: experiment["final_temperature"]["clip" or "multi_32_16"], the multiplier at the end."""
-    values = {"clip": final_logit_scales(runs[OWN_CLIP]), "multi_32_16": final_logit_scales(runs[MULTI])}
+    """experiment["final_temperature"]["clip" or "multi_32_16"] of claim C31: the final multiplier."""
+    values = {"clip": final_logit_scales(runs[CLIP_TRAINED_HERE]), "multi_32_16": final_logit_scales(runs[MULTI])}
     return Experiment.beside(
         table,
         "final_temperature",
@@ -345,10 +341,10 @@ def _subset_hits(run: RowRun, sizes: list[int]) -> dict[int, torch.Tensor]:
 def _subset_cells(command: Command, runs: list[RowRun], hits: list[torch.Tensor]) -> dict[str, Measured]:
     """Mean and standard deviation over draws, in percent; hits has (num_draws, num_images) per seed."""
     protocol = runs[0].evaluations["imagenet"]["protocol"] | {"tokens": f"random sets, at most {NUM_DRAWS} of a size"}
-    accuracies = [100 * each.double().mean(dim=1) for each in hits]
-    told = {
-        "acc1_mean": [float(each.mean()) for each in accuracies],
-        "acc1_spread": [float(each.std(correction=0)) for each in accuracies],
+    accuracies = [100 * draws.double().mean(dim=1) for draws in hits]
+    columns = {
+        "acc1_mean": [float(draws.mean()) for draws in accuracies],
+        "acc1_spread": [float(draws.std(correction=0)) for draws in accuracies],
     }
     return {
         key: measured_over_seeds(
@@ -360,7 +356,7 @@ def _subset_cells(command: Command, runs: list[RowRun], hits: list[torch.Tensor]
             f"{protocol['tokens']}",
             full_protocol=protocol,
         )
-        for key, values in told.items()
+        for key, values in columns.items()
     }
 
 

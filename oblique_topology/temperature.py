@@ -1,11 +1,11 @@
-"""The temperature of trained runs, from their logs: where t = ln(logit scale) ends and when it stops moving (Table 6).
+"""The temperature of trained runs, from their logs: the final t = ln(logit scale), and when t stops moving (Table 6).
 
 The paper's rule: converged at the first step from which t changes by less than 2 % within one epoch, 7,200 of 108,000
-steps. It can be read in two ways, and both are given: t has hardly changed an epoch later (`converged_step`), which is
-also true where t passes through a dip or a peak, or t hardly changes within any epoch from there on (`settled_step`).
-Inferred: that the rule looks at t, which the paper's figure shows, and not at e^t; that t must have left the
-neighbourhood of 0 first, where a relative change means nothing; that warm-up, in which nothing moves yet, does not
-count; and that an epoch is a fifteenth of a run, whatever passes through the data the run makes.
+steps. It has two readings, and both are computed. `converged_step`: t has hardly changed an epoch later, which is also
+true of a dip or a peak. `settled_step`: t hardly changes within any epoch from there on.
+Inferred: the rule refers to t, which the paper's figure shows, and not to e^t; |t| must exceed a threshold, as a
+relative change near 0 has no meaning; warm-up, in which nothing moves yet, does not count; an epoch is a fifteenth of a
+run, however often the run passes through its data.
 """
 
 import math
@@ -26,9 +26,9 @@ SMALLEST = 0.1  # |t| below which the rule waits
 
 
 def log_temperatures(run: RowRun) -> tuple[np.ndarray, np.ndarray]:
-    """Updates made before, and t at that point, for every logged step of a run.
+    """Number of earlier updates, and t, for every logged step of a run.
 
-    The last t is the value that the last update used; what that update made of it is in the checkpoint alone.
+    The last t is the value before the last update; only the checkpoint has the value after it.
     """
     records = [record for record in read_log(run.files.log) if record["event"] == "train"]
     return (
@@ -56,18 +56,18 @@ def converged_step(steps: Sequence[float], values: Sequence[float], window: floa
 
 
 def settled_step(steps: Sequence[float], values: Sequence[float], window: float, start: float = 0) -> float | None:
-    """First logged step from which t stands still: max over u in (s, s + window] of |t(u) - t(s)| < 2 % of |t(s)|, and
+    """First logged step from which t is constant: max over u in (s, s + window] of |t(u) - t(s)| < 2 % of |t(s)|, and
     |t(s)| > 0.1, for this and every later s whose window ends within the run.
 
-    The threshold is relative, the jitter of an optimiser that moves t by about its learning rate is not: of two
-    temperatures that jitter alike the higher one settles first.
+    The threshold is relative, but an optimiser moves t by about its learning rate. Of two temperatures with the same
+    jitter the higher one therefore settles first.
 
-    Args and returns as `converged_step`; it never comes before that.
+    Args and returns as `converged_step`; it is never earlier than that.
     """
     steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
     ends = np.interp(steps + window, steps, values)
     beyond = np.searchsorted(steps, steps + window, side="right")
-    found = None
+    settled = None
     for place in reversed(range(len(steps))):
         step, value = steps[place], values[place]
         if step + window > steps[-1]:
@@ -75,30 +75,24 @@ def settled_step(steps: Sequence[float], values: Sequence[float], window: float,
         ahead = np.append(values[place + 1 : beyond[place]], ends[place])
         if abs(value) <= SMALLEST or np.abs(ahead - value).max() >= RELATIVE_CHANGE * abs(value) or step < start:
             break
-        found = float(step)
-    return found
+        settled = float(step)
+    return settled
 
 
 def steps_of_rest(steps: np.ndarray, values: np.ndarray, warmup_steps: int) -> dict[str, float]:
-    """ "converged" and "settled" of a run, by the two rules; the end of the run, a lower bound, where it has neither.
-
-    Args:
-        steps, values: of the whole run.
-        warmup_steps: do not count.
-    """
+    """ "converged" and "settled" of a whole run by the two rules; the end of the run, a lower bound, if it has none."""
     window = (steps[-1] + 1) / EPOCHS
     rules = {"converged": converged_step, "settled": settled_step}
-    found = {name: rule(steps, values, window, warmup_steps) for name, rule in rules.items()}
-    return {name: float(steps[-1]) if step is None else step for name, step in found.items()}
+    rest = {name: rule(steps, values, window, warmup_steps) for name, rule in rules.items()}
+    return {name: float(steps[-1]) if step is None else step for name, step in rest.items()}
 
 
 def temperature_cells(runs: Sequence[RowRun], config: Config, scale: str) -> dict[str, Measured | None]:
-    """Table 6's own columns of one row: the final t, and the steps (in thousands) from which it stands still.
+    """Table 6's columns of one row: the final t, and the steps (in thousands) from which it is constant.
 
     Args:
         runs: one per seed.
-        config: of the row; no step is given where the temperature was not learned.
-        scale: of the runs.
+        config: of the row; the steps are empty if the temperature is fixed.
     Returns:
         "temp_final", "converge_step" (`converged_step`) and "settle_step" (`settled_step`).
     """
@@ -106,7 +100,7 @@ def temperature_cells(runs: Sequence[RowRun], config: Config, scale: str) -> dic
     learned = logs if config.method.logit_scale_trainable else []
     rest = [steps_of_rest(*log, config.optim.warmup_steps) for log in learned]
     still, never = f"by less than {RELATIVE_CHANGE:.0%}", "else the run's end"
-    told = {
+    columns = {
         "temp_final": ("t of the last update", [values[-1] for _, values in logs]),
         "converge_step": (
             f"t differs {still} after 1/{EPOCHS} of the run, {never}",
@@ -114,6 +108,7 @@ def temperature_cells(runs: Sequence[RowRun], config: Config, scale: str) -> dic
         ),
         "settle_step": (f"t moves {still} within 1/{EPOCHS} of the run, {never}", [x["settled"] / 1000 for x in rest]),
     }
+    # a fixed temperature has no step at which it comes to rest: an empty cell
     return {
         key: None
         if not values
@@ -125,10 +120,10 @@ def temperature_cells(runs: Sequence[RowRun], config: Config, scale: str) -> dic
             protocol=rule,
             full_protocol={"task": "temperature", "rule": rule},
         )
-        for key, (rule, values) in told.items()
+        for key, (rule, values) in columns.items()
     }
 
 
 def final_logit_scales(runs: Sequence[RowRun]) -> tuple[float, ...]:
-    """The multiplier e^t that the last update used, one per seed."""
+    """The multiplier e^t before the last update, one per seed."""
     return tuple(math.exp(log_temperatures(run)[1][-1]) for run in runs)

@@ -1,4 +1,4 @@
-"""Figure 4: how the temperature moves in training, for each topology and start; steps and rule as in temperature.py."""
+"""Figure 4: the temperature during training, by topology and start; steps and rule as in temperature.py."""
 
 import re
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 def figure4(command: Command, code: PaperCode) -> list[Table]:
-    """Curves of t = ln(multiplier) for the rows of Table 3 that learn it, and where each comes to rest."""
+    """Curves of t = ln(multiplier) for the rows of Table 3 that learn it, and the steps from which t is constant."""
     printed = code.printed("table3")["rows"]
     places = {row["method"]: tuple(row["method"].rsplit(", ", 1)) for row in printed}  # -> topology, start
     configs = {
@@ -48,7 +48,7 @@ def figure4(command: Command, code: PaperCode) -> list[Table]:
         for topology in dict.fromkeys(places[method][0] for method in runs)
     ]
     plot_curves(panels, command.folder(code.name) / "temperature_curves_of_t.png", across=2)
-    row = next(iter(configs.values()))  # these rows differ in geometry and start alone
+    row = next(iter(configs.values()))  # these rows differ only in geometry and start
     config = code.config(row, command.scale, command.overrides)
     return [write_findings(command, code.name, _findings(runs, config.optim), runs)]
 
@@ -60,24 +60,24 @@ def curve_of(runs: Sequence) -> list[tuple[float, Sequence[float]]]:
 
 
 def _findings(runs: Runs, optim: OptimConfig) -> Findings:
-    """The ends of the curves, and where they come to rest."""
+    """The final values of the curves, and the steps from which they are constant."""
     values: dict[tuple[str, str], list[float]] = {}
     for method, seeds in runs.items():
-        found: dict[str, list[float]] = {column: [] for column in COLUMNS}
+        rest: dict[str, list[float]] = {column: [] for column in COLUMNS}
         for run in seeds:
             steps, t = log_temperatures(run)
-            found["final_t"].append(float(t[-1]))
-            found["final_multiplier"].append(float(np.exp(t[-1])))
+            rest["final_t"].append(float(t[-1]))
+            rest["final_multiplier"].append(float(np.exp(t[-1])))
             # the paper does not say whether t rests or e^t, and 2 % of them are not the same
             for ending, values_of_run in (("", t), ("_multiplier", np.exp(t))):
                 for name, step in steps_of_rest(steps, values_of_run, optim.warmup_steps).items():
-                    found[f"{name}{ending}"].append(step)
-        values |= {(_key(method), column): numbers for column, numbers in found.items()}
-    every_run = [run for seeds in runs.values() for run in seeds]
+                    rest[f"{name}{ending}"].append(step)
+        values |= {(_key(method), column): numbers for column, numbers in rest.items()}
+    all_runs = [run for seeds in runs.values() for run in seeds]
     return Findings(
         name="temperature_curves",
         caption="Where the learned temperature of the runs of Table 3 comes to rest (Figure 4).",
-        data=trained_on(every_run),
+        data=trained_on(all_runs),
         protocol=f"moves by less than 2 % in 1/{EPOCHS} of the run",
         settings={"epochs": EPOCHS, "logit_scale_rate": optim.logit_scale_rate},
         rows={_key(method): method for method in runs},
@@ -97,5 +97,5 @@ def _findings(runs: Runs, optim: OptimConfig) -> Findings:
 
 
 def _key(method: str) -> str:
-    """A method's name with letters, digits and underscores alone, as claims want it."""
+    """A method's name with only letters, digits and underscores, as claims require."""
     return re.sub(r"[^A-Za-z0-9]+", "_", method).strip("_").lower()

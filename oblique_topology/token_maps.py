@@ -1,9 +1,9 @@
 """Figures 5 and 7: Grad-CAM on patches and on words, for the whole score and for each pair of class tokens.
 
-The score of a picture and a caption is s = sum_k s_k, where s_k = u_k . v_k compares class token k of both. Heat of a
-token for a score: its activation times the mean gradient over the tokens of its side, where that is positive. Looked at
-is what goes into the last block: behind its attention no patch and no word reaches a class token. Layer and mean are
-inferred; the paper names neither. Class tokens, end token and padding are left out.
+The score of an image and a caption is s = sum_k s_k, where s_k = u_k . v_k compares class token k of both. Heat of a
+token for a score: its activation times the mean gradient over the tokens of its side, where that is positive. The layer
+is the input of the last block: after its attention no patch and no word reaches a class token. Layer and mean are
+inferred, as the paper names neither. Class tokens, end token and padding are left out.
 """
 
 import math
@@ -54,10 +54,10 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class TokenMaps:
-    """Scores and signed heat; the first map is that of the whole score, map k + 1 that of the pair k.
+    """Scores and signed heat; the first map is that of the whole score, map k + 1 that of pair k.
 
     scores: (batch, num_maps). pixels: (batch, num_maps, rows, columns).
-    words: (batch, num_maps, context_length), 0 where there is no word. is_word: (batch, context_length).
+    words: (batch, num_maps, context_length), 0 for no word. is_word: (batch, context_length).
     """
 
     scores: torch.Tensor
@@ -69,13 +69,12 @@ class TokenMaps:
 def scores_of_pairs(
     model: TwoTowers, image_embeddings: torch.Tensor, text_embeddings: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The score of each picture with its caption, and what each pair of class tokens adds to it.
+    """The score of each image with its caption, and the contribution of each pair of class tokens.
 
     Args:
-        model: its geometry compares.
         image_embeddings, text_embeddings: (batch, num_spheres, sphere_dim), or (batch, dim) without spheres.
     Returns:
-        (batch,) and (batch, num_spheres); the second has no columns where the score is no sum over spheres.
+        (batch,) and (batch, num_spheres); the second has no columns if the score is no sum over spheres.
     """
     whole = model.geometry.paired_similarity(image_embeddings, text_embeddings)
     if image_embeddings.ndim == 3 and model.geometry.is_inner_product:
@@ -90,21 +89,21 @@ def token_maps(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor) 
     Args:
         model: in evaluation mode, with a ViT and a bidirectional text tower.
         images: (batch, 3, size, size), normalised.
-        token_ids: (batch, context_length); row k is compared with picture k.
+        token_ids: (batch, context_length); row k is compared with image k.
     """
     image_tower, text_tower = model.image_tower, model.text_tower
     with (
         recorded_input(image_tower.transformer.blocks[-1]) as patches,
         recorded_input(text_tower.transformer.blocks[-1]) as words,
     ):
-        text_embeddings = model.geometry.embed_text(text_tower(token_ids))  # in one part, as it is recorded
+        text_embeddings = model.geometry.embed_text(text_tower(token_ids))  # in one part, which is recorded
         whole, pairs = scores_of_pairs(model, model.encode_image(images), text_embeddings)
     recorded = [patches[0], words[0]]
 
     is_patch = torch.ones(recorded[0].shape[:2], dtype=torch.bool, device=images.device)
     is_patch[:, : image_tower.num_class_tokens] = False
     is_word = _is_word(text_tower.word_mask(token_ids))
-    in_front = text_tower.num_class_tokens - 1  # further class tokens before the caption's own
+    in_front = text_tower.num_class_tokens - 1  # further class tokens stand before the caption
     kept_words = nn.functional.pad(is_word, (in_front, 0), value=False)
 
     scores = torch.cat([whole[:, None], pairs], dim=1)
@@ -118,20 +117,19 @@ def token_maps(model: TwoTowers, images: torch.Tensor, token_ids: torch.Tensor) 
 
 
 def _is_word(mask: torch.Tensor) -> torch.Tensor:
-    """Words alone: True from the second to the last but one of each row's leading Trues (class and end token go)."""
+    """Words without class and end token: True from the second to the last but one of each row's leading Trues."""
     place = torch.arange(mask.shape[1], device=mask.device)
     return (place > 0) & (place < mask.sum(dim=1, keepdim=True) - 1)
 
 
 def measured_maps(encoder: Encoder, items: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How much of each map lies in the box of the object that a text names, and how alike maps are.
+    """The share of each map in the box of the object that a text names, and the cosines of the maps.
 
     Args:
-        encoder: of the model.
         items: with "image", "text" and, if there is one, "box".
     Returns:
-        (num_items, num_maps) shares, that of the box itself where a map has no heat; (num_items, num_maps) cosines of
-        each map with the first; (num_items,) the boxes' shares of the picture. NaN where there is no box.
+        (num_items, num_maps) shares, the box's area if a map has no heat; (num_items, num_maps) cosines of each map
+        with the first; (num_items,) the boxes' areas as shares of the image. NaN without a box.
     """
     shares, likeness, areas = [], [], []
     for start in range(0, len(items), encoder.batch_size):
@@ -140,8 +138,8 @@ def measured_maps(encoder: Encoder, items: Sequence[dict[str, Any]]) -> tuple[np
         for item, maps in zip(batch, token_maps(encoder.model, *inputs).pixels.clamp(min=0).cpu().double().numpy()):
             box = item.get("box")
             areas.append(math.nan if box is None else float((box[2] - box[0]) * (box[3] - box[1])))
-            found = [None if box is None else share_in_box(heat, box) for heat in maps]
-            shares.append([areas[-1] if share is None else share for share in found])
+            shares_in_box = [None if box is None else share_in_box(heat, box) for heat in maps]
+            shares.append([areas[-1] if share is None else share for share in shares_in_box])
             flat = maps.reshape(len(maps), -1)
             norms = np.linalg.norm(flat, axis=1)
             likeness.append(flat @ flat[0] / np.maximum(norms * norms[0], 1e-12))
@@ -149,12 +147,12 @@ def measured_maps(encoder: Encoder, items: Sequence[dict[str, Any]]) -> tuple[np
 
 
 def with_words_of_others(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every picture and box with the text of the next item whose text is another one, round in a circle.
+    """Every image and box with the text of the next item (cyclic) whose text differs.
 
-    Heat that follows the words leaves the box; heat that lies there whatever the words are stays.
+    Heat that depends on the words leaves the box; other heat stays.
 
     Raises:
-        ValueError: if all texts are the same.
+        ValueError: if all texts are equal.
     """
     items = list(items)
     texts = [item["text"] for item in items]
@@ -169,35 +167,36 @@ def with_words_of_others(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]
 def statistics_of(
     shares: np.ndarray, likeness: np.ndarray, areas: np.ndarray, shares_of_others: np.ndarray
 ) -> dict[tuple[str, str], float]:
-    """Averages over items; the best pair is chosen on one half and measured on the other, so choosing gains nothing.
+    """Averages over items; the best pair is chosen on one half and measured on the other, so that the choice gains
+    nothing.
 
     Args:
-        shares, likeness, areas: of `measured_maps`.
-        shares_of_others: of `measured_maps` with the words of other items.
+        shares, likeness, areas: from `measured_maps`.
+        shares_of_others: from `measured_maps` with the words of other items.
     Returns:
-        (row, column) -> value, row one of "whole", "mean_pair", "best_pair", "box" and, with the words of others,
+        (row, column) -> value. Rows: "whole", "mean_pair", "best_pair", "box" and, with the words of others,
         "whole_others" and "best_pair_others"; no shares without boxes, no rows of pairs without pairs.
     """
-    found = {}
+    statistics = {}
     boxes, pairs = not np.isnan(areas).any(), shares.shape[1] > 1
     if boxes:
-        found = {("box", "share_in_box"): areas[1::2].mean(), ("whole", "share_in_box"): shares[1::2, 0].mean()}
-        found["whole_others", "share_in_box"] = shares_of_others[1::2, 0].mean()
+        statistics = {("box", "share_in_box"): areas[1::2].mean(), ("whole", "share_in_box"): shares[1::2, 0].mean()}
+        statistics["whole_others", "share_in_box"] = shares_of_others[1::2, 0].mean()
     if pairs:
-        found["mean_pair", "likeness"] = likeness[1::2, 1:].mean()
+        statistics["mean_pair", "likeness"] = likeness[1::2, 1:].mean()
     if boxes and pairs:
         best = 1 + int(shares[0::2, 1:].mean(axis=0).argmax())
-        found["mean_pair", "share_in_box"] = shares[1::2, 1:].mean()
-        found["best_pair", "share_in_box"] = shares[1::2, best].mean()
-        found["best_pair_others", "share_in_box"] = shares_of_others[1::2, best].mean()
-        found["best_pair", "likeness"] = likeness[1::2, best].mean()
-    return {key: float(value) for key, value in found.items()}
+        statistics["mean_pair", "share_in_box"] = shares[1::2, 1:].mean()
+        statistics["best_pair", "share_in_box"] = shares[1::2, best].mean()
+        statistics["best_pair_others", "share_in_box"] = shares_of_others[1::2, best].mean()
+        statistics["best_pair", "likeness"] = likeness[1::2, best].mean()
+    return {key: float(value) for key, value in statistics.items()}
 
 
 def figure5(command: Command, code: PaperCode) -> list[Table]:
-    """Maps of a few test pictures, and how much of the heat lies where it should on scenes with boxes.
+    """Maps of a few test images, and the share of the heat in the right box on scenes.
 
-    Photographs are not ours to publish: their pictures and captions go to <output>/photographs, not to the results.
+    Photographs may not be published: their images and captions go to <output>/photographs, not to the results.
     """
     runs = train_rows(command, code, ROWS)
     if not is_main_process():
@@ -207,8 +206,10 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
     for row, seeds in runs.items():
         for number, run in enumerate(seeds):
             config, encoder = trained_model(run)
+            # the figure shows one model: Multi of the first seed
             if row == "multi" and number == 0:
                 _draw(encoder, config.data, _folder(command, code, config.data))
+            # once with the right words and once with another image's: heat of a box that any words light up is no match
             measured_on, items = _items(config.data, count)
             shares_of_others = measured_maps(encoder, with_words_of_others(items))[0]
             statistics = statistics_of(*measured_maps(encoder, items), shares_of_others)
@@ -235,7 +236,7 @@ def figure5(command: Command, code: PaperCode) -> list[Table]:
 
 
 def _items(data: DataConfig, count: int) -> tuple[str, Sequence[dict[str, Any]]]:
-    """What the maps are measured on: scenes with the box of what the text names, or captioned photographs."""
+    """Name and items of the test set: scenes with the box of the named object, or captioned photographs."""
     if data.source == "scenes":
         task = annotation_task("grounding", count, data.image_size)
         return f"scenes/grounding ({task.fingerprint[:8]})", task
@@ -255,13 +256,14 @@ def _folder(command: Command, code: PaperCode, data: DataConfig) -> Path:
 
 
 def _draw(encoder: Encoder, data: DataConfig, folder: Path) -> None:
-    """The first test pictures with their maps: whole score, then the pairs of class tokens that add most to it."""
+    """Draws the first test images with the map of the whole score, then of the pairs that contribute most to it."""
     items = readable_items(open_retrieval_sets(data)["test"], NUM_DRAWN)
     captions = [item["captions"][min(1, len(item["captions"]) - 1)] for item in items]
     images, token_ids = as_model_inputs(encoder, [item["image"] for item in items], captions)
     maps = token_maps(encoder.model, images, token_ids)
     on_pictures, on_words = [], []
     for number, item in enumerate(items):
+        # as the model takes it, so that patches and heat lie on each other
         picture = encoder.transform.eval(item["image"]).permute(1, 2, 0).numpy()
         scores, kept = maps.scores[number], maps.is_word[number]
         chosen = [0, *(1 + scores[1:].argsort(descending=True)[:MAPS_DRAWN]).tolist()]

@@ -1,8 +1,8 @@
 """Zero-shot classification with a part of the pairs of class tokens (Table 10).
 
-The scores of a class are those of a random set K of spheres, the same for all pictures and prompts; K = all of them is
-the full model. The paper says neither how many sets it draws nor what its plus-minus means; here 20 different sets, or
-all there are, and the standard deviation over them (inferred).
+The scores of a class use a random set K of spheres, the same for all images and prompts; all spheres give the full
+model. The paper states neither the number of sets nor the meaning of its plus-minus. Here they are 20 different sets,
+or all if there are fewer, and the standard deviation over them (inferred).
 """
 
 import itertools
@@ -20,13 +20,11 @@ NUM_DRAWS = 20
 
 
 def draw_subsets(num_spheres: int, size: int, num_draws: int = NUM_DRAWS, seed: int = 0) -> list[list[int]]:
-    """Different sets of `size` of the spheres, ascending within each; all of them where there are at most num_draws.
+    """Different ascending sets of `size` spheres; all sets if there are at most num_draws.
 
     Args:
-        num_spheres: of the model.
         size: in [1, num_spheres].
         num_draws: at least 1.
-        seed: of the draws.
     Raises:
         ValueError: a size out of range.
     """
@@ -35,22 +33,22 @@ def draw_subsets(num_spheres: int, size: int, num_draws: int = NUM_DRAWS, seed: 
     if math.comb(num_spheres, size) <= num_draws:
         return [list(chosen) for chosen in itertools.combinations(range(num_spheres), size)]
     generator = torch.Generator().manual_seed(seed)
-    found: dict[tuple[int, ...], None] = {}
-    while len(found) < num_draws:
+    subsets: dict[tuple[int, ...], None] = {}
+    while len(subsets) < num_draws:
         chosen = torch.randperm(num_spheres, generator=generator)[:size].sort().values
-        found[tuple(chosen.tolist())] = None
-    return [list(chosen) for chosen in found]
+        subsets[tuple(chosen.tolist())] = None
+    return [list(chosen) for chosen in subsets]
 
 
 @torch.no_grad()
 def subset_hits(encoder: Encoder, task: Any, sizes: list[int], average: PromptAverage) -> dict[int, torch.Tensor]:
-    """Whether each picture is classified rightly by each draw of spheres.
+    """Whether each draw of spheres classifies each image correctly.
 
     Args:
         encoder: of a model whose embeddings are (num, num_spheres, sphere_dim).
         task: labelled set.
         sizes: of the sets.
-        average: how prompts of a class are combined, the row's `method.prompt_average`.
+        average: the row's `method.prompt_average`.
     Returns:
         size -> (num_draws, num_images) bool.
     Raises:
@@ -62,7 +60,7 @@ def subset_hits(encoder: Encoder, task: Any, sizes: list[int], average: PromptAv
     similarity, mean = encoder.model.geometry.similarity, encoder.model.geometry.mean
     known: dict[str, torch.Tensor] = {}
 
-    def encode(prompts: list[str]) -> torch.Tensor:  # every draw asks for the same prompts
+    def encode(prompts: list[str]) -> torch.Tensor:  # all draws use the same prompts
         key = "\n".join(prompts)
         if key not in known:
             known[key] = encoder.texts(prompts).to(encoder.device)
@@ -80,5 +78,6 @@ def subset_hits(encoder: Encoder, task: Any, sizes: list[int], average: PromptAv
         )
         return classification_hits(scores.cpu(), labels)
 
+    # the same draws for every model: they depend on the sizes only
     num_spheres = images.shape[1]
     return {size: torch.stack([hits(chosen) for chosen in draw_subsets(num_spheres, size)]) for size in sizes}

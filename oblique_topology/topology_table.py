@@ -1,16 +1,16 @@
 """The properties of the topologies, measured (Table 1).
 
-    memory       numbers that a batch of b pairs keeps for the backward pass beside its embeddings, the similarities
-                 among them; printed as growth: how often as many for twice the pairs, the numbers d, the spheres m
-    range        smallest and largest distance of pairs that are equal, opposite, near and far; no largest one where
-                 the space has no bound
-    triangle     share of triples, random and on one arc, with d(x, z) > d(x, y) + d(y, z); inner products are turned
-                 into distances that are 0 for equal points (1 - cos, m - tr)
-    uniformity   how much further apart free embeddings are after 400 steps of pushing all pairs apart than after 200:
-                 1 where a space is closed and the points have spread over it, more where they leave for infinity
+    memory       numbers that a batch of b pairs saves for the backward pass, similarities included, embeddings not;
+                 printed as factors of growth for twice the pairs, twice the numbers d, twice the spheres m
+    range        smallest and largest distance of pairs that are equal, opposite, near and far; no largest one if the
+                 space has no bound
+    triangle     share of triples, random and on one arc, with d(x, z) > d(x, y) + d(y, z); inner products become
+                 distances that are 0 for equal points (1 - cos, m - tr)
+    uniformity   mean distance of free embeddings after 400 steps of pushing all pairs apart over that after 200: 1 in a
+                 closed space, over which the points have spread, more where they go to infinity
 
 The paper's entries are words and orders of growth; here they are numbers. Its order b^2 d for l2 is that of a broadcast
-difference, which has a row of its own; ours takes one matrix product and keeps b^2.
+difference, which has a separate row; ours takes one matrix product and saves b^2.
 """
 
 from collections.abc import Callable
@@ -34,9 +34,9 @@ PUSHED = (200, 400)  # steps
 class Topology:
     """One column of the paper's table, a row of ours.
 
-    build: numbers per sphere -> geometry. similarity: (geometry) -> that of all pairs, as memory is measured.
+    build: numbers per sphere -> geometry. similarity: geometry -> function of all pairs, for the memory.
     to_distance: paired similarity, number of spheres -> distances that are 0 for equal points, for the triangle.
-    spherical: whether it is cut into spheres. bounded: whether there is a largest distance.
+    spherical: whether the space is a product of spheres. bounded: whether there is a largest distance.
     """
 
     build: Callable[[int], torch.nn.Module]
@@ -47,7 +47,7 @@ class Topology:
 
 
 def broadcast_similarity(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-    """Minus the Euclidean distance of all pairs by a (num_images, num_texts, dim) difference, as Table 1 counts it."""
+    """Minus the Euclidean distance of all pairs by a (num_images, num_texts, dim) difference, as Table 1 counts."""
     return -torch.linalg.vector_norm(images[:, None] - texts[None, :], dim=-1)
 
 
@@ -65,9 +65,6 @@ TOPOLOGIES = {
 def properties(topology: Topology, seed: int = 0) -> dict[str, float | None]:
     """All measured properties of one topology.
 
-    Args:
-        topology: of `TOPOLOGIES`.
-        seed: of the random points.
     Returns:
         memory_by_batch, memory_by_dim, memory_by_spheres (factors for twice as much), kept_per_pair (numbers),
         range_low, range_high (None without bound), triangle_violations (percent), spread_growth (factor).
@@ -88,7 +85,7 @@ def properties(topology: Topology, seed: int = 0) -> dict[str, float | None]:
 
 
 def kept_numbers(topology: Topology, batch: int, dim: int, num_spheres: int) -> int:
-    """Numbers in all tensors that the similarities of a batch keep, and the similarities; embeddings do not count."""
+    """Numbers in all tensors saved for the backward pass of a batch's similarities, without the embeddings."""
     geometry = topology.build(dim // num_spheres)
     images = geometry.embed_image(torch.randn(batch, dim)).detach().requires_grad_()
     texts = geometry.embed_text(torch.randn(batch, dim)).detach().requires_grad_()
@@ -105,7 +102,7 @@ def kept_numbers(topology: Topology, batch: int, dim: int, num_spheres: int) -> 
 def distance_range(topology: Topology, generator: torch.Generator) -> tuple[float, float]:
     """Smallest and largest distance, the paper's d with its sign, of equal, opposite and random points.
 
-    Random points have norms from 0.01 to 1e6, which only the plain space keeps.
+    Random points have norms from 0.01 to 1e6; only the plain space keeps the norms.
     """
     geometry = topology.build(DIM // SPHERES)
     points = torch.randn(200, DIM, generator=generator, dtype=torch.float64)
@@ -119,7 +116,7 @@ def distance_range(topology: Topology, generator: torch.Generator) -> tuple[floa
 
 @torch.no_grad()
 def triangle_violations(topology: Topology, generator: torch.Generator) -> float:
-    """Share of triples that break the triangle inequality: half are random, half lie in order on one arc or line."""
+    """Share of triples that violate the triangle inequality: half are random, half lie in order on one arc or line."""
     geometry = topology.build(DIM // SPHERES)
     spheres = SPHERES if topology.spherical else 1
     x, z = torch.randn(2, NUM_TRIPLES, DIM, generator=generator, dtype=torch.float64)
@@ -134,7 +131,7 @@ def triangle_violations(topology: Topology, generator: torch.Generator) -> float
 
 
 def spread_growth(topology: Topology, generator: torch.Generator, num_points: int = 64, dim: int = 64) -> float:
-    """Mean distance of free points pushed apart from each other for 400 steps over that after 200.
+    """Mean distance of free points after 400 steps of pushing them apart over that after 200.
 
     The push is the denominator of InfoNCE at temperature 1, the uniformity term of the contrastive loss.
     """

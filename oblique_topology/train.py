@@ -34,16 +34,7 @@ SETUP = Setup(PAPER, build_model=lambda config, training: build_model(config, tr
 def train(
     config: Config, pairs: Pairs, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
 ) -> None:
-    """Trains until config.optim.steps, then evaluates; the run's files hold everything that comes out.
-
-    Args:
-        config: one row at one scale.
-        pairs: the training set that config.data names.
-        files: where to write.
-        resume: from the last whole checkpoint, if there is one.
-        accelerator: places the model; one process or many.
-        label: name on the progress bar.
-    """
+    """Trains until config.optim.steps, then evaluates; arguments as in `common/run/training.py: opened`."""
     # data, model, optimiser, as the last checkpoint left them if the run resumes
     with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:
         geometry = run.bare_model.geometry
@@ -53,7 +44,7 @@ def train(
             step.backward(loss)
             step.diagnose(image_embeddings, text_embeddings, chance=info_nce_chance(len(image_embeddings)))
             step.update()
-            if config.largest_similarity is not None:  # one multiplier is as many times as hot as there are spheres
+            if config.largest_similarity is not None:  # m spheres make the largest logit m times the multiplier
                 step.log(largest_logit=config.largest_similarity * step.values["logit_scale"])
         run.evaluate(MODELS)
 

@@ -106,11 +106,13 @@ def test_alignment_and_uniformity_are_the_numerator_and_denominator_of_equation_
         ratios.append(numerator / denominator)
         total -= math.log(numerator / denominator) / 6  # Eq. 1
     assert float((uniformity - alignment).mean()) == pytest.approx(total)
-    found = log_ratios(similarity, multiplier)
-    assert found["mean"] == pytest.approx(math.log(sum(ratios) / 6))
-    assert found["median"] == pytest.approx((sorted(map(math.log, ratios))[2] + sorted(map(math.log, ratios))[3]) / 2)
-    assert found["logs"] == pytest.approx(float((alignment / uniformity).mean()) - 1)
-    sizes = [sum(abs(float(each)) for each in part) for part in (alignment, uniformity)]
+    readings = log_ratios(similarity, multiplier)
+    assert readings["mean"] == pytest.approx(math.log(sum(ratios) / 6))
+    assert readings["median"] == pytest.approx(
+        (sorted(map(math.log, ratios))[2] + sorted(map(math.log, ratios))[3]) / 2
+    )
+    assert readings["logs"] == pytest.approx(float((alignment / uniformity).mean()) - 1)
+    sizes = [sum(abs(float(value)) for value in part) for part in (alignment, uniformity)]
     assert alignment_share(similarity, multiplier) == pytest.approx(sizes[0] / sum(sizes))
 
 
@@ -159,12 +161,12 @@ def test_noise_raises_the_balance_and_lowers_the_multiplier_of_the_lowest_loss()
 @pytest.mark.parametrize("seed", range(4))
 def test_more_noise_is_the_same_noise_and_more_and_raises_the_balance_that_claims_read(seed):
     whole = drawn_similarities(256, draws(seed))
-    found = cases_of({"drawn": whole}, Grid(small=64, middle=256, large=256, shares=(0.0, 0.05, 0.1, 0.2)), seed)
-    noisy = [found["drawn", "middle", share] for share in (0.0, 0.05, 0.1, 0.2)]
-    wrong = [{i for i in range(256) if each[i, i] != whole[i, i]} for each in noisy]
-    assert [len(each) for each in wrong] == [0, 13, 26, 51]
+    cases = cases_of({"drawn": whole}, Grid(small=64, middle=256, large=256, shares=(0.0, 0.05, 0.1, 0.2)), seed)
+    noisy = [cases["drawn", "middle", share] for share in (0.0, 0.05, 0.1, 0.2)]
+    wrong = [{i for i in range(256) if matrix[i, i] != whole[i, i]} for matrix in noisy]
+    assert [len(pairs) for pairs in wrong] == [0, 13, 26, 51]
     assert wrong[1] < wrong[2] < wrong[3]
-    by_share = [balance(each, "mean") for each in noisy]
+    by_share = [balance(matrix, "mean") for matrix in noisy]
     assert by_share == sorted(by_share)
 
 
@@ -185,8 +187,8 @@ def test_the_lowest_loss_is_that_of_a_fine_grid():
 def test_the_gradient_on_similarities_in_closed_form_is_that_of_autograd(multiplier):
     similarity = drawn_similarities(12, draws()).requires_grad_()
     symmetric_info_nce(multiplier * similarity).backward()
-    expected, found = similarity.grad, similarity_gradient(similarity.detach(), multiplier)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    expected, actual = similarity.grad, similarity_gradient(similarity.detach(), multiplier)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
     sums = pull_and_push(similarity.detach(), multiplier)
     pull = sum(abs(float(expected[i, i])) for i in range(12))
     push = sum(abs(float(expected[i, j])) for i, j in itertools.permutations(range(12), 2))
@@ -222,7 +224,7 @@ def test_at_multiplier_1_the_alignment_is_tiny_beside_the_uniformity():
 def test_cases_have_the_same_names_at_every_scale_and_the_true_size_of_their_batch():
     whole = {"drawn": drawn_similarities(50, draws())}
     names = {scale: list(cases_of(whole, grid, 0)) for scale, grid in GRIDS.items()}
-    assert len({tuple(each) for each in names.values()}) == 1
+    assert len({tuple(rows) for rows in names.values()}) == 1
     cases = cases_of(whole, Grid(8, 20, 400), 0)
     assert [len(cases["drawn", size, 0.0]) for size in ("small", "middle", "large")] == [8, 20, 50]
     assert torch.equal(cases["drawn", "small", 0.0], whole["drawn"][:8, :8])
@@ -244,23 +246,26 @@ def test_exactly_the_asked_share_of_texts_is_shuffled():
 
 def test_the_measures_of_a_row_are_at_the_multiplier_that_they_are_named_after():
     similarity = drawn_similarities(48, draws())
-    found = measures_of(similarity)
+    measures = measures_of(similarity)
     for multiplier in (1, 100):
         gradients = pull_and_push(similarity, multiplier)
-        assert found[f"ratio_{multiplier}"] == log_ratios(similarity, multiplier)["mean"]
-        assert found[f"share_{multiplier}"] == alignment_share(similarity, multiplier)
-        assert (found[f"slope_{multiplier}"], found[f"felt_{multiplier}"]) == (gradients["pull"], gradients["felt"])
-    assert found["share_1"] < 0.1 < 0.4 < found["share_100"]
-    assert {name: found[f"balance_{name}"] for name in READINGS} == {
+        assert measures[f"ratio_{multiplier}"] == log_ratios(similarity, multiplier)["mean"]
+        assert measures[f"share_{multiplier}"] == alignment_share(similarity, multiplier)
+        assert (measures[f"slope_{multiplier}"], measures[f"felt_{multiplier}"]) == (
+            gradients["pull"],
+            gradients["felt"],
+        )
+    assert measures["share_1"] < 0.1 < 0.4 < measures["share_100"]
+    assert {name: measures[f"balance_{name}"] for name in READINGS} == {
         name: balance(similarity, name) for name in READINGS
     }
-    assert found["lowest_loss"] == loss_minimising(similarity)
+    assert measures["lowest_loss"] == loss_minimising(similarity)
 
 
 # ---- landscape ------------------------------------------------------------------------------------------------------
 
 
-def test_directions_are_orthogonal_and_as_long_as_each_weight():
+def test_directions_are_orthogonal_and_as_long_as_the_weights():
     model = small_model(Sphere())
     model.image_tower.final_norm.bias.data.zero_()
     weights = movable_weights(model)
@@ -284,8 +289,8 @@ def test_losses_on_the_plane_are_those_of_a_model_with_these_weights():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     first, second = random_directions(movable_weights(model), draws())
     places, multipliers = [-0.5, 0.0, 0.5], [1.0, 20.0]
-    found = losses_on_plane(model, inputs, (first, second), places, multipliers)
-    assert found.shape == (2, 3, 3)
+    losses = losses_on_plane(model, inputs, (first, second), places, multipliers)
+    assert losses.shape == (2, 3, 3)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     for (row, b), (column, a) in itertools.product(enumerate(places), enumerate(places)):
         moved = small_model(Oblique(SPHERE_DIM))
@@ -295,13 +300,13 @@ def test_losses_on_the_plane_are_those_of_a_model_with_these_weights():
         images, texts, _ = moved(*inputs)
         for index, multiplier in enumerate(multipliers):
             expected = symmetric_info_nce(multiplier * moved.geometry.similarity(images, texts))
-            assert found[index, row, column] == pytest.approx(float(expected), rel=1e-9)
+            assert losses[index, row, column] == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_gradient_norms_on_the_line_are_those_of_backward():
     model, inputs = small_model(Sphere()), small_batch()
     direction, _ = random_directions(movable_weights(model), draws())
-    found = gradient_norms_on_line(model, inputs, direction, [0.0, 0.3], [1.0, 50.0])
+    norms = gradient_norms_on_line(model, inputs, direction, [0.0, 0.3], [1.0, 50.0])
     for column, a in enumerate([0.0, 0.3]):
         moved = small_model(Sphere())
         for name, weight in moved.named_parameters():
@@ -313,7 +318,7 @@ def test_gradient_norms_on_the_line_are_those_of_backward():
             scale = torch.tensor(multiplier, dtype=torch.float64)
             contrastive_loss(images, texts, moved.geometry, scale).backward()
             squares = [weight.grad.square().sum() for weight in moved.parameters() if weight.grad is not None]
-            assert found[row, column] == pytest.approx(float(sum(squares).sqrt()), rel=1e-9)
+            assert norms[row, column] == pytest.approx(float(sum(squares).sqrt()), rel=1e-9)
 
 
 def test_a_tilted_plane_is_not_rough_and_a_parabola_is():
@@ -343,7 +348,7 @@ def test_pairs_are_of_the_kind_that_they_are_called():
     owners = torch.tensor([0, 0, 1, 2, 2, 2, 3])
     images, texts = torch.arange(4.0)[:, None], 100 + torch.arange(7.0)[:, None]
     geometry = Recording()
-    found = sample_distances(geometry, images, texts, owners, 500, draws())
+    distances = sample_distances(geometry, images, texts, owners, 500, draws())
     positive, negative, pictures, captions = geometry.asked
     assert sorted(positive[:, 1].tolist()) == [100, 101, 102, 103, 104, 105, 106]  # all there are
     assert all(owners[text - 100] == image for image, text in positive.tolist())
@@ -354,9 +359,9 @@ def test_pairs_are_of_the_kind_that_they_are_called():
     assert {(int(owners[a - 100]), int(owners[b - 100])) for a, b in captions.tolist()} == set(
         itertools.permutations(range(4), 2)
     )
-    assert [len(values) for values in found.values()] == [7, 500, 500, 500]
-    assert (found["positive"] > 90).all()  # distances, not similarities
-    assert (found["image_image"] <= 3).all()
+    assert [len(values) for values in distances.values()] == [7, 500, 500, 500]
+    assert (distances["positive"] > 90).all()  # distances, not similarities
+    assert (distances["image_image"] <= 3).all()
     assert len(sample_distances(Recording(), images, texts, owners, 3, draws())["positive"]) == 3
     with pytest.raises(ValueError, match="at least two pictures"):
         sample_distances(Recording(), images[:1], texts[:2], owners[:2], 5, draws())
@@ -365,11 +370,13 @@ def test_pairs_are_of_the_kind_that_they_are_called():
 @pytest.mark.parametrize("geometry", [Sphere(), L2(), Oblique(4), ObliqueGeodesic(4)])
 def test_raw_distances_are_minus_the_similarities_of_the_topology(geometry):
     images, texts = (geometry.embed_image(torch.randn(6, 12, generator=draws(seed))) for seed in (0, 1))
-    found = sample_distances(geometry, images, texts, torch.arange(6), 6, draws())
+    distances = sample_distances(geometry, images, texts, torch.arange(6), 6, draws())
     whole = -geometry.similarity(images, texts)
-    torch.testing.assert_close(found["positive"].sort().values, whole.diagonal().sort().values, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        distances["positive"].sort().values, whole.diagonal().sort().values, atol=2e-4, rtol=1e-4
+    )
     others = whole[~torch.eye(6, dtype=torch.bool)]
-    assert all((others - value).abs().min() < 2e-4 for value in found["negative"])
+    assert all((others - value).abs().min() < 2e-4 for value in distances["negative"])
 
 
 def test_the_chance_to_be_closer_counts_pairs_and_ties_half():
@@ -387,11 +394,11 @@ def test_statistics_of_hand_made_distances():
         "image_image": torch.tensor([0.0, 0.5]),
         "text_text": torch.tensor([3.0, 9.0]),
     }
-    found = statistics_of(distances)
-    assert (found["positive_mean"], found["negative_std"]) == pytest.approx((2.0, math.sqrt(2)))
-    assert found["auc"] == pytest.approx(3 / 4)
-    assert found["image_image_closer"] == 1.0  # in-modal negatives closer than every positive
-    assert found["text_text_closer"] == pytest.approx((0.5 + 0) / 4)
+    statistics = statistics_of(distances)
+    assert (statistics["positive_mean"], statistics["negative_std"]) == pytest.approx((2.0, math.sqrt(2)))
+    assert statistics["auc"] == pytest.approx(3 / 4)
+    assert statistics["image_image_closer"] == 1.0  # in-modal negatives closer than every positive
+    assert statistics["text_text_closer"] == pytest.approx((0.5 + 0) / 4)
 
 
 # ---- Grad-CAM of token pairs ----------------------------------------------------------------------------------------
@@ -509,17 +516,17 @@ def test_the_best_pair_gains_nothing_from_being_chosen():
     generator = np.random.default_rng(0)
     shares, areas = generator.random((4000, 17)), np.full(4000, 0.25)  # every pair alike
     others = generator.random((4000, 17)) / 2
-    found = statistics_of_maps(shares, shares, areas, others)
-    assert found["best_pair", "share_in_box"] == pytest.approx(0.5, abs=0.03)
-    assert found["best_pair_others", "share_in_box"] == pytest.approx(0.25, abs=0.03)
-    assert found["whole_others", "share_in_box"] == others[1::2, 0].mean()
-    assert found["box", "share_in_box"] == 0.25
+    statistics = statistics_of_maps(shares, shares, areas, others)
+    assert statistics["best_pair", "share_in_box"] == pytest.approx(0.5, abs=0.03)
+    assert statistics["best_pair_others", "share_in_box"] == pytest.approx(0.25, abs=0.03)
+    assert statistics["whole_others", "share_in_box"] == others[1::2, 0].mean()
+    assert statistics["box", "share_in_box"] == 0.25
     shares[:, 5] += 0.2
     others[:, 5] = 0.1
-    found = statistics_of_maps(shares, 1 - shares, areas, others)
-    assert found["best_pair", "share_in_box"] == pytest.approx(0.7, abs=0.03)
-    assert found["best_pair_others", "share_in_box"] == pytest.approx(0.1)  # of the pair that own words choose
-    assert found["best_pair", "likeness"] == pytest.approx(0.3, abs=0.03)
+    statistics = statistics_of_maps(shares, 1 - shares, areas, others)
+    assert statistics["best_pair", "share_in_box"] == pytest.approx(0.7, abs=0.03)
+    assert statistics["best_pair_others", "share_in_box"] == pytest.approx(0.1)  # of the pair that own words choose
+    assert statistics["best_pair", "likeness"] == pytest.approx(0.3, abs=0.03)
     # the best of item 0 is the worst of item 1, and not the best of both
     two = np.array([[0.0, 0.6, 0.5], [0.0, 0.0, 0.6]])
     assert statistics_of_maps(two, two, areas[:2], two)["best_pair", "share_in_box"] == 0.0
@@ -611,11 +618,11 @@ def test_times_are_ratios_to_the_first_model(monkeypatch):
         load_row(Config, CODE.folder, row, "smoke", [f"method.num_spheres={tokens}"]) for tokens in (TOKENS[0], 4)
     ]
     real = class_token_cost.step_seconds
-    told, measured = iter([1.0, 90.0, 2.0, 3.0, 1.0, 4.0, 4.0, 8.0]), []  # the first round warms up
+    times, measured = iter([1.0, 90.0, 2.0, 3.0, 1.0, 4.0, 4.0, 8.0]), []  # the first round warms up
 
     def seconds(model, images, token_ids):
         measured.append(real(model, images, token_ids))
-        return next(told)
+        return next(times)
 
     monkeypatch.setattr(class_token_cost, "step_seconds", seconds)
     assert time_ratios(configs, BERT_WORDS, batch=2, rounds=3, seed=0) == [1.0, 2.0]  # of 1.5, 4 and 2

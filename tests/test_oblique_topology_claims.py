@@ -83,9 +83,9 @@ def test_a_reproduced_table_ends_with_the_claims_that_it_touches(tmp_path, capsy
     _write(command, "oblique_topology", tables)
     text = capsys.readouterr().out
     assert re.findall(r"^(C\d+) ", text, re.MULTILINE) == ["C1", "C2", "C3", "C22"]
-    told = (tmp_path / "results/oblique_topology/table2/demo/table2_claims.md").read_text(encoding="utf-8")
-    assert told.count("| C") == 4
-    assert "needs published weights" in told
+    text = (tmp_path / "results/oblique_topology/table2/demo/table2_claims.md").read_text(encoding="utf-8")
+    assert text.count("| C") == 4
+    assert "needs published weights" in text
     page = (tmp_path / "report_oblique_topology.html").read_text(encoding="utf-8")
     for name in CLAIMS:
         assert page.count(f'id="claim-oblique_topology-{name}"') == 1
@@ -159,11 +159,11 @@ def test_an_experiment_that_counts_decides_with_two_seeds():
         paper="oblique_topology", name="class_token_cost", scale="demo", seeds=(0, 1), values=values, data="no data",
         git_revision="", command="", created="", hardware="", caption="",
     )  # fmt: skip
-    judged = {each.claim.id: each.measured[0].verdict for each in judge(PAPER, [], [cost]).judged}
+    judged = {claim.claim.id: claim.measured[0].verdict for claim in judge(PAPER, [], [cost]).judged}
     assert (judged["C4"], judged["C18"]) == (FAILS, HOLDS)
 
 
-def test_a_false_negative_caps_negatives_at_three_times_the_positives_under_a_metric_alone():
+def test_only_under_a_metric_a_false_negative_caps_negatives_at_three_times_the_positives():
     generator = np.random.default_rng(0)
     image_1, text_1, image_2, text_2 = generator.normal(size=(4, 20_000, 3))
 

@@ -28,14 +28,14 @@ def test_every_table_of_the_paper_has_its_part():
 
 @pytest.mark.parametrize("part", TABLES)
 def test_every_row_is_measured_or_says_what_it_needs(everything, part):
-    _, found = everything
-    for row in found[part].rows:
+    _, tables = everything
+    for row in tables[part].rows:
         if part in ("table7", "further_sets"):  # the data are not here
             assert row.status.startswith("not run: needs ")
         else:
             assert row.status == "measured"
             cells = {key for key, cell in row.ours.items() if cell is not None}
-            missing = {column.key for column in found[part].columns} - cells
+            missing = {column.key for column in tables[part].columns} - cells
             # no bound of the temperature in two rows; a temperature that is fixed has no step of convergence; l2 has no
             # largest distance
             allowed = {
@@ -49,19 +49,19 @@ def test_every_row_is_measured_or_says_what_it_needs(everything, part):
 
 
 def test_rows_that_two_tables_share_are_trained_once(everything):
-    folder, found = everything
+    folder, tables = everything
     assert len(list(folder.glob("runs/oblique_topology/ablation_*/seed0"))) == 16 + 6 + 4
     for column in ("zs_i2t_r1", "linear_probe_acc"):
         cells = [
-            next(row.ours[column] for row in found[table].rows if row.method == method)
+            next(row.ours[column] for row in tables[table].rows if row.method == method)
             for table, method in (("table3", "Sphere, e^2.64"), ("table4", "Sphere(512)"), ("table8", "Sphere(512)"))
         ]
         assert cells[0].values == cells[1].values == cells[2].values
 
 
 def test_the_temperature_of_table_6_is_that_of_the_rows(everything):
-    _, found = everything
-    for row in found["table6"].rows:
+    _, tables = everything
+    for row in tables["table6"].rows:
         start = {"e^2.64": 2.659, "e^5.31": 5.31, "e^0": 0.0, "fixed e^0": 0.0}[row.method.split(", ")[-1]]
         final = row.ours["temp_final"].values[0]
         assert final == pytest.approx(start, abs=0.02)
@@ -71,16 +71,16 @@ def test_the_temperature_of_table_6_is_that_of_the_rows(everything):
 
 
 def test_table_10_sums_parts_of_sixteen_tokens_whatever_the_scale(everything):
-    _, found = everything
-    sets = {row.method: row.note.rsplit("; ", 1)[1] for row in found["table10"].rows}
+    _, tables = everything
+    sets = {row.method: row.note.rsplit("; ", 1)[1] for row in tables["table10"].rows}
     assert sets["1 of 16 tokens"] == "16 sets of tokens"
     assert sets["8 of 16 tokens"] == "20 sets of tokens"
     assert sets["16 of 16 tokens"] == "1 sets of tokens"
-    assert all(row.note.startswith("ours: Multi(32, 16)") for row in found["table10"].rows)
-    assert found["table10"].rows[-1].ours["acc1_spread"].values == (0.0,)
+    assert all(row.note.startswith("ours: Multi(32, 16)") for row in tables["table10"].rows)
+    assert tables["table10"].rows[-1].ours["acc1_spread"].values == (0.0,)
 
 
-def test_a_cell_of_table_10_is_the_mean_and_the_spread_over_draws_of_each_seed():
+def test_a_cell_of_table_10_is_the_mean_and_the_spread_over_draws_by_seed():
     protocol = {"data": "made up", "fingerprint": "0" * 16, "num_images": 4, "num_classes": 2}
     runs = [SimpleNamespace(seed=seed, evaluations={"imagenet": {"protocol": protocol}}) for seed in (3, 5)]
     first = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.bool)  # 100, 50 and 25 %
@@ -93,8 +93,8 @@ def test_a_cell_of_table_10_is_the_mean_and_the_spread_over_draws_of_each_seed()
 
 
 def test_table_5_prints_the_configs_and_at_paper_scale_they_are_the_papers(everything, tmp_path):
-    _, found = everything
-    multi = next(row for row in found["table5"].rows if "Multi" in row.method)
+    _, tables = everything
+    multi = next(row for row in tables["table5"].rows if "Multi" in row.method)
     assert multi.ours["class_tokens"].values == (16.0,)
     assert multi.ours["projection_dim"].values == (2.0,)
     main(["table5", "--scale", "paper", "--output", str(tmp_path)])

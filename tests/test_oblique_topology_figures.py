@@ -68,10 +68,10 @@ def plotted(output, part, stem):
 
 
 def only_run(output, row):
-    found = (output / "runs" / "oblique_topology").glob(f"{row}-smoke-*/seed0")
+    folders = (output / "runs" / "oblique_topology").glob(f"{row}-smoke-*/seed0")
     if row == "table2_multi":  # Table 10 has 16 tokens of 32 numbers
-        found = (each for each in found if "embedding_dim: 32\n" in (each / "config.yaml").read_text())
-    (folder,) = found
+        folders = (folder for folder in folders if "embedding_dim: 32\n" in (folder / "config.yaml").read_text())
+    (folder,) = folders
     config = load_config(Config, [folder / "config.yaml"])
     return RowRun(RunFiles(folder), 0, {}, {}, "", "", "", "", config)
 
@@ -93,7 +93,7 @@ def test_a_part_writes_its_table_its_experiment_and_its_plots_with_their_numbers
         assert grey.std() > 5  # not blank
         assert min(grey.shape) > 300
         assert stem == name or len(plotted(output, part, stem)) > 5  # the table has its numbers itself
-    (experiment,) = [found for found in collect_experiments([output / "results"]) if found.name == name]
+    (experiment,) = [experiment for experiment in collect_experiments([output / "results"]) if experiment.name == name]
     assert (experiment.scale, experiment.seeds) == ("smoke", (0,))
     cells = {cell.mean for row in table.rows for cell in row.ours.values() if cell is not None}
     assert cells <= {values[0] for values in experiment.values.values()}
@@ -102,7 +102,7 @@ def test_a_part_writes_its_table_its_experiment_and_its_plots_with_their_numbers
 
 
 def test_values_that_claims_name_are_there(output):
-    found = {each.name: each.values for each in collect_experiments([output / "results"])}
+    experiments = {experiment.name: experiment.values for experiment in collect_experiments([output / "results"])}
     claims = load_claims(CODE.folder / "claims.yaml", load_paper_tables(CODE.folder / "paper_tables.yaml"))
     asked = {
         (cell.row, cell.column)
@@ -111,11 +111,11 @@ def test_values_that_claims_name_are_there(output):
         for cell in cells(condition)
         if cell.table == EXPERIMENT and cell.row != "final_temperature"  # which Table 2 writes
     }
-    assert {name for name, _ in asked} == {each for each, _ in ANALYSES.values()} - {"temperature_curves"}
-    missing = {(name, key) for name, key in asked if key not in found[name]}
+    assert {name for name, _ in asked} == {name for name, _ in ANALYSES.values()} - {"temperature_curves"}
+    missing = {(name, key) for name, key in asked if key not in experiments[name]}
     # six steps of training may leave positives that no multiplier brings into balance
     assert all(name == "equilibrium" and "_balance_" in key for name, key in missing)
-    verdicts = {each.claim.id: each.measured[0].verdict for each in judge(CODE.folder, [], all_of(output)).judged}
+    verdicts = {claim.claim.id: claim.measured[0].verdict for claim in judge(CODE.folder, [], all_of(output)).judged}
     for name in ("C4", "C18", "C25", "C26", "C27", "C28", "C29", "C34"):
         assert verdicts[name] in (UNDECIDED, NOT_RUN)  # nothing is decided at smoke scale
     assert verdicts["C28"] == verdicts["C4"] == UNDECIDED
@@ -146,7 +146,7 @@ def test_temperature_curves_are_those_of_the_logs(output):
 def test_distances_of_positives_are_those_of_the_test_set(output):
     config, encoder = trained_model(only_run(output, "ablation_euclidean_264"))
     pairs = open_domains(config.data)
-    assert [found.name for found in pairs.values()] == ["scenes/test", "scenes/test_other_domain"]
+    assert [domain.name for domain in pairs.values()] == ["scenes/test", "scenes/test_other_domain"]
     for domain, data_set in pairs.items():
         embedded = embed_pairs(encoder, data_set, CaptionRule())
         expected = (embedded.images[embedded.text_to_image] - embedded.texts).norm(dim=1)
@@ -191,7 +191,7 @@ def test_the_landscape_is_that_of_the_model_and_its_table_says_at_which_multipli
     inputs = training_batch(config, encoder, 32)
     draws = torch.Generator().manual_seed(derive_key("landscape", 0))
     directions = random_directions(movable_weights(encoder.model), draws)
-    found = cells_of(output, "loss_landscape", "loss_landscape")
+    cells = cells_of(output, "loss_landscape", "loss_landscape")
     for s in (1.0, 100.0):
         (plane,) = losses_on_plane(encoder.model, inputs, directions, [-1, -0.5, 0, 0.5, 1], [s])
         (line,) = gradient_norms_on_line(encoder.model, inputs, directions[0], [-1, 0, 1], [s])
@@ -202,7 +202,7 @@ def test_the_landscape_is_that_of_the_model_and_its_table_says_at_which_multipli
             "gradient_norm": line.mean(),
             "gradient_norm_over_multiplier": line.mean() / s,
         }
-        assert found[f"multiplier {s:g}"] == pytest.approx(expected, rel=1e-4)
+        assert cells[f"multiplier {s:g}"] == pytest.approx(expected, rel=1e-4)
         drawn = [
             row
             for row in plotted(output, "loss_landscape", "loss_landscape_contours")
@@ -231,8 +231,8 @@ def test_the_landscape_is_measured_once_per_run_grid_and_code(output, tmp_path, 
     assert ask([1]) == {"found": 4}
 
 
-def test_heat_in_the_box_is_that_of_every_other_scene_and_its_own_words(output):
-    found = cells_of(output, "figure5", "token_pair_grad_cam")
+def test_heat_in_the_box_is_that_of_every_other_scene_and_its_words(output):
+    cells = cells_of(output, "figure5", "token_pair_grad_cam")
     scenes = annotation_task("grounding", 12, 32)
     for row, label in (("table2_clip", "CLIP"), ("table2_multi", "Multi")):
         config, encoder = trained_model(only_run(output, row))
@@ -247,10 +247,10 @@ def test_heat_in_the_box_is_that_of_every_other_scene_and_its_own_words(output):
                 left, top, right, bottom = item["box"]
                 area = (right - left) * (bottom - top)
                 shares.append(share_in_box(heat, item["box"]) if heat.any() else area)
-            assert found[f"{label}, whole score{name}"]["share_in_box"] == pytest.approx(np.mean(shares), abs=1e-5)
+            assert cells[f"{label}, whole score{name}"]["share_in_box"] == pytest.approx(np.mean(shares), abs=1e-5)
 
 
-def test_where_curves_rest_is_told_of_t_and_of_the_multiplier(output, tmp_path):
+def test_curves_come_to_rest_in_t_and_in_the_multiplier(output, tmp_path):
     steps = np.arange(300)
     t = 4 - 3 * np.exp(-steps / 20)
     log = RunFiles(tmp_path).log
@@ -258,14 +258,14 @@ def test_where_curves_rest_is_told_of_t_and_of_the_multiplier(output, tmp_path):
     log.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     run = RowRun(RunFiles(tmp_path), 0, {}, {}, "made up", "", "", "", Config())
     values = _findings({"Sphere, e^0": [run]}, OptimConfig(warmup_steps=0)).values
-    found = {column: values["sphere_e_0", column][0] for _, column in values}
-    assert found["final_t"] == pytest.approx(t[-1])
-    assert found["final_multiplier"] == pytest.approx(np.exp(t[-1]))
+    ends = {column: values["sphere_e_0", column][0] for _, column in values}
+    assert ends["final_t"] == pytest.approx(t[-1])
+    assert ends["final_multiplier"] == pytest.approx(np.exp(t[-1]))
     # 300 steps have windows of 20: t moves by 3 (1 - 1/e) exp(-k / 20) within one
     moved = 3 * (1 - np.exp(-1)) * np.exp(-steps / 20)
-    assert found["converged"] == found["settled"] == np.argmax(moved < 0.02 * t)
-    assert found["converged_multiplier"] == found["settled_multiplier"] == np.argmax(np.exp(moved) - 1 < 0.02)
-    assert found["converged_multiplier"] > found["converged"] + 20
+    assert ends["converged"] == ends["settled"] == np.argmax(moved < 0.02 * t)
+    assert ends["converged_multiplier"] == ends["settled_multiplier"] == np.argmax(np.exp(moved) - 1 < 0.02)
+    assert ends["converged_multiplier"] > ends["converged"] + 20
 
 
 def test_a_trained_model_wants_no_gradient_and_is_in_evaluation_mode(output):

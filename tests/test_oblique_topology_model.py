@@ -79,14 +79,14 @@ def test_every_row_is_trained_by_a_table_and_every_config_of_a_table_exists():
     assert named - others == {path.name for path in ROWS}
     assert all((FOLDER / "configs" / name).is_file() for name in others)
     for table in TABLES.values():
-        for each in table["rows"]:
-            assert len(each["values"]) == len(table["columns"]), each["method"]
+        for row_of_table in table["rows"]:
+            assert len(row_of_table["values"]) == len(table["columns"]), row_of_table["method"]
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_rows_of_table_4_have_towers_of_one_kind(scale):
     settings = towers_with_tokens(Command("table4", scale, (0,), (), Path(), Path()))
-    configs = [row(Path(each["config"]).stem, scale, *settings) for each in TABLES["table4"]["rows"]]
+    configs = [row(Path(row_of_table["config"]).stem, scale, *settings) for row_of_table in TABLES["table4"]["rows"]]
     kinds = {
         (config.model.image, config.model.text, config.data.tokenizer, config.data.vocabulary) for config in configs
     }
@@ -96,11 +96,11 @@ def test_rows_of_table_4_have_towers_of_one_kind(scale):
 
 @pytest.mark.parametrize("table", ["table2", "table3", "table4", "table8"])
 def test_a_rows_config_builds_the_structure_that_its_name_says(table):
-    for each in TABLES[table]["rows"]:
-        if "config" not in each:
+    for row_of_table in TABLES[table]["rows"]:
+        if "config" not in row_of_table:
             continue
-        config = row(Path(each["config"]).stem, "paper")
-        method, geometry = each["method"], config.method.geometry
+        config = row(Path(row_of_table["config"]).stem, "paper")
+        method, geometry = row_of_table["method"], config.method.geometry
         if method.startswith(("Ob(", "Multi(")) or "[Multi(" in method:
             assert config.structure in method
             assert geometry == ("oblique_geodesic" if "geodesic" in method else "oblique")
@@ -144,7 +144,7 @@ def test_multi_at_a_small_scale_keeps_the_baselines_numbers_the_papers_n_and_its
     assert multi.model == clip.model
     assert (multi.data, multi.optim) == (clip.data, clip.optim)
     assert multi.sphere_dim == paper.sphere_dim == 32
-    bounds = [each.method.logit_scale_max * each.method.num_spheres for each in (multi, paper)]
+    bounds = [config.method.logit_scale_max * config.method.num_spheres for config in (multi, paper)]
     assert bounds[0] == pytest.approx(bounds[1])
 
 
@@ -194,7 +194,7 @@ def test_a_start_above_100_is_kept_where_there_is_no_bound():
 
 
 @pytest.mark.parametrize("num_spheres", [2, 4, 8])
-def test_token_counts_follow_the_config_alone(num_spheres):
+def test_token_counts_follow_only_the_config(num_spheres):
     config = row("table2_multi", "smoke", f"method.num_spheres={num_spheres}", "model.embedding_dim=32")
     model = build_model(config, FEW_IDS)
     assert model.image_tower.num_class_tokens == model.text_tower.num_class_tokens == num_spheres
@@ -238,11 +238,11 @@ def test_one_sphere_trains_as_the_baseline_to_the_last_bit(multi_token):
         "method.logit_scale_max=100",
     )
     images, ids = batch(clip)
-    (model, expected), (other, found) = loss_of(clip, images, ids), loss_of(one, images, ids)
+    (model, expected), (other, actual) = loss_of(clip, images, ids), loss_of(one, images, ids)
     assert other.geometry.name == "oblique"
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
     expected.backward()
-    found.backward()
+    actual.backward()
     for (name, parameter), (same_name, same) in zip(model.named_parameters(), other.named_parameters()):
         assert name == same_name
         assert torch.equal(parameter.grad, same.grad), name

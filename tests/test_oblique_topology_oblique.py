@@ -72,7 +72,7 @@ def test_features_that_cannot_be_cut_evenly_are_refused():
         to_spheres(torch.zeros(2, 10), 4)
 
 
-def test_several_class_tokens_give_one_sphere_each():
+def test_a_class_token_gives_a_sphere():
     tokens = torch.randn(3, 5, 4)
     for geometry in (build("oblique"), build("oblique_geodesic")):
         torch.testing.assert_close(geometry.embed_image(tokens), unit(tokens))
@@ -191,12 +191,12 @@ def errors(distance, num=30, num_spheres=8, sphere_dim=64):
     second = (angle.cos() * first + angle.sin() * step).float()
     expected = torch.tensor([exact_geodesic(*pair) for pair in zip(first, second)], dtype=torch.float64)
     cosines = (first * second).sum(dim=-1)
-    found = (
+    distances = (
         paired_oblique_geodesic_distance(first, second),
         oblique_geodesic_distance(first, second).diagonal(),
         torch.arccos(cosines.clamp(-1 + 1e-6, 1 - 1e-6)).square().sum(dim=-1).sqrt(),
     )
-    return tuple(((each - expected).abs() / expected).max().item() for each in found)
+    return tuple(((distance - expected).abs() / expected).max().item() for distance in distances)
 
 
 DISTANCES = [1e-4, 1e-3, 1e-2, 0.1, 1.0, 4.0, 8.0]

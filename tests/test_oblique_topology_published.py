@@ -41,12 +41,12 @@ def evaluated(tmp_path, monkeypatch, *arguments):
 
 
 def test_a_released_file_is_evaluated_as_a_row_is(tmp_path, monkeypatch, vocabulary, released):
-    found = evaluated(tmp_path, monkeypatch, "--checkpoint", released, vocabulary, *SCENES)
-    assert (found["layout"], found["geometry"]) == ("released", "oblique")
-    assert found["training_data"] == "multi.pt, published"
-    assert found["evaluations"].keys() >= {"imagenet", "imagenet_r", "test", "second_test", "linear_probe"}
-    assert found["evaluations"]["test"]["protocol"]["num_images"] == 6
-    assert found["evaluations"]["imagenet"]["protocol"]["preprocessing"]["mean"][0] == pytest.approx(0.48145466)
+    results = evaluated(tmp_path, monkeypatch, "--checkpoint", released, vocabulary, *SCENES)
+    assert (results["layout"], results["geometry"]) == ("released", "oblique")
+    assert results["training_data"] == "multi.pt, published"
+    assert results["evaluations"].keys() >= {"imagenet", "imagenet_r", "test", "second_test", "linear_probe"}
+    assert results["evaluations"]["test"]["protocol"]["num_images"] == 6
+    assert results["evaluations"]["imagenet"]["protocol"]["preprocessing"]["mean"][0] == pytest.approx(0.48145466)
 
 
 def test_mscocos_files_make_it_table_7(tmp_path, monkeypatch, vocabulary, released):
@@ -59,9 +59,9 @@ def test_mscocos_files_make_it_table_7(tmp_path, monkeypatch, vocabulary, releas
     (tmp_path / "coco.json").write_text(json.dumps({"dataset": "coco", "images": images}), encoding="utf-8")
     files = [f"coco.root={tmp_path}", "coco.test=coco.json#test", "coco.images=."]
     monkeypatch.setattr(coco, "results_of_parts", partial(coco.results_of_parts, fold_size=2))
-    found = evaluated(tmp_path, monkeypatch, "--checkpoint", released, vocabulary, *files)
-    assert found["evaluations"].keys() == {"coco_5k", "coco_1k"}
-    assert found["evaluations"]["coco_5k"]["protocol"]["num_images"] == 4
+    results = evaluated(tmp_path, monkeypatch, "--checkpoint", released, vocabulary, *files)
+    assert results["evaluations"].keys() == {"coco_5k", "coco_1k"}
+    assert results["evaluations"]["coco_5k"]["protocol"]["num_images"] == 4
 
 
 def test_a_clip_of_transformers_is_evaluated_on_the_sphere(tmp_path, monkeypatch):
@@ -70,9 +70,9 @@ def test_a_clip_of_transformers_is_evaluated_on_the_sphere(tmp_path, monkeypatch
     vision = {**sizes, "image_size": 32, "patch_size": 16}
     torch.manual_seed(0)
     CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(tmp_path / "clip")
-    found = evaluated(tmp_path, monkeypatch, "--checkpoint", tmp_path / "clip", "--layout", "clip", *SCENES)
-    assert (found["layout"], found["geometry"]) == ("clip", "sphere")
-    assert 0 <= found["evaluations"]["test"]["metrics"]["i2t_recall_at_1"] <= 1
+    results = evaluated(tmp_path, monkeypatch, "--checkpoint", tmp_path / "clip", "--layout", "clip", *SCENES)
+    assert (results["layout"], results["geometry"]) == ("clip", "sphere")
+    assert 0 <= results["evaluations"]["test"]["metrics"]["i2t_recall_at_1"] <= 1
 
 
 @pytest.mark.parametrize(

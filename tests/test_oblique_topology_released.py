@@ -106,8 +106,8 @@ def test_the_outputs_are_those_of_the_released_code(dim, tokens):
     with torch.no_grad():
         expected = theirs(images, ids, ids != 0)
         image_embeddings, text_embeddings, logit_scale = ours(images, ids)
-    found = ours.geometry.similarity(image_embeddings, text_embeddings)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    actual = ours.geometry.similarity(image_embeddings, text_embeddings)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert expected.std() > 0.001
     assert logit_scale.item() == pytest.approx(theirs.logit_scale.exp().item())
     assert ours.geometry.name == ("sphere" if tokens == 1 else "oblique")
@@ -128,7 +128,7 @@ def test_both_released_models_have_their_size_and_ours_has_a_place_for_every_ten
 
 
 @torch.no_grad()
-def test_heads_of_a_small_model_are_told():
+def test_heads_of_a_small_model_are_stated():
     state = release(SMALL, 8, 3).state_dict()
     halved = from_released(state, image_heads=4, text_heads=2)
     assert [tower.transformer.blocks[0].attention.heads for tower in (halved.image_tower, halved.text_tower)] == [4, 2]

@@ -79,20 +79,20 @@ def test_make_refuses_an_unknown_part_before_it_installs_anything(tmp_path):
         assert not (tmp_path / "venv").exists()
 
 
-def test_some_rows_of_a_table_are_trained_alone_and_stand_beside_the_whole_table(output, capsys):
+def test_some_rows_of_a_table_are_trained_and_stand_beside_the_whole_table(output, capsys):
     whole = output / "results" / "oblique_topology" / "table2" / "smoke" / "table2.json"
     before = whole.read_bytes()
     reproduce("table2", output, "--rows", "table2_clip")
-    told = capsys.readouterr().out
-    assert "table2_clip, seed 0: found in" in told
-    assert "table2_multi" not in told
-    assert "Claims are not judged by changed rows" in told
+    screen = capsys.readouterr().out
+    assert "table2_clip, seed 0: found in" in screen
+    assert "table2_multi" not in screen
+    assert "Claims are not judged by changed rows" in screen
     (path,) = whole.parent.parent.glob("smoke-*/table2.json")
-    found = from_json(path.read_text())
+    chosen = from_json(path.read_text())
     asked = "make reproduce-table2 PAPER=oblique_topology SCALE=smoke SEEDS=2"
-    assert found.command.startswith(f'{asked} ROWS="table2_clip"')
+    assert chosen.command.startswith(f'{asked} ROWS="table2_clip"')
     ours = {row.method: row for row in table(output).rows if row.ours}
-    for row in found.rows:
+    for row in chosen.rows:
         if row.method == "CLIP [our-impl.], ViT-B/16":
             assert row == ours[row.method]
         elif row.method in ours:
@@ -116,12 +116,12 @@ def test_some_rows_of_a_table_are_trained_alone_and_stand_beside_the_whole_table
 def test_a_row_left_out_and_one_that_needs_something_say_so_in_every_table(part, row, statuses, tmp_path):
     main([part, "--scale", "smoke", "--rows", row, "--output", str(tmp_path), *FEW])
     (path,) = tmp_path.glob(f"results/oblique_topology/{part}/smoke-*/{part}.json")
-    found = from_json(path.read_text())
-    assert len(found.rows) >= len(statuses)
+    table = from_json(path.read_text())
+    assert len(table.rows) >= len(statuses)
     for status in dict.fromkeys(statuses):
-        times = sum(each.status.startswith(status) for each in found.rows)
+        times = sum(row.status.startswith(status) for row in table.rows)
         assert times == statuses.count(status) if part != "table7" else times >= 1, status
-    assert {each.status for each in found.rows if any(each.ours.values())} <= {"measured"}
+    assert {row.status for row in table.rows if any(row.ours.values())} <= {"measured"}
     runs = [path.name.split("-")[0] for path in tmp_path.glob("runs/oblique_topology/*")]
     assert runs == ([row] if part == "table6" else [])
 
@@ -141,19 +141,19 @@ def test_rows_that_a_part_does_not_train_are_refused_before_anything_is_trained(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_row_of_ones_own_stands_in_the_tables_of_settings_too_and_is_never_left_out_in_silence(tmp_path):
-    own = tmp_path / "mine.yaml"
-    own.write_text("method: {geometry: sphere}\noptim: {weight_decay: 0.07}\n")
-    main(["table5", "--scale", "smoke", "--rows", str(own), "--output", str(tmp_path)])
+def test_a_custom_row_stands_in_the_tables_of_settings_too_and_is_never_left_out_in_silence(tmp_path):
+    custom = tmp_path / "mine.yaml"
+    custom.write_text("method: {geometry: sphere}\noptim: {weight_decay: 0.07}\n")
+    main(["table5", "--scale", "smoke", "--rows", str(custom), "--output", str(tmp_path)])
     (path,) = tmp_path.glob("results/oblique_topology/table5/smoke-*/table5.json")
     row = from_json(path.read_text()).rows[-1]
     assert (row.method, row.paper, row.ours["weight_decay"].mean) == ("mine", {}, 0.07)
-    command = Command("figure4", "smoke", (0,), (), tmp_path, tmp_path, ("mine",), (own,))
+    command = Command("figure4", "smoke", (0,), (), tmp_path, tmp_path, ("mine",), (custom,))
     with pytest.raises(ConfigError, match="ROWS=mine: figure4 takes no row of your own; accepted: without it"):
         train_rows(command, CODE, {"a row": "table2_clip.yaml"})
 
 
-def test_a_row_of_ones_own_in_configs_is_among_the_rows(tmp_path, monkeypatch):
+def test_a_custom_row_in_configs_is_among_the_rows(tmp_path, monkeypatch):
     monkeypatch.setattr("scripts.parts.ROOT", tmp_path)
     configs = tmp_path / "euclip" / "configs"
     configs.mkdir(parents=True)
@@ -233,8 +233,8 @@ def test_make_lists_rows_with_what_they_are_and_whether_they_were_run(tmp_path):
     done = make("rows", f"PYTHON={sys.executable}", f"OUTPUT={tmp_path}")
     rows = {line.split()[0]: line.split("  ", 1)[1].strip() for line in done.stdout.split("\n\n")[0].splitlines()}
     assert set(rows) == set(rows_of(ROOT / "oblique_topology"))
-    said = "Table 2, row CLIP [our-impl.] (ViT-B/16, 420M pairs); committed: results/oblique_topology/table2, "
-    assert rows["table2_clip"] == f"{said}results/oblique_topology/further_sets; in {tmp_path}: demo seed1"
+    line = "Table 2, row CLIP [our-impl.] (ViT-B/16, 420M pairs); committed: results/oblique_topology/table2, "
+    assert rows["table2_clip"] == f"{line}results/oblique_topology/further_sets; in {tmp_path}: demo seed1"
     assert "not run" in make("rows", f"PYTHON={sys.executable}", "PAPER=euclip").stdout
 
 
@@ -283,10 +283,10 @@ def test_a_row_says_what_its_towers_stand_on():
 
 
 def test_the_final_temperature_is_written_for_the_claim_that_names_it(output):
-    found = read_experiment(output / "results/oblique_topology/experiments/smoke/final_temperature.json")
-    assert set(found.values) == {"clip", "multi_32_16"}
-    assert all(1 < value <= 3.95 for value in found.values["multi_32_16"])
-    assert all(13 < value < 16 for value in found.values["clip"])
+    experiment = read_experiment(output / "results/oblique_topology/experiments/smoke/final_temperature.json")
+    assert set(experiment.values) == {"clip", "multi_32_16"}
+    assert all(1 < value <= 3.95 for value in experiment.values["multi_32_16"])
+    assert all(13 < value < 16 for value in experiment.values["clip"])
 
 
 def test_the_papers_numbers_are_those_printed(output):
@@ -315,7 +315,7 @@ def test_a_second_call_trains_nothing_and_an_override_trains_another_run(output,
     changed = [
         from_json(path.read_text()) for path in output.glob("results/oblique_topology/table2/smoke-*/table2.json")
     ]
-    (one_seed,) = [each for each in changed if "optim.steps=3" in each.command]
+    (one_seed,) = [table for table in changed if "optim.steps=3" in table.command]
     for cell in one_seed.measured("flickr_mean"):
         assert cell.interval_kind == QUERIES_INTERVAL
         assert cell.interval[0] < cell.mean < cell.interval[1]
@@ -331,8 +331,8 @@ def test_other_test_data_and_a_lost_or_foreign_evaluation_are_evaluated_again_wi
     weights = {path: path.stat().st_mtime_ns for path in output.glob("runs/*/*/*/checkpoints/*/*")}
     shutil.copy(multi.files.evaluation, clip.files.evaluation)
     (clip.files.folder / "diverged.json").write_text('{"err')
-    found = again(output)
-    assert (found.evaluations, found.hits) == (clip.evaluations, clip.hits)
+    run = again(output)
+    assert (run.evaluations, run.hits) == (clip.evaluations, clip.hits)
     assert again(output, "data.num_test=8").evaluations["test"]["protocol"]["num_images"] == 8
     clip.files.hits.unlink()
     assert again(output).evaluations == clip.evaluations
@@ -361,7 +361,7 @@ def test_swapped_and_copied_seeds_are_refused(output):
 
 
 @pytest.mark.parametrize(
-    ("torn", "said"),
+    ("torn", "reason"),
     [
         (lambda whole: whole[: len(whole) // 2], "does not go on to step 6"),
         (lambda whole: b"[]\n" + whole, "line 1 is no JSON"),
@@ -369,13 +369,13 @@ def test_swapped_and_copied_seeds_are_refused(output):
         (lambda whole: None, "No such file"),
     ],
 )
-def test_a_finished_run_whose_log_is_torn_is_refused_with_the_folder_to_remove(output, torn, said):
+def test_a_finished_run_whose_log_is_torn_is_refused_with_the_folder_to_remove(output, torn, reason):
     log = again(output).files.log
     whole = log.read_bytes()
     log.unlink()
     if torn(whole) is not None:
         log.write_bytes(torn(whole))
-    with pytest.raises(ConfigError, match=rf"{said}.*remove .*seed0 to train again"):
+    with pytest.raises(ConfigError, match=rf"{reason}.*remove .*seed0 to train again"):
         again(output)
     log.write_bytes(whole)
 
@@ -439,15 +439,15 @@ def test_a_part_runs_from_the_command_line_of_make(tmp_path):
     assert (tmp_path / "report_oblique_topology.html").stat().st_size > 100_000  # with all that is committed
 
 
-def table5_told(folder):
+def table5_printed(folder):
     as_launched()
-    with contextlib.redirect_stdout(io.StringIO()) as told:
+    with contextlib.redirect_stdout(io.StringIO()) as screen:
         main(["table5", "--scale", "smoke", "--output", str(folder)])
-    return told.getvalue()
+    return screen.getvalue()
 
 
 def test_two_processes_write_a_table_that_trains_nothing_once(tmp_path):
-    first, second = in_processes(2, table5_told, tmp_path)
+    first, second = in_processes(2, table5_printed, tmp_path)
     assert first.count("scale smoke, seed 0") == first.count("tables and figures:") == 1
     assert second == ""
     assert table_of(tmp_path, "table5").rows

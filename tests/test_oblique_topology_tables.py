@@ -75,9 +75,9 @@ def test_a_dip_passes_for_the_end_of_the_movement_and_does_not_stand_still():
     """t falls from 2.66 to 2.2, comes back to 2.6 at step 400, and rises to a plateau of 4 from step 700 on."""
     steps = np.arange(1000)
     values = np.interp(steps, [0, 200, 400, 700, 1000], [2.66, 2.2, 2.6, 4.0, 4.0])
-    found = converged_step(steps, values, 100)
-    assert 100 < found < 200  # as high before the dip's bottom as 100 steps later
-    assert abs(values[int(found)] - values[int(found) + 100]) < 0.02 * values[int(found)]
+    step = converged_step(steps, values, 100)
+    assert 100 < step < 200  # as high before the dip's bottom as 100 steps later
+    assert abs(values[int(step)] - values[int(step) + 100]) < 0.02 * values[int(step)]
     assert 680 < settled_step(steps, values, 100) < 700
 
 
@@ -122,8 +122,8 @@ def test_the_rule_waits_until_the_temperature_has_left_0_and_never_looks_beyond_
 
 def test_steps_that_were_logged_seldom_are_interpolated():
     dense, sparse = np.arange(0, 6000), np.arange(0, 6000, 100)
-    found = [converged_step(steps, 4 - 3 * np.exp(-steps / 500), 400) for steps in (dense, sparse)]
-    assert found[0] <= found[1] < found[0] + 100
+    converged = [converged_step(steps, 4 - 3 * np.exp(-steps / 500), 400) for steps in (dense, sparse)]
+    assert converged[0] <= converged[1] < converged[0] + 100
 
 
 def logged_run(folder, scales, seed=0):
@@ -138,7 +138,7 @@ def test_a_run_that_ended_at_chance_level_is_named(tmp_path):
     runs = []
     for seed, ratios in enumerate(([1.0, 0.4], [1.0, 1.004], [0.5, 0.992])):
         (tmp_path / str(seed)).mkdir()
-        lines = [{"event": "train", "step": step, "loss_over_chance": each} for step, each in enumerate(ratios)]
+        lines = [{"event": "train", "step": step, "loss_over_chance": ratio} for step, ratio in enumerate(ratios)]
         lines.append({"event": "evaluate", "step": 2})
         (tmp_path / str(seed) / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         files = RunFiles(tmp_path / str(seed))
@@ -225,11 +225,11 @@ def test_sets_of_tokens_are_different_of_one_size_and_all_where_there_are_few():
     assert draw_subsets(4, 2) == [list(pair) for pair in combinations(range(4), 2)]
     assert draw_subsets(16, 16) == [list(range(16))]
     drawn = draw_subsets(16, 8)
-    assert len(drawn) == len({tuple(each) for each in drawn}) == 20
-    assert all(each == sorted(set(each)) and len(each) == 8 for each in drawn)
+    assert len(drawn) == len({tuple(tokens) for tokens in drawn}) == 20
+    assert all(tokens == sorted(set(tokens)) and len(tokens) == 8 for tokens in drawn)
     assert drawn == draw_subsets(16, 8)
     assert drawn != draw_subsets(16, 8, seed=1)
-    assert {token for each in drawn for token in each} == set(range(16))
+    assert {token for tokens in drawn for token in tokens} == set(range(16))
     with pytest.raises(ValueError, match="17 of 16 class tokens; accepted: 1 to 16"):
         draw_subsets(16, 17)
 
@@ -248,7 +248,7 @@ def encoder():
 def test_all_tokens_give_the_full_models_hits_and_parts_give_those_of_their_sums(encoder, monkeypatch):
     _, encoder, task = encoder
     hits = subset_hits(encoder, task, [1, 2, 4], "scores")
-    assert [each.shape for each in hits.values()] == [(4, 130), (6, 130), (1, 130)]
+    assert [draws.shape for draws in hits.values()] == [(4, 130), (6, 130), (1, 130)]
     full = evaluate_zero_shot(encoder, task, "scores")
     assert hits[4][0].double().mean().item() == pytest.approx(full.metrics["acc1"], abs=1e-9)
     # by hand: the score of the set {0, 3}, prompts averaged
@@ -278,7 +278,7 @@ def measured():
 
 def test_memory_grows_in_the_orders_of_table_1(measured):
     growth = {
-        name: [each[f"memory_by_{what}"] for what in ("batch", "dim", "spheres")] for name, each in measured.items()
+        name: [values[f"memory_by_{what}"] for what in ("batch", "dim", "spheres")] for name, values in measured.items()
     }
     expected = {
         "Sphere, inner product": [4, 1, 1],
@@ -309,7 +309,7 @@ def test_the_count_of_kept_numbers_sees_a_copy():
 
 
 def test_ranges_are_those_of_the_formulas(measured):
-    ends = {name: (each["range_low"], each["range_high"]) for name, each in measured.items()}
+    ends = {name: (values["range_low"], values["range_high"]) for name, values in measured.items()}
     assert ends["Sphere, inner product"] == pytest.approx((-1, 1), abs=1e-9)
     assert ends["Ob(64, 8), inner product"] == pytest.approx((-8, 8), abs=1e-9)
     assert ends["Ob(64, 8), geodesic"] == pytest.approx((0, math.pi * 8**0.5), rel=1e-6)
@@ -319,7 +319,7 @@ def test_ranges_are_those_of_the_formulas(measured):
 
 
 def test_metrics_obey_the_triangle_inequality_and_inner_products_break_it(measured):
-    violations = {name: each["triangle_violations"] for name, each in measured.items()}
+    violations = {name: values["triangle_violations"] for name, values in measured.items()}
     for name in ("Euclidean, l2", "Ob(64, 8), geodesic"):
         assert violations[name] == 0
     for name in ("Sphere, inner product", "Ob(64, 8), inner product"):
@@ -327,11 +327,11 @@ def test_metrics_obey_the_triangle_inequality_and_inner_products_break_it(measur
 
 
 def test_points_that_are_pushed_apart_settle_on_closed_spaces_and_leave_the_plain_one(measured):
-    for name, each in measured.items():
+    for name, values in measured.items():
         if name.startswith("Euclidean"):
-            assert each["spread_growth"] > 1.5
+            assert values["spread_growth"] > 1.5
         else:
-            assert each["spread_growth"] == pytest.approx(1, abs=0.01)
+            assert values["spread_growth"] == pytest.approx(1, abs=0.01)
 
 
 def test_the_broadcast_distance_is_the_distance():
@@ -359,9 +359,9 @@ def test_labelled_photographs_are_probed_by_the_papers_recipe_where_there_is_a_t
     task, train = (SimpleNamespace(name=name, class_names=["a", "b"]) for name in ("imagenet", "imagenet_train"))
     both = SimpleNamespace(zero_shot={"imagenet": task, "imagenet_train": train})
     assert _probe(config.data, SimpleNamespace(zero_shot={"imagenet": task})) is None
-    found = _probe(config.data, both)
-    assert found[:2] == (train, task)
-    assert found[2].augments
+    probe = _probe(config.data, both)
+    assert probe[:2] == (train, task)
+    assert probe[2].augments
     assert not CACHED_PROBE.augments
     train.class_names = ["a", "c"]  # said when the sets are opened, before a model is trained
     with pytest.raises(ValueError, match="class"):

@@ -87,13 +87,13 @@ def test_recall_and_zero_shot_accuracy_are_followed_in_log_tracker_and_on_the_sc
         task["image_id"] for task in map(open_evaluation_sets(config.data).zero_shot["imagenet"].__getitem__, range(8))
     }
     accuracy = evaluate_zero_shot(encoder, others, config.method.prompt_average).metrics["acc1"]
-    found = {line["data"]: line["metrics"] for line in read_log(files.log) if line["event"] == "evaluate"}  # the last
-    assert found["scenes/imagenet"]["acc1"] == accuracy
+    metrics = {line["data"]: line["metrics"] for line in read_log(files.log) if line["event"] == "evaluate"}  # the last
+    assert metrics["scenes/imagenet"]["acc1"] == accuracy
     assert tracked[6]["scenes/imagenet/acc1"] == accuracy
-    assert tracked[6]["scenes/val/i2t_recall_at_1"] == found["scenes/val"]["i2t_recall_at_1"]
-    said = capsys.readouterr().err
-    assert f"; scenes/imagenet zero-shot {100 * accuracy:.1f} %" in said
-    assert f"zero-shot={100 * accuracy:.1f}" in said
+    assert tracked[6]["scenes/val/i2t_recall_at_1"] == metrics["scenes/val"]["i2t_recall_at_1"]
+    screen = capsys.readouterr().err
+    assert f"; scenes/imagenet zero-shot {100 * accuracy:.1f} %" in screen
+    assert f"zero-shot={100 * accuracy:.1f}" in screen
 
 
 def test_the_first_loss_is_that_of_the_model_before_training(unbroken):
@@ -110,9 +110,9 @@ def test_the_first_loss_is_that_of_the_model_before_training(unbroken):
     logits = [[value / 0.07 for value in line] for line in cosine]
     total = 0.0
     for k in range(16):
-        own = math.exp(logits[k][k])
-        total -= math.log(own / sum(math.exp(logits[k][j]) for j in range(16))) / 32
-        total -= math.log(own / sum(math.exp(logits[j][k]) for j in range(16))) / 32
+        matched = math.exp(logits[k][k])
+        total -= math.log(matched / sum(math.exp(logits[k][j]) for j in range(16))) / 32
+        total -= math.log(matched / sum(math.exp(logits[j][k]) for j in range(16))) / 32
     curve = losses(unbroken)
     assert len(curve) == 6
     assert curve[0] == pytest.approx(total, rel=1e-5)
@@ -219,7 +219,7 @@ def test_a_faster_temperature_moves_faster_and_changes_nothing_else_in_the_first
         records = [record for record in read_log(files.log) if record["event"] == "train"]
         scales.append([math.log(record["logit_scale"]) for record in records])
         curves.append(losses(files))
-    moved = [abs(each[1] - each[0]) for each in scales]
+    moved = [abs(values[1] - values[0]) for values in scales]
     assert moved[1] == pytest.approx(20 * moved[0], rel=1e-3)  # Adam's first step is the rate
     assert curves[0][0] == curves[1][0]
     assert curves[0] != curves[1]
