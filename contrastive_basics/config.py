@@ -1,4 +1,4 @@
-"""Configuration of the vision-language models of the contrastive-basics chapter (its vision part: vision_config.py)."""
+"""Configuration of the chapter's vision-language models; vision/config.py has its vision part."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,17 +10,17 @@ from common.logit_scale import check_bounds
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """The loss: what is compared, against which negatives, at which temperature.
+    """The loss: embeddings, negatives and temperature.
 
     The temperature T is 1 / logit_scale: learned (trainable), fixed (not trainable), or absent as in the chapter's
     Eq. 6 and 7 (not trainable, logit_scale_init 1).
     """
 
-    # one vector a side (Eq. 6-8); token by token (FILIP); one vector a side, each pair a decision of its own (SigLIP)
+    # one vector a side (Eq. 6-8); token by token (FILIP); one vector a side, every pair classified on its own (SigLIP)
     loss: Literal["in_batch", "late_interaction", "sigmoid"] = "in_batch"
-    targets: Literal["diagonal", "ids"] = "diagonal"  # ids: the same picture twice in a batch is no negative
+    targets: Literal["diagonal", "ids"] = "diagonal"  # ids: an image that is twice in a batch is no negative of itself
     queue_size: int = setting(0, at_least=0)  # pairs of past steps as further negatives, 0 = none
-    group_size: int = setting(0, at_least=0)  # a query meets the pairs of its group alone, 0 = of the whole batch
+    group_size: int = setting(0, at_least=0)  # a query is compared within its group only, 0 = within the batch
     ema_momentum: float = setting(0.99, at_least=0.0, at_most=1.0)  # of the encoder of queued pairs
     logit_scale_init: float = setting(1 / 0.07, above=0.0)  # multiplier; CLIP: 1 / 0.07
     logit_scale_trainable: bool = True
@@ -33,11 +33,11 @@ class MethodConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.loss == "late_interaction":
-            wanted = {"targets": "diagonal", "queue_size": 0, "group_size": 0, "prompt_average": "scores"}
-            self._only(wanted, "method.loss = late_interaction")
+            values = {"targets": "diagonal", "queue_size": 0, "group_size": 0, "prompt_average": "scores"}
+            self._only(values, "method.loss = late_interaction")
         if self.loss == "sigmoid":
-            wanted = {"targets": "diagonal", "queue_size": 0, "group_size": 0}
-            self._only(wanted, "method.loss = sigmoid")
+            values = {"targets": "diagonal", "queue_size": 0, "group_size": 0}
+            self._only(values, "method.loss = sigmoid")
         else:
             self._only({"logit_bias_init": -10.0}, f"method.loss = {self.loss}, which has no bias")
         if not self.queue_size:
@@ -45,15 +45,15 @@ class MethodConfig:
         if self.group_size:
             self._only({"targets": "diagonal", "queue_size": 0}, f"method.group_size = {self.group_size}")
 
-    def _only(self, wanted: dict[str, Any], cause: str) -> None:
-        for name, only in wanted.items():
-            if getattr(self, name) != only:
-                raise ValueError(f"method.{name} = {getattr(self, name)!r} with {cause}; accepted: {only}")
+    def _only(self, values: dict[str, Any], cause: str) -> None:
+        for name, value in values.items():
+            if getattr(self, name) != value:
+                raise ValueError(f"method.{name} = {getattr(self, name)!r} with {cause}; accepted: {value}")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A row of a table at a scale."""
+    """An experiment: a row of a table at a scale."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -82,11 +82,11 @@ class PublicModels:
 
     clip: str = path_setting()  # the table's: openai/clip-vit-large-patch14-336
     flava: str = path_setting()  # the table's: facebook/flava-full
-    caption_prefix: str = "a photo of "  # of a second row each, "" = none; CLIP's paper used one
+    caption_prefix: str = "a photo of "  # of a second row per model, "" = none; CLIP's paper used one
 
 
 @dataclass(frozen=True)
 class PublicConfig:
-    """What `make reproduce-table1` takes beside a row's settings: `public.clip=...`."""
+    """Settings of `make reproduce-table1` beside those of a row: `public.clip=...`."""
 
     public: PublicModels = field(default_factory=PublicModels)

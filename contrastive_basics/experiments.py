@@ -1,8 +1,8 @@
 """The chapter's statements as experiments on toy worlds: collapse, temperature, number of negatives, size of the batch.
 
-Each function here is a part that can be asked for: it measures (`measurements.py`) for all seeds of a command, and
-writes the values that claims refer to (`<results>/contrastive_basics/experiments/<scale>/<name>.json`), tables and
-curves. Scale smoke runs all of it in seconds, demo with settings (ours) at which each statement shows itself or fails.
+Every public function is a part of `make reproduce-<part>`. It measures (`measurements.py`) for all seeds of a command,
+and writes the values for claims (`<results>/contrastive_basics/experiments/<scale>/<name>.json`), tables and curves.
+Scale smoke takes seconds; demo has settings (ours) at which a statement shows or fails.
 """
 
 import time
@@ -70,7 +70,7 @@ _LABELS = {
 
 
 def collapse(command: Command) -> list[Table]:
-    """Which objectives collapse, without batch normalisation and with it (claims C1, C2, C4, C5)."""
+    """Which objectives collapse, without and with batch normalisation (claims C1, C2, C4, C5)."""
     if not _runs_here(command):
         return []
     settings = _SCALES[command.scale][0]
@@ -83,7 +83,7 @@ def collapse(command: Command) -> list[Table]:
                 label + remark,
                 lambda seed, objective=objective, bn=batch_norm: train_on_views(seed, objective, settings, bn),
             )
-    # where all of them start; batch normalisation that has seen no batch changes nothing, so one row is enough
+    # the common start; batch normalisation before its first batch changes nothing, so one row is enough
     rows["random_init"] = "random initialisation"
     runs["random_init"] = [ToyRun(run.course[0][1], ()) for run in runs["nt_xent"]]
     statistics = (
@@ -114,7 +114,7 @@ def collapse(command: Command) -> list[Table]:
 
 
 def temperature(command: Command) -> list[Table]:
-    """What the temperature does to loss and retrieval, and positives alone (claims C2, C16)."""
+    """Effect of the temperature on loss and retrieval, and training only with positives (claims C2, C16)."""
     if not _runs_here(command):
         return []
     settings = _SCALES[command.scale][1]
@@ -124,6 +124,7 @@ def temperature(command: Command) -> list[Table]:
         )
         for name, (label, start, learned) in TEMPERATURES.items()
     }
+    # the table has the end of the training, the figure its course
     statistics = ("loss", "i2t_r1", "t2i_r1", "channel_std", "positive_cosine", "negative_cosine", "logit_scale")
     rows = {name: label for name, (label, _, _) in TEMPERATURES.items()}
     result = _findings(
@@ -150,11 +151,11 @@ def temperature(command: Command) -> list[Table]:
 
 
 def negatives(command: Command) -> list[Table]:
-    """Retrieval against the number of negatives, all else equal, and MoCo's queue (claim C20)."""
+    """Retrieval against the number of negatives with all else equal, and MoCo's queue (claim C20)."""
     if not _runs_here(command):
         return []
     view_settings, settings = _SCALES[command.scale][:2]
-    # the batch stays as it is, so that steps and gradients are the same and only the negatives are fewer
+    # a constant batch: steps and gradients are the same, and only the number of negatives changes
     runs = {
         f"k{number}": _for_all_seeds(
             command,
@@ -166,8 +167,8 @@ def negatives(command: Command) -> list[Table]:
     statistics = ("i2t_r1", "t2i_r1", "channel_std", "positive_cosine", "negative_cosine", "logit_scale")
     in_batch = _findings(
         "negatives",
-        f"Pictures with captions of a toy world. Batches of {settings.batch} throughout; each query keeps its positive "
-        f"and so many random negatives. Learned temperature, {settings.steps} steps; retrieval among "
+        f"Pictures with captions of a toy world. All batches have {settings.batch} pairs; each query keeps its "
+        f"positive and K random negatives. Learned temperature, {settings.steps} steps; retrieval among "
         f"{settings.test_pairs} fresh pairs.",
         "toy/pairs",
         settings,
@@ -200,8 +201,8 @@ def negatives(command: Command) -> list[Table]:
     statistics = ("knn_accuracy", "view_r1", "channel_std", "mean_cosine", "effective_rank")
     queue = _findings(
         "negatives_queue",
-        f"MoCo on two views of toy pictures, batches of {view_settings.batch} throughout; the negatives are the newest "
-        f"keys, as many as the queue holds. {view_settings.steps} steps.",
+        f"MoCo on two views of toy pictures; all batches have {view_settings.batch} pictures. The negatives are the "
+        f"newest keys that fit into the queue. {view_settings.steps} steps.",
         "toy/classes",
         view_settings,
         {f"queue{size}": f"queue of {size}" for size in QUEUE_SIZES},
@@ -223,11 +224,12 @@ def negatives(command: Command) -> list[Table]:
 
 
 def loss_floor(command: Command) -> list[Table]:
-    """How low the loss can get with the temperature at 1, as Eq. 6 to 8 print it (claim C16)."""
+    """The lowest loss at temperature 1, as Eq. 6 to 8 are printed (claim C16)."""
     if not _runs_here(command):
         return []
     settings = _SCALES[command.scale][3]
     runs = _for_all_seeds(command, "free vectors", lambda seed: measure_loss_floor(seed, settings, FLOOR_BATCHES))
+    # known optima stand beside the trained values, which must not go below them
     columns = {
         "chance": ("ln B", "nats", None),
         "t1_separated": ("positives 1, negatives 0, T = 1", "nats", None),
@@ -269,6 +271,7 @@ def batch_size(command: Command) -> list[Table]:
         return []
     settings = _SCALES[command.scale][2]
     runs = _for_all_seeds(command, "sub-batches", lambda seed: measure_batch_sizes(seed, settings, BATCH_SIZES))
+    # one model for all sizes, so that only the task differs
     columns = {
         "loss": ("loss", "nats", "lower"),
         "error": ("in-batch error", "percent", "lower"),
@@ -277,8 +280,8 @@ def batch_size(command: Command) -> list[Table]:
     }
     result = _findings(
         "batch_size",
-        f"The features of one model, after {settings.steps} steps, of {settings.test_pairs} pairs, cut into batches of "
-        "B: what a smaller batch asks of it. Kept for backward: by one step with a batch of that size.",
+        f"The features of one model after {settings.steps} steps, of {settings.test_pairs} pairs, cut into batches of "
+        "B: the task that a smaller batch sets. Kept for backward: by one step with a batch of that size.",
         "toy/pairs",
         settings,
         {f"b{size}": f"B = {size}" for size in BATCH_SIZES},
@@ -300,10 +303,10 @@ def batch_size(command: Command) -> list[Table]:
 
 
 def _runs_here(command: Command) -> bool:
-    """Whether this process measures: the main one, at a scale that has toy experiments.
+    """Whether this process measures: the main one, at a scale with toy experiments.
 
     Raises:
-        ConfigError: overrides; there is no row file that they could change.
+        ConfigError: overrides, as there is no row file to change.
     """
     if not command.runs_at(_SCALES, "it is an experiment on a toy world"):
         return False
@@ -316,17 +319,17 @@ def _runs_here(command: Command) -> bool:
 
 
 def _for_all_seeds(command: Command, label: str, measure: Callable[[int], Any]) -> list[Any]:
-    """The measurement for each seed, with a line for those who wait."""
-    found = []
+    """The measurement of every seed; prints a line per seed."""
+    results = []
     for seed in command.seeds:
         start = time.perf_counter()
-        found.append(measure(seed))
+        results.append(measure(seed))
         print(f"{command.part}: {label}, seed {seed}: {time.perf_counter() - start:.1f} s", flush=True)
-    return found
+    return results
 
 
 def _values(runs: Mapping[str, Sequence[ToyRun]], statistics: Sequence[str]) -> dict[tuple[str, str], list[float]]:
-    """Of all rows, as far as they have the statistic (before the first step there is no loss)."""
+    """Values of the rows that have the statistic (before the first step there is no loss)."""
     return {
         (row, name): [run.statistics[name] for run in of_row]
         for row, of_row in runs.items()
@@ -337,7 +340,7 @@ def _values(runs: Mapping[str, Sequence[ToyRun]], statistics: Sequence[str]) -> 
 
 def _course(runs: Sequence[ToyRun], name: str) -> list[tuple[float, Sequence[float]]]:
     """(step, a value per seed) of one statistic."""
-    steps = [step for step, found in runs[0].course if name in found]
+    steps = [step for step, statistics in runs[0].course if name in statistics]
     by_seed = [dict(run.course) for run in runs]
     return [(step, [course[step][name] for course in by_seed]) for step in steps]
 
@@ -347,7 +350,7 @@ def _against(places: Sequence[int], values: Sequence[Sequence[float]]) -> list[t
 
 
 def _written(command: Command, findings: Findings, panels: Sequence[Curves], across: int) -> list[Table]:
-    """Writes the experiment and the curves; the table is written by whoever runs the part."""
+    """Writes the experiment and the curves; the caller writes the table."""
     plot_curves(panels, command.folder(PAPER) / f"{findings.name}_curves.png", across)
     return [write_findings(command, PAPER, findings)]
 
@@ -362,7 +365,7 @@ def _findings(
     values: Mapping[tuple[str, str], Sequence[float]],
     chance: Mapping[str, float],
 ) -> Findings:
-    """With what all experiments of the toy worlds have in common; arguments as in Findings."""
+    """Findings with the settings that all toy experiments share."""
     protocol = f"toy world, {settings.steps} steps"
     notes = ["The chapter prints no numbers for this; they are of a toy world, for the direction of its statements."]
     return Findings(name, caption, data, protocol, asdict(settings), rows, columns, values, chance, notes, True)

@@ -1,4 +1,4 @@
-"""InfoNCE in which only the number of negatives changes: queries meet a part of the batch (claim C20)."""
+"""InfoNCE within groups of a batch, so that only the number of negatives changes (claim C20)."""
 
 import torch
 
@@ -9,12 +9,11 @@ from common.info_nce import symmetric_info_nce
 def loss_within_groups(
     image_embeddings: torch.Tensor, text_embeddings: torch.Tensor, logit_scale: torch.Tensor, group_size: int
 ) -> torch.Tensor:
-    """Mean of Eq. 8 over groups of consecutive pairs of a process's batch; nothing is gathered from other processes.
+    """Mean of Eq. 8 over groups of consecutive pairs of a process's batch, without gathering from other processes.
 
     Args:
         image_embeddings, text_embeddings: (local_batch, dim), unit.
-        logit_scale: scalar, the multiplier.
-        group_size: pairs of a group, so group_size - 1 negatives a query; of the whole batch it is InfoNCE itself.
+        group_size: pairs of a group; a query has group_size - 1 negatives. The whole batch as one group is InfoNCE.
     Returns:
         Scalar in nats, at most ln(group_size) for equal cosines.
     Raises:

@@ -1,4 +1,4 @@
-"""What the experiments measure on the toy worlds: functions of a seed and settings that return plain numbers.
+"""Measurements on the toy worlds: functions of a seed and settings that return numbers.
 
 Designs and settings are ours, as the chapter prints none. Losses, queue, momentum encoder and metrics are those of this
 repository, not copies.
@@ -52,7 +52,7 @@ OBJECTIVES = {  # name -> label
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """Training on two views of pictures; `measure_at` are steps at which statistics are taken."""
+    """Training on two views of images; `measure_at` are the steps of the statistics."""
 
     steps: int = 500
     batch: int = 256
@@ -71,7 +71,7 @@ class ViewSettings:
 
 @dataclass(frozen=True)
 class PairSettings:
-    """Training on pictures with captions, Adam without weight decay."""
+    """Training on images with captions, Adam without weight decay."""
 
     steps: int = 600
     batch: int = 256
@@ -83,7 +83,7 @@ class PairSettings:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Features of a model after `steps` of training, looked at in sub-batches: early enough for it to make mistakes."""
+    """Features of a model after `steps` of training, in sub-batches; early enough for the model to make mistakes."""
 
     steps: int = 100
     batch: int = 256
@@ -94,7 +94,7 @@ class BatchSettings:
 
 @dataclass(frozen=True)
 class FloorSettings:
-    """Free unit vectors, trained with Adam: no encoder stands between the loss and its optimum."""
+    """Free unit vectors, trained with Adam; without an encoder the loss can reach its optimum."""
 
     steps: int = 1000
     learning_rate: float = 0.02
@@ -102,14 +102,14 @@ class FloorSettings:
 
 
 class ToyRun(NamedTuple):
-    """Statistics at the end of a training, and at the steps on the way: (step, statistics) in order."""
+    """Final statistics of a training, and its course: (step, statistics) in order."""
 
     statistics: Statistics
     course: tuple[tuple[int, Statistics], ...]
 
 
 def train_on_views(seed: int, objective: str, settings: ViewSettings, batch_norm: bool = False) -> ToyRun:
-    """One of OBJECTIVES on two views of pictures; all objectives of a seed share world, first weights and batches.
+    """Trains one of OBJECTIVES on two views of images; all objectives of a seed share world, first weights and batches.
 
     Returns:
         `view_statistics`, and from the first step on the "loss" of the last batch.
@@ -145,7 +145,7 @@ def _view_objective(
         moco, past_keys = MomentumContrast(encoder, Sphere(), logit_scale, pool), []
 
         def loss_of_moco(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-            if past_keys:  # of the step before, whose backward pass is over
+            if past_keys:  # of the step before, whose backward pass has finished
                 moco.insert(past_keys.pop())
             moco.update_momentum_encoder(settings.ema_momentum)
             logits, columns, keys = moco(first, second)
@@ -161,6 +161,7 @@ def _view_objective(
         return loss_of_views, list(encoder.parameters())
     if objective not in OBJECTIVES:
         raise ValueError(f"objective {objective!r} is unknown; accepted: {', '.join(OBJECTIVES)}")
+    # SimSiam and its ablations, down to the mean cosine of positives without predictor and stopped gradient
     with_predictor = objective in ("simsiam", "no_stop_gradient")
     with_stop = objective in ("simsiam", "no_predictor")
     predictor = seeded(lambda: simsiam_predictor(EMBEDDING_DIM, EMBEDDING_DIM // 2), seed, "predictor")
@@ -170,13 +171,13 @@ def _view_objective(
 
 @torch.no_grad()
 def view_statistics(encoder: nn.Module, world: ClassWorld, seed: int, settings: ViewSettings) -> Statistics:
-    """What the encoder, in eval mode, makes of pictures that it was not trained on; the same ones for a seed.
+    """Statistics of the encoder in eval mode on new images; a seed always gives the same images.
 
     Returns:
-        channel_std, mean_cosine, effective_rank: `collapse_statistics` of whole pictures.
-        positive_cosine, negative_cosine: mean over pairs of views of one picture, and of different pictures.
-        view_r1: percent of views whose nearest view among `queries` is of the same picture.
-        knn_accuracy: percent of pictures whose class the `neighbours` nearest of `bank` pictures vote for.
+        channel_std, mean_cosine, effective_rank: `collapse_statistics` of whole images.
+        positive_cosine, negative_cosine: mean over pairs of views of one image, and of different images.
+        view_r1: percent of views whose nearest view among `queries` is of the same image.
+        knn_accuracy: percent of images whose class the `neighbours` nearest of `bank` images vote for.
     """
     draws = generator(seed, "test views")
     bank, bank_labels = world.pictures(settings.bank, draws)
@@ -198,23 +199,24 @@ def view_statistics(encoder: nn.Module, world: ClassWorld, seed: int, settings: 
 def train_on_pairs(
     seed: int, settings: PairSettings, temperature: float | None, learned: bool, num_negatives: int | None = None
 ) -> ToyRun:
-    """Eq. 8 on pictures with captions; all runs of a seed share world, first weights and batches.
+    """Trains with Eq. 8 on images with captions; all runs of a seed share world, first weights and batches.
 
     Args:
-        seed: of everything.
-        settings: of training and test.
         temperature: at the start; None = no negatives, the loss is minus the mean cosine of the pairs.
         learned: whether the temperature is trained.
-        num_negatives: each row and each column keeps its positive and so many random negatives; None = all.
+        num_negatives: random negatives of each row and each column; None = all.
     Returns:
         `pair_statistics`, "logit_scale", and from the first step on the "loss" of the last batch.
     """
     world, draws, masks = PairWorld.drawn(seed), generator(seed, "pairs"), generator(seed, "masks")
     image_encoder, text_encoder, logit_scale = _pair_model(seed, temperature, learned, settings.logit_scale_max)
     model = nn.ModuleList([image_encoder, text_encoder, logit_scale])
-    optimizer = torch.optim.Adam([each for each in model.parameters() if each.requires_grad], settings.learning_rate)
+    optimizer = torch.optim.Adam(
+        [weight for weight in model.parameters() if weight.requires_grad], settings.learning_rate
+    )
     loss, course = None, []
     for step in range(settings.steps + 1):
+        # measured before the step, so that the course has the random start and the end
         if step in settings.measure_at or step == settings.steps:
             trained = {} if loss is None else {"loss": float(loss.detach())}
             scale = {"logit_scale": float(logit_scale().detach())}
@@ -247,14 +249,13 @@ def _pair_model(
 
 
 def loss_with_few_negatives(logits: torch.Tensor, num_negatives: int, draws: torch.Generator) -> torch.Tensor:
-    """Eq. 8 where each row and each column keeps its positive and random negatives, drawn for each anew (Sec. 5.3).
+    """Eq. 8 with a random subset of negatives, drawn separately for each row and each column (Sec. 5.3).
 
-    Batch, steps and positives stay what they are: only the number of negatives changes.
+    Batch, steps and positives do not change, only the number of negatives.
 
     Args:
         logits: (batch, batch), positives on the diagonal.
         num_negatives: in [1, batch - 1]; batch - 1 is Eq. 8.
-        draws: of the negatives.
     Returns:
         Scalar in nats; equal logits give ln(1 + num_negatives).
     """
@@ -265,10 +266,10 @@ def loss_with_few_negatives(logits: torch.Tensor, num_negatives: int, draws: tor
 
 
 def few_candidates(batch: int, num_negatives: int, draws: torch.Generator) -> torch.Tensor:
-    """(batch, batch) bool: in each row the diagonal and `num_negatives` other places, drawn without replacement."""
+    """(batch, batch) bool: in each row the diagonal and `num_negatives` other columns, drawn without replacement."""
     if not 1 <= num_negatives < batch:
         raise ValueError(f"a batch of {batch} has 1 to {batch - 1} negatives a row, not {num_negatives}")
-    order = torch.rand(batch, batch, generator=draws).fill_diagonal_(2.0)  # before all others
+    order = torch.rand(batch, batch, generator=draws).fill_diagonal_(2.0)  # the positive always comes first
     chosen = order.topk(1 + num_negatives, dim=1).indices
     return torch.zeros(batch, batch, dtype=torch.bool).scatter(1, chosen, True)
 
@@ -277,7 +278,7 @@ def few_candidates(batch: int, num_negatives: int, draws: torch.Generator) -> to
 def pair_statistics(
     image_encoder: nn.Module, text_encoder: nn.Module, world: PairWorld, seed: int, count: int
 ) -> Statistics:
-    """Retrieval among fresh pairs, the same ones for a seed.
+    """Retrieval among new pairs; a seed always gives the same pairs.
 
     Returns:
         i2t_r1, t2i_r1: percent. channel_std: of the images. positive_cosine, negative_cosine: of pairs, and of images
@@ -296,14 +297,13 @@ def pair_statistics(
 
 
 def measure_batch_sizes(seed: int, settings: BatchSettings, sizes: Sequence[int]) -> Statistics:
-    """One set of features, compared in sub-batches of different sizes; and what a step of each size keeps in memory.
+    """One set of features in sub-batches of different sizes, and the memory of a step of each size.
 
     Returns:
-        For each size b in `sizes`, features being cut at random into sub-batches of b pairs:
+        For each size b in `sizes`, with features cut at random into sub-batches of b pairs:
         loss_b: mean of Eq. 8 over the sub-batches, in nats. error_b: percent of queries of both directions whose
-        positive is not the nearest of the sub-batch. hardest_negative_b: mean over queries of the highest cosine to one
-        of their b - 1 negatives. kept_mb_b: MB that the graph of one step with b pairs keeps for backward, without
-        weights.
+        positive is not the nearest in the sub-batch. hardest_negative_b: mean over queries of the highest cosine to one
+        of their b - 1 negatives. kept_mb_b: MB that one step with b pairs saves for the backward pass, without weights.
     """
     world, draws = PairWorld.drawn(seed), generator(seed, "pairs")
     image_encoder, text_encoder, logit_scale = _pair_model(seed, settings.temperature, False, math.inf)
@@ -317,21 +317,22 @@ def measure_batch_sizes(seed: int, settings: BatchSettings, sizes: Sequence[int]
         optimizer.zero_grad()
         loss_of(*world.pairs(settings.batch, draws)).backward()
         optimizer.step()
+    # one matrix of cosines; sub-batches are its diagonal blocks in a random order of pairs
     tests = generator(seed, "test pairs")
     images, texts = world.pairs(settings.test_pairs, tests)
     with torch.no_grad():
         cosines = inner_product_similarity(unit(image_encoder(images)), unit(text_encoder(texts)))
     order = torch.randperm(settings.test_pairs, generator=tests)
     weights = [*image_encoder.parameters(), *text_encoder.parameters()]
-    found: Statistics = {}
+    numbers: Statistics = {}
     for size in sizes:
         parts = [cosines[part][:, part] for part in order.split(size)]
         measured = [sub_batch_statistics(part, logit_scale().detach()) for part in parts]
         for name in measured[0]:
-            found[f"{name}_{size}"] = math.fsum(each[name] for each in measured) / len(measured)
+            numbers[f"{name}_{size}"] = math.fsum(part_numbers[name] for part_numbers in measured) / len(measured)
         kept = bytes_kept_for_backward(lambda size=size: loss_of(*world.pairs(size, draws)), weights)
-        found[f"kept_mb_{size}"] = kept / 1e6
-    return found
+        numbers[f"kept_mb_{size}"] = kept / 1e6
+    return numbers
 
 
 @torch.no_grad()
@@ -348,20 +349,20 @@ def sub_batch_statistics(cosines: torch.Tensor, logit_scale: torch.Tensor) -> St
 
 
 def measure_loss_floor(seed: int, settings: FloorSettings, batches: Sequence[int]) -> Statistics:
-    """How low Eq. 8 gets for b pairs of free unit vectors, from a random start, with the temperature fixed.
+    """The lowest value of Eq. 8 for b pairs of free unit vectors, from a random start, at a fixed temperature.
 
     Returns:
-        For each b in `batches`: chance_b = ln b; t1_separated_b, the loss with positives at 1 and negatives at 0;
-        t1_optimum_b and t007_optimum_b, the loss of a regular simplex; t1_reached_b and t007_reached_b, what training
-        reaches, in nats; t1_negative_cosine_b and t007_negative_cosine_b, the mean cosine of negatives there.
+        For each b in `batches`, in nats: chance_b = ln b; t1_separated_b, the loss with positives at 1 and negatives at
+        0; t1_optimum_b and t007_optimum_b, the loss of a regular simplex; t1_reached_b and t007_reached_b, the final
+        loss of the training. And t1_negative_cosine_b and t007_negative_cosine_b, the final mean cosine of negatives.
     """
-    found: Statistics = {}
+    numbers: Statistics = {}
     for batch in batches:
         simplex = unit(torch.eye(batch, dtype=torch.float64) - 1 / batch)
-        found[f"chance_{batch}"] = math.log(batch)
-        found[f"t1_separated_{batch}"] = float(symmetric_info_nce(torch.eye(batch, dtype=torch.float64)))
+        numbers[f"chance_{batch}"] = math.log(batch)
+        numbers[f"t1_separated_{batch}"] = float(symmetric_info_nce(torch.eye(batch, dtype=torch.float64)))
         for name, temperature in (("t1", 1.0), ("t007", 0.07)):
-            found[f"{name}_optimum_{batch}"] = float(symmetric_info_nce(simplex @ simplex.T / temperature))
+            numbers[f"{name}_optimum_{batch}"] = float(symmetric_info_nce(simplex @ simplex.T / temperature))
             draws = generator(seed, "free vectors", batch)
             sides = [torch.randn(batch, settings.dim, generator=draws).requires_grad_() for _ in range(2)]
             optimizer = torch.optim.Adam(sides, settings.learning_rate)
@@ -373,9 +374,9 @@ def measure_loss_floor(seed: int, settings: FloorSettings, batches: Sequence[int
                 optimizer.step()
             with torch.no_grad():
                 cosines = inner_product_similarity(unit(sides[0]), unit(sides[1]))
-                found[f"{name}_reached_{batch}"] = float(_free_loss(sides, temperature))
-                found[f"{name}_negative_cosine_{batch}"] = _positive_and_negative_cosine(cosines)["negative_cosine"]
-    return found
+                numbers[f"{name}_reached_{batch}"] = float(_free_loss(sides, temperature))
+                numbers[f"{name}_negative_cosine_{batch}"] = _positive_and_negative_cosine(cosines)["negative_cosine"]
+    return numbers
 
 
 def _free_loss(sides: Sequence[torch.Tensor], temperature: float) -> torch.Tensor:
@@ -386,7 +387,7 @@ def _recall_at_1(cosines: torch.Tensor) -> tuple[float, float]:
     """Percent of rows, and of columns, whose highest entry is on the diagonal."""
     threads = torch.get_num_threads()
     ranks = retrieval_ranks(cosines, torch.arange(len(cosines)))
-    torch.set_num_threads(threads)  # the ranking loops' thread pool may have changed it
+    torch.set_num_threads(threads)  # the thread pool of the ranking may have changed it
     return 100 * recall_at_k(ranks.image_to_text, 1), 100 * recall_at_k(ranks.text_to_image, 1)
 
 

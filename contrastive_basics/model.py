@@ -1,9 +1,9 @@
 """The vision-language models of the chapter: CLIP-like towers, the same token by token, and a queue of past pairs.
 
 What differs from the chapter's text:
-    1. the caption's vector is the end token's, the picture's the class token's, and both pass a learned projection
-       before they are normalised (N4);
-    2. cosines are multiplied by a logit scale, 1/T (N1); Eq. 6 and 7 as printed are the case of a fixed 1.
+    1. the caption's vector is that of the end token, the image's that of the class token, and both pass a learned
+       projection before the normalisation (N4);
+    2. a logit scale 1/T multiplies the cosines (N1); Eq. 6 and 7 as printed have a fixed 1.
 """
 
 import torch
@@ -32,14 +32,7 @@ LOSS_OF = {  # of method.loss
 
 
 def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
-    """Both towers with random weights, the geometry and the logit scale.
-
-    Args:
-        config: of one row.
-        tokenizer: gives the number of ids and the end token.
-    Returns:
-        The towers; their attribute `memory` is the MomentumQueue that the row asks for, or None.
-    """
+    """Both towers with random weights; their attribute `memory` is the row's MomentumQueue, or None."""
     method = config.method
     image_tower = vision_transformer(config.data, config.model)
     text_tower = causal_text_transformer(config.data, config.model, tokenizer)
@@ -56,13 +49,13 @@ def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
 class MomentumQueue(nn.Module):
     """Pairs of past steps as further negatives: momentum copies of both towers, and a pool of keys for each side.
 
-    In the batch the negatives are online embeddings with gradient; the pools add keys without. They are queues that
-    start empty, and only keys that were written take part. A part of the model, hence of its checkpoints.
+    Negatives in the batch are online embeddings with gradient; the keys of the pools have none. The queues start empty,
+    and only written keys count. The queue is a part of the model and of its checkpoints.
 
     Args:
-        towers: that the copies follow; one vector a side.
-        capacity: pairs kept, at least 1.
-        dim: numbers of an embedding.
+        towers: followed by the copies; one vector a side.
+        capacity: maximum number of pairs, at least 1.
+        dim: size of an embedding.
     """
 
     def __init__(self, towers: TwoTowers, capacity: int, dim: int) -> None:
@@ -72,12 +65,12 @@ class MomentumQueue(nn.Module):
         self.image_pool, self.text_pool = image_and_text_pools(towers.geometry, capacity, dim, start="fill_level")
 
     def pairs(self) -> QueuedPairs:
-        """What the loss takes, which compares the batch's online embeddings itself: the newest keys, read in place."""
+        """The newest keys for the loss, without copying; the loss adds the batch's online embeddings."""
         images, texts = self.image_pool.queue, self.text_pool.queue
         return QueuedPairs(images.rows(), texts.rows(), images.row_ids())
 
     def start_(self, towers: TwoTowers) -> None:
-        """Makes the copies what the towers are now, running statistics of a stem included."""
+        """Copies the towers as they are now, running statistics of a backbone included."""
         self.image_encoder.encoder.load_state_dict(towers.image_tower.state_dict())
         self.text_encoder.encoder.load_state_dict(towers.text_tower.state_dict())
 
@@ -94,7 +87,7 @@ class MomentumQueue(nn.Module):
 
         Args:
             images: (local_batch, 3, size, size), normalised. token_ids: (local_batch, context_length).
-            ids: (local_batch,) int64 of the pictures.
+            ids: (local_batch,) int64 of the images.
         Returns:
             Slots of the keys of all processes, in the image pool and in the text pool.
         """
@@ -105,11 +98,7 @@ class MomentumQueue(nn.Module):
 
 
 class PatchTokens(nn.Module):
-    """Every patch of a picture, projected: (batch, num_patches, dim). The class token is left out.
-
-    Args:
-        tower: its projection serves all patches.
-    """
+    """All patches of an image after the tower's projection, without the class token: (batch, num_patches, dim)."""
 
     def __init__(self, tower: VisionTransformer) -> None:
         super().__init__()
@@ -121,12 +110,9 @@ class PatchTokens(nn.Module):
 
 
 class WordTokens(nn.Module):
-    """Every word of a caption and its end token, projected: (batch, context_length - 1, dim), zero where padded.
+    """Words and end token of a caption after the tower's projection: (batch, context_length - 1, dim), 0 for padding.
 
     The start token is left out (inferred): under the causal mask it is the same vector for every caption.
-
-    Args:
-        tower: its projection serves all positions.
     """
 
     def __init__(self, tower: CausalTextTransformer) -> None:

@@ -1,15 +1,14 @@
 """Retrieval against the number of negatives, with real towers (claim C20).
 
-The part `negatives_sweep`, in which every run sees the same number of pairs:
+Part `negatives_sweep`: every run sees the same number of pairs.
     batch    B pairs a step, so B - 1 negatives a query; larger batches mean fewer updates
     queue    a fixed batch, and up to K pairs of past steps from a momentum encoder as further negatives
-The part `negatives_in_groups`, in which nothing but the number of negatives changes:
-    group    a fixed batch and number of steps; a query meets the G - 1 other pairs of its group in the batch
-The part `negatives_by_batch`, which takes apart what a larger batch changes at a fixed number of pairs:
+Part `negatives_in_groups`: only the number of negatives changes.
+    group    a fixed batch and number of steps; the negatives of a query are the G - 1 other pairs of its group
+Part `negatives_by_batch`: separates the effects of a larger batch at a fixed number of pairs.
     steps    a fixed number of steps, so that larger batches see more pairs
-    rate     a fixed number of pairs, and the learning rate by the root of the batch, as Adam wants it (Malladi et al.
-             2022)
-Elsewhere the learning rate is that of the scale and is not adapted to the batch.
+    rate     a fixed number of pairs; the learning rate grows by the root of the batch (Malladi et al. 2022, for Adam)
+Otherwise the learning rate is that of the scale for every batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,14 +39,14 @@ SET_HERE = (
     "method.queue_size=",
     "method.group_size=",
 )
-WARMUP_SHARE = 12  # one step in so many
+WARMUP_SHARE = 12  # warm-up is a twelfth of the steps
 
 
 @dataclass(frozen=True)
 class Point:
-    """One training of a series: pairs a step, size of the queue, size of the groups (0 = none of that).
+    """One training of a series: pairs a step, size of the queue, size of the groups (0 = none).
 
-    steps: whatever pairs they see; 0 = those of the sweep. rate: learning rate; 0 = that of the scale.
+    steps: 0 = as many as the sweep's pairs take. rate: learning rate; 0 = that of the scale.
     """
 
     batch: int
@@ -58,14 +57,14 @@ class Point:
 
     @property
     def name(self) -> str:
-        """What claims call it."""
+        """Its name in claims."""
         kinds = {"queue": self.queue, "group": self.group, "steps": self.steps, "rate": self.rate}
         kind = next((kind for kind, value in kinds.items() if value), "batch")
         return f"{kind}_{self.queue or self.group or self.batch}"
 
     @property
     def negatives(self) -> int:
-        """Of a query; with a queue, once it is full."""
+        """Negatives of a query; with a queue, once it is full."""
         return (self.group or self.batch) - 1 + self.queue
 
     def __str__(self) -> str:
@@ -76,18 +75,18 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is varied at one scale.
+    """Settings of the five series at one scale.
 
     samples: pairs that every run sees.
     batches: B of the first series.
-    queue_batch: B of the second, one of the first series, which is its K = 0.
+    queue_batch: B of the second; it is also a batch of the first series, which is its K = 0.
     queues: K of the second.
     group_batch: B of the third.
     groups: G of the third, divisors of its batch.
     steps_batches, steps: B of the fourth, and its steps.
-    rate_batches: B of the fifth. rate_batch: B at which the scale's learning rate is left as it is.
-    overrides: what makes a run of the sweep cheaper than a row of the scale.
-    rate: the scale's learning rate, which its config tells.
+    rate_batches: B of the fifth. rate_batch: B with the scale's learning rate.
+    overrides: make a run of the sweep cheaper than a row of the scale.
+    rate: the scale's learning rate, from its config.
     """
 
     samples: int
@@ -140,7 +139,7 @@ SWEEPS = {
 
 
 class Series(NamedTuple):
-    """What a part trains. name: what claims call it, before the data. panels: title of a plot -> its points."""
+    """The trainings of a part. name: in claims, before the data. panels: title of a plot -> its points."""
 
     name: str
     caption: str
@@ -151,8 +150,8 @@ def batches_and_queues(sweep: Sweep) -> Series:
     """Larger batches and longer queues at a fixed number of pairs."""
     caption = (
         f"Retrieval against the number of negatives. Every run sees {sweep.samples} pairs; the learning rate is not "
-        f"adapted to the batch. With a queue: batches of {sweep.queue_batch} throughout; it starts empty, and past "
-        "keys of a query's own picture are positives."
+        f"adapted to the batch. With a queue all batches have {sweep.queue_batch} pairs; it starts empty, and past "
+        "keys of the query's picture are positives."
     )
     by_queue = [Point(sweep.queue_batch), *(Point(sweep.queue_batch, queue) for queue in sweep.queues)]
     panels = {
@@ -163,20 +162,20 @@ def batches_and_queues(sweep: Sweep) -> Series:
 
 
 def groups(sweep: Sweep) -> Series:
-    """Fewer negatives in batches and steps of the same number."""
+    """Fewer negatives at a constant batch and number of steps."""
     caption = (
-        f"Retrieval against the number of negatives and nothing else: {sweep.samples // sweep.group_batch} steps of "
-        f"{sweep.group_batch} pairs, in which a query meets the other pairs of its group alone."
+        f"Retrieval against the number of negatives, with all else equal: {sweep.samples // sweep.group_batch} steps "
+        f"of {sweep.group_batch} pairs; the negatives of a query are the other pairs of its group."
     )
     points = [Point(sweep.group_batch, group=group) for group in sweep.groups]
     return Series("groups", caption, {f"groups in batches of {sweep.group_batch}": points})
 
 
 def steps_and_rates(sweep: Sweep) -> Series:
-    """Larger batches with the steps held, and with the pairs held and the learning rate adapted."""
+    """Larger batches with constant steps, and with constant pairs and an adapted learning rate."""
     caption = (
-        f"Retrieval against the batch: {sweep.steps} steps throughout, in which larger batches see more pairs; and "
-        f"{sweep.samples} pairs throughout, with a learning rate that grows by the root of the batch."
+        f"Retrieval against the batch: {sweep.steps} steps in all runs, in which larger batches see more pairs; and "
+        f"{sweep.samples} pairs in all runs, with a learning rate that grows by the root of the batch."
     )
     panels = {
         "larger batches, as many steps": [Point(batch, steps=sweep.steps) for batch in sweep.steps_batches],
@@ -188,22 +187,24 @@ def steps_and_rates(sweep: Sweep) -> Series:
 
 
 def negatives(command: Command, code: PaperCode, series: Callable[[Sweep], Series]) -> list[Table]:
-    """Trains a series for all seeds of a command; gives the table, writes the experiment and the curves.
+    """Trains a series for all seeds of a command; returns the table, writes the experiment and the curves.
 
     Raises:
-        ConfigError: for settings that the part itself chooses.
+        ConfigError: overrides of settings that the part chooses.
     """
     if not command.runs_at(SWEEPS, "the chapter states no recipe"):
         return []
     rate = code.config("negatives_batch.yaml", command.scale).optim.learning_rate
     sweep = replace(SWEEPS[command.scale], rate=rate)
     name, caption, panels = series(sweep)
+    # a point in two panels is trained once
     points = list(dict.fromkeys(point for of_panel in panels.values() for point in of_panel))
     chosen = (*SET_HERE, *(["optim.learning_rate="] if any(point.rate for point in points) else []))
     taken = [text for text in command.overrides if text.startswith(chosen)]
     if taken:
         raise ConfigError(f"{taken[0]} cannot be set: {command.part} chooses {', '.join(chosen).replace('=', '')}")
     runs = run_rows({point.name: _jobs(command, code, sweep, point) for point in points})
+    # columns: all recalls of the test sets that exist; rows: the points
     first = runs[points[0].name][0]
     keys = {
         f"{role}_{metric}": (role, metric)
@@ -227,7 +228,7 @@ def negatives(command: Command, code: PaperCode, series: Callable[[Sweep], Serie
     ]
     table = table_of(command, code.name, command.part, columns, rows, runs, caption=caption)
     if is_main_process():
-        # claims refer to the experiment by short names; the table has them with protocol and interval
+        # claims refer to values of the experiment by short names; the table has protocol and interval
         protocol = first.evaluations["test"]["protocol"]
         data = protocol["data"].replace("/", "-").split("-")[0]
         values = {
@@ -289,5 +290,5 @@ def _steps(sweep: Sweep, point: Point) -> int:
 
 
 def _percent(runs: Sequence[RowRun], metric: str) -> list[float]:
-    """On the test set, one per seed."""
+    """A metric on the test set in percent, one value per seed."""
     return [100 * run.evaluations["test"]["metrics"][metric] for run in runs]

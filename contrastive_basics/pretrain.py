@@ -1,4 +1,4 @@
-"""Trains one method of learning from pictures alone: SimCLR, MoCo v1 to v3, SimSiam, or one of two controls.
+"""Trains one method of learning from images only: SimCLR, MoCo v1 to v3, SimSiam, or one of two controls.
 
     python contrastive_basics/pretrain.py                                     MoCo v2, scenes, a CPU is enough
     python contrastive_basics/pretrain.py --config contrastive_basics/configs/vision_simsiam.yaml \\

@@ -1,13 +1,12 @@
-"""Published CLIP and FLAVA checkpoints, from transformers, ranked by the code that ranks our own.
+"""Evaluates published CLIP and FLAVA checkpoints from transformers by the code that ranks trained models.
 
     python contrastive_basics/public.py --checkpoint openai/clip-vit-large-patch14-336 \\
         data.source=karpathy data.root=/data/coco data.test='dataset_coco.json#test' data.images=images
     python contrastive_basics/public.py --checkpoint facebook/flava-full --prefix "a photo of " \\
         data.source=shards data.root=/data/flickr8k
 
-A checkpoint is a folder that transformers wrote, or a name on the hub (downloaded once, then from its cache). BEiT-3,
-the third row of Table 1, is cited: transformers has no BEiT-3, and the printed model of 1.9 billion weights is not
-public.
+A checkpoint is a folder that transformers wrote, or a name on the hub (downloaded once, then cached). BEiT-3, the third
+row of Table 1, is only cited: transformers has no BEiT-3, and the printed model of 1.9 billion weights is not public.
 """
 
 import sys
@@ -47,11 +46,7 @@ def pooled(output: Any) -> torch.Tensor:
 
 
 class PublicTowers(nn.Module):
-    """A transformers CLIP or FLAVA behind the methods that evaluations call; embeddings are unit vectors.
-
-    Args:
-        model: CLIPModel or FlavaModel, float32.
-    """
+    """A CLIPModel or FlavaModel with the methods that evaluations call; embeddings are unit vectors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -70,23 +65,22 @@ class PublicTowers(nn.Module):
 
     def _one_vector(self, output: Any) -> torch.Tensor:
         features = pooled(output)
-        return (
-            features[:, 0] if features.ndim == 3 else features
-        )  # FLAVA projects all positions; its loss uses the first
+        # FLAVA projects all positions; its loss uses the first
+        return features[:, 0] if features.ndim == 3 else features
 
 
 @dataclass(frozen=True)
 class PublicTokenizer:
-    """The checkpoint's own tokenizer, in the form that Encoder calls."""
+    """The checkpoint's tokenizer with the interface that Encoder calls."""
 
     tokenizer: Any
 
     def encode(self, texts: list[str], context_length: int) -> torch.Tensor:
         """(num_texts, 2, context_length) int64: ids, padded and cut to the length, and the attention mask."""
-        found = self.tokenizer(
+        batch = self.tokenizer(
             texts, padding="max_length", truncation=True, max_length=context_length, return_tensors="pt"
         )
-        return torch.stack([found["input_ids"], found["attention_mask"]], dim=1)
+        return torch.stack([batch["input_ids"], batch["attention_mask"]], dim=1)
 
 
 def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
@@ -95,10 +89,9 @@ def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
     Args:
         source: folder or hub name.
         run: batch size and loader processes of the evaluation.
-        device: where the model goes.
     Raises:
-        ValueError: if there is no such checkpoint, it is no CLIP or FLAVA, or it prepares pictures in a way that
-            `ImageTransform` does not have; the message names the checkpoint.
+        ValueError: the checkpoint does not exist, is no CLIP or FLAVA, or has a preprocessing that `ImageTransform`
+            lacks; names the checkpoint.
     """
     config = _read("AutoConfig", source)
     if config.model_type not in MODELS:
@@ -121,13 +114,7 @@ def open_public(source: str, run: RunConfig, device: torch.device) -> Encoder:
 
 
 def evaluate_public(encoder: Encoder, config: Config, prefix: str = "") -> dict[str, Any]:
-    """Retrieval on every test set that config.data names, by role.
-
-    Args:
-        encoder: of `open_public`.
-        config: its data section counts.
-        prefix: put before every caption.
-    """
+    """Retrieval on every test set of config.data, by role; `prefix` goes before every caption."""
     rule = CaptionRule(prefix=prefix)
     sets = open_retrieval_sets(config.data)
     return read_with(
@@ -136,25 +123,20 @@ def evaluate_public(encoder: Encoder, config: Config, prefix: str = "") -> dict[
 
 
 def activation_of(encoder: Encoder) -> str:
-    """Of the image tower, as the checkpoint's configuration tells it."""
+    """The activation of the image tower in the checkpoint's configuration."""
     config = encoder.model.model.config
     return (config.vision_config if config.model_type == "clip" else config.image_config).hidden_act
 
 
 def heads_of_public(encoder: Encoder) -> dict[str, int]:
-    """Of both towers, as the checkpoint's configuration states them."""
+    """The heads of both towers in the checkpoint's configuration."""
     config = encoder.model.model.config
     image = config.vision_config if config.model_type == "clip" else config.image_config
     return {"image": image.num_attention_heads, "text": config.text_config.num_attention_heads}
 
 
 def public_state(source: str, git_revision: str) -> dict[str, str]:
-    """Where the weights come from, in the form of a checkpoint's state; of a folder its name alone.
-
-    Args:
-        source: folder or hub name.
-        git_revision: of the code that evaluates.
-    """
+    """Provenance of the weights with the keys of a checkpoint's state; of a folder only its name, not its path."""
     name = Path(source).name if Path(source).expanduser().is_dir() else source
     fingerprint = weights_fingerprint(source)
     revision = f"published weights, evaluated at {git_revision}"
@@ -162,7 +144,7 @@ def public_state(source: str, git_revision: str) -> dict[str, str]:
 
 
 def _read(kind: str, source: str, **options: Any) -> Any:
-    """from_pretrained of a class of transformers, with one message for its errors; no code of a checkpoint is run."""
+    """from_pretrained of a class of transformers, with one message for its errors; runs no code of a checkpoint."""
     import transformers
 
     path = Path(source).expanduser()

@@ -1,8 +1,8 @@
-"""Reproduces Table 1 of the chapter and the experiments that stand for its statements.
+"""Reproduces Table 1 of the chapter and the experiments on its statements.
 
 make reproduce-table1 PAPER=contrastive_basics                        models trained here, on scenes, one seed
 make reproduce-table1 PAPER=contrastive_basics SCALE=paper SET="public.clip=openai/clip-vit-large-patch14-336 \\
-    public.flava=facebook/flava-full data.source=karpathy ..."        the table's own models, on the table's own data
+    public.flava=facebook/flava-full data.source=karpathy ..."        the table's models on the table's data
 make reproduce-negatives_sweep PAPER=contrastive_basics SEEDS=3
 """
 
@@ -49,13 +49,13 @@ CODE = PaperCode(PAPER, Config, train, reevaluate)
 
 
 def table1(command: Command) -> list[Table]:
-    """Table 1: retrieval of published models, beside models of ours that were trained alike at the command's scale.
+    """Table 1: retrieval of published models, beside models trained here under equal conditions at the command's scale.
 
-    At paper scale nothing is trained: the table is about published weights, which public.clip and public.flava name.
+    Paper scale trains nothing: the table is about published weights, which public.clip and public.flava name.
     """
     source = CODE.printed("table1")
-    asked, ours = command.split(PublicConfig)
-    public = asked.public
+    options, ours = command.split(PublicConfig)
+    public = options.public
     runs: Runs = {}
     rows = []
     for row in source["rows"]:
@@ -73,9 +73,10 @@ def table1(command: Command) -> list[Table]:
             pixels = run.evaluations["test"]["protocol"]["preprocessing"]
             note = f"ours: {run.training_data}; pictures by Pillow, {pixels['mode']} to {pixels['size']} px"
             cells = measured_cells(source, [run], command.scale)
-            with_prefix = method == "CLIP" and bool(public.caption_prefix)  # its printed numbers are (recalled)
+            with_prefix = method == "CLIP" and bool(public.caption_prefix)  # its printed numbers have one (recalled)
             printed_here = bool(prefix) == with_prefix
             rows.append(Row(name, paper if printed_here else {}, cells, MEASURED, note))
+    # then the rows trained here, which have no printed numbers
     configs = _trained_rows(source, command)
     trained = {} if command.scale == PAPER_SCALE else train_rows(ours, CODE, configs)
     for method, seeds in trained.items():
@@ -90,13 +91,13 @@ def table1(command: Command) -> list[Table]:
 
 
 def _trained_rows(source: dict[str, Any], command: Command) -> dict[str, str]:
-    """Method -> config of the rows that are trained at the command's scale, the user's included."""
+    """Method -> config of the rows for the command's scale, with the user's rows."""
     rows = [row for row in source["beyond"] if command.scale in row.get("scales", [command.scale])]
     return {row["method"]: row["config"] for row in rows} | {file.stem: str(file) for file in command.own}
 
 
 def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
-    """Evaluations of a published checkpoint, kept under a key of its weights, its data and the caption prefix."""
+    """Evaluations of a published checkpoint, cached under a key of its weights, its data and the caption prefix."""
     config = CODE.config("table1_ours.yaml", command.scale, command.overrides)
     key = hash_of([weights_fingerprint(checkpoint), prefix, to_dict(config.data)])
     files = RunFiles(command.runs / PAPER / f"public_{Path(checkpoint).name}-{key}", {"key": key})
@@ -111,7 +112,7 @@ def _public_run(command: Command, checkpoint: str, prefix: str) -> RowRun:
 
 
 def _trained_here(table: Table) -> Experiment:
-    """What claims about rows of ours name: experiment["trained_here"]["<row>_<column>"], in percent."""
+    """experiment["trained_here"]["<row>_<column>"] of claims about rows trained here, in percent."""
     configs = {row["method"]: row["config"] for row in CODE.printed("table1")["beyond"]}
     cells = {
         f"{Path(configs[row.method]).stem.removeprefix('table1_')}_{key}": cell
@@ -123,7 +124,7 @@ def _trained_here(table: Table) -> Experiment:
     return Experiment.beside(
         table,
         "trained_here",
-        "Models of ours that differ in loss and temperature alone, trained and ranked alike (beside Table 1).",
+        "Models trained here that differ only in loss and temperature (beside Table 1).",
         {name: cell.values for name, cell in cells.items()},
         units=dict.fromkeys(cells, "percent"),
         protocol={name: cell.full_protocol for name, cell in cells.items() if name.startswith("ours_")},

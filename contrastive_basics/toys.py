@@ -1,7 +1,6 @@
 """Two small worlds in which a contrastive objective trains in seconds on one core.
 
-Everything is a function of a seed: the world, the weights, every batch. The global random state is neither used nor
-moved.
+World, weights and batches are functions of a seed. The global random state is neither used nor changed.
 """
 
 import math
@@ -21,7 +20,7 @@ _CLASS_LATENTS, _PAIR_LATENTS, _WIDTH = 24, 16, 128
 
 @dataclass(frozen=True)
 class ClassWorld:
-    """Pictures of 40 classes: Gaussian clusters, mixed at random and squashed into 64 "pixels" (Sec. 5.1).
+    """Images of 40 classes: Gaussian clusters, mixed at random and squashed into 64 "pixels" (Sec. 5.1).
 
     means: (40, 24) of the classes. mixing: (24, 64).
     """
@@ -43,16 +42,16 @@ class ClassWorld:
         return (latents @ self.mixing).tanh(), labels
 
     def view(self, pictures: torch.Tensor, draws: torch.Generator) -> torch.Tensor:
-        """An augmented view, same shape: a random fifth of each picture's pixels is lost, the rest is noisy."""
+        """An augmented view, same shape: a random fifth of the pixels is lost, the rest is noisy."""
         kept = torch.rand(pictures.shape, generator=draws) > 0.2
         return pictures * kept + 0.4 * torch.randn(pictures.shape, generator=draws)
 
 
 @dataclass(frozen=True)
 class PairWorld:
-    """Pictures with captions: two noisy nonlinear images of one latent vector each (Sec. 5.2).
+    """Images with captions: two noisy nonlinear functions of one latent vector (Sec. 5.2).
 
-    to_image: (16, 64). to_meaning: (16, 16), turns the latent vector before it becomes text. to_text: (16, 48).
+    to_image: (16, 64). to_meaning: (16, 16), applied to the latent vector before to_text. to_text: (16, 48).
     """
 
     to_image: torch.Tensor
@@ -81,8 +80,7 @@ def toy_encoder(in_dim: int, batch_norm: bool = False) -> nn.Sequential:
     """Three linear layers with ReLU between, (batch, in_dim) -> (batch, 32).
 
     Args:
-        in_dim: of the input.
-        batch_norm: normalise after every layer, the last one included; behind it no representation looks collapsed.
+        batch_norm: normalise after every layer, the last one included; after it no representation looks collapsed.
     """
     layers: list[nn.Module] = []
     for incoming, outgoing in ((in_dim, _WIDTH), (_WIDTH, _WIDTH), (_WIDTH, EMBEDDING_DIM)):
@@ -96,14 +94,14 @@ def toy_encoder(in_dim: int, batch_norm: bool = False) -> nn.Sequential:
 
 
 def seeded(make: Callable[[], nn.Module], *key: int | str) -> nn.Module:
-    """The module that `make` builds, its weights drawn from the key."""
+    """The module that `make` builds, with weights drawn from the key."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_key(*key))
         return make()
 
 
 def generator(*key: int | str) -> torch.Generator:
-    """Random numbers that depend on the key alone."""
+    """A generator seeded only by the key."""
     return torch.Generator().manual_seed(derive_key(*key))
 
 

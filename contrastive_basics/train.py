@@ -1,4 +1,4 @@
-"""Trains one of the chapter's vision-language models (its vision part: pretrain.py).
+"""Trains one of the chapter's vision-language models (pretrain.py trains those of its vision part).
 
     python contrastive_basics/train.py                                            main row, scenes, a CPU is enough
     python contrastive_basics/train.py --config contrastive_basics/configs/table1_late_interaction.yaml
@@ -33,22 +33,13 @@ SETUP = Setup(PAPER, build_model=lambda config, training: build_model(config, tr
 def train(
     config: Config, pairs: Pairs, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
 ) -> None:
-    """Trains until config.optim.steps, then evaluates; the run's files hold everything that comes out.
-
-    Args:
-        config: one row at one scale.
-        pairs: the training set that config.data names.
-        files: where to write.
-        resume: from the last whole checkpoint, if there is one.
-        accelerator: places the model; one process or many.
-        label: name on the progress bar.
-    """
+    """Trains until config.optim.steps, then evaluates; arguments as in `common/run/training.py: opened`."""
     method, contrast = config.method, LOSS_OF[config.method.loss]
     # data, model, optimiser, as the last checkpoint left them if the run resumes
     with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:
         model, memory = run.bare_model, run.bare_model.memory  # momentum encoder and queue of past pairs, or None
         if memory is not None and run.is_fresh:
-            memory.start_(model)  # as model.init and stems have filled the towers
+            memory.start_(model)  # after model.init and backbones have filled the towers
         for step in run.steps():
             # Eq. 2 to 5: normalised vectors and their cosines; Eq. 6 to 8: softmax over rows, over columns, their mean
             images, texts, *scalars = step.embed(step.images, step.token_ids)

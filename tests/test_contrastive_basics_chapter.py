@@ -32,7 +32,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAPER = ROOT / "contrastive_basics"
 PRINTED = load_paper_tables(PAPER / "paper_tables.yaml")
 CLAIMS = {claim.id: claim for claim in load_claims(PAPER / "claims.yaml", PRINTED)}
-EXPERIMENTS = {found.name: found for found in collect_experiments([ROOT / "results"]) if found.paper == PAPER.name}
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in collect_experiments([ROOT / "results"])
+    if experiment.paper == PAPER.name
+}
 TOYS = {"collapse", "temperature", "negatives", "negatives_queue", "loss_floor", "batch_size"}
 REAL = {  # experiments with trained towers, which may or may not have been run
     "trained_here": {"C16-trained", "C22"},
@@ -76,9 +80,9 @@ def test_a_constant_representation_minimises_the_loss_without_negatives():
 
 def test_eq1_the_product_of_normalised_vectors_is_the_cosine_and_zero_has_none():
     first, second = double(50, 7), 1e3 * double(40, 7, seed=1)
-    found = inner_product_similarity(unit(first), unit(second))
+    cosines = inner_product_similarity(unit(first), unit(second))
     expected = F.cosine_similarity(first[:, None], second[None], dim=2)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(cosines, expected, rtol=0, atol=1e-14)
     single = inner_product_similarity(unit(first.float()), unit(second.float()))
     torch.testing.assert_close(single.double(), expected, rtol=0, atol=1e-6)
     zero = inner_product_similarity(unit(torch.zeros(1, 7)), unit(second.float()))
@@ -87,14 +91,14 @@ def test_eq1_the_product_of_normalised_vectors_is_the_cosine_and_zero_has_none()
 
 def test_eq5_one_product_holds_all_cosines_and_the_positives_on_its_diagonal():
     images, texts = double(6, 4), double(6, 4, seed=1)
-    found = inner_product_similarity(unit(images), unit(texts))
-    assert found.shape == (6, 6)
+    cosines = inner_product_similarity(unit(images), unit(texts))
+    assert cosines.shape == (6, 6)
     for i, j in itertools.product(range(6), repeat=2):
         length = math.hypot(*images[i].tolist()) * math.hypot(*texts[j].tolist())
         dot = sum(a * b for a, b in zip(images[i].tolist(), texts[j].tolist()))
-        assert float(found[i, j]) == pytest.approx(dot / length, abs=1e-14)
+        assert float(cosines[i, j]) == pytest.approx(dot / length, abs=1e-14)
     paired = F.cosine_similarity(images, texts, dim=1)
-    torch.testing.assert_close(found.diagonal(), paired, rtol=0, atol=1e-14)
+    torch.testing.assert_close(cosines.diagonal(), paired, rtol=0, atol=1e-14)
 
 
 def test_eq6_is_a_softmax_over_rows_and_eq7_over_columns():
@@ -149,12 +153,12 @@ def test_a_sub_batch_is_never_harder_than_the_batch_on_the_same_features():
         losses, errors = [], []
         for seed in range(20):
             part = torch.randperm(64, generator=torch.Generator().manual_seed(seed))[:size]
-            own = logits[part][:, part]
-            rows = F.cross_entropy(own, torch.arange(size), reduction="none")
-            wrong = own.argmax(dim=1) != torch.arange(size)
+            of_part = logits[part][:, part]
+            rows = F.cross_entropy(of_part, torch.arange(size), reduction="none")
+            wrong = of_part.argmax(dim=1) != torch.arange(size)
             assert (rows < per_query[part]).all()  # query by query, not only on average
             assert not (wrong & ~per_query_wrong[part]).any()
-            losses.append(float(symmetric_info_nce(own)))
+            losses.append(float(symmetric_info_nce(of_part)))
             errors.append(float(wrong.double().mean()))
         means.append((np.mean(losses), np.mean(errors)))
     means.append((float(symmetric_info_nce(logits)), float(per_query_wrong.double().mean())))
@@ -168,15 +172,15 @@ def test_the_expected_hardest_negative_rises_with_their_number():
     expected = []
     for size in range(2, 9):  # the mean over all sub-batches of a size, none left out
         parts = [torch.tensor(part) for part in itertools.combinations(range(8), size)]
-        found = [sub_batch_statistics(cosines[part][:, part], torch.tensor(1.0)) for part in parts]
-        expected.append(np.mean([each["hardest_negative"] for each in found]))
+        statistics = [sub_batch_statistics(cosines[part][:, part], torch.tensor(1.0)) for part in parts]
+        expected.append(np.mean([of_part["hardest_negative"] for of_part in statistics]))
     assert (np.diff(expected) > 0).all()
     # in closed form: of all sets of n of a query's 7 negatives, C(k, n - 1) have the one above k others as the hardest
     sides = (cosines.numpy(), cosines.T.numpy())
     ascending = np.sort([np.delete(row, i) for side in sides for i, row in enumerate(side)], axis=1)
-    for number, found in enumerate(expected, start=1):
+    for number, hardest in enumerate(expected, start=1):
         shares = [math.comb(k, number - 1) / math.comb(7, number) for k in range(7)]
-        assert found == pytest.approx(float((ascending @ shares).mean()), abs=1e-14)
+        assert hardest == pytest.approx(float((ascending @ shares).mean()), abs=1e-14)
 
 
 def test_averaging_micro_batches_is_an_easier_task_than_the_batch():
@@ -299,7 +303,9 @@ def test_the_printed_numbers_have_the_sums_that_were_computed_by_hand():
 
 
 def test_every_value_that_a_claim_refers_to_was_measured_or_is_to_come():
-    of_claim = {name: {cell for each in claim.measured for cell in cells(each)} for name, claim in CLAIMS.items()}
+    of_claim = {
+        name: {cell for measurement in claim.measured for cell in cells(measurement)} for name, claim in CLAIMS.items()
+    }
     # Table 1's own claim is of a published model, and all of its numbers count
     parity = of_claim.pop("C28")
     assert parity == {cell for cell in PRINTED.numbers if (cell.table, cell.row) == ("table1", "CLIP")}

@@ -39,7 +39,9 @@ from contrastive_basics.toys import ClassWorld, PairWorld, generator, seeded, to
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMITTED = {
-    found.name: found for found in collect_experiments([ROOT / "results"]) if found.paper == "contrastive_basics"
+    experiment.name: experiment
+    for experiment in collect_experiments([ROOT / "results"])
+    if experiment.paper == "contrastive_basics"
 }
 FEW_STEPS = ViewSettings(steps=3, batch=16, queue=32, bank=60, queries=30, measure_at=(0,))
 PARTS = {
@@ -64,12 +66,12 @@ def one_thread():
 # ---- worlds ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_world_and_its_draws_come_from_the_seed_alone():
+def test_a_world_and_its_draws_depend_only_on_the_seed():
     state = torch.get_rng_state()
     for world, draw in ((ClassWorld, "pictures"), (PairWorld, "pairs")):
-        found = [getattr(world.drawn(seed), draw)(20, generator(seed, "x")) for seed in (1, 1, 2)]
-        assert all(torch.equal(a, b) for a, b in zip(found[0], found[1]))
-        assert not torch.equal(found[0][0], found[2][0])
+        draws = [getattr(world.drawn(seed), draw)(20, generator(seed, "x")) for seed in (1, 1, 2)]
+        assert all(torch.equal(a, b) for a, b in zip(draws[0], draws[1]))
+        assert not torch.equal(draws[0][0], draws[2][0])
     first, same, other = (seeded(lambda: toy_encoder(64), seed)[0].weight for seed in (1, 1, 2))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
@@ -96,8 +98,8 @@ def test_images_and_texts_of_a_pair_show_one_latent_vector():
     # a linear map from one to the other explains much of the partner and nothing of a stranger
     explained = []
     for targets in (texts, texts.roll(1, dims=0)):
-        found = torch.linalg.lstsq(images[:2000], targets[:2000]).solution
-        rest = targets[2000:] - images[2000:] @ found
+        weights = torch.linalg.lstsq(images[:2000], targets[:2000]).solution
+        rest = targets[2000:] - images[2000:] @ weights
         explained.append(1 - float(rest.square().sum() / targets[2000:].square().sum()))
     assert explained[0] > 0.4
     assert explained[1] < 0.05
@@ -146,11 +148,11 @@ def test_the_loss_with_few_negatives_equals_loops_and_with_all_of_them_eq_8():
 
 def test_statistics_of_a_sub_batch_equal_a_hand_made_case():
     cosines = torch.tensor([[0.9, 0.1, 0.2], [0.3, 0.4, 0.5], [0.0, 0.6, 0.7]])
-    found = sub_batch_statistics(cosines, torch.tensor(2.0))
+    statistics = sub_batch_statistics(cosines, torch.tensor(2.0))
     # hardest of rows 0.2, 0.5, 0.6; of columns 0.3, 0.6, 0.5; wrong: row 1 and column 1
-    assert found["hardest_negative"] == pytest.approx((0.2 + 0.5 + 0.6 + 0.3 + 0.6 + 0.5) / 6)
-    assert found["error"] == pytest.approx(100 * 2 / 6)
-    assert found["loss"] == pytest.approx(float(symmetric_info_nce(2 * cosines)))
+    assert statistics["hardest_negative"] == pytest.approx((0.2 + 0.5 + 0.6 + 0.3 + 0.6 + 0.5) / 6)
+    assert statistics["error"] == pytest.approx(100 * 2 / 6)
+    assert statistics["loss"] == pytest.approx(float(symmetric_info_nce(2 * cosines)))
 
 
 def test_bytes_kept_for_backward_are_those_of_distinct_memory_without_weights():
@@ -175,26 +177,26 @@ def test_bytes_kept_for_backward_are_those_of_distinct_memory_without_weights():
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_training_on_views_is_a_function_of_the_seed(objective):
     state = torch.get_rng_state()
-    found, again, other = (train_on_views(seed, objective, FEW_STEPS) for seed in (0, 0, 1))
-    assert found == again
-    assert found != other
+    run, again, other = (train_on_views(seed, objective, FEW_STEPS) for seed in (0, 0, 1))
+    assert run == again
+    assert run != other
     assert torch.equal(torch.get_rng_state(), state)
-    assert [step for step, _ in found.course] == [0, 3]
-    assert found.statistics == found.course[-1][1]
-    assert found.course[0][1] != {k: v for k, v in found.statistics.items() if k != "loss"}  # it has moved
-    assert found.course[0][1] == train_on_views(0, "nt_xent", FEW_STEPS).course[0][1]  # all start alike
+    assert [step for step, _ in run.course] == [0, 3]
+    assert run.statistics == run.course[-1][1]
+    assert run.course[0][1] != {k: v for k, v in run.statistics.items() if k != "loss"}  # it has moved
+    assert run.course[0][1] == train_on_views(0, "nt_xent", FEW_STEPS).course[0][1]  # all start alike
 
 
 def test_training_on_pairs_is_a_function_of_the_seed():
     settings = PairSettings(steps=3, batch=16, test_pairs=30, measure_at=(0,))
     state = torch.get_rng_state()
-    found, again, other = (train_on_pairs(seed, settings, 0.07, True) for seed in (0, 0, 1))
-    assert found == again
-    assert found != other
+    run, again, other = (train_on_pairs(seed, settings, 0.07, True) for seed in (0, 0, 1))
+    assert run == again
+    assert run != other
     assert torch.equal(torch.get_rng_state(), state)
-    assert found.course[0][1] == train_on_pairs(0, settings, 0.07, True, 3).course[0][1]
-    assert found.course[0][1]["logit_scale"] == pytest.approx(1 / 0.07)
-    assert found.statistics["logit_scale"] != found.course[0][1]["logit_scale"]
+    assert run.course[0][1] == train_on_pairs(0, settings, 0.07, True, 3).course[0][1]
+    assert run.course[0][1]["logit_scale"] == pytest.approx(1 / 0.07)
+    assert run.statistics["logit_scale"] != run.course[0][1]["logit_scale"]
     frozen = train_on_pairs(0, settings, 0.07, False).statistics["logit_scale"]
     assert frozen == pytest.approx(1 / 0.07)
 
@@ -214,14 +216,14 @@ def test_statistics_of_pairs_equal_a_hand_made_case():
 
     # both images find their text; of the texts the second one, at 20 degrees, is nearer to the first image
     world = SimpleNamespace(pairs=lambda count, draws: (at(0.0, 60.0), at(0.0, 20.0)))
-    found = pair_statistics(torch.nn.Identity(), torch.nn.Identity(), world, 0, 2)
-    assert found["i2t_r1"] == 100
-    assert found["t2i_r1"] == 50
+    statistics = pair_statistics(torch.nn.Identity(), torch.nn.Identity(), world, 0, 2)
+    assert statistics["i2t_r1"] == 100
+    assert statistics["t2i_r1"] == 50
     cosine = {degrees: math.cos(math.radians(degrees)) for degrees in (0, 20, 40, 60)}
-    assert found["positive_cosine"] == pytest.approx((cosine[0] + cosine[40]) / 2)
-    assert found["negative_cosine"] == pytest.approx((cosine[20] + cosine[60]) / 2)
+    assert statistics["positive_cosine"] == pytest.approx((cosine[0] + cosine[40]) / 2)
+    assert statistics["negative_cosine"] == pytest.approx((cosine[20] + cosine[60]) / 2)
     # of the images: their channels are (1, 0.5) and (0, 0.866)
-    assert found["channel_std"] == pytest.approx((0.5 + math.sqrt(0.75)) / (2 * math.sqrt(2)))
+    assert statistics["channel_std"] == pytest.approx((0.5 + math.sqrt(0.75)) / (2 * math.sqrt(2)))
 
 
 def test_an_unknown_objective_names_the_known_ones():
@@ -229,20 +231,22 @@ def test_an_unknown_objective_names_the_known_ones():
         train_on_views(0, "byol", FEW_STEPS)
 
 
-def test_positives_alone_collapse_and_negatives_or_simsiam_whole_prevent_it():
+def test_only_positives_collapse_and_negatives_or_whole_simsiam_prevent_it():
     settings = ViewSettings(steps=200, measure_at=())
     names = ("positives_only", "nt_xent", "simsiam", "no_stop_gradient", "no_predictor")
-    found = {name: train_on_views(0, name, settings).statistics for name in names}
+    statistics = {name: train_on_views(0, name, settings).statistics for name in names}
     for name in ("positives_only", "no_stop_gradient", "no_predictor"):
-        assert found[name]["channel_std"] < 0.03
-        assert found[name]["mean_cosine"] > 0.98
-        assert found[name]["loss"] < -0.99
+        assert statistics[name]["channel_std"] < 0.03
+        assert statistics[name]["mean_cosine"] > 0.98
+        assert statistics[name]["loss"] < -0.99
     for name in ("nt_xent", "simsiam"):
-        assert found[name]["channel_std"] > 0.10
-        assert found[name]["mean_cosine"] < 0.5
-    assert found["nt_xent"]["knn_accuracy"] > found["positives_only"]["knn_accuracy"] + 20
-    assert found["nt_xent"]["positive_cosine"] - found["nt_xent"]["negative_cosine"] > 0.5
-    assert found["no_stop_gradient"]["channel_std"] != pytest.approx(found["no_predictor"]["channel_std"], rel=1e-3)
+        assert statistics[name]["channel_std"] > 0.10
+        assert statistics[name]["mean_cosine"] < 0.5
+    assert statistics["nt_xent"]["knn_accuracy"] > statistics["positives_only"]["knn_accuracy"] + 20
+    assert statistics["nt_xent"]["positive_cosine"] - statistics["nt_xent"]["negative_cosine"] > 0.5
+    assert statistics["no_stop_gradient"]["channel_std"] != pytest.approx(
+        statistics["no_predictor"]["channel_std"], rel=1e-3
+    )
 
 
 def test_more_negatives_and_a_low_temperature_help_on_pairs():
@@ -258,19 +262,19 @@ def test_more_negatives_and_a_low_temperature_help_on_pairs():
 
 
 def test_free_vectors_reach_the_floor_and_do_not_go_below_it():
-    found = measure_loss_floor(0, FloorSettings(steps=300, dim=32), (2, 16))
+    numbers = measure_loss_floor(0, FloorSettings(steps=300, dim=32), (2, 16))
     for batch, floor in ((2, 0.1269), (16, 1.8185)):
-        assert found[f"t1_optimum_{batch}"] == pytest.approx(floor, abs=5e-5)
-        assert found[f"t1_separated_{batch}"] == pytest.approx(math.log(1 + (batch - 1) / math.e))
-        assert -1e-6 < found[f"t1_reached_{batch}"] - found[f"t1_optimum_{batch}"] < 5e-3
-        assert found[f"t1_negative_cosine_{batch}"] == pytest.approx(-1 / (batch - 1), abs=0.01)
-        assert found[f"t007_reached_{batch}"] < 0.01
+        assert numbers[f"t1_optimum_{batch}"] == pytest.approx(floor, abs=5e-5)
+        assert numbers[f"t1_separated_{batch}"] == pytest.approx(math.log(1 + (batch - 1) / math.e))
+        assert -1e-6 < numbers[f"t1_reached_{batch}"] - numbers[f"t1_optimum_{batch}"] < 5e-3
+        assert numbers[f"t1_negative_cosine_{batch}"] == pytest.approx(-1 / (batch - 1), abs=0.01)
+        assert numbers[f"t007_reached_{batch}"] < 0.01
 
 
 def test_larger_batches_are_harder_have_harder_negatives_and_cost_memory():
-    found = measure_batch_sizes(0, BatchSettings(steps=30, test_pairs=256), (2, 16, 128))
+    numbers = measure_batch_sizes(0, BatchSettings(steps=30, test_pairs=256), (2, 16, 128))
     for name in ("loss", "error", "hardest_negative", "kept_mb"):
-        assert found[f"{name}_2"] < found[f"{name}_16"] < found[f"{name}_128"]
+        assert numbers[f"{name}_2"] < numbers[f"{name}_16"] < numbers[f"{name}_128"]
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
@@ -283,10 +287,10 @@ def test_a_part_writes_experiments_curves_and_tables(tmp_path, part, capsys):
     tables = getattr(experiments, part)(command)
     assert [table.table_id for table in tables] == PARTS[part]
     assert f"{part}: " in capsys.readouterr().out
-    found = {each.name: each for each in collect_experiments([tmp_path / "results"])}
-    assert list(found) == sorted(PARTS[part])
+    by_name = {experiment.name: experiment for experiment in collect_experiments([tmp_path / "results"])}
+    assert list(by_name) == sorted(PARTS[part])
     for table in tables:
-        experiment = found[table.table_id]
+        experiment = by_name[table.table_id]
         assert experiment.seeds == seeds == table.seeds
         assert experiment.command == f"make reproduce-{part} PAPER=contrastive_basics SCALE=smoke SEEDS={len(seeds)}"
         assert set(experiment.protocol) == {"settings", "versions"}
@@ -339,11 +343,11 @@ def test_committed_experiments_are_complete_and_say_where_they_come_from():
     assert set(COMMITTED) >= {name for names in PARTS.values() for name in names}
     for names in PARTS.values():
         for name in names:
-            found = COMMITTED[name]
-            assert found.scale == "demo"
-            assert len(found.seeds) >= 3
-            assert found.git_revision
-            assert found.protocol["versions"]["torch"]
+            experiment = COMMITTED[name]
+            assert experiment.scale == "demo"
+            assert len(experiment.seeds) >= 3
+            assert experiment.git_revision
+            assert experiment.protocol["versions"]["torch"]
     assert {f"{name}_loss" for name in OBJECTIVES} <= set(COMMITTED["collapse"].values)
     assert {f"{name}_i2t_r1" for name in TEMPERATURES} <= set(COMMITTED["temperature"].values)
     assert {f"k{number}_i2t_r1" for number in NUM_NEGATIVES} <= set(COMMITTED["negatives"].values)

@@ -19,13 +19,13 @@ def pairs(batch=12, dim=6):
 
 
 @pytest.mark.parametrize("group", [2, 3, 6])
-def test_a_query_meets_the_pairs_of_its_group_alone(group):
+def test_a_query_meets_only_the_pairs_of_its_group(group):
     images, texts = pairs()
     total = 0.0
     for query in range(12):
         first = query // group * group
-        for own, others in ((images, texts), (texts, images)):
-            scores = [5.0 * float(own[query] @ others[other]) for other in range(first, first + group)]
+        for queries, others in ((images, texts), (texts, images)):
+            scores = [5.0 * float(queries[query] @ others[other]) for other in range(first, first + group)]
             total += math.log(sum(math.exp(score) for score in scores)) - scores[query - first]
     assert float(loss_within_groups(images, texts, SCALE, group)) == pytest.approx(total / 24, abs=1e-12)
 
@@ -37,7 +37,7 @@ def test_a_group_of_the_whole_batch_is_info_nce():
 
 
 def test_no_gradient_reaches_another_group():
-    images, texts = (each.requires_grad_() for each in pairs())
+    images, texts = (side.requires_grad_() for side in pairs())
     symmetric_info_nce(SCALE * images[:3] @ texts[:3].T).backward()
     of_first_group = images.grad.clone() / 4
     images.grad = None

@@ -124,15 +124,15 @@ def test_pictures_rank_captions_by_one_matrix_and_captions_rank_pictures_by_the_
     texts = encoder.texts([caption for index in range(30) for caption in pairs.captions(index)])
     owners = torch.arange(30).repeat_interleave(5)
     i2t, t2i = late_interaction(images, texts)
-    found = i2t.argsort(dim=1, descending=True, stable=True)[:, :5]
+    ranked = i2t.argsort(dim=1, descending=True, stable=True)[:, :5]
     assert metrics["i2t_recall_at_5"] == pytest.approx(
-        (owners[found] == torch.arange(30)[:, None]).any(1).double().mean()
+        (owners[ranked] == torch.arange(30)[:, None]).any(1).double().mean()
     )
-    found = t2i.argsort(dim=0, descending=True, stable=True)[:5]
-    by_text = (found == owners).any(0).double().mean()
+    ranked = t2i.argsort(dim=0, descending=True, stable=True)[:5]
+    by_text = (ranked == owners).any(0).double().mean()
     assert metrics["t2i_recall_at_5"] == pytest.approx(by_text)
-    found = i2t.argsort(dim=0, descending=True, stable=True)[:5]
-    assert (found == owners).any(0).double().mean() != by_text  # it does make a difference
+    ranked = i2t.argsort(dim=0, descending=True, stable=True)[:5]
+    assert (ranked == owners).any(0).double().mean() != by_text  # it does make a difference
 
 
 def test_the_queue_holds_the_newest_keys_of_the_momentum_encoder_and_no_gradient():
@@ -146,7 +146,7 @@ def test_the_queue_holds_the_newest_keys_of_the_momentum_encoder_and_no_gradient
     for batch in batches:
         slots = memory.insert(*batch)
     pairs = memory.pairs()
-    assert [each.tolist() for each in slots] == [[4, 5, 0, 1]] * 2
+    assert [of_pool.tolist() for of_pool in slots] == [[4, 5, 0, 1]] * 2
     assert pairs.ids.tolist() == [12, 13, 2, 3, 10, 11]  # slots 0 and 1 overwritten
     assert not pairs.image_embeddings.requires_grad
     torch.testing.assert_close(
@@ -155,7 +155,7 @@ def test_the_queue_holds_the_newest_keys_of_the_momentum_encoder_and_no_gradient
     assert not torch.allclose(pairs.image_embeddings[4:], model.encode_image(batches[1][0])[:2], atol=1e-2)
 
 
-def test_the_momentum_encoder_moves_by_the_average_alone():
+def test_the_momentum_encoder_moves_only_by_the_average():
     model = built(MAIN, "method.queue_size=6")
     before = [parameter.clone() for parameter in model.memory.text_encoder.parameters()]
     with torch.no_grad():

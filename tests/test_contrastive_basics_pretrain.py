@@ -60,8 +60,8 @@ def run(folder, name, *overrides, resume=False, training_set=None):
 def records(files, event="train"):
     """Of a log, without what depends on the clock."""
     clock = ("samples_per_second", "data_wait_share")
-    found = [record for record in read_log(files.log) if record["event"] == event]
-    return [{key: value for key, value in record.items() if key not in clock} for record in found]
+    lines = [record for record in read_log(files.log) if record["event"] == event]
+    return [{key: value for key, value in record.items() if key not in clock} for record in lines]
 
 
 def losses(files):
@@ -124,9 +124,9 @@ def test_random_weights_are_those_that_the_seed_draws(reproduced):
     for seed in (0, 1):
         torch.manual_seed(seed)
         drawn = build_method(config_of("random_weights"), 10, seed).state_dict()
-        found = weights(run_in(reproduced[0], "random_weights", seed))
-        assert found.keys() == drawn.keys()
-        assert all(torch.equal(found[name], tensor) for name, tensor in drawn.items())
+        saved = weights(run_in(reproduced[0], "random_weights", seed))
+        assert saved.keys() == drawn.keys()
+        assert all(torch.equal(saved[name], tensor) for name, tensor in drawn.items())
 
 
 def test_training_lowers_the_loss(tmp_path):
@@ -216,8 +216,8 @@ def test_killed_between_steps_and_resumed_a_run_is_the_unbroken_one_bit_for_bit(
     one, other = last_checkpoint(files.checkpoints), last_checkpoint(unbroken.checkpoints)
     for file in ("model.safetensors", "optimizer.safetensors"):
         assert (one.path / file).read_bytes() == (other.path / file).read_bytes()
-    found, expected = (json.loads(run_files.evaluation.read_text()) for run_files in (files, unbroken))
-    assert found["evaluations"] == expected["evaluations"]
+    actual, expected = (json.loads(run_files.evaluation.read_text()) for run_files in (files, unbroken))
+    assert actual["evaluations"] == expected["evaluations"]
     tensors = weights(unbroken)
     assert int(tensors["contrast.pool.queue.pointer"]) == 8 * 16 % 50
     assert int(tensors["contrast.pool.queue.fill_level"]) == 50
@@ -298,9 +298,9 @@ def test_views_of_a_batch_are_functions_of_seed_and_position(tmp_path):
     whole = views.__getitems__([40, 3, 95])
     assert not torch.equal(whole.first_views, whole.second_views)
     for place, position in enumerate([40, 3, 95]):
-        alone = views.__getitems__([position])
-        assert torch.equal(alone.first_views[0], whole.first_views[place])
-        assert torch.equal(alone.second_views[0], whole.second_views[place])
+        single = views.__getitems__([position])
+        assert torch.equal(single.first_views[0], whole.first_views[place])
+        assert torch.equal(single.second_views[0], whole.second_views[place])
     indices = [int(views.order.epochs_and_indices(np.array([position]))[1][0]) for position in range(2 * 96)]
     assert indices[:96] != indices[96:]  # the order is new in every epoch, and so are the views of a picture
     again = views.__getitems__([96 + indices[96:].index(indices[40])])
@@ -319,7 +319,7 @@ def test_the_pictures_that_are_followed_are_different_ones_of_all_classes():
     assert sorted(SomePictures(pictures, 1000).indices.tolist()) == list(range(96))
 
 
-def test_each_method_sees_its_own_augmentation_and_pixel_scale():
+def test_methods_differ_in_augmentation_and_pixel_scale():
     for name in ROWS:
         published = view_recipes(config_of(name, "data.views=imagenet"))
         assert published[0].crop_scale[0] == {"simclr": 0.08, "supervised": 0.08, "random_weights": 0.08}.get(name, 0.2)

@@ -117,7 +117,7 @@ def test_text_embeddings_are_those_of_the_librarys_forward_pass(checkpoints, nam
 
 
 @pytest.mark.parametrize("name", list(WRITERS))
-def test_image_embeddings_are_those_of_the_librarys_own_processor_and_forward_pass(checkpoints, name, pictures):
+def test_image_embeddings_are_those_of_the_librarys_processor_and_forward_pass(checkpoints, name, pictures):
     folder = checkpoints[name]
     encoder = opened(folder)
     theirs = encoder.model.model
@@ -167,11 +167,11 @@ def test_a_checkpoint_is_ranked_on_any_test_set_with_its_protocol(checkpoints, n
 
 
 @pytest.mark.filterwarnings("ignore:scenes")
-def test_what_was_found_is_shown_and_lies_with_its_hits_where_the_command_says(checkpoints, tmp_path, capsys):
-    found = evaluated(checkpoints["clip"], tmp_path / "found.json")
+def test_results_are_shown_and_lie_with_their_hits_where_the_command_says(checkpoints, tmp_path, capsys):
+    results = evaluated(checkpoints["clip"], tmp_path / "found.json")
     title, test, second, file = capsys.readouterr().out.splitlines()
     assert "published" in title
-    metrics = found["evaluations"]["test"]["metrics"]
+    metrics = results["evaluations"]["test"]["metrics"]
     assert test.startswith(f"  test: i2t R@1 {100 * metrics['i2t_recall_at_1']:.1f}, ")
     assert "num_images 12, num_texts 60" in test
     assert second.startswith("  second_test: ")

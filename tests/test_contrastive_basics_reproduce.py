@@ -75,8 +75,8 @@ def test_table1_has_printed_published_and_trained_rows(output):
 def test_our_cells_come_from_the_runs(output):
     runs = list((output / "runs" / "contrastive_basics").glob("table1_ours-*/seed*/evaluation.json"))
     runs.sort(key=lambda path: path.parent.name)  # by seed; the folders above are named by hashes
-    found = [json.loads(run.read_text())["evaluations"]["second_test"]["metrics"] for run in runs]
-    expected = [100 * metrics["t2i_recall_at_5"] for metrics in found]
+    by_seed = [json.loads(run.read_text())["evaluations"]["second_test"]["metrics"] for run in runs]
+    expected = [100 * metrics["t2i_recall_at_5"] for metrics in by_seed]
     row = next(row for row in table(output).rows if row.method == "CLIP-like, trained here")
     assert row.ours["coco_t2i_r5"].values == pytest.approx(expected)
     published = sorted((output / "runs" / "contrastive_basics").glob("public_*/evaluation.json"))
@@ -86,10 +86,12 @@ def test_our_cells_come_from_the_runs(output):
 
 
 def test_rows_of_ours_are_an_experiment_that_claims_can_name(output):
-    found = read_experiment(output / "results" / "contrastive_basics" / "experiments" / "smoke" / "trained_here.json")
+    experiment = read_experiment(
+        output / "results" / "contrastive_basics" / "experiments" / "smoke" / "trained_here.json"
+    )
     row = next(row for row in table(output).rows if row.method == "token-wise late interaction")
-    assert found.values["late_interaction_flickr_i2t_r1"] == row.ours["flickr_i2t_r1"].values
-    assert {name.rsplit("_", 3)[0] for name in found.values} == {
+    assert experiment.values["late_interaction_flickr_i2t_r1"] == row.ours["flickr_i2t_r1"].values
+    assert {name.rsplit("_", 3)[0] for name in experiment.values} == {
         "ours", "fixed_temperature", "without_temperature", "late_interaction", "beyond_sigmoid"
     }  # fmt: skip
 
@@ -139,9 +141,9 @@ def test_the_sweep_gives_a_table_curves_and_an_experiment(tmp_path):
     assert list(rows) == ["batch 32", "batch 256", "batch 32, queue 64"]
     assert rows["batch 256"].note == "255 negatives a query, 1 steps"
     assert rows["batch 32, queue 64"].note == "up to 95 negatives a query, 8 steps"
-    found = read_experiment(folder.parents[1] / "experiments" / "smoke" / "negatives_scenes.json")
-    assert found.values["queue_64_mean_recall"] == rows["batch 32, queue 64"].ours["test_mean_recall"].values
-    assert {"batch_32_mean_recall", "batch_256_i2t_recall_at_1"} <= set(found.values)
+    experiment = read_experiment(folder.parents[1] / "experiments" / "smoke" / "negatives_scenes.json")
+    assert experiment.values["queue_64_mean_recall"] == rows["batch 32, queue 64"].ours["test_mean_recall"].values
+    assert {"batch_32_mean_recall", "batch_256_i2t_recall_at_1"} <= set(experiment.values)
     plotted = (folder / "negatives_sweep_curves_plotted.json").read_text()
     assert "larger batches, fewer steps" in plotted
     steps = [int(json.loads(path.read_text())["step"]) for path in tmp_path.glob("runs/*/*/*/evaluation.json")]
@@ -156,8 +158,8 @@ def test_groups_change_the_number_of_negatives_and_nothing_else(tmp_path):
         "batch 32, groups of 2": "1 negatives a query, 8 steps",
         "batch 32, groups of 32": "31 negatives a query, 8 steps",
     }
-    found = read_experiment(folder.parents[1] / "experiments" / "smoke" / "groups_scenes.json")
-    assert {"group_2_mean_recall", "group_32_mean_recall"} <= set(found.values)
+    experiment = read_experiment(folder.parents[1] / "experiments" / "smoke" / "groups_scenes.json")
+    assert {"group_2_mean_recall", "group_32_mean_recall"} <= set(experiment.values)
     logs = [path.read_text().splitlines() for path in tmp_path.glob("runs/*/*/*/log.jsonl")]
     first = sorted(next(record["loss"] for record in map(json.loads, lines) if "loss" in record) for lines in logs)
     assert first[0] < 2 < 3 < first[1] < 5  # near ln 2 times the scale's spread, and near ln 32
@@ -171,8 +173,8 @@ def test_batches_grow_with_steps_held_or_with_pairs_held_and_the_rate_adapted(tm
         ran[optim["global_batch_size"], optim["steps"]] = optim["learning_rate"]
     at_32 = ran[32, 4]
     assert ran == pytest.approx({(16, 4): at_32, (32, 4): at_32, (16, 16): at_32 / 2**0.5, (32, 8): at_32})
-    found = read_experiment(tmp_path / "results/contrastive_basics/experiments/smoke/by_batch_scenes.json")
-    assert {name.removesuffix("_mean_recall") for name in found.values if name.endswith("mean_recall")} == {
+    experiment = read_experiment(tmp_path / "results/contrastive_basics/experiments/smoke/by_batch_scenes.json")
+    assert {name.removesuffix("_mean_recall") for name in experiment.values if name.endswith("mean_recall")} == {
         "steps_16", "steps_32", "rate_16", "rate_32",
     }  # fmt: skip
 
@@ -198,7 +200,7 @@ def test_what_a_sweep_chooses_cannot_be_set_and_the_rest_can(tmp_path, monkeypat
     assert all(rate in job.overrides for jobs in reached[0].values() for job in jobs)
 
 
-def test_the_row_of_the_text_side_alone_is_trained_where_there_is_a_stem(tmp_path, monkeypatch):
+def test_the_row_of_only_the_text_side_is_trained_where_there_is_a_stem(tmp_path, monkeypatch):
     asked, configs = {}, [row["config"] for row in BEYOND if "scales" not in row]
     monkeypatch.setattr("contrastive_basics.reproduce.train_rows", lambda command, code, configs: asked.update(configs))
     for scale, more in (("smoke", set()), ("photos", {"lit_ours.yaml"}), ("photos_scratch", set())):
@@ -211,7 +213,7 @@ def test_the_row_of_the_text_side_alone_is_trained_where_there_is_a_stem(tmp_pat
 def test_parts_that_train_have_nothing_at_paper_scale_and_say_so(tmp_path, capsys):
     for part in ("negatives_sweep", "self_supervised"):
         reproduce(tmp_path, part, "--scale", "paper", "--data", "/data")
-        said = capsys.readouterr().out
-        assert f"{part} runs at scale smoke, demo, photos" in said
-        assert ", nothing at paper: " in said
+        screen = capsys.readouterr().out
+        assert f"{part} runs at scale smoke, demo, photos" in screen
+        assert ", nothing at paper: " in screen
     assert not list(tmp_path.glob("results/**/*.json"))

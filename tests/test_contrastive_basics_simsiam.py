@@ -56,14 +56,14 @@ def test_no_gradient_reaches_the_target_branch():
     model = SimSiam(nn.Sequential(nn.Linear(4, DIM), nn.Tanh()), nn.Linear(DIM, DIM)).double()
     views = torch.randn(2, BATCH, 4, dtype=torch.float64)
     simsiam_loss(*model(*views)).backward()
-    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
     with torch.no_grad():
         targets = model(*views)[2:]
     simsiam_loss(*model(*views)[:2], *targets, stop_gradient=False).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad.abs().max() > 1e-4
-        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-12, atol=0)
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-12, atol=0)
 
 
 def test_the_model_returns_predictions_and_projections_of_both_views():
@@ -81,9 +81,9 @@ def test_half_precision_is_compared_in_float32_under_autocast_too(dtype):
     given = four(dtype)
     expected = simsiam_loss(*(tensor.float() for tensor in given))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = simsiam_loss(*given)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+        loss = simsiam_loss(*given)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-7)
 
 
 def test_a_zero_projection_has_cosine_zero_and_a_finite_gradient():

@@ -57,9 +57,9 @@ def weights(files):
     return last_checkpoint(files.checkpoints).model_tensors()
 
 
-def cross_entropy_by_hand(scores, own):
+def cross_entropy_by_hand(scores, targets):
     """Mean over rows of log sum exp - own score."""
-    return sum(torch.logsumexp(row, 0) - row[own[i]] for i, row in enumerate(scores)) / len(scores)
+    return sum(torch.logsumexp(row, 0) - row[targets[i]] for i, row in enumerate(scores)) / len(scores)
 
 
 def scores_by_hand(loss, images, texts, queue):
@@ -88,15 +88,15 @@ def losses_by_hand(config, steps):
         [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
         betas=(optim.beta1, optim.beta2), eps=optim.epsilon,
     )  # fmt: skip
-    queued_images, queued_texts, found = [], [], []
+    queued_images, queued_texts, losses = [], [], []
     momentum = {name: tensor.clone() for name, tensor in model.state_dict().items() if "tower" in name}
     for step, batch in zip(range(steps), batches_from(0, config, training, accelerator)):
         images, token_ids = as_inputs(batch, training.transform, accelerator.device)
         ours, theirs = model.encode_image(images), model.encode_text(token_ids)
         i2t, t2i = scores_by_hand(method.loss, ours, theirs, (queued_images, queued_texts))
-        scale, own = model.logit_scale.log_logit_scale.exp(), range(len(images))
-        loss = (cross_entropy_by_hand(scale * i2t, own) + cross_entropy_by_hand(scale * t2i, own)) / 2
-        found.append(loss.item())
+        scale, targets = model.logit_scale.log_logit_scale.exp(), range(len(images))
+        loss = (cross_entropy_by_hand(scale * i2t, targets) + cross_entropy_by_hand(scale * t2i, targets)) / 2
+        losses.append(loss.item())
         adam.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, optim.max_gradient_norm)
@@ -121,7 +121,7 @@ def losses_by_hand(config, steps):
                     state = {k.removeprefix(f"{side}."): v for k, v in momentum.items() if k.startswith(side)}
                     features = torch.func.functional_call(tower, state, inputs)
                     keys.append(features / features.norm(dim=1, keepdim=True))
-    return found
+    return losses
 
 
 @pytest.mark.parametrize(

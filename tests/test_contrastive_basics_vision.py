@@ -71,8 +71,8 @@ def moco(model, first, second, labels, scale=10.0):
     """The keys of other queries are no candidates."""
     queries, keys = model.encoder(first), model.contrast.momentum_encoder(second)
     of_queue = scale * unit(queries) @ model.contrast.pool.queue.features.T
-    own = scale * (unit(queries) * unit(keys)).sum(dim=1, keepdim=True)
-    return (torch.cat([own, of_queue], dim=1).logsumexp(dim=1) - own[:, 0]).mean()
+    positives = scale * (unit(queries) * unit(keys)).sum(dim=1, keepdim=True)
+    return (torch.cat([positives, of_queue], dim=1).logsumexp(dim=1) - positives[:, 0]).mean()
 
 
 def moco_v2_both_ways(model, first, second, labels):
@@ -80,10 +80,10 @@ def moco_v2_both_ways(model, first, second, labels):
 
 
 def moco_v3(model, first, second, labels):
-    contrast, own = model.contrast, torch.arange(BATCH)
+    contrast, targets = model.contrast, torch.arange(BATCH)
     queries = [contrast.predictor(model.encoder(views)) for views in (first, second)]
     keys = [contrast.momentum_encoder(views) for views in (second, first)]
-    return sum(2 / 5 * cross_entropy(q, k, 5.0, own) for q, k in zip(queries, keys))
+    return sum(2 / 5 * cross_entropy(q, k, 5.0, targets) for q, k in zip(queries, keys))
 
 
 def simsiam(model, first, second, labels):
@@ -97,18 +97,18 @@ def supervised(model, first, second, labels):
 
 
 @pytest.mark.parametrize("formula", [simclr, moco, moco_v2_both_ways, moco_v3, simsiam, supervised])
-def test_each_methods_loss_is_its_formula_writes_no_queue_and_labels_reach_supervision_alone(formula):
+def test_a_methods_loss_is_its_formula_writes_no_queue_and_labels_reach_only_supervision(formula):
     name = {"moco": "moco_v1", "moco_v2_both_ways": "moco_v2"}.get(formula.__name__, formula.__name__)
     with_queue = name in ("moco_v1", "moco_v2")
     options = {"symmetric": formula is moco_v2_both_ways, "shuffle_keys": False} if with_queue else {}
     model, (first, second), labels = built(name, **options), two_views(), torch.arange(BATCH) % 3
     with torch.no_grad():
         expected = formula(copy.deepcopy(model), first, second, labels)
-        found = copy.deepcopy(model)(first, second, labels)
+        step = copy.deepcopy(model)(first, second, labels)
         of_other_labels = copy.deepcopy(model)(first, second, (labels + 1) % 3)
-    assert found.loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    assert (of_other_labels.loss.item() == found.loss.item()) == (name != "supervised")
-    assert (found.keys is not None) == with_queue
+    assert step.loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    assert (of_other_labels.loss.item() == step.loss.item()) == (name != "supervised")
+    assert (step.keys is not None) == with_queue
     if with_queue:
         queue = model.contrast.pool.queue.features.clone()
         keys = model(first, second).keys
@@ -162,7 +162,7 @@ def test_moco_steps_are_those_of_the_published_order():
     assert not torch.allclose(momentum.backbone.stem[0].weight, model.encoder.backbone.stem[0].weight, atol=1e-3)
 
 
-def test_keys_are_shuffled_by_the_steps_seed_and_parts_of_a_batch_have_their_own_statistics():
+def test_keys_are_shuffled_by_the_steps_seed_and_parts_of_a_batch_have_separate_statistics():
     first, second = two_views()
     keys = {}
     for parts in (1, 4):
@@ -194,17 +194,17 @@ def test_heads_on_a_resnet50_are_the_published_ones(monkeypatch):
     headless = nn.Identity()
     headless.output_dim = 2048
     monkeypatch.setattr("contrastive_basics.vision.methods.build_backbone", lambda *given: headless)
-    found = {
+    methods = {
         name: build_method(VisionConfig(method=replace(METHODS[name], head_dim=head_dim)), 10, 0)
         for name, head_dim in (("simclr", 128), ("moco_v1", 128), ("moco_v2", 128), ("moco_v3", 256), ("simsiam", None))
     }
-    assert linear_shapes(found["simclr"].encoder) == [(2048, 2048), (2048, 2048), (2048, 128)]
-    assert linear_shapes(found["moco_v1"].encoder) == [(2048, 128)]
-    assert linear_shapes(found["moco_v2"].encoder) == [(2048, 2048), (2048, 128)]
-    assert linear_shapes(found["moco_v3"].encoder) == [(2048, 4096), (4096, 256)]
-    assert linear_shapes(found["moco_v3"].contrast.predictor) == [(256, 4096), (4096, 256)]
-    assert linear_shapes(found["simsiam"].encoder) == [(2048, 2048)] * 3
-    assert linear_shapes(found["simsiam"].siamese.predictor) == [(2048, 512), (512, 2048)]
+    assert linear_shapes(methods["simclr"].encoder) == [(2048, 2048), (2048, 2048), (2048, 128)]
+    assert linear_shapes(methods["moco_v1"].encoder) == [(2048, 128)]
+    assert linear_shapes(methods["moco_v2"].encoder) == [(2048, 2048), (2048, 128)]
+    assert linear_shapes(methods["moco_v3"].encoder) == [(2048, 4096), (4096, 256)]
+    assert linear_shapes(methods["moco_v3"].contrast.predictor) == [(256, 4096), (4096, 256)]
+    assert linear_shapes(methods["simsiam"].encoder) == [(2048, 2048)] * 3
+    assert linear_shapes(methods["simsiam"].siamese.predictor) == [(2048, 512), (512, 2048)]
 
 
 def test_simclrs_head_normalises_every_layer_and_never_shifts_the_last():
@@ -330,11 +330,11 @@ def test_the_evaluation_probes_directions_and_looks_for_collapse_on_the_test_set
         sets = [GivenFeatures(name, features[part], labels[part]) for name, part in PARTS.items()]
         return evaluate_all(config, RandomWeights(nn.Identity()), ReadsFeatures(), *sets)
 
-    found, scaled = evaluated(features), evaluated(features * lengths)
-    assert found["collapse"].metrics == collapse_statistics(features[PARTS["test"]])
+    plain, scaled = evaluated(features), evaluated(features * lengths)
+    assert plain["collapse"].metrics == collapse_statistics(features[PARTS["test"]])
     for role in ("knn", "linear_probe", "collapse"):
-        assert scaled[role].metrics == found[role].metrics, role
-        assert scaled[role].hits == found[role].hits, role
+        assert scaled[role].metrics == plain[role].metrics, role
+        assert scaled[role].hits == plain[role].hits, role
 
 
 def test_training_pictures_vote_on_test_pictures_while_a_training_is_followed():

@@ -1,4 +1,4 @@
-"""Configuration of learning from pictures alone: a row file holds the method, a scale file everything else."""
+"""Configuration of learning from images only: a row file has the method, a scale file all other settings."""
 
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from common.base.settings import RunConfig, SgdConfig, setting
 from common.base.vision_settings import VisionDataConfig, VisionEvaluationConfig, VisionModelConfig
 
-# what a method cannot do without, and what it may be given besides
+# required settings of a method, and optional ones
 _NEEDED = {
     "simclr": ("logit_scale", "head_dim"),
     "moco_v1": ("logit_scale", "head_dim", "queue_size", "ema_momentum"),
@@ -25,7 +25,7 @@ _ALLOWED = {
 
 @dataclass(frozen=True)
 class VisionMethodConfig:
-    """What is learnt. null = not a setting of this method; any other value of such a setting is an error."""
+    """The method. null = not a setting of this method; any other value is then an error."""
 
     name: Literal["simclr", "moco_v1", "moco_v2", "moco_v3", "simsiam", "supervised", "random_weights"] = "simsiam"
     logit_scale: float | None = setting(None, above=0.0)  # 1/T, fixed
@@ -34,18 +34,18 @@ class VisionMethodConfig:
     ema_momentum: float | None = setting(None, at_least=0.0, at_most=1.0)  # MoCo: at the start
     ema_schedule: Literal["constant", "half_cosine"] = "constant"  # MoCo: half_cosine rises to 1 (v3)
     symmetric: bool = False  # MoCo v1, v2: each view is query once and key once
-    batch_norm_parts: int = setting(1, at_least=1)  # MoCo v1, v2: statistics of parts of a batch, as on so many GPUs
-    shuffle_keys: bool = True  # MoCo v1, v2: keys meet other statistics than their queries
+    batch_norm_parts: int = setting(1, at_least=1)  # MoCo v1, v2: statistics of parts of a batch, as on that many GPUs
+    shuffle_keys: bool = True  # MoCo v1, v2: statistics of keys differ from those of their queries
 
     def __post_init__(self) -> None:
         missing = [key for key in _NEEDED[self.name] if getattr(self, key) is None]
         if missing:
             raise ValueError(f"{self.name} needs method.{missing[0]}, which is null")
-        known = ("name", *_NEEDED[self.name], *_ALLOWED.get(self.name, ()))
+        settings = ("name", *_NEEDED[self.name], *_ALLOWED.get(self.name, ()))
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name not in known and value != item.default:
-                has = ", ".join(known[1:]) or "none"
+            if item.name not in settings and value != item.default:
+                has = ", ".join(settings[1:]) or "none"
                 raise ValueError(f"method.{item.name} = {value} is no setting of {self.name}; it has: {has}")
 
 

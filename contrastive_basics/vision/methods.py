@@ -1,6 +1,6 @@
-"""Learning from pictures alone: SimCLR, MoCo v1 to v3 and SimSiam, between two controls.
+"""Learning from images only: SimCLR, MoCo v1 to v3 and SimSiam, between two controls.
 
-What a training loop sees of a method, and what several processes want, stands in common/methods/self_supervised.py.
+common/methods/self_supervised.py has the interface to the training loop, and what several processes need.
 """
 
 import torch
@@ -29,7 +29,7 @@ class SimCLR(Method):
     """Each of the 2N views of a batch against the other 2N - 1.
 
     Args:
-        encoder: backbone and `simclr_head`. It sees the views of both sides as one batch, as the published one does.
+        encoder: backbone and `simclr_head`; takes the views of both sides as one batch, as in the published code.
         logit_scale: 1/T. 10 on ImageNet, 2 on CIFAR-10.
     """
 
@@ -40,17 +40,13 @@ class SimCLR(Method):
     def forward(
         self, first_views: Tensor, second_views: Tensor, labels: Tensor | None = None, shuffle_seed: int | None = None
     ) -> StepLoss:
-        """(batch, 3, height, width) twice; the mean of NT-Xent, half of what the published code returns."""
+        """(batch, 3, height, width) twice; the mean of NT-Xent, half of the published code's value."""
         first, second = unit(self.encoder(torch.cat([first_views, second_views]))).chunk(2)
         return StepLoss(nt_xent(first, second, Sphere(), self.logit_scale()))
 
 
 class MoCoV3(Method):
-    """Both directions against the keys of the whole batch, with a predictor on the query side.
-
-    Args:
-        contrast: encoder, momentum encoder and predictor.
-    """
+    """Both directions against the keys of the whole batch, with a predictor on the query side."""
 
     def __init__(self, contrast: MomentumContrastV3) -> None:
         super().__init__()
@@ -74,11 +70,7 @@ class MoCoV3(Method):
 
 
 class SimSiamMethod(Method):
-    """A predictor and a stopped gradient instead of negatives.
-
-    Args:
-        siamese: encoder and predictor.
-    """
+    """A predictor and a stopped gradient instead of negatives."""
 
     def __init__(self, siamese: SimSiam) -> None:
         super().__init__()
@@ -100,12 +92,7 @@ class SimSiamMethod(Method):
 
 
 class Supervised(Method):
-    """Control from above: the same backbone, trained with the labels on one view of each picture.
-
-    Args:
-        encoder: backbone, and a head that does nothing.
-        classifier: features -> classes.
-    """
+    """Upper control: the same backbone, trained with labels on one view of each image."""
 
     synchronised = False
 
@@ -121,15 +108,14 @@ class Supervised(Method):
 
 
 def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
-    """The method of a config, with fresh weights from the global random state.
+    """The method of a config, with random weights from the global random state.
 
-    Weights of convolutions lie in memory with channels last: the same numbers, a third faster on a CPU.
+    Convolutions store weights with channels last: the same numbers, a third faster on a CPU.
 
-    Heads keep the published proportions to the backbone, which is 2048 wide in a ResNet-50: SimSiam's are 2048 and 512,
-    MoCo v3's 4096, the others' hidden layers 2048.
+    Heads have the published proportions to the backbone, which is 2048 wide in a ResNet-50: SimSiam's are 2048 and 512,
+    MoCo v3's 4096, the hidden layers of the others 2048.
 
     Args:
-        config: `method` says which.
         num_classes: of the supervised reference.
         seed: of the queue's random rows.
     """

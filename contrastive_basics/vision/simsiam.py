@@ -3,9 +3,9 @@
     predictions_1, predictions_2, projections_1, projections_2 = model(first_views, second_views)
     loss = simsiam_loss(predictions_1, predictions_2, projections_1, projections_2)
 
-Every pair counts for itself, so the mean over processes is the loss of the global batch and nothing is gathered; batch
-normalisation is to be synchronised over processes. The predictor keeps its first learning rate for the whole run while
-the encoder's falls: two parameter groups, `model.encoder` and `model.predictor`.
+Pairs do not depend on each other, so the mean over processes is the loss of the global batch, without gathering. Batch
+normalisation must be synchronised over processes. The predictor keeps its first learning rate while the encoder's
+falls: two parameter groups, `model.encoder` and `model.predictor`.
 """
 
 import torch
@@ -15,7 +15,7 @@ from common.geometry import paired_inner_products, unit
 
 
 class SimSiam(nn.Module):
-    """What differs from SimCLR: no negatives; a predictor on one side of each comparison, no gradient on the other.
+    """Differences from SimCLR: no negatives; a predictor on one side of each comparison, no gradient on the other.
 
     Args:
         encoder: backbone and projector, (batch, ...) views -> projections (batch, dim); see `simsiam_projector`.
@@ -46,15 +46,15 @@ def simsiam_loss(
     Args:
         first_predictions, second_predictions: (batch, dim) p of both views.
         first_projections, second_projections: (batch, dim) z of both views.
-        stop_gradient: False shows why it is there: the representation collapses.
+        stop_gradient: without it the representation collapses.
     Returns:
         Scalar in [-1, 1], float32 or better; any constant representation with p = z reaches -1.
     Raises:
-        ValueError: if the four shapes are not one; the message gives them.
+        ValueError: if the four shapes differ; the message lists them.
     """
-    given = (first_predictions, second_predictions, first_projections, second_projections)
-    if len({tensor.shape for tensor in given}) > 1 or first_predictions.ndim != 2:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
+    tensors = (first_predictions, second_predictions, first_projections, second_projections)
+    if len({tensor.shape for tensor in tensors}) > 1 or first_predictions.ndim != 2:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         raise ValueError(f"SimSiam's loss takes four tensors of one shape (batch, dim), got {shapes}")
     if stop_gradient:
         first_projections, second_projections = first_projections.detach(), second_projections.detach()
@@ -77,7 +77,7 @@ def simsiam_projector(width: int, dim: int = 2048) -> nn.Sequential:
         nn.Linear(dim, dim, bias=False),
         nn.BatchNorm1d(dim),
         nn.ReLU(inplace=True),
-        nn.Linear(dim, dim, bias=False),  # the published code freezes a bias here, which the norm takes out again
+        nn.Linear(dim, dim, bias=False),  # the published code has a frozen bias here, which the norm removes
         nn.BatchNorm1d(dim, affine=False),
     )
 

@@ -1,7 +1,7 @@
-"""The part `self_supervised`: every method of learning from pictures alone, between random weights and supervision.
+"""The part `self_supervised`: all methods of learning from images only, between random weights and supervision.
 
-The chapter prints no numbers for this. Methods share backbone, data, number of pictures seen and evaluation; they
-differ in the cost of a step (MoCo trains one of its two encoders, supervision sees one view), which the log records.
+The chapter prints no numbers for this. Methods share backbone, data, number of samples and evaluation. They differ in
+the cost of a step, which the log records: MoCo trains one of its two encoders, supervision uses one view.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ DECIDES = "nothing"
 CODE = PaperCode(
     PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES, "vision/evaluate.py"
 )
-ROWS = {  # from below to above; a row's config is configs/vision_<name>.yaml
+ROWS = {  # from the lower to the upper control; a row's config is configs/vision_<name>.yaml
     "random_weights": "random weights",
     "simclr": "SimCLR",
     "moco_v1": "MoCo v1",
@@ -87,7 +87,7 @@ def _cells(runs: list[RowRun], command: Command) -> dict[str, Measured]:
 
 
 def _note(name: str, command: Command) -> str:
-    """What was trained for a row, in one line."""
+    """The trained experiment of a row in one line."""
     config = _config(name, command)
     model, optim = config.model, config.optim
     size = f"{config.data.image_size} px, " + (
@@ -101,7 +101,7 @@ def _config(name: str, command: Command) -> VisionConfig:
 
 
 def _panels(runs: Mapping[str, Sequence[RowRun]], command: Command) -> list[Curves]:
-    """Course of the training: kNN accuracy of the backbone, and signs of collapse in what the loss compares."""
+    """Course of the training: kNN accuracy of the backbone, and signs of collapse in the projections."""
     evaluation = _config("random_weights", command).evaluation  # the same in all rows
     protocol = next(iter(runs.values()))[0].evaluations["knn"]["protocol"]
     queries = min(evaluation.monitor_queries, protocol["num_images"])
@@ -118,7 +118,7 @@ def _panels(runs: Mapping[str, Sequence[RowRun]], command: Command) -> list[Curv
         Curves(title, "step", unit, {label: _course(of_seeds, event, value) for label, of_seeds in logs.items()})
         for title, unit, event, value in panels
     ]
-    # random weights have no course, and without run.evaluate_every nobody has the first panel
+    # random weights have no course, and without run.evaluate_every the first panel is empty
     kept = [Curves(p.title, p.x_label, p.y_label, {k: v for k, v in p.curves.items() if v}) for p in drawn]
     return [panel for panel in kept if panel.curves]
 
