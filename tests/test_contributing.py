@@ -4,12 +4,14 @@ import importlib.util
 import json
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tars import jpeg
 
 from common.geometry import Geometry
 from common.run.checkpoint import open_checkpoint
@@ -61,11 +63,11 @@ def test_the_steps_of_the_page_train_a_row(tmp_path):
     assert 0 <= metrics["mean_recall"] <= 1
 
 
-def test_the_loss_of_the_page_trains_a_row(tmp_path):
-    """The page's files and changes in a copy of the repository's code, then its own training command."""
+def with_changes_of(heading, tmp_path):
+    """A copy of the repository's code with the files and changes of one section of the page; its training command."""
     for folder in ("common", "euclip"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    section = TEXT.partition("## Add your own loss\n")[2].partition("\n## ")[0]
+    section = TEXT.partition(f"## {heading}\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
     for kind, content in blocks:
         if kind in ("python", "yaml"):
@@ -80,8 +82,12 @@ def test_the_loss_of_the_page_trains_a_row(tmp_path):
             assert text.count(before) == 1, (file, before)
             text = text.replace(before, after)
         path.write_text(text, encoding="utf-8")
-
     (command,) = re.findall(r"`python (euclip/train.py .*?)`", section)
+    return command
+
+
+def test_the_loss_of_the_page_trains_a_row(tmp_path):
+    command = with_changes_of("Add your own loss", tmp_path)
     few = ["--scale", "smoke", "data.num_labelled=8", "data.num_test=8", "run.log_every=1"]
     command = [sys.executable, *command.split(), *few, "--output-dir", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -89,3 +95,24 @@ def test_the_loss_of_the_page_trains_a_row(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     line = next(line for line in lines if line["event"] == "train")
     assert line["loss"] / line["loss_over_chance"] == pytest.approx(0.2)
+
+
+def test_the_data_source_of_the_page_is_trained_on(tmp_path):
+    command = with_changes_of("Add your own data source", tmp_path)
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for seed in range(40):
+        (folder / f"{seed}.jpg").write_bytes(jpeg(seed))
+    for role, numbers in {"train": range(32), "val": range(32, 40)}.items():
+        with sqlite3.connect(folder / f"{role}.db") as database:
+            database.execute("CREATE TABLE captions (path TEXT, caption TEXT)")
+            rows = [(f"{number}.jpg", text) for number in numbers for text in (f"a photo {number}", "a view")]
+            database.executemany("INSERT INTO captions VALUES (?, ?)", rows)
+    with sqlite3.connect(folder / "train.db") as database:
+        database.execute("INSERT INTO captions VALUES ('missing.jpg', 'not there')")
+    few = ["--scale", "smoke", "run.log_every=1", "data.max_broken_share=0.1", "--output-dir", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, *command.split(), *few], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "missing.jpg: missing picture: no such file" in done.stderr
+    metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())["evaluations"]["test"]
+    assert (metrics["protocol"]["num_images"], metrics["protocol"]["num_texts"]) == (8, 16)

@@ -11,13 +11,19 @@ from common.base.fields import Decides, columns_setting, path_setting, setting
 # how the prompts of a class are combined, see common/evaluation/zero_shot.py
 PromptAverage = Literal["scores", "embeddings", "normalized_mean", "plain_mean", "tangent_mean"]
 
-_PHOTOGRAPHS = ("shards", "karpathy", "tsv", "hugging_face")
+# sources of captioned images beside shards -> what data.train and the others name there
+CAPTION_FILES = {
+    "karpathy": "a JSON file of captions, e.g. dataset_coco.json",
+    "tsv": "a table of path and caption, e.g. captions.tsv",
+    "hugging_face": "a folder, files, or a name on the hub",
+}
+_PHOTOGRAPHS = ("shards", *CAPTION_FILES)
 
 
 # fields of DataConfig that not every source takes -> the sources that do
 TAKEN_BY = {
     **dict.fromkeys(("val", "test", "second_test", "min_word_count", "max_words", "augmentation"), _PHOTOGRAPHS),
-    "images": ("karpathy", "tsv", "hugging_face"),
+    "images": tuple(CAPTION_FILES),
     "image_column": ("tsv", "hugging_face"),
     "caption_column": ("tsv", "hugging_face"),
     "stream_buffer": ("hugging_face",),

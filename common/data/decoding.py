@@ -38,7 +38,7 @@ def check_reading_options(role: str, decode_size: int | None) -> None:
 def refuse_split(where: str | Path, split: str | None) -> None:
     """Raises: ValueError if a split is asked for; gives the place and the value."""
     if split is not None:
-        raise ValueError(f"{where} has no splits; split is {split!r}, accepted: none")
+        raise ValueError(f"{where} has no splits; split is {split!r}, accepted: none, the name without '#{split}'")
 
 
 def decode_picture(

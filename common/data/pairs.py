@@ -1,11 +1,12 @@
 """From the config to data sets of captioned pictures, a tokenizer, and training batches addressed by position."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from common.base.provenance import ROOT
-from common.base.settings import DataConfig
+from common.base.settings import CAPTION_FILES, TAKEN_BY, DataConfig
 from common.data.broken import BrokenSample
 from common.data.mixture import Mixture
 from common.data.order import seed_of
@@ -137,36 +138,35 @@ def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
 
 
 def _open_photographs(data: DataConfig, role: str, seed: int = 0, key: str | None = None) -> Pairs:
-    """The set of one role that is no scene; the seed is that of a stream's order, the key names it in messages.
-
-    Readers are imported when they are chosen, so that a run depends only on the reader that it uses.
-    """
+    """The set of one role that is no scene; the seed is that of a stream's order, the key names it in messages."""
+    options: dict[str, Any] = {"role": role, "max_broken_share": data.max_broken_share}
     # training may decode a JPEG at a fraction of its size; ranking sees every pixel
-    options: dict[str, Any] = {"role": role, "decode_size": 2 * data.image_size if role == "train" else None}
+    options["decode_size"] = 2 * data.image_size if role == "train" else None
     if data.source == "shards":
         return _open_shards(data, role, {**options, "key": key})
     root = Path(data.root).expanduser()
     name, split = _name_and_split(data, role, root)
+    options |= {"root": root, "split": split}
     if data.images and role != "second_test":  # which lies somewhere else
         options["images"] = root / data.images
-    if data.source == "karpathy":
-        from common.data.karpathy import open_karpathy
-
-        opened = open_karpathy(root / name, split=split, root=root, max_broken_share=data.max_broken_share, **options)
-        return _not_the_training_set(opened, data, role)
-    options["image_column"], options["caption_column"] = data.image_column or None, data.caption_column or None
-    if data.source == "tsv":
-        if split is not None:
-            raise ValueError(f"data.{role} = {getattr(data, role)!r}: a table has no splits; accepted: the file alone")
-        from common.data.tsv import open_tsv
-
-        return open_tsv(root / name, root=root, max_broken_share=data.max_broken_share, **options)
-    from common.data.hugging_face import open_hugging_face
-
-    buffer = data.stream_buffer if role == "train" else 0
-    options |= {"stream_buffer": buffer, "seed": seed, "max_broken_share": data.max_broken_share, "key": key}
-    opened = open_hugging_face(name, split=split, root=root, **options)
+    for column in ("image_column", "caption_column"):
+        if data.source in TAKEN_BY[column]:
+            options[column] = getattr(data, column) or None
+    if data.source == "hugging_face":
+        options |= {"stream_buffer": data.stream_buffer if role == "train" else 0, "seed": seed, "key": key}
+    opened = _reader(data.source)(name if data.source == "hugging_face" else root / name, **options)
     return _not_the_training_set(opened, data, role)
+
+
+def _reader(source: str) -> Callable[..., Pairs]:
+    """The function that opens a file of a source; imported here, so that a run depends only on the reader it uses."""
+    if source == "karpathy":
+        from common.data.karpathy import open_karpathy as reader
+    elif source == "tsv":
+        from common.data.tsv import open_tsv as reader
+    else:
+        from common.data.hugging_face import open_hugging_face as reader
+    return reader
 
 
 def _not_the_training_set(opened: Pairs, data: DataConfig, role: str) -> Pairs:
@@ -180,7 +180,7 @@ def _not_the_training_set(opened: Pairs, data: DataConfig, role: str) -> Pairs:
     if opened.fingerprint == _open_photographs(replace(data, stream_buffer=0), "train").fingerprint:
         raise ValueError(
             f"data.{role} is empty and data.train = {data.train!r} has no split for it: it would be the training set "
-            f"itself; accepted: {_NEEDS[data.source]}"
+            f"itself; accepted: {CAPTION_FILES[data.source]}"
         )
     return opened
 
@@ -196,7 +196,6 @@ def _open_shards(data: DataConfig, role: str, options: dict[str, Any]) -> Pairs:
     return open_shards(
         pattern,
         root=data.root or None,
-        max_broken_share=data.max_broken_share,
         index_dir=_shard_index(),
         **options,
     )
@@ -206,20 +205,13 @@ def _shard_index() -> Path:
     return ROOT / "outputs" / "shard_index"
 
 
-_NEEDS = {
-    "karpathy": "a JSON file of captions, e.g. dataset_coco.json",
-    "tsv": "a table of path and caption, e.g. captions.tsv",
-    "hugging_face": "a folder, files, or a name on the hub",
-}
-
-
 def _name_and_split(data: DataConfig, role: str, root: Path) -> tuple[str, str | None]:
     """What data.<role> names, and the split behind the #; one file often holds the splits of all roles."""
     text = getattr(data, role)
     if not text and data.source != "tsv":
         text = data.train if (root / data.train).exists() else data.train.partition("#")[0]
     if not text:
-        raise ValueError(f"data.source = {data.source} needs data.{role}; accepted: {_NEEDS[data.source]}")
+        raise ValueError(f"data.source = {data.source} needs data.{role}; accepted: {CAPTION_FILES[data.source]}")
     name, sign, split = text.partition("#")
     if not sign or (root / text).exists():  # a name may have the sign, too
         return text, None

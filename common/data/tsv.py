@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from common.data.decoding import refuse_split
 from common.data.picture_files import pictures_in_files
 from common.data.pictures import Pictures
 from common.data.rows import Row, captions_in, named_columns, pictures_of
@@ -33,6 +34,7 @@ def open_tsv(
     *,
     image_column: str | None = None,
     caption_column: str | None = None,
+    split: str | None = None,
     role: str = "train",
     max_broken_share: float = 0.01,
     **options: Any,
@@ -49,6 +51,7 @@ def open_tsv(
         image_column, caption_column: names in the header. None: the first line is a header if it has one of
             `IMAGE_COLUMNS` and one of `CAPTION_COLUMNS` (upper or lower case); without a header there are two
             columns, path and caption. Several caption columns are separated by commas; their empty cells are none.
+        split: None, as a table has no splits.
         role: "train" refuses empty captions; the others accept them.
         max_broken_share: of rows in another encoding, however few rows there are, and of all faults as in
             `pictures_in_files`; a row that cannot be used counts as a sample.
@@ -59,6 +62,7 @@ def open_tsv(
         FileNotFoundError: if the file or the folder with the pictures is missing.
     """
     table = Path(table).expanduser()
+    refuse_split(table, split)
     content = _read(table)
     separator = "\t" if "\t" in content.split("\n", 1)[0] else ","
     rows = _lines(content) if separator == "\t" else _records(content, table)
