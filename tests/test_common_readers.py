@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -455,3 +456,38 @@ def test_a_file_that_cannot_be_read_as_a_whole_is_refused_by_its_name(tmp_path, 
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"no such file|no shards for pattern"):
         open_any(path, "test")
+
+
+# --- fingerprints do not move between versions -----------------------------------------------------------------------
+
+
+def packed(texts):
+    ends = np.cumsum([0, *(len(text) for text in texts)], dtype=np.int64)
+    return ends.tobytes() + b"".join(texts)
+
+
+def test_the_fingerprint_of_a_table_is_the_hash_of_its_paths_captions_and_files(tmp_path):
+    names = [b"a.jpg", b"\xe9t\xe9.jpg"]  # a name that is not UTF-8
+    for seed, name in enumerate(names):
+        (tmp_path / os.fsdecode(name)).write_bytes(jpeg(seed))
+    (tmp_path / "x.tsv").write_bytes(b"a.jpg\tone\n\xe9t\xe9.jpg\tsummer\na.jpg\ttwo\n")
+    bodies = [jpeg(0), jpeg(1)]
+    content = packed(names) * 2 + packed([b"one", b"two", b"summer"])  # names are ids, too
+    content += np.array([0, 2, 3, len(bodies[0]), len(bodies[1])], np.int64).tobytes() + b"-"
+    content += b"".join(hashlib.sha256(body).digest() for body in bodies)
+    assert open_tsv(tmp_path / "x.tsv").fingerprint == hashlib.sha256(content).hexdigest()
+
+
+def test_the_fingerprint_of_shards_is_the_hash_of_their_members_in_order(tmp_path):
+    samples = {"k0": {"jpg": jpeg(0), "txt": b"one"}, "k1": {"json": b'{"caption": "two"}', "png": jpeg(1, kind="PNG")}}
+    path = write_tar(tmp_path / "x.tar", samples)
+    members = hashlib.sha256()
+    for key, files in samples.items():
+        for extension, body in files.items():
+            members.update(f"{key}\0{extension}\0{len(body)}\0".encode())
+            members.update(b"" if extension in ("jpg", "png") else body)
+    digest = hashlib.sha256(f"x.tar\0{path.stat().st_size}\0{members.hexdigest()}\0".encode())
+    for body in (samples["k0"]["jpg"], samples["k1"]["png"]):
+        digest.update(hashlib.sha256(body).digest())
+    for index_dir in (None, tmp_path / "index", tmp_path / "index"):
+        assert ShardDataset(path, index_dir=index_dir).fingerprint == digest.hexdigest()

@@ -6,6 +6,7 @@ import struct
 import tarfile
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from tars import as_plain, good_tar, pair, write_tar
 
@@ -98,8 +99,9 @@ def test_members_without_partner_and_doubles_are_listed_at_opening(tmp_path):
 # --- the cache of the index ------------------------------------------------------------------------------------------
 
 
-def test_a_cached_index_is_used_and_gives_the_same_data_set(tmp_path, monkeypatch):
-    path = good_tar(tmp_path / "x.tar", 3)
+@pytest.mark.parametrize("name", ["x.tar", os.fsdecode(b"\xe9t\xe9.tar")])
+def test_a_cached_index_is_used_and_gives_the_same_data_set(tmp_path, monkeypatch, name):
+    path = good_tar(tmp_path / name, 3)
     path.write_bytes(path.read_bytes()[: int(spans(index_shard(path))[2, 0, 0]) + 10])
     plain = ShardDataset(str(path))
     assert (len(plain), len(plain.broken_at_open)) == (2, 1)
@@ -111,6 +113,17 @@ def test_a_cached_index_is_used_and_gives_the_same_data_set(tmp_path, monkeypatc
         assert other.fingerprint == plain.fingerprint
         assert other.broken_at_open == plain.broken_at_open
         assert [as_plain(other[i]) for i in range(len(other))] == [as_plain(plain[i]) for i in range(len(plain))]
+
+
+def test_the_rows_of_a_kept_index_stay_in_its_file(tmp_path):
+    """So that it opens at once, and processes share its memory."""
+    path = good_tar(tmp_path / "x.tar", 300)
+    rows = index_shard(path).rows.nbytes
+    ShardDataset(path, index_dir=tmp_path / "index")
+    before = pa.total_allocated_bytes()
+    pairs = ShardDataset(path, index_dir=tmp_path / "index")
+    assert pa.total_allocated_bytes() - before < rows / 20
+    assert pairs.captions(299) == ["picture 299", "a view of 299"]
 
 
 def test_a_stale_index_is_rebuilt(tmp_path):

@@ -347,7 +347,7 @@ def _read_kept(cache: Path, identity: str, path: Path, file_size: int) -> ShardI
     Raises:
         ValueError: if the file is stale or damaged; also OSError, KeyError, TypeError.
     """
-    content = pa.memory_map(str(cache)).read_buffer()
+    content = pa.memory_map(os.fsencode(cache)).read_buffer()
     body, checksum = content[:-_DIGEST_SIZE], content[-_DIGEST_SIZE:]
     # the checksum tells a damaged file from a good one: a flipped bit in an offset would still be read
     if hashlib.sha256(body).digest() != checksum.to_pybytes():
