@@ -11,8 +11,6 @@ from common.base.arguments import rows_of
 from common.base.config import (
     SCALES,
     ConfigError,
-    _all_keys,
-    _field_type,
     entry_arguments,
     from_dict,
     load_config,
@@ -21,6 +19,7 @@ from common.base.config import (
     row_file,
     to_dict,
 )
+from common.base.fields import home_expanded, settings_of
 from common.base.settings import TAKEN_BY, DataConfig
 from contrastive_basics.config import Config as BasicsConfig
 from contrastive_basics.config import PublicConfig
@@ -84,9 +83,15 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("model: {patch_dropout: 0.99}", ["model.patch_dropout = 0.99 leaves none of the 36", "at most 0.972"]),
         ("optim: {steps: 5, warmup_steps: 6}", ["row.yaml", "warmup_steps = 6", "optim.steps = 5", "at most 5"]),
         ("run: {mixed_precision: false}", ["run.mixed_precision = 'false'", "no, bf16"]),
-        ("optim: {steps: 1}\nrun: {seed: 1}\noptim: {beta1: 0.5}", ["row.yaml: optim stands", "lines 1 and 3"]),
-        ("optim:\n  steps: 1\n  steps: 2", ["row.yaml: optim.steps stands", "lines 2 and 3; accepted: once"]),
-        ("data:\n mixture:\n - {weight: 1}\n - {root: a,\n    root: b}", ["mixture[1].root stands", "lines 4 and 5"]),
+        (
+            "optim: {steps: 1}\nrun: {seed: 1}\noptim: {beta1: 0.5}",
+            ["row.yaml: not valid YAML: optim stands", "lines 1 and 3"],
+        ),
+        ("optim:\n  steps: 1\n  steps: 2", ["row.yaml: not valid YAML: steps stands", "lines 2 and 3; expected once"]),
+        (
+            "data:\n mixture:\n - {weight: 1}\n - {root: a,\n    root: b}",
+            ["row.yaml: not valid YAML: root stands", "lines 4 and 5"],
+        ),
         ("optim: {steps: \xff}", ["row.yaml: optim.steps = '\xff'"]),
         ("- a\n- b", ["row.yaml", "a mapping of sections"]),
         ("optim: {steps: 1", ["row.yaml", "not valid YAML"]),
@@ -110,6 +115,11 @@ def test_bad_configs_are_named(tmp_path, text, parts):
         ("method.temperature=0.07", "did you mean method.logit_scale_"),
         ("optim.steps=[", "no YAML"),
         ("run.seed=-1", "run.seed = -1; accepted: >= 0"),
+        ("optim={steps: 3}", "optim is a section, got '{steps: 3}'; accepted: keys and values, as in {steps, "),
+        ("optim.steps.x=3", "unknown key 'optim.steps.x'; did you mean optim.steps?"),
+        ("data.mixture=[{root: a, root: b}]", "root stands there twice"),
+        ("model.text.lock=-1", "model.text.lock = -1; accepted: all, >= 0"),
+        ("model.image.stem.views=some", "views = 'some'; accepted: centre or mirror, a whole number"),
     ],
 )
 def test_bad_overrides_are_named(text, part):
@@ -163,7 +173,7 @@ def test_what_a_scale_says_of_rows_wins_over_the_row_and_a_longer_beginning_over
         ("rows:\n  ablation:\n", r"rows\.ablation is a mapping of sections, got None"),
         ("rows:\n", "rows is a section, got None; accepted: beginnings of names"),
         ("rows: [ablation]", r"rows is a section, got \['ablation'\]"),
-        ("rows: {ablation: {}, ablation: {}}", r"rows\.ablation stands there twice, lines 3 and 3"),
+        ("rows: {ablation: {}, ablation: {}}", "not valid YAML: ablation stands there twice, lines 3 and 3"),
     ],
 )
 def test_what_a_scale_says_of_rows_in_a_wrong_way_is_named_with_file_and_place(tmp_path, rows, message):
@@ -303,18 +313,15 @@ CONFIGS = [Config, BasicsConfig, PublicConfig, EuclipConfig, GeommConfig, TaskCo
 
 
 def paths_of(config_class):
-    """Keys of texts, but for those that name no path."""
-    keys = [key for key in _all_keys(config_class) if _field_type(config_class, key, "") in (str, str | None)]
-    return [key for key in keys if key.rpartition(".")[2] not in NO_PATHS]
+    """Settings that are texts, but for those that name no path."""
+    texts = {key: item for key, item in settings_of(config_class).items() if item.hint in (str, str | None)}
+    return {key: item for key, item in texts.items() if key.rpartition(".")[2] not in NO_PATHS}
 
 
 @pytest.mark.parametrize("config_class", CONFIGS, ids=lambda each: f"{each.__module__}.{each.__name__}")
 def test_every_setting_that_names_a_path_says_so(config_class):
-    for key in paths_of(config_class):
-        *sections, name = key.split(".")
-        section = _field_type(config_class, ".".join(sections), "") if sections else config_class
-        (field,) = (field for field in dataclasses.fields(section) if field.name == name)
-        assert field.metadata.get("is_path"), key
+    for key, item in paths_of(config_class).items():
+        assert item.read is home_expanded, key
 
 
 def test_the_home_folder_is_known_in_every_setting_that_names_a_path(tmp_path, monkeypatch):
@@ -374,7 +381,10 @@ def test_a_set_of_a_mixture_is_the_data_section_with_keys_of_its_own(tmp_path):
     [
         ("[{weight: 0}]", r"data\.mixture\[0\]: weight = 0.*; accepted: > 0"),
         ("[{}, {trian: x}]", r"data\.mixture\[1\]: unknown key 'trian'; did you mean train\?"),
-        ("[a.tsv]", r"data\.mixture\[0\] = 'a\.tsv'; accepted: keys and values, as in \{weight, source, root, "),
+        (
+            "[a.tsv]",
+            r"data\.mixture\[0\] is a section, got 'a\.tsv'; accepted: keys and values, as in \{weight, source, root, ",
+        ),
         ("a.tsv", r"data\.mixture = 'a\.tsv'; accepted: a list"),
         ("[{}, {source: shards, num_train: 5}]", r"data\.mixture, set 2: data\.num_train = 5 has no effect with data"),
     ],

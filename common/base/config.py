@@ -9,44 +9,45 @@ the file, the key, the value and what is accepted. No interpolation, no class pa
 """
 
 import argparse
-import copy
 import dataclasses
 import functools
 import itertools
-import math
 import re
 import sys
-import types
 import typing
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
-from common.base.arguments import Parser, accepted, did_you_mean, expanded, rows_of
+from common.base.arguments import Parser, accepted, rows_of
+from common.base.fields import hints_of, settings_of
 from common.base.settings import NAMES_IN_A_SOURCE, TAKEN_BY, TAKEN_BY_TOKENIZER, DataConfig, located
+from common.base.values import ConfigError, Values, checked, flat
 
 SCALES = ("smoke", "demo", "photos", "photos_scratch", "paper")
 
 
-_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message is meant for the user as it stands."""
-
-
 class _Words(yaml.SafeLoader):
-    """Leaves every word but null as text. YAML itself takes 5e-4 for text, no for false and 010 for 8."""
+    """Leaves every word but null as text: YAML takes 5e-4 for text, no for false, 010 for 8. Refuses a key twice."""
 
     yaml_implicit_resolvers: typing.ClassVar[dict] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                raise yaml.YAMLError(f"{name} stands there twice, lines {lines[name]} and {line}; expected once")
+            lines[name] = line
+        return super().construct_mapping(node, deep)
 
 
 _Words.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("(~|null|Null|NULL|)$"), ["~", "n", "N", ""])
 
 
-def load_config(config_class: type, files: list[Path], overrides: list[str] = ()) -> Any:
+def load_config(config_class: type, files: list[Path], overrides: Sequence[str] = ()) -> Any:
     """Fills a config dataclass from its defaults, then YAML files in order, then `section.key=value` overrides.
 
     Args:
@@ -58,20 +59,15 @@ def load_config(config_class: type, files: list[Path], overrides: list[str] = ()
     Raises:
         ConfigError: missing file, broken YAML, unknown key, a key twice in a file, wrong type, value out of bounds.
     """
-    return _filled(config_class, ((str(path), _read_yaml(path)) for path in files), overrides)
+    return located(_filled(config_class, [(str(path), _read_yaml(path)) for path in files], overrides))
 
 
-def _filled(config_class: type, layers: Iterable[tuple[str, dict[str, Any]]], overrides: list[str]) -> Any:
+def _filled(config_class: type, layers: Iterable[tuple[str, dict[str, Any]]], overrides: Sequence[str] = ()) -> Any:
     """As `load_config`, from the files' content as (where, sections) in order; `where` stands in errors."""
-    values: dict[str, tuple[Any, str]] = {}  # dotted key -> (value, where it was set)
-    for where, content in layers:
-        layer = {key: (value, where) for key, value in _flatten(config_class, content, where)}
-        values = _overlaid(config_class, values, layer)
-    config = _build(config_class, _overlaid(config_class, values, _parsed(config_class, overrides)), prefix="")
-    try:
-        return located(config)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    values: Values = {}
+    for where, content in [*layers, ("command line", _parsed(config_class, overrides))]:
+        values = _overlaid(config_class, values, dict(flat(config_class, content, where)))
+    return checked(config_class, values)
 
 
 def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Sequence[str] = ()) -> Any:
@@ -95,27 +91,21 @@ def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Seq
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Config as nested plain values, ready for YAML or JSON (tuples become lists)."""
-    plain = dataclasses.asdict(config)
 
-    def listed(value):
-        if isinstance(value, dict):
-            return {key: listed(item) for key, item in value.items()}
-        return list(value) if isinstance(value, tuple) else value
+    def listed(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in items}
 
-    return listed(plain)
+    return dataclasses.asdict(config, dict_factory=listed)
 
 
 def from_dict(config_class: type, plain: dict[str, Any], where: str) -> Any:
     """Inverse of to_dict, with all checks; `where` names the source in errors."""
-    values = {key: (value, where) for key, value in _flatten(config_class, plain, where)}
-    return _build(config_class, values, prefix="")
+    return _filled(config_class, [(where, plain)])
 
 
 def override(config: Any, overrides: list[str]) -> Any:
     """A copy of a config with `section.key=value` overrides."""
-    config_class = type(config)
-    values = {key: (value, "config") for key, value in _flatten(config_class, to_dict(config), "config")}
-    return _build(config_class, _overlaid(config_class, values, _parsed(config_class, overrides)), prefix="")
+    return _filled(type(config), [("config", to_dict(config))], overrides)
 
 
 def entry_arguments(
@@ -201,9 +191,10 @@ def load_row(
     if scale not in SCALES:
         raise ConfigError(f"scale {scale!r} is unknown; {accepted(scale, SCALES)}")
     general = folder / "configs" / f"{scale_files}_{scale}.yaml"
-    shared = _read_yaml(general)
+    shared = dict(_read_yaml(general))
     own = _own_layers(shared.pop("rows", {}), Path(row).stem, f"{general}: rows")
-    return _filled(config_class, [(str(general), shared), (str(row), _read_yaml(Path(row))), *own], overrides)
+    layers = [(str(general), shared), (str(row), _read_yaml(Path(row))), *own]
+    return located(_filled(config_class, layers, overrides))
 
 
 def _own_layers(rows: Any, row: str, where: str) -> list[tuple[str, dict[str, Any]]]:
@@ -215,18 +206,16 @@ def _own_layers(rows: Any, row: str, where: str) -> list[tuple[str, dict[str, An
             raise ConfigError(f"{where}.{names} is a mapping of sections, got {content!r}")
     own = []
     for beginning in itertools.accumulate(row.split("_"), "{}_{}".format):
-        own += [(f"{where}.{names}", each) for names, each in rows.items() if beginning in str(names).split()]
+        own += [(f"{where}.{names}", rows[names]) for names in rows if beginning in str(names).split()]
     return own
 
 
-def _overlaid(
-    config_class: type, values: dict[str, tuple[Any, str]], layer: dict[str, tuple[Any, str]]
-) -> dict[str, tuple[Any, str]]:
+def _overlaid(config_class: type, values: Values, layer: Values) -> Values:
     """A later layer over earlier ones.
 
     What its source or tokenizer does not take, and what another source named, is not carried over.
     """
-    if not issubclass(_hints(config_class).get("data", object), DataConfig):
+    if not issubclass(hints_of(config_class).get("data", object), DataConfig):
         return values | layer
     others = set()
     for choice, taken_by in (("data.source", TAKEN_BY), ("data.tokenizer", TAKEN_BY_TOKENIZER)):
@@ -237,24 +226,19 @@ def _overlaid(
     return {key: value for key, value in values.items() if key not in others} | layer
 
 
-def _parsed(config_class: type, overrides: list[str]) -> dict[str, tuple[Any, str]]:
-    """`section.key=value` strings as dotted key -> (value, where)."""
-    values = {}
+def _parsed(config_class: type, overrides: Sequence[str]) -> dict[str, Any]:
+    """`section.key=value` strings by key."""
+    content = {}
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"command line: {text!r} is not of the form section.key=value")
-        field_type = _field_type(config_class, key, "command line")
-        if field_type is str:  # as typed: a folder may be called 2024
-            values[key] = (value, "command line")
-            continue
-        if dataclasses.is_dataclass(field_type):
-            raise ConfigError(f"command line: {key} is a section; set one of its keys, as in {key}.key=value")
-        try:
-            values[key] = (yaml.load(value, _Words), "command line")
+        setting = settings_of(config_class).get(key)
+        try:  # a text is as typed: a folder may be called 2024
+            content[key] = yaml.load(value, _Words) if setting and setting.hint is not str else value
         except yaml.YAMLError as error:
             raise ConfigError(f"command line: {text!r}: the value is no YAML ({error})") from error
-    return values
+    return content
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -262,7 +246,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         folder = path.parent
         there = ", ".join(sorted(item.name for item in folder.glob("*.yaml"))) if folder.is_dir() else "no such folder"
         raise ConfigError(f"{path}: no such config file; in {folder}: {there or 'no YAML file'}")
-    content = copy.deepcopy(_content(path, path.read_bytes()))
+    content = _content(path, path.read_bytes())
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -273,152 +257,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 @functools.lru_cache  # a table reads the same few files for each of its rows
 def _content(path: Path, text: bytes) -> Any:
     try:
-        loader = _Words(text)
-        root = loader.get_single_node()
-        _refuse_twice(root, path)
-        return {} if root is None else loader.construct_document(root)
+        return yaml.load(text, _Words)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
-
-
-def _refuse_twice(node: yaml.Node | None, path: Path, prefix: str = "") -> None:
-    """A later key or section of one name would take the place of an earlier one, whose values would be lost."""
-    for place, item in enumerate(node.value if isinstance(node, yaml.SequenceNode) else ()):
-        _refuse_twice(item, path, f"{prefix.rstrip('.')}[{place}].")
-    lines: dict[str, int] = {}
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        dotted, line = f"{prefix}{key.value}", key.start_mark.line + 1
-        if dotted in lines:
-            raise ConfigError(f"{path}: {dotted} stands there twice, lines {lines[dotted]} and {line}; accepted: once")
-        lines[dotted] = line
-        _refuse_twice(value, path, f"{dotted}.")
-
-
-def _flatten(config_class: type, content: Any, where: str, prefix: str = ""):
-    """Yields (dotted key, value) of the leaves, checking that every key exists."""
-    for key, value in content.items():
-        dotted = f"{prefix}{key}"
-        field_type = _field_type(config_class, dotted, where)
-        if dataclasses.is_dataclass(field_type):
-            if not isinstance(value, dict):
-                raise ConfigError(f"{where}: {dotted} is a section, got {value!r}")
-            yield from _flatten(config_class, value, where, f"{dotted}.")
-        else:
-            yield dotted, value
-
-
-@functools.cache
-def _hints(config_class: type) -> dict[str, Any]:
-    """Types of a class's fields by name; found once, as every key of every file asks."""
-    return typing.get_type_hints(config_class)
-
-
-def _field_type(config_class: type, dotted: str, where: str) -> Any:
-    """Type of a dotted key, or ConfigError naming the nearest keys."""
-    current: Any = config_class
-    walked = ""
-    for part in dotted.split("."):
-        hints = _hints(current) if dataclasses.is_dataclass(current) else {}
-        if part not in hints:
-            known = sorted(f"{walked}{name}" for name in hints)
-            hint = did_you_mean(dotted, known or sorted(_all_keys(config_class)))
-            raise ConfigError(f"{where}: unknown key {dotted!r}{hint} (known here: {', '.join(known) or 'none'})")
-        current, walked = hints[part], f"{walked}{part}."
-    return current
-
-
-def _all_keys(config_class: type, prefix: str = "") -> list[str]:
-    keys = []
-    for name, hint in _hints(config_class).items():
-        keys += _all_keys(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [f"{prefix}{name}"]
-    return keys
-
-
-def _build(config_class: type, values: dict[str, tuple[Any, str]], prefix: str) -> Any:
-    hints = _hints(config_class)
-    arguments = {}
-    for item in dataclasses.fields(config_class):
-        dotted = f"{prefix}{item.name}"
-        if dataclasses.is_dataclass(hints[item.name]):
-            arguments[item.name] = _build(hints[item.name], values, f"{dotted}.")
-        elif dotted in values:
-            value, where = values[dotted]
-            arguments[item.name] = _checked(value, hints[item.name], item.metadata, f"{where}: {dotted}")
-        elif item.default is dataclasses.MISSING:
-            raise ConfigError(f"missing key {dotted!r}: no file sets it and it has no default")
-    try:
-        return config_class(**arguments)
-    except ValueError as error:  # a check across fields in __post_init__
-        sources = sorted({where for key, (_, where) in values.items() if key.startswith(prefix)})
-        raise ConfigError(f"{', '.join(sources) or 'defaults'}: {error}") from error
-
-
-def _checked(value: Any, hint: Any, bounds: Any, where: str) -> Any:
-    """The value converted to the field's type, or ConfigError."""
-    words = ()
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        options = [option for option in typing.get_args(hint) if option is not type(None)]
-        if value is None:
-            return None
-        words = typing.get_args(options[0]) if len(options) > 1 else ()  # a word, or a value of the last type
-        if value in words:
-            return value
-        hint = options[-1]
-    origin = typing.get_origin(hint)
-    if bounds.get("is_list") and isinstance(value, list | tuple) and not any("," in str(item) for item in value):
-        value = ",".join(map(str, value))
-    if isinstance(value, str):
-        value = expanded(value) if bounds.get("is_path") else _read_as(hint, value)
-    if origin is Literal:
-        if value not in typing.get_args(hint) or isinstance(value, bool):
-            accepted = ", ".join(str(choice) for choice in typing.get_args(hint))
-            raise ConfigError(f"{where} = {value!r}; accepted: {accepted}")
-        return value
-    if origin is tuple:
-        parts = typing.get_args(hint)
-        if parts[-1] is ...:
-            if not isinstance(value, list | tuple):
-                raise ConfigError(f"{where} = {value!r}; accepted: a list")
-            return tuple(_checked(item, parts[0], {}, f"{where}[{place}]") for place, item in enumerate(value))
-        if not isinstance(value, list | tuple) or len(value) != len(parts):
-            raise ConfigError(f"{where} = {value!r}; accepted: a list of {len(parts)} numbers")
-        return tuple(_checked(item, part, bounds, where) for item, part in zip(value, parts))
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, dict):
-            raise ConfigError(f"{where} = {value!r}; accepted: keys and values, as in {{{', '.join(_all_keys(hint))}}}")
-        return _build(hint, {key: (item, where) for key, item in _flatten(hint, value, where)}, prefix="")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
-        raise ConfigError(f"{where} = {value!r}; accepted: {', '.join([*words, names[hint]])}")
-    if hint is float and not math.isfinite(value):
-        raise ConfigError(f"{where} = {value}; accepted: a finite number")
-    if hint in (int, float):
-        for name, sign, wrong in (
-            ("at_least", ">=", lambda bound: value < bound),
-            ("at_most", "<=", lambda bound: value > bound),
-            ("above", ">", lambda bound: value <= bound),
-            ("below", "<", lambda bound: value >= bound),
-        ):
-            if bounds.get(name) is not None and wrong(bounds[name]):
-                raise ConfigError(f"{where} = {value}; accepted: {sign} {bounds[name]}")
-    return value
-
-
-def _read_as(hint: Any, text: str) -> Any:
-    """A word of a file or the command line as what its field holds; the text itself where it cannot be that."""
-    if hint is bool:
-        return _TRUTH.get(text.lower(), text)
-    if hint not in (int, float):
-        return text
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    if hint is float:
-        return number
-    try:
-        return int(text)
-    except ValueError:  # 1e3 is a whole number, 1.5 is none
-        return int(number) if number.is_integer() else text

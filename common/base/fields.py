@@ -1,10 +1,12 @@
-"""Fields of a config's dataclasses: a default, what the engine (config.py) checks in a value, and what it decides."""
+"""Fields of a config's dataclasses: a default, what values.py checks in a value, and what it decides."""
 
 import dataclasses
 import functools
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
+
+from common.base.arguments import expanded
 
 # weights: a run with another value is another run. evaluation: it is the same run, evaluated again. nothing: a run may
 # resume with another value; data and weights that it names are known by their fingerprints
@@ -19,50 +21,70 @@ def setting(
     below: float | None = None,
     decides: Decides | None = None,
     from_weights: bool = False,
-    **marks: bool,
+    read: Callable[[Any], Any] | None = None,
 ):
     """A dataclass field with a default and bounds (`above` and `below` are exclusive).
 
     Args:
         decides: what another value changes; None = what the section's attribute `decides` says, else weights.
         from_weights: null takes the value of the weights that a run starts from; a checkpoint holds it.
-        marks: of the two functions below.
+        read: of a text, applied before its type is checked.
     """
-    bounds = {"at_least": at_least, "at_most": at_most, "above": above, "below": below}
-    metadata = {**bounds, "decides": decides, "from_weights": from_weights, **marks}
-    return dataclasses.field(default=default, metadata=metadata)
+    limits = {"ge": at_least, "le": at_most, "gt": above, "lt": below}  # as pydantic names them
+    bounds = tuple((name, limit) for name, limit in limits.items() if limit is not None)
+    marks = {"bounds": bounds, "decides": decides, "from_weights": from_weights, "read": read}
+    return dataclasses.field(default=default, metadata=marks)
 
 
 def path_setting(default: Any = "", decides: Decides | None = None):
-    """A dataclass field of a file, a folder, or a name that may be one; the config engine expands `~` in it."""
-    return setting(default, decides=decides, is_path=True)
+    """A dataclass field of a file, a folder, or a name that may be one; `~` is expanded in it."""
+    return setting(default, decides=decides, read=home_expanded)
 
 
 def columns_setting(default: Any = "", decides: Decides | None = None):
     """A dataclass field of names of columns, separated by commas; a YAML file may also list them."""
-    return setting(default, decides=decides, is_list=True)
+    return setting(default, decides=decides, read=joined)
+
+
+def home_expanded(value: Any) -> Any:
+    """A path as text with the home folder for `~`."""
+    return expanded(value) if isinstance(value, str) else value
+
+
+def joined(value: Any) -> Any:
+    """A list of names as text, where none of them holds a comma."""
+    is_joined = isinstance(value, list) and not any("," in str(item) for item in value)
+    return ",".join(map(str, value)) if is_joined else value
 
 
 class Setting(NamedTuple):
-    """A leaf of a config: its type, the marks above, and what it decides."""
+    """A leaf of a config: its type, and what `setting` says of it."""
 
     hint: Any
-    marks: Mapping[str, Any]
     decides: Decides
+    bounds: tuple[tuple[str, float], ...] = ()
+    from_weights: bool = False
+    read: Callable[[Any], Any] | None = None
+
+
+@functools.cache
+def hints_of(config_class: type) -> dict[str, Any]:
+    """Types of a class's fields by name."""
+    hints = typing.get_type_hints(config_class)
+    return {item.name: hints[item.name] for item in dataclasses.fields(config_class)}
 
 
 @functools.cache
 def settings_of(config_class: type, decides: Decides = "weights") -> dict[str, Setting]:
     """Dotted key -> setting, of a config or one section, in order; `decides` holds where a section has no own."""
-    hints = typing.get_type_hints(config_class)
     decides = getattr(config_class, "decides", decides)
     settings = {}
     for item in dataclasses.fields(config_class):
-        hint = hints[item.name]
+        hint = hints_of(config_class)[item.name]
         if dataclasses.is_dataclass(hint):
             settings |= {f"{item.name}.{key}": value for key, value in settings_of(hint, decides).items()}
         else:
-            settings[item.name] = Setting(hint, item.metadata, item.metadata.get("decides") or decides)
+            settings[item.name] = Setting(hint, **item.metadata | {"decides": item.metadata.get("decides") or decides})
     return settings
 
 
@@ -73,4 +95,4 @@ def deciding(config_class: type) -> dict[str, Decides]:
 
 def stated_by_weights(config_class: type) -> set[str]:
     """Dotted keys whose null stands for the value of the weights that a run starts from."""
-    return {key for key, item in settings_of(config_class).items() if item.marks.get("from_weights")}
+    return {key for key, item in settings_of(config_class).items() if item.from_weights}

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from common.base.arguments import some
 from common.base.fields import Decides, columns_setting, path_setting, setting
+from common.base.values import ConfigError
 
 # how the prompts of a class are combined, see common/evaluation/zero_shot.py
 PromptAverage = Literal["scores", "embeddings", "normalized_mean", "plain_mean", "tangent_mean"]
@@ -334,21 +335,21 @@ def located(config: Any) -> Any:
     The name of a hub's model is the part behind the slash, that of a stem is timm's. A path may be named instead.
 
     Raises:
-        ValueError: no such folder, or it lacks one of the names.
+        ConfigError: no such folder, or it lacks one of the names.
     """
     model = getattr(config, "model", None)
     if not isinstance(model, ModelConfig) or not model.weights:
         return config
     folder = Path(model.weights).expanduser()
     if not folder.is_dir():
-        raise ValueError(f"model.weights = {model.weights}: no such folder; accepted: one that holds weights by name")
+        raise ConfigError(f"model.weights = {model.weights}: no such folder; accepted: one that holds weights by name")
 
     def at(key: str, name: str) -> str:
         path = folder / name.rpartition("/")[2]
         if name and path.exists():
             return str(path)
         if name and not Path(name).expanduser().exists():
-            raise ValueError(
+            raise ConfigError(
                 f"{key} = {name} is not in model.weights = {folder} (make: WEIGHTS), which holds "
                 f"{some(sorted(each.name for each in folder.iterdir()), 10) or 'nothing'}; accepted: {path}, another "
                 "path, or no model.weights, for the hub's"
