@@ -1,6 +1,7 @@
 """Configs: precedence, and error messages that name file, key, value and what is accepted."""
 
 import dataclasses
+import pickle
 import re
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from common.base.config import (
     to_dict,
 )
 from common.base.fields import home_expanded, settings_of
-from common.base.settings import TAKEN_BY, DataConfig
+from common.base.settings import TAKEN_BY, DataConfig, MixedSet
 from contrastive_basics.config import Config as BasicsConfig
 from contrastive_basics.config import PublicConfig
 from contrastive_basics.vision.config import VisionConfig
@@ -118,7 +119,9 @@ def test_bad_configs_are_named(tmp_path, text, parts):
         ("optim={steps: 3}", "optim is a section, got '{steps: 3}'; accepted: keys and values, as in {steps, "),
         ("optim.steps.x=3", "unknown key 'optim.steps.x'; did you mean optim.steps?"),
         ("data.mixture=[{root: a, root: b}]", "root stands there twice"),
-        ("model.text.lock=-1", "model.text.lock = -1; accepted: all, >= 0"),
+        ("model.text.lock=-1", "model.text.lock = '-1'; accepted: all, >= 0"),
+        ("model.image.stem.views=null", "views = None; accepted: centre or mirror, a whole number"),
+        ("data.crop_scale=[a, b]", "data.crop_scale[0] = 'a'; accepted: a finite number"),
         ("model.image.stem.views=some", "views = 'some'; accepted: centre or mirror, a whole number"),
     ],
 )
@@ -474,6 +477,41 @@ def test_resume_takes_no_override_for_its_value(words, resume, monkeypatch):
 def test_a_script_of_ones_own_trains_any_row(monkeypatch):
     monkeypatch.setattr("sys.argv", ["my_train.py"])
     assert entry_arguments("", FOLDER / "my_train.py", Config, "table2_clip.yaml")[1].row == "table2_clip"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Of a user's script."""
+
+    steps: int
+    names: tuple[str, ...] = ()
+    sizes: dict = dataclasses.field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "missing key 'steps': no file sets it and it has no default"),
+        (["steps=3", "names=x"], "command line: names = 'x'; accepted: a list"),
+        (["steps=3", "names=[a, null]"], r"command line: names\[1\] = None; accepted: text"),
+        (["steps=3", "sizes=x"], "command line: sizes = 'x'; accepted: Input should be a valid dictionary"),
+    ],
+)
+def test_settings_of_a_user_s_dataclass_are_checked_too(overrides, message):
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        load_config(Settings, [], overrides)
+    config = load_config(Settings, [], ["steps=3", "names=[a, b]", "sizes={a: 1}"])
+    assert config == Settings(steps=3, names=("a", "b"), sizes={"a": "1"})
+
+
+def test_a_config_that_was_read_is_the_dataclass_as_python_makes_it():
+    config = load_config(Config, [], ["run.seed=5", "data.source=shards", "data.mixture=[{weight: 2}]"])
+    made = Config(
+        data=DataConfig(source="shards", mixture=(MixedSet(weight=2.0),)), run=dataclasses.replace(Config().run, seed=5)
+    )
+    assert config == made == pickle.loads(pickle.dumps(config))
+    assert (hash(config), repr(config), vars(config).keys()) == (hash(made), repr(made), vars(made).keys())
+    assert dataclasses.replace(config, run=Config().run) == dataclasses.replace(made, run=Config().run)
 
 
 def test_override_changes_a_copy():

@@ -4,8 +4,8 @@ A row file holds the method of one row of a table, a scale file holds data, size
 what some rows have of their own at that scale:
     defaults of the dataclass  <  scale file  <  row file  <  the scale file's `rows`  <  overrides on the command line
 The field's type says how a word is read: 5e-4 and 1e3 are numbers where a number belongs; `no` is a word where words
-are accepted, and false where true or false belongs. Every value is checked against type and bounds; an error names
-the file, the key, the value and what is accepted. No interpolation, no class paths, no environment variables.
+are accepted, and false where true or false belongs. Every value is checked (values.py); an error names the file, the
+key, the value and what is accepted. No interpolation, no class paths, no environment variables.
 """
 
 import argparse

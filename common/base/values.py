@@ -96,10 +96,10 @@ def _checked_value(setting: Setting, key: str, value: Any, where: str) -> Any:
         return _adapter(setting.hint, setting.bounds).validate_python(setting.read(value) if setting.read else value)
     except pydantic.ValidationError as error:
         problems = error.errors()  # of a union, one for each of its types
-        place = "".join(f"[{index}]" for index in problems[-1]["loc"] if isinstance(index, int))
-        texts = (_EXPECTED[problem["type"]].format(**problem.get("ctx", {})) for problem in problems)
-        expected = ", ".join(texts).replace("'", "")
-        raise ConfigError(f"{where}: {key}{place} = {problems[-1]['input']!r}; accepted: {expected}") from None
+        place = "".join(f"[{index}]" for index in problems[0]["loc"] if isinstance(index, int))
+        texts = [_EXPECTED.get(item["type"], item["msg"]).format(**item.get("ctx", {})) for item in problems]
+        expected = ", ".join(dict.fromkeys(texts)).replace("'", "")
+        raise ConfigError(f"{where}: {key}{place} = {problems[0]['input']!r}; accepted: {expected}") from None
 
 
 @functools.cache
