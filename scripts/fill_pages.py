@@ -1,7 +1,7 @@
 """Fills the result tables of the Markdown pages from the committed results, so that no number is copied by hand.
 
     python scripts/fill_pages.py            writes README.md, <paper>/README.md and results/<paper>/README.md
-    python scripts/fill_pages.py --check    says which file differs, and ends with status 1
+    python scripts/fill_pages.py --check    prints which file differs, and ends with status 1
 
 First come the files beside the committed results: each table in Markdown, from its JSON, and the verdicts in
 results/<paper>/<part>/<scale>/<part>_claims.md, which later results and changed claims can change.

@@ -102,8 +102,8 @@ def card(checkpoint: Checkpoint, run: Path, measured: list[dict[str, Any]], lice
             of_seeds = [100 * each["evaluations"][role]["metrics"][metric] for each in measured]
             spread = f"{statistics.mean(of_seeds):.1f} +- {statistics.stdev(of_seeds):.1f}" if of_seeds[1:] else "-"
             chance = one["chance"].get(metric)
-            guess = "-" if chance is None else f"{100 * chance:.1f}"
-            cells = (role, one["protocol"].get("data", "-"), metric, f"{of_seeds[0]:.1f}", spread, guess)
+            chance_level = "-" if chance is None else f"{100 * chance:.1f}"
+            cells = (role, one["protocol"].get("data", "-"), metric, f"{of_seeds[0]:.1f}", spread, chance_level)
             lines.append(f"| {' | '.join(cells)} |")
     numbers = "\n".join(lines) or "| not evaluated | | | | | |"
     return f"""---
@@ -138,7 +138,7 @@ Code at revision {state["training_revision"]}; all settings are in `config.yaml`
 Percent. Seeds: {max(len(measured), 1)} (mean +- standard deviation where there are several). What each number means,
 its protocol and test set, is in `evaluation.json`.
 
-| role | data | metric | this model | over seeds | a guess |
+| role | data | metric | this model | over seeds | chance level |
 |---|---|---|---|---|---|
 {numbers}
 

@@ -90,7 +90,7 @@ MARKDOWN = (
     "R@K: share of queries with a correct match among the K best candidates; "
     "i2t: image query, captions ranked (any caption of the image counts); "
     "[low, high]: interval, 95 % t over seeds on the arcsine scale; "
-    "lower is better: loss; units: i2t R@1: percent; loss: nats; —: no number; the status says why.\n"
+    "lower is better: loss; units: i2t R@1: percent; loss: nats; —: no number; see the status.\n"
 )
 
 

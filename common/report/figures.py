@@ -37,7 +37,7 @@ def plot_table(table: Table, path: str | Path) -> list[Path]:
     Args:
         table: whose cells are plotted; columns and rows without a measured cell are left out, and columns of constants,
             which are the same for every seed. Where these are half of the columns or more nothing is drawn.
-        path: of the PNG; in another folder than that of the scale the title says what was changed.
+        path: of the PNG; outside the folder of the scale the title names the changed settings.
     Returns:
         The written file; an empty list when nothing was drawn.
     """
@@ -173,7 +173,7 @@ def _write_picture(figure: Figure, path: str | Path) -> Path:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Five digits, which no eye tells from more; None for what is no number."""
+    """Five digits, more than an eye sees; None for what is no number."""
     if value is None or isinstance(value, int):
         return value
     return float(f"{value:.5g}") if math.isfinite(value) else None
@@ -252,7 +252,7 @@ def _draw_outline(axis, edges: np.ndarray, heights: np.ndarray, index: int):
     look = _look(index) | {"markersize": 5}
     axis.stairs(heights, edges, fill=True, color=look["color"], alpha=0.12)
     axis.stairs(heights, edges, color=look["color"], linestyle=look["linestyle"], linewidth=1.6)
-    peak = int(heights.argmax())  # styles repeat after four curves, and a marker tells them apart in grey print
+    peak = int(heights.argmax())  # styles repeat after four curves; a marker separates them in grey print
     middle = (edges[peak] + edges[peak + 1]) / 2
     axis.plot([middle], [heights[peak]], **(look | {"linestyle": "none"}))
     return Line2D([], [], linewidth=1.6, **look)

@@ -33,7 +33,7 @@ _GLOSSARY = (
     (r"i2t", "i2t", "image query, captions ranked (any caption of the image counts)"),
     (r"t2i", "t2i", "caption query, images ranked"),
     (r"R@.*mean|mean.*R@", "mean", "mean of R@1, R@5 and R@10 over both directions (six values)"),
-    (r"acc|top-?1", "acc", "share of pictures whose most similar class is the right one (top 1)"),
+    (r"acc|top-?1", "acc", "share of images whose most similar class is the right one (top 1)"),
     (r"probe", "linear probe", "accuracy of a linear classifier on frozen image features"),
 )
 
@@ -52,7 +52,7 @@ class Line:
 def lay_out(table: Table, compact: bool = False) -> list[list[Line]]:
     """Groups of lines: our test sets (where needed), one group per method, the chance level (where known).
 
-    `compact` leaves the number of seeds out of the cells where all share it; `reading` says it once instead.
+    `compact` leaves the number of seeds out of the cells where all share it; `reading` gives it once.
     """
     with_seeds = not compact or _shared_seeds(table) is None
     groups = []
@@ -73,7 +73,7 @@ def chance_level(columns: Sequence[Column]) -> str:
 
 
 def stand_in(table: Table, column: Column) -> str | None:
-    """What our numbers in a column are measured on; None when it is what the paper's column says."""
+    """Our test set of a column; None when it is the paper's."""
     if column.stands_in_for is not None or table.scale == PAPER_SCALE:
         return column.stands_in_for
     cells = table.measured(column.key)
@@ -158,7 +158,7 @@ def remarks(table: Table, with_status: bool = False) -> list[tuple[str, str]]:
 
 
 def _notes_on_rows(table: Table) -> list[tuple[str, str]]:
-    """Pairs of row and its note; what the notes of all measured rows begin with is told once, before them."""
+    """Pairs of row and note; a beginning that all measured rows share stands once, before them."""
     rows = [row for row in table.rows if any(row.ours.values()) or row.note]
     notes = [re.split(r"; (?![^(]*\))", row.note) for row in rows]
     alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*notes))
@@ -181,7 +181,7 @@ def glossary(table: Table) -> list[tuple[str, str]]:
         pairs.append(
             ("units", "; ".join(f"{c.label}: {c.unit}" for c in table.columns) if len(units) > 1 else "percent")
         )
-    return [*pairs, (DASH, "no number; the status says why")]
+    return [*pairs, (DASH, "no number; see the status")]
 
 
 def reading(table: Table) -> str:
@@ -461,7 +461,7 @@ def _side_by_side(left: Iterable[str], right: Iterable[str], left_width: int) ->
 
 
 def _nothing(line: Line) -> bool:
-    """Whether a line of ours has no number; its status says why."""
+    """Whether a line of ours has no number."""
     return line.kind == "ours" and all(cell == DASH for cell in line.cells)
 
 

@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if number == 0:
-        print(f"no tables below {', '.join(given.results)}; {given.output} says so. Try: make reproduce-table2")
+        print(f"no tables below {', '.join(given.results)}; {given.output} is empty. Try: make reproduce-table2")
     else:
         print(f"{given.output}: {number} table{'s' if number > 1 else ''}, on a page for each paper beside it")
     return 0

@@ -31,10 +31,9 @@ class Column:
     """One column of a table.
 
     `unit` is "percent" (one decimal), "fraction" (three decimals) or any other text (four significant digits).
-    `stands_in_for` names what our number really is measured on when that is not what the paper's column says,
-    for example "scenes/imagenet_a" in a column labelled ImageNet-A. `better` is "higher", "lower", or None where the
-    number is no quality (a temperature, a reference). `guess` names the model behind the `chance` of its cells; empty =
-    uniform guessing.
+    `stands_in_for` names our test set when it is not the paper's, for example "scenes/imagenet_a" in a column labelled
+    ImageNet-A. `better` is "higher", "lower", or None where the number is no quality (a temperature, a reference).
+    `guess` names the model behind the `chance` of its cells; empty = uniform guessing.
     """
 
     key: str
@@ -53,10 +52,10 @@ class Column:
 class Measured:
     """One number of ours: a value per seed, in the column's unit, and where it comes from.
 
-    `interval` is (low, high) or None, `interval_kind` says what it spans (`SEEDS_INTERVAL`, `QUERIES_INTERVAL`);
+    `interval` is (low, high) or None, `interval_kind` names what it spans (`SEEDS_INTERVAL`, `QUERIES_INTERVAL`);
     `data` is a name with a short fingerprint; `chance` is the chance level, in the column's unit. `protocol` is the
     short text for readers, `full_protocol` what claims compare (empty in tables of before it was kept). `undecided`
-    says why no claim may be decided by the number.
+    gives the reason why no claim may be decided by the number.
     """
 
     values: tuple[float, ...]
@@ -108,7 +107,7 @@ def measured_over_seeds(
     """A `Measured` with the interval that its number of seeds allows.
 
     Two seeds or more: 95 % Student t over seeds, and `query_interval` is ignored. One seed: `query_interval`, 95 % over
-    queries in the column's unit, a bootstrap unless its kind says else, or no interval when it is None.
+    queries in the column's unit, a bootstrap unless its kind names another rule, or no interval when it is None.
     `full_protocol` is what claims compare.
     """
     if len(values) >= 2:
@@ -124,8 +123,8 @@ def measured_over_seeds(
 class Row:
     """One method: the paper's numbers by column key, ours by column key, and what became of the row.
 
-    `status` is "measured" or says why there is nothing, for example "not run: needs published weights". `ran` names
-    what ran where the paper's name of the method does not: "Multi(32, 4), ViT 128 x 4, 48 px".
+    `status` is "measured" or the reason why there is no number, for example "not run: needs published weights". `ran`
+    names what ran where the paper's name of the method does not: "Multi(32, 4), ViT 128 x 4, 48 px".
     """
 
     method: str
@@ -254,7 +253,7 @@ def from_json(text: str) -> Table:
 
 
 def json_of_format(kind: str, content: Mapping[str, Any]) -> str:
-    """Indented JSON that says of what kind it is."""
+    """Indented JSON that names its kind."""
     content = {"format": kind, "format_version": 1, **content}
     return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 

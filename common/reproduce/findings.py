@@ -50,7 +50,7 @@ def write_findings(command: Command, paper: str, findings: Findings, runs: Mappi
         command: scale, seeds, where results go.
         paper: the folder.
         findings: what was measured.
-        runs: that it was measured on, by method; a line below the table says what was trained.
+        runs: that it was measured on, by method; a line below the table names what was trained.
     Returns:
         The table, for whoever runs the part to write. Rows without a value are left out.
     """

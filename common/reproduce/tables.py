@@ -256,7 +256,7 @@ def trained_parameters(run: RowRun) -> int:
 
 
 def ran_as(template: str, config: Any) -> str:
-    """What ran in a row whose printed name says another thing: "Multi(32, 4), ViT 128 x 4, 48 px".
+    """What ran in a row that has another name in print: "Multi(32, 4), ViT 128 x 4, 48 px".
 
     Args:
         template: of the printed row, its `ours`, with {config} and its fields, and {vit} for the image tower.
@@ -279,8 +279,8 @@ def _ran(source: dict[str, Any], runs: Runs) -> dict[str, str]:
 def _tower(kind: str, tower: Any, stem: str) -> str:
     """A tower's sizes, and the pre-trained network below it."""
     layers = f"{kind} width {tower.width}, {tower.layers} layers" if tower.layers else f"{kind}: a mean"
-    trained = "trained on" if tower.stem.trainable else "held still"
-    return f"{layers} on {stem} ({trained}; what it was pre-trained on is not new to it)" if stem else layers
+    trained = "trained on" if tower.stem.trainable else "frozen"
+    return f"{layers} on {stem} ({trained}; its pre-training data are not new to it)" if stem else layers
 
 
 def stand_in_for(command: Command, runs: Runs, role: str) -> str | None:

@@ -34,7 +34,7 @@ NOT_RUN, NEEDS, UNLIKE = "not run yet", "needs", "unlike protocols"
 SCALES = ("paper", "photos", "photos_scratch", "demo", "smoke")  # the more telling first
 _EMPTY_SCALES = ("smoke",)  # end to end in seconds; nothing is learned that could decide a claim
 _ERROR = 0.05
-_UNSETTLED = (NEEDS, NOT_RUN, UNLIKE, ONE_SEED, UNDECIDED)  # what is said of several reasons, the first of these
+_UNSETTLED = (NEEDS, NOT_RUN, UNLIKE, ONE_SEED, UNDECIDED)  # of several reasons, the first of these counts
 _ROUNDING = 1.0e-9  # of sums of printed decimals
 
 
@@ -65,7 +65,7 @@ class Verdict:
     holding, of: how many of the claim's conditions hold when each is looked at alone. decisive: the comparison that
     decides: of a claim that holds the one nearest to its threshold, of one that does not the clearest, of an open one
     that which blocks. how: "by test", or `Claim.exact`. unlike: which comparison is of unlike protocols, if one is.
-    later: what a threshold that was chosen after the data says; it is not the verdict.
+    later: the verdict by a threshold that was chosen after the data; it does not count.
     """
 
     verdict: str
@@ -114,7 +114,7 @@ def decide(
         settle: (margin, error of calling it true, error of calling it false) -> answer, and how clear it is: a number
             that is positive where the margin holds, None without numbers.
         error_holds: chance of calling the condition true although it is false (two-sided).
-        error_fails: likewise of calling it false.
+        error_fails: chance of calling it false although it is true (two-sided).
     """
     if isinstance(condition, Margin):
         answer, strength = settle(condition, error_holds, error_fails)
@@ -136,7 +136,7 @@ def _verdict(
     open_: Callable[[], tuple[str, str]],
     scale: str = "",
 ) -> Verdict:
-    """From the findings on all comparisons of the conditions; `open_` tells verdict and reason of an open one."""
+    """From the findings on all comparisons of the conditions; `open_` gives verdict and reason of an open one."""
     verdict, reason = open_() if decision.answer is None else (HOLDS if decision.answer else FAILS, "")
     answers = {HOLDS: True, FAILS: False}
 
@@ -272,7 +272,7 @@ def measured_at_every_scale(
     verdicts = [
         measured(claim, printed, ours[scale], scale) for scale in SCALES if not ours[scale].keys().isdisjoint(used)
     ]
-    # a scale at which something is still missing tells less than one at which nothing is
+    # a complete scale comes before one at which something is missing
     complete = [verdict for verdict in verdicts if verdict.verdict not in (NEEDS, NOT_RUN)]
     complete.sort(key=lambda verdict: verdict.verdict == ONE_SEED)
     return tuple(complete or verdicts[:1]) or (measured(claim, printed, {}, ""),)

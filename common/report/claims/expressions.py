@@ -8,7 +8,7 @@ min, max, mean, the comparisons > >= < <= (chains too), approximately(a, b, with
 
 A comparison becomes one or more *margins*, numbers that are positive where the comparison holds. min and max are
 resolved on the way: max(a, b) < c is a < c and b < c. So each margin is a smooth function of its cells, for which an
-interval can be given; what follows from margins is said by the rules in `decide.py`.
+interval can be given; the rules of `decide.py` draw the conclusions from margins.
 """
 
 import ast
@@ -49,7 +49,7 @@ class Cell(NamedTuple):
 class Margin:
     """The greater side of a comparison less the lesser one: it holds above 0, and at 0 too unless it is `strict`.
 
-    text: the comparison in full, by which margins are told apart. cells: those that can change the value, in the order
+    text: the comparison in full, which identifies the margin. cells: those that can change the value, in the order
     of the difference. It contains no min and no max.
     """
 

@@ -11,18 +11,19 @@
 The *audit* puts the paper's own printed numbers into the expression, *measured* puts ours (`decide.py`). `holds_if`
 serves both, `audit` and `measured` one each where the two must differ, for example because the sentence names a number
 that holds at the paper's scale alone; each is an expression or a list of which all must hold. An expression with names
-of `for` in braces stands for all their combinations. `kind` says what decides the measured side:
+of `for` in braces stands for all their combinations. `kind` names what decides the measured side:
 
     cells         cells of the paper's tables
     experiment    values of a named experiment, experiment["name"]["value"] (`common/report/experiments.py`)
     test          `test`, one or more pytest node ids; `shows: does not hold` where they prove the opposite
 
-Without an expression for the audit `no_numbers` says why the paper's numbers cannot decide, for example that there is
-only a figure. `needs` is what keeps the measured side from being run at all, `not_run_yet` what is still missing here.
-`exact: by construction` marks what follows from a definition or a count, `exact: parity check` weights that are not
-trained here: both are judged by the value, without seeds. `effect_size` says why no affordable run can decide: there is
-an estimate instead of a verdict. `threshold` is the revision that last changed the measured expression. One that was
-chosen when the results were known stands under `after_the_data`, the earlier one under `measured`.
+Without an expression for the audit `no_numbers` gives the reason why the paper's numbers cannot decide, for example
+that there is only a figure. `needs` is what keeps the measured side from being run at all, `not_run_yet` what is still
+missing here. `exact: by construction` marks what follows from a definition or a count, `exact: parity check` weights
+that are not trained here: both are judged by the value, without seeds. `effect_size` gives the reason why no affordable
+run can decide: there is an estimate instead of a verdict. `threshold` is the revision that last changed the measured
+expression. One that was chosen when the results were known stands under `after_the_data`, the earlier one under
+`measured`.
 """
 
 import itertools
