@@ -292,6 +292,34 @@ def test_latex_has_as_many_cells_in_each_line_as_columns_and_needs_no_package():
     assert latex.count("{") == latex.count("}")
 
 
+def test_csv_holds_every_number_in_full():
+    table = made_up_table()
+    record = next(csv.DictReader(io.StringIO(to_csv(table))))
+    ours = table.rows[0].ours["i2t_r1"]
+    numbers = [float(record[name]) for name in ("paper_number", "ours_mean", "ours_low", "ours_high", "chance")]
+    assert numbers == [91.25, ours.mean, *ours.interval, 2.0]
+    assert (record["ours_values"], record["seeds"], record["stands_in_for"]) == ("11.0;13.0", "0;1", "scenes/b")
+
+
+def test_latex_holds_the_cells_of_the_layout_in_blocks_of_five_columns():
+    columns = [Column(f"c{number}", f"label {number}") for number in range(12)]
+    row = Row(
+        "[a] method", {"c0": 91.0}, {f"c{number}": cell(number, number + 2.5) for number in range(12)}, "measured"
+    )
+    table = made_up_table(columns=columns, rows=[row, Row("b", {}, {}, "not run: needs a GPU")])
+    latex = to_latex(table).replace(r"\allowbreak{}", "").replace("{[}", "[").replace("---", "—").replace(r"$\pm$", "±")
+    blocks = [part.splitlines()[1:] for part in latex.split(r"\begin{tabular}")[1:]]
+    rows = [[line.removesuffix(r" \\").split(" & ") for line in block if line.endswith(r"\\")] for block in blocks]
+    assert [len(block[0]) - 2 for block in rows] == [5, 5, 2]
+    lines = [line for group in lay_out(table, compact=True) for line in group]
+    joined = [[text for block in rows for text in block[1 + number][2:]] for number in range(len(lines))]
+    assert joined == [list(line.cells) for line in lines]
+    assert [row[:2] for row in rows[2][2:]] == [
+        ["[a] method", "paper"], ["", "ours, demo"], ["b", "paper"], ["", "ours: not run: needs a GPU"]
+    ]  # fmt: skip
+    assert "{[}a] method" in to_latex(table)  # after a line break LaTeX would take "[" for an argument of the break
+
+
 def test_a_table_without_numbers_of_the_paper_has_no_paper_lines():
     rows = [Row("x", {}, {"loss": cell(1.0, 2.0)}, "measured")]
     assert "paper" not in {line.kind for group in lay_out(made_up_table(rows=rows)) for line in group}
