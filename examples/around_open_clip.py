@@ -14,7 +14,7 @@ from euclip.geometry import Euclidean
 
 
 def embeddings(model: nn.Module, geometry: nn.Module, images: torch.Tensor, token_ids: torch.Tensor):
-    """Features before their normalisation, which is the sphere's and no other geometry's: not model(images, texts)."""
+    """Features before normalisation, which only the sphere needs; model(images, texts) would normalise them."""
     image_features = model.encode_image(images, normalize=False)
     text_features = model.encode_text(token_ids, normalize=False)
     return geometry.embed_image(image_features), geometry.embed_text(text_features)
@@ -30,13 +30,13 @@ def tiny_open_clip() -> nn.Module:
 def main() -> list:
     torch.manual_seed(0)
     model, geometry = tiny_open_clip(), Euclidean(squared=True)
-    model.logit_scale.requires_grad_(False)  # open_clip's own is not used
+    model.logit_scale.requires_grad_(False)  # open_clip's logit scale is not used
     logit_scale = LogitScale(1.0)  # squared distances: 1 / 0.07 would be too steep
     optimizer = torch.optim.AdamW([*model.parameters(), *logit_scale.parameters()], lr=1e-3)
     images, token_ids = torch.randn(16, 3, 16, 16), torch.randint(1, 49, (16, 8))
     losses = []
     for _ in range(30):
-        # the towers may run in bfloat16; the geometry and the loss compute in float32 whatever autocast says
+        # the towers may run in bfloat16; geometry and loss compute in float32 also under autocast
         with torch.autocast(images.device.type, torch.bfloat16):
             loss = contrastive_loss(*embeddings(model, geometry, images, token_ids), geometry, logit_scale())
         optimizer.zero_grad()

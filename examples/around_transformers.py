@@ -13,7 +13,7 @@ from euclip.geometry import Hyperbolic
 
 
 def features(model: CLIPModel, pixel_values: torch.Tensor, input_ids: torch.Tensor, attention_mask=None):
-    """Projected features of both towers before their normalisation; `model(...)` gives them normalised."""
+    """Projected features of both towers before normalisation; `model(...)` would normalise them."""
     images = model.visual_projection(model.vision_model(pixel_values=pixel_values).pooler_output)
     text = model.text_model(input_ids=input_ids, attention_mask=attention_mask).pooler_output
     return images, model.text_projection(text)
@@ -30,7 +30,7 @@ def tiny_clip() -> CLIPModel:
 def main() -> list:
     torch.manual_seed(0)
     model, geometry, logit_scale = tiny_clip(), Hyperbolic(dim=32, squared=False), LogitScale()
-    model.logit_scale.requires_grad_(False)  # transformers' own is not used
+    model.logit_scale.requires_grad_(False)  # the logit scale of transformers is not used
     parameters = [*model.parameters(), *geometry.parameters(), *logit_scale.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3)
     pixel_values, input_ids = torch.randn(16, 3, 16, 16), torch.randint(1, 48, (16, 8))

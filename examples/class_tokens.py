@@ -20,7 +20,7 @@ def main() -> tuple[torch.Tensor, torch.Tensor]:
     images, texts = torch.randn(8, 64), torch.randn(8, 64)
     single = geometry.embed_image(images), geometry.embed_text(texts)
 
-    # 4 class tokens, each projected to its own sphere: (batch, 4, width) -> (batch, 4, 16), the same embeddings
+    # 4 class tokens, projected to one sphere each: (batch, 4, width) -> (batch, 4, 16), the same shape of embeddings
     project = nn.Linear(48, 16, bias=False)  # one for all tokens
     multi = geometry.embed_image(project(torch.randn(8, 4, 48))), geometry.embed_text(project(torch.randn(8, 4, 48)))
 

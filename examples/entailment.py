@@ -1,4 +1,4 @@
-"""Entailment beside the contrast: each picture in the cone behind its caption (MERU, EuCLIP).
+"""Entailment in addition to the contrast: each image in the cone behind its caption (MERU, EuCLIP).
 
 python -m examples.entailment
 """
@@ -20,7 +20,7 @@ def main() -> list:
     missed = []
     for _ in range(60):
         pairs = {"images": geometry.embed_image(images), "texts": geometry.embed_text(texts)}
-        # radians by which each picture misses the cone of its own caption; zero inside it
+        # radians by which each image misses the cone of its caption; zero inside it
         residuals = geometry.entailment_residual(**pairs, min_radius=MIN_RADIUS)
         contrast = contrastive_loss(pairs["images"], pairs["texts"], geometry, logit_scale())
         loss = contrast + ENTAILMENT_WEIGHT * residuals.mean()

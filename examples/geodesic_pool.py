@@ -1,4 +1,4 @@
-"""GeoMM in a momentum-contrast loop of one's own: past keys compared along the graph of their clusters.
+"""GeoMM in your momentum-contrast loop: past keys compared along the graph of their clusters.
 
 python -m examples.geodesic_pool
 """
@@ -17,7 +17,7 @@ EMA_MOMENTUM = 0.99
 
 
 def train(towers: nn.ModuleList, pools: list, logit_scale: LogitScale, batches) -> MomentumEncoder:
-    """Two towers against the keys that momentum copies of them made in past steps; the copies."""
+    """Trains two towers against past keys of their momentum copies; returns the copies."""
     copies = MomentumEncoder(towers)
     optimizer = torch.optim.AdamW([*towers.parameters(), *logit_scale.parameters()], lr=1e-3)
     for step, samples in enumerate(batches):
@@ -25,7 +25,7 @@ def train(towers: nn.ModuleList, pools: list, logit_scale: LogitScale, batches) 
         with torch.no_grad():
             keys = [F.normalize(copy(of_it), dim=1) for copy, of_it in zip(copies.encoder, samples)]
         losses = []
-        for query, key, pool in zip(queries, reversed(keys), pools):  # pictures ask texts, texts ask pictures
+        for query, key, pool in zip(queries, reversed(keys), pools):  # images against texts, texts against images
             pool.rebuild(step)  # every graph_update_interval steps, once the pool is full
             candidates = pool.open(key)  # past keys and those of this step; writes nothing
             loss, _ = pool_info_nce(candidates, query, logit_scale(), candidates.columns)
@@ -40,9 +40,9 @@ def train(towers: nn.ModuleList, pools: list, logit_scale: LogitScale, batches) 
 
 
 def main() -> dict[str, float]:
-    """R@1 among 256 by the cosine, after training by each distance."""
-    found = {}
-    for distance in ("cosine", "geodesic"):  # of the same pools
+    """R@1 among 256 by the cosine, after training with each distance."""
+    recalls = {}
+    for distance in ("cosine", "geodesic"):  # both with the same pools
         torch.manual_seed(0)
         towers = nn.ModuleList(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(2))
         pools = [
@@ -53,7 +53,7 @@ def main() -> dict[str, float]:
                 branching=(4, 4),
                 attach="knn_local_st",
                 graph_update_interval=8,
-                geodesic_from_step=40,  # from random weights no way along the data means anything
+                geodesic_from_step=40,  # with random weights paths along the data have no meaning
             )
             for _ in ("texts", "pictures")
         ]
@@ -62,9 +62,9 @@ def main() -> dict[str, float]:
             (samples,) = noisy_pairs(steps=1, batch_size=256)
             pictures, texts = (F.normalize(tower(of_it), dim=1) for tower, of_it in zip(towers, samples))
         right = (pictures @ texts.T).argmax(dim=1) == torch.arange(256)
-        found[distance] = 100 * right.float().mean().item()
-        print(f"{distance}: R@1 {found[distance]:.1f} %; a guess among 256 has {100 / 256:.1f}")
-    return found
+        recalls[distance] = 100 * right.float().mean().item()
+        print(f"{distance}: R@1 {recalls[distance]:.1f} %; chance level {100 / 256:.1f} %")
+    return recalls
 
 
 if __name__ == "__main__":

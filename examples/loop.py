@@ -1,4 +1,4 @@
-"""Any two towers, any geometry: three imports and a loop.
+"""Any two towers and any geometry: three imports and a loop.
 
 python -m examples.loop
 """
@@ -12,7 +12,7 @@ from common.logit_scale import LogitScale
 
 
 def train(image_tower: nn.Module, text_tower: nn.Module, geometry: nn.Module, logit_scale: LogitScale, batches) -> list:
-    """The loss of every step. Towers give features, (batch, dim); the geometry makes embeddings of them."""
+    """Returns the loss of every step. Towers give features, (batch, dim); the geometry maps them to embeddings."""
     modules = nn.ModuleList([image_tower, text_tower, geometry, logit_scale])  # a geometry may have scalars that train
     scalars = [*logit_scale.scalars(), *geometry.scalars()]
     optimizer = torch.optim.AdamW(modules.parameters(), lr=1e-3)
@@ -30,7 +30,7 @@ def train(image_tower: nn.Module, text_tower: nn.Module, geometry: nn.Module, lo
 
 
 def noisy_pairs(steps: int, batch_size: int = 64):
-    """Two views of the same hidden numbers, as a picture and its caption are."""
+    """Two views of the same hidden numbers, like an image and its caption."""
     for _ in range(steps):
         hidden = torch.randn(batch_size, 8)
         yield [torch.cat([hidden, torch.randn(batch_size, 8)], dim=1) for _ in range(2)]
@@ -40,7 +40,7 @@ def main(geometry: nn.Module | None = None, logit_scale: LogitScale | None = Non
     torch.manual_seed(0)
     towers = [nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(2)]
     losses = train(*towers, geometry or Sphere(), logit_scale or LogitScale(), noisy_pairs(steps=200))
-    print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}; a guess among 64 has {torch.tensor(64.0).log():.2f}")
+    print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}; chance level {torch.tensor(64.0).log():.2f}")
     return losses
 
 

@@ -1,4 +1,4 @@
-"""Retrieval and zero-shot classification of embeddings that you have, by any geometry.
+"""Retrieval and zero-shot classification of your embeddings, by any geometry.
 
 python -m examples.own_embeddings
 """
@@ -15,7 +15,7 @@ def main() -> dict[str, float]:
     torch.manual_seed(0)
     geometry = Sphere()
 
-    # 100 pictures with five captions each; text_to_image says to which picture each caption belongs
+    # 100 images with five captions each; text_to_image is the image of each caption
     image_features = torch.randn(100, 32)
     text_to_image = torch.arange(100).repeat_interleave(5)
     text_features = image_features[text_to_image] + 1.5 * torch.randn(500, 32)

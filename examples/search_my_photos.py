@@ -1,14 +1,14 @@
-"""Searches a folder of one's own photographs by words, after training on those of them that have captions.
+"""Searches your folder of photographs by words, after training on those with captions.
 
     python -m examples.search_my_photos ~/photos "two dogs on a beach" "birthday cake" --weights /data/weights
     python -m examples.search_my_photos ~/photos/captions.tsv "a red boat" --weights /data/weights
 
-A folder has NAME.txt beside NAME.jpg, a caption a line; a table (TSV or CSV) has a path and a caption in each row. All
-pictures are searched, with a caption or without. Every tenth with one is kept out of training and tells how well it
-works; some hundred captions are of use. An EfficientNet looks at the pictures and a BERT reads the captions, once, and
-a matrix is trained on each; --set model.image.layers=2 model.text.layers=2 trains transformers on them instead. Without
-a BERT in --weights words are learned from scratch. The next call with the same pictures only searches. The page holds
-the pictures themselves: it and all else stay in outputs/, and nothing is uploaded.
+A folder has NAME.txt beside NAME.jpg, one caption per line; a table (TSV or CSV) has a path and a caption per row. The
+search covers all images, also those without a caption. Every tenth captioned image is a test image, for the reported
+recall. A few hundred captions are enough to be useful. An EfficientNet and a BERT compute features once, and a
+projection is trained on each; --set model.image.layers=2 model.text.layers=2 trains transformers instead. Without a
+BERT in --weights words are learned from scratch. The next call with the same images only searches. The page contains
+the images. All files stay in outputs/; nothing is uploaded.
 """
 
 import base64
@@ -46,23 +46,23 @@ FEWEST = 20  # captioned pictures
 
 
 def captioned(source: Path) -> dict[Path, list[str]]:
-    """Every picture of a folder, or of a table's folder, with its captions, which may be none."""
-    folder, found = source, {}
+    """All images of a folder, or of a table's folder, with their captions, which may be empty."""
+    folder, captions = source, {}
     if not source.is_dir():
         pairs = open_tsv(source, role="test")
         if pairs.broken_at_open:
             print(f"rows that cannot be used: {len(pairs.broken_at_open)}; the first: {pairs.broken_at_open[0]}")
-        folder, found = pairs.images, {pairs.path(row).resolve(): pairs.captions(row) for row in range(len(pairs))}
+        folder, captions = pairs.images, {pairs.path(row).resolve(): pairs.captions(row) for row in range(len(pairs))}
     for path in files_below(folder.resolve()):
         if path.suffix.lower() in SUFFIXES:
             beside = path.with_suffix(".txt")
-            found.setdefault(path, read_text(beside).splitlines() if os.path.lexists(beside) else [])
-    found = {path: [" ".join(text.split()) for text in texts] for path, texts in found.items()}
-    return {path: [text for text in texts if text] for path, texts in found.items()}
+            captions.setdefault(path, read_text(beside).splitlines() if os.path.lexists(beside) else [])
+    captions = {path: [" ".join(text.split()) for text in texts] for path, texts in captions.items()}
+    return {path: [text for text in texts if text] for path, texts in captions.items()}
 
 
 def write_tables(pictures: dict[Path, list[str]], folder: Path) -> dict[str, Path]:
-    """Tables of the pictures to train on, to test on, and without a caption (where there are some)."""
+    """Writes tables of training images, test images and images without a caption; skips empty ones."""
     known = [path for path, captions in pictures.items() if captions]
     parts = {"test": known[::10], "train": [path for row, path in enumerate(known) if row % 10]}
     parts["others"] = [path for path, captions in pictures.items() if not captions]
@@ -74,7 +74,7 @@ def write_tables(pictures: dict[Path, list[str]], folder: Path) -> dict[str, Pat
 
 
 def thumbnail(path: Path) -> str:
-    """A small JPEG as a data URI, upright as the camera says."""
+    """A small JPEG as a data URI, rotated as the camera recorded."""
     stream = io.BytesIO()
     with Image.open(path) as picture:
         small = ImageOps.exif_transpose(picture).convert("RGB")
@@ -97,7 +97,7 @@ figcaption { font-size: .85rem; overflow-wrap: anywhere }
 </style>
 <h1>My photographs</h1>
 <p>{{ about }}</p>
-{% for query, rows in found.items() %}<h2>{{ query }}</h2>
+{% for query, rows in matches.items() %}<h2>{{ query }}</h2>
 <div>{% for path, score in rows %}
 <figure><img src="{{ thumbnail(path) }}" alt="{{ (pictures[path] or [path.name])[0] }}"><figcaption>
 <b>{{ "%.2f" % score }}</b> {{ path.name }}{% for text in pictures[path] or ["no caption"] %}<br>{{ text }}{% endfor %}
@@ -111,32 +111,34 @@ figcaption { font-size: .85rem; overflow-wrap: anywhere }
 def main(arguments: list[str] | None = None) -> Path:
     parser = Parser(__doc__)
     parser.add_argument("photos", type=Path, help="folder of pictures, or table of paths and captions")
-    parser.add_argument("queries", nargs="+", help="what to look for")
+    parser.add_argument("queries", nargs="+", help="texts to search for")
     parser.add_argument("--weights", default="", help="folder with weights by name, default: timm's from the hub")
     parser.add_argument("--best", type=int, default=8, help="pictures shown for each query, default %(default)s")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / "my_photos", help="default %(default)s")
     parser.add_argument("--set", nargs="+", default=[], metavar="section.key=value", help="any setting of a run")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
 
-    pictures = captioned(given.photos)
+    pictures = captioned(options.photos)
     captions = sum(map(bool, pictures.values()))
     if captions < FEWEST:
-        raise ValueError(f"{given.photos}: {captions} of {len(pictures)} pictures have a caption; accepted: a table of "
-                         f"path and caption, or NAME.txt beside NAME.jpg, for at least {FEWEST}")  # fmt: skip
-    tables = write_tables(pictures, given.output.resolve())
+        raise ValueError(
+            f"{options.photos}: {captions} of {len(pictures)} pictures have a caption; accepted: a table of path and "
+            f"caption, or NAME.txt beside NAME.jpg, for at least {FEWEST}"
+        )
+    tables = write_tables(pictures, options.output.resolve())
     settings = [
         "data.source=tsv", f"data.train={tables['train']}", f"data.test={tables['test']}", "model.image.layers=0",
-        f"model.weights={given.weights}", f"optim.global_batch_size={min(256, captions * 8 // 10)}",
+        f"model.weights={options.weights}", f"optim.global_batch_size={min(256, captions * 8 // 10)}",
         "optim.steps=200", "optim.warmup_steps=20", "run.evaluate_every=0", "model.image.stem.dropout=0.5",
     ]  # fmt: skip
-    if (Path(given.weights).expanduser() / BERT).is_dir():  # else words from scratch, through two layers
+    if (Path(options.weights).expanduser() / BERT).is_dir():  # else words from scratch, through two layers
         settings += ["model.text.layers=0", f"model.text.stem.weights={BERT}"]
         settings += ["data.tokenizer=bert_wordpiece", f"data.vocabulary={BERT}"]
-    config = load_row(Config, PAPER, PAPER / "configs" / "table1_ours.yaml", "photos", [*settings, *given.set])
+    config = load_row(Config, PAPER, PAPER / "configs" / "table1_ours.yaml", "photos", [*settings, *options.set])
 
-    # the ordinary training of a paper's folder, unless it is there already
+    # the ordinary training of a paper's folder, unless it has finished already
     pairs = open_training_pairs(config.data, config.run.seed)
-    files = run_files(PAPER / "train.py", "my_photos", "photos", config, pairs.fingerprint, given.output / "runs")
+    files = run_files(PAPER / "train.py", "my_photos", "photos", config, pairs.fingerprint, options.output / "runs")
     if not files.evaluation.is_file():
         with only_run_in(files):
             train(config, pairs, files, True, start_accelerator(config.run, files.folder), "my photographs")
@@ -151,20 +153,20 @@ def main(arguments: list[str] | None = None) -> Path:
         images, readable = encoder.images(part)
         paths += [part.path(row) for row in readable.nonzero().squeeze(1).tolist()]
         embeddings.append(images[readable])
-    scores = encoder.model.geometry.similarity(torch.cat(embeddings), encoder.texts(given.queries))
-    found = {}
-    for query, column in zip(given.queries, scores.T):
-        best, rows = column.topk(min(given.best, len(paths)))
-        found[query] = [(paths[row], score) for row, score in zip(rows.tolist(), best.tolist())]
-        print(f"{query}: {', '.join(printable(path.name) for path, _ in found[query])}")
-    told, metrics = evaluation["protocol"], evaluation["metrics"]
+    scores = encoder.model.geometry.similarity(torch.cat(embeddings), encoder.texts(options.queries))
+    matches = {}
+    for query, column in zip(options.queries, scores.T):
+        best, rows = column.topk(min(options.best, len(paths)))
+        matches[query] = [(paths[row], score) for row, score in zip(rows.tolist(), best.tolist())]
+        print(f"{query}: {', '.join(printable(path.name) for path, _ in matches[query])}")
+    protocol, metrics = evaluation["protocol"], evaluation["metrics"]
     about = (
-        f"{len(paths)} pictures searched. Of {told['num_texts']} captions that training has not seen "
-        f"{100 * metrics['t2i_recall_at_1']:.0f} % find their picture first among {told['num_images']}, "
+        f"{len(paths)} pictures searched. Of {protocol['num_texts']} captions that were not in training "
+        f"{100 * metrics['t2i_recall_at_1']:.0f} % find their picture first among {protocol['num_images']}, "
         f"{100 * metrics['t2i_recall_at_10']:.0f} % among the first ten."
     )
-    file = given.output / "search.html"
-    write_atomically(file, PAGE.render(found=found, pictures=pictures, thumbnail=thumbnail, about=about))
+    file = options.output / "search.html"
+    write_atomically(file, PAGE.render(matches=matches, pictures=pictures, thumbnail=thumbnail, about=about))
     print(f"{about}\n{shown(file)}")
     return file
 

@@ -22,7 +22,7 @@ from euclip.geometry import Hyperbolic
 def main(steps: int = 5, global_batch_size: int = 16) -> list:
     """The losses of the global batch, the same for any number of processes."""
     torch.manual_seed(0)  # the same weights everywhere
-    # towers, geometry and logit scale are one module: DDP sees the scalars too, and a checkpoint holds them
+    # towers, geometry and logit scale are one module, so that DDP and checkpoints include the scalars
     towers = [nn.Sequential(nn.Flatten(), nn.Linear(12, 8)) for _ in range(2)]
     bare = TwoTowers(*towers, Hyperbolic(dim=8, squared=False), LogitScale())
     model = DistributedDataParallel(bare) if world_size() > 1 else bare
@@ -31,7 +31,7 @@ def main(steps: int = 5, global_batch_size: int = 16) -> list:
     share = slice(rank() * global_batch_size // world_size(), (rank() + 1) * global_batch_size // world_size())
     losses = []
     for _ in range(steps):
-        # in DDP's forward pass, embeddings of this process's share; the loss compares them with those of all processes
+        # DDP's forward pass embeds this process's share; the loss compares it with the embeddings of all processes
         image_embeddings, text_embeddings, logit_scale = model(images[share], texts[share])
         loss = contrastive_loss(image_embeddings, text_embeddings, bare.geometry, logit_scale)
         optimizer.zero_grad()
@@ -45,7 +45,7 @@ def main(steps: int = 5, global_batch_size: int = 16) -> list:
 if __name__ == "__main__":
     if "RANK" in os.environ:  # set by torchrun
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    found = main()
+    losses = main()
     if rank() == 0:
-        print(f"{world_size()} processes: losses {', '.join(f'{loss:.4f}' for loss in found)}")
+        print(f"{world_size()} processes: losses {', '.join(f'{loss:.4f}' for loss in losses)}")
     leave_process_group()

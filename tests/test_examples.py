@@ -69,9 +69,9 @@ def test_pictures_move_into_their_cones():
 
 
 def test_pools_of_both_distances_teach_the_same_loop():
-    found = example("geodesic_pool").main()
-    assert min(found.values()) > 50
-    assert found["geodesic"] != found["cosine"]  # there was a graph
+    recalls = example("geodesic_pool").main()
+    assert min(recalls.values()) > 50
+    assert recalls["geodesic"] != recalls["cosine"]  # there was a graph
 
 
 def test_one_sphere_is_the_cosine():
@@ -79,10 +79,10 @@ def test_one_sphere_is_the_cosine():
 
 
 def test_two_processes_give_the_losses_of_one():
-    alone = example("several_processes").main()
-    assert alone[-1] < alone[0]
+    single = example("several_processes").main()
+    assert single[-1] < single[0]
     for losses in in_processes(2, example("several_processes").main):
-        assert losses == pytest.approx(alone, rel=1e-5)
+        assert losses == pytest.approx(single, rel=1e-5)
 
 
 def test_several_processes_may_be_one(capsys, monkeypatch):
@@ -91,7 +91,7 @@ def test_several_processes_may_be_one(capsys, monkeypatch):
     assert capsys.readouterr().out.startswith("1 processes: losses ")
 
 
-def test_own_embeddings_are_ranked_and_classified():
+def test_user_embeddings_are_ranked_and_classified():
     metrics = example("own_embeddings").main()
     assert 0.2 < metrics["i2t_recall_at_1"] < 1
     assert 0.5 < metrics["accuracy"] <= 1
@@ -143,7 +143,7 @@ def test_geometries_are_compared_on_locked_features(weights, tmp_path, monkeypat
     assert sizes["train"] - sizes["test"] == 21 * 2 * timm.create_model("test_efficientnet").num_features
 
 
-def test_own_photographs_are_searched_with_captions_and_without(weights, tmp_path, monkeypatch):
+def test_user_photographs_are_searched_with_captions_and_without(weights, tmp_path, monkeypatch):
     monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
     search, photos = example("search_my_photos"), tmp_path / "\udcdcbung"  # Latin-1
     photos.mkdir()
@@ -199,8 +199,8 @@ def test_a_table_that_loses_rows_says_so(tmp_path, capsys):
     (tmp_path / "0.png").write_bytes(painted(0)[1])
     (tmp_path / "x.tsv").write_text("0.png\ta\n1.png\tb\n")
     assert len(example("search_my_photos").captioned(tmp_path / "x.tsv")) == 1
-    said = f"rows that cannot be used: 1; the first: {tmp_path / '1.png'}: missing picture"
-    assert capsys.readouterr().out.startswith(said)
+    message = f"rows that cannot be used: 1; the first: {tmp_path / '1.png'}: missing picture"
+    assert capsys.readouterr().out.startswith(message)
 
 
 def test_every_example_names_its_command():

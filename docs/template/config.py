@@ -9,7 +9,7 @@ from common.logit_scale import check_bounds
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """How embeddings are compared; a row file sets these and nothing else."""
+    """How embeddings are compared; a row file sets only these."""
 
     geometry: Literal["ball", "sphere"] = "ball"
     logit_scale_init: float = setting(5.0, above=0.0)
@@ -24,7 +24,7 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """A row at a scale."""
+    """An experiment: a row at a scale."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

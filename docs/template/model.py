@@ -1,4 +1,4 @@
-"""The model: CLIP's towers with my geometry, and how a trained one is evaluated."""
+"""The model: CLIP's towers with my geometry, and its evaluation."""
 
 from common.data.tokenizer import Tokenizer
 from common.encoders.from_config import causal_text_transformer, vision_transformer
@@ -14,7 +14,7 @@ GEOMETRIES = {"ball": Ball, "sphere": Sphere}
 
 
 def build_model(config: Config, tokenizer: Tokenizer) -> TwoTowers:
-    """Both towers with random weights, the geometry that the row names, and the logit scale."""
+    """Both towers with random weights, the row's geometry, and the logit scale."""
     image_tower = vision_transformer(config.data, config.model)
     text_tower = causal_text_transformer(config.data, config.model, tokenizer)
     geometry = GEOMETRIES[config.method.geometry]()

@@ -30,7 +30,7 @@ SETUP = Setup(
 def train(
     config: Config, pairs: Pairs, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
 ) -> None:
-    """Trains until config.optim.steps, then evaluates; a run that resumes does so from its last whole checkpoint."""
+    """Trains until config.optim.steps, then evaluates; arguments as in `common/run/training.py: opened`."""
     with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:
         geometry = run.bare_model.geometry
         for step in run.steps():
