@@ -231,7 +231,7 @@ def equilibrium(command: Command, code: PaperCode) -> list[Table]:
         config, encoder = trained_model(run)
         images, texts = embed_batch(encoder, *training_batch(config, encoder, grid.large))
         draws = torch.Generator().manual_seed(derive_key("drawn similarities", run.seed))
-        # the largest matrix once; smaller batches are its corners, so that they differ in size alone
+        # the largest matrix once; smaller batches are its corners, so that they differ only in size
         sources = {
             "drawn": drawn_similarities(grid.large, draws),
             "trained": encoder.model.geometry.similarity(images, texts).cpu(),

@@ -1,1 +1,1 @@
-"""GeoMM on pictures alone: MoCo v2 and SwAV (Table 5)."""
+"""GeoMM on images only: MoCo v2 and SwAV (Table 5)."""
