@@ -310,7 +310,11 @@ def test_one_file_serves_all_roles_unless_another_is_named(tmp_path):
         ("karpathy", {}, "data.source = karpathy needs data.train; accepted: a JSON file of captions"),
         ("tsv", {}, "data.source = tsv needs data.train; accepted: a table of path and caption"),
         ("hugging_face", {}, "data.source = hugging_face needs data.train; accepted: a folder, files"),
-        ("tsv", {"train": "train.tsv#test"}, "train.tsv has no splits; split is 'test', accepted: none, the name without '#test'"),
+        (
+            "tsv",
+            {"train": "train.tsv#test"},
+            "train.tsv has no splits; split is 'test', accepted: none, the name without '#test'",
+        ),
         ("karpathy", {"train": "dataset.json#dev"}, "has no split 'dev'; accepted: test (4 pictures), val"),
         ("karpathy", {"train": "nothing.json"}, "nothing.json: no such file"),
         ("karpathy", {"train": "dataset.json", "images": "nowhere"}, "no such folder of pictures (data.images)"),
