@@ -13,11 +13,10 @@ INTERVALS = {"50 steps": 1 / 2, "75 steps": 3 / 4, "100 steps": 1, "125 steps": 
 
 
 def branching_of(num_clusters: float, layers: int) -> tuple[int, ...]:
-    """Clusters of each layer within one of the layer above, as even as can be: (16, 16) of 256, (4, 4, 4) of 64.
+    """Clusters of each layer within one of the layer above, as equal as possible: (16, 16) of 256, (4, 4, 4) of 64.
 
     Args:
-        num_clusters: bottom centres in all; where no product is that, the nearest is taken.
-        layers: of the hierarchy.
+        num_clusters: number of bottom centres; without an exact product the nearest one is used.
     """
     most = int(2 * num_clusters ** (1 / layers)) + 2
     ways = itertools.combinations_with_replacement(range(2, most), layers)
@@ -25,7 +24,7 @@ def branching_of(num_clusters: float, layers: int) -> tuple[int, ...]:
 
 
 def settings_of(table_id: str, method: MethodConfig) -> dict[str, list[str]]:
-    """What each row of a table sets.
+    """Overrides of each row of a table.
 
     Args:
         table_id: "table7a" to "table7d".

@@ -21,12 +21,12 @@ from geomm.geodesic import ATTACH, LOCAL
 
 @dataclass(frozen=True)
 class DistanceConfig:
-    """By which distance a query is compared with a pool, and what that is like."""
+    """The distance between a query and a pool, and its settings."""
 
     distance: Literal["cosine", "geodesic"] = "geodesic"
     # how a query joins the graph: Eq. 3, its neighbours, these with a local block; _st: gradient of the cosine
     attach: Literal[*ATTACH] = "knn_local_st"
-    local: Literal[*LOCAL] = "nearest"  # clusters within which knn_local compares by the angle itself
+    local: Literal[*LOCAL] = "nearest"  # clusters within which knn_local compares by the angle
     branching: tuple[int, ...] = (16, 16)  # clusters within one of the layer above, by layer; the paper has two
     num_neighbors: int = setting(8, at_least=1)  # of a centre in the graph, and centres that knn attaches a query to
     graph_update_interval: int = setting(100, at_least=1)  # steps between two graphs
@@ -42,45 +42,42 @@ class DistanceConfig:
 
 
 def check_graph(method: DistanceConfig, optim: OptimConfig | SgdConfig, full_at: int) -> None:
-    """For the __post_init__ of a config that holds both.
+    """Checks that the first graph comes before the last step; ValueError if not.
 
     Args:
-        method, optim: of the config.
         full_at: step at whose start the pool is full.
-    Raises:
-        ValueError: a geodesic distance whose graph would be built after the last step.
     """
     first = max(full_at, method.geodesic_from_step)
     if method.distance == "geodesic" and first >= optim.steps:
         raise ValueError(
             f"method.distance = geodesic with optim.steps = {optim.steps}: the first graph would be that of step "
             f"{first} (method.geodesic_from_step = {method.geodesic_from_step}, method.queue_size = "
-            f"{method.queue_size} full at step {full_at}), and all steps go by the cosine; accepted: more steps than "
+            f"{method.queue_size} full at step {full_at}), and all steps use the cosine; accepted: more steps than "
             f"{first}, a smaller method.queue_size or method.geodesic_from_step, or method.distance = cosine"
         )
 
 
 @dataclass(frozen=True)
 class MethodConfig(DistanceConfig):
-    """What is trained, and by which distance a query is compared with the pool of the other modality."""
+    """The base method, and the distance between a query and the pool of the other modality."""
 
-    # clip: the contrast alone; albef: matching and masked words, too; tcl: contrast within each modality, too;
-    # mafa: albef with positives that a discriminator finds in batches of like samples
+    # clip: only the contrast; albef: also matching and masked words; tcl: also the contrast within each modality;
+    # mafa: albef with positives that a discriminator selects in batches of similar samples
     base: Literal["clip", "albef", "tcl", "mafa"] = "clip"
     distance: Literal["cosine", "geodesic", "oblique"] = "geodesic"
-    num_spheres: int = setting(2, at_least=1)  # of oblique, whose inner product is compared (the TMLR paper's)
+    num_spheres: int = setting(2, at_least=1)  # of oblique with its inner product (the TMLR paper's)
     ema_momentum: float = setting(0.995, at_least=0.0, at_most=1.0)  # of the encoder of keys
     distillation: float = setting(0.4, at_least=0.0, at_most=1.0)  # alpha: share of the momentum model's targets
     targets: Literal["own", "ids"] = "own"  # ids: all captions of a picture are positives (fine-tuning)
     projection_bias: bool = True  # of clip; FLIP: none
     fusion_layers: int = setting(2, at_least=1)  # of albef
     mask_probability: float = setting(0.15, at_least=0.0, below=1.0)  # of albef's words; 0 = none are masked
-    # mafa: samples whose features are gathered before they are ordered, and of one chain, a multiple of the batch
+    # mafa: samples that are collected before they are ordered, and samples of a chain, a multiple of the batch
     group_queue: int = setting(48_000, at_least=3)
     group_span: int = setting(1_920, at_least=3)
     smoothing: float = setting(0.5, at_least=0.0, below=1.0)  # mafa: share of targets of all keys, from epoch 2 on
-    hardest_negatives: bool = True  # mafa: for matching; otherwise drawn, as those of albef
-    k_test: int = setting(128, at_least=10)  # candidates that albef's matching head ranks again
+    hardest_negatives: bool = True  # mafa: for matching; otherwise drawn as in albef
+    k_test: int = setting(128, at_least=10)  # candidates that albef's matching head reranks
     logit_scale_init: float = setting(1 / 0.07, above=0.0)
     logit_scale_trainable: bool = True
     logit_scale_min: float | None = setting(2.0, above=0.0)  # ALBEF: temperatures from 0.001 to 0.5
@@ -94,7 +91,7 @@ class MethodConfig(DistanceConfig):
 
 @dataclass(frozen=True)
 class Config:
-    """A row of a table at a scale."""
+    """An experiment: a row of a table at a scale."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -102,7 +99,7 @@ class Config:
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(steps=500))  # the pool is full after 256
     run: RunConfig = field(default_factory=RunConfig)
     start: StartConfig = field(default_factory=StartConfig)
-    has_pools = True  # no field: whether a contrast is trained, against pools
+    has_pools = True  # not a field: whether there is a contrast against pools
 
     def __post_init__(self) -> None:
         check_patches(self.data, self.model)
@@ -118,6 +115,7 @@ class Config:
                 raise ValueError(
                     f"optim.{key} = {getattr(self.optim, key)}, a pool compares whole batches; accepted: {only}"
                 )
+        # only MAFA has a discriminator, and MAFA needs one
         if self.method.base == "mafa":
             if not self.start.discriminator and not self.start.discriminator_run:
                 raise ValueError(
@@ -133,6 +131,7 @@ class Config:
                 f"start.discriminator = {self.start.discriminator or self.start.discriminator_run} with method.base = "
                 f"{self.method.base}, which mines no positives; accepted: nothing, or method.base = mafa"
             )
+        # sizes that the geometry and the fusion need
         spheres, numbers = self.method.num_spheres, self.model.embedding_dim
         if self.method.distance == "oblique" and numbers % spheres:
             raise ValueError(
@@ -141,5 +140,5 @@ class Config:
         if self.method.base != "clip" and not (self.model.text.layers and self.model.image.layers):
             raise ValueError(
                 f"model.image.layers or model.text.layers is 0 with method.base = {self.method.base}, whose fusion "
-                "looks at tokens; accepted: at least 1"
+                "attends to tokens; accepted: at least 1"
             )

@@ -1,6 +1,6 @@
-"""What the distance costs beside the cosine: time of training steps and, on a GPU, memory (Table 6, C7, C8).
+"""Cost of the distance compared with the cosine: time of training steps and, on a GPU, memory (Table 6, C7, C8).
 
-With random weights, pictures and words; models take turns, so that a busy machine slows all alike.
+Weights, images and words are random. Models take turns, so that a busy machine slows all of them.
 """
 
 import statistics
@@ -30,12 +30,7 @@ TIMED_STEPS = {"smoke": 1}  # of each model; at other scales 5
 
 
 class Steps:
-    """Training steps of one model on one batch; a call makes one and says how long it took.
-
-    Args:
-        config: of a row.
-        device: computes.
-    """
+    """Training steps of one model on one batch; a call makes one and returns its time."""
 
     def __init__(self, config: Config, device: torch.device) -> None:
         data, model, batch = config.data, config.model, config.optim.global_batch_size
@@ -58,7 +53,7 @@ class Steps:
             pool.insert(keys)
 
     def rebuild(self) -> float:
-        """Seconds in which both pools cluster their keys anew; 0 by the cosine."""
+        """Seconds for rebuilding both graphs; 0 for the cosine."""
         return self._timed(lambda: [pool.rebuild(0) for pool in self.pools])
 
     def __call__(self) -> float:
@@ -94,28 +89,27 @@ def seconds_of_100_steps(configs: Mapping[str, Config], rounds: int, seed: int) 
     """Median time of 100 training steps with their share of rebuilds, by name.
 
     Args:
-        configs: of the models.
-        rounds: steps of each that count; one more warms up.
+        rounds: timed steps of each model, after one for warm-up.
         seed: of weights and inputs.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         models = {name: Steps(config, this_device()) for name, config in configs.items()}
-        found = {name: ([], []) for name in models}
+        timings = {name: ([], []) for name in models}
         for _ in range(rounds + 1):
             for name, model in models.items():
-                rebuilds, steps = found[name]
+                rebuilds, steps = timings[name]
                 rebuilds.append(model.rebuild())
                 steps.append(model())
     return {
-        name: 100 * (statistics.median(steps[1:]) + statistics.median(rebuilds[1:]) / every)
-        for name, (rebuilds, steps) in found.items()
-        for every in [configs[name].method.graph_update_interval]
+        name: 100 * (statistics.median(steps[1:]) + statistics.median(rebuilds[1:]) / interval)
+        for name, (rebuilds, steps) in timings.items()
+        for interval in [configs[name].method.graph_update_interval]
     }
 
 
 def peak_gigabytes(config: Config, seed: int) -> float | None:
-    """Largest memory of a training step on a CUDA device, a rebuild before it; None elsewhere."""
+    """Peak memory of a rebuild and a training step on a CUDA device, in GB; None elsewhere."""
     device = this_device()
     if device.type != "cuda":
         return None
@@ -129,25 +123,19 @@ def peak_gigabytes(config: Config, seed: int) -> float | None:
 
 
 def costs(command: Command, configs: dict[str, Config], memory: bool = True) -> dict[str, dict[str, Measured]]:
-    """Cells of time and, on a GPU, of memory by method; seeds are repetitions.
-
-    Args:
-        command: scale and seeds.
-        configs: of the models, by method.
-        memory: measure it, too.
-    """
+    """Cells of time and, on a GPU, of memory by method; seeds are repetitions."""
     rounds = TIMED_STEPS.get(command.scale, 5)
     times = [seconds_of_100_steps(configs, rounds, seed) for seed in command.seeds]
     cells = {}
     for method, config in configs.items():
-        found = {"seconds": [each[method] for each in times]}
+        measurements = {"seconds": [seconds_of[method] for seconds_of in times]}
         if memory:
-            found["memory"] = [peak_gigabytes(config, seed) for seed in command.seeds]
+            measurements["memory"] = [peak_gigabytes(config, seed) for seed in command.seeds]
         cells[method] = {
             key: measured_over_seeds(
                 values, command.seeds, scale=command.scale, data=RANDOM, protocol=f"median of {rounds} steps, in turns"
             )
-            for key, values in found.items()
+            for key, values in measurements.items()
             if None not in values
         }
     return cells

@@ -22,7 +22,7 @@ from common.methods.albef import Albef
 from common.run.evaluation import TrainedModels, evaluate_main
 from common.run.launch import run_or_explain
 from geomm.config import Config
-from geomm.model import TRAINING_ALONE, Tokens, build_model
+from geomm.model import TRAINING_ONLY, Tokens, build_model
 
 DECIDES = "evaluation"
 
@@ -30,34 +30,29 @@ PAPER = "geomm"
 
 
 def evaluated_sets(data: DataConfig) -> dict[str, Pairs]:
-    """Test sets by role, each ranked in two ways."""
+    """Test sets by role; each has two rankings."""
     sets = open_evaluation_sets(data).retrieval
     return {name: pairs for role, pairs in sets.items() for name in (role, f"{role}_contrastive")}
 
 
 def evaluate_all(config: Config, encoder: Encoder, sets: EvaluationSets) -> dict[str, Evaluation]:
-    """Retrieval on every set: `test` as the model ranks it, `test_contrastive` by embeddings alone.
+    """Retrieval on every set: `test` with the matching head, `test_contrastive` only by embeddings.
 
-    Without a matching head both are the same.
+    Without a matching head both are equal.
     """
     results = {}
     for role, pairs in sets.retrieval.items():
         if isinstance(encoder.model, Albef):
             k_test = min(config.method.k_test, len(pairs))
-            found = evaluate_two_stage(encoder, pairs, partial(matching, encoder), k_test)
-            results |= {role: found["matched"], f"{role}_contrastive": found["contrastive"]}
+            rankings = evaluate_two_stage(encoder, pairs, partial(matching, encoder), k_test)
+            results |= {role: rankings["matched"], f"{role}_contrastive": rankings["contrastive"]}
         else:
             results[role] = results[f"{role}_contrastive"] = evaluate_retrieval(encoder, pairs)
     return results
 
 
 def matching(encoder: Encoder, embedded: EmbeddedPairs) -> Match:
-    """Logits of the matching head for pairs of a test set.
-
-    Args:
-        encoder: of an ALBEF.
-        embedded: its pictures and captions.
-    """
+    """Function: (images, texts) indices into a test set -> logits of the matching head."""
     model, device = encoder.model, encoder.device
     tokens = replace(encoder, model=Tokens(model))
     pictures = tokens.images(embedded.pairs)[0][embedded.indices]
@@ -73,7 +68,7 @@ def matching(encoder: Encoder, embedded: EmbeddedPairs) -> Match:
     return match
 
 
-MODELS = TrainedModels(PAPER, Config, build_model, evaluate_all, training_alone=TRAINING_ALONE)
+MODELS = TrainedModels(PAPER, Config, build_model, evaluate_all, training_alone=TRAINING_ONLY)
 load_encoder = MODELS.load_encoder  # (checkpoint, device, overrides) -> (config, encoder)
 reevaluate = MODELS.reevaluate  # (checkpoint, config, files, accelerator)
 

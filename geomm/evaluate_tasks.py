@@ -36,7 +36,7 @@ DECIDES = "evaluation"
 
 PAPER = "geomm"
 SCRIPT = Path(__file__).name
-UNREADABLE = -1  # prediction about an item whose picture cannot be read; counts as wrong
+UNREADABLE = -1  # prediction for an item with an unreadable image; counts as wrong
 
 
 def evaluate_all(config: TaskConfig, encoder: Encoder, sets: dict[str, Altered]) -> dict[str, Evaluation]:
@@ -45,9 +45,9 @@ def evaluate_all(config: TaskConfig, encoder: Encoder, sets: dict[str, Altered])
 
 
 def evaluate_task(config: TaskConfig, encoder: Encoder, items: Altered) -> Evaluation:
-    """The task's metrics on one set, "accuracy" among them, and what a guess reaches that looks at nothing.
+    """The task's metrics on one set, "accuracy" among them, and their chance level.
 
-    The guess is the one class, or answer of the list, that is most frequent on this very set.
+    The chance level is that of the most frequent class, or listed answer, of this set.
     """
     task, k_test = config.data.task, min(config.method.k_test, len(items.answers))
     more = (encoded_answers(encoder.tokenizer, [*items.answers]).to(encoder.device), k_test) if task == "vqa" else ()
@@ -64,7 +64,7 @@ def evaluate_task(config: TaskConfig, encoder: Encoder, items: Altered) -> Evalu
         protocol |= {"num_answers": len(items.answers), "answers": hash_of(items.answers), "k_test": k_test}
         return vqa_evaluation([items.answers[place] if place >= 0 else "" for place in places], rows, items, protocol)
     labels, classes = [row["label"] for row in rows], NUM_CLASSES[task]
-    # an item that could not be read is given a wrong label
+    # an unreadable item gets a wrong label
     places = [(label + 1) % classes if place == UNREADABLE else place for place, label in zip(places, labels)]
     if task == "nlvr2":
         identifiers = [row["identifier"] for row in rows if "identifier" in row]
@@ -79,49 +79,47 @@ def evaluate_task(config: TaskConfig, encoder: Encoder, items: Altered) -> Evalu
 def vqa_evaluation(
     predicted: list[str], rows: list[dict[str, Any]], items: Altered, protocol: dict[str, Any]
 ) -> Evaluation:
-    """VQA accuracy, per type of answer too; "best attainable" by the closed list, and of its most frequent answer."""
+    """VQA accuracy, also per type of answer; "best attainable" with the closed list; chance of its commonest answer."""
     answers = {number: row["answers"] for number, row in enumerate(rows)}
     types = {number: row["answer_type"] for number, row in enumerate(rows)}
     metrics = vqa_metrics(dict(enumerate(predicted)), answers, types)
     best = best_answers([*answers.values()], items.answers)
     metrics["best attainable"] = vqa_metrics(dict(enumerate(best)), answers, types)["accuracy"]
-    said = Counter(answer for given in answers.values() for answer in given)
-    guess = max(items.answers, key=lambda answer: said[answer])
-    hits = [[vqa_score(answer, given)] for answer, given in zip(predicted, answers.values())]
-    chance = {"accuracy": fmean(vqa_score(guess, given) for given in answers.values())}
+    counts = Counter(answer for of_item in answers.values() for answer in of_item)
+    guess = max(items.answers, key=lambda answer: counts[answer])
+    hits = [[vqa_score(answer, of_item)] for answer, of_item in zip(predicted, answers.values())]
+    chance = {"accuracy": fmean(vqa_score(guess, of_item) for of_item in answers.values())}
     return Evaluation(metrics, protocol, chance, {"accuracy": hits})
 
 
 def _rows(items: Altered) -> list[dict[str, Any]]:
-    """What the items say, without their pictures where the set can tell it."""
+    """The annotations of the items, without decoding images if the set allows it."""
     row = getattr(items.items, "row", items.items.__getitem__)
     return [row(index) for index in range(len(items))]
 
 
 @torch.no_grad()
 def predictions(encoder: Encoder, items: Altered, task: str, *more: Any) -> list[int]:
-    """What the model's `predict` says of each item, in order; `UNREADABLE` where a picture cannot be read.
+    """The model's `predict` for each item, in order, for any batch size; `UNREADABLE` if an image cannot be read.
 
     Args:
-        encoder: model and preprocessing. Any batch size gives the same.
-        items: of the task.
         task: of TaskData.
         more: further arguments of `predict`.
     """
     size = min(encoder.batch_size, max(len(items), 1))
     batches = batches_here(len(items), size)
     loader = Loader(_Inputs(items, encoder, task), items.name, encoder.num_workers, batch_sampler=batches)
-    found = []
+    parts = []
     with evaluation_mode(encoder.model):
         for images, token_ids, readable in with_bar(loader, items.name):
             inputs = encoder.transform.inputs(images.flatten(0, 1).to(encoder.device)).unflatten(0, images.shape[:2])
             places = encoder.model.predict(inputs, token_ids.to(encoder.device), *more)
-            found.append(torch.where(readable.to(encoder.device), places, UNREADABLE))
-    return in_order(found, size, len(items)).tolist()
+            parts.append(torch.where(readable.to(encoder.device), places, UNREADABLE))
+    return in_order(parts, size, len(items)).tolist()
 
 
 class _Inputs(torch.utils.data.Dataset):
-    """Items as a model takes them; one with a picture that cannot be read is black and marked."""
+    """Items as inputs of a model; an item with an unreadable image is black and marked."""
 
     def __init__(self, items: Altered, encoder: Encoder, task: str) -> None:
         self.items, self.encoder, self.task = items, encoder, task

@@ -5,8 +5,8 @@
     accelerate launch --config_file scripts/accelerate/multi_gpu.yaml geomm/finetune.py \\
         --config geomm/configs/visual_entailment_albef_geo.yaml --scale paper data.root=/data/snli_ve
 
-data.task says which task; the row that it starts from is trained first, where it is missing. Fine-tuning for retrieval
-is train.py's.
+data.task names the task. The row that it starts from is trained first if it is missing. train.py fine-tunes for
+retrieval.
 """
 
 import sys
@@ -54,16 +54,7 @@ SETUP = Setup(
 def finetune(
     config: TaskConfig, items: Any, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
 ) -> None:
-    """Trains until config.optim.steps, then evaluates; the run's files hold everything that comes out.
-
-    Args:
-        config: one row at one scale.
-        items: the training set that config.data names.
-        files: where to write.
-        resume: from the last whole checkpoint, if there is one.
-        accelerator: places the model; one process or many.
-        label: name on the progress bar.
-    """
+    """Trains until config.optim.steps, then evaluates; arguments as in `common/run/training.py: opened`."""
     method = config.method
     # data, model, optimiser, as the last checkpoint left them if the run resumes
     with opened(SETUP, config, items, files, resume, accelerator, label) as run:
@@ -86,14 +77,14 @@ def finetune(
 
 
 def task_inputs(batch: Any, transform: ImageTransform, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Pictures (batch, pictures of an item, 3, size, size), token ids and targets of a batch, on the device."""
+    """Images (batch, images of an item, 3, size, size), token ids and targets of a batch, on the device."""
     pixels = batch.images.to(device, non_blocking=True)
     images = transform.inputs(pixels.flatten(0, 1)).unflatten(0, pixels.shape[:2])
     return images, *(tensor.to(device, non_blocking=True) for tensor in (batch.token_ids, *batch.targets))
 
 
 def code_of(file: Path) -> PaperCode:
-    """Which code trains a row of this folder: finetune.py where its file names a task, else train.py."""
+    """The code that trains a row of this folder: finetune.py if its file names a task, else train.py."""
     names_task = file.is_file() and "task" in (read_own_yaml(file).get("data") or {})
     return CODE if names_task else train.CODE
 

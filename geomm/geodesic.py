@@ -2,16 +2,16 @@
 
 Conventions, for every function here:
     points, features, queries, centres are unit vectors, (num, dim); lengths are angles in radians, float32 or float64
-    no path = inf; nothing here knows of devices, processes or steps; ties go to the lower index
+    no path = inf; no function depends on devices, processes or steps; ties go to the lower index
 
     distance(query, row) = angle to a centre + path between two centres + offset of the row from its centre   (Eq. 3)
     similarity           = cos(min(distance, 4 pi) / 4)
 
-The paper's Eq. 3 goes through the query's nearest centre. All columns of the query then share the one term that depends
-on it, and the gradient lies on the line to that centre whatever the positive is. So there are several readings:
-    nearest        Eq. 3 to the letter
-    knn            the query is a node as any other: the shortest way through one of its nearest centres
-    knn_local      knn, and the direct angle to the rows of its nearest cluster (or of all that it is attached to)
+The paper's Eq. 3 goes through the query's nearest centre. All columns of the query then share the only term that
+depends on it, and the gradient points along the line to that centre for every positive. So there are several readings:
+    nearest        Eq. 3 literally
+    knn            the query is a node of the graph: the shortest path through one of its nearest centres
+    knn_local      knn, and the direct angle to the rows of its nearest cluster (or of all attached clusters)
     nearest_st     the value of nearest with the gradient of the cosine
     knn_local_st   the value of knn_local with the gradient of the cosine
 """
@@ -29,14 +29,14 @@ from common.geometry import norm, paired_angles, unit
 
 ATTACH = ("nearest", "knn", "knn_local", "nearest_st", "knn_local_st")
 LOCAL = ("nearest", "attached")
-CUT = 4 * math.pi  # where distances are truncated (Sec. 3.3)
+CUT = 4 * math.pi  # distances are truncated here (Sec. 3.3)
 CHUNK = 4_096  # rows compared with all centres at once
 CHORD_ERROR = 2e-3  # of the difference of two chords whose squares are of float32 products
 
 
 @dataclass(frozen=True)
 class GeodesicGraph:
-    """What a clustering leaves of a set of rows: all that distances need, whatever the hierarchy was.
+    """The result of a clustering of rows, sufficient for distances with any hierarchy.
 
     cluster_centers: (num_clusters, dim). paths: (num_clusters, num_clusters), symmetric, 0 on the diagonal, inf = none.
     nearest_center: (num_rows,) int32, an index that index_select takes; 8 bits would end at 256 clusters.
@@ -59,7 +59,7 @@ def angles(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def angles_of(cosines: torch.Tensor) -> torch.Tensor:
-    """The angles of cosines, as `angles` has them."""
+    """Angles of cosines, as in `angles`."""
     limit = 1 - 8 * torch.finfo(cosines.dtype).eps  # arccos has no slope at 1
     return cosines.clamp(-limit, limit).arccos()
 
@@ -67,8 +67,8 @@ def angles_of(cosines: torch.Tensor) -> torch.Tensor:
 def angle_normalise(distances: torch.Tensor) -> torch.Tensor:
     """Distances in [0, inf] -> angles in [0, pi]: min(distance, 4 pi) / 4; the gradient is 0 beyond the cut.
 
-    inferred: the paper truncates, normalises to [0, pi] and takes the cosine, and says no more. This way is monotone
-    and does not depend on the rest of the batch. The cut comes first: cos(inf) is NaN.
+    inferred: the paper truncates, normalises to [0, pi] and takes the cosine, without details. This formula is monotone
+    and does not depend on the rest of the batch. The cut comes first, as cos(inf) is NaN.
     """
     return distances.clamp(max=CUT) / 4
 
@@ -84,16 +84,16 @@ def nearest_centers(points: torch.Tensor, centers: torch.Tensor) -> tuple[torch.
 def spherical_kmeans(points: torch.Tensor, start: torch.Tensor, iterations: int = 5) -> torch.Tensor:
     """Centres after some rounds of: assign each point to the closest centre; a centre is its points' normalised mean.
 
-    A cluster without points (or whose points cancel out) starts again at the point that is farthest from its own
-    centre, several such clusters at several points. Points have to be assigned once more: the last centres have moved.
-    A point is compared again only where the centres may have moved far enough to matter (Hamerly, SDM 2010): by the
-    triangle inequality its lead, the chord to the second nearest centre less that to the nearest, shrinks at most by
-    what its own centre and the fastest one have moved.
+    A cluster without points (or whose points cancel out) restarts at the point that is farthest from its centre,
+    several such clusters at several points. The caller assigns the points once more, as the last centres have moved.
+    A point is compared again only if the centres may have moved far enough to matter (Hamerly, SDM 2010). Its lead is
+    the chord to the second nearest centre minus that to the nearest. By the triangle inequality it shrinks at most by
+    the movements of the nearest centre and of the fastest centre.
 
     Args:
         points: (num_points, dim) unit vectors, at least one.
-        start: (num_clusters, dim) unit vectors: the centres before, or points.
-        iterations: rounds; the paper takes 5.
+        start: (num_clusters, dim) unit vectors: earlier centres, or points.
+        iterations: rounds; the paper: 5.
     Returns:
         (num_clusters, dim).
     """
@@ -118,11 +118,11 @@ def spherical_kmeans(points: torch.Tensor, start: torch.Tensor, iterations: int 
 
 
 def first_k(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """Columns of the k largest scores of each row, the largest first; equal ones by their index. (num_rows, k) int64.
+    """Columns of the k largest scores of each row, the largest first, ties by index. (num_rows, k) int64.
 
-    `topk` takes any of equals, so that a row with ties is sorted again.
+    `topk` takes any of equals, so a row with ties is sorted again.
     """
-    if scores.device.type != "cpu":  # elsewhere to ask which rows have ties would stall the device
+    if scores.device.type != "cpu":  # finding the rows with ties would synchronise with the device
         return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
     values, columns = scores.topk(min(k + 1, scores.shape[1]), dim=1)
     columns = columns[:, :k]
@@ -139,7 +139,7 @@ def neighbor_edges(points: torch.Tensor, num_neighbors: int) -> tuple[torch.Tens
     tails = []
     for chunk in heads.split(CHUNK // 8):
         cosines = points[chunk] @ points.T
-        cosines[torch.arange(len(chunk), device=chunk.device), chunk] = -torch.inf  # no point is its own neighbour
+        cosines[torch.arange(len(chunk), device=chunk.device), chunk] = -torch.inf  # not a neighbour of itself
         tails.append(first_k(cosines, count))
     heads, tails = heads.repeat_interleave(count), torch.cat(tails).flatten()
     return heads, tails, paired_angles(points[heads], points[tails])
@@ -150,9 +150,9 @@ def neighbor_graph(centers: torch.Tensor, num_neighbors: int) -> torch.Tensor:
 
     Args:
         centers: (num_clusters, dim).
-        num_neighbors: of each centre; if there are no more others than that, the graph is complete.
+        num_neighbors: of each centre; with as many centres or fewer the graph is complete.
     Returns:
-        (num_clusters, num_clusters) angles, symmetric, 0 on the diagonal, inf where there is no edge.
+        (num_clusters, num_clusters) angles, symmetric, 0 on the diagonal, inf = no edge.
     """
     heads, tails, lengths = neighbor_edges(centers, num_neighbors)
     edges = torch.full((len(centers), len(centers)), torch.inf, dtype=lengths.dtype, device=lengths.device)
@@ -161,7 +161,7 @@ def neighbor_graph(centers: torch.Tensor, num_neighbors: int) -> torch.Tensor:
 
 
 def shortest_paths(edges: torch.Tensor) -> torch.Tensor:
-    """Lengths of the shortest paths between all nodes, by Floyd and Warshall; the edges are left as they are."""
+    """Lengths of the shortest paths between all nodes, by Floyd and Warshall; does not change the edges."""
     if edges.device.type != "cpu":
         return _row_by_row(edges)
     paths = edges.clone()
@@ -189,23 +189,22 @@ def _compiled_paths(paths):
 
 
 def components(paths: torch.Tensor) -> torch.Tensor:
-    """(num_nodes,) int64: the lowest node that each node has a path to, the same for all nodes of a component."""
+    """(num_nodes,) int64: the lowest node of each node's component."""
     return torch.isfinite(paths).int().argmax(dim=1)
 
 
 def attach_queries(
     queries: torch.Tensor, graph: GeodesicGraph, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The shortest way of each query to each centre, through one of its nearest `count` centres.
+    """The shortest path of each query to each centre, through one of its nearest `count` centres.
 
     Args:
         queries: (batch, dim).
-        graph: of the rows; its centres and paths are used.
         count: 1 = the paper's Eq. 3; all centres = the angle to each of them, by the triangle inequality.
     Returns:
         routes: (batch, num_clusters) lengths.
         attached: (batch, count) int64, the centres of each query, nearest first.
-        entrance: (batch, num_clusters) int64, which of them the way begins with.
+        entrance: (batch, num_clusters) int64, the first centre of the path.
     """
     lengths = angles(queries, graph.cluster_centers)
     attached = first_k(-lengths.detach(), count)
@@ -214,14 +213,14 @@ def attach_queries(
 
 
 def check_reading(attach: str, local: str) -> None:
-    """Raises ValueError for readings that do not exist, naming those that do."""
+    """Raises ValueError for unknown readings, with the known ones."""
     for name, value, accepted in (("attach", attach, ATTACH), ("local", local, LOCAL)):
         if value not in accepted:
             raise ValueError(f"{name} {value!r} is unknown; accepted: {', '.join(accepted)}")
 
 
 def attached_and_local(attach: str, local: str, num_attached: int, num_clusters: int) -> tuple[int, int]:
-    """How many centres a query goes through, and in how many of their clusters its distances are direct angles."""
+    """The number of centres of a query, and the number of their clusters with direct angles."""
     check_reading(attach, local)
     count = 1 if attach.startswith("nearest") else min(num_attached, num_clusters)
     if "local" not in attach:
@@ -237,20 +236,19 @@ def geodesic_distance(
     num_attached: int = 8,
     local: str = "nearest",
 ) -> torch.Tensor:
-    """Distances of queries that are no rows of the graph to all of its rows, for every reading (Eq. 3).
+    """Distances of queries to all rows of a graph, for every reading (Eq. 3).
 
-    By plain autograd, through which nothing but the queries gets a gradient: the pool has a faster form of the same
-    numbers. The readings `_st` have the distances of those without.
+    With plain autograd, where only the queries get a gradient; the pool has a faster form of the same numbers. The
+    readings `_st` have the distances of those without.
 
     Args:
-        queries: (batch, dim).
-        rows: (num_rows, dim), what the graph was built of and attached to.
-        graph: see GeodesicGraph.
+        queries: (batch, dim), not among the rows.
+        rows: (num_rows, dim), the rows of the graph.
         attach: reading, one of ATTACH.
         num_attached: centres of a query for `knn`; the paper has 8 neighbours.
         local: rows at the direct angle, for `knn_local`: of the query's "nearest" cluster, or of all "attached" ones.
     Returns:
-        (batch, num_rows), >= the angle, inf where there is no path.
+        (batch, num_rows), >= the angle, inf = no path.
     """
     count, num_local = attached_and_local(attach, local, num_attached, len(graph.paths))
     routes, attached, _ = attach_queries(queries, graph, count)
@@ -281,17 +279,17 @@ def geodesic_similarity(
 
 
 def sample_distance(queries: torch.Tensor, rows: torch.Tensor, num_neighbors: int = 8) -> torch.Tensor:
-    """The exact geodesic that the clusters stand for: shortest paths on the neighbour graph of all rows.
+    """The exact geodesic that the clusters approximate: shortest paths on the neighbour graph of all rows.
 
-    Each query has edges to its nearest rows; no path leads through another query. Without gradient, by Dijkstra on the
-    CPU: seconds at 4,096 rows.
+    Each query has edges to its nearest rows; no path uses another query. Without gradient, by Dijkstra on the CPU:
+    seconds for 4,096 rows.
 
     Args:
         queries: (batch, dim).
         rows: (num_rows, dim).
         num_neighbors: of each row, and of each query.
     Returns:
-        (batch, num_rows) float64, >= the angle, inf where there is no path.
+        (batch, num_rows) float64, >= the angle, inf = no path.
     """
     heads, tails, lengths = neighbor_edges(rows, num_neighbors)
     first = first_k(queries @ rows.T, min(num_neighbors, len(rows)))
@@ -301,6 +299,6 @@ def sample_distance(queries: torch.Tensor, rows: torch.Tensor, num_neighbors: in
     ends = torch.cat([tails, heads, first.flatten()]).numpy()
     lengths = torch.cat([lengths, lengths, steps]).double().detach().numpy()
     size = len(rows) + len(queries)
-    _, once = np.unique(starts * size + ends, return_index=True)  # a matrix would add an edge named from both sides
+    _, once = np.unique(starts * size + ends, return_index=True)  # csr_array would add up an edge that is listed twice
     edges = csr_array((lengths[once], (starts[once], ends[once])), shape=(size, size))
     return torch.from_numpy(dijkstra(edges, indices=np.arange(len(rows), size))[:, : len(rows)])

@@ -1,15 +1,15 @@
-"""Batches of like samples: the order of an epoch, by features gathered in the epoch before (GRIT-VLP; MAFA).
+"""Batches of similar samples: the order of an epoch by features of the epoch before (GRIT-VLP; MAFA).
 
     order = GroupedOrder(num_samples, global_batch_size, seed)
     grouping = Grouping(order, dim, queue_size, span)                  # a part of the model, hence of its checkpoints
-    order.follow(grouping)                                             # the epoch that a run begins or goes on in
+    order.follow(grouping)                                             # the epoch in which a run begins or resumes
     ...
     indices = order.indices_of(step)
     if grouping.collect(indices, image_embeddings, text_embeddings):   # after each step, on every process
         order.follow(grouping)                                         # an epoch is over
 
-The order of later epochs is a value and no function of the seed: it is saved, with the features gathered so far. The
-first epoch's is that of `SampleOrder`.
+The order of later epochs is not a function of the seed, so checkpoints have it, with the features collected so far. The
+first epoch has the order of `SampleOrder`.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ from common.distributed import broadcast_, gather_without_gradient
 
 
 class GroupedOrder(SampleOrder):
-    """An order of which one epoch is known at a time; arguments as in `SampleOrder`, of a set that is no stream."""
+    """An order that knows one epoch at a time; arguments as in `SampleOrder`, for a set that is no stream."""
 
     by_epoch = True
 
@@ -31,7 +31,7 @@ class GroupedOrder(SampleOrder):
         self.epoch, self.table = 0, None
 
     def follow(self, grouping: "Grouping") -> None:
-        """Takes the epoch, and from the second one on the order, that a grouping has come to."""
+        """Takes over the epoch of a grouping and, from the second one on, its order."""
         self.epoch = int(grouping.epoch)
         self.table = grouping.order.cpu().numpy().copy() if self.epoch else None
 
@@ -41,11 +41,7 @@ class GroupedOrder(SampleOrder):
         return self.epochs_and_indices(np.arange(first, first + self.global_batch_size))[1]
 
     def epochs_and_indices(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """As in `SampleOrder`, of positions in the first epoch or in the one that is known.
-
-        Raises:
-            ValueError: positions of another epoch.
-        """
+        """As in `SampleOrder`, for positions in the first or the current epoch; ValueError for others."""
         epochs, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.samples_per_epoch)
         if (epochs == 0).all():
             return super().epochs_and_indices(positions)
@@ -55,21 +51,20 @@ class GroupedOrder(SampleOrder):
 
 
 class Grouping(nn.Module):
-    """Gathers features of an epoch and orders the next one by them, so that batches consist of like samples.
+    """Collects features of an epoch and orders the next one by them, so that batches consist of similar samples.
 
-    Whenever `queue_size` samples are gathered they are shuffled and cut into spans, each of which becomes a chain. The
-    batches of the chained order are shuffled. Samples that an epoch has left out stand in the place of others of the
-    next one's last batch.
+    A full queue is shuffled and cut into spans, and every span becomes a chain. The batches of the chained order are
+    shuffled. Samples that an epoch leaves out replace others in the last batch of the next epoch.
 
     Args:
         order: of the samples.
         dim: of an embedding.
-        queue_size: samples that are gathered before they are ordered; MAFA: 48,000.
+        queue_size: samples that are collected before they are ordered; MAFA: 48,000.
         span: samples of a chain; MAFA: 1,920, a multiple of the batch.
     Attributes:
         epoch: () int64. order: (samples_per_epoch,) int64 indices of this epoch, from the second one on.
-        following: (samples_per_epoch,) int64, those of the next one, of which `placed`, () int64, are known.
-        indices, image_features, text_features: (queue_size, ...), of which `held`, () int64, are in use.
+        following: (samples_per_epoch,) int64 indices of the next epoch; the first `placed`, () int64, are known.
+        indices, image_features, text_features: (queue_size, ...); the first `held`, () int64, are in use.
     """
 
     def __init__(self, order: SampleOrder, dim: int, queue_size: int = 48_000, span: int = 1_920) -> None:
@@ -86,13 +81,13 @@ class Grouping(nn.Module):
 
     @torch.no_grad()
     def collect(self, indices: np.ndarray, images: torch.Tensor, texts: torch.Tensor) -> bool:
-        """Takes in a step; call on every process.
+        """Adds the samples of a step; call on every process.
 
         Args:
             indices: (global_batch_size,) of its samples.
             images, texts: (local_batch, dim) unit vectors of this process's share, or points of a product of spheres.
         Returns:
-            Whether the epoch is over and `order` is that of the next one.
+            Whether the epoch has ended and `order` is that of the next one.
         """
         features = (gather_without_gradient(side.flatten(1)) for side in (images, texts))
         step = torch.from_numpy(indices).to(self.indices.device), *features
@@ -111,7 +106,7 @@ class Grouping(nn.Module):
         return True
 
     def _place(self) -> None:
-        """Orders what is held and puts it behind what is known of the next epoch; the main process's order counts."""
+        """Orders the collected samples and appends them to the next epoch; the main process decides the order."""
         held, placed = int(self.held), int(self.placed)
         shuffled = permuted(np.arange(held), held, seed_of(self.seed, int(self.epoch), placed, 0))
         chains = []
@@ -125,7 +120,7 @@ class Grouping(nn.Module):
         self.held.zero_()
 
     def _begin(self) -> None:
-        """Makes the next epoch this one."""
+        """Begins the next epoch."""
         table = self.following.cpu().numpy().copy()
         left_out = np.setdiff1d(np.arange(self.num_samples), table)
         table[len(table) - len(left_out) :] = left_out
@@ -137,14 +132,11 @@ class Grouping(nn.Module):
 
 
 def chain(images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-    """(num,) int64: from the first sample's picture to the unused sample with the closest caption, from that caption to
-    the unused one with the closest picture, and so on; ties go to the lower index.
-
-    Args:
-        images, texts: (num, dim), row by row one sample.
+    """(num,) int64: from the first sample's image to the unused sample with the closest caption, from that caption to
+    the unused one with the closest image, and so on; ties go to the lower index. (num, dim) embeddings.
     """
-    found = _chained((images.float() @ texts.float().T).cpu().numpy())
-    return torch.from_numpy(found).to(images.device)
+    order = _chained((images.float() @ texts.float().T).cpu().numpy())
+    return torch.from_numpy(order).to(images.device)
 
 
 @compiled
@@ -156,8 +148,8 @@ def _chained(similarity):
         best, closest = -1, -np.inf
         for other in range(count):
             if not used[other]:
-                found = similarity[current, other] if place % 2 else similarity[other, current]
-                if best < 0 or found > closest:
-                    best, closest = other, found
+                score = similarity[current, other] if place % 2 else similarity[other, current]
+                if best < 0 or score > closest:
+                    best, closest = other, score
         order[place], used[best], current = best, True, best
     return order

@@ -1,10 +1,9 @@
 """Clusters within clusters, collapsed to one table of distances between the bottom centres (GeoMM, Eq. 2).
 
-Rows are clustered into branching[0] clusters, the rows of each into branching[1], and so on. The centres within one
-cluster form a graph. Two rows that part ways at layer s climb to their centres of that layer, and the path between
-those joins them; below the bottom centres the angle is the distance. A climb starts with the angle to the bottom
-centre, and the rest of it depends on that centre alone: so distances of rows are offset + table + offset, for any
-number of layers.
+Rows are clustered into branching[0] clusters, the rows of each cluster into branching[1], and so on. The centres within
+one cluster form a graph. Two rows that separate at layer s climb to their centres of that layer, which a path connects;
+below the bottom centres the angle is the distance. A climb starts with the angle to the bottom centre, and its rest
+depends only on that centre. Distances of rows are therefore offset + table + offset, for any number of layers.
 """
 
 import math
@@ -32,18 +31,17 @@ def build_graph(
 ) -> GeodesicGraph:
     """Clusters rows and joins their centres; deterministic on one machine.
 
-    At the end all rows are assigned to the nearest of all bottom centres, as new rows will be (inferred: by the tree
-    alone, rows would follow one rule and those inserted later another).
+    Finally all rows are assigned to the nearest of all bottom centres, by the same rule as later rows (inferred: by the
+    tree these two would differ).
 
     Args:
         rows: (num_rows, dim) unit vectors.
         branching: clusters of each layer within a cluster of the one above; the paper's two layers: (16, 16).
-        num_neighbors: of each centre among those of the same cluster.
+        num_neighbors: of each centre within its cluster.
         iterations: of k-means in each layer.
-        start: (prod(branching), dim) centres of an earlier graph to begin with; None = rows drawn at random.
-        seed: of that draw.
+        start: (prod(branching), dim) centres of an earlier graph to begin with; None = rows drawn with `seed`.
     Raises:
-        ValueError: more clusters than rows, a branching that is none, or rows that are not finite.
+        ValueError: more clusters than rows, an invalid branching, or rows that are not finite.
     """
     check_branching(branching, len(rows), "rows")
     check_finite(rows)
@@ -62,12 +60,12 @@ def check_branching(branching: Sequence[int], available: int, what: str) -> None
 
 
 def check_finite(rows: torch.Tensor) -> None:
-    """Raises ValueError, with how many and the first of them, if rows hold NaN or infinite numbers."""
+    """Raises ValueError, with the number of bad rows and the first one, if rows hold NaN or infinite numbers."""
     broken = (~torch.isfinite(rows.sum(dim=1))).nonzero()[:, 0]  # a mask of all numbers would cost as much as k-means
     if len(broken):
         raise ValueError(
             f"{len(broken)} of the {len(rows)} keys in the pool hold NaN or infinite numbers, the first of them key "
-            f"{int(broken[0])}: no graph can be built of them; the encoder that made them diverged"
+            f"{int(broken[0])}: no graph can be built of them; their encoder has diverged"
         )
 
 
@@ -79,7 +77,7 @@ def _cluster(
     generator: torch.Generator,
 ) -> list[torch.Tensor]:
     """Centres of each layer, (prod(branching[:layer]), dim): the children of node i are i * b .. i * b + b - 1."""
-    layers = [rows.new_zeros(1, rows.shape[1])]  # of which all rows are members
+    layers = [rows.new_zeros(1, rows.shape[1])]  # all rows are members of this root
     member_of = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
     for depth, width in enumerate(branching):
         centers, places = [], torch.zeros_like(member_of)
@@ -90,7 +88,7 @@ def _cluster(
             if start is None:
                 drawn = torch.randperm(len(inside), generator=generator).to(rows.device)
                 first = inside[drawn[torch.arange(width, device=rows.device) % len(inside)]]
-            else:  # an upper centre was about where the bottom centres below it are
+            else:  # the mean of the bottom centres below is near the earlier upper centre
                 first = unit(start.view(len(layers[-1]), width, below, -1)[node].mean(dim=1))
             centers.append(spherical_kmeans(inside, first, iterations))
             if depth + 1 < len(branching) and len(members):
@@ -101,32 +99,32 @@ def _cluster(
 
 
 def path_table(layers: Sequence[torch.Tensor], branching: Sequence[int], num_neighbors: int) -> torch.Tensor:
-    """Distances between all bottom centres as Eq. 2 has them, climbs included.
+    """Distances between all bottom centres by Eq. 2, climbs included.
 
-    With U_k(p) the climb of bottom centre p to its layer-k centre z, and q the bottom centre that z descends to by the
-    nearest centre in each layer (a mean is no row: its cluster is found so):
+    With U_k(p) the climb of bottom centre p to its layer-k centre z, and q the bottom centre to which z descends by the
+    nearest centre in each layer (a mean is no row, so this is its cluster):
 
         U_n(p) = 0,    U_k(p) = U_k+1(p) + path_k+1(p, q) + angle(z, q) + U_k+1(q)
-        table(p, q) = U_s(p) + path_s(p, q) + U_s(q),    s the first layer in which p and q part
+        table(p, q) = U_s(p) + path_s(p, q) + U_s(q),    s the first layer in which p and q separate
 
-    As printed, the recursion's middle term is the quantity that it defines (inferred: a misprint).
+    As printed, the middle term of the recursion is the quantity that it defines (inferred: a misprint).
 
     Args:
         layers: centres of each layer from the top, children of a node in a row.
         branching: children of each node in each layer.
         num_neighbors: of each centre among its siblings.
     Returns:
-        (num_clusters, num_clusters), symmetric, 0 on the diagonal, inf where some path is missing.
+        (num_clusters, num_clusters), symmetric, 0 on the diagonal, inf if a path is missing.
     """
     bottom = layers[-1]
     num_clusters, device = len(bottom), bottom.device
-    every = torch.arange(num_clusters, device=device)
+    leaf = torch.arange(num_clusters, device=device)
     table = bottom.new_zeros(num_clusters, num_clusters)
     climb = bottom.new_zeros(num_clusters)
     for depth in reversed(range(len(layers))):
         width = branching[depth]
-        parent_of = every // (num_clusters // math.prod(branching[:depth]))
-        place_of = every // (num_clusters // len(layers[depth])) % width
+        parent_of = leaf // (num_clusters // math.prod(branching[:depth]))
+        place_of = leaf // (num_clusters // len(layers[depth])) % width
         siblings = layers[depth].view(-1, width, bottom.shape[1])
         paths = torch.stack([shortest_paths(neighbor_graph(centers, num_neighbors)) for centers in siblings])
         here = paths[parent_of[:, None], place_of[:, None], place_of] + climb[:, None] + climb
@@ -145,7 +143,7 @@ def path_table(layers: Sequence[torch.Tensor], branching: Sequence[int], num_nei
 
 
 def _descend(points: torch.Tensor, layers: Sequence[torch.Tensor], branching: Sequence[int]) -> torch.Tensor:
-    """(num_points,) int64: the bottom centre that node i's centre, points[i], falls to through the layers below it."""
+    """(num_points,) int64: the bottom centre to which the centre of node i, points[i], descends."""
     node = torch.arange(len(points), device=points.device)
     for centers, width in zip(layers, branching):
         children = centers.view(-1, width, centers.shape[1])[node]

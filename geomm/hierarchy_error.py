@@ -1,7 +1,7 @@
-"""How well clusters stand for the data: distances over centres beside shortest paths over all keys of a trained pool.
+"""Error of the hierarchy: distances over centres compared with shortest paths over all keys of a trained pool.
 
-The exact geodesic joins every key to its nearest ones; the paper's hierarchy joins a few centres (Sec. 3.2). Measured
-from the test pictures to the keys of the text pool, as training does.
+The exact geodesic joins every key to its nearest ones; the paper's hierarchy joins a few centres (Sec. 3.2). Distances
+are those from test images to the keys of the text pool, as in training.
 """
 
 import statistics
@@ -40,45 +40,44 @@ COLUMNS = {
 }
 
 
-def deviation(found: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
-    """How far distances are from exact ones.
+def deviation(approximate: torch.Tensor, exact: torch.Tensor) -> dict[str, float]:
+    """Deviation of distances from exact ones; both (num_queries, num_rows), inf = no path.
 
-    Args:
-        found, exact: (num_queries, num_rows), inf where there is no path.
     Returns:
         rank_correlation: mean over queries of Spearman's rho over the rows that both reach. relative_error: median of
-        |found - exact| / exact in percent, over those pairs. unreachable: percent of pairs without a path in `found`.
+        |approximate - exact| / exact in percent, over those pairs. unreachable: percent of pairs without an approximate
+        path.
     """
-    both = torch.isfinite(found) & torch.isfinite(exact) & (exact > 0)
+    both = torch.isfinite(approximate) & torch.isfinite(exact) & (exact > 0)
     correlations = []
-    for one, other, mask in zip(found.double().numpy(), exact.double().numpy(), both.numpy()):
+    for one, other, mask in zip(approximate.double().numpy(), exact.double().numpy(), both.numpy()):
         if len(np.unique(one[mask])) > 1 and len(np.unique(other[mask])) > 1:
             correlations.append(spearmanr(one[mask], other[mask]).statistic)
-    relative = ((found - exact).abs() / exact)[both]
+    relative = ((approximate - exact).abs() / exact)[both]
     return {
         "rank_correlation": statistics.fmean(correlations),
         "relative_error": 100 * float(relative.median()),
-        "unreachable": 100 * float(torch.isinf(found).float().mean()),
+        "unreachable": 100 * float(torch.isinf(approximate).float().mean()),
     }
 
 
 def ways_of(num_rows: int) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Key -> label and settings of each graph: sizes varied one by one around MIDDLE, clusters with one layer, too."""
+    """Key -> label and settings of each graph: MIDDLE with one setting changed; clusters also with one layer."""
     few, middle, many = (max(8, num_rows // keys) for keys in KEYS_PER_CENTER)
-    varied = [{}, *({"layers": layers, "clusters": each} for layers in (2, 1) for each in (few, many))]
-    varied += [{name: each} for name, values in VARIED.items() for each in values]
-    found = {}
-    for each in varied:
-        way = {"clusters": middle} | MIDDLE | each
+    varied = [{}, *({"layers": layers, "clusters": clusters} for layers in (2, 1) for clusters in (few, many))]
+    varied += [{name: value} for name, values in VARIED.items() for value in values]
+    ways = {}
+    for changes in varied:
+        way = {"clusters": middle} | MIDDLE | changes
         branching = branching_of(way["clusters"], way["layers"])
         label = f"{' x '.join(map(str, branching))} centres, {way['num_neighbors']} neighbours, {way['attach']}"
         key = f"k{'x'.join(map(str, branching))}_n{way['num_neighbors']}_{way['attach']}"
-        found[key] = label, way | {"branching": branching}
-    return found
+        ways[key] = label, way | {"branching": branching}
+    return ways
 
 
 def measure(run: RowRun) -> dict[str, dict[str, float]]:
-    """Deviations of each graph, and of the plain angle, on the pool that a run has filled."""
+    """Deviations of each graph, and of the plain angle, on the pool of a run."""
     checkpoint = last_checkpoint(run.files.checkpoints)
     config, encoder = load_encoder(checkpoint, torch.device("cpu"))
     rows = checkpoint.model_tensors()["text_pool.queue.features"]
@@ -86,22 +85,24 @@ def measure(run: RowRun) -> dict[str, dict[str, float]]:
     images, readable = reading_features(encoder, config).images(pairs)
     queries = images[readable][:NUM_QUERIES].float()
     exact = sample_distance(queries, rows, SAMPLE_NEIGHBORS)
-    found = {"angle": deviation(angles(queries, rows), exact)}
+    deviations = {"angle": deviation(angles(queries, rows), exact)}
     for key, (_, way) in ways_of(len(rows)).items():
         graph = build_graph(rows, way["branching"], way["num_neighbors"])
-        found[key] = deviation(geodesic_distance(queries, rows, graph, way["attach"], way["num_neighbors"]), exact)
-    return found
+        deviations[key] = deviation(geodesic_distance(queries, rows, graph, way["attach"], way["num_neighbors"]), exact)
+    return deviations
 
 
 def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
-    """Distances over centres beside exact ones, over clusters, layers, neighbours and readings."""
+    """Distances over centres compared with exact ones, by clusters, layers, neighbours and readings."""
     runs = train_rows(command, code, {"clip": ROW})["clip"]
     if not is_main_process():
         return []
     config = code.config(ROW, command.scale, command.overrides)
     ways = ways_of(config.method.queue_size)
     measured = [measure(run) for run in runs]
-    values = {(key, column): [each[key][column] for each in measured] for key in ("angle", *ways) for column in COLUMNS}
+    values = {
+        (key, column): [of_run[key][column] for of_run in measured] for key in ("angle", *ways) for column in COLUMNS
+    }
     first = runs[0]
     findings = Findings(
         name="hierarchy_error",
@@ -114,6 +115,7 @@ def hierarchy_error(command: Command, code: PaperCode) -> list[Table]:
         columns=COLUMNS,
         values=values,
     )
+    # the figure varies the number of centres, with all else as in MIDDLE
     by_layers = {
         f"{layers} layer{'s' if layers > 1 else ''}": [
             (float(way["clusters"]), values[key, "rank_correlation"])

@@ -1,11 +1,11 @@
-"""Captions that look alike and mean something else: does a geodesic tell them apart where the cosine does not (Fig. 1)?
+"""Similar captions with different meanings: does a geodesic separate them where the cosine does not (Fig. 1)?
 
     make reproduce-lookalikes PAPER=geomm SEEDS=3
     make reproduce-lookalikes PAPER=geomm SCALE=photos DATA=/data/flickr8k WEIGHTS=/data/weights \\
         SET="sugarcrepe.pairs=/data/sugarcrepe.json sugarcrepe.images=/data/coco/val2017"
 
-Each picture has a true caption and the same with words swapped or one replaced. Both join the graph of the trained text
-pool as new keys do, and the picture should be nearer to the true one. Photographs take SugarCrepe's pairs.
+Each image has a true caption and a false one, with swapped words or one word replaced. Both join the graph of the
+trained text pool like new keys, and the image should be nearer to the true one. Photographs use SugarCrepe's pairs.
 """
 
 from dataclasses import dataclass, field, replace
@@ -47,23 +47,23 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class SugarCrepeFiles:
-    """Where the pairs of photographs lie."""
+    """Paths of the pairs for photographs."""
 
     pairs: str = path_setting()  # SugarCrepe's file of a group, or one with all groups
-    # folder of COCO's val2017; pairs whose picture is not there are left out. "" = looked for beside
+    # folder of COCO's val2017, "" = beside the file; pairs whose image is missing are left out
     images: str = path_setting()
 
 
 @dataclass(frozen=True)
 class LookalikesConfig:
-    """What `make reproduce-lookalikes` takes beside a row's settings: `sugarcrepe.pairs=...`."""
+    """Settings of `make reproduce-lookalikes` beside those of a row: `sugarcrepe.pairs=...`."""
 
     sugarcrepe: SugarCrepeFiles = field(default_factory=SugarCrepeFiles)
 
 
 @dataclass(frozen=True)
 class Lookalikes:
-    """Pictures, and triples (position of a picture, its caption, the false one). data: what they are, for the table."""
+    """Images, and triples (position of an image, its caption, the false one). data: their name in the table."""
 
     pictures: Any
     triples: list[tuple[int, str, str]]
@@ -86,19 +86,21 @@ def open_lookalikes(data: DataConfig, files: SugarCrepeFiles) -> Lookalikes:
         raise ConfigError("sugarcrepe.pairs is empty; accepted: SugarCrepe's file of pairs, with sugarcrepe.images")
     rows, images = read_sugarcrepe(files.pairs), Path(files.images).expanduser() if files.images else None
     pictures = AnnotatedPictures(rows, files.pairs, images, max_broken_share=1.0)
-    said = [pictures.row(index) for index in range(len(pictures))]
-    triples = [(index, row["caption"], row["negative_caption"]) for index, row in enumerate(said)]
-    told = f"SugarCrepe ({pictures.fingerprint[:8]}), {len(triples):,} of {len(rows.rows):,} pairs have their picture"
-    return Lookalikes(pictures, triples, told)
+    rows_read = [pictures.row(index) for index in range(len(pictures))]
+    triples = [(index, row["caption"], row["negative_caption"]) for index, row in enumerate(rows_read)]
+    description = (
+        f"SugarCrepe ({pictures.fingerprint[:8]}), {len(triples):,} of {len(rows.rows):,} pairs have their picture"
+    )
+    return Lookalikes(pictures, triples, description)
 
 
-def share_told_apart(true: torch.Tensor, false: torch.Tensor) -> float:
-    """Percent of pairs whose true caption is nearer; a tie, or two captions out of reach, counts one half."""
+def share_distinguished(true: torch.Tensor, false: torch.Tensor) -> float:
+    """Percent of pairs whose true caption is nearer; a tie, or two unreachable captions, counts one half."""
     return 100 * float(((true < false).float() + 0.5 * (true == false).float()).mean())
 
 
 def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
-    """Shares of pairs told apart by each distance on one run's embeddings; `one_cluster`: how many share a centre."""
+    """Shares of pairs that each distance separates on one run's embeddings; `one_cluster`: pairs with one centre."""
     checkpoint = last_checkpoint(run.files.checkpoints)
     config, encoder = load_encoder(checkpoint, torch.device("cpu"))
     keys = checkpoint.model_tensors()["text_pool.queue.features"]
@@ -108,25 +110,27 @@ def measure(run: RowRun, pairs: Lookalikes) -> dict[str, float]:
     true, false = (encoder.texts([triple[side] for triple in triples]).float() for side in (1, 2))
     method = config.method
     graph = build_graph(keys, method.branching, method.num_neighbors)
-    found = {"cosine": share_told_apart(-(images * true).sum(dim=1), -(images * false).sum(dim=1))}
+    shares = {"cosine": share_distinguished(-(images * true).sum(dim=1), -(images * false).sum(dim=1))}
     clusters = [nearest_centers(texts, graph.cluster_centers) for texts in (true, false)]
     for name in READINGS:
         distances = []
         for texts, (nearest, offset) in zip((true, false), clusters):
-            own = []
+            parts = []
             for some in torch.arange(len(texts)).split(256):
                 joined = replace(graph, nearest_center=nearest[some], offset=offset[some])
-                own.append(geodesic_distance(images[some], texts[some], joined, name, method.num_neighbors).diagonal())
-            distances.append(torch.cat(own))
-        found[name] = share_told_apart(*distances)
-    return found | {"one_cluster": 100 * float((clusters[0][0] == clusters[1][0]).float().mean())}
+                parts.append(
+                    geodesic_distance(images[some], texts[some], joined, name, method.num_neighbors).diagonal()
+                )
+            distances.append(torch.cat(parts))
+        shares[name] = share_distinguished(*distances)
+    return shares | {"one_cluster": 100 * float((clusters[0][0] == clusters[1][0]).float().mean())}
 
 
 def lookalikes(command: Command, code: PaperCode) -> list[Table]:
-    """True against swapped captions, by the cosine and by geodesic distances, for models trained by either."""
-    asked, trained = command.split(LookalikesConfig)
+    """True against false captions, by the cosine and by geodesic distances, for models trained with either."""
+    options, trained = command.split(LookalikesConfig)
     data = code.config(MODELS["cosine"][0], command.scale, trained.overrides).data
-    pairs = open_lookalikes(data, asked.sugarcrepe)
+    pairs = open_lookalikes(data, options.sugarcrepe)
     runs = train_rows(trained, code, {name: config for name, (config, _) in MODELS.items()})
     if not is_main_process():
         return []
@@ -142,7 +146,9 @@ def lookalikes(command: Command, code: PaperCode) -> list[Table]:
         rows={name: label for name, (_, label) in MODELS.items()},
         columns=COLUMNS,
         values={
-            (name, column): [each[column] for each in seeds] for name, seeds in measured.items() for column in COLUMNS
+            (name, column): [shares[column] for shares in seeds]
+            for name, seeds in measured.items()
+            for column in COLUMNS
         },
         chance=dict.fromkeys(("cosine", *READINGS), 50.0),
     )

@@ -1,7 +1,7 @@
-"""MAFA: ALBEF on batches of like samples, where a frozen discriminator finds positives among the hardest others.
+"""MAFA: ALBEF on batches of similar samples, where a frozen discriminator selects positives among the hardest others.
 
 Source: Byun et al. 2024, after their code, which extends GRIT-VLP; batches: geomm/grouping.py. Keys come from momentum
-encoders and stay in pools, which MAFA has in fine-tuning alone: GeoMM's distance wants a pool (inferred).
+encoders and stay in pools. MAFA has pools only in fine-tuning, but GeoMM's distance needs one (inferred).
 """
 
 import copy
@@ -20,10 +20,10 @@ NEGATIVE = 0.5  # and below which it may be a negative
 
 
 class Mined(NamedTuple):
-    """What a direction finds for each sample of a batch.
+    """Verdicts of one direction about each sample of a batch.
 
-    hardest: (batch,) int64, the closest other one. is_positive: (batch,) bool, whether it is one. in_doubt: (batch,)
-    bool, whether it may be one, positives included.
+    hardest: (batch,) int64, the closest other sample. is_positive: (batch,) bool. in_doubt: (batch,) bool, whether it
+    may be a positive, positives included.
     """
 
     hardest: torch.Tensor
@@ -32,10 +32,10 @@ class Mined(NamedTuple):
 
 
 class Discriminator(nn.Module):
-    """An ALBEF's encoders, fusion and matching head, frozen; in evaluation mode whatever the model is in.
+    """An ALBEF's encoders, fusion and matching head, frozen and always in evaluation mode.
 
     Args:
-        encoders: of which it gets a copy; weights come from a fine-tuned ALBEF.
+        encoders: are copied; the weights come later, from a fine-tuned ALBEF.
     """
 
     def __init__(self, encoders: FusedEncoders) -> None:
@@ -48,7 +48,7 @@ class Discriminator(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: torch.Tensor, token_ids: torch.Tensor) -> Callable[..., torch.Tensor]:
-        """A batch -> (images, texts) indices into it -> the probabilities that these pairs belong together."""
+        """A batch -> function: (images, texts) indices into it -> match probabilities of these pairs."""
         mask, encoders = self.encoders.text_mask(token_ids), self.encoders
         image_tokens, text_tokens = encoders.image_tokens(images), encoders.text_tokens(token_ids)
 
@@ -64,16 +64,16 @@ class Mafa(Albef):
     """MAFA's pre-training model.
 
     What differs from ALBEF:
-        1. of each sample's hardest other in the batch, by the pool's own similarity, a frozen discriminator says
-           whether it is a positive: then it is one in contrast, matching and masked words;
-        2. the negative for matching is that sample where the discriminator is sure, else the second hardest; a pair
-           that one direction has found to be a positive is no negative of the other (inferred);
+        1. a frozen discriminator judges each sample's hardest other in the batch, by the pool's similarity. If it is a
+           positive, it is one in contrast, matching and masked words;
+        2. the negative for matching is that sample if the discriminator is sure, else the second hardest. A pair that
+           one direction calls a positive is no negative of the other (inferred);
         3. no distillation; from the second epoch on targets of the contrast are smoothed.
 
-    Args:
-        as in `Albef`. The `discriminator` comes afterwards: only training has one.
+    Arguments as in `Albef`; only training sets `discriminator`.
+
     Attributes:
-        hardest_negatives: as in 2; otherwise drawn, the likelier the closer, from what 2 leaves (as ALBEF's).
+        hardest_negatives: as in 2; False draws from the candidates of 2, closer ones more often (as ALBEF).
     """
 
     discriminator: Discriminator
@@ -91,33 +91,39 @@ class Mafa(Albef):
         """
         Args:
             images, token_ids, masked_ids, word_targets: as in Albef.forward.
-            smoothing: share of the targets' mass that all keys have alike, see `smoothing_at`.
-            ids: not used; a picture stands once in a batch.
+            smoothing: share of the targets' mass that is spread over all keys, see `smoothing_at`.
+            ids: not used; an image occurs once in a batch.
         Returns:
-            Losses as in Albef.forward, beside them `mined`: the share of samples whose hardest other is a positive,
-            mean of both directions.
+            Losses as in Albef.forward; logs `mined`, the share of samples whose hardest other is a positive, mean of
+            both directions.
         """
         step = self.encode_step(images, images, token_ids, None)
-        match, own = self.discriminator(images, token_ids), torch.arange(len(images), device=images.device)
-        of_images, texts = self.mine(step.image_embeddings, step.text_candidates, lambda others: match(own, others))
-        of_texts, pictures = self.mine(step.text_embeddings, step.image_candidates, lambda others: match(others, own))
+        match, positions = self.discriminator(images, token_ids), torch.arange(len(images), device=images.device)
+        of_images, texts = self.mine(
+            step.image_embeddings, step.text_candidates, lambda others: match(positions, others)
+        )
+        of_texts, pictures = self.mine(
+            step.text_embeddings, step.image_candidates, lambda others: match(others, positions)
+        )
         losses = [
-            pool_info_nce(candidates, queries, self.logit_scale(), smoothed_targets(candidates, found, seen, smoothing))
-            for candidates, queries, found, seen in (
+            pool_info_nce(
+                candidates, queries, self.logit_scale(), smoothed_targets(candidates, mined_by, seen, smoothing)
+            )
+            for candidates, queries, mined_by, seen in (
                 (step.text_candidates, step.image_embeddings, of_images, texts),
                 (step.image_candidates, step.text_embeddings, of_texts, pictures),
             )
         ]
-        # pairs that match: own ones, pictures with mined captions, captions with mined pictures
-        new_images, new_texts = own[of_images.is_positive], own[of_texts.is_positive]
-        pair_images = torch.cat([own, new_images, of_texts.hardest[new_texts]])
-        pair_texts = torch.cat([own, of_images.hardest[new_images], new_texts])
+        # pairs that match: those of the batch, images with mined captions, captions with mined images
+        new_images, new_texts = positions[of_images.is_positive], positions[of_texts.is_positive]
+        pair_images = torch.cat([positions, new_images, of_texts.hardest[new_texts]])
+        pair_texts = torch.cat([positions, of_images.hardest[new_images], new_texts])
         drawn_by = None if self.hardest_negatives else self.logit_scale().detach()
         pictures, texts = pictures[:, step.image_candidates.columns], texts[:, step.text_candidates.columns]
-        seen = torch.cat([pair_images, negatives(pictures, of_texts, of_images, drawn_by), own])
-        read = torch.cat([pair_texts, own, negatives(texts, of_images, of_texts, drawn_by)])
+        seen = torch.cat([pair_images, negatives(pictures, of_texts, of_images, drawn_by), positions])
+        read = torch.cat([pair_texts, positions, negatives(texts, of_images, of_texts, drawn_by)])
         logits = self.match(*step.pairs(read, seen))
-        labels = (torch.arange(len(seen), device=own.device) < len(pair_images)).long()
+        labels = (torch.arange(len(seen), device=positions.device) < len(pair_images)).long()
         _, mask, image_tokens = step.pairs(pair_texts, pair_images)
         pairs = step._replace(text_mask=mask, image_tokens=image_tokens)
         return step.losses(
@@ -131,7 +137,7 @@ class Mafa(Albef):
     def mine(
         self, queries: torch.Tensor, candidates: Candidates, match: Callable[[torch.Tensor], torch.Tensor]
     ) -> tuple[Mined, torch.Tensor]:
-        """What one direction finds in this process's own batch; and its similarities with all candidates."""
+        """Verdicts of one direction within this process's batch; and its similarities with all candidates."""
         similarity = candidates.similarity(queries)
         return mined(similarity[:, candidates.columns], match), similarity
 
@@ -140,15 +146,15 @@ def mined(similarity: torch.Tensor, match: Callable[[torch.Tensor], torch.Tensor
     """Judges the hardest other of each sample.
 
     Args:
-        similarity: (batch, batch), the own pair on the diagonal.
+        similarity: (batch, batch), matched pairs on the diagonal.
         match: (batch,) int64, another sample for each -> (batch,) probabilities that it is a positive.
     Raises:
-        ValueError: fewer than three samples, of which one has no second hardest.
+        ValueError: fewer than three samples, which have no second hardest.
     """
     batch = len(similarity)
     if batch < 3:
         raise ValueError(
-            f"MAFA looks at the two hardest others of a sample, got a batch of {batch}; accepted: 3 or more"
+            f"MAFA compares the two hardest others of a sample, got a batch of {batch}; accepted: 3 or more"
         )
     hardest = similarity.clone().fill_diagonal_(-torch.inf).argmax(dim=1)
     probability = match(hardest)
@@ -156,20 +162,19 @@ def mined(similarity: torch.Tensor, match: Callable[[torch.Tensor], torch.Tensor
 
 
 def negatives(
-    similarity: torch.Tensor, found: Mined, by_others: Mined, drawn_by: torch.Tensor | None = None
+    similarity: torch.Tensor, verdicts: Mined, by_others: Mined, drawn_by: torch.Tensor | None = None
 ) -> torch.Tensor:
     """(batch,) int64: the hardest other of each sample that is not in doubt and that no direction calls a positive.
 
     Args:
         similarity: (batch, batch), as in `mined`.
-        found: by these samples. by_others: by the other direction; where it calls all that are left positives, they
-            are taken.
-        drawn_by: a logit scale: one of all such others is drawn from softmax(drawn_by * similarity).
+        verdicts: of this direction. by_others: of the other one, ignored if no candidate would remain.
+        drawn_by: a logit scale; draws one of the candidates from softmax(drawn_by * similarity).
     """
-    own = torch.arange(len(similarity), device=similarity.device)
+    positions = torch.arange(len(similarity), device=similarity.device)
     left = similarity.clone().fill_diagonal_(-torch.inf)
-    left[own[found.in_doubt], found.hardest[found.in_doubt]] = -torch.inf
-    positive = own[by_others.is_positive]
+    left[positions[verdicts.in_doubt], verdicts.hardest[verdicts.in_doubt]] = -torch.inf
+    positive = positions[by_others.is_positive]
     sure = left.index_put((by_others.hardest[positive], positive), left.new_tensor(-torch.inf))
     sure = torch.where((sure > -torch.inf).any(dim=1, keepdim=True), sure, left)
     if drawn_by is None:
@@ -177,26 +182,28 @@ def negatives(
     return (drawn_by * sure).softmax(dim=1).multinomial(1)[:, 0]
 
 
-def smoothed_targets(candidates: Candidates, found: Mined, similarity: torch.Tensor, smoothing: float) -> torch.Tensor:
-    """Targets of a direction, (batch, num_columns), rows sum to 1: the own key and a mined one alike.
+def smoothed_targets(
+    candidates: Candidates, verdicts: Mined, similarity: torch.Tensor, smoothing: float
+) -> torch.Tensor:
+    """Targets of a direction, (batch, num_columns), rows sum to 1; matched and mined keys have equal shares.
 
-    MAFA smooths over the batch, all that it compares with. Beside a pool those would be few of the columns, each with
-    more mass than equal logits give it, and a batch of like samples would be pulled together: here over all columns.
+    MAFA smooths over the batch, which are all its candidates. With a pool these are few of the columns. Each would get
+    more mass than equal logits give, which pulls a batch of similar samples together. Here smoothing is over all
+    columns.
 
     Args:
-        candidates: of the other modality.
-        found: positives of this process's own batch.
+        verdicts: of this process's batch.
         similarity: (batch, num_columns) with the candidates, for size and type.
-        smoothing: share of the mass that all columns have alike.
+        smoothing: share of the mass that is spread over all columns.
     """
     columns = candidates.columns
     targets = torch.zeros_like(similarity).scatter_(1, columns[:, None], 1.0)
-    rows = found.is_positive.nonzero()[:, 0]
-    targets[rows, columns[found.hardest[rows]]] = 1.0
+    rows = verdicts.is_positive.nonzero()[:, 0]
+    targets[rows, columns[verdicts.hardest[rows]]] = 1.0
     targets *= (1 - smoothing) / targets.sum(dim=1, keepdim=True)
     return targets.add_(smoothing / targets.shape[1])
 
 
 def smoothing_at(step: int, steps_per_epoch: int, smoothing: float) -> float:
-    """None in the first epoch."""
+    """0 in the first epoch, then `smoothing`."""
     return smoothing if step >= steps_per_epoch else 0.0

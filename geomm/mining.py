@@ -1,6 +1,6 @@
-"""What MAFA's discriminator finds beside the scenes' own truth, in shuffled batches and in grouped ones.
+"""MAFA's mined positives compared with the truth of scenes, in shuffled and in grouped batches.
 
-A caption matches a picture if it is true of it, whosever caption it is. Counted is over both directions: the hardest
+A caption matches an image if it is true of it, also if it belongs to another image. Both directions count: the hardest
 other of each sample by the trained model's cosine, and whether the discriminator calls it a positive.
 """
 
@@ -42,19 +42,19 @@ COLUMNS = {
 def shares(
     truth: Sequence[np.ndarray], hardest: Sequence[np.ndarray], called: Sequence[np.ndarray]
 ) -> dict[str, float]:
-    """COLUMNS in percent; precision and recall are left out where nothing is mined, and nothing is true.
+    """COLUMNS in percent, without precision if nothing is mined and without recall if nothing is true.
 
     Args:
-        truth: of each batch, (batch, batch) bool, whether a caption (column) is true of a picture (row).
-        hardest, called: of each batch and direction, pictures' first, (batch,) the hardest other and whether it is
-            called a positive.
+        truth: of each batch, (batch, batch) bool, whether a caption (column) is true of an image (row).
+        hardest, called: of each batch and direction, images first, (batch,) the hardest other and whether it is called
+            a positive.
     """
-    others = np.concatenate([(each & ~np.eye(len(each), dtype=bool)).any(axis=0) for each in truth])
-    found = []
-    for each, pair in zip(truth, zip(hardest[::2], hardest[1::2])):
-        rows = np.arange(len(each))
-        found += [each[rows, pair[0]], each[pair[1], rows]]
-    true, called = np.concatenate(found), np.concatenate(called)
+    others = np.concatenate([(matrix & ~np.eye(len(matrix), dtype=bool)).any(axis=0) for matrix in truth])
+    judged = []
+    for matrix, pair in zip(truth, zip(hardest[::2], hardest[1::2])):
+        rows = np.arange(len(matrix))
+        judged += [matrix[rows, pair[0]], matrix[pair[1], rows]]
+    true, called = np.concatenate(judged), np.concatenate(called)
     result = {"alike": others.mean(), "hardest_true": true.mean(), "mined": called.mean()}
     if called.any():
         result["precision"] = true[called].mean()
@@ -65,7 +65,7 @@ def shares(
 
 @torch.no_grad()
 def measure(run: RowRun) -> dict[str, dict[str, float]]:
-    """`shares` of shuffled and, where the run has come to its second epoch, of grouped batches of its training set."""
+    """`shares` of shuffled and, if the run has reached its second epoch, of grouped batches of its training set."""
     checkpoint = last_checkpoint(run.files.checkpoints)
     config, encoder = load_encoder(checkpoint, torch.device("cpu"))
     training = open_data(config, open_training_pairs(config.data, config.run.seed), checkpoint)
@@ -73,7 +73,8 @@ def measure(run: RowRun) -> dict[str, dict[str, float]]:
     model = build_model(config, encoder.tokenizer, order)
     checkpoint.load_model(model)
     order.follow(model.eval().grouping)
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
+    # the order of the first epoch is shuffled, that of the last one grouped
     epochs = {"shuffled": 0} | ({"grouped": order.epoch} if order.epoch else {})
     for kind, epoch in epochs.items():
         truth, hardest, called = [], [], []
@@ -84,24 +85,27 @@ def measure(run: RowRun) -> dict[str, dict[str, float]]:
             truth.append(truth_of(pairs, order.seed, positions, indices))
             images = training.transform.inputs(batch.images)
             similarity = model.encode_image(images) @ model.encode_text(batch.token_ids).T
-            match, own = model.discriminator(images, batch.token_ids), torch.arange(size)
-            for each, judge in (
-                (similarity, lambda others, match=match, own=own: match(own, others)),
-                (similarity.T, lambda others, match=match, own=own: match(others, own)),
+            match, rows = model.discriminator(images, batch.token_ids), torch.arange(size)
+            for scores, judge in (
+                (similarity, lambda others, match=match, rows=rows: match(rows, others)),
+                (
+                    similarity.T,
+                    lambda others, match=match, rows=rows: match(others, rows),
+                ),
             ):
-                verdict = mined(each, judge)
+                verdict = mined(scores, judge)
                 hardest.append(verdict.hardest.numpy())
                 called.append(verdict.is_positive.numpy())
-        found[kind] = shares(truth, hardest, called)
-    return found
+        results[kind] = shares(truth, hardest, called)
+    return results
 
 
 def truth_of(pairs: Any, seed: int, positions: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """(batch, batch) bool: is the caption that training takes at a position (column) true of a picture (row)?"""
+    """(batch, batch) bool: whether the training caption of a position (column) is true of an image (row)."""
     statements = []
     for position, index in zip(positions.tolist(), indices.tolist()):
-        said = pairs.statements(index)
-        statements.append(said[seed_of(seed_of(seed, position), 1) % len(said)])
+        statements_of = pairs.statements(index)
+        statements.append(statements_of[seed_of(seed_of(seed, position), 1) % len(statements_of)])
     truth = np.zeros((len(indices), len(indices)), dtype=bool)
     for column, rows in enumerate(matches(statements, [pairs.scene(index) for index in indices.tolist()])):
         truth[rows, column] = True
@@ -109,7 +113,7 @@ def truth_of(pairs: Any, seed: int, positions: np.ndarray, indices: np.ndarray) 
 
 
 def mining(command: Command, code: PaperCode) -> list[Table]:
-    """Mined positives against the truth, and how alike the captions of a batch are, shuffled and grouped."""
+    """Mined positives against the truth, and the similarity of captions in a batch, shuffled and grouped."""
     if not command.runs_at(("smoke", "demo"), "only scenes tell which captions are true of a picture"):
         return []
     runs = train_rows(command, code, {name: f"{name}.yaml" for name in MODELS})
@@ -120,13 +124,14 @@ def mining(command: Command, code: PaperCode) -> list[Table]:
         name: [measured_once(run, Path(__file__), settings, lambda run=run: measure(run)) for run in of_seeds]
         for name, of_seeds in runs.items()
     }
+    # a column needs a value of every seed: a run that mines nothing has no precision
     values = {}
     for name, of_seeds in measured.items():
         for kind in ("shuffled", "grouped"):
             for column in COLUMNS:
-                told = [each[kind][column] for each in of_seeds if column in each.get(kind, {})]
-                if len(told) == len(of_seeds):
-                    values[f"{name}_{kind}", column] = told
+                by_seed = [of_seed[kind][column] for of_seed in of_seeds if column in of_seed.get(kind, {})]
+                if len(by_seed) == len(of_seeds):
+                    values[f"{name}_{kind}", column] = by_seed
     findings = Findings(
         name="mining",
         caption="MAFA's positives beside the truth of scenes, in shuffled and in grouped batches of the trained model.",

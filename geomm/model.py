@@ -50,11 +50,11 @@ class WordMask:
 
 
 BASES = {"clip": QueueClip, "albef": Albef, "tcl": Tcl, "mafa": Mafa}
-TRAINING_ALONE = ("discriminator.", "grouping.")  # parts of a MAFA that trains
+TRAINING_ONLY = ("discriminator.", "grouping.")  # parts of a MAFA that only training has
 
 
 def build_encoders(config: Config, tokenizer: Tokenizer) -> ProjectedTowers:
-    """Towers with their projections, and fusion and head of masked words where the base has them; random weights."""
+    """Towers with projections and, if the base has them, fusion and head of masked words; random weights."""
     data, model, method = config.data, config.model, config.method
     num_ids = max(tokenizer.vocabulary_size, mask_id_of(tokenizer) + 1)
     towers = (
@@ -74,13 +74,10 @@ def build_encoders(config: Config, tokenizer: Tokenizer) -> ProjectedTowers:
 def build_model(config: Config, tokenizer: Tokenizer, order: SampleOrder | None = None) -> QueueClip:
     """The base method of a row with random weights.
 
-    Both distances have the same pools, so that nothing differs but the distance.
+    Both distances have the same pools, so that only the distance differs.
 
     Args:
-        config: of one row.
-        tokenizer: gives the number of ids, the end token and the mask.
-        order: of the samples that it is trained on, which gives a MAFA its discriminator and its grouping; None = it is
-            only evaluated.
+        order: of the training samples, for MAFA's discriminator and grouping; None = only evaluation.
     """
     model, method = config.model, config.method
     base, encoders = BASES[method.base], build_encoders(config, tokenizer)
@@ -104,22 +101,22 @@ def start_(model: QueueClip, config: Config) -> dict[str, int]:
 
     Args:
         model: unwrapped.
-        config: start.bert names a BERT, start.run is the folder of a finished run, start.part what is taken of it.
+        config: start.bert names a BERT, start.run is the folder of a finished run, start.part selects its parts.
     Returns:
-        What a log says: how many tensors each has filled, and after a run how many of the trained ones are not its.
+        For the log: the number of tensors from each source, and the number of trained tensors that are new.
     Raises:
-        ConfigError: that run has other sizes, lacks a tower, or has a part that this row has no place for.
+        ConfigError: that run has other sizes, lacks a tower, or has a part that this row lacks.
         WeightsError: a BERT that does not fit.
     """
-    start, told = config.start, {}
+    start, facts = config.start, {}
     if start.bert:
-        told["of_bert"] = _start_from_bert_(model.encoders, start.bert)
+        facts["of_bert"] = _start_from_bert_(model.encoders, start.bert)
     if not start.run:
-        return told
+        return facts
     tensors = tensors_of_run(start.run, model.image_tower)
-    wanted = [*OF_TOWERS, "logit_scale."] + (["encoders.", "matching_head."] if start.part == "all" else [])
-    taken = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(wanted))}
-    return told | fill_(model, taken, OF_TOWERS, f"start.run = {start.run}")
+    prefixes = [*OF_TOWERS, "logit_scale."] + (["encoders.", "matching_head."] if start.part == "all" else [])
+    taken = {name: tensor for name, tensor in tensors.items() if name.startswith(tuple(prefixes))}
+    return facts | fill_(model, taken, OF_TOWERS, f"start.run = {start.run}")
 
 
 def start_discriminator_(model: Mafa, config: Config) -> dict[str, int]:
@@ -135,9 +132,9 @@ def start_discriminator_(model: Mafa, config: Config) -> dict[str, int]:
 
 
 def tensors_of_run(folder: str, image_tower: nn.Module) -> dict[str, torch.Tensor]:
-    """Weights of the run that a row starts from; positions are resampled where its pictures were of another size."""
+    """Weights of the run that a row starts from; positions are resampled if its images had another size."""
     tensors, name = named_checkpoint(Path(folder)).model_tensors(), "encoders.image_tower.position_embedding"
-    grid = image_tower.image_size // image_tower.patch_size  # pictures may be larger than those of the run, as in ALBEF
+    grid = image_tower.image_size // image_tower.patch_size  # images may be larger than in the run, as in ALBEF
     if name in tensors:
         tensors[name] = interpolate_positions(tensors[name], image_tower.num_class_tokens, grid, antialias=False)
     return tensors
@@ -145,28 +142,28 @@ def tensors_of_run(folder: str, image_tower: nn.Module) -> dict[str, torch.Tenso
 
 @torch.no_grad()
 def fill_(model: nn.Module, taken: dict[str, torch.Tensor], needed: tuple[str, ...], source: str) -> dict[str, int]:
-    """Writes weights of another run into a model, and says of how many, as `start_` does.
+    """Writes weights of another run into a model; returns their number, as `start_`.
 
     Args:
         model: unwrapped.
-        taken: by the names that they have in it.
-        needed: beginnings of names that must all be among them.
+        taken: weights by their names in the model.
+        needed: prefixes of names that must all be among them.
         source: setting and folder, for messages.
     Raises:
-        ConfigError: one is of another shape, or missing.
+        ConfigError: a weight has another shape, or is missing.
     """
-    own = model.state_dict()
+    tensors = model.state_dict()
     unlike = [
-        f"{name} {tuple(tensor.shape)} for {tuple(own[name].shape) if name in own else 'none'}"
+        f"{name} {tuple(tensor.shape)} for {tuple(tensors[name].shape) if name in tensors else 'none'}"
         for name, tensor in taken.items()
-        if name not in own or own[name].shape != tensor.shape
+        if name not in tensors or tensors[name].shape != tensor.shape
     ]
-    missing = [name for name in own if name.startswith(needed) and name not in taken]
+    missing = [name for name in tensors if name.startswith(needed) and name not in taken]
     if unlike or missing:
-        said = "; ".join([*unlike[:3], *(f"no {name}" for name in missing[:3])])
-        raise ConfigError(f"{source} does not fit this row: {said}")
+        problems = "; ".join([*unlike[:3], *(f"no {name}" for name in missing[:3])])
+        raise ConfigError(f"{source} does not fit this row: {problems}")
     for name, tensor in taken.items():
-        own[name].copy_(tensor)
+        tensors[name].copy_(tensor)
     new = [name for name, parameter in model.named_parameters() if parameter.requires_grad and name not in taken]
     return {"filled": len(taken), "new": len(new)}
 
@@ -174,7 +171,7 @@ def fill_(model: nn.Module, taken: dict[str, torch.Tensor], needed: tuple[str, .
 def _start_from_bert_(encoders: ProjectedTowers, name: str) -> int:
     bert, layers = read_bert(name, "start.bert"), len(encoders.text_tower.transformer.blocks)
     fusion = getattr(encoders, "fusion", None)
-    if fusion is None:  # the same text tower as beside a fusion
+    if fusion is None:  # the same text tower as with a fusion
         of_tower = bert.base_model.encoder
         of_tower.layer, bert.config.num_hidden_layers = of_tower.layer[:layers], len(of_tower.layer[:layers])
     head = getattr(encoders, "word_head", None) if hasattr(bert, "cls") else None
@@ -183,7 +180,7 @@ def _start_from_bert_(encoders: ProjectedTowers, name: str) -> int:
 
 
 class Tokens(nn.Module):
-    """All tokens of both towers in the place of embeddings: what the fusion looks at."""
+    """All tokens of both towers instead of embeddings, as the fusion needs them."""
 
     def __init__(self, model: Albef) -> None:
         super().__init__()

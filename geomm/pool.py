@@ -6,9 +6,10 @@
     loss.backward(); optimizer.step()
     pool.insert(keys, ids)                               # new keys join existing centres
 
-Alg. 2 inserts this step's keys before the loss, over the oldest rows. Here they are shown in these places and written
-after the step, once, as in every pool. Without a graph - before the queue is full, before `geodesic_from_step`, or with
-distance "cosine" - the same columns are compared by the cosine: a baseline differs in nothing but the distance.
+Alg. 2 inserts this step's keys before the loss, over the oldest rows. Here candidates show them in these slots. They
+are written once, after the step, as in every pool. Without a graph the same columns are compared by the cosine: before
+the queue is full, before `geodesic_from_step`, and with distance "cosine", so that a baseline differs only in the
+distance.
 """
 
 import math
@@ -42,14 +43,13 @@ DISTANCES = ("geodesic", "cosine")
 
 
 def graph_is_due(settings: Any, has_graph: torch.Tensor, step: int) -> bool:
-    """Whether a graph is built at a step: every graph_update_interval steps, and when there is none yet.
+    """Whether a graph is built at a step: every graph_update_interval steps, and if there is none yet.
 
     inferred: as printed in Alg. 2, the first steps have none.
 
     Args:
-        settings: distance, graph_update_interval and geodesic_from_step, before which there is none, as attributes.
+        settings: has distance, graph_update_interval and geodesic_from_step, the first step with a graph.
         has_graph: () bool.
-        step: of the optimiser.
     """
     if settings.distance == "cosine" or step < settings.geodesic_from_step:
         return False
@@ -58,12 +58,12 @@ def graph_is_due(settings: Any, has_graph: torch.Tensor, step: int) -> bool:
 
 @dataclass(frozen=True)
 class GeodesicCandidates:
-    """Columns of a pool as they will be when this step's keys are in; column j is slot j.
+    """Columns of a pool as they will be after the insertion of this step's keys; column j is slot j.
 
     rows: (num_columns, dim), a view of the queue: its next write must wait for the backward pass.
-    keys: (num_keys, dim) of the step, without gradient. slots: (num_keys,) int64 columns that they will take.
+    keys: (num_keys, dim) of the step, without gradient. slots: (num_keys,) int64, their columns.
     columns, ids: as in Candidates.
-    graph: with the keys' centres and offsets in their slots; None = compare by the cosine.
+    graph: has the keys' centres and offsets in their slots; None = compare by the cosine.
     attach, num_attached, local: as in `geodesic_distance`.
     """
 
@@ -79,7 +79,7 @@ class GeodesicCandidates:
 
     @property
     def tile(self) -> int:
-        """All queries where one product serves them all; else so many that their distances stay in the cache."""
+        """Queries at once: all if one matrix product is enough, else as many as have their distances in the cache."""
         return len(self.columns) if self.is_linear else max(1, LOGITS_AT_ONCE // len(self.rows))
 
     @property
@@ -88,43 +88,44 @@ class GeodesicCandidates:
         return self.graph is None or self.attach.endswith("_st")
 
     def similarity(self, queries: torch.Tensor) -> torch.Tensor:
-        """As in Candidates: the numbers of `geodesic_similarity` on the columns, or cosines; float32 or better."""
+        """As in Candidates: `geodesic_similarity` with the columns, or cosines; float32 or better."""
         check_same_dim(queries, self.keys)
         with full_precision(queries):
             return _Similarity.apply(at_least_float32(queries), self)
 
     def products(self, queries: torch.Tensor) -> torch.Tensor:
         """Cosines of (batch, dim) queries with all columns."""
-        found = queries @ self.rows.T
-        found[:, self.slots] = queries @ self.keys.T
-        return found
+        cosines = queries @ self.rows.T
+        cosines[:, self.slots] = queries @ self.keys.T
+        return cosines
 
     def distances(self, queries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """As `geodesic_distance`, (batch, num_columns); and attached, entrance as `attach_queries` gives them."""
+        """As `geodesic_distance`, (batch, num_columns); and attached, entrance from `attach_queries`."""
         routes, attached, entrance = attach_queries(queries, self.graph, self.counts[0])
-        found = routes.gather(1, self.clusters.expand(len(routes), -1)).add_(self.graph.offset)
+        lengths = routes.gather(1, self.clusters.expand(len(routes), -1)).add_(self.graph.offset)
         if self.counts[1]:
             places, pairs, at_keys = self.local_pairs(attached)
             cosines = torch.sparse.sampled_addmm(pairs, queries, self.rows.T, beta=0.0).values()
-            found.view(-1).index_copy_(0, places, angles_of(cosines))
-            found[:, self.slots] = torch.where(at_keys, angles_of(queries @ self.keys.T), found[:, self.slots])
-        return found, attached, entrance
+            lengths.view(-1).index_copy_(0, places, angles_of(cosines))
+            lengths[:, self.slots] = torch.where(at_keys, angles_of(queries @ self.keys.T), lengths[:, self.slots])
+        return lengths, attached, entrance
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Centres that a query is attached to, and how many of their clusters are local to it."""
+        """The number of centres of a query, and the number of its local clusters."""
         return attached_and_local(self.attach, self.local, self.num_attached, len(self.graph.paths))
 
     def local_pairs(self, attached: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The pairs of query and column at the direct angle: columns of clusters that are local to the query.
 
         Args:
-            attached: (batch, count) int64, as `attach_queries` gives them.
+            attached: (batch, count) int64, from `attach_queries`.
         Returns:
             places: (num_pairs,) int64 ascending, in the flattened (batch, num_columns), without this step's keys.
-            pairs: a sparse matrix (batch, num_columns) of zeros at these.
-            at_keys: (batch, num_keys) bool, which of the step's keys are such columns.
+            pairs: a sparse matrix (batch, num_columns) with zeros at these places.
+            at_keys: (batch, num_keys) bool, the step's keys in such clusters.
         """
+        # members of the local clusters one after another: cluster starts, repeated by size, plus a running count
         local, (order, starts, sizes) = attached[:, : self.counts[1]], self.members
         counts, num_columns = sizes[local], len(self.rows)
         before = starts[local].flatten() - counts.flatten().cumsum(0) + counts.flatten()
@@ -145,19 +146,19 @@ class GeodesicCandidates:
 
     @cached_property
     def clusters(self) -> torch.Tensor:
-        """(1, num_columns) int64: of each column, for gather and scatter_add, which are faster than by index."""
+        """(1, num_columns) int64: the cluster of each column; gather and scatter_add are faster than indexing."""
         return self.graph.nearest_center.long()[None]
 
     @cached_property
     def members(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Columns sorted by cluster, those that this step overwrites at the end; starts of clusters, and sizes."""
+        """Columns sorted by cluster, with those that this step overwrites last; starts and sizes of clusters."""
         clusters = self.graph.nearest_center.index_fill(0, self.slots, len(self.graph.paths))
         sizes = torch.bincount(clusters, minlength=len(self.graph.paths) + 1)
         return clusters.argsort(stable=True), sizes.cumsum(0) - sizes, sizes
 
     @torch.no_grad()
     def statistics(self, queries: torch.Tensor) -> dict[str, float]:
-        """What to log of a step; it costs as much as the similarity without gradients.
+        """Statistics of a step for the log; they cost as much as the similarity without gradients.
 
         Returns:
             positive_rank: mean, 1 = the closest. With a graph also, as shares in [0, 1]: unreachable, truncated (longer
@@ -165,24 +166,24 @@ class GeodesicCandidates:
             components of the graph, distinct_centers (nearest ones of the batch's queries), mean offset and its 95 %
             quantile, mean distance of the reachable pairs, the last three in radians.
         """
-        queries, own = at_least_float32(queries), self.columns[:, None]
+        queries, positives = at_least_float32(queries), self.columns[:, None]
         with full_precision(queries):
             if self.graph is None:
-                found = -self.products(queries)
+                distances = -self.products(queries)
             else:
-                found, attached, _ = self.distances(queries)
-        positive = found.gather(1, own)
-        rank_of = {"positive_rank": 1 + (found < positive).sum(dim=1).float().mean()}
+                distances, attached, _ = self.distances(queries)
+        positive = distances.gather(1, positives)
+        rank_of = {"positive_rank": 1 + (distances < positive).sum(dim=1).float().mean()}
         if self.graph is None:
             return {name: float(value) for name, value in rank_of.items()}
-        far, lost = found.isfinite() & (found > CUT), found.isinf()
+        far, lost = distances.isfinite() & (distances > CUT), distances.isinf()
         offset = self.graph.offset
         values = rank_of | {
             "unreachable": lost.float().mean(),
             "truncated": far.float().mean(),
-            "positive_unreachable": lost.gather(1, own).float().mean(),
-            "positive_truncated": far.gather(1, own).float().mean(),
-            "positive_local": (attached[:, : self.counts[1]] == self.graph.nearest_center[own])
+            "positive_unreachable": lost.gather(1, positives).float().mean(),
+            "positive_truncated": far.gather(1, positives).float().mean(),
+            "positive_local": (attached[:, : self.counts[1]] == self.graph.nearest_center[positives])
             .any(dim=1)
             .float()
             .mean(),
@@ -190,7 +191,7 @@ class GeodesicCandidates:
             "distinct_centers": attached[:, 0].unique().numel(),
             "mean_offset": offset.mean(),
             "offset_95": offset.sort().values[int(0.95 * (len(offset) - 1))],
-            "mean_distance": found[found.isfinite()].mean(),
+            "mean_distance": distances[distances.isfinite()].mean(),
         }
         return {name: float(value) for name, value in values.items()}
 
@@ -199,21 +200,21 @@ class GeodesicPool(nn.Module):
     """A feature queue with a graph of its cluster centres.
 
     Args:
-        capacity: keys kept.
+        capacity: number of keys.
         dim: of an embedding, which is a unit vector.
-        distance: "geodesic", or "cosine": no graph is ever built.
+        distance: "geodesic", or "cosine", which never has a graph.
         branching: clusters of each layer within one of the layer above; the paper's two layers: (16, 16).
-        num_neighbors: of each centre in the graph, and centres that a query is attached to by `knn`; the paper: 8.
+        num_neighbors: of each centre in the graph, and centres of a query for `knn`; the paper: 8.
         attach, local: how a query is attached, see geomm/geodesic.py.
         graph_update_interval: steps between two graphs; the paper: 100.
-        geodesic_from_step: before it there is no graph.
+        geodesic_from_step: first step with a graph.
         kmeans_iterations: of each clustering; the paper: 5.
     Attributes:
         queue: the keys; it starts empty.
         cluster_centers, paths, nearest_center, offset: as in GeodesicGraph, over all slots; 0 before the first graph.
         has_graph: () bool.
     Raises:
-        ValueError: more clusters than slots, or an unknown distance or reading; the message says what is accepted.
+        ValueError: more clusters than slots, or an unknown distance or reading.
     """
 
     def __init__(
@@ -250,30 +251,26 @@ class GeodesicPool(nn.Module):
 
     @classmethod
     def from_config(cls, method: Any, dim: int) -> "GeodesicPool":
-        """The pool that a method's settings describe (geomm/config.py, DistanceConfig), of so many numbers a key."""
+        """The pool of a method's settings (geomm/config.py, DistanceConfig)."""
         names = ("distance", "branching", "num_neighbors", "attach", "local", "graph_update_interval")
         settings = {name: getattr(method, name) for name in (*names, "geodesic_from_step")}
         return cls(method.queue_size, dim, **settings)
 
     def graph(self) -> GeodesicGraph | None:
-        """The graph of the queue as it is; its tensors are the buffers, which `insert` and `rebuild` write to."""
+        """The current graph; its tensors are the buffers, to which `insert` and `rebuild` write."""
         if not self.has_graph:
             return None
         return GeodesicGraph(self.cluster_centers, self.paths, self.nearest_center, self.offset)
 
     @torch.no_grad()
     def rebuild(self, step: int) -> bool:
-        """Clusters the queue anew if it is time: Alg. 2, line 2. Before the step's `open`, on every process.
+        """Rebuilds the graph if it is due (Alg. 2, line 2) and the queue is full; returns whether it did.
 
-        It is time where `graph_is_due`, but never before the queue is full. The main process does it, and sends it to
-        the others: sums in another order would leave them with other graphs.
+        Call before the step's `open`, on every process. The main process builds the graph and broadcasts it, as sums in
+        another order would give other graphs.
 
-        Args:
-            step: of the optimiser.
-        Returns:
-            Whether the graph is a new one.
         Raises:
-            ValueError: keys that are not finite, with how many and where; on every process.
+            ValueError: keys that are not finite, with their number and the first one; on every process.
         """
         if not graph_is_due(self, self.has_graph, step) or self.queue.fill_level < self.queue.capacity:
             return False
@@ -284,7 +281,7 @@ class GeodesicPool(nn.Module):
             with full_precision(keys):
                 graph = build_graph(keys, self.branching, self.num_neighbors, self.kmeans_iterations, start)
         else:
-            check_finite(keys)  # as building does: nobody waits for a graph that does not come
+            check_finite(keys)  # as in build_graph: fails on all processes, so that none waits for the broadcast
         for name in ("cluster_centers", "paths", "nearest_center", "offset"):
             buffer = getattr(self, name)
             if graph is not None:
@@ -295,7 +292,7 @@ class GeodesicPool(nn.Module):
 
     @torch.no_grad()
     def open(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> GeodesicCandidates:
-        """All slots as they will be when the keys of all processes are in; while the queue fills, those in use.
+        """All slots as they will be after the insertion of all processes' keys; while the queue fills, those in use.
 
         The backward pass reads the queue in place, as with `QueuePool`.
 
@@ -308,6 +305,7 @@ class GeodesicPool(nn.Module):
                 f"a step brings {len(keys)} keys to a feature queue of {self.queue.capacity}: its positives would "
                 f"overwrite each other; accepted: a queue of at least {len(keys)}"
             )
+        # the new keys take the oldest slots, with the centre and offset that `insert` will write
         slots, graph = self.queue.next_slots(len(keys)), self.graph()
         num_columns = self.queue.capacity
         if graph is None:
@@ -335,7 +333,7 @@ class GeodesicPool(nn.Module):
 
     @torch.no_grad()
     def insert(self, keys: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """As in Pool: over the oldest keys, each attached to the centre nearest to it."""
+        """As in Pool: over the oldest keys, with the nearest centre of each new key."""
         keys = gather_without_gradient(at_least_float32(keys))
         slots = self.queue.enqueue(keys, None if ids is None else gather_without_gradient(ids))
         if self.has_graph:
@@ -347,7 +345,7 @@ class GeodesicPool(nn.Module):
             return nearest_centers(keys, self.cluster_centers)
 
     def _apply(self, fn, recurse: bool = True):
-        """A cast of the whole model to half precision does not round the graph, as it does not round the keys."""
+        """Keeps the graph in float32 when the model is cast to half precision, as the queue keeps its keys."""
         before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
         for name, buffer in self.named_buffers(recurse=False):
@@ -363,10 +361,10 @@ class GeodesicPool(nn.Module):
 
 
 class _Similarity(torch.autograd.Function):
-    """Similarities, of which nothing is kept but themselves: S = cos(D / 4) has the slope -sqrt(1 - S^2) / 4.
+    """Similarities that save only themselves for the backward pass: S = cos(D / 4) has the slope -sqrt(1 - S^2) / 4.
 
-    Columns sum up into routes, (batch, num_clusters), and routes lead back to the centres that they begin with. At the
-    direct angle cos(D) = 8 S^4 - 8 S^2 + 1 is the product itself, and the slope has no pole where D = 0.
+    Gradients of columns are summed into routes, (batch, num_clusters), and routes go back to their first centres. At
+    the direct angle cos(D) = 8 S^4 - 8 S^2 + 1 is the inner product, and the slope has no pole at D = 0.
     """
 
     @staticmethod
@@ -375,13 +373,13 @@ class _Similarity(torch.autograd.Function):
         if candidates.graph is None:
             ctx.save_for_backward(candidates.rows)  # a view of the queue: checked for writes before the backward pass
             return candidates.products(queries)
-        found, attached, entrance = candidates.distances(queries)
-        found.clamp_(max=CUT).div_(4).cos_()  # angle_normalise, in place
+        similarities, attached, entrance = candidates.distances(queries)
+        similarities.clamp_(max=CUT).div_(4).cos_()  # angle_normalise, in place
         if candidates.is_linear:
             ctx.save_for_backward(candidates.rows)
         else:
-            ctx.save_for_backward(candidates.rows, queries, found, attached, entrance)
-        return found
+            ctx.save_for_backward(candidates.rows, queries, similarities, attached, entrance)
+        return similarities
 
     @staticmethod
     def backward(ctx, gradient):
@@ -389,9 +387,9 @@ class _Similarity(torch.autograd.Function):
             return (_cosine_gradient if ctx.candidates.is_linear else _geodesic_gradient)(ctx, gradient), None
 
 
-def _of_products(gradient: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-    """The gradient with respect to a product whose angle's quarter has the cosine `found`."""
-    return gradient / (16 * found * (2 * found * found - 1))
+def _of_products(gradient: torch.Tensor, similarity: torch.Tensor) -> torch.Tensor:
+    """The gradient with respect to an inner product; `similarity` is the cosine of a quarter of its angle."""
+    return gradient / (16 * similarity * (2 * similarity * similarity - 1))
 
 
 def _cosine_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
@@ -400,15 +398,16 @@ def _cosine_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _geodesic_gradient(ctx, gradient: torch.Tensor) -> torch.Tensor:
-    candidates, (_, queries, found, attached, entrance) = ctx.candidates, ctx.saved_tensors
+    candidates, (_, queries, similarities, attached, entrance) = ctx.candidates, ctx.saved_tensors
     centers = candidates.graph.cluster_centers
-    of_columns = (1 - found * found).clamp_(min=0).sqrt_().mul_(gradient).div_(-4)
+    of_columns = (1 - similarities * similarities).clamp_(min=0).sqrt_().mul_(gradient).div_(-4)
     of_queries = 0.0
+    # columns at the direct angle have their gradient with respect to the inner product, and leave the routes
     if candidates.counts[1]:
         places, pairs, at_keys = candidates.local_pairs(attached)
         slots = candidates.slots
-        pairs.values().copy_(_of_products(gradient.take(places), found.take(places)))
-        of_keys = _of_products(gradient[:, slots], found[:, slots]).where(at_keys, 0.0)
+        pairs.values().copy_(_of_products(gradient.take(places), similarities.take(places)))
+        of_keys = _of_products(gradient[:, slots], similarities[:, slots]).where(at_keys, 0.0)
         of_queries = pairs @ candidates.rows + of_keys @ candidates.keys
         of_columns.view(-1).index_fill_(0, places, 0.0)
         of_columns[:, slots] = of_columns[:, slots].masked_fill_(at_keys, 0.0)

@@ -1,4 +1,4 @@
-"""Trains MoCo v2 or SwAV on pictures alone, by the cosine or the geodesic distance (Table 5).
+"""Trains MoCo v2 or SwAV on images only, with the cosine or the geodesic distance (Table 5).
 
     python geomm/pretrain.py                                            Geo-MoCo v2, scenes, a CPU is enough
     python geomm/pretrain.py --config geomm/configs/vision_swav_geo.yaml \\

@@ -1,7 +1,7 @@
-"""Which reading of Eq. 3 trains: every one from random weights and from towers that have learnt (part `readings`).
+"""Which reading of Eq. 3 trains: all readings from random weights and from trained towers (part `readings`).
 
-The paper attaches a query to its nearest centre and does not say how a gradient reaches it. Taken to the letter, all
-columns of a query change alike, so that the positive's place among them has next to no say (`geodesic.py`).
+The paper attaches a query to its nearest centre and does not state how a gradient reaches it. Literally, all columns of
+a query change equally, so that the positive hardly affects the gradient (`geodesic.py`).
 """
 
 from common.distributed import is_main_process
@@ -20,7 +20,7 @@ READINGS = {  # name -> (config, settings, label)
     "cosine": ("clip.yaml", (), "cosine"),
     "angle": (
         "clip_geo.yaml",
-        ("method.local=attached", "method.num_neighbors=65536"),  # all centres: every key is in a cluster of one
+        ("method.local=attached", "method.num_neighbors=65536"),  # all centres: every key is in an attached cluster
         "no graph: cos(D / 4) of the plain angle, gradient of the cosine",
     ),
     "nearest": ("clip_geo.yaml", ("method.attach=nearest",), "nearest centre (Eq. 3 to the letter)"),
@@ -34,7 +34,7 @@ READINGS = {  # name -> (config, settings, label)
     "nearest_st": ("clip_geo.yaml", ("method.attach=nearest_st",), "nearest centre, gradient of the cosine"),
     "knn_local_st": ("clip_geo.yaml", (), "nearest centres, local, gradient of the cosine"),
 }
-# two matrices on features that are kept: a run is a minute, and what is compared are distances, not towers
+# two projections on cached features: a run takes a minute, and the comparison is of distances, not of towers
 ON_PHOTOGRAPHS = ("model.image.layers=0", "model.text.layers=0")
 STARTS = {"trained": ("from trained towers", ()), "random": ("from random weights", ("start.row=",))}
 METRICS = {
@@ -50,7 +50,7 @@ AT_THE_END = {  # of the log, mean of both directions
 
 
 def readings(command: Command, code: PaperCode) -> list[Table]:
-    """Retrieval and state of the pools after each reading and the cosine, by start."""
+    """Retrieval and final state of the pools for each reading and the cosine, by start."""
     overrides = (*(ON_PHOTOGRAPHS if command.scale == "photos" else ()), *command.overrides)
     jobs = {
         f"{start}_{name}": [
@@ -60,6 +60,7 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
         for start, (_, of_start) in STARTS.items()
         for name, (config, settings, _) in READINGS.items()
     }
+    # the common start itself, as a row to compare with
     jobs["start"] = [Job(code, "towers.yaml", command.scale, seed, overrides, command.runs) for seed in command.seeds]
     runs = run_rows(jobs)
     if not is_main_process():
@@ -69,6 +70,7 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
         for name, of_seeds in runs.items()
         for metric in METRICS
     }
+    # the state of the pools at the last step; the cosine has no graph, and its columns stay empty
     for name, of_seeds in runs.items():
         last = [[line for line in read_log(run.files.log) if line["event"] == "train"][-1] for run in of_seeds]
         values[name, "logit_scale"] = [line["logit_scale"] for line in last]
@@ -86,8 +88,8 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
         settings={"rows": {name: " ".join((config, *settings)) for name, (config, settings, _) in READINGS.items()}},
         rows={"start": "the trained towers themselves"}
         | {
-            f"{start}_{name}": f"{label}, {said}"
-            for start, (said, _) in STARTS.items()
+            f"{start}_{name}": f"{label}, {description}"
+            for start, (description, _) in STARTS.items()
             for name, (_, _, label) in READINGS.items()
         },
         columns={**METRICS, "logit_scale": ("temperature's inverse", "multiplier", None), **AT_THE_END},
@@ -95,8 +97,8 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
     )
     plot_curves(
         [
-            Curves(said, "step", "mean rank of the positive", _ranks(runs, start), log_y=True)
-            for start, (said, _) in STARTS.items()
+            Curves(description, "step", "mean rank of the positive", _ranks(runs, start), log_y=True)
+            for start, (description, _) in STARTS.items()
         ],
         command.folder(code.name) / "readings_curves.png",
         across=len(STARTS),
@@ -105,12 +107,12 @@ def readings(command: Command, code: PaperCode) -> list[Table]:
 
 
 def _ranks(runs: dict[str, list[RowRun]], start: str) -> dict[str, list[tuple[float, list[float]]]]:
-    """Course of the mean rank of the positive among the pool's keys, both directions, one value per seed."""
-    found = {}
+    """Course of the positive's mean rank among the pool's keys, mean of both directions, one value per seed."""
+    curves = {}
     for name, (_, _, label) in READINGS.items():
         logs = [_rank_by_step(run) for run in runs[f"{start}_{name}"]]
-        found[label] = [(float(step), [log[step] for log in logs]) for step in logs[0]]
-    return found
+        curves[label] = [(float(step), [log[step] for log in logs]) for step in logs[0]]
+    return curves
 
 
 def _rank_by_step(run: RowRun) -> dict[int, float]:

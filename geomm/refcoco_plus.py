@@ -1,4 +1,4 @@
-"""RefCOCO+ and Figure 3: what heat finds without boxes (`geomm/ground.py`), beside other words, a flat map, an oracle.
+"""RefCOCO+ and Figure 3: grounding without boxes (`geomm/ground.py`), beside other words, a flat map and an oracle.
 
 make reproduce-refcoco_plus PAPER=geomm SEEDS=3
 make reproduce-refcoco_plus PAPER=geomm SCALE=paper DATA=/data/refcoco SET="grounding.layer=3 start.run=<a run>"
@@ -38,14 +38,14 @@ GUESS = "the better of a flat map (the largest box) and a random box"
 
 @dataclass(frozen=True)
 class GroundingConfig:
-    """How heat is made."""
+    """Settings of the heat."""
 
     layer: int | None = setting(None, at_least=1)  # of the fusion, from 1; null = the middle one, the third of six
 
 
 @dataclass(frozen=True)
 class GroundConfig:
-    """What `make reproduce-refcoco_plus` takes beside a row's settings: `refcoco.val=...`, `grounding.layer=...`."""
+    """Settings of `make reproduce-refcoco_plus` beside those of a row: `refcoco.val=...`, `grounding.layer=...`."""
 
     refcoco: RefcocoFiles = field(default_factory=RefcocoFiles)
     grounding: GroundingConfig = field(default_factory=GroundingConfig)
@@ -53,9 +53,9 @@ class GroundConfig:
 
 @dataclass(frozen=True)
 class Grounded:
-    """What both parts begin with.
+    """The common inputs of both parts.
 
-    command: without the settings of this part. runs, configs: by method. sets: by name. layer: that is looked at.
+    command: without the settings of this part. runs, configs: by method. sets: by name. layer: of the fusion.
     """
 
     command: Command
@@ -67,43 +67,43 @@ class Grounded:
 
 
 def grounded(command: Command, code: PaperCode) -> Grounded:
-    """The rows of RefCOCO+, trained where they are missing; the sets are opened before."""
-    asked, command = command.split(GroundConfig)
+    """The rows of RefCOCO+, trained if they are missing, after the sets are opened."""
+    options, command = command.split(GroundConfig)
     configs = {row["method"]: row["config"] for row in code.printed("refcoco_plus")["rows"] if "config" in row}
     data = code.config(next(iter(configs.values())), command.scale, command.overrides).data
-    sets = open_sets(command.scale, data, asked.refcoco)
+    sets = open_sets(command.scale, data, options.refcoco)
     runs = train_rows(command, code, configs)
-    return Grounded(command, runs, configs, sets, asked.grounding.layer, data.source == "scenes")
+    return Grounded(command, runs, configs, sets, options.grounding.layer, data.source == "scenes")
 
 
 def refcoco_plus(command: Command, code: PaperCode) -> list[Table]:
-    """The paper's table of RefCOCO+, and one of what other words, a flat map and an oracle find."""
-    found = grounded(command, code)
+    """The paper's table of RefCOCO+, and one of the controls: other words, a flat map and an oracle."""
+    grounding = grounded(command, code)
     if not is_main_process():
         return []
-    measured = {method: [_measured(run, found) for run in seeds] for method, seeds in found.runs.items()}
+    measured = {method: [_measured(run, grounding) for run in seeds] for method, seeds in grounding.runs.items()}
     source = code.printed("refcoco_plus")
     ours = {
         method: (
-            {name: _cell(found, name, [each[name] for each in seeds]) for name in found.sets},
-            note_of(found.command, found.configs[method], code),
+            {name: _cell(grounding, name, [of_run[name] for of_run in seeds]) for name in grounding.sets},
+            note_of(grounding.command, grounding.configs[method], code),
         )
         for method, seeds in measured.items()
     }
-    stands_for = STANDS_FOR if found.on_scenes else {}
+    stands_for = STANDS_FOR if grounding.on_scenes else {}
     columns = [
-        Column(each["key"], each["label"], stands_in_for=stands_for.get(each["key"]), guess=GUESS)
-        for each in source["columns"]
+        Column(column["key"], column["label"], stands_in_for=stands_for.get(column["key"]), guess=GUESS)
+        for column in source["columns"]
     ]
-    table = table_of(command, code.name, "refcoco_plus", columns, printed_rows(source, ours), found.runs)
+    table = table_of(command, code.name, "refcoco_plus", columns, printed_rows(source, ours), grounding.runs)
     not_learnt = {
         name: f"{name} is not learnt: the words of another thing find the box as often, up to the spread of the seeds"
-        for name in found.sets
+        for name in grounding.sets
         if not learnt(*([_accuracies(seeds, name, words) for seeds in measured.values()] for words in WORDS))
     }
     return [
         without_claims(table, not_learnt),
-        write_findings(command, code.name, _controls(found, measured), found.runs),
+        write_findings(command, code.name, _controls(grounding, measured), grounding.runs),
     ]
 
 
@@ -111,28 +111,28 @@ def _encoder(run: RowRun) -> Encoder:
     return load_encoder(last_checkpoint(run.files.checkpoints), this_device())[1]
 
 
-def _measured(run: RowRun, found: Grounded) -> dict[str, dict[str, float]]:
-    """`measure` on every set, kept beside the run."""
+def _measured(run: RowRun, grounding: Grounded) -> dict[str, dict[str, float]]:
+    """`measure` on every set, cached in the run's folder."""
 
     def measured() -> dict[str, dict[str, float]]:
         encoder = _encoder(run)
-        return {name: measure(encoder, data, found.layer) for name, data in found.sets.items()}
+        return {name: measure(encoder, data, grounding.layer) for name, data in grounding.sets.items()}
 
-    settings = {"layer": found.layer, "sets": {name: data.fingerprint for name, data in found.sets.items()}}
+    settings = {"layer": grounding.layer, "sets": {name: data.fingerprint for name, data in grounding.sets.items()}}
     return measured_once(run, Path(__file__), settings, measured)
 
 
 def _accuracies(seeds: Sequence[dict[str, dict[str, float]]], name: str, words: str) -> list[float]:
-    """On one set by seed, with the own words or those of another thing."""
-    return [each[name][f"{words}_accuracy"] for each in seeds]
+    """Accuracies on one set by seed, with the expression's words or those of another object."""
+    return [of_run[name][f"{words}_accuracy"] for of_run in seeds]
 
 
-def _cell(found: Grounded, name: str, seeds: Sequence[dict[str, float]]) -> Measured:
-    data = found.sets[name]
+def _cell(grounding: Grounded, name: str, seeds: Sequence[dict[str, float]]) -> Measured:
+    data = grounding.sets[name]
     return measured_over_seeds(
-        [100 * each["own_accuracy"] for each in seeds],
-        found.command.seeds,
-        scale=found.command.scale,
+        [100 * of_run["own_accuracy"] for of_run in seeds],
+        grounding.command.seeds,
+        scale=grounding.command.scale,
         data=f"{data.name} ({data.fingerprint[:8]}), {len(data.expressions):,} expressions",
         protocol=f"box of most heat over the root of its area, IoU >= {MIN_IOU}",
         chance=_without_heat(seeds[0]),
@@ -140,15 +140,15 @@ def _cell(found: Grounded, name: str, seeds: Sequence[dict[str, float]]) -> Meas
 
 
 def _without_heat(measured: dict[str, float]) -> float:
-    """What `GUESS` finds of a set, in percent."""
+    """The accuracy of `GUESS` on a set, in percent."""
     return 100 * max(measured["chance"], measured["flat_accuracy"])
 
 
-def _controls(found: Grounded, measured: dict[str, list[dict[str, dict[str, float]]]]) -> Findings:
-    """Rows of models and of maps that are none's, columns of sets and of two ways to be right."""
+def _controls(grounding: Grounded, measured: dict[str, list[dict[str, dict[str, float]]]]) -> Findings:
+    """Rows: models, and maps without a model. Columns: sets, with two kinds of accuracy."""
     columns, values, rows = {}, {}, {}
-    named = {name: f"{data.name} ({data.fingerprint[:8]})" for name, data in found.sets.items()}
-    for name in found.sets:
+    named = {name: f"{data.name} ({data.fingerprint[:8]})" for name, data in grounding.sets.items()}
+    for name in grounding.sets:
         columns |= {
             f"{name}_accuracy": (f"{name}: right box", "percent", "higher"),
             f"{name}_pointing": (f"{name}: hottest point in the box", "percent", "higher"),
@@ -156,17 +156,17 @@ def _controls(found: Grounded, measured: dict[str, list[dict[str, dict[str, floa
     columns["no_heat"] = ("no box with heat", "percent", None)
     metrics = {"accuracy": "accuracy", "pointing": "pointing_accuracy"}
     for method, seeds in measured.items():
-        key = Path(found.configs[method]).stem
+        key = Path(grounding.configs[method]).stem
         for row, words, label in (
             *((f"{key}_{words}", words, method + label) for words, label in WORDS.items()),
             *((words, words, label) for words, label in MAPS.items()),
         ):
             rows[row] = label
-            for name in found.sets:
+            for name in grounding.sets:
                 for column, metric in metrics.items():
-                    values[row, f"{name}_{column}"] = [100 * each[name][f"{words}_{metric}"] for each in seeds]
+                    values[row, f"{name}_{column}"] = [100 * of_run[name][f"{words}_{metric}"] for of_run in seeds]
             no_heat = f"{words}_no_positive_score_share"
-            values[row, "no_heat"] = [100 * fmean(each[name][no_heat] for name in found.sets) for each in seeds]
+            values[row, "no_heat"] = [100 * fmean(of_run[name][no_heat] for name in grounding.sets) for of_run in seeds]
     first = next(iter(measured.values()))[0]
     return Findings(
         name="grounding",
@@ -175,11 +175,11 @@ def _controls(found: Grounded, measured: dict[str, list[dict[str, dict[str, floa
         data=", ".join(dict.fromkeys(named.values())),
         measured_on={column: named.get(column.rsplit("_", 1)[0], "all sets") for column in columns},
         protocol=f"IoU >= {MIN_IOU}",
-        settings={"layer": found.layer, "rows": found.configs},
+        settings={"layer": grounding.layer, "rows": grounding.configs},
         rows={row: rows[row] for row in sorted(rows, key=("flat", "oracle").__contains__)},
         columns=columns,
         values=values,
-        chance={f"{name}_accuracy": _without_heat(first[name]) for name in found.sets},
+        chance={f"{name}_accuracy": _without_heat(first[name]) for name in grounding.sets},
         guess=GUESS,
         notes=[
             "A flat map takes the largest box. With the words of another thing heat that follows the words leaves the "
@@ -190,22 +190,24 @@ def _controls(found: Grounded, measured: dict[str, list[dict[str, dict[str, floa
 
 
 def figure3(command: Command, code: PaperCode) -> list[Table]:
-    """Pictures with the heat of their expressions, and how much heat lies in the box of what is meant.
+    """Images with the heat of their expressions, and the share of heat in the right box.
 
-    Photographs are not ours to publish: they go to <output>/photographs, not to the results.
+    Photographs may not be published: they go to <output>/photographs, not to the results.
     """
-    found = grounded(command, code)
+    grounding = grounded(command, code)
     if not is_main_process():
         return []
-    name, data = next(iter(found.sets.items()))
+    name, data = next(iter(grounding.sets.items()))
     folder = command.folder(code.name)
-    if not found.on_scenes:
+    if not grounding.on_scenes:
         folder = command.output / "photographs" / code.name / command.part / command.scale
         print(f"photographs with heat: {folder} (not among the results, which may be published)")
-    _draw(found, data, folder / "figure3_pictures.png")
-    measured = {method: [_measured(run, found)[name] for run in seeds] for method, seeds in found.runs.items()}
+    _draw(grounding, data, folder / "figure3_pictures.png")
+    measured = {method: [_measured(run, grounding)[name] for run in seeds] for method, seeds in grounding.runs.items()}
     values = {
-        (f"{Path(found.configs[method]).stem}_{words}", "in_box"): [100 * each[f"{words}_in_box"] for each in seeds]
+        (f"{Path(grounding.configs[method]).stem}_{words}", "in_box"): [
+            100 * of_run[f"{words}_in_box"] for of_run in seeds
+        ]
         for method, seeds in measured.items()
         for words in WORDS
     }
@@ -214,9 +216,9 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
         caption="Heat of the matching head's attention in the box of what the words mean (Figure 3).",
         data=f"{data.name} ({data.fingerprint[:8]}), {len(data.expressions):,} expressions",
         protocol="mean over expressions",
-        settings={"layer": found.layer, "rows": found.configs},
+        settings={"layer": grounding.layer, "rows": grounding.configs},
         rows={
-            f"{Path(found.configs[method]).stem}_{words}": method + label
+            f"{Path(grounding.configs[method]).stem}_{words}": method + label
             for method in measured
             for words, label in WORDS.items()
         },
@@ -225,19 +227,18 @@ def figure3(command: Command, code: PaperCode) -> list[Table]:
         chance={"in_box": 100 * next(iter(measured.values()))[0]["area"]},
         notes=["A guess is even heat: the box's share of the picture. A map without heat counts as even."],
     )
-    return [write_findings(command, code.name, findings, found.runs)]
+    return [write_findings(command, code.name, findings, grounding.runs)]
 
 
-def _draw(found: Grounded, data: GroundingSet, path: Path) -> None:
-    """The first pictures of a set with two of their expressions each, and the box that each model of seed 0 takes."""
-    first = sorted({each.picture for each in data.expressions if each.other})[:NUM_DRAWN]
-    drawn = [each for picture in first for each in [e for e in data.expressions if e.picture == picture][:2]]
-    pictures = [data.pictures[each.picture]["image"] for each in drawn]
-    maps, boxes = [{} for _ in drawn], [{"": each.box} for each in drawn]
-    for method, seeds in found.runs.items():
-        heat = heat_of(_encoder(seeds[0]), pictures, [each.text for each in drawn], found.layer)
-        for each, of_map, of_box, (pixels, patches) in zip(drawn, maps, boxes, heat):
-            choice = ground(pixels, each.proposals, each.box).choice
-            of_map[method], of_box[method] = patches, each.proposals[choice]
-    texts = [each.text for each in drawn]
+def _draw(grounding: Grounded, data: GroundingSet, path: Path) -> None:
+    """Draws the first images of a set with two expressions each, and the box that each model of seed 0 selects."""
+    first = sorted({expression.picture for expression in data.expressions if expression.other})[:NUM_DRAWN]
+    drawn = [line for picture in first for line in [e for e in data.expressions if e.picture == picture][:2]]
+    pictures, texts = [data.pictures[line.picture]["image"] for line in drawn], [line.text for line in drawn]
+    maps, boxes = [{} for _ in drawn], [{"": line.box} for line in drawn]
+    for method, seeds in grounding.runs.items():
+        heat = heat_of(_encoder(seeds[0]), pictures, texts, grounding.layer)
+        for line, of_map, of_box, (pixels, patches) in zip(drawn, maps, boxes, heat):
+            choice = ground(pixels, line.proposals, line.box).choice
+            of_map[method], of_box[method] = patches, line.proposals[choice]
     plot_heat_on_pictures([HeatOnPicture(*line) for line in zip(texts, map(np.asarray, pictures), maps, boxes)], path)

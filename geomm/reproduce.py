@@ -1,4 +1,4 @@
-"""Reproduces the tables of GeoMM: trains what is missing, prints ours beside the paper's.
+"""Reproduces the tables of GeoMM: trains missing rows and prints the results beside the paper's numbers.
 
 make reproduce-readings PAPER=geomm SEEDS=3        which reading of Eq. 3 trains, scenes at demo scale
 make reproduce-table2 PAPER=geomm
@@ -37,7 +37,7 @@ DECIDES = "nothing"
 
 
 def table5(command: Command) -> list[Table]:
-    """Table 5: learning from pictures alone, by a linear probe and nearest neighbours."""
+    """Table 5: learning from images only, by a linear probe and nearest neighbours."""
     return [trained_table(command, PICTURES, "table5", _note_of_pictures)[0]]
 
 
@@ -49,7 +49,9 @@ def table6(command: Command) -> list[Table]:
     files = {row["method"]: row["config"] for row in source["rows"] if command.trains(row["config"])}
     cells = costs(command, {method: _config(command, file) for method, file in files.items()})
     rows = printed_rows(source, {method: (cells[method], _note(command, file)) for method, file in files.items()})
-    columns = [Column(each["key"], each["label"], each["unit"], None, each["better"]) for each in source["columns"]]
+    columns = [
+        Column(column["key"], column["label"], column["unit"], None, column["better"]) for column in source["columns"]
+    ]
     return [table_of(command, CODE.name, "table6", columns, rows, {}, data=RANDOM, hardware=hardware())]
 
 
@@ -60,7 +62,9 @@ def table7(command: Command, letter: str) -> list[Table]:
     row = source["rows"][0]["config"]
     settings, more = settings_of(table_id, _config(command, row).method), {}
     if letter == "a" and command.trains(row) and is_main_process():
-        more = costs(command, {method: _config(command, row, each) for method, each in settings.items()}, memory=False)
+        more = costs(
+            command, {method: _config(command, row, changes) for method, changes in settings.items()}, memory=False
+        )
     return _trained(command, table_id, settings, more)
 
 
@@ -70,25 +74,25 @@ def _trained(
     settings: Mapping[str, Sequence[str]] = {},
     more: Mapping[str, Mapping[str, Measured]] = {},
 ) -> list[Table]:
-    """A table of retrieval; each row's note says by which distance it was trained."""
+    """A table of retrieval; each row's note names the distance of its training."""
     fields = ("crowded",) if command.scale in ("smoke", "demo") else ()  # elsewhere nothing stands for MSCOCO
     return [trained_table(command, CODE, table_id, _note, settings, fields, more)[0]]
 
 
 def _note_of_pictures(command: Command, row: str) -> str:
-    """What was trained for a row of Table 5, by which distance."""
+    """The trained experiment of a row of Table 5, with its distance."""
     config = PICTURES.config(row, command.scale, command.overrides)
     data, model, method = config.data, config.model, config.method
     kind = (
         "ResNet-50" if model.backbone == "resnet50" else f"ResNet of width {model.width}, blocks {list(model.blocks)}"
     )
-    said = f"ours: {data.image_size} px, {kind}"
+    start = f"ours: {data.image_size} px, {kind}"
     if method.name == "random_weights":
-        return said
+        return start
     against = f"pool of {method.queue_size:,}" if method.name == "moco_v2" else f"{method.num_prototypes:,} prototypes"
     nodes = f"{_times(method.branching)} centres, " if method.name == "moco_v2" else ""
     steps = f"{config.optim.steps} steps of {config.optim.global_batch_size} pictures"
-    return f"{said}; {steps}; {against} compared {_by_distance(method, nodes)}"
+    return f"{start}; {steps}; {against} compared {_by_distance(method, nodes)}"
 
 
 def _times(branching: Sequence[int]) -> str:
@@ -111,7 +115,7 @@ def _config(command: Command, row: str, settings: Sequence[str] = ()) -> Config:
 
 
 def _note(command: Command, row: str) -> str:
-    """What was trained for a row, by which distance."""
+    """The trained experiment of a row, with its distance."""
     config = _config(command, row)
     method = config.method
     distance = _by_distance(method, f"{_times(method.branching)} centres, ")

@@ -1,4 +1,4 @@
-"""Table 3: tasks after fine-tuning, each beside the same model that sees blank pictures in training and test."""
+"""Table 3: tasks after fine-tuning, beside the same models with blank images in training and test."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,12 +20,7 @@ WITHOUT = {"blank": "blank pictures in training and test", "exchanged": "the two
 
 
 def table3(command: Command, code: PaperCode) -> list[Table]:
-    """The printed table and, as experiment `tasks`, each accuracy beside what it is worth without pictures.
-
-    Args:
-        command: scale, seeds, where results go.
-        code: of all rows, those of a task and those that they start from.
-    """
+    """The printed table and, as experiment `tasks`, each accuracy beside that without images."""
     source = code.printed("table3")
     configs = {
         (row["method"], task): row[task]
@@ -38,12 +33,13 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
     def note(command: Command, row: str) -> str:
         return f"{note_of(command, row, code)}; then {', '.join(_steps(command, each, code) for each in of_tasks[row])}"
 
-    of_chosen = replace(command, rows=())  # which have other names than the rows that are chosen by
+    of_chosen = replace(command, rows=())  # `configs` has the chosen rows already, under names of their tasks
     seeing = train_rows(of_chosen, code, configs)
     blank = train_rows(of_chosen, code, configs, dict.fromkeys(configs, ("data.blank=true",)))
     table, _ = trained_table(command, code, "table3", note, {}, TASKS)
     if not is_main_process():
         return []
+    # a task that images do not help decides no claim
     methods, values, chance, not_learnt = list(dict.fromkeys(method for method, _ in configs)), {}, {}, {}
     for column in source["columns"]:
         key, (role, metric, task) = column["key"], column["measure"]
@@ -68,7 +64,11 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
         protocol="accuracy; VQA's by the official rules, of answers from a closed list",
         settings={"rows": {", ".join(names): config for names, config in configs.items()}, "blank": "data.blank=true"},
         rows={method: method for method in methods}
-        | {f"{method}_{kind}": f"{method}, {said}" for kind, said in WITHOUT.items() for method in methods},
+        | {
+            f"{method}_{kind}": f"{method}, {description}"
+            for kind, description in WITHOUT.items()
+            for method in methods
+        },
         columns={column["key"]: (column["label"], "percent", "higher") for column in source["columns"]},
         values=values,
         chance=chance,
@@ -78,12 +78,12 @@ def table3(command: Command, code: PaperCode) -> list[Table]:
 
 
 def learnt(seeing: Sequence[Sequence[float]], blank: Sequence[Sequence[float]]) -> bool:
-    """Whether pictures help by more than the spread of the seeds: the 95 % interval of the difference lies above 0.
+    """Whether images help by more than the spread of the seeds: the 95 % CI of the difference lies above 0.
 
-    The models are taken together: their differences are added, each with the spread of its own seeds.
+    The difference is summed over the models, each with the spread of its seeds.
 
     Args:
-        seeing, blank: accuracies by model and seed. One seed has no spread, and counts as learnt where it is better.
+        seeing, blank: accuracies by model and seed. One seed has no spread, and counts as learnt if it is better.
     """
     gains = [np.subtract(one, other) for one, other in zip(seeing, blank, strict=True)]
     if len(gains[0]) == 1:
@@ -92,12 +92,7 @@ def learnt(seeing: Sequence[Sequence[float]], blank: Sequence[Sequence[float]]) 
 
 
 def without_claims(table: Table, reasons: Mapping[str, str]) -> Table:
-    """The table whose numbers of some columns decide no claim, and say so in a note.
-
-    Args:
-        table: as measured.
-        reasons: column -> why.
-    """
+    """The table with columns that decide no claim, and a note about them; `reasons`: column -> why."""
 
     def marked(key: str, cell):
         return replace(cell, undecided=reasons[key]) if cell is not None and key in reasons else cell
@@ -107,7 +102,7 @@ def without_claims(table: Table, reasons: Mapping[str, str]) -> Table:
 
 
 def _steps(command: Command, row: str, code: PaperCode) -> str:
-    """What a task takes; before NLVR2 comes text assignment."""
+    """Task and steps of a row; text assignment precedes NLVR2."""
     job = Job(code.of(row), row, command.scale, 0, command.overrides, command.runs)
     config, parent = job.config(), next(iter(job.parents().values()), None)
     before = f"{_steps(command, parent.row, code)} and " if parent is not None and parent.paper == job.paper else ""

@@ -1,11 +1,11 @@
-"""Trains a model of GeoMM or its base: CLIP against a pool, or ALBEF, by the cosine or the geodesic distance.
+"""Trains a model of GeoMM or its base: CLIP against a pool, or ALBEF, with the cosine or the geodesic distance.
 
     python geomm/train.py                            geodesic distance on CLIP, from trained towers; a CPU is enough
     python geomm/train.py --config geomm/configs/albef_geo.yaml
     accelerate launch --config_file scripts/accelerate/multi_gpu.yaml geomm/train.py \\
         --config geomm/configs/albef_geo.yaml --scale demo
 
-A row that starts from another one has it trained first, where it is missing.
+If a row starts from another one, that is trained first unless it exists.
 """
 
 import copy
@@ -42,12 +42,12 @@ DEFAULT_ROW = "clip_geo.yaml"
 
 
 def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> TrainingData:
-    """Words have the ids that they had in the run that this one starts from, which its discriminator must know, too.
+    """The run's data, with the token ids of the run that it starts from; the discriminator must have the same ids.
 
-    TCL sees two views of each picture; the batches of a MAFA are ordered by what it has learnt.
+    TCL uses two views of each image. MAFA orders its batches by its features.
 
     Raises:
-        ConfigError: a discriminator with other words, or a MAFA on samples that come in an order of their own.
+        ConfigError: a discriminator with other token ids, or a MAFA on a stream or a mixture.
     """
     fresh = checkpoint is None
     if fresh and config.start.run:
@@ -57,15 +57,13 @@ def open_data(config: Config, pairs: Pairs, checkpoint: Checkpoint | None) -> Tr
         theirs = named_checkpoint(Path(config.start.discriminator_run)).state["tokenizer"]
         if theirs != json.loads(json.dumps(training.tokenizer.to_json())):
             raise ConfigError(
-                f"start.discriminator_run = {config.start.discriminator_run} knows words by other ids than this run; "
+                f"start.discriminator_run = {config.start.discriminator_run} has other token ids than this run; "
                 "accepted: a run that starts from the same towers"
             )
     if config.method.base != "mafa":
         return training
     if type(training.order) is not SampleOrder or training.order.forward_only:
-        raise ConfigError(
-            "method.base = mafa with a stream or data.mixture; accepted: one set whose samples can be had"
-        )
+        raise ConfigError("method.base = mafa with a stream or data.mixture; accepted: one set with random access")
     order, view = GroupedOrder(len(pairs), config.optim.global_batch_size, config.run.seed), copy.copy(training.view)
     view.order = order
     return replace(training, order=order, view=view)
@@ -81,16 +79,7 @@ SETUP = Setup(
 def train(
     config: Config, pairs: Pairs, files: RunFiles, resume: bool, accelerator: Accelerator, label: str = PAPER
 ) -> None:
-    """Trains until config.optim.steps, then evaluates; the run's files hold everything that comes out.
-
-    Args:
-        config: one row at one scale.
-        pairs: the training set that config.data names.
-        files: where to write.
-        resume: from the last whole checkpoint, if there is one.
-        accelerator: places the model; one process or many.
-        label: name on the progress bar.
-    """
+    """Trains until config.optim.steps, then evaluates; arguments as in `common/run/training.py: opened`."""
     method = config.method
     # data, model, optimiser, as the last checkpoint left them if the run resumes
     with opened(SETUP, config, pairs, files, resume, accelerator, label) as run:
@@ -120,7 +109,7 @@ def train(
             losses = run.model(*views, step.token_ids, *masked, alpha, ids)
 
             step.backward(None, losses.parts, **losses.logged)
-            if step.is_logged:  # before the update, which moves what the queries are compared by
+            if step.is_logged:  # before the update, which changes the model that the statistics are about
                 step.log(of_the_pools(model, losses, ids))
             step.update()
             model.insert(losses.image_keys, losses.text_keys, ids)  # after the backward pass, which reads the pools
@@ -132,7 +121,7 @@ def train(
 
 
 def start_from_others_(model: QueueClip, config: Config, journal: Journal) -> None:
-    """Fills a fresh model from the runs and the BERT that its row names, then copies it into its momentum encoders."""
+    """Fills a new model from the runs and the BERT that its row names, then copies it into its momentum encoders."""
     if config.start.run or config.start.bert:
         names = " and ".join(filter(None, (config.start.bert, config.start.run)))
         journal.announce("start", f"started from {names}", **start_(model, config))
@@ -143,7 +132,7 @@ def start_from_others_(model: QueueClip, config: Config, journal: Journal) -> No
 
 
 def of_the_pools(model: QueueClip, losses: Losses, ids: torch.Tensor | None) -> dict[str, float]:
-    """Statistics of the queries of a step and the candidates that they met, by direction; a queue's have none."""
+    """Statistics of a step's queries and candidates by direction; plain queues have none."""
     queries = {
         "i2t": (losses.image_embeddings, model.text_pool.open(losses.text_keys, ids)),
         "t2i": (losses.text_embeddings, model.image_pool.open(losses.image_keys, ids)),

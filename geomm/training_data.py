@@ -1,4 +1,4 @@
-"""Table 8: pictures and captions of each set that pre-training sees, ours below the paper's."""
+"""Table 8: images and captions of each set of the pre-training, ours below the paper's."""
 
 from common.data.mixture import Mixture
 from common.distributed import is_main_process
@@ -11,7 +11,7 @@ DECIDES = "evaluation"
 
 
 def table8(command: Command, code: PaperCode) -> list[Table]:
-    """Counts the training set of the pre-training rows, or each set of its `data.mixture`."""
+    """Counts the training set of the pre-training rows, or the sets of its `data.mixture`."""
     if not is_main_process():
         return []
     data = code.config("albef.yaml", command.scale, command.overrides).data
@@ -26,5 +26,7 @@ def table8(command: Command, code: PaperCode) -> list[Table]:
             for key, count in counts.items()
         }
         rows.append(Row(part.name, {}, cells, MEASURED, "pre-trained on here"))
-    columns = [Column(each["key"], each["label"], each["unit"], None, each["better"]) for each in source["columns"]]
+    columns = [
+        Column(column["key"], column["label"], column["unit"], None, column["better"]) for column in source["columns"]
+    ]
     return [table_of(command, code.name, "table8", columns, rows, {}, data=pairs.name)]

@@ -61,7 +61,7 @@ def graph_of(rows, num_clusters=16, num_neighbors=3):
 @pytest.mark.parametrize("seed", range(20))
 def test_paths_are_those_of_scipy_and_networkx_in_pieces_too(seed):
     edges = random_edges(seed, 30, (0.03, 0.06, 0.2, 0.9)[seed % 4])
-    found = shortest_paths(torch.from_numpy(edges)).numpy()
+    paths = shortest_paths(torch.from_numpy(edges)).numpy()
     on_device = _row_by_row(torch.from_numpy(edges)).numpy()  # what runs elsewhere than on a CPU
     sparse = csr_array(np.where(np.isinf(edges), 0.0, edges))
     graph = networkx.from_numpy_array(np.where(np.isinf(edges), 0.0, edges))
@@ -69,15 +69,15 @@ def test_paths_are_those_of_scipy_and_networkx_in_pieces_too(seed):
     for start, lengths in networkx.all_pairs_dijkstra_path_length(graph):
         theirs[start, list(lengths)] = list(lengths.values())
     for other in (on_device, theirs, *(scipy_shortest_path(sparse, method=method) for method in ("D", "FW"))):
-        np.testing.assert_allclose(found, other, rtol=0, atol=1e-12)  # inf stands where inf stands
+        np.testing.assert_allclose(paths, other, rtol=0, atol=1e-12)  # inf stands where inf stands
     labels = connected_components(sparse)[1]
-    assert len(components(torch.from_numpy(found)).unique()) == labels.max() + 1
-    np.testing.assert_array_equal(np.isfinite(found), labels[:, None] == labels)
+    assert len(components(torch.from_numpy(paths)).unique()) == labels.max() + 1
+    np.testing.assert_array_equal(np.isfinite(paths), labels[:, None] == labels)
 
 
 def test_paths_are_the_minimum_over_all_simple_paths():
     edges = random_edges(3, 7, 0.4)
-    found = shortest_paths(torch.from_numpy(edges))
+    paths = shortest_paths(torch.from_numpy(edges))
     for start, end in itertools.permutations(range(7), 2):
         others = [node for node in range(7) if node not in (start, end)]
         ways = [
@@ -85,7 +85,7 @@ def test_paths_are_the_minimum_over_all_simple_paths():
             for count in range(6)
             for between in itertools.permutations(others, count)
         ]
-        assert found[start, end].item() == pytest.approx(min(ways), abs=1e-12)
+        assert paths[start, end].item() == pytest.approx(min(ways), abs=1e-12)
 
 
 def test_the_hand_example_on_the_circle():
@@ -191,7 +191,7 @@ def test_theorem_2_is_wrong_both_ways():
     assert 2 * count < lower == 1_792  # and not more than 8
 
 
-def test_clusters_are_found_and_a_lost_one_starts_at_the_farthest_point():
+def test_clusters_are_separated_and_a_lost_one_starts_at_the_farthest_point():
     means = draw(6, 5, 24)
     points = unit(means.repeat_interleave(20, 0) + 0.1 * draw(7, 100, 24))
     start = points[[0, 20, 40, 60, 60]]  # two in one place, and none in the fifth group
@@ -200,8 +200,8 @@ def test_clusters_are_found_and_a_lost_one_starts_at_the_farthest_point():
     nearest, offset = nearest_centers(points, centers)
     assert nearest.dtype == torch.int32
     members = [points[nearest == cluster] for cluster in range(5)]
-    assert [len(each) for each in members] == [20] * 5
-    torch.testing.assert_close(centers, unit(torch.stack([each.mean(dim=0) for each in members])))
+    assert [len(cluster) for cluster in members] == [20] * 5
+    torch.testing.assert_close(centers, unit(torch.stack([cluster.mean(dim=0) for cluster in members])))
     torch.testing.assert_close(offset, paired_angles(points, centers[nearest.long()]))
     again = spherical_kmeans(points.repeat(200, 1), start, 5)  # in more than one chunk
     torch.testing.assert_close(again, centers)
@@ -218,13 +218,13 @@ def test_clusters_are_those_of_rounds_that_compare_every_point_with_every_centre
     if groups:  # most points stay where they are, as others move on
         points = unit(points[:groups].repeat_interleave(900 // groups, 0) + 0.2 * points)
     start = points[:: 900 // num_clusters][:num_clusters]
-    found = spherical_kmeans(points.double(), start.double(), rounds)
+    actual = spherical_kmeans(points.double(), start.double(), rounds)
     points, centers = points.double().numpy(), start.double().numpy()
     for _ in range(rounds):
         nearest = np.array([np.argmax([point @ center for center in centers]) for point in points])
         sums = np.stack([points[nearest == cluster].sum(axis=0) for cluster in range(num_clusters)])
         centers = sums / np.linalg.norm(sums, axis=1, keepdims=True)
-    np.testing.assert_allclose(found, centers, atol=1e-12)
+    np.testing.assert_allclose(actual, centers, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -244,13 +244,13 @@ def by_hand(query, rows, graph, attach, count, local):
     to = [math.acos(float(query @ center)) for center in centers]
     order = sorted(range(len(to)), key=to.__getitem__)[: 1 if attach == "nearest" else count]
     here = order[: 0 if "local" not in attach else 1 if local == "nearest" else count]
-    found = []
+    lengths = []
     for row in rows:
         cosines = [float(row @ center) for center in centers]
         cluster = cosines.index(max(cosines))
         way = min(to[center] + float(paths[center, cluster]) for center in order) + math.acos(cosines[cluster])
-        found.append(math.acos(float(query @ row)) if cluster in here else way)
-    return found
+        lengths.append(math.acos(float(query @ row)) if cluster in here else way)
+    return lengths
 
 
 @pytest.mark.parametrize("local", ["nearest", "attached"])
@@ -258,13 +258,13 @@ def by_hand(query, rows, graph, attach, count, local):
 def test_every_reading_column_by_column(attach, local):
     rows, queries = draw(8, 80, 5), draw(9, 6, 5)
     graph = graph_of(rows, 12, 2)
-    found = geodesic_distance(queries, rows, graph, attach, 3, local)
-    for query, distances in zip(queries, found):
+    actual = geodesic_distance(queries, rows, graph, attach, 3, local)
+    for query, distances in zip(queries, actual):
         assert distances.tolist() == pytest.approx(by_hand(query, rows, graph, attach, 3, local), abs=1e-9)
-    assert (found >= angles(queries, rows) - 1e-9).all()
+    assert (actual >= angles(queries, rows) - 1e-9).all()
 
 
-def test_one_attached_centre_is_eq_3_and_all_of_them_the_angle_to_each():
+def test_one_attached_centre_is_eq_3_and_all_of_them_the_angle():
     rows, queries = draw(10, 120, 6), draw(11, 30, 6)
     graph = graph_of(rows)
     one = geodesic_distance(queries, rows, graph, "knn", 1)
@@ -313,10 +313,10 @@ def test_eq_3_pulls_along_the_line_to_the_nearest_centre_whatever_the_positive()
 def test_the_straight_through_readings_have_the_others_values_and_the_cosines_gradient(attach):
     rows, queries, weights = draw(15, 50, 8), draw(16, 7, 8), torch.randn(7, 50, dtype=torch.float64)
     graph, queries = graph_of(rows), queries.requires_grad_()
-    found = geodesic_similarity(queries, rows, graph, attach, 3)
+    actual = geodesic_similarity(queries, rows, graph, attach, 3)
     plain = geodesic_similarity(queries, rows, graph, attach.removesuffix("_st"), 3)
-    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
-    (found * weights).sum().backward()
+    torch.testing.assert_close(actual, plain, rtol=1e-12, atol=1e-12)
+    (actual * weights).sum().backward()
     assert torch.equal(queries.grad, weights @ rows) == attach.endswith("_st")
 
 
@@ -337,14 +337,14 @@ def test_gradients_are_finite_at_a_centre_at_a_row_and_without_a_path(attach):
 
 def test_the_exact_geodesic_of_samples_is_dijkstras_on_their_dense_graph():
     rows, queries = draw(19, 40, 4)[[*range(39), 3]], draw(20, 5, 4)  # two rows in one place, joined by an edge of 0
-    found = sample_distance(queries, rows, 3)
+    exact = sample_distance(queries, rows, 3)
     edges = neighbor_graph(rows, 3)
     paths = shortest_paths(edges)
     assert paths[3, 39] == 0
     first = (queries @ rows.T).topk(3, dim=1).indices
     steps = paired_angles(queries.repeat_interleave(3, 0), rows[first.flatten()]).view(5, 3)
-    torch.testing.assert_close(found, (steps[:, :, None] + paths[first]).amin(dim=1), rtol=0, atol=1e-12)
-    assert (found >= angles(queries, rows) - 1e-12).all()
+    torch.testing.assert_close(exact, (steps[:, :, None] + paths[first]).amin(dim=1), rtol=0, atol=1e-12)
+    assert (exact >= angles(queries, rows) - 1e-12).all()
     sparse = torch.where(torch.isinf(edges), 0.0, edges).numpy()
     assert dijkstra(csr_array(sparse))[3, 39] > 0  # where a 0 in a matrix is no edge
 

@@ -62,7 +62,7 @@ def inputs_of(encoder, scenes, count, length=None):
 
 def test_heat_is_attention_times_positive_gradient_of_the_layer_that_is_asked_for(encoder):
     images, ids = inputs_of(encoder, ReferringScenes("val"), 3)
-    model, found = encoder.model, {}
+    model, heats = encoder.model, {}
     for layer in (1, 2, 3):
         heat, logits = match_heat(model, images, ids, layer)
         recorded, encoders = [], model.encoders
@@ -79,9 +79,9 @@ def test_heat_is_attention_times_positive_gradient_of_the_layer_that_is_asked_fo
         expected /= attention.shape[1] * attention.shape[2]
         torch.testing.assert_close(heat.flatten(1), expected.detach())
         torch.testing.assert_close(logits, yes.detach())
-        found[layer] = heat
-    assert torch.equal(match_heat(model, images, ids)[0], found[2])  # the middle one, as the third of six
-    assert not torch.allclose(found[1], found[2])
+        heats[layer] = heat
+    assert torch.equal(match_heat(model, images, ids)[0], heats[2])  # the middle one, as the third of six
+    assert not torch.allclose(heats[1], heats[2])
     assert all(parameter.grad is None for parameter in model.parameters())
     with pytest.raises(ConfigError, match=r"grounding\.layer = 4; accepted: 1 to 3, the layers of the fusion"):
         match_heat(model, images, ids, 4)
@@ -92,16 +92,16 @@ def test_padding_and_the_rest_of_the_batch_change_no_choice(encoder):
     longer = inputs_of(encoder, ReferringScenes("val"), 3, length=24)[1]
     heat = match_heat(encoder.model, images, ids)[0]
     torch.testing.assert_close(match_heat(encoder.model, images, longer)[0] * 2, heat)  # the mean is over twice as many
-    alone = match_heat(encoder.model, images[1:2], ids[1:2])[0]
-    torch.testing.assert_close(alone, heat[1:2])
+    single = match_heat(encoder.model, images[1:2], ids[1:2])[0]
+    torch.testing.assert_close(single, heat[1:2])
 
 
 def test_maps_that_know_score_all_and_those_of_other_words_nothing(encoder, monkeypatch):
     """Heat in the box that the words mean: all right with the own words, none with those of another thing."""
     data = scenes_to_ground("val", None, 20, SIZE)
     assert len(data.expressions) > 40
-    meant = {(each.picture, each.text): each.box for each in data.expressions}
-    assert all((each.picture, each.other) in meant for each in data.expressions)
+    meant = {(line.picture, line.text): line.box for line in data.expressions}
+    assert all((line.picture, line.other) in meant for line in data.expressions)
 
     def heat_of(encoder, pictures, texts, layer):
         for picture, text in zip(pictures, texts):
@@ -110,17 +110,17 @@ def test_maps_that_know_score_all_and_those_of_other_words_nothing(encoder, monk
             yield heat.astype(float), heat.astype(float)
 
     monkeypatch.setattr(module, "heat_of", heat_of)
-    found = measure(encoder, data, None)
-    assert found["own_accuracy"] == found["own_pointing_accuracy"] == found["own_in_box"] == 1
-    assert found["other_accuracy"] == found["other_pointing_accuracy"] == found["other_in_box"] == 0
-    assert found["oracle_accuracy"] == found["oracle_pointing_accuracy"] == 1
-    assert found["chance"] == pytest.approx(1 / 8)
+    metrics = measure(encoder, data, None)
+    assert metrics["own_accuracy"] == metrics["own_pointing_accuracy"] == metrics["own_in_box"] == 1
+    assert metrics["other_accuracy"] == metrics["other_pointing_accuracy"] == metrics["other_in_box"] == 0
+    assert metrics["oracle_accuracy"] == metrics["oracle_pointing_accuracy"] == 1
+    assert metrics["chance"] == pytest.approx(1 / 8)
     right = []
-    for each in data.expressions:  # a flat map takes the box of most pixels over the root of its area
-        first, last = each.proposals[:, :2].astype(int), (each.proposals[:, :2] + each.proposals[:, 2:]).astype(int)
-        place = ((last - first).prod(axis=1) / each.proposals[:, 2:].prod(axis=1) ** 0.5).argmax()
-        right.append(np.allclose(each.proposals[place], each.box))
-    assert found["flat_accuracy"] == pytest.approx(np.mean(right))
+    for line in data.expressions:  # a flat map takes the box of most pixels over the root of its area
+        first, last = line.proposals[:, :2].astype(int), (line.proposals[:, :2] + line.proposals[:, 2:]).astype(int)
+        place = ((last - first).prod(axis=1) / line.proposals[:, 2:].prod(axis=1) ** 0.5).argmax()
+        right.append(np.allclose(line.proposals[place], line.box))
+    assert metrics["flat_accuracy"] == pytest.approx(np.mean(right))
 
 
 def test_a_flat_map_finds_what_chance_finds_where_boxes_have_one_size(encoder, monkeypatch):
@@ -133,11 +133,13 @@ def test_a_flat_map_finds_what_chance_finds_where_boxes_have_one_size(encoder, m
     ]
     data = GroundingSet("cells", "0", [{"image": np.zeros((24, SIZE, 3), np.uint8)}], expressions)
     monkeypatch.setattr(module, "heat_of", lambda encoder, pictures, *_: ((np.ones((24, 48)),) * 2 for _ in pictures))
-    found = measure(encoder, data, None)
-    assert found["own_accuracy"] == found["flat_accuracy"] == pytest.approx(1 / 8, abs=0.035)  # three standard errors
-    assert found["chance"] == 1 / 8
-    assert found["own_in_box"] == pytest.approx(found["area"]) == pytest.approx(100 / (24 * 48))
-    assert not any(name.startswith("other") for name in found)
+    metrics = measure(encoder, data, None)
+    assert (
+        metrics["own_accuracy"] == metrics["flat_accuracy"] == pytest.approx(1 / 8, abs=0.035)
+    )  # three standard errors
+    assert metrics["chance"] == 1 / 8
+    assert metrics["own_in_box"] == pytest.approx(metrics["area"]) == pytest.approx(100 / (24 * 48))
+    assert not any(name.startswith("other") for name in metrics)
 
 
 def test_the_released_score_by_hand_and_its_start_at_minus_infinity():
@@ -152,17 +154,17 @@ def test_the_released_score_by_hand_and_its_start_at_minus_infinity():
     assert grounding_metrics([below])["no_positive_score_share"] == 1
 
 
-def test_expressions_mean_one_thing_each_and_every_picture_has_several():
+def test_expressions_mean_one_thing_and_every_picture_has_several():
     scenes = ReferringScenes("test", 60)
     for index in range(60):
-        scene, said = scenes.scene(index), scenes.expressions(index)
-        assert [each["text"] for each in said] == scenes.captions(index) == scenes[index]["captions"]
-        assert len(set(scenes.captions(index))) == len(said) == len(scene.objects) > 1
+        scene, phrases = scenes.scene(index), scenes.expressions(index)
+        assert [phrase["text"] for phrase in phrases] == scenes.captions(index) == scenes[index]["captions"]
+        assert len(set(scenes.captions(index))) == len(phrases) == len(scene.objects) > 1
         proposals = scenes.proposals(index)
         assert proposals.shape == (8, 4)
-        for item, each in zip(scene.objects, said):
-            assert np.isclose(proposals, each["box"]).all(axis=1).sum() == 1
-            assert each["box"] == item.box
+        for item, phrase in zip(scene.objects, phrases):
+            assert np.isclose(proposals, phrase["box"]).all(axis=1).sum() == 1
+            assert phrase["box"] == item.box
     for index in range(60):
         scene = scenes.scene(index)
         for place, item in enumerate(scene.objects):
@@ -184,8 +186,8 @@ def test_things_of_another_size_are_another_set():
     both = scenes_to_ground("test", None, 30, SIZE)
     assert len(large.expressions) + len(small.expressions) == len(both.expressions)
     assert len({large.fingerprint, small.fingerprint, both.fingerprint}) == 3
-    assert min(each.box[2:].max() for each in large.expressions) > np.mean(
-        [each.box[2:].max() for each in small.expressions]
+    assert min(line.box[2:].max() for line in large.expressions) > np.mean(
+        [line.box[2:].max() for line in small.expressions]
     )
 
 
@@ -193,18 +195,18 @@ def test_files_are_measured_with_the_words_of_another_box(encoder, tmp_path):
     Image.new("RGB", (60, 40), (200, 30, 30)).save(tmp_path / "a.png")
     Image.new("RGB", (40, 60), (30, 30, 200)).save(tmp_path / "b.png")
     proposals = [[0, 0, 20, 20], [20, 10, 20, 20], [10, 10, 25, 30]]
-    said = [("a", "red one", 0), ("a", "the first", 0), ("a", "blue one", 1), ("b", "alone", 2)]
+    phrases = [("a", "red one", 0), ("a", "the first", 0), ("a", "blue one", 1), ("b", "alone", 2)]
     rows = [
         {"image": f"{name}.png", "sentence": text, "box": proposals[place], "proposals": proposals}
-        for name, text, place in said
+        for name, text, place in phrases
     ]
     path = tmp_path / "refcoco_plus_val.json"
     path.write_text(json.dumps(rows))
     data = file_to_ground(path, None)
-    assert [each.other for each in data.expressions] == ["blue one", "blue one", "red one", ""]
-    found = measure(encoder, data, 1)
-    assert found["oracle_accuracy"] == 1
-    assert found["chance"] == pytest.approx(1 / 3)
+    assert [line.other for line in data.expressions] == ["blue one", "blue one", "red one", ""]
+    metrics = measure(encoder, data, 1)
+    assert metrics["oracle_accuracy"] == 1
+    assert metrics["chance"] == pytest.approx(1 / 3)
     data = DataConfig(source="karpathy", root=str(tmp_path), resize="squeeze")
     with pytest.raises(ConfigError, match=r"data\.resize = crop cuts off .*accepted: squeeze"):
         open_sets("photos", replace(data, resize="crop"), RefcocoFiles())
@@ -219,7 +221,7 @@ def test_files_are_measured_with_the_words_of_another_box(encoder, tmp_path):
         ConfigError, match=r"sugarcrepe.pairs = 'x.json' on scenes; accepted: at a scale of photographs"
     ):
         open_lookalikes(DataConfig(source="scenes"), SugarCrepeFiles(pairs="x.json"))
-    (pair,) = [each for each in open_karpathy(path) if each["image_id"] == "b.png"]  # to train on, without boxes
+    (pair,) = [row for row in open_karpathy(path) if row["image_id"] == "b.png"]  # to train on, without boxes
     assert pair["captions"] == ["alone"]
     path.write_text(json.dumps(rows[-1:]))
     with pytest.raises(ConfigError, match="no picture has expressions for two boxes"):

@@ -30,11 +30,11 @@ class Tree:
 
     def places(self, point, layer=0, node=0):
         """The node of each layer from `layer` on that a point falls to below a node of the layer above."""
-        found = []
+        path = []
         for depth in range(layer, len(self.layers)):
             node = max(self.children(depth, node), key=lambda child: float(point @ self.layers[depth][child]))
-            found.append(node)
-        return found
+            path.append(node)
+        return path
 
     def path(self, layer, first, second):
         nodes = list(self.children(layer, first // self.branching[layer]))
@@ -70,10 +70,10 @@ def test_the_table_is_the_papers_recursion_point_by_point(branching, num_neighbo
     leaf = torch.tensor([tree.places(point)[-1] for point in points])
     offset = paired_angles(points, layers[-1][leaf])
     table = path_table(layers, branching, num_neighbors)
-    found = offset[:, None] + table[leaf[:, None], leaf] + offset
+    distances = offset[:, None] + table[leaf[:, None], leaf] + offset
     for i in range(14):
         for j in range(i, 14):
-            assert found[i, j].item() == pytest.approx(tree.distance(points[i], points[j]), abs=1e-6)
+            assert distances[i, j].item() == pytest.approx(tree.distance(points[i], points[j]), abs=1e-6)
     torch.testing.assert_close(table, table.T)
     assert (table.diagonal() == 0).all()
     assert (table >= angles(layers[-1], layers[-1]).fill_diagonal_(0) - 1e-9).all()
@@ -113,8 +113,8 @@ def test_layers_split_clusters_of_clusters():
     torch.testing.assert_close(graph.paths, path_table([top, bottom], (3, 4), 8))
     start = draw(14, 24, 24)  # as it is, without a round of k-means
     above = [unit(start.view(count, -1, 24).mean(dim=1)) for count in (2, 6, 24)]
-    found = build_graph(rows, (2, 3, 4), iterations=0, start=start)
-    torch.testing.assert_close(found.paths, path_table(above, (2, 3, 4), 8))
+    graph = build_graph(rows, (2, 3, 4), iterations=0, start=start)
+    torch.testing.assert_close(graph.paths, path_table(above, (2, 3, 4), 8))
 
 
 def test_more_centres_than_rows_of_a_cluster_is_no_error():

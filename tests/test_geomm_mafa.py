@@ -64,20 +64,20 @@ def epochs_of(count, num_samples=70, batch=8, num_epochs=3):
     """Orders of the first epochs, each process having its share of every batch's features, which grow old."""
     order = GroupedOrder(num_samples, batch, 5)
     grouping = Grouping(order, 4, queue_size=20, span=12)
-    features, found = (draw(2, num_samples, 4), draw(3, num_samples, 4)), []
+    features, orders = (draw(2, num_samples, 4), draw(3, num_samples, 4)), []
     steps = order.samples_per_epoch // batch
-    own = slice(rank() * batch // count, (rank() + 1) * batch // count)
+    share = slice(rank() * batch // count, (rank() + 1) * batch // count)
     for step in range(num_epochs * steps):
         indices = order.indices_of(step)
-        found.append(indices)
+        orders.append(indices)
         shift = draw(100 + step, batch, 4)
-        told = [unit(side[torch.from_numpy(indices)] + 0.1 * shift)[own] for side in features]
-        assert grouping.collect(indices, *told) == ((step + 1) % steps == 0)
+        embeddings = [unit(side[torch.from_numpy(indices)] + 0.1 * shift)[share] for side in features]
+        assert grouping.collect(indices, *embeddings) == ((step + 1) % steps == 0)
         order.follow(grouping)
-    return np.array(found).reshape(num_epochs, -1), grouping.state_dict()
+    return np.array(orders).reshape(num_epochs, -1), grouping.state_dict()
 
 
-def test_every_epoch_has_each_sample_once_and_those_that_it_left_out_stand_in_the_next():
+def test_every_epoch_has_a_sample_once_and_those_that_it_left_out_stand_in_the_next():
     orders, _ = epochs_of(1)
     assert np.array_equal(orders[0], SampleOrder(70, 8, 5).epochs_and_indices(np.arange(64))[1])
     for before, after in itertools.pairwise(orders):
@@ -88,8 +88,8 @@ def test_every_epoch_has_each_sample_once_and_those_that_it_left_out_stand_in_th
 
 def test_two_processes_have_the_order_of_one():
     (orders, state), others = epochs_of(1), in_processes(2, epochs_of, 2)
-    for found, saved in others:
-        assert np.array_equal(found, orders)
+    for order, saved in others:
+        assert np.array_equal(order, orders)
         assert all(torch.equal(saved[name], value) for name, value in state.items())
 
 
@@ -120,18 +120,18 @@ def test_batches_hold_what_is_alike():
 def test_a_positive_is_no_negative_and_what_is_in_doubt_is_neither():
     similarity = torch.tensor([[9.0, 3, 2, 1], [3, 9, 1, 2], [1, 3, 9, 2], [2, 1, 3, 9]])
     judged = torch.tensor([0.9, 0.6, 0.4, 0.8])
-    found = mined(similarity, lambda others: judged)
-    assert found.hardest.tolist() == [1, 0, 1, 2]
-    assert found.is_positive.tolist() == [True, False, False, False]
-    nobody = Mined(found.hardest, torch.zeros(4, dtype=torch.bool), None)
-    assert negatives(similarity, found, nobody).tolist() == [2, 3, 1, 0]
+    verdicts = mined(similarity, lambda others: judged)
+    assert verdicts.hardest.tolist() == [1, 0, 1, 2]
+    assert verdicts.is_positive.tolist() == [True, False, False, False]
+    nobody = Mined(verdicts.hardest, torch.zeros(4, dtype=torch.bool), None)
+    assert negatives(similarity, verdicts, nobody).tolist() == [2, 3, 1, 0]
     other = Mined(torch.tensor([2, 0, 0, 1]), torch.tensor([False, True, True, True]), None)  # 0-1, 0-2, 1-3
-    assert negatives(similarity, found, other).tolist() == [3, 2, 1, 0]
+    assert negatives(similarity, verdicts, other).tolist() == [3, 2, 1, 0]
     other = Mined(torch.tensor([1, 0, 0, 0]), torch.ones(4, dtype=torch.bool), None)  # all of 0's: the second hardest
-    assert negatives(similarity, found, other)[0] == 2
-    assert negatives(similarity, found, other, torch.tensor(0.1))[0] == 2
+    assert negatives(similarity, verdicts, other)[0] == 2
+    assert negatives(similarity, verdicts, other, torch.tensor(0.1))[0] == 2
     torch.manual_seed(0)
-    drawn = torch.stack([negatives(similarity, found, nobody, torch.tensor(0.5)) for _ in range(2000)])
+    drawn = torch.stack([negatives(similarity, verdicts, nobody, torch.tensor(0.5)) for _ in range(2000)])
     shares = torch.stack([(drawn == column).float().mean(dim=0) for column in range(4)], dim=1)
     allowed = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 1], [1, 1, 0, 0]]).bool()
     expected = (0.5 * similarity).where(allowed, -torch.inf).softmax(dim=1)
@@ -144,15 +144,17 @@ def targets_of(count):
     """Of a process's share of eight samples, against a pool at the end of its ring."""
     pool = GeodesicPool(20, 6, distance="cosine", branching=(2,), num_neighbors=1)
     pool.insert(draw(0, 16, 6)[rank() * 16 // count : (rank() + 1) * 16 // count])
-    own = slice(rank() * 8 // count, (rank() + 1) * 8 // count)
-    candidates, size = pool.open(draw(1, 8, 6)[own]), 8 // count
+    part = slice(rank() * 8 // count, (rank() + 1) * 8 // count)
+    candidates, size = pool.open(draw(1, 8, 6)[part]), 8 // count
     nobody = Mined(torch.ones(size, dtype=torch.int64), torch.zeros(size, dtype=torch.bool), None)
     some = Mined((torch.arange(size) + 1) % size, torch.arange(size) % 2 == 0, None)
-    similarity = candidates.similarity(draw(2, 8, 6)[own])
-    return [smoothed_targets(candidates, found, similarity, share) for found in (nobody, some) for share in (0.0, 0.5)]
+    similarity = candidates.similarity(draw(2, 8, 6)[part])
+    return [
+        smoothed_targets(candidates, verdicts, similarity, share) for verdicts in (nobody, some) for share in (0.0, 0.5)
+    ]
 
 
-def test_targets_stand_at_the_columns_of_own_and_mined_keys_over_the_end_of_the_ring():
+def test_targets_stand_at_the_columns_of_matched_and_mined_keys_over_the_end_of_the_ring():
     hard, smooth, mined_hard, mined_smooth = targets_of(1)
     columns = [(16 + k) % 20 for k in range(8)]
     for row in range(8):
@@ -169,8 +171,8 @@ def test_targets_stand_at_the_columns_of_own_and_mined_keys_over_the_end_of_the_
 
 def test_targets_of_two_processes_are_those_of_one():
     shares = in_processes(2, targets_of, 2)
-    for alone, *parts in zip(targets_of(1), *shares):
-        torch.testing.assert_close(torch.cat(parts), alone)
+    for single, *parts in zip(targets_of(1), *shares):
+        torch.testing.assert_close(torch.cat(parts), single)
 
 
 def test_a_step_is_its_parts_pair_by_pair():
@@ -216,10 +218,10 @@ def test_a_step_is_its_parts_pair_by_pair():
         logits = model.encoders.word_logits(*seen)
         drawn = word_targets[text] >= 0
         words += (-logits[0, drawn].log_softmax(dim=1)[range(int(drawn.sum())), word_targets[text, drawn]]).unbind()
-    found = model(images, token_ids, masked_ids, word_targets, 0.5)
+    losses = model(images, token_ids, masked_ids, word_targets, 0.5)
     for name, expected in (("contrast", contrast), ("matching", matching), ("words", words)):
-        torch.testing.assert_close(found.parts[name], torch.stack(expected).mean(), rtol=1e-9, atol=0, msg=name)
-    assert found.logged["mined"].item() == pytest.approx(verdicts.count("positive") / 8)
+        torch.testing.assert_close(losses.parts[name], torch.stack(expected).mean(), rtol=1e-9, atol=0, msg=name)
+    assert losses.logged["mined"].item() == pytest.approx(verdicts.count("positive") / 8)
 
 
 def test_a_discriminator_judges_as_the_albef_whose_weights_it_has_and_stays_as_it_is():
@@ -228,10 +230,10 @@ def test_a_discriminator_judges_as_the_albef_whose_weights_it_has_and_stays_as_i
     judge.matching_head.load_state_dict(albef.matching_head.state_dict())
     judge = judge.double().train()
     assert not judge.encoders.training
-    assert not any(each.requires_grad for each in judge.parameters())
+    assert not any(parameter.requires_grad for parameter in judge.parameters())
     pictures, texts = torch.tensor([0, 3, 1]), torch.tensor([2, 3, 0])
-    found = judge(images, token_ids)(pictures, texts)
-    for chance, picture, text in zip(found, pictures, texts):
+    probabilities = judge(images, token_ids)(pictures, texts)
+    for chance, picture, text in zip(probabilities, pictures, texts):
         tokens = albef.encoders.text_tokens(token_ids[text, None]), albef.encoders.text_mask(token_ids[text, None])
         logits = albef.match(*tokens, albef.encoders.image_tokens(images[picture, None]))
         torch.testing.assert_close(chance, logits.float().softmax(dim=1)[0, 1], rtol=1e-5, atol=1e-6)
@@ -242,8 +244,8 @@ def test_shares_are_counted_over_both_directions():
     truth[1, 0] = truth[2, 3] = True  # caption 0 fits picture 1, caption 3 picture 2
     hardest = [np.array([1, 0, 3, 2]), np.array([1, 2, 0, 2])]  # of pictures, of captions
     called = [np.array([True, True, False, False]), np.array([True, False, False, False])]
-    found = shares([truth], hardest, called)
-    assert found == pytest.approx(
+    result = shares([truth], hardest, called)
+    assert result == pytest.approx(
         {"alike": 50, "hardest_true": 100 * 4 / 8, "mined": 100 * 3 / 8, "precision": 100 * 2 / 3, "recall": 50}
     )
     assert shares([truth], hardest, [~np.ones(4, dtype=bool)] * 2).keys() == {
@@ -260,18 +262,18 @@ def test_the_truth_is_that_of_the_captions_that_training_takes():
     training = open_training_data(config, pairs, None)
     positions = np.arange(16, 24)
     indices = training.order.epochs_and_indices(positions)[1]
-    found, batch = (
+    truth, batch = (
         truth_of(pairs, training.order.seed, positions, indices),
         training.view.__getitems__(positions.tolist()),
     )
     for column, index in enumerate(indices.tolist()):
         ids = batch.token_ids[column, None]
         texts = [training.tokenizer.encode([text], config.data.context_length) for text in pairs.captions(index)]
-        (said,) = {pairs.statements(index)[k] for k, text in enumerate(texts) if torch.equal(text, ids)}
+        (statement,) = {pairs.statements(index)[k] for k, text in enumerate(texts) if torch.equal(text, ids)}
         for row, other in enumerate(indices.tolist()):
-            assert found[row, column] == describes(said, pairs.scene(other))
-    assert found.diagonal().all()
-    assert found.sum() > 8
+            assert truth[row, column] == describes(statement, pairs.scene(other))
+    assert truth.diagonal().all()
+    assert truth.sum() > 8
 
 
 # ---- a run ----------------------------------------------------------------------------------------------------------
@@ -296,9 +298,9 @@ def test_a_row_has_its_discriminator_trained_first_and_keeps_it_as_it_is(run):
 
 
 def test_what_says_where_a_row_starts_says_nothing_of_its_parents(tmp_path):
-    for said in ("run=/a/run", "discriminator_run=/a/run", "discriminator=finetuned_albef", "part=all", "row=albef"):
-        parents = Job(CODE, "mafa.yaml", "smoke", 0, (f"start.{said}", *FEW), tmp_path).parents()
-        assert {parent.overrides for parent in parents.values()} == {FEW}, said
+    for setting in ("run=/a/run", "discriminator_run=/a/run", "discriminator=finetuned_albef", "part=all", "row=albef"):
+        parents = Job(CODE, "mafa.yaml", "smoke", 0, (f"start.{setting}", *FEW), tmp_path).parents()
+        assert {parent.overrides for parent in parents.values()} == {FEW}, setting
     of_all = ("start.bert=/a/bert", *FEW)
     parents = Job(CODE, "mafa.yaml", "smoke", 0, of_all, tmp_path).parents()
     assert {parent.overrides for parent in parents.values()} == {of_all}
@@ -325,10 +327,10 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
     assert int(middle["grouping.epoch"]) == 1
     assert int(middle["grouping.held"]) == 8
     train(config, pairs, files[1], True, Accelerator(cpu=True))
-    whole, resumed = (last_checkpoint(each.checkpoints).model_tensors() for each in files)
+    whole, resumed = (last_checkpoint(run_files.checkpoints).model_tensors() for run_files in files)
     assert int(whole["grouping.epoch"]) == 2
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
-    losses = [[line["loss"] for line in read_log(each.log) if line["event"] == "train"] for each in files]
+    losses = [[line["loss"] for line in read_log(run_files.log) if line["event"] == "train"] for run_files in files]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 15
 
@@ -345,12 +347,12 @@ def test_killed_in_its_second_epoch_a_run_goes_on_to_the_last_bit(run, workers, 
         (["method.base=albef"], "base = albef, which mines no positives; accepted: nothing"),
     ],
 )
-def test_what_fits_not_is_said_by_key(overrides, message):
+def test_what_does_not_fit_is_refused_by_key(overrides, message):
     with pytest.raises(ConfigError, match=message):
         config_of("mafa", *overrides)
 
 
-def test_a_discriminator_that_does_not_fit_is_said(run, monkeypatch):
+def test_a_discriminator_that_does_not_fit_is_refused(run, monkeypatch):
     towers = run.config.start.run
     config = config_of("mafa", *FEW, f"start.run={towers}", f"start.discriminator_run={towers}")
     pairs = open_training_pairs(config.data, 0)
@@ -359,5 +361,5 @@ def test_a_discriminator_that_does_not_fit_is_said(run, monkeypatch):
         start_discriminator_(build_model(config, training.tokenizer, training.order), config)
     config = config_of("mafa", *FEW, "start.row=", f"start.discriminator_run={towers}")
     monkeypatch.setattr("common.run.inputs.build_tokenizer", lambda *_: WordTokenizer.from_words(["a", "red"]))
-    with pytest.raises(ConfigError, match="knows words by other ids than this run; accepted: a run that starts from"):
+    with pytest.raises(ConfigError, match="has other token ids than this run; accepted: a run that starts from"):
         open_data(config, open_training_pairs(config.data, 0), None)

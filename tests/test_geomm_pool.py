@@ -99,10 +99,10 @@ def test_values_and_gradients_are_those_of_plain_autograd(attach, local, monkeyp
     queries = unit(rows[torch.arange(0, CAPACITY, 4)] + 0.5 * draw(3, 12, 5))
     candidates, weights = pool.open(keys), torch.randn(12, CAPACITY, dtype=torch.float64)
     ours, plain = queries.clone().requires_grad_(), queries.clone().requires_grad_()
-    found = candidates.similarity(ours)
+    actual = candidates.similarity(ours)
     expected = geodesic_similarity(plain, rows, graph, attach, 2, local)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    for similarity in (found, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    for similarity in (actual, expected):
         (similarity * weights).sum().backward()
     torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-9, atol=1e-11)
     single = dataclasses.replace(
@@ -114,7 +114,7 @@ def test_values_and_gradients_are_those_of_plain_autograd(attach, local, monkeyp
         similarity = single.similarity(queries)
         (similarity * weights.float()).sum().backward()
     assert similarity.dtype == torch.float32
-    torch.testing.assert_close(similarity.double(), found, rtol=0, atol=1e-5)
+    torch.testing.assert_close(similarity.double(), actual, rtol=0, atol=1e-5)
     torch.testing.assert_close(queries.grad.double(), ours.grad, rtol=1e-4, atol=1e-3)
 
 
@@ -126,21 +126,21 @@ def test_with_all_centres_attached_and_local_no_graph_is_left():
         draw(3, 6, DIM),
     )
     rows, _, _ = after(pool, keys)
-    found = pool.open(keys).similarity(queries.requires_grad_())
+    actual = pool.open(keys).similarity(queries.requires_grad_())
     expected = (queries.detach() @ rows.T).arccos().div(4).cos()
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     weights = draw(4, 6, CAPACITY)
-    torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), queries)[0], weights @ rows)
+    torch.testing.assert_close(torch.autograd.grad((actual * weights).sum(), queries)[0], weights @ rows)
 
 
 def test_a_step_may_overwrite_every_row_of_a_cluster():
     pool, keys = full_pool(), draw(4, CAPACITY, DIM)
     rows, graph, _ = after(pool, keys)
     queries = draw(5, BATCH, DIM).requires_grad_()
-    found = pool.open(keys).similarity(queries)
+    actual = pool.open(keys).similarity(queries)
     expected = geodesic_similarity(queries, rows, graph, num_attached=2)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    gradients = [torch.autograd.grad(each.logsumexp(dim=1).sum(), queries) for each in (found, expected)]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    gradients = [torch.autograd.grad(values.logsumexp(dim=1).sum(), queries) for values in (actual, expected)]
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
 
 
@@ -170,13 +170,13 @@ def test_the_loss_in_tiles_is_info_nce_of_all_logits(attach, kind, tile, monkeyp
         scale = torch.tensor(14.0, dtype=torch.float64, requires_grad=True)
         if fused:
             monkeypatch.setattr(type(candidates), "tile", tile)
-            loss, own = pool_info_nce(candidates, queries, scale, targets, keys, alpha)
+            loss, of_batch = pool_info_nce(candidates, queries, scale, targets, keys, alpha)
         else:
             logits = scale * candidates.similarity(queries)
             pseudo = (scale * candidates.similarity(keys)).detach()
             loss = info_nce(logits, distilled_targets(pseudo, targets, alpha) if alpha else targets)
-            torch.testing.assert_close(own, logits[:, candidates.columns], rtol=0, atol=1e-12)
-            assert not own.requires_grad
+            torch.testing.assert_close(of_batch, logits[:, candidates.columns], rtol=0, atol=1e-12)
+            assert not of_batch.requires_grad
         (3 * loss).backward()
         losses.append(loss.detach())
         gradients.append((queries.grad, scale.grad))
@@ -213,10 +213,10 @@ def test_the_loss_of_a_queue_is_plain_info_nce_with_the_gradients_of_its_geometr
     keys = draw(8, BATCH, DIM)
     queries, scale = draw(9, BATCH, DIM).requires_grad_(), torch.tensor(5.0, dtype=torch.float64)
     candidates = pool.open(keys)
-    loss, own = pool_info_nce(candidates, queries, scale, candidates.columns)
+    loss, of_batch = pool_info_nce(candidates, queries, scale, candidates.columns)
     logits = scale * queries @ torch.cat([keys, pool.queue.rows()]).T
     assert loss.item() == pytest.approx(info_nce(logits, torch.arange(BATCH)).item(), rel=1e-12)
-    torch.testing.assert_close(own, logits[:, :BATCH].detach())
+    torch.testing.assert_close(of_batch, logits[:, :BATCH].detach())
 
 
 @pytest.mark.parametrize("distance", ["geodesic", "cosine"])
@@ -226,11 +226,11 @@ def test_albef_and_tcl_take_the_pool_with_no_word_about_it(distance):
     pools[1].insert(draw(70, 5, 6))  # images and texts are not the same
     model.image_pool, model.text_pool = pools
     step = model.encode_step(images, images, token_ids, ids)
-    *own, loss = model.cross_modal_contrast(step, 0.4)
+    *of_batch, loss = model.cross_modal_contrast(step, 0.4)
     terms = []
-    for embeddings, keys, others, pool, found in (
-        (step.image_embeddings, step.image_keys, step.text_keys, pools[1], own[0]),
-        (step.text_embeddings, step.text_keys, step.image_keys, pools[0], own[1]),
+    for embeddings, keys, others, pool, actual in (
+        (step.image_embeddings, step.image_keys, step.text_keys, pools[1], of_batch[0]),
+        (step.text_embeddings, step.text_keys, step.image_keys, pools[0], of_batch[1]),
     ):
         rows, graph, slots = after(pool, others)
         ring = pool.queue.ids.index_copy(0, slots, ids)
@@ -242,16 +242,16 @@ def test_albef_and_tcl_take_the_pool_with_no_word_about_it(distance):
 
         hard = positives_from_ids(ids, ring, slots, torch.float64)
         terms.append(info_nce(logits(embeddings), distilled_targets(logits(keys), hard, 0.4)))
-        torch.testing.assert_close(found, logits(embeddings)[:, slots].detach(), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(actual, logits(embeddings)[:, slots].detach(), rtol=1e-9, atol=1e-9)
     assert loss.item() == pytest.approx(sum(terms).item() / 2, rel=1e-9)
     parameters = [p for p in model.parameters() if p.requires_grad]
     ours, plain = (
-        torch.autograd.grad(each, parameters, retain_graph=True, allow_unused=True) for each in (loss, sum(terms) / 2)
+        torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True) for value in (loss, sum(terms) / 2)
     )
-    for found, expected in zip(ours, plain):
-        assert (found is None) == (expected is None)
-        if found is not None:
-            torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-10)
+    for actual, expected in zip(ours, plain):
+        assert (actual is None) == (expected is None)
+        if actual is not None:
+            torch.testing.assert_close(actual, expected, rtol=1e-7, atol=1e-10)
     assert torch.isfinite(as_tcl(model)(images, images, token_ids, None, None, 0.4, ids).parts["contrast"])
 
 
@@ -282,8 +282,8 @@ def test_geodesic_from_step_and_the_interval_decide_when_a_graph_is_built():
     for step in range(18, 26):
         assert resumed.rebuild(step) == pool.rebuild(step) == (step % 4 == 0)
         assert torch.equal(resumed.open(keys).similarity(queries), pool.open(keys).similarity(queries))
-        for each in (pool, resumed):
-            each.insert(draw(30 + step, 7, DIM, dtype=torch.float32))
+        for some_pool in (pool, resumed):
+            some_pool.insert(draw(30 + step, 7, DIM, dtype=torch.float32))
 
 
 def test_a_rebuild_starts_from_the_last_centres():
@@ -319,18 +319,18 @@ def test_positives_without_a_path_have_a_finite_loss_and_no_gradient_and_are_cou
     expected = geodesic_distance(queries.detach(), *after(pool, keys)[:2], "nearest")
     lost = torch.isinf(expected.gather(1, candidates.columns[:, None]))
     assert lost.all()
-    loss, own = pool_info_nce(candidates, queries, scale, candidates.columns)
+    loss, of_batch = pool_info_nce(candidates, queries, scale, candidates.columns)
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(queries.grad).all()
-    assert (own.diagonal() == -14).all()
-    found = candidates.statistics(queries)
-    assert found["positive_unreachable"] == 1
-    assert found["unreachable"] == pytest.approx(float(torch.isinf(expected).double().mean()), abs=1e-6)
-    assert found["components"] == len(components(graph.paths).unique())
-    alone = torch.full((1, 64), math.inf, dtype=torch.float64)
-    alone[0, 3] = 0.0  # nothing but the positive is within reach
-    assert info_nce(14 * (alone.clamp(max=CUT) / 4).cos(), torch.tensor([3])) < 1e-9
+    assert (of_batch.diagonal() == -14).all()
+    statistics = candidates.statistics(queries)
+    assert statistics["positive_unreachable"] == 1
+    assert statistics["unreachable"] == pytest.approx(float(torch.isinf(expected).double().mean()), abs=1e-6)
+    assert statistics["components"] == len(components(graph.paths).unique())
+    distances = torch.full((1, 64), math.inf, dtype=torch.float64)
+    distances[0, 3] = 0.0  # nothing but the positive is within reach
+    assert info_nce(14 * (distances.clamp(max=CUT) / 4).cos(), torch.tensor([3])) < 1e-9
 
 
 def test_statistics_are_those_of_the_distances():
@@ -338,10 +338,10 @@ def test_statistics_are_those_of_the_distances():
     queries = unit(keys + 0.9 * draw(17, BATCH, DIM))
     rows, graph, slots = after(pool, keys)
     distances = geodesic_distance(queries, rows, graph, num_attached=2)
-    own, nearest = distances.gather(1, slots[:, None]), (queries @ graph.cluster_centers.T).argmax(dim=1)
-    found = pool.open(keys).statistics(queries)
+    positives, nearest = distances.gather(1, slots[:, None]), (queries @ graph.cluster_centers.T).argmax(dim=1)
+    statistics = pool.open(keys).statistics(queries)
     expected = {
-        "positive_rank": (distances < own).sum(dim=1).add(1).double().mean(),
+        "positive_rank": (distances < positives).sum(dim=1).add(1).double().mean(),
         "truncated": ((distances > CUT) & distances.isfinite()).double().mean(),
         "positive_local": (graph.nearest_center[slots] == nearest).double().mean(),
         "distinct_centers": len(nearest.unique()),
@@ -350,22 +350,22 @@ def test_statistics_are_those_of_the_distances():
     }
     assert 0 < expected["positive_local"] < 1
     for name, value in expected.items():
-        assert found[name] == pytest.approx(float(value), rel=1e-6), name
+        assert statistics[name] == pytest.approx(float(value), rel=1e-6), name
     assert full_pool(distance="cosine").open(keys).statistics(queries)["positive_rank"] >= 1
 
 
 def two_processes(global_batch):
     """What a process sees of three steps; rank 1's own arithmetic must not decide about the graph."""
     pool = GeodesicPool(CAPACITY, DIM, branching=(3, 2), num_neighbors=2, graph_update_interval=2).double()
-    pool.insert(draw(20 + rank(), CAPACITY // global_batch * len(own(global_batch)), DIM))
-    found = []
+    pool.insert(draw(20 + rank(), CAPACITY // global_batch * len(share_of_process(global_batch)), DIM))
+    steps = []
     for step in range(3):
         if rank():
             pool.queue.features[0] += 1e-3  # as if its rows were summed in another order
         pool.rebuild(step)
         if rank():
             pool.queue.features[0] -= 1e-3
-        mine = own(global_batch)
+        mine = share_of_process(global_batch)
         keys, queries = draw(30 + step, global_batch, DIM)[mine], draw(40 + step, global_batch, DIM)[mine]
         ids = (torch.arange(global_batch) + 100 * step)[mine]
         queries, scale = queries.requires_grad_(), torch.tensor(14.0, dtype=torch.float64)
@@ -374,15 +374,15 @@ def two_processes(global_batch):
         loss.backward()
         slots = pool.insert(keys, ids)
         state = copy.deepcopy(pool.state_dict()).values()
-        found.append((loss.detach(), queries.grad, candidates.columns, candidates.ids, slots, *state))
+        steps.append((loss.detach(), queries.grad, candidates.columns, candidates.ids, slots, *state))
     pool.queue.features[3] = math.nan
     try:
         pool.rebuild(4)
     except ValueError as error:
-        return found, str(error)
+        return steps, str(error)
 
 
-def own(global_batch):
+def share_of_process(global_batch):
     count = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     return range(rank() * global_batch // count, (rank() + 1) * global_batch // count)
 

@@ -29,7 +29,7 @@ from geomm.cost import Steps, seconds_of_100_steps
 from geomm.evaluate import load_encoder
 from geomm.finetune import code_of
 from geomm.hierarchy_error import deviation, ways_of
-from geomm.lookalikes import share_told_apart
+from geomm.lookalikes import share_distinguished
 from geomm.readings import READINGS, STARTS
 from geomm.reproduce import PARTS, _note, main
 from geomm.table3 import WITHOUT, learnt
@@ -58,7 +58,7 @@ def test_the_list_of_parts_is_that_of_the_code():
 # what has tests of its own: times, pictures alone, boxes, ablations
 @pytest.mark.parametrize(
     "part",
-    sorted(PRINTED.keys() - {"table5", "table6", "table8", "refcoco_plus", *(f"table7{each}" for each in "abcd")}),
+    sorted(PRINTED.keys() - {"table5", "table6", "table8", "refcoco_plus", *(f"table7{letter}" for letter in "abcd")}),
 )
 def test_rows_with_a_config_are_trained_and_stand_beside_the_papers_numbers(geomm, part):
     table = table_of(geomm, part)
@@ -70,11 +70,11 @@ def test_rows_with_a_config_are_trained_and_stand_beside_the_papers_numbers(geom
         for column in PRINTED[part]["columns"]:
             role, metric, *field = column["measure"]
             config = Path(printed[field[0] if field else "config"]).stem
-            found = json.loads((run_of(geomm, config) / "evaluation.json").read_text())["evaluations"]
-            assert row.ours[column["key"]].values == pytest.approx((100 * found[role]["metrics"][metric],))
+            results = json.loads((run_of(geomm, config) / "evaluation.json").read_text())["evaluations"]
+            assert row.ours[column["key"]].values == pytest.approx((100 * results[role]["metrics"][metric],))
 
 
-def test_table8_counts_each_training_set_below_the_papers(geomm, tmp_path):
+def test_table8_counts_the_training_sets_below_the_papers(geomm, tmp_path):
     mixed = "data.mixture=[{weight: 3}, {source: scenes, train: train_crowded, num_train: 25, weight: 1}]"
     for overrides, expected in (((), [0.064]), ((mixed,), [0.064, 0.025])):
         command = ["table8", "--scale", "smoke", "--output", str(tmp_path), *geomm.overrides, *overrides]
@@ -84,7 +84,7 @@ def test_table8_counts_each_training_set_below_the_papers(geomm, tmp_path):
         path.unlink()
         assert [list(row.paper.values()) for row in rows[:4]] == [row["values"] for row in PRINTED["table8"]["rows"]]
         assert [row.ours["images"].mean for row in rows[4:]] == expected
-        assert [row.ours["texts"].mean for row in rows[4:]] == pytest.approx([5 * each for each in expected])
+        assert [row.ours["texts"].mean for row in rows[4:]] == pytest.approx([5 * count for count in expected])
 
 
 def test_the_oblique_papers_tcl_is_trained_by_these_rows(geomm):
@@ -96,9 +96,9 @@ def test_the_oblique_papers_tcl_is_trained_by_these_rows(geomm):
         for column in printed["columns"] if "config" in source else ():
             role, metric, *field = column["measure"]
             run = run_of(geomm, Path(source[field[0] if field else "config"]).stem)
-            found = json.loads((run / "evaluation.json").read_text())["evaluations"]
+            results = json.loads((run / "evaluation.json").read_text())["evaluations"]
             role += "_contrastive" if row.method.endswith("alignment") else ""
-            assert row.ours[column["key"]].values == pytest.approx((100 * found[role]["metrics"][metric],))
+            assert row.ours[column["key"]].values == pytest.approx((100 * results[role]["metrics"][metric],))
     queue = last_checkpoint(run / "checkpoints").model_tensors()
     keys = queue["text_pool.queue.features"][: int(queue["text_pool.queue.fill_level"])]
     norms = keys.float().unflatten(1, (2, -1)).norm(dim=2)  # "all embedding spaces": those of the pool, too
@@ -118,22 +118,22 @@ def run_of(geomm, row):
     whole = load_row(kind, ROOT / "geomm", file, "smoke").method
     (run,) = (
         run for run in runs
-        if (found := config_of(kind, run / "config.yaml")).method == whole
-        and not getattr(found.data, "blank", False)
+        if (config := config_of(kind, run / "config.yaml")).method == whole
+        and not getattr(config.data, "blank", False)
         and any(line["event"] == "start" for line in read_log(run / "log.jsonl"))
     )  # fmt: skip
     return run
 
 
 def test_tasks_stand_beside_blank_and_exchanged_pictures(geomm):
-    own = {row.method: row.ours for row in from_json((geomm("table3") / "tasks.json").read_text()).rows}
+    tasks = {row.method: row.ours for row in from_json((geomm("table3") / "tasks.json").read_text()).rows}
     for row in table_of(geomm, "table3").rows:
         for key, cell in row.ours.items():
-            assert cell.values == own[row.method][key].values
-            assert cell.chance == own[row.method][key].chance
+            assert cell.values == tasks[row.method][key].values
+            assert cell.chance == tasks[row.method][key].chance
     for method in ("ALBEF", "Geo-ALBEF"):
-        assert own[f"{method}, {WITHOUT['blank']}"].keys() == own[method].keys()
-        assert own[f"{method}, {WITHOUT['exchanged']}"].keys() == {"nlvr2_test_p"}
+        assert tasks[f"{method}, {WITHOUT['blank']}"].keys() == tasks[method].keys()
+        assert tasks[f"{method}, {WITHOUT['exchanged']}"].keys() == {"nlvr2_test_p"}
     paths = geomm.folder.glob("runs/geomm/vqa_albef*/seed0/config.yaml")
     blank = [path for path in paths if "blank: true" in path.read_text()]
     assert len(blank) == 2
@@ -166,11 +166,13 @@ def test_what_is_not_learnt_decides_no_claim(geomm):
     }
 
     def verdict(undecided):
-        said = {
+        numbers = {
             cell: replace(number, undecided=undecided if "nlvr2" in cell.column else "")
             for cell, number in cells.items()
         }
-        ours = {cell: OurCell(number, "percent", "one", cell.row, {cell.row: number}) for cell, number in said.items()}
+        ours = {
+            cell: OurCell(number, "percent", "one", cell.row, {cell.row: number}) for cell, number in numbers.items()
+        }
         return measured(claims["C3-ALBEF"], LOADED, ours, "demo")
 
     assert verdict("").verdict == "holds"
@@ -180,21 +182,21 @@ def test_what_is_not_learnt_decides_no_claim(geomm):
 
 def test_the_columns_of_two_data_sets_come_from_two_runs(geomm):
     geomm("table2")
-    told = {
+    notes = {
         row: (run_of(geomm, row) / "config.yaml").read_text()
         for row in ("finetuned_crowded_tcl_geo", "finetuned_tcl_geo")
     }
-    assert "train: train_crowded" in told["finetuned_crowded_tcl_geo"]
-    assert "train: train_crowded" not in told["finetuned_tcl_geo"]
+    assert "train: train_crowded" in notes["finetuned_crowded_tcl_geo"]
+    assert "train: train_crowded" not in notes["finetuned_tcl_geo"]
 
 
 def test_every_graph_of_table_7_is_another_run_and_says_its_sizes(geomm):
     notes = {row.method: row.note for part in "abcd" for row in table_of(geomm, f"table7{part}").rows}
     assert len(notes) == 15
-    for row, said in {"1 layer": "6 centres", "2 layers": "2 x 3 centres", "3 layers": "2 x 2 x 2 centres",
+    for row, sizes in {"1 layer": "6 centres", "2 layers": "2 x 3 centres", "3 layers": "2 x 2 x 2 centres",
                       "384 clusters": "3 x 3 centres", "12 neighbours": "12 neighbours",
                       "50 steps": "every 1 steps"}.items():  # fmt: skip
-        assert said in notes[row]
+        assert sizes in notes[row]
     settings = {
         str(from_dict(Config, yaml.safe_load(path.read_text()), "run").method)
         for path in geomm.folder.glob("runs/geomm/finetuned_crowded_albef_then_geo-smoke-*/seed0/config.yaml")
@@ -218,11 +220,11 @@ def test_grounding_stands_beside_guesses_and_its_pictures_show_every_model(geomm
     table = table_of(geomm, "refcoco_plus")
     assert [row.method for row in table.rows if row.ours] == ["ALBEF", "Geo-ALBEF"]
     controls = from_json((geomm("refcoco_plus") / "grounding.json").read_text())
-    own = {row.method: row.ours for row in controls.rows}
+    accuracies = {row.method: row.ours for row in controls.rows}
     for row in table.rows[2:]:
         for name, cell in row.ours.items():
-            assert cell.values == own[row.method][f"{name}_accuracy"].values
-            flat = own["a flat map"][f"{name}_accuracy"]
+            assert cell.values == accuracies[row.method][f"{name}_accuracy"].values
+            flat = accuracies["a flat map"][f"{name}_accuracy"]
             assert cell.chance == flat.chance == pytest.approx(max(12.5, flat.mean))  # one of eight boxes, the largest
             assert table.columns[0].guess == controls.columns[0].guess != ""
             assert flat.data.startswith(f"scenes/referring_{name.split('_')[0]} (")  # its own set alone
@@ -230,12 +232,13 @@ def test_grounding_stands_beside_guesses_and_its_pictures_show_every_model(geomm
         name
         for name in ("val", "test_a", "test_b")
         if all(
-            own[method][f"{name}_accuracy"].mean <= own[f"{method}, words of another thing"][f"{name}_accuracy"].mean
+            accuracies[method][f"{name}_accuracy"].mean
+            <= accuracies[f"{method}, words of another thing"][f"{name}_accuracy"].mean
             for method in ("ALBEF", "Geo-ALBEF")
         )
     ]
     assert {name for row in table.rows for name, cell in row.ours.items() if cell.undecided} == set(lost)
-    oracle = own["an oracle, heat in the right box alone"]
+    oracle = accuracies["an oracle, heat in the right box alone"]
     assert {cell.values for name, cell in oracle.items() if name != "no_heat"} == {(100.0,)}
     assert [row.method for row in table_of(geomm, "figure3").rows] == [
         "ALBEF", "ALBEF, words of another thing", "Geo-ALBEF", "Geo-ALBEF, words of another thing",
@@ -253,7 +256,7 @@ def test_clusters_are_spread_evenly_over_layers(clusters, layers, expected):
     assert branching_of(clusters, layers) == expected
 
 
-def test_an_exact_distance_deviates_nowhere_and_a_scaled_one_in_size_alone():
+def test_an_exact_distance_deviates_nowhere_and_a_scaled_one_only_in_size():
     exact = torch.rand(5, 40, generator=torch.Generator().manual_seed(0)).double() + 0.1
     exact[0, 3] = torch.inf
     same = deviation(exact.clone(), exact)
@@ -261,9 +264,9 @@ def test_an_exact_distance_deviates_nowhere_and_a_scaled_one_in_size_alone():
     assert same["unreachable"] == pytest.approx(100 / 200)
     scaled = deviation(1.5 * exact, exact)
     assert (scaled["rank_correlation"], scaled["relative_error"]) == pytest.approx((1, 50))
-    found = exact[1:] + torch.rand(4, 40, generator=torch.Generator().manual_seed(1)).double()
-    expected = [spearmanr(one, other).statistic for one, other in zip(found, exact[1:])]
-    assert deviation(found, exact[1:])["rank_correlation"] == pytest.approx(sum(expected) / 4)
+    noisy = exact[1:] + torch.rand(4, 40, generator=torch.Generator().manual_seed(1)).double()
+    expected = [spearmanr(one, other).statistic for one, other in zip(noisy, exact[1:])]
+    assert deviation(noisy, exact[1:])["rank_correlation"] == pytest.approx(sum(expected) / 4)
 
 
 def test_the_hierarchy_is_compared_over_every_size(geomm):
@@ -273,7 +276,7 @@ def test_the_hierarchy_is_compared_over_every_size(geomm):
     assert all(-1 <= row.ours["rank_correlation"].mean <= 1 for row in table.rows)
 
 
-def test_what_a_discriminator_finds_is_told_of_shuffled_and_of_grouped_batches(geomm):
+def test_what_a_discriminator_finds_is_reported_for_shuffled_and_grouped_batches(geomm):
     table = table_of(geomm, "mining")
     assert [row.method for row in table.rows] == [
         "MAFA, shuffled",
@@ -298,7 +301,7 @@ def test_lookalikes_are_those_of_the_test_set_counted_one_by_one(geomm):
             hits.append((cosines[0] > cosines[1]) + 0.5 * (cosines[0] == cosines[1]))
     assert row.ours["cosine"].mean == pytest.approx(100 * sum(hits) / len(hits), abs=100 / len(hits))
     true, false = torch.tensor([0.1, 0.4, torch.inf, 2.0]), torch.tensor([0.2, 0.3, torch.inf, torch.inf])
-    assert share_told_apart(true, false) == pytest.approx(62.5)
+    assert share_distinguished(true, false) == pytest.approx(62.5)
 
 
 def test_a_row_says_by_which_distance(geomm):
@@ -309,9 +312,9 @@ def test_a_row_says_by_which_distance(geomm):
         in notes["Geo-ALBEF"]
     )
     settings = "method.local=attached", "start.part=towers"
-    said = _note(Command("table1", "smoke", (0,), settings, Path("out"), Path("out")), "clip_geo.yaml")
-    assert "(knn_local_st, local: attached, 2 x 3 centres, " in said
-    assert said.endswith("; starts from the towers of row towers")
+    note = _note(Command("table1", "smoke", (0,), settings, Path("out"), Path("out")), "clip_geo.yaml")
+    assert "(knn_local_st, local: attached, 2 x 3 centres, " in note
+    assert note.endswith("; starts from the towers of row towers")
 
 
 def test_every_reading_is_trained_from_both_starts_and_towers_once(geomm):

@@ -173,8 +173,8 @@ def test_the_decoder_is_berts():
         question, mask, ids = torch.randn(4, 5, WIDTH), torch.rand(4, 5) < 0.7, texts(4, 6)
         mask[:, 0] = True
         expected = theirs(ids, encoder_hidden_states=question, encoder_attention_mask=mask.long()).logits
-        found = decoder(ids, question, mask)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        actual = decoder(ids, question, mask)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.4])
@@ -191,13 +191,13 @@ def test_the_loss_of_answers_is_that_of_the_loop(alpha):
                 question, mask = encoders.fused(encoders.image_tokens(images[row : row + 1]), ids[row : row + 1])
                 logits = encoders.head(answer[None, : length - 1], question, mask)[0]
                 scores.append(logits.log_softmax(dim=1))  # over the vocabulary
-            own, momentum = scores
+            online, momentum = scores
             for place in range(length - 1):
-                hard = -own[place, answer[place + 1]]
-                soft = -(momentum[place].exp() * own[place]).sum()
+                hard = -online[place, answer[place + 1]]
+                soft = -(momentum[place].exp() * online[place]).sum()
                 total += share * ((1 - alpha) * hard + alpha * soft)
-        found = model(images, ids, answers, shares, rows, alpha).loss
-    torch.testing.assert_close(found, total / len(images), rtol=1e-4, atol=1e-5)
+        loss = model(images, ids, answers, shares, rows, alpha).loss
+    torch.testing.assert_close(loss, total / len(images), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_of_answers_are_shares_of_the_annotators():
@@ -205,8 +205,8 @@ def test_weights_of_answers_are_shares_of_the_annotators():
         {"red": 0.6, "blue": 0.3, "a red": 0.1}
     )
     tokenizer = WordTokenizer.from_words(["red", "blue", "what", "is", "it"])
-    said = [["red"] * 6 + ["blue"] * 4, ["blue"] * 10, ["it is red"] + ["red"] * 9]
-    items = [{"question": "what is it", "answers": answers} for answers in said]
+    answers_of = [["red"] * 6 + ["blue"] * 4, ["blue"] * 10, ["it is red"] + ["red"] * 9]
+    items = [{"question": "what is it", "answers": answers} for answers in answers_of]
     view = TaskView(SimpleNamespace(tokenizer=tokenizer), "vqa")
     ids, weights, rows = view._targets(items)
     assert torch.zeros(3).index_add(0, rows, weights).tolist() == pytest.approx([1, 1, 1])
@@ -239,14 +239,14 @@ def test_answers_are_ranked_as_in_loops_in_batches_of_any_size(k, monkeypatch):
     listed[7], listed[9, 1] = listed[2], listed[3, 1]  # one answer twice, two with the same first word
     question, mask = 3 * torch.randn(16, 5, WIDTH), torch.rand(16, 5) < 0.8
     mask[:, 0] = True
-    found = ranked(decoder, question, mask, listed, k)
-    assert found.tolist() == by_loops(decoder, question, mask, listed, k)
+    best = ranked(decoder, question, mask, listed, k)
+    assert best.tolist() == by_loops(decoder, question, mask, listed, k)
     monkeypatch.setattr("geomm.downstream.models.SEQUENCES_AT_ONCE", 7)
     parts = [ranked(decoder, *part, listed, k) for part in zip(question.split(5), mask.split(5))]
-    assert torch.cat(parts).equal(found)
+    assert torch.cat(parts).equal(best)
     if k > 1:  # the first word counts twice, and it matters
-        assert by_loops(decoder, question, mask, listed, k, times_first=1) != found.tolist()
-        assert len(set(found.tolist())) > 1
+        assert by_loops(decoder, question, mask, listed, k, times_first=1) != best.tolist()
+        assert len(set(best.tolist())) > 1
 
 
 # -------------------------------------------------------------------------------- two pictures
@@ -263,8 +263,8 @@ def test_the_doubled_fusion_looks_at_the_two_pictures_in_turn():
     assert len(blocks) == 4
     for number, block in enumerate(blocks):
         tokens = block(tokens, mask[:, None, None, :], memory=(left, right)[number % 2])
-    found, _ = reader.fused((left, right), ids)
-    torch.testing.assert_close(found[mask], tokens[mask])
+    fused, _ = reader.fused((left, right), ids)
+    torch.testing.assert_close(fused[mask], tokens[mask])
     for other in ((left, left), (right, left)):
         assert not torch.allclose(reader.fused(other, ids)[0][mask], tokens[mask])
 
@@ -275,12 +275,14 @@ def test_a_doubled_fusion_of_one_picture_begins_as_the_layers_it_was_made_of():
     for number, block in enumerate(doubled.transformer.blocks):
         for name, tensor in fusion.transformer.blocks[number // 2].state_dict().items():
             assert torch.equal(tensor, block.state_dict()[name]), name
-    assert not {id(each) for each in fusion.parameters()} & {id(each) for each in doubled.parameters()}
+    assert not {id(parameter) for parameter in fusion.parameters()} & {
+        id(parameter) for parameter in doubled.parameters()
+    }
 
 
 def test_keys_and_values_stay_shared_after_a_step_and_nothing_else_does():
     model = model_of("nlvr2")
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=0.01)
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.01)
     assert model(*inputs_of("nlvr2"), 0.4).loss.backward() is None
     optimizer.step()
     model.update_momentum_encoders(0.5)
@@ -292,18 +294,18 @@ def test_keys_and_values_stay_shared_after_a_step_and_nothing_else_does():
                 assert torch.equal(tensor, second.state_dict()[name]) == shared or name.endswith("norm.bias"), name
 
 
-def test_captions_meet_their_own_picture_in_two_of_three_cases_in_either_order():
+def test_captions_meet_their_picture_in_two_of_three_cases_in_either_order():
     generator = torch.Generator().manual_seed(0)
     likeness = 3 * torch.randn(50, 50, generator=generator)
     likeness = likeness + likeness.T + 20 * torch.eye(50)
     counts, alike = torch.zeros(3), []
     for _ in range(40):
         first, second, labels = drawn_pictures(likeness)
-        own, counts = torch.arange(50), counts + torch.bincount(labels, minlength=3)
-        assert torch.equal(first == own, labels == 0)
-        assert torch.equal(second == own, labels == 1)
+        captions, counts = torch.arange(50), counts + torch.bincount(labels, minlength=3)
+        assert torch.equal(first == captions, labels == 0)
+        assert torch.equal(second == captions, labels == 1)
         assert not (first == second).any()
-        alike += likeness[own, torch.where(labels == 0, second, first)].tolist()
+        alike += likeness[captions, torch.where(labels == 0, second, first)].tolist()
     assert (counts / counts.sum() - 1 / 3).abs().max() < 0.04
     assert sum(alike) / len(alike) > 2  # of others taken at random: 0
     with pytest.raises(ValueError, match=r"2 captions in a process; accepted for text assignment: at least 3, so"):
@@ -314,12 +316,12 @@ def test_text_assignment_is_cross_entropy_on_the_drawn_pictures_and_the_projecti
     model = model_of("text_assignment").eval()
     images, ids = inputs_of("text_assignment")
     drawn = (torch.tensor([0, 2, 2, 1, 4, 0]), torch.tensor([3, 1, 5, 3, 2, 2]), torch.tensor([0, 1, 0, 1, 0, 2]))
-    found = model(images, ids, 0.0, drawn)
+    result = model(images, ids, 0.0, drawn)
     losses = []
     for row, (first, second, label) in enumerate(zip(*drawn)):
         logits = model.encoders(torch.cat([images[first], images[second]])[None], ids[row : row + 1])
         losses.append(F.cross_entropy(logits, label[None]))
-    torch.testing.assert_close(found.loss, torch.stack(losses).mean())
+    torch.testing.assert_close(result.loss, torch.stack(losses).mean())
     model(images, ids, 0.0).loss.backward()
     for name, parameter in model.named_parameters():
         assert (parameter.grad is None) == name.startswith("encoders.image_projection"), name
@@ -330,11 +332,13 @@ def test_classes_are_distilled_from_the_momentum_copy(task):
     model = moved(model_of(task))
     images, ids, labels = inputs_of(task)
     with torch.no_grad():
-        own, soft = (each(images, ids).log_softmax(1) for each in (model.encoders, model.momentum_encoders.encoder))
-        rows = [-0.6 * one[label] - 0.4 * (two.exp() * one).sum() for one, two, label in zip(own, soft, labels)]
-        found = model(images, ids, labels, 0.4)
-    torch.testing.assert_close(found.loss, sum(rows) / len(rows))
-    assert torch.equal(found.right, model.predict(images, ids) == labels)
+        online, soft = (
+            encoders(images, ids).log_softmax(1) for encoders in (model.encoders, model.momentum_encoders.encoder)
+        )
+        rows = [-0.6 * one[label] - 0.4 * (two.exp() * one).sum() for one, two, label in zip(online, soft, labels)]
+        result = model(images, ids, labels, 0.4)
+    torch.testing.assert_close(result.loss, sum(rows) / len(rows))
+    assert torch.equal(result.right, model.predict(images, ids) == labels)
 
 
 # -------------------------------------------------------------------------------- several processes
@@ -351,7 +355,7 @@ def _gradients(task, rows, halved):
         others = torch.tensor([1, 2, 0, 4, 5, 3])
         first, labels = torch.arange(6), torch.tensor([0, 0, 2, 0, 2, 0])
         first = torch.where(labels == 2, others[others], first)
-        drawn = [each[rows] for each in (first, others, labels)]
+        drawn = [tensor[rows] for tensor in (first, others, labels)]
         targets = [0.4, [drawn[0] - rows.start, drawn[1] - rows.start, drawn[2]]]
     else:
         targets = [targets[0][rows]]
@@ -360,7 +364,11 @@ def _gradients(task, rows, halved):
     if halved:
         model = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     model(images[rows], ids[rows], *targets).loss.backward()
-    return {name.removeprefix("module."): each.grad for name, each in model.named_parameters() if each.requires_grad}
+    return {
+        name.removeprefix("module."): parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 class Lightness(torch.nn.Module):
@@ -388,11 +396,11 @@ def test_two_processes_give_the_gradients_and_the_predictions_of_one():
     halves = in_processes(2, _in_halves, tasks)
     for task in tasks:
         for name, expected in _gradients(task, slice(0, 6), halved=False).items():
-            for found, _ in halves:
-                torch.testing.assert_close(found[task][name], expected, rtol=1e-4, atol=1e-6, msg=f"{task} {name}")
-    said = _predictions()
-    assert len(set(said)) == 8
-    assert [found for _, found in halves] == [said, said]
+            for gradients, _ in halves:
+                torch.testing.assert_close(gradients[task][name], expected, rtol=1e-4, atol=1e-6, msg=f"{task} {name}")
+    answers = _predictions()
+    assert len(set(answers)) == 8
+    assert [predicted for _, predicted in halves] == [answers, answers]
 
 
 # -------------------------------------------------------------------------------- runs
@@ -420,8 +428,8 @@ def test_all_tasks_start_from_one_run_and_nlvr2_from_text_assignment(finished):
     assert started["vqa_albef"] == started["visual_entailment_albef"]
     assert "/assigned_albef-" in started["nlvr2_albef"]
     for run in finished.values():
-        told = next(line for line in read_log(run.files.log) if line["event"] == "start")
-        assert told["new"] == (0 if "vqa" in str(run.files.folder) else 4)  # the head of classes
+        event = next(line for line in read_log(run.files.log) if line["event"] == "start")
+        assert event["new"] == (0 if "vqa" in str(run.files.folder) else 4)  # the head of classes
     assert finished["vqa_albef"].evaluations.keys() == {"vqa_dev", "vqa_test"}
     assert finished["nlvr2_albef"].evaluations.keys() == {"nlvr2_dev", "nlvr2_test", "nlvr2_exchanged"}
 
@@ -438,8 +446,8 @@ def test_every_task_of_a_row_starts_from_that_rows_pretraining():
     for row in rows:
         start = row["config"].removesuffix(".yaml")
         starts = {"vqa": start, "nlvr2": f"assigned_{start}", "visual_entailment": start}
-        own = {task: raw(row[task]) for task in starts} | {"text_assignment": raw(f"assigned_{row['config']}")}
-        for task, settings in own.items():
+        settings_of = {task: raw(row[task]) for task in starts} | {"text_assignment": raw(f"assigned_{row['config']}")}
+        for task, settings in settings_of.items():
             assert settings["data"]["task"] == task
             assert settings["start"]["row"] == starts.get(task, start)
             assert settings["method"]["distance"] == ("geodesic" if start.endswith("_geo") else "cosine")
@@ -452,10 +460,10 @@ def test_what_a_task_starts_with_are_the_weights_of_its_run(row, finished):
     torch.manual_seed(8)
     model = MODELS.build_model(config, encoder.tokenizer)
     start_(model, config)
-    own = model.state_dict()
+    state = model.state_dict()
     for name, tensor in weights.items():
         if name.startswith(("encoders.image_tower", "encoders.text_tower", "encoders.fusion")):
-            assert torch.equal(own[name], tensor), name
+            assert torch.equal(state[name], tensor), name
     if row == "vqa_albef":
         head = model.encoders.head
         for name, tensor in head.transformer.state_dict().items():
@@ -474,15 +482,15 @@ def test_a_run_goes_on_to_the_last_bit(row, finished, tmp_path):
     shutil.copytree(files[0].folder, files[1].folder)
     shutil.rmtree(files[1].checkpoints / "step-00000004")
     finetune(config, items, files[1], True, Accelerator(cpu=True))
-    whole, resumed = (last_checkpoint(each.checkpoints).model_tensors() for each in files)
+    whole, resumed = (last_checkpoint(run_files.checkpoints).model_tensors() for run_files in files)
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in whole.items())
-    losses = [[line["loss"] for line in read_log(each.log) if line["event"] == "train"] for each in files]
+    losses = [[line["loss"] for line in read_log(run_files.log) if line["event"] == "train"] for run_files in files]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 4
-    told = [line for line in read_log(files[0].log) if line["event"] == "evaluate"]
-    assert [line["step"] for line in told] == [2, 4]
+    events = [line for line in read_log(files[0].log) if line["event"] == "evaluate"]
+    assert [line["step"] for line in events] == [2, 4]
     final = json.loads(files[0].evaluation.read_text())["evaluations"][f"{config.data.task}_dev"]["metrics"]
-    assert told[-1]["metrics"]["accuracy"] == final["accuracy"]
+    assert events[-1]["metrics"]["accuracy"] == final["accuracy"]
 
 
 @pytest.mark.parametrize("row", ["vqa_albef", "visual_entailment_albef", "nlvr2_albef"])
@@ -490,17 +498,17 @@ def test_batches_of_any_size_give_the_same_answers(row, finished):
     config, encoder = encoder_of(finished[row])
     items, task = open_test_sets(config.data)[f"{config.data.task}_test"], config.data.task
     more = (encoded_answers(encoder.tokenizer, [*items.answers]), 10) if task == "vqa" else ()
-    found = []
+    answers = []
     for size in (1, 5, 64):
-        found.append(predictions(SimpleNamespace(**{**vars(encoder), "batch_size": size}), items, task, *more))
-    assert found[0] == found[1] == found[2]
-    told = finished[row].evaluations[f"{task}_test"]["metrics"]["accuracy"]
+        answers.append(predictions(SimpleNamespace(**{**vars(encoder), "batch_size": size}), items, task, *more))
+    assert answers[0] == answers[1] == answers[2]
+    accuracy = finished[row].evaluations[f"{task}_test"]["metrics"]["accuracy"]
     rows = [items[index] for index in range(len(items))]
     if task == "vqa":
-        hits = [vqa_score(items.answers[place], item["answers"]) for place, item in zip(found[0], rows)]
+        hits = [vqa_score(items.answers[place], item["answers"]) for place, item in zip(answers[0], rows)]
     else:
-        hits = [place == item["label"] for place, item in zip(found[0], rows)]
-    assert told == pytest.approx(sum(hits) / len(hits))
+        hits = [place == item["label"] for place, item in zip(answers[0], rows)]
+    assert accuracy == pytest.approx(sum(hits) / len(hits))
 
 
 @pytest.mark.parametrize("task", ["vqa", "visual_entailment", "nlvr2"])
@@ -512,11 +520,11 @@ def test_an_oracle_is_always_right_and_a_constant_scores_its_share(task, monkeyp
     encoder = SimpleNamespace(tokenizer=WordTokenizer.from_words(["red"]), device="cpu", preprocessing={})
     for answers in (right, [right[0]] * len(right)):
         monkeypatch.setattr("geomm.evaluate_tasks.predictions", lambda *_, answers=answers: answers)
-        found = evaluate_task(config, encoder, items)
+        result = evaluate_task(config, encoder, items)
         share = sum(one == other for one, other in zip(answers, right)) / len(right)
-        assert found.metrics["accuracy"] == pytest.approx(share)
-        assert max(right.count(label) for label in right) / len(right) == pytest.approx(found.chance["accuracy"])
-        assert found.metrics.get("best attainable", 1.0) == 1.0
+        assert result.metrics["accuracy"] == pytest.approx(share)
+        assert max(right.count(label) for label in right) / len(right) == pytest.approx(result.chance["accuracy"])
+        assert result.metrics.get("best attainable", 1.0) == 1.0
 
 
 def test_blank_and_exchanged_pictures_are_what_they_say(finished):
@@ -528,7 +536,7 @@ def test_blank_and_exchanged_pictures_are_what_they_say(finished):
     assert plain["images"].any()
     assert all(not picture.any() for picture in blank["nlvr2_test"][3]["images"])
     assert plain["statement"] == blank["nlvr2_test"][3]["statement"] == exchanged["statement"]
-    assert len({each.fingerprint for each in (*sets.values(), *blank.values())}) == 6
+    assert len({test_set.fingerprint for test_set in (*sets.values(), *blank.values())}) == 6
     training = open_training_set(config_of("vqa_albef", *FEW, "data.blank=true").data, 0)
     assert not training[0]["image"].any()
     view = open_task_training(config_of("vqa_albef", *FEW, "data.blank=true"), training, None).view
@@ -543,13 +551,13 @@ def test_files_of_annotations_are_trained_on_and_what_cannot_be_read_counts_as_w
     for name in ("left.png", "right.png"):
         Image.new("RGB", (40, 30), (9, 90, 200)).save(tmp_path / name)
     (tmp_path / "cut.png").write_bytes((tmp_path / "left.png").read_bytes()[:60])
-    said = {
+    annotation = {
         "vqa": {"question": "what is it", "answers": ["red"] * 7 + ["blue"] * 3, "answer_type": "other"},
         "visual_entailment": {"hypothesis": "it is red", "label": "neutral"},
         "nlvr2": {"sentence": "both are red", "label": "True"},
     }[task]
     pictures = [["left.png", "right.png"], ["right.png", "left.png"], ["left.png", "cut.png"]]
-    rows = [said | ({"images": each} if task == "nlvr2" else {"image": each[1]}) for each in pictures]
+    rows = [annotation | ({"images": paths} if task == "nlvr2" else {"image": paths[1]}) for paths in pictures]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     (tmp_path / "answers.json").write_text(json.dumps([*"abcdefghij", "red"]))
     files = [f"data.{role}=rows.json" for role in ("train", "val", "test")] + ["data.source=karpathy"]
@@ -558,12 +566,12 @@ def test_files_of_annotations_are_trained_on_and_what_cannot_be_read_counts_as_w
     config = config_of(f"{task}_albef", *files, *few, f"start.run={finished[f'{task}_albef'].config.start.run}")
     run = RunFiles(tmp_path / "run", {"seed": 0})
     finetune(config, open_training_set(config.data, 0), run, False, Accelerator(cpu=True))
-    found = json.loads(run.evaluation.read_text())["evaluations"][f"{task}_test"]
+    result = json.loads(run.evaluation.read_text())["evaluations"][f"{task}_test"]
     hits = json.loads(run.hits.read_text())[f"{task}_test"]["accuracy"]
-    assert found["protocol"]["unreadable_images"] == 1
+    assert result["protocol"]["unreadable_images"] == 1
     assert hits[2] == [0]
-    assert found["metrics"]["accuracy"] == pytest.approx(sum(hit for (hit,) in hits) / 3)
-    assert found["chance"]["accuracy"] == 1  # red, neutral, true: whoever says it is right about all
+    assert result["metrics"]["accuracy"] == pytest.approx(sum(hit for (hit,) in hits) / 3)
+    assert result["chance"]["accuracy"] == 1  # red, neutral, true: whoever says it is right about all
 
 
 @pytest.mark.parametrize(
@@ -589,11 +597,11 @@ def test_local_annotations_with_photographs_go_through_a_model_end_to_end(
     config = config_of(f"{task}_albef", *files, f"start.run={finished[f'{task}_albef'].config.start.run}")
     run = RunFiles(tmp_path / "run", {"seed": 0})
     finetune(config, open_training_set(config.data, 0), run, False, Accelerator(cpu=True))
-    found = json.loads(run.evaluation.read_text())["evaluations"][f"{task}_test"]
-    assert found["protocol"]["unreadable_images"] == 0
+    result = json.loads(run.evaluation.read_text())["evaluations"][f"{task}_test"]
+    assert result["protocol"]["unreadable_images"] == 0
     hits = json.loads(run.hits.read_text())[f"{task}_test"]["accuracy"]
     assert len(hits) == count
-    assert found["metrics"]["accuracy"] == pytest.approx(sum(hit for (hit,) in hits) / count)
+    assert result["metrics"]["accuracy"] == pytest.approx(sum(hit for (hit,) in hits) / count)
 
 
 @pytest.mark.parametrize("row", ["vqa", "visual_entailment", "assigned", "nlvr2"])
@@ -601,12 +609,12 @@ def test_paper_scale_has_the_size_of_the_run_that_it_starts_from(row):
     config = config_of(f"{row}_albef_geo", scale="paper")
     tokenizer = SimpleNamespace(vocabulary_size=30_522, mask_id=103, end_id=102, pad_id=0)
     with torch.device("meta"):
-        own, pre_trained = MODELS.build_model(config, tokenizer), build_encoders(config, tokenizer)
-    layers = len(own.encoders.fusion.transformer.blocks)
+        built, pre_trained = MODELS.build_model(config, tokenizer), build_encoders(config, tokenizer)
+    layers = len(built.encoders.fusion.transformer.blocks)
     assert layers == (12 if row in ("assigned", "nlvr2") else 6)
-    shapes = {name: each.shape for name, each in pre_trained.state_dict().items()}
-    for name, each in own.encoders.text_tower.state_dict(prefix="text_tower.").items():
-        assert shapes[name] == each.shape, name
+    shapes = {name: tensor.shape for name, tensor in pre_trained.state_dict().items()}
+    for name, tensor in built.encoders.text_tower.state_dict(prefix="text_tower.").items():
+        assert shapes[name] == tensor.shape, name
     assert config.data.image_size == (256 if row == "assigned" else 384)
 
 
@@ -626,7 +634,7 @@ def test_paper_scale_has_the_size_of_the_run_that_it_starts_from(row):
         ("assigned_albef", ["optim.global_batch_size=2"], "global_batch_size = 2 with data.task = text_assignment"),
     ],
 )
-def test_what_fits_not_is_said_by_key(row, overrides, message):
+def test_what_does_not_fit_is_refused_by_key(row, overrides, message):
     with pytest.raises(ConfigError, match=message):
         config_of(row, *overrides)
 
@@ -644,7 +652,7 @@ def test_a_start_with_other_layers_is_refused(finished):
             start_(MODELS.build_model(config, encoder.tokenizer), config)
 
 
-def test_each_evaluation_refuses_the_others_checkpoints(finished):
+def test_an_evaluation_refuses_the_others_checkpoints(finished):
     task = last_checkpoint(finished["vqa_albef"].files.checkpoints)
     with pytest.raises(CheckpointError, match=r"geomm/finetune.py, .*; run: python geomm/evaluate_tasks.py --"):
         of_pairs.load_encoder(task, torch.device("cpu"))

@@ -56,9 +56,9 @@ def test_a_row_trains_what_it_starts_from_and_finds_it_again(finetuned, runs, ca
     again = run_row(Job(CODE, "finetuned_albef_geo.yaml", "smoke", 0, FEW, runs))
     assert again.files.folder == finetuned.files.folder
     assert capsys.readouterr().out.count("found in") == 3
-    told = next(line for line in read_log(finetuned.files.log) if line["event"] == "start")
-    assert told["filled"] > 40
-    assert told["new"] == 0
+    event = next(line for line in read_log(finetuned.files.log) if line["event"] == "start")
+    assert event["filled"] > 40
+    assert event["new"] == 0
     first = next(line for line in read_log(RunFiles(parents["albef_geo"]).log) if line["event"] == "start")
     assert first["new"] > 20  # fusion and heads
 
@@ -118,7 +118,7 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
         def note(model, arguments):
             weights = [list(part.parameters()) for part in (model.encoders, model.momentum_encoders)]
             if not arguments[0].is_meta:  # somebody counts what a sample costs
-                steps.append((arguments, [[each.detach().clone() for each in part] for part in weights]))
+                steps.append((arguments, [[weight.detach().clone() for weight in part] for part in weights]))
 
         model.register_forward_pre_hook(note)
         return model
@@ -148,11 +148,11 @@ def test_a_step_gets_what_its_row_says(row, finetuned, tmp_path, monkeypatch):
         (["optim.loss_tile=2"], "loss_tile = 2, a pool compares whole batches; accepted: 0"),
         (
             ["model.text.layers=0", "model.text.stem.weights=x"],
-            "is 0 with method.base = albef, whose fusion looks at tokens; accepted: at least 1",
+            "is 0 with method.base = albef, whose fusion attends to tokens; accepted: at least 1",
         ),
     ],
 )
-def test_what_fits_not_is_said_by_key(overrides, message):
+def test_what_does_not_fit_is_refused_by_key(overrides, message):
     with pytest.raises(ConfigError, match=message):
         config_of("albef_geo", *overrides)
 
@@ -175,11 +175,11 @@ def test_a_run_goes_on_within_a_period_to_the_last_bit(tmp_path):
     shutil.copytree(files[0].folder, files[1].folder)
     shutil.rmtree(files[1].checkpoints / "step-00000007")  # killed between the graphs of steps 3 and 6
     train(config, pairs, files[1], True, Accelerator(cpu=True))
-    whole, resumed = (last_checkpoint(each.checkpoints).model_tensors() for each in files)
+    whole, resumed = (last_checkpoint(run_files.checkpoints).model_tensors() for run_files in files)
     assert whole["image_pool.has_graph"]
     for name, tensor in whole.items():
         assert torch.equal(tensor, resumed[name]), name
-    losses = [[line["loss"] for line in read_log(each.log) if line["event"] == "train"] for each in files]
+    losses = [[line["loss"] for line in read_log(run_files.log) if line["event"] == "train"] for run_files in files]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 7
 
@@ -203,21 +203,21 @@ def test_a_log_says_what_the_pools_are_like(finetuned):
     assert 1 <= last["i2t_positive_rank"] <= finetuned.config.method.queue_size
 
 
-def test_the_matching_head_ranks_the_test_sets_and_embeddings_alone_beside_it(finetuned):
-    found = json.loads(finetuned.files.evaluation.read_text())["evaluations"]
-    assert found.keys() == {f"{role}{stage}" for role in ("test", "second_test") for stage in ("", "_contrastive")}
-    assert found["test"]["protocol"]["ranking"] != found["test_contrastive"]["protocol"]["ranking"]
-    assert found["test"]["metrics"]["i2t_kept_share"] <= 1
+def test_the_matching_head_ranks_the_test_sets_and_only_embeddings_beside_it(finetuned):
+    results = json.loads(finetuned.files.evaluation.read_text())["evaluations"]
+    assert results.keys() == {f"{role}{stage}" for role in ("test", "second_test") for stage in ("", "_contrastive")}
+    assert results["test"]["protocol"]["ranking"] != results["test_contrastive"]["protocol"]["ranking"]
+    assert results["test"]["metrics"]["i2t_kept_share"] <= 1
 
 
-def test_logits_of_pairs_are_those_of_their_own_pictures_and_captions(finetuned):
+def test_logits_of_pairs_are_those_of_their_pictures_and_captions(finetuned):
     config, encoder = encoder_of(finetuned)
     pairs = open_evaluation_sets(config.data).retrieval["test"]
     embedded = embed_pairs(encoder, pairs, CaptionRule())
     images, texts = torch.tensor([0, 3, 15, 3]), torch.tensor([7, 0, 41, 16])
-    found = matching(encoder, embedded)(images, texts)
+    logits = matching(encoder, embedded)(images, texts)
     model = encoder.model.eval()
-    for logit, image, text in zip(found, images, texts):
+    for logit, image, text in zip(logits, images, texts):
         pixels = encoder.transform.inputs(encoder.transform.eval(pairs[int(image)]["image"])[None])
         ids = encoder.tokenizer.encode([embedded.captions[int(text)]], encoder.context_length)
         with torch.no_grad():
@@ -230,8 +230,8 @@ def test_words_keep_the_ids_of_the_run_that_another_starts_from(finetuned, monke
     """Other captions would number them in another way, and every word embedding would stand for another word."""
     config = config_of("finetuned_crowded_albef_geo", *FEW, f"start.run={finetuned.config.start.run}")
     monkeypatch.setattr("common.run.inputs.build_tokenizer", lambda *_: pytest.fail("made anew"))
-    found = open_data(config, open_training_pairs(config.data, 0), None).tokenizer
-    assert found.fingerprint == encoder_of(finetuned)[1].tokenizer.fingerprint
+    tokenizer = open_data(config, open_training_pairs(config.data, 0), None).tokenizer
+    assert tokenizer.fingerprint == encoder_of(finetuned)[1].tokenizer.fingerprint
 
 
 def test_larger_pictures_take_the_positions_of_smaller_ones_resampled(finetuned):
@@ -268,8 +268,8 @@ def test_a_bert_starts_the_text_tower_the_fusion_and_the_word_head(bert, tmp_pat
     config = config_of("albef", *FEW, *OF_BERT, f"model.weights={bert.parent}")
     pairs, files = open_training_pairs(config.data, 0), RunFiles(tmp_path / "run", {"seed": 0})
     train(config, pairs, files, False, Accelerator(cpu=True))
-    told = next(line for line in read_log(files.log) if line["event"] == "start")
-    assert told["of_bert"] == len(list(transformers.BertForMaskedLM.from_pretrained(bert).named_parameters()))
+    event = next(line for line in read_log(files.log) if line["event"] == "start")
+    assert event["of_bert"] == len(list(transformers.BertForMaskedLM.from_pretrained(bert).named_parameters()))
     tokenizer = encoder_of(SimpleNamespace(files=files))[1].tokenizer
     model, theirs = build_model(config, tokenizer).eval(), transformers.BertForMaskedLM.from_pretrained(bert).eval()
     start_(model, config)
@@ -280,8 +280,8 @@ def test_a_bert_starts_the_text_tower_the_fusion_and_the_word_head(bert, tmp_pat
     with torch.no_grad():
         expected = theirs(ids, attention_mask=mask.long()).logits
         tokens = encoders.fusion.transformer(encoders.text_tower.forward_tokens(ids), mask)
-        found = encoders.word_head(tokens, encoders.text_tower.token_embedding.weight)
-    torch.testing.assert_close(found[mask], expected[mask], rtol=1e-4, atol=1e-5)
+        logits = encoders.word_head(tokens, encoders.text_tower.token_embedding.weight)
+    torch.testing.assert_close(logits[mask], expected[mask], rtol=1e-4, atol=1e-5)
 
 
 def test_the_run_of_a_row_stands_over_a_bert_whose_lower_layers_it_began_with(bert, tmp_path):
@@ -296,9 +296,9 @@ def test_the_run_of_a_row_stands_over_a_bert_whose_lower_layers_it_began_with(be
         if name.startswith("encoders."):
             assert torch.equal(ours[name], tensor)
     of_text, of_fusion = (part.transformer.blocks[0].mlp[0].bias for part in (model.text_tower, model.encoders.fusion))
-    own = [layer.intermediate.dense.bias for layer in theirs.bert.encoder.layer]
-    assert torch.equal(of_fusion, own[1])
-    assert 0 < (of_text - own[0]).abs().max() < 0.01  # two steps from where it began
+    biases = [layer.intermediate.dense.bias for layer in theirs.bert.encoder.layer]
+    assert torch.equal(of_fusion, biases[1])
+    assert 0 < (of_text - biases[0]).abs().max() < 0.01  # two steps from where it began
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_the_run_of_a_row_stands_over_a_bert_whose_lower_layers_it_began_with(be
         (("model.text.norm_eps=1e-5",), "norm_eps is 1e-05 here and 1e-12 in the weights"),
     ],
 )
-def test_a_bert_that_does_not_fit_is_said(bert, overrides, message):
+def test_a_bert_that_does_not_fit_is_refused(bert, overrides, message):
     def start():
         config = config_of("albef", *OF_BERT, f"model.weights={bert.parent}", *overrides)
         start_(build_model(config, build_tokenizer(config.data, None)), config)
@@ -334,11 +334,13 @@ def test_paper_scale_takes_deit_and_bert_whole_and_fine_tuning_what_comes_of_the
     tokenizer = SimpleNamespace(vocabulary_size=30_522, mask_id=103, end_id=102, pad_id=0)
     with torch.device("meta"):
         model = build_model(config, tokenizer)
-    told = transformers.BertConfig()
+    sizes = transformers.BertConfig()
     text, fusion = model.encoders.text_tower, model.encoders.fusion
-    assert len(text.transformer.blocks) + len(fusion.transformer.blocks) == told.num_hidden_layers
-    assert text.token_embedding.weight.shape == (told.vocab_size, told.hidden_size)
-    assert {block.mlp_norm.eps for part in (text, fusion) for block in part.transformer.blocks} == {told.layer_norm_eps}
+    assert len(text.transformer.blocks) + len(fusion.transformer.blocks) == sizes.num_hidden_layers
+    assert text.token_embedding.weight.shape == (sizes.vocab_size, sizes.hidden_size)
+    assert {block.mlp_norm.eps for part in (text, fusion) for block in part.transformer.blocks} == {
+        sizes.layer_norm_eps
+    }
     image = transformers.DeiTConfig()
     tower = model.image_tower
     assert (tower.width, len(tower.transformer.blocks)) == (image.hidden_size, image.num_hidden_layers)

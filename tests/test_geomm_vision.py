@@ -78,9 +78,9 @@ def test_codes_are_those_of_the_published_loop_and_finite_where_it_divides_nothi
     empty[:, 3] = -1.0  # exp(-200) is no number above 0 in float32
     with np.errstate(invalid="ignore"):
         assert np.isnan(published_codes(empty.numpy(), 0.01)).any()
-    found = sinkhorn(empty, 100.0, 3)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found.sum(dim=1), torch.ones(20))
+    codes = sinkhorn(empty, 100.0, 3)
+    assert codes.isfinite().all()
+    torch.testing.assert_close(codes.sum(dim=1), torch.ones(20))
 
 
 @pytest.mark.parametrize(("small", "queue"), [(0, 0), (3, 0), (0, 16), (1, 12)])
@@ -125,11 +125,11 @@ def test_prototypes_are_compared_along_their_graph(attach):
     for row, lengths in enumerate(to_query):
         doors = np.argsort(lengths)[: 1 if attach == "nearest" else 3]
         expected[row] = np.cos(np.minimum(np.min(lengths[doors, None] + paths[doors], axis=0), 4 * np.pi) / 4)
-    found = prototypes.similarity(queries)
-    np.testing.assert_allclose(found.detach(), expected, rtol=0, atol=1e-7)
+    similarity = prototypes.similarity(queries)
+    np.testing.assert_allclose(similarity.detach(), expected, rtol=0, atol=1e-7)
     if attach.endswith("_st"):
         weights = torch.randn(5, PROTOTYPES).double()
-        ours = torch.autograd.grad((found * weights).sum(), (queries, prototypes.weight))
+        ours = torch.autograd.grad((similarity * weights).sum(), (queries, prototypes.weight))
         cosine = torch.autograd.grad((queries @ prototypes.weight.T * weights).sum(), (queries, prototypes.weight))
         torch.testing.assert_close(ours, cosine)
 
@@ -180,7 +180,7 @@ def test_moco_meets_its_keys_where_they_will_be_written_and_in_the_order_of_its_
         with torch.no_grad():
             queries = [unit(one.encoder(views)) for views in (first, second)][: 1 + symmetric]
             keys = [one.encode_keys(views, 7 + step) for views in (second, first)][: 1 + symmetric]
-        found, inserted = copy.deepcopy(model)(first, second, None, 7 + step)
+        step_loss, inserted = copy.deepcopy(model)(first, second, None, 7 + step)
         losses = []
         for query, key in zip(queries, keys):  # of a direction no view meets itself
             written = copy.deepcopy(pool)
@@ -189,7 +189,7 @@ def test_moco_meets_its_keys_where_they_will_be_written_and_in_the_order_of_its_
             similarity = query @ rows.T if graph is None else geodesic_similarity(query, rows, graph, num_attached=2)
             losses.append(info_nce(5.0 * similarity, columns).item())
             wrapped |= bool(columns[-1] < columns[0] and graph is not None)
-        assert found.item() == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+        assert step_loss.item() == pytest.approx(sum(losses) / len(losses), rel=1e-4)
         torch.testing.assert_close(inserted, torch.cat(keys), rtol=0, atol=1e-5)
         model.insert(inserted)
     assert wrapped
@@ -200,28 +200,30 @@ def test_shuffled_keys_come_back_to_their_queries():
     contrast = moco().contrast.eval()
     _, second = pictures(0)
     torch.testing.assert_close(contrast.encode_keys(second, 5), contrast.encode_keys(second), rtol=0, atol=1e-5)
-    alone = torch.cat([contrast.encode_keys(picture[None]) for picture in second])
-    torch.testing.assert_close(contrast.encode_keys(second, 5), alone, rtol=0, atol=1e-5)
+    one_by_one = torch.cat([contrast.encode_keys(picture[None]) for picture in second])
+    torch.testing.assert_close(contrast.encode_keys(second, 5), one_by_one, rtol=0, atol=1e-5)
 
 
 def of_processes(count):
     """Loss and gradients of two steps of SwAV with a queue, this process's share of the batch; and the queue."""
-    model, found = swav(queue=2 * BATCH), []
-    own = slice(rank() * BATCH // count, (rank() + 1) * BATCH // count)
+    model, results = swav(queue=2 * BATCH), []
+    share = slice(rank() * BATCH // count, (rank() + 1) * BATCH // count)
     for step in range(4):
         model.start_step(step)
         first, second = views(20 + step)
-        loss, keys = model(first[own], second[own])
+        loss, keys = model(first[share], second[share])
         model.insert(keys)
-        gradients = torch.autograd.grad(loss, [each for each in model.parameters() if each.requires_grad])
-        found.append([loss.detach(), *gradients])
-    return found, model.queue.features
+        gradients = torch.autograd.grad(
+            loss, [parameter for parameter in model.parameters() if parameter.requires_grad]
+        )
+        results.append([loss.detach(), *gradients])
+    return results, model.queue.features
 
 
 def test_two_processes_are_one():
     one, (first, second) = of_processes(1), in_processes(2, of_processes, 2)
-    for alone, here, there in zip(one[0], first[0], second[0]):
-        for expected, left, right in zip(alone, here, there):
+    for single, here, there in zip(one[0], first[0], second[0]):
+        for expected, left, right in zip(single, here, there):
             torch.testing.assert_close((left + right) / 2, expected, rtol=1e-9, atol=1e-12)
     for queue in (first[1], second[1]):
         torch.testing.assert_close(queue, one[1], rtol=0, atol=1e-12)
@@ -229,18 +231,21 @@ def test_two_processes_are_one():
 
 @pytest.mark.parametrize("name", ["moco_v2_geo", "swav_geo"])
 def test_a_run_goes_on_within_a_period_to_the_last_bit(name, tmp_path):
-    own = ("method.small_views=1", "method.code_queue=24") if name == "swav_geo" else ()
-    config = config_of(name, *own, "method.graph_update_interval=3", "optim.steps=8", "run.save_every=7",
+    settings = ("method.small_views=1", "method.code_queue=24") if name == "swav_geo" else ()
+    config = config_of(name, *settings, "method.graph_update_interval=3", "optim.steps=8", "run.save_every=7",
                        "run.evaluate_every=0", "run.log_every=1", "data.num_test=20")  # fmt: skip
-    files, pictures = [RunFiles(tmp_path / each) for each in ("whole", "resumed")], open_training_set(config.data)
+    files, pictures = (
+        [RunFiles(tmp_path / name_of_run) for name_of_run in ("whole", "resumed")],
+        open_training_set(config.data),
+    )
     pretrain(config, pictures, files[0], False, Accelerator(cpu=True))
     shutil.copytree(files[0].folder, files[1].folder)
     shutil.rmtree(files[1].checkpoints / "step-00000008")
     pretrain(config, pictures, files[1], True, Accelerator(cpu=True))
-    whole, resumed = (last_checkpoint(each.checkpoints).model_tensors() for each in files)
+    whole, resumed = (last_checkpoint(run_files.checkpoints).model_tensors() for run_files in files)
     assert all(torch.equal(tensor, resumed[key]) for key, tensor in whole.items())
     assert whole["contrast.pool.has_graph" if name == "moco_v2_geo" else "prototypes.has_paths"]
-    losses = [[line["loss"] for line in read_log(each.log) if line["event"] == "train"] for each in files]
+    losses = [[line["loss"] for line in read_log(run_files.log) if line["event"] == "train"] for run_files in files]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 8
 
@@ -268,7 +273,7 @@ def test_a_run_leaves_frozen_prototypes_as_they_are(tmp_path):
         ("moco_v2", "method.queue_size=4 method.branching=[2,2]", r"accepted: at least the \d+ keys of a step"),
     ],
 )
-def test_what_fits_not_is_said_by_key(name, override, message):
+def test_what_does_not_fit_is_refused_by_key(name, override, message):
     with pytest.raises(ConfigError, match=message):
         config_of(name, *override.split())
 

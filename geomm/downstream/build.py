@@ -1,4 +1,4 @@
-"""From a row to its task's model, and the weights that it starts with."""
+"""Builds the model of a task's row, and fills it with its first weights."""
 
 from functools import partial
 
@@ -33,12 +33,7 @@ _BLOCK = "encoders.fusion.transformer.blocks."
 
 
 def build_task_model(config: TaskConfig, tokenizer: Tokenizer) -> TaskModel:
-    """The model of a row with random weights.
-
-    Args:
-        config: of one row.
-        tokenizer: as in `geomm.model.build_model`.
-    """
+    """The model of a row with random weights."""
     albef = build_encoders(config, tokenizer)
     text_tower, fusion, task, width = albef.text_tower, albef.fusion, config.data.task, config.model.text.width
     read = partial(FusedReader, albef.image_tower, text_tower)
@@ -61,6 +56,7 @@ def start_(model: TaskModel, config: TaskConfig) -> dict[str, int]:
     Raises:
         ConfigError: that run has other sizes, or lacks a part.
     """
+    # a doubled fusion takes each layer twice, a decoder of answers takes the fusion's layers
     tensors = tensors_of_run(config.start.run, model.encoders.image_tower)
     if config.data.task in NUM_PICTURES:
         tensors = _doubled(tensors, 2 * config.method.fusion_layers, config.start.run)
@@ -81,24 +77,26 @@ def start_(model: TaskModel, config: TaskConfig) -> dict[str, int]:
 
 
 def _doubled(tensors: dict[str, torch.Tensor], layers: int, run: str) -> dict[str, torch.Tensor]:
-    """Each layer of an ALBEF's fusion under the names of the two that start from it; a doubled fusion as it is.
+    """Each layer of an ALBEF's fusion under the names of its two copies; a doubled fusion is not changed.
 
     Raises:
         ConfigError: another number of layers.
     """
-    there = 1 + max((int(name[len(_BLOCK) :].split(".")[0]) for name in tensors if name.startswith(_BLOCK)), default=-1)
-    if there == layers:
+    present = 1 + max(
+        (int(name[len(_BLOCK) :].split(".")[0]) for name in tensors if name.startswith(_BLOCK)), default=-1
+    )
+    if present == layers:
         return tensors
-    if 2 * there != layers:
+    if 2 * present != layers:
         raise ConfigError(
-            f"start.run = {run} has {there} fusion layers, a fusion with two pictures {layers}; accepted: a run of "
+            f"start.run = {run} has {present} fusion layers, a fusion with two pictures {layers}; accepted: a run of "
             f"{layers // 2}, or of text assignment with {layers}, as method.fusion_layers = {layers // 2} says"
         )
-    found = {}
+    doubled = {}
     for name, tensor in tensors.items():
         if name.startswith(_BLOCK):
             number, _, rest = name[len(_BLOCK) :].partition(".")
-            found |= {f"{_BLOCK}{2 * int(number) + second}.{rest}": tensor for second in (0, 1)}
+            doubled |= {f"{_BLOCK}{2 * int(number) + second}.{rest}": tensor for second in (0, 1)}
         else:
-            found[name] = tensor
-    return found
+            doubled[name] = tensor
+    return doubled

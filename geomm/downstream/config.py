@@ -1,4 +1,4 @@
-"""Configuration of a fine-tuning for a task: that of a pre-training, and which task on which files."""
+"""Configuration of a fine-tuning for a task: that of a pre-training, with the task and its files."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,14 +12,14 @@ NUM_PICTURES = {"nlvr2": 2, "text_assignment": 2}  # that an item of a task has;
 
 @dataclass(frozen=True)
 class TaskData(DataConfig):
-    """Annotated pictures. On scenes they are drawn; of photographs data.train, val and test name files of annotations.
+    """Annotated images: drawn scenes, or photographs with files of annotations in data.train, val and test.
 
-    Their form is that of `common/data/annotated.py`, with data.source = karpathy. Of VQA v2 it is two files,
-    "questions.json+annotations.json". Text assignment takes captioned pictures, from any source.
+    `common/data/annotated.py` has their format, with data.source = karpathy. VQA v2 has two files,
+    "questions.json+annotations.json". Text assignment takes captioned images from any source.
     """
 
     task: Literal["vqa", "visual_entailment", "text_assignment", "nlvr2"] = "vqa"
-    blank: bool = False  # every picture is black, in training and test: what words alone tell
+    blank: bool = False  # all images are black, in training and test: a control that has only words
     answers: str = path_setting()  # vqa: JSON list of the answers that are ranked, below data.root; "" = the scenes'
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class TaskData(DataConfig):
 
 @dataclass(frozen=True)
 class TaskConfig(Config):
-    """A row of a task's table at a scale. Of `method` distance and queue say nothing here: no contrast is trained."""
+    """A row of a task's table at a scale. Distance and queue of `method` have no effect, as there is no contrast."""
 
     data: TaskData = field(default_factory=TaskData)
     method: MethodConfig = field(default_factory=lambda: MethodConfig(base="albef"))
@@ -54,7 +54,7 @@ class TaskConfig(Config):
         if self.method.base == "clip":
             raise ValueError("method.base = clip with a task; accepted: one with a fusion: albef, tcl, mafa")
         if self.start.bert and not (self.start.row or self.start.run):
-            raise ValueError(f"start.bert = {self.start.bert} alone with a task; accepted: start.row, an ALBEF's")
+            raise ValueError(f"only start.bert = {self.start.bert} with a task; accepted: start.row, an ALBEF's")
         batch = self.optim.global_batch_size
         if task == "text_assignment" and batch < 3:
             raise ValueError(

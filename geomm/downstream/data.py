@@ -1,4 +1,4 @@
-"""Annotated pictures of a task by role, and training batches of them."""
+"""Annotated images of a task by role, and training batches of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,10 +33,10 @@ LONGEST_ANSWER = 12  # tokens, start and end included
 
 
 def open_training_set(data: TaskData, seed: int) -> Any:
-    """What a row trains on: captioned pictures for text assignment, else items as `common/data/annotated.py` has them.
+    """The training set of a row: captioned images for text assignment, else items of `common/data/annotated.py`.
 
     Raises:
-        FileNotFoundError, ValueError: as the readers do, or no training answer is in the list of answers.
+        FileNotFoundError, ValueError: from the readers, or no training answer is in the list of answers.
     """
     if data.task == "text_assignment":
         return open_training_pairs(data, seed)
@@ -47,9 +47,9 @@ def open_training_set(data: TaskData, seed: int) -> Any:
 
 
 def open_test_sets(data: TaskData) -> dict[str, "Altered"]:
-    """What a row is evaluated on, by role: "vqa_dev", "vqa_test", ..., for nlvr2 "nlvr2_exchanged", too.
+    """The test sets of a row by role: "vqa_dev", "vqa_test", ..., for nlvr2 also "nlvr2_exchanged".
 
-    The last is the test set with left and right exchanged. Text assignment has none: its log has the accuracy.
+    The last is the test set with left and right exchanged. Text assignment has none; its log has the accuracy.
     """
     if data.task == "text_assignment":
         return {}
@@ -69,7 +69,7 @@ def listed(data: TaskData) -> list[str]:
 
 
 def _open(data: TaskData, part: str, seed: int) -> Any:
-    """The set of one part, "train", "dev" or "test"; of scenes with a seed."""
+    """The set of one part, "train", "dev" or "test"; the seed is that of scenes."""
     if data.source == "scenes":
         drawn, size = ("train", data.num_train) if part == "train" else ("test", data.num_test)
         return annotation_task(data.task, size=size, image_size=data.image_size, seed=seed, part=drawn)
@@ -88,11 +88,11 @@ def _open(data: TaskData, part: str, seed: int) -> Any:
         max_broken_share=data.max_broken_share,
     )
     if data.task == "vqa" and part != "train":
-        alone = sum(len(opened.row(index)["answers"]) < 2 for index in range(len(opened)))
-        if alone:
+        unconfirmed = sum(len(opened.row(index)["answers"]) < 2 for index in range(len(opened)))
+        if unconfirmed:
             raise ValueError(
-                f"data.{key} = {named}: {alone} of {len(opened)} questions have one answer; accepted: at least two of "
-                "each, as VQA accuracy is agreement with the other annotators"
+                f"data.{key} = {named}: {unconfirmed} of {len(opened)} questions have one answer; accepted: at least "
+                "two of each, as VQA accuracy is agreement with the other annotators"
             )
     return opened
 
@@ -103,9 +103,8 @@ def _below(data: TaskData, path: str) -> Path:
 
 @dataclass(frozen=True)
 class Altered:
-    """Items with what an evaluation changes of them, and what it needs beside them.
-
-    items: the set. blank: pictures are black. exchanged: left and right change places. answers: the closed list.
+    """Items with changes for an evaluation. blank: images are black. exchanged: left and right are exchanged.
+    answers: the closed list.
     """
 
     items: Any
@@ -115,19 +114,19 @@ class Altered:
 
     @property
     def name(self) -> str:
-        """Of the set, and what was changed."""
+        """Name of the set, with its changes."""
         source = "scenes/" if isinstance(self.items, AnnotationTask) else ""
         changes = [", blank pictures"] * self.blank + [", pictures exchanged"] * self.exchanged
         return f"{source}{self.items.name}{''.join(changes)}"
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the set and all that this says."""
+        """Fingerprint of the set and its changes."""
         return hash_of([self.items.fingerprint, self.blank, self.exchanged, self.answers])
 
     @property
     def broken_at_open(self) -> list[BrokenSample]:
-        """Of the set."""
+        """Samples of the set that were lost when it was opened."""
         return lost_at_open(self.items)
 
     def __len__(self) -> int:
@@ -139,17 +138,17 @@ class Altered:
         if self.exchanged:
             item[key] = item[key][::-1]
         if self.blank:
-            item[key] = [black(each) for each in item[key]] if key == "images" else black(item[key])
+            item[key] = [black(picture) for picture in item[key]] if key == "images" else black(item[key])
         return item
 
 
 def black(picture: Image.Image | np.ndarray) -> Image.Image | np.ndarray:
-    """A picture of the same size without anything on it."""
+    """A black image of the same size."""
     return np.zeros_like(picture) if isinstance(picture, np.ndarray) else Image.new("RGB", picture.size)
 
 
 def pictures_of(item: dict[str, Any]) -> list[Any]:
-    """The one picture of an item, or left and right."""
+    """The image of an item, or left and right."""
     return [*item["images"]] if "images" in item else [item["image"]]
 
 
@@ -159,7 +158,7 @@ def answer_weights(answers: Sequence[str]) -> dict[str, float]:
 
 
 def encoded_answers(tokenizer: Tokenizer, answers: list[str]) -> torch.Tensor:
-    """(num_answers, length of the longest) ids, each with its end token."""
+    """(num_answers, length of the longest) ids, with end tokens."""
     ids = tokenizer.encode(answers, LONGEST_ANSWER)
     return ids[:, : int((ids == tokenizer.end_id).int().argmax(dim=1).max()) + 1]
 
@@ -170,7 +169,7 @@ class TaskBatch:
 
     images: torch.Tensor  # (batch, pictures, 3, size, size) uint8
     token_ids: torch.Tensor  # (batch, context_length)
-    targets: tuple[torch.Tensor, ...]  # what the model's forward pass takes behind the words
+    targets: tuple[torch.Tensor, ...]  # further arguments of the model's forward pass
     broken: list[BrokenSample] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -178,15 +177,15 @@ class TaskBatch:
 
     def pin_memory(self) -> "TaskBatch":
         self.images, self.token_ids = self.images.pin_memory(), self.token_ids.pin_memory()
-        self.targets = tuple(each.pin_memory() for each in self.targets)
+        self.targets = tuple(tensor.pin_memory() for tensor in self.targets)
         return self
 
 
 class TaskView(Dataset):
-    """Training items addressed by position; a sample is a pure function of (seed, position).
+    """Training items by position; a sample is a pure function of (seed, position).
 
     Args:
-        view: of the set: how a sample is read, and a picture becomes a tensor. Both pictures of an item have one crop.
+        view: of the set; reads samples and makes tensors of images. Both images of an item have the same crop.
         task: of TaskData.
     """
 
@@ -213,15 +212,15 @@ class TaskView(Dataset):
         if self.task != "vqa":
             return (torch.tensor([item["label"] for item in items]),)
         weights = [answer_weights(item["answers"]) for item in items]
-        answers = [answer for each in weights for answer in each]
-        question_of = [row for row, each in enumerate(weights) for _ in each]
-        shares = torch.tensor([share for each in weights for share in each.values()])
+        answers = [answer for shares_of in weights for answer in shares_of]
+        question_of = [row for row, shares_of in enumerate(weights) for _ in shares_of]
+        shares = torch.tensor([share for shares_of in weights for share in shares_of.values()])
         return encoded_answers(self.view.tokenizer, answers), shares, torch.tensor(question_of)
 
 
 @dataclass(frozen=True)
 class TaskTraining:
-    """What finetune.py trains and is evaluated on; see `Training` in common/run/inputs.py."""
+    """The data of finetune.py; see `Training` in common/run/inputs.py."""
 
     items: Any
     order: SampleOrder
@@ -229,7 +228,7 @@ class TaskTraining:
     tokenizer: Tokenizer
     transform: ImageTransform
     evaluation_sets: dict[str, Altered]
-    cache: None = None  # no features are kept
+    cache: None = None  # no cached features
 
     @property
     def description(self) -> str:
@@ -250,7 +249,7 @@ class TaskTraining:
 
 
 def open_task_training(config: TaskConfig, items: Any | Pairs, checkpoint: Checkpoint | None) -> TaskTraining:
-    """Everything but the training set; words have the ids that they had in the run that this one starts from."""
+    """The data of a run, with the token ids of the run that it starts from."""
     data = config.data
     if checkpoint is None and config.start.run:
         checkpoint = named_checkpoint(Path(config.start.run), "start.run")

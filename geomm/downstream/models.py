@@ -1,12 +1,12 @@
-"""What a task puts on a pre-trained ALBEF's towers and fusion (ALBEF, Sec. 3.4 and 4, after its code; GeoMM, Sec. 4.1).
+"""Task heads on a pre-trained ALBEF's towers and fusion (ALBEF, Sec. 3.4 and 4, after its code; GeoMM, Sec. 4.1).
 
-    vqa                 a decoder writes the answer, looking at the fused question (14.2)
-    visual_entailment   an MLP on the fused class token judges the hypothesis, three classes
-    text_assignment     to which of two pictures does a caption belong, or to neither: before NLVR2
-    nlvr2               a doubled fusion looks at two pictures in turn, an MLP judges the statement
-Each loss is the mean over this process's items, in nats. All but text assignment are distilled: share alpha of the
-target is what a momentum copy of everything that trains says. ALBEF takes that softmax over the vocabulary; TCL's
-code takes it over the positions, which is a slip.
+    vqa                 a decoder writes the answer and attends to the fused question (14.2)
+    visual_entailment   an MLP on the fused class token classifies the hypothesis, three classes
+    text_assignment     to which of two images does a caption belong, or to neither: before NLVR2
+    nlvr2               a doubled fusion attends to two images in turn, an MLP classifies the statement
+Losses are means over this process's items, in nats. All but text assignment are distilled: share alpha of the target
+comes from a momentum copy of all trained parameters. ALBEF takes that softmax over the vocabulary; TCL's code takes it
+over the positions, by mistake.
 """
 
 import copy
@@ -24,16 +24,15 @@ from common.geometry import Sphere
 from common.momentum import MomentumEncoder
 
 NUM_ASSIGNMENTS = 3  # the first picture, the second, neither
-ASSIGNMENT_TEMPERATURE = 0.07  # of the similarities that a second picture is drawn by
+ASSIGNMENT_TEMPERATURE = 0.07  # of the similarities in the draw of a second image
 SEQUENCES_AT_ONCE = 1_024  # that the decoder scores in evaluation
 
 
 class FusedReader(nn.Module):
-    """What a task trains and keeps a momentum copy of. Names are those of an ALBEF's encoders, whose weights it takes.
+    """The trained part of a task's model, with the parameter names of an ALBEF's encoders, whose weights it takes.
 
     Args:
-        image_tower, text_tower: of an ALBEF.
-        fusion: on the text tower's tokens; `FusionTransformer.doubled` where there are two pictures.
+        fusion: on the text tower's tokens; `FusionTransformer.doubled` for two images.
         head: on the fused tokens.
     """
 
@@ -48,14 +47,14 @@ class FusedReader(nn.Module):
         self.image_tower, self.text_tower, self.fusion, self.head = image_tower, text_tower, fusion, head
 
     def image_tokens(self, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(batch, pictures, 3, size, size) -> of each picture of an item (batch, tokens, width)."""
+        """(batch, images, 3, size, size) -> for each image of an item (batch, tokens, width)."""
         tokens = self.image_tower.forward_tokens(images.flatten(0, 1))
         return tokens.unflatten(0, images.shape[:2]).unbind(1)
 
     def fused(
         self, image_tokens: tuple[torch.Tensor, ...], token_ids: torch.Tensor, first: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(batch, first or length, width) tokens of the words after the fusion; and (batch, length), True at words."""
+        """(batch, first or length, width) word tokens after the fusion; and (batch, length), True at words."""
 
         def compute(ids: torch.Tensor, mask: torch.Tensor, *pictures: torch.Tensor) -> torch.Tensor:
             return self.fusion(self.text_tower.forward_tokens(ids, mask), mask, pictures, first=first)
@@ -74,12 +73,7 @@ def classifier(width: int, num_classes: int) -> nn.Sequential:
 
 
 class TaskModel(nn.Module):
-    """What the tasks share.
-
-    Args:
-        encoders: trained.
-        distils: from a momentum copy of them.
-    """
+    """The common part of the task models; `distils`: has a momentum copy of the encoders."""
 
     def __init__(self, encoders: FusedReader, distils: bool = True) -> None:
         super().__init__()
@@ -87,7 +81,7 @@ class TaskModel(nn.Module):
         self.geometry = Sphere()  # of the towers; no task compares embeddings
 
     def start_momentum_(self) -> None:
-        """Makes the momentum copy what the encoders are now."""
+        """Copies the encoders into the momentum copy."""
         if self.momentum_encoders is not None:
             self.momentum_encoders.encoder.load_state_dict(self.encoders.state_dict())
 
@@ -98,14 +92,14 @@ class TaskModel(nn.Module):
 
 
 class TaskLoss(NamedTuple):
-    """Of a step: in nats, with its gradient; and (items,) bool, which items were right, where that is known."""
+    """Loss of a step in nats, with gradient; right: (items,) bool, or None if that is not known."""
 
     loss: torch.Tensor
     right: torch.Tensor | None
 
 
 class Classification(TaskModel):
-    """Visual entailment and NLVR2: classes of the fused class token."""
+    """Visual entailment and NLVR2: classifies the fused class token."""
 
     def forward(self, images: torch.Tensor, token_ids: torch.Tensor, labels: torch.Tensor, alpha: float) -> TaskLoss:
         """
@@ -125,9 +119,9 @@ class Classification(TaskModel):
 
 
 class TextAssignment(TaskModel):
-    """Pre-training of a doubled fusion: which of two pictures does a caption belong to (ALBEF, Sec. 3.4).
+    """Pre-training of a doubled fusion: to which of two images does a caption belong (ALBEF, Sec. 3.4).
 
-    The projection of pictures, by which a similar one is drawn, stays as it was pre-trained.
+    The image projection, which gives the similarities of the draw, is frozen.
 
     Args:
         encoders: doubled, with a head of three classes.
@@ -150,7 +144,7 @@ class TextAssignment(TaskModel):
             images: (batch, 1, 3, size, size).
             token_ids: (batch, length) of their captions.
             alpha: not used.
-            drawn: of `drawn_pictures`; None = drawn here, by torch's global generator.
+            drawn: from `drawn_pictures`; None = drawn here, with torch's global generator.
         """
         (tokens,) = self.encoders.image_tokens(images)
         if drawn is None:
@@ -164,16 +158,16 @@ class TextAssignment(TaskModel):
 
 
 def drawn_pictures(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Two pictures for each caption of a batch: with probability 2/3 its own and another one, in either order.
+    """Two images for each caption of a batch: with probability 2/3 its image and another one, in either order.
 
-    Else two others. Others are drawn by softmax(logits), the likelier the more alike.
+    Otherwise two others. Others are drawn from softmax(logits), similar ones more often.
 
     Args:
-        logits: (batch, batch), of pictures with pictures, at least three.
+        logits: (batch, batch), of images with images, at least three.
     Returns:
-        (batch,) int64 each: first and second picture, and which is the caption's: 0, 1, or 2 for neither.
+        (batch,) int64 each: first and second image, and the caption's: 0, 1, or 2 for neither.
     Raises:
-        ValueError: fewer than three pictures.
+        ValueError: fewer than three images.
     """
     batch, device = len(logits), logits.device
     if batch < 3:
@@ -181,21 +175,18 @@ def drawn_pictures(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, to
             f"{batch} captions in a process; accepted for text assignment: at least 3, so an optim.global_batch_size "
             "of three times the processes or more"
         )
-    weights = logits.float().softmax(dim=1) + 1.0e-6  # a row whose mass is all its own can be drawn from, too
+    weights = logits.float().softmax(dim=1) + 1.0e-6  # a row with all its mass on the diagonal can still be drawn from
     others = torch.multinomial(weights.masked_fill(torch.eye(batch, dtype=torch.bool, device=device), 0.0), 2)
     labels = torch.randint(NUM_ASSIGNMENTS, (batch,), device=device)
-    own = torch.arange(batch, device=device)
-    return torch.where(labels == 0, own, others[:, 0]), torch.where(labels == 1, own, others[:, 1]), labels
+    captions = torch.arange(batch, device=device)
+    return torch.where(labels == 0, captions, others[:, 0]), torch.where(labels == 1, captions, others[:, 1]), labels
 
 
 class AnswerDecoder(nn.Module):
-    """Writes an answer word by word: the fusion's layers made causal, which look at the fused question.
+    """Writes an answer word by word: causal copies of the fusion's layers, which attend to the fused question.
 
-    It starts as the fusion, the text tower's embeddings and the head of masked words are; nothing is shared with them
-    afterwards. That takes pictures as wide as words, on which the fusion's cross-attention was trained.
-
-    Args:
-        text_tower, fusion, word_head: of an ALBEF.
+    It copies the fusion, the text tower's embeddings and the head of masked words, and shares nothing with them. The
+    width of images must be that of words, as the fusion's cross-attention was trained on images.
     """
 
     def __init__(
@@ -217,7 +208,7 @@ class AnswerDecoder(nn.Module):
             question: (batch, question_length, width), fused.
             question_mask: (batch, question_length), True at words.
         Returns:
-            (batch, length, vocabulary_size) logits of the token that follows each.
+            (batch, length, vocabulary_size) logits of the next tokens.
         """
         tokens = self.token_embedding(answer_ids)
         tokens = self.input_norm(tokens + self.position_embedding[: tokens.shape[1]].to(tokens.dtype))
@@ -225,12 +216,12 @@ class AnswerDecoder(nn.Module):
         return self.word_head(tokens, self.token_embedding.weight)
 
     def targets(self, answer_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(batch, length - 1) what follows each token, and bool: True up to and with the end token."""
+        """(batch, length - 1) next tokens, and bool: True up to and with the end token."""
         return answer_ids[:, 1:], up_to_first(answer_ids, self.end_id)[:, 1:]
 
 
 class Answering(TaskModel):
-    """VQA: an answer is written, in evaluation one of a closed list."""
+    """VQA: writes an answer; evaluation ranks a closed list."""
 
     def forward(
         self,
@@ -247,15 +238,15 @@ class Answering(TaskModel):
             images: (batch, 1, 3, size, size).
             token_ids: (batch, length) of the questions.
             answer_ids: (num_answers, answer_length), the distinct answers of all questions.
-            answer_weights: (num_answers,) shares of the annotators; those of a question sum to 1.
+            answer_weights: (num_answers,) shares of the annotators; they sum to 1 per question.
             question_of: (num_answers,) row of each answer's question.
             alpha: distillation weight in [0, 1].
         """
-        asked = images, token_ids, answer_ids[:, :-1], question_of
-        logits, soft = self._written(self.encoders, *asked), None
+        inputs = images, token_ids, answer_ids[:, :-1], question_of
+        logits, soft = self._written(self.encoders, *inputs), None
         if alpha:
             with torch.no_grad():
-                soft = self._written(self.momentum_encoders.encoder, *asked).softmax(dim=1)  # over the vocabulary
+                soft = self._written(self.momentum_encoders.encoder, *inputs).softmax(dim=1)  # over the vocabulary
         targets, written = self.encoders.head.targets(answer_ids)
         per_token = distilled(logits, targets.flatten(), soft, alpha)
         per_answer = (per_token.view_as(written) * written).sum(dim=1)
@@ -276,7 +267,7 @@ class Answering(TaskModel):
     def predict(
         self, images: torch.Tensor, token_ids: torch.Tensor, listed_ids: torch.Tensor, k_test: int
     ) -> torch.Tensor:
-        """(batch,) int64, place of the answer in the closed list, by `ranked`."""
+        """(batch,) int64, index of the answer in the closed list, by `ranked`."""
         question, mask = self.encoders.fused(self.encoders.image_tokens(images), token_ids)
         return ranked(self.encoders.head, question, mask, listed_ids, k_test)
 
@@ -286,8 +277,8 @@ def ranked(
 ) -> torch.Tensor:
     """The best of a closed list of answers (ALBEF's code; GeoMM: k = 128 of 3,192).
 
-    The k answers with the likeliest first token are kept; of these the one with the greatest log p(first token) +
-    log p(whole answer) wins, in which the first token counts twice, as in ALBEF's code. Ties go to the lower place.
+    Of the k answers with the likeliest first token, the one with the greatest log p(first token) + log p(whole answer)
+    wins. The first token counts twice, as in ALBEF's code. Ties go to the lower index.
 
     Args:
         decoder: in evaluation mode.
@@ -295,7 +286,7 @@ def ranked(
         listed_ids: (num_answers, answer_length) of the list, in its order.
         k_test: k, at most num_answers.
     Returns:
-        (batch,) int64, places in the list.
+        (batch,) int64, indices in the list.
     """
     first = decoder(listed_ids[:1, :1].expand(len(question), 1), question, question_mask)[:, 0]
     of_first = first.float().log_softmax(dim=1)[:, listed_ids[:, 1]]  # (batch, num_answers)
@@ -317,7 +308,7 @@ def distilled(logits: torch.Tensor, targets: torch.Tensor, soft: torch.Tensor | 
         logits: (rows, classes).
         targets: (rows,) int64.
         soft: (rows, classes), rows sum to 1; None = alpha is 0.
-        alpha: share of the soft ones.
+        alpha: share of the soft targets.
     """
     hard = F.cross_entropy(logits, targets, reduction="none")
     return hard if soft is None else (1 - alpha) * hard + alpha * F.cross_entropy(logits, soft, reduction="none")

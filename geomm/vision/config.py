@@ -1,4 +1,4 @@
-"""Configuration of MoCo v2 and SwAV, by the cosine or by a geodesic distance."""
+"""Configuration of MoCo v2 and SwAV, with the cosine or a geodesic distance."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from geomm.config import DistanceConfig, check_graph
 
 @dataclass(frozen=True)
 class VisionMethodConfig(DistanceConfig):
-    """What is learnt, and by which distance pictures are compared with keys (MoCo v2) or prototypes (SwAV)."""
+    """The method, and the distance between images and keys (MoCo v2) or prototypes (SwAV)."""
 
     name: Literal["moco_v2", "swav", "random_weights"] = "moco_v2"
     logit_scale: float = setting(5.0, above=0.0)  # 1/T, fixed; MoCo v2: 5, SwAV: 10
@@ -19,23 +19,23 @@ class VisionMethodConfig(DistanceConfig):
     ema_momentum: float | None = setting(None, at_least=0.0, at_most=1.0)  # MoCo v2: of the encoder of keys
     ema_schedule: Literal["constant", "half_cosine"] = "constant"  # MoCo v2: half_cosine rises to 1
     symmetric: bool = False  # MoCo v2: each view is query once and key once
-    batch_norm_parts: int = setting(1, at_least=1)  # statistics of parts of a batch, as on so many GPUs
-    shuffle_keys: bool = True  # MoCo v2: keys meet other statistics than their queries
+    batch_norm_parts: int = setting(1, at_least=1)  # statistics of parts of a batch, as on that many GPUs
+    shuffle_keys: bool = True  # MoCo v2: statistics of keys differ from those of their queries
     num_prototypes: int = setting(3_000, at_least=2)  # SwAV
     sinkhorn_scale: float = setting(20.0, above=0.0)  # SwAV: 1/epsilon
     sinkhorn_iterations: int = setting(3, at_least=1)  # SwAV
-    frozen_steps: int = setting(313, at_least=0)  # SwAV: in which the prototypes are held still
-    code_queue: int = setting(0, at_least=0)  # SwAV: past pictures that share in the codes; for small batches
-    small_views: int = setting(0, at_least=0)  # SwAV: multi-crop, of 96 pixels beside 224; the paper's has none
+    frozen_steps: int = setting(313, at_least=0)  # SwAV: first steps with frozen prototypes
+    code_queue: int = setting(0, at_least=0)  # SwAV: past images that share in the codes; for small batches
+    small_views: int = setting(0, at_least=0)  # SwAV: multi-crop, of 96 pixels beside 224; the paper has none
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.ema_momentum is None) == (self.name == "moco_v2"):
-            wanted = "a number, as MoCo v2 has a momentum encoder" if self.name == "moco_v2" else "null"
-            raise ValueError(f"method.ema_momentum = {self.ema_momentum} with {self.name}; accepted: {wanted}")
+            expected = "a number, as MoCo v2 has a momentum encoder" if self.name == "moco_v2" else "null"
+            raise ValueError(f"method.ema_momentum = {self.ema_momentum} with {self.name}; accepted: {expected}")
         for key, only in {"small_views": "swav", "code_queue": "swav", "symmetric": "moco_v2"}.items():
             if getattr(self, key) and self.name != only:
-                raise ValueError(f"method.{key} = {getattr(self, key)} with {self.name}; accepted: with {only} alone")
+                raise ValueError(f"method.{key} = {getattr(self, key)} with {self.name}; accepted: only with {only}")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Evaluates runs of pretrain.py again; what is measured stands in common/run/picture_evaluation.py."""
+"""Evaluates runs of pretrain.py again; common/run/picture_evaluation.py has the metrics."""
 
 from functools import partial
 

@@ -1,7 +1,7 @@
-"""MoCo v2 and SwAV, whose pictures are compared with keys or prototypes by the cosine or by a geodesic distance.
+"""MoCo v2 and SwAV, which compare images with keys or prototypes by the cosine or by a geodesic distance.
 
-What differs from MoCo v2 beside the distance, in both rows alike: the pool starts empty, and the keys of the whole
-batch are candidates (GeoMM, Alg. 2).
+Two more differences from MoCo v2, in both rows: the pool starts empty, and the keys of the whole batch are candidates
+(GeoMM, Alg. 2).
 """
 
 import torch
@@ -17,7 +17,7 @@ from geomm.vision.swav import Prototypes, Swav, swav_head
 
 
 def build_method(config: VisionConfig, num_classes: int, seed: int) -> Method:
-    """The method of a config, with fresh weights from the global random state; classes and seed decide nothing."""
+    """The method of a config, with random weights from the global random state; classes and seed have no effect."""
     method = config.method
     backbone = build_backbone(config.model, method.batch_norm_parts)
     width, dim = backbone.output_dim, method.head_dim

@@ -1,9 +1,9 @@
 """SwAV: codes of one view, predicted from another (Caron et al. 2020), with prototypes as nodes of a graph.
 
-A view's code says which prototypes it belongs to, equal shares of a batch to each (Sinkhorn and Knopp, by the cosine).
-What another view of the picture predicts is a softmax over its similarities with the prototypes. GeoMM says nothing of
-how its distance gets there (inferred): there is no distance of two pictures in SwAV, so prototypes are the nodes, each
-the only member of its cluster, and a picture joins them as any query joins a graph (`geodesic_similarity`).
+The code of a view assigns it to prototypes, with equal shares of a batch per prototype (Sinkhorn and Knopp, by the
+cosine). The prediction from another view of the image is a softmax over its similarities with the prototypes. GeoMM
+does not state how its distance enters (inferred): SwAV has no distance of two images, so prototypes are the nodes, each
+the only member of its cluster, and an image joins them as any query joins a graph (`geodesic_similarity`).
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from geomm.pool import graph_is_due
 
 
 class Prototypes(nn.Module):
-    """Unit vectors that pictures are compared with, and the paths between them.
+    """Unit vectors that are compared with images, and the paths between them.
 
     Args:
         count: prototypes; SwAV: 3,000.
         dim: of an embedding.
-        method: distance, reading, neighbours and when the paths are computed anew.
+        method: distance, reading, neighbours and update interval of the paths.
     Attributes:
         weight: (count, dim), trained. paths: (count, count) lengths in radians, inf = none; has_paths: () bool.
     """
@@ -42,12 +42,12 @@ class Prototypes(nn.Module):
 
     @torch.no_grad()
     def normalise_(self) -> None:
-        """Back to norm 1, which an update has left."""
+        """Restores norm 1 after an update."""
         self.weight.copy_(unit(self.weight))
 
     @torch.no_grad()
     def rebuild(self, step: int) -> bool:
-        """Paths of the prototypes as they are now, if it is time, as in `GeodesicPool.rebuild`; on every process."""
+        """Recomputes the paths if they are due, as in `GeodesicPool.rebuild`; call on every process."""
         if not graph_is_due(self.method, self.has_paths, step):
             return False
         self.paths.copy_(shortest_paths(neighbor_graph(self.weight, self.method.num_neighbors)))
@@ -62,8 +62,8 @@ class Prototypes(nn.Module):
             if not self.has_paths:
                 return embeddings @ self.weight.T
             count, device = len(self.weight), self.weight.device
-            own = torch.arange(count, device=device, dtype=torch.int32)
-            graph = GeodesicGraph(self.weight, self.paths, own, torch.zeros(count, device=device))
+            clusters = torch.arange(count, device=device, dtype=torch.int32)
+            graph = GeodesicGraph(self.weight, self.paths, clusters, torch.zeros(count, device=device))
             method = self.method
             return geodesic_similarity(
                 embeddings, self.weight, graph, method.attach, method.num_neighbors, method.local
@@ -71,16 +71,16 @@ class Prototypes(nn.Module):
 
 
 class Swav(Method):
-    """What differs from MoCo: no negatives and no momentum encoder; pictures are compared with prototypes alone.
+    """Differences from MoCo: no negatives and no momentum encoder; images are compared only with prototypes.
 
     Args:
         encoder: backbone and head, see `swav_head`.
-        prototypes: trained with it; in the first steps they are held still.
+        prototypes: trained with it, frozen in the first steps.
         logit_scale: 1/T; SwAV: 10.
         sinkhorn_scale: 1/epsilon of the codes; SwAV: 20.
         sinkhorn_iterations: SwAV: 3.
-        frozen_steps: in which the prototypes are held still; SwAV: 313.
-        code_queue: pictures of past steps among which the codes are shared out, too, once they are so many; 0 = none.
+        frozen_steps: number of first steps with frozen prototypes; SwAV: 313.
+        code_queue: images of past steps that share in the codes, once the queue is full; 0 = none.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class Swav(Method):
         self.queue = FeatureQueue(code_queue, dim, "fill_level") if code_queue else None
 
     def start_step(self, step: int) -> None:
-        """Prototypes of norm 1, and their paths if it is time."""
+        """Normalises the prototypes, and recomputes their paths if they are due."""
         if step > self.frozen_steps:
             self.prototypes.normalise_()
         self.prototypes.rebuild(step)
 
     def hold(self, step: int) -> None:
-        """The first steps leave the prototypes as they are: no gradient, no weight decay."""
+        """Freezes the prototypes in the first steps: no gradient, no weight decay."""
         if step < self.frozen_steps:
             self.prototypes.weight.grad = None
 
@@ -119,7 +119,7 @@ class Swav(Method):
         shuffle_seed: int | None = None,
         *small_views: torch.Tensor,
     ) -> StepLoss:
-        """(batch, 3, height, width) each: codes of the first two, each predicted from all other views of its picture.
+        """(batch, 3, height, width) each: codes of the first two, each predicted from all other views of its image.
 
         Returns:
             The mean over both codes of the mean cross-entropy of the other views; keys for the queue.
@@ -128,8 +128,8 @@ class Swav(Method):
         if small_views:
             features.append(self.encoder.backbone(torch.cat(small_views)))
         embeddings = unit(self.encoder.head(torch.cat(features))).split(len(first_views))
-        similarities = [self.prototypes.similarity(each) for each in embeddings]
-        codes = self.codes([each.detach() for each in embeddings[:2]])
+        similarities = [self.prototypes.similarity(of_view) for of_view in embeddings]
+        codes = self.codes([of_view.detach() for of_view in embeddings[:2]])
         losses = [
             info_nce(self.logit_scale() * similarity, code)
             for view, code in enumerate(codes)
@@ -141,32 +141,32 @@ class Swav(Method):
 
     @torch.no_grad()
     def codes(self, embeddings: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Of each of two views, (batch, dim) -> (batch, num_prototypes), rows that sum to 1; by the cosine.
+        """Codes of two views by the cosine, (batch, dim) -> (batch, num_prototypes), rows sum to 1.
 
-        Shared out among the pictures of all processes, and those of the queue when it is full.
+        Prototypes are shared among the images of all processes, and those of the queue when it is full.
         """
         past = [None, None]
         if self.queue is not None and self.queue.fill_level == self.queue.capacity:
             past = self.queue.rows().chunk(2, dim=1)
-        found = []
-        for own, before in zip(embeddings, past):
-            everyone = gather_without_gradient(at_least_float32(own))
+        shares_of_views = []
+        for of_view, before in zip(embeddings, past):
+            everyone = gather_without_gradient(at_least_float32(of_view))
             rows = everyone if before is None else torch.cat([everyone, before])
             with full_precision(rows):
                 codes = sinkhorn(rows @ self.prototypes.weight.T, self.sinkhorn_scale, self.sinkhorn_iterations)
-            found.append(codes[local_rows(len(own))])
-        return found
+            shares_of_views.append(codes[local_rows(len(of_view))])
+        return shares_of_views
 
     def insert(self, keys: torch.Tensor | None) -> None:
-        """Both views of a step's pictures, of all processes, into the queue where there is one."""
+        """Adds both views of all processes' images to the queue, if there is one."""
         if self.queue is not None:
             self.queue.enqueue_from_all_processes(keys)
 
 
 def sinkhorn(scores: torch.Tensor, scale: float, iterations: int) -> torch.Tensor:
-    """exp(scale * scores), its columns and rows normalised in turns: columns get about equal shares of all rows.
+    """exp(scale * scores) with columns and rows normalised in turn: columns get about equal shares of all rows.
 
-    In logarithms: a column that exp would leave empty gets its share, too, and no 0 is divided by 0.
+    In logarithms, so that a column for which exp is 0 also gets its share and 0 / 0 cannot occur.
 
     Args:
         scores: (num_rows, num_columns).
@@ -183,5 +183,5 @@ def sinkhorn(scores: torch.Tensor, scale: float, iterations: int) -> torch.Tenso
 
 
 def swav_head(width: int, dim: int) -> nn.Sequential:
-    """Linear, batch normalisation, ReLU, linear; as wide inside as what comes in (2048 for ResNet-50)."""
+    """Linear, batch normalisation, ReLU, linear; the hidden width is that of the input (2048 for ResNet-50)."""
     return nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True), nn.Linear(width, dim))
