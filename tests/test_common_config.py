@@ -120,9 +120,9 @@ def test_bad_configs_are_named(tmp_path, text, parts):
         ("optim.steps.x=3", "unknown key 'optim.steps.x'; did you mean optim.steps?"),
         ("data.mixture=[{root: a, root: b}]", "root stands there twice"),
         ("model.text.lock=-1", "model.text.lock = '-1'; accepted: all, >= 0"),
-        ("model.image.stem.views=null", "views = None; accepted: centre or mirror, a whole number"),
+        ("model.image.stem.views=null", "views = None; accepted: centre, mirror, a whole number"),
         ("data.crop_scale=[a, b]", "data.crop_scale[0] = 'a'; accepted: a finite number"),
-        ("model.image.stem.views=some", "views = 'some'; accepted: centre or mirror, a whole number"),
+        ("model.image.stem.views=some", "views = 'some'; accepted: centre, mirror, a whole number"),
     ],
 )
 def test_bad_overrides_are_named(text, part):

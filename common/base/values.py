@@ -98,7 +98,7 @@ def _checked_value(setting: Setting, key: str, value: Any, where: str) -> Any:
         problems = error.errors()  # of a union, one for each of its types
         place = "".join(f"[{index}]" for index in problems[0]["loc"] if isinstance(index, int))
         texts = [_EXPECTED.get(item["type"], item["msg"]).format(**item.get("ctx", {})) for item in problems]
-        expected = ", ".join(dict.fromkeys(texts)).replace("'", "")
+        expected = ", ".join(dict.fromkeys(texts)).replace("' or '", ", ").replace("'", "")
         raise ConfigError(f"{where}: {key}{place} = {problems[0]['input']!r}; accepted: {expected}") from None
 
 
