@@ -264,8 +264,8 @@ def test_a_run_leaves_frozen_prototypes_as_they_are(tmp_path):
     [
         ("moco_v2_geo", "method.ema_momentum=null", "ema_momentum = None with moco_v2; accepted: a number"),
         ("swav", "method.ema_momentum=0.9", "ema_momentum = 0.9 with swav; accepted: null"),
-        ("moco_v2", "method.small_views=2", "small_views = 2 with moco_v2; accepted: with swav"),
-        ("swav", "method.symmetric=true", "symmetric = True with swav; accepted: with moco_v2"),
+        ("moco_v2", "method.small_views=2", "small_views = 2 with moco_v2; accepted: only with swav"),
+        ("swav", "method.symmetric=true", "symmetric = True with swav; accepted: only with moco_v2"),
         ("moco_v2_geo", "method.queue_size=81", r"optim.steps = 6: the first graph would be that of step 6 \("),
         ("swav_geo", "method.geodesic_from_step=6", r"step 6 \(method.geodesic_from_step = 6, "),
         ("moco_v2", "method.distance=oblique", "distance.*oblique.*cosine.*geodesic"),
