@@ -138,7 +138,7 @@ def main(arguments: list[str] | None = None) -> Path:
 
     # the ordinary training of a paper's folder, unless it has finished already
     pairs = open_training_pairs(config.data, config.run.seed)
-    files = run_files(PAPER / "train.py", "my_photos", "photos", config, pairs.fingerprint, options.output / "runs")
+    files = run_files(PAPER.name, "my_photos", "photos", config, pairs.fingerprint, options.output / "runs")
     if not files.evaluation.is_file():
         with only_run_in(files):
             train(config, pairs, files, True, start_accelerator(config.run, files.folder), "my photographs")

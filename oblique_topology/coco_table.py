@@ -80,7 +80,7 @@ def coco_run(run: RowRun, test: CocoTest) -> RowRun:
     identity = {**run.files.identity, "weights": saved_weights(run.files.checkpoints)}
     files = RunFiles(run.files.folder / f"coco-{test.key}", identity)
     accelerator: Accelerator = start_accelerator(replace(run.config.run, tracker="none"), files.folder)
-    if not gather_objects(is_current(files, PAPER, test.by_role, "coco_table.py"))[0]:
+    if not gather_objects(is_current(files, test.by_role))[0]:
         checkpoint = last_checkpoint(run.files.checkpoints)
         _, encoder = load_encoder(checkpoint, accelerator.device)
         results = evaluate_coco(encoder, test.pairs, test.relations)

@@ -148,7 +148,7 @@ def test_what_is_no_stem_is_refused(tmp_path):
     save_file({**reference, "another": torch.ones(1)}, tmp_path / "more.safetensors")
     for wrong, message in (
         (lambda: Stem("test_eficientnet", SIZE), "no network 'test_eficientnet'; did you mean test_efficientnet"),
-        (lambda: stem.load_(str(tmp_path)), "are of another network"),
+        (lambda: stem.load_(str(tmp_path)), "they belong to another network"),
         (lambda: stem.load_(str(tmp_path / "less.safetensors")), r"missing \['conv_stem.weight'\], not taken \[\]"),
         (lambda: stem.load_(str(tmp_path / "more.safetensors")), r"missing \[\], not taken \['another'\]"),
         (lambda: stem.load_(str(tmp_path / "nowhere")), "holds no weights; accepted: a file in timm's layout"),

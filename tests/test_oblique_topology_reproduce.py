@@ -276,10 +276,10 @@ def test_a_row_says_which_structure_was_trained(output):
 
 def test_a_row_says_what_its_towers_stand_on():
     words = SimpleNamespace(scale="photos", overrides=())
-    assert "2 layers on tf_efficientnet_lite0 (held still; what it" in note_of(words, "table2_clip.yaml", CODE)
+    assert "2 layers on tf_efficientnet_lite0 (frozen; its pre-training" in note_of(words, "table2_clip.yaml", CODE)
     assert "text width 192, 2 layers; embedding" in note_of(words, "table2_clip.yaml", CODE)
     bert = SimpleNamespace(scale="photos", overrides=("model.text.stem.weights=a/mini", "model.text.layers=0"))
-    assert "text: a mean on mini (held still; what" in note_of(bert, "table2_clip.yaml", CODE)
+    assert "text: a mean on mini (frozen; its pre-training" in note_of(bert, "table2_clip.yaml", CODE)
 
 
 def test_the_final_temperature_is_written_for_the_claim_that_names_it(output):

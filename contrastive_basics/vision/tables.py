@@ -21,9 +21,7 @@ from contrastive_basics.vision.evaluate import PAPER, reevaluate
 
 DECIDES = "nothing"
 
-CODE = PaperCode(
-    PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES, "vision/evaluate.py"
-)
+CODE = PaperCode(PAPER, VisionConfig, pretrain, reevaluate, open_training_set, open_test_sets, SCALE_FILES)
 ROWS = {  # from the lower to the upper control; a row's config is configs/vision_<name>.yaml
     "random_weights": "random weights",
     "simclr": "SimCLR",
