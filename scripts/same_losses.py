@@ -1,8 +1,8 @@
 """Whether a change of the code leaves training as it was: smoke rows of every method, to the last bit.
 
-    python scripts/same_losses.py run /tmp/before            before the change: logs and evaluations of all rows
-    python scripts/same_losses.py run /tmp/after             after it
-    python scripts/same_losses.py compare /tmp/before /tmp/after
+    python scripts/same_losses.py run outputs/before         before the change: logs and evaluations of all rows
+    python scripts/same_losses.py run outputs/after          after it
+    python scripts/same_losses.py compare outputs/before outputs/after
 
 Speeds and times are not compared. Both runs must use the same machine and libraries. `run --tree FOLDER` trains with
 the code of another checkout. Exit status 1 if a value differs.
