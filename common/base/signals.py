@@ -10,10 +10,12 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -118,11 +120,21 @@ def leave_signals_to_trainer(worker: int) -> None:
     A worker that dies makes torch raise an error in the trainer, which then could not save. SIGTERM from the trainer
     itself is how workers are ended that do not end by themselves, and is obeyed.
     """
+    sys.excepthook = _print_unless_disconnected
     for number in _SIGNALS[1:]:
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # elsewhere, as on macOS, SIGTERM ends them and the last checkpoint has to do
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         threading.Thread(target=_obey, args=(multiprocessing.parent_process().pid,), daemon=True).start()
+
+
+def _print_unless_disconnected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The excepthook of a loader process: Python's thread that hands over files ends so where the other side is gone.
+
+    The trainer says in a sentence why the loader has stopped; errors of the process itself reach it by torch.
+    """
+    if not issubclass(kind, OSError | EOFError | multiprocessing.AuthenticationError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _obey(trainer: int) -> None:
