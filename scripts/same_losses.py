@@ -71,7 +71,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def values_of(folder: Path) -> dict[str, Any]:
     """Logged values of a run by step, and the metrics of its evaluation."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    values = {f"{line['event']} {line['step']} {number}": line for number, line in enumerate(lines) if "loss" in line}
+    values = {f"{line['event']} {line['step']}": line for line in lines if "loss" in line}
     evaluations = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["evaluations"]
     values["evaluation"] = {role: evaluation["metrics"] for role, evaluation in evaluations.items()}
     return dict(leaves(values))
