@@ -20,7 +20,7 @@ if not __package__:
 import torch
 from accelerate import Accelerator
 
-from common.base.files import read_own_yaml
+from common.base.files import read_repository_yaml
 from common.data.transforms import ImageTransform
 from common.methods.albef import distillation_weight
 from common.reproduce.rows import PaperCode, started
@@ -85,7 +85,7 @@ def task_inputs(batch: Any, transform: ImageTransform, device: torch.device) -> 
 
 def code_of(file: Path) -> PaperCode:
     """The code that trains a row of this folder: finetune.py if its file names a task, else train.py."""
-    names_task = file.is_file() and "task" in (read_own_yaml(file).get("data") or {})
+    names_task = file.is_file() and "task" in (read_repository_yaml(file).get("data") or {})
     return CODE if names_task else train.CODE
 
 

@@ -206,12 +206,12 @@ def test_a_replaced_sample_leaves_all_others_where_they_were(data):
 
 def test_loader_workers_report_broken_samples_as_none_do(data):
     write_tar(data / "train.tar", with_faults(*FAULTS))
-    alone, helped = (
+    in_process, in_workers = (
         run(data, "data.max_broken_share=0.2", f"run.num_workers={workers}", name=f"workers{workers}")
         for workers in (0, 2)
     )
-    assert broken(alone) == broken(helped)
-    assert losses(alone) == losses(helped)
+    assert broken(in_process) == broken(in_workers)
+    assert losses(in_process) == losses(in_workers)
 
 
 def test_a_broken_sample_whose_name_is_not_utf8_can_be_logged(data):

@@ -54,8 +54,8 @@ def test_vqa_questions_and_annotations_are_joined_by_their_ids(tmp_path):
         "q.json",
     )
     answers = written(tmp_path, {"annotations": [ANSWERS, {**ANSWERS, "question_id": 9}]}, "a.json")
-    found = read_vqa(questions, answers)
-    assert found.rows == [
+    annotations = read_vqa(questions, answers)
+    assert annotations.rows == [
         (
             ("COCO_val2014_000000000042.jpg",),
             {
@@ -64,7 +64,7 @@ def test_vqa_questions_and_annotations_are_joined_by_their_ids(tmp_path):
             },
         )
     ]  # fmt: skip
-    assert [(each.key, each.reason.split(":")[0]) for each in found.broken] == [
+    assert [(sample.key, sample.reason.split(":")[0]) for sample in annotations.broken] == [
         ("question 1", "missing answers"), ("question 3", "missing answers"),
         ("annotation of question 9", "missing question"),
     ]  # fmt: skip
@@ -86,12 +86,13 @@ def test_items_have_the_keys_of_the_scenes(tmp_path):
     for task, row in files.items():
         items = open_annotated(task, written(tmp_path, [row, row]), tmp_path)
         assert len(items) == 2
-        own = {"label", "answer_type"} if task in ("vqa", "grounding") else set()  # of a place in the scenes' own list
-        assert items[1].keys() >= annotation_task(task, 1, 16)[0].keys() - own
+        # only scenes have an answer list of their own, and with it these keys
+        of_scenes = {"label", "answer_type"} if task in ("vqa", "grounding") else set()
+        assert items[1].keys() >= annotation_task(task, 1, 16)[0].keys() - of_scenes
         assert items.row(1) == {
             key: value for key, value in items[1].items() if not key.startswith("image") or key == "image_id"
         }
-    assert [each.size for each in open_annotated("nlvr2", written(tmp_path, [NLVR2]), tmp_path)[0]["images"]] == [
+    assert [image.size for image in open_annotated("nlvr2", written(tmp_path, [NLVR2]), tmp_path)[0]["images"]] == [
         (12, 10)
     ] * 2
 
@@ -115,7 +116,7 @@ def test_published_and_simplified_rows_say_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reader", "good", "changes", "said"),
+    ("reader", "good", "changes", "reason"),
     [
         (read_entailment, ENTAILMENT, {"gold_label": "maybe"}, "unknown label: gold_label = 'maybe'; accepted: contra"),
         (read_entailment, ENTAILMENT, {"sentence2": 3}, "hypothesis is no text: sentence2 = '3'; accepted: a string"),
@@ -138,21 +139,21 @@ def test_published_and_simplified_rows_say_the_same(tmp_path):
         (read_refcoco, BOX, {"box": [1, 2, 10**400, 3]}, "not a box: box = [1, 2, 1000"),
     ],
 )  # fmt: skip
-def test_a_row_that_cannot_be_used_is_named(tmp_path, reader, good, changes, said):
+def test_a_row_that_cannot_be_used_is_named(tmp_path, reader, good, changes, reason):
     path = written(tmp_path, [good, {**good, **changes}, "text"])
-    found = reader(path)
-    assert len(found.rows) == 1
-    assert [(each.path, each.key) for each in found.broken] == [(str(path), "row 2"), (str(path), "row 3")]
-    assert said in str(found.broken[0])
-    assert found.broken[1].reason == "row has the wrong type: str instead of an object"
+    annotations = reader(path)
+    assert len(annotations.rows) == 1
+    assert [(sample.path, sample.key) for sample in annotations.broken] == [(str(path), "row 2"), (str(path), "row 3")]
+    assert reason in str(annotations.broken[0])
+    assert annotations.broken[1].reason == "row has the wrong type: str instead of an object"
     with pytest.raises(ValueError, match=r"no annotation that can be used; first fault: .*rows.json \[row 1\]"):
         reader(written(tmp_path, ["text"]))
 
 
 def test_a_cut_line_is_one_broken_row(tmp_path):
     lines = json.dumps(ENTAILMENT) + "\n" + json.dumps(ENTAILMENT)[:20] + "\n" + json.dumps(ENTAILMENT)
-    found = read_entailment(written(tmp_path, lines, "rows.jsonl"))
-    assert (len(found.rows), [each.key for each in found.broken]) == (2, ["row 2"])
+    annotations = read_entailment(written(tmp_path, lines, "rows.jsonl"))
+    assert (len(annotations.rows), [sample.key for sample in annotations.broken]) == (2, ["row 2"])
     with pytest.raises(ValueError, match=r"rows\.json: not valid JSON"):
         read_entailment(written(tmp_path, "[1, 2"))
 
@@ -173,8 +174,8 @@ def test_boxes_outside_of_the_picture_are_named_when_it_is_read(tmp_path):
     rows = [good, {**BOX, "box": [8, 2, 6, 6]}, {**BOX, "proposals": [[0, 0, 3, 3], [-2, 0, 4, 4]]}]
     items = open_annotated("grounding", written(tmp_path, rows), tmp_path)
     assert items[0]["box"] == [7, 3, 5.6, 7]
-    for index, said in ((1, r"box = \[8, 2, 6, 6\], which has 12 x 10 pixels"), (2, r"proposals = \[-2, 0, 4, 4\]")):
-        with pytest.raises(BrokenSample, match=f"rows.json .*'left cat' in a.png.*box outside the picture: {said}"):
+    for index, box in ((1, r"box = \[8, 2, 6, 6\], which has 12 x 10 pixels"), (2, r"proposals = \[-2, 0, 4, 4\]")):
+        with pytest.raises(BrokenSample, match=f"rows.json .*'left cat' in a.png.*box outside the picture: {box}"):
             items[index]
 
 
@@ -185,7 +186,7 @@ def test_a_row_without_one_of_its_pictures_is_counted(tmp_path):
     path = written(tmp_path, [{"images": pair, "sentence": "Both.", "label": True} for pair in pairs])
     items = open_annotated("nlvr2", path)  # the folder is found
     assert (len(items), items.images.name) == (1, "images")
-    assert [str(each) for each in items.broken_at_open] == [
+    assert [str(sample) for sample in items.broken_at_open] == [
         f"{tmp_path}/images/gone.png: missing picture: no such file"
     ]
     rows = [{"images": pairs[number % 50 == 0], "sentence": f"{number}", "label": True} for number in range(200)]
@@ -222,7 +223,7 @@ def test_the_best_attainable_answers_equal_trying_all():
     closed = ["2", "cat", "two", "dog", "j"]
     for choice, candidates in ((None, [answer for group in questions for answer in group]), (closed, closed)):
         for answers, best in zip(questions, best_answers(questions, choice)):
-            assert vqa_score(best, answers) == max(vqa_score(each, answers) for each in candidates)
+            assert vqa_score(best, answers) == max(vqa_score(answer, answers) for answer in candidates)
             assert not best or best in candidates
     assert best_answers(questions, closed) == ["cat", "two", "cat", "j", "2", ""]
 
@@ -241,13 +242,13 @@ def local(data_dir):
 def test_local_copies_are_read_to_the_last_row_and_oracles_score_what_can_be_attained(local):
     """An oracle that returns the labels, and a constant answer, which scores its share."""
     questions, hypotheses = local["vqa"].rows, local["visual_entailment"].rows
-    assert [len(questions), len(hypotheses), *(len(each.rows) for each in local["nlvr2"])] == [
+    assert [len(questions), len(hypotheses), *(len(annotations.rows) for annotations in local["nlvr2"])] == [
         11_970,
         338,
         6_982,
         6_967,
     ]
-    assert not any(each.broken for each in (local["vqa"], local["visual_entailment"], *local["nlvr2"]))
+    assert not any(annotations.broken for annotations in (local["vqa"], local["visual_entailment"], *local["nlvr2"]))
 
     answers = [row.item["answers"] for row in questions]
     assert {len(group) for group in answers} == {10}
@@ -266,9 +267,9 @@ def test_local_copies_are_read_to_the_last_row_and_oracles_score_what_can_be_att
     labels = [row.item["label"] for row in hypotheses]
     assert entailment_metrics(labels, labels)["accuracy"] == 1
     assert entailment_metrics([1] * len(labels), labels)["accuracy"] == labels.count(1) / 338
-    for each in local["nlvr2"]:
-        truths = [row.item["label"] for row in each.rows]
-        identifiers = [row.item["identifier"] for row in each.rows]
+    for annotations in local["nlvr2"]:
+        truths = [row.item["label"] for row in annotations.rows]
+        identifiers = [row.item["identifier"] for row in annotations.rows]
         assert nlvr2_metrics(truths, truths, identifiers) == {"accuracy": 1, "consistency": 1}
         assert nlvr2_metrics([1] * len(truths), truths)["accuracy"] == sum(truths) / len(truths)
 
@@ -276,12 +277,14 @@ def test_local_copies_are_read_to_the_last_row_and_oracles_score_what_can_be_att
 def test_sugarcrepe_groups_are_one_list(tmp_path, data_dir):
     row = {"filename": "000000000042.jpg", "caption": "a cat", "negative_caption": "a dog"}
     published = written(tmp_path, {"0": row, "1": {**row, "negative_caption": ""}})
-    found = read_sugarcrepe(published)
+    annotations = read_sugarcrepe(published)
     item = {"caption": "a cat", "negative_caption": "a dog", "image_id": "000000000042"}
-    assert found.rows == [(("000000000042.jpg",), item)]
-    assert [(each.key, each.reason.split(":")[0]) for each in found.broken] == [("1", "negative_caption is no text")]
+    assert annotations.rows == [(("000000000042.jpg",), item)]
+    assert [(sample.key, sample.reason.split(":")[0]) for sample in annotations.broken] == [
+        ("1", "negative_caption is no text")
+    ]
     for groups in ({"swap": [row], "add": [row]}, {"swap": {"0": row}, "add": {"0": row}}):
-        assert read_sugarcrepe(written(tmp_path, groups)).rows == 2 * found.rows
+        assert read_sugarcrepe(written(tmp_path, groups)).rows == 2 * annotations.rows
     for neither, place in (({"0": 5}, "0 0"), ({"swap": None}, "swap 0")):
         with pytest.raises(ValueError, match=rf"rows.json \[{place}\]: row has the wrong type"):
             read_sugarcrepe(written(tmp_path, neither))

@@ -184,7 +184,7 @@ def test_what_a_scale_says_of_rows_in_a_wrong_way_is_named_with_file_and_place(t
         at_a_scale(tmp_path, rows)
 
 
-def test_rows_belong_into_a_scales_file_alone(tmp_path):
+def test_only_a_scale_file_may_hold_rows(tmp_path):
     with pytest.raises(ConfigError, match=r"ablation_ob_64\.yaml: unknown key 'rows'"):
         at_a_scale(tmp_path, "", row="rows: {ablation: {optim: {steps: 3}}}")
     with pytest.raises(ConfigError, match="command line: unknown key 'rows'"):
@@ -199,8 +199,8 @@ def test_a_scale_file_is_read_and_names_beginnings_of_rows_that_are_there(file):
     assert file.stem.removeprefix("scale_").removeprefix("vision_") in SCALES
     names = yaml.safe_load(file.read_text(encoding="utf-8")).get("rows", {})
     words = [row.split("_") for row in rows_of(file.parents[1])]
-    beginnings = {"_".join(each[: count + 1]) for each in words for count in range(len(each))}
-    assert all(each.split() and set(each.split()) <= beginnings for each in names), f"{names.keys()}"
+    beginnings = {"_".join(entry[: count + 1]) for entry in words for count in range(len(entry))}
+    assert all(entry.split() and set(entry.split()) <= beginnings for entry in names), f"{names.keys()}"
 
 
 def test_weights_that_a_scale_names_are_those_of_a_user_on_the_hub():
@@ -221,21 +221,21 @@ def test_numbers_and_words_are_read_as_their_field_means_them(tmp_path):
     file = write(tmp_path, "".join(f"{section}:\n{''.join(lines)}" for section, lines in row.items()))
     overrides = [f"{key}={text}" for key, (text, _) in words.items()]
     for config in (load_config(Config, [file]), load_config(Config, [], overrides)):
-        found = to_dict(config)
+        plain = to_dict(config)
         for key, (_, value) in words.items():
             section, name = key.split(".")
-            assert found[section][name] == (list(value) if isinstance(value, tuple) else value), key
+            assert plain[section][name] == (list(value) if isinstance(value, tuple) else value), key
             assert type(getattr(getattr(config, section), name)) is type(value), key
 
 
-def test_a_row_is_found_by_its_name_and_a_mistyped_one_has_a_nearest(tmp_path, monkeypatch):
+def test_a_row_is_read_by_its_name_and_a_mistyped_one_has_a_nearest(tmp_path, monkeypatch):
     file = FOLDER / "configs" / "table2_multi.yaml"
     assert {row_file(FOLDER, name) for name in ("table2_multi", "table2_multi.yaml", str(file))} == {file}
     with pytest.raises(ConfigError, match=r"table2_mutli: no such .*table2_clip, .*; did you mean table2_multi\?"):
         row_file(FOLDER, "table2_mutli")
     monkeypatch.chdir(tmp_path)
-    own = write(tmp_path, "", "table2_multi.yaml")
-    assert row_file(FOLDER, "table2_multi.yaml").resolve() == own  # a file that is there is meant
+    custom_row = write(tmp_path, "", "table2_multi.yaml")
+    assert row_file(FOLDER, "table2_multi.yaml").resolve() == custom_row  # a file that is there is meant
 
 
 def test_null_zero_and_text_survive():
@@ -321,7 +321,9 @@ def paths_of(config_class):
     return {key: item for key, item in texts.items() if key.rpartition(".")[2] not in NO_PATHS}
 
 
-@pytest.mark.parametrize("config_class", CONFIGS, ids=lambda each: f"{each.__module__}.{each.__name__}")
+@pytest.mark.parametrize(
+    "config_class", CONFIGS, ids=lambda config_class: f"{config_class.__module__}.{config_class.__name__}"
+)
 def test_every_setting_that_names_a_path_says_so(config_class):
     for key, item in paths_of(config_class).items():
         assert item.read is home_expanded, key
@@ -362,7 +364,7 @@ def test_columns_of_captions_are_separated_by_commas_or_listed(tmp_path):
         load_config(Config, [row])
 
 
-def test_a_set_of_a_mixture_is_the_data_section_with_keys_of_its_own(tmp_path):
+def test_a_set_of_a_mixture_is_the_data_section_with_some_keys_replaced(tmp_path):
     row = write(
         tmp_path,
         "data:\n  source: tsv\n  root: /data\n  train: a.tsv\n  caption_column: text\n  mixture:\n"
@@ -445,7 +447,7 @@ def test_bf16_products_without_tiles_are_refused():
         override(Config(), ["optim.loss_bf16_product=true"])
 
 
-def test_sources_of_other_data_sections_are_their_own(tmp_path):
+def test_other_data_sections_have_other_sources(tmp_path):
     folders = write(tmp_path, "data: {source: folders, root: /x, train: mine}")
     config = load_config(VisionConfig, [folders], ["data.source=folders", "data.num_test=9"])
     assert (config.data.train, config.data.num_test) == ("mine", 9)
@@ -474,7 +476,7 @@ def test_resume_takes_no_override_for_its_value(words, resume, monkeypatch):
     assert (arguments.resume, config.optim.steps) == (resume, 70)
 
 
-def test_a_script_of_ones_own_trains_any_row(monkeypatch):
+def test_a_custom_script_trains_any_row(monkeypatch):
     monkeypatch.setattr("sys.argv", ["my_train.py"])
     assert entry_arguments("", FOLDER / "my_train.py", Config, "table2_clip.yaml")[1].row == "table2_clip"
 

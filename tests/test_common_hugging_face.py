@@ -25,7 +25,7 @@ FEATURES = datasets.Features(
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def cache_below_the_test(tmp_path, monkeypatch):
     """The library's copies of parquet and JSON files go where the test's files are."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.disable_progress_bars()
@@ -162,7 +162,7 @@ def test_json_lines_name_picture_files_and_lists_of_captions(tmp_path):
     assert again.fingerprint != before
 
 
-def test_columns_are_found_by_name_or_chosen(tmp_path):
+def test_columns_are_recognised_by_name_or_chosen(tmp_path):
     both = rows(range(2)).add_column("alt", ["x", "y"]).rename_column("image", "picture")
     both.save_to_disk(tmp_path / "set")
     assert open_hugging_face("set", root=tmp_path).captions(0) == ["picture 0"]
@@ -236,7 +236,7 @@ def test_paths_are_read_as_in_tables_and_json_files(tmp_path):
         open_hugging_face("annotations/set.jsonl", root=tmp_path)[3]
 
 
-def test_rows_without_an_id_of_their_own_stay_apart(tmp_path):
+def test_rows_without_an_id_stay_apart(tmp_path):
     rows(range(6), image_id=[None, "7", "", "7", None, ""]).save_to_disk(tmp_path / "set")
     ranked = open_hugging_face("set", root=tmp_path, role="test")
     assert [ranked.captions(index) for index in range(len(ranked))] == [
@@ -435,11 +435,11 @@ def test_a_stream_of_json_is_counted_by_reading_it(tmp_path):
     assert sorted(as_plain(pairs[position]) for position in range(3)) == sorted(expected(range(3)))
 
 
-@pytest.mark.parametrize(("stated", "found"), [(21, "has 20 rows"), (19, "has more rows")])
-def test_a_stream_of_another_length_than_stated_is_an_error(tmp_path, stated, found):
+@pytest.mark.parametrize(("stated", "count_in_message"), [(21, "has 20 rows"), (19, "has more rows")])
+def test_a_stream_of_another_length_than_stated_is_an_error(tmp_path, stated, count_in_message):
     pairs = stream_of(tmp_path)
     pairs._num_rows = stated
-    with pytest.raises(ValueError, match=f"epoch 0 of the stream {found}, {stated} were stated"):
+    with pytest.raises(ValueError, match=f"epoch 0 of the stream {count_in_message}, {stated} were stated"):
         ids_of(pairs, range(25))
 
 

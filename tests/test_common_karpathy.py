@@ -69,7 +69,7 @@ def test_a_file_without_restval_trains_on_train(tmp_path):
     assert len(open_karpathy(path)) == 1
 
 
-def test_unexpected_counts_are_said_and_expected_ones_are_not(tmp_path, monkeypatch):
+def test_unexpected_counts_are_reported_and_expected_ones_are_not(tmp_path, monkeypatch):
     path = write(tmp_path, coco_like(test=[0, 1]))
     (tmp_path / "pictures").rename(tmp_path / "val2014")
     usual = "split test of coco has 2 pictures and 10 captions; usual are 5,000 pictures and 25,010 captions"
@@ -92,8 +92,12 @@ def test_retrieval_lists_put_the_captions_of_a_picture_together(tmp_path):
         {"image": "pictures/2.jpg", "captions": ["two"], "caption_ids": [55]},
     ]
     pairs = open_karpathy(write(tmp_path, rows, "coco_train.json"))
-    found = [(pairs.image_id(index), pairs.captions(index), pairs.caption_ids(index)) for index in range(3)]
-    assert found == [("coco_7", ["one", "ein"], None), ("3", ["zero", "null"], None), ("pictures/2.jpg", ["two"], [55])]
+    samples = [(pairs.image_id(index), pairs.captions(index), pairs.caption_ids(index)) for index in range(3)]
+    assert samples == [
+        ("coco_7", ["one", "ein"], None),
+        ("3", ["zero", "null"], None),
+        ("pictures/2.jpg", ["two"], [55]),
+    ]
     assert pairs.name == "coco_train"
     rows = [{"image": "pictures/1.jpg", "caption": text, "caption_ids": ids} for text, ids in (("a", [5]), ("b", None))]
     part = open_karpathy(write(tmp_path, rows, "part.json"))
@@ -150,7 +154,7 @@ def test_a_picture_is_ranked_once_and_trained_on_as_often_as_it_is_listed(tmp_pa
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def test_the_folder_of_the_pictures_is_found_or_asked_for(tmp_path):
+def test_the_folder_of_the_images_is_detected_or_named_in_the_error(tmp_path):
     folder = tmp_path / "annotations"
     folder.mkdir()
     path = write(folder, {"images": [image(0), image(1)], "dataset": "x"}, pictures=2)

@@ -44,7 +44,7 @@ SIZE = (24, 20)  # of a picture, pixels
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path, monkeypatch):
+def folders_below_the_test(tmp_path, monkeypatch):
     """Indices of shards and the library's caches go below the test's folder."""
     monkeypatch.setattr(pairs_module, "ROOT", tmp_path / "root")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -105,7 +105,7 @@ def test_two_views_of_a_picture_are_two_draws_and_the_first_is_that_of_one_view(
 
 
 @pytest.mark.parametrize("name", ["albef", "tcl"])
-def test_augmented_views_are_draws_of_their_own_behind_the_crop(name):
+def test_augmented_views_are_drawn_apart_from_the_crop(name):
     pairs = open_training_pairs(DataConfig(image_size=32), 0)
     order, transform = order_of(pairs, 8, 5), image_transform(DataConfig(image_size=32))
     view = TrainingView(pairs, order, transform, WordTokenizer.from_words(["a"]), 8, True, name)
@@ -277,7 +277,7 @@ def test_every_source_can_be_chosen_on_top_of_a_scale_of_photographs(tmp_path, w
 
 def test_all_sources_give_the_same_batches(tmp_path):
     """The same pictures in the same order, whatever they are kept in; only the ids of files have their extension."""
-    found = []
+    batches_of_sources = []
     for write in (write_shards, write_tables, write_hugging_face):
         root = tmp_path / write.__name__
         root.mkdir()
@@ -287,9 +287,9 @@ def test_all_sources_give_the_same_batches(tmp_path):
             assert batch["image_index"].tolist() == [number_of(image_id) for image_id in batch["image_ids"]]
             batch["image_ids"] = [image_id.removesuffix(".jpg") for image_id in batch["image_ids"]]
             batch["image_index"] = torch.tensor([number_of(image_id) for image_id in batch["image_ids"]])
-        found.append(batches)
-    assert_same(found[0], found[1])
-    assert_same(found[0], found[2])
+        batches_of_sources.append(batches)
+    assert_same(batches_of_sources[0], batches_of_sources[1])
+    assert_same(batches_of_sources[0], batches_of_sources[2])
 
 
 def test_one_file_serves_all_roles_unless_another_is_named(tmp_path):
@@ -486,7 +486,7 @@ def test_a_picture_listed_twice_has_one_image_index(tmp_path, write):
     assert len(set(numbers.values())) == len(numbers) == 12
 
 
-def test_every_scene_has_its_own_image_index():
+def test_no_two_scenes_share_an_image_index():
     batch = view_of(DataConfig(num_train=12, image_size=32), batch_size=12).__getitems__(list(range(12)))
     assert len(set(batch.image_index.tolist())) == len(set(batch.image_ids)) == 12
 
@@ -612,12 +612,12 @@ def test_the_words_of_a_mixture_are_those_of_all_its_sets_and_its_fingerprint_kn
     assert tokenizer.unknown_id not in rows
     half = replace(mixture, mixture=(replace(mixture.mixture[0], weight=1.5), *mixture.mixture[1:]))
     other_seed = open_training_pairs(mixture, 1)
-    prints = {each.fingerprint for each in (pairs, open_training_pairs(half, 0), other_seed)}
+    prints = {mixed.fingerprint for mixed in (pairs, open_training_pairs(half, 0), other_seed)}
     assert len(prints) == 3
     assert pairs.name.startswith("60 % train + 20 % ")
 
 
-def test_a_mixture_of_scenes_keeps_the_scenes_own_words_and_draws_two_worlds():
+def test_a_mixture_of_scenes_keeps_the_words_of_the_scenes_and_draws_two_worlds():
     data = DataConfig(num_train=8, image_size=16, mixture=(MixedSet(), MixedSet(caption_noise=1.0)))
     pairs = open_training_pairs(data, 0)
     assert build_tokenizer(data, pairs).fingerprint == build_tokenizer(DataConfig(), None).fingerprint

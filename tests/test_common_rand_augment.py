@@ -75,16 +75,16 @@ def test_albefs_changes_are_those_of_its_code_at_magnitude_7():
     turned = change(ramp, "rotate", strengths["rotate"], 1, FILL)
     np.testing.assert_array_equal(turned, ramp.rotate(21, Image.Resampling.BICUBIC, fillcolor=FILL))
     assert strengths["shear_x"] * 0.3 == pytest.approx(0.21)
-    found = [np.asarray(albef_augment(ramp, np.random.default_rng(seed))) for seed in range(400)]
-    same = np.mean([np.array_equal(each, np.asarray(ramp)) for each in found])
+    augmented = [np.asarray(albef_augment(ramp, np.random.default_rng(seed))) for seed in range(400)]
+    same = np.mean([np.array_equal(image, np.asarray(ramp)) for image in augmented])
     # not mirrored, and two draws, each left out or the identity; one or two of the ten change nothing of this ramp
     assert 0.5 * 0.55**2 - 0.06 < same < 0.5 * 0.65**2 + 0.06
-    assert len({each.tobytes() for each in found}) > 25
+    assert len({image.tobytes() for image in augmented}) > 25
 
 
 def test_tcls_views_change_colours_too(picture):
     rng = np.random.default_rng
     grey = [np.asarray(tcl_augment(picture, rng(seed))) for seed in range(200)]
-    share = np.mean([np.ptp(each, axis=2).max() == 0 for each in grey])
+    share = np.mean([np.ptp(image, axis=2).max() == 0 for image in grey])
     assert 0.12 < share < 0.28
     assert np.array_equal(grey[3], np.asarray(tcl_augment(picture, rng(3))))

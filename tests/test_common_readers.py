@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def cache_below_the_test(tmp_path, monkeypatch):
     """The library's copies of JSON files go where the test's files are."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     datasets.disable_progress_bars()
@@ -312,7 +312,7 @@ FAULTS = [  # picture (None leaves it out, ... leaves it as it is), captions, re
 @pytest.mark.parametrize(
     ("layout", "fault"),
     [(layout, fault) for layout in LAYOUTS for fault in FAULTS if layout not in fault[-1]],
-    ids=lambda each: getattr(each, "__name__", ""),
+    ids=lambda parameter: getattr(parameter, "__name__", ""),
 )
 def test_what_cannot_be_used_costs_its_sample_only_and_says_why(tmp_path, layout, fault):
     body, captions, reason, _ = fault

@@ -28,10 +28,10 @@ from common.data.scenes.world import LEFT, Scene, SceneObject
 
 
 def digest(items) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for item in items:
-        found.update(item["image"].tobytes() + "|".join(item["captions"]).encode() + item["image_id"].encode())
-    return found.hexdigest()
+        digest.update(item["image"].tobytes() + "|".join(item["captions"]).encode() + item["image_id"].encode())
+    return digest.hexdigest()
 
 
 GOLDEN = {
@@ -119,13 +119,13 @@ def test_draws_are_uniform_and_never_end():
 
 def test_splitmix_matches_its_published_test_vector():
     """First outputs for seed 1234567 of the reference implementation."""
-    state, found = 1234567, []
+    state, outputs = 1234567, []
     for _ in range(3):
-        found.append(random_keys.mix64(state))
+        outputs.append(random_keys.mix64(state))
         state = (state + 0x9E3779B97F4A7C15) % 2**64
-    assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
     halves = hashing._fill(np.uint64(1234567), 3)
-    assert [int(halves[2 * i]) | int(halves[2 * i + 1]) << 32 for i in range(3)] == found
+    assert [int(halves[2 * i]) | int(halves[2 * i + 1]) << 32 for i in range(3)] == outputs
 
 
 def test_kernels_still_compile_where_no_cache_can_be_written(monkeypatch):

@@ -15,8 +15,8 @@ from common.data.scenes.world import COLOURS, DOMAIN_BACKGROUNDS, SHAPES, TEXTUR
 def drawn_pixels(scene: Scene, index: int, image_size: int) -> np.ndarray:
     """(image_size, image_size) bool: pixels that the object alone changes."""
     empty = render(replace(scene, objects=()), image_size).astype(int)
-    alone = render(replace(scene, objects=(scene.objects[index],)), image_size).astype(int)
-    return np.abs(alone - empty).max(-1) > 0
+    single = render(replace(scene, objects=(scene.objects[index],)), image_size).astype(int)
+    return np.abs(single - empty).max(-1) > 0
 
 
 @pytest.mark.parametrize("image_size", [16, 32, 48, 64, 224])
@@ -69,7 +69,7 @@ def test_mask_tables_are_depths():
 
 
 @pytest.mark.parametrize("image_size", [32, 48])
-def test_shapes_colours_and_textures_can_be_told_apart(image_size):
+def test_shapes_colours_and_textures_can_be_distinguished(image_size):
     """The nearest picture among all shapes (colours, textures), shifted by parts of a pixel, is the right one."""
     cell = 960 // image_size
 
@@ -90,8 +90,8 @@ def test_shapes_colours_and_textures_can_be_told_apart(image_size):
             for value, name in enumerate(names):
                 seen = crop(looks[value], 480 + cell // 6, 480 - cell // 6, 3, size)
                 distances = np.abs(known - seen).mean((2, 3, 4)).min(1)
-                found = int(np.argmin(distances))
-                assert found == value, (size, name, names[found], distances)
+                nearest = int(np.argmin(distances))
+                assert nearest == value, (size, name, names[nearest], distances)
                 assert np.partition(distances, 1)[1] > 1.1 * distances[value], (size, name, distances)
 
 

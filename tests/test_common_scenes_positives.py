@@ -28,7 +28,7 @@ class HandMade:
             Scene((circle, square), 0, 0, 0, 4),
         ]
         red, blue, any_thing = Mention(0, 0), Mention(1, 5), Mention()
-        self.said = [
+        self.captions_of = [
             [Statement((red,), background=0, count=1), Statement((red,), count=1), Statement((any_thing,))],
             [Statement((red,), background=1), Statement((red,)), Statement((any_thing,))],
             [Statement((blue,), count=1), Statement((blue,)), Statement((any_thing,))],
@@ -42,14 +42,14 @@ class HandMade:
         return self.scenes[index]
 
     def statements(self, index):
-        return tuple(self.said[index])
+        return tuple(self.captions_of[index])
 
 
 class FiveCaptions(HandMade):
     """The same with the generic caption said three times, so that caption ids count in fives."""
 
     def statements(self, index):
-        first, second, generic = self.said[index]
+        first, second, generic = self.captions_of[index]
         return first, second, generic, generic, generic
 
 
@@ -69,8 +69,8 @@ def test_fast_evaluation_equals_the_definition(split):
         statements += replaced_statements(dataset.statements(i)[3], Draws(i))
     statements += [Statement(()), Statement((), count=2), Statement((Mention(),) * 4)]
     statements += [Statement((Mention(0), Mention(), Mention(1)), ((2, LEFT, 0), (1, ABOVE, 2)))]
-    for statement, found in zip(statements, matches(statements, scenes)):
-        assert found.tolist() == [k for k, scene in enumerate(scenes) if describes(statement, scene)]
+    for statement, indices in zip(statements, matches(statements, scenes)):
+        assert indices.tolist() == [k for k, scene in enumerate(scenes) if describes(statement, scene)]
 
 
 @pytest.mark.parametrize("split", ["test", "test_crowded"])

@@ -269,7 +269,7 @@ def test_entailment_labels_match_trying_every_thing_under_the_cloth():
     assert min(seen[label] for label in range(3)) > 5
 
 
-def test_entailment_labels_are_balanced_and_words_alone_do_not_tell():
+def test_entailment_labels_are_balanced_and_words_do_not_predict_them():
     items = [annotation_task("visual_entailment", size=900, image_size=16)[i] for i in range(900)]
     assert Counter(item["label"] for item in items) == {0: 300, 1: 300, 2: 300}
     for word in ("circle", "red", "left", "and", "a"):

@@ -42,27 +42,27 @@ def test_patterns_find_files_sorted_and_once(tmp_path, monkeypatch):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "c.tar").touch()
 
-    def found(pattern, root=tmp_path):
+    def names_of(pattern, root=tmp_path):
         return [str(path.relative_to(tmp_path)) for path in expand_shards(pattern, root)]
 
-    assert found("a-{0..1}.tar") == ["a-0.tar", "a-1.tar"]
-    assert found("{b,a}-0.tar") == ["a-0.tar", "b-0.tar"]
-    assert found("a-?.tar") == ["a-0.tar", "a-1.tar"]
-    assert found("[ab]-0.tar") == ["a-0.tar", "b-0.tar"]
-    assert found("{a,b}-*.tar") == names[:4]
-    assert found(["a-*.tar", "./a-0.tar", "deep/../a-0.tar"]) == names[:3]
-    assert found(".") == names[:4]
-    assert found("**/c.tar") == ["deep/c.tar"]
-    assert found(str(tmp_path / "a-*.tar"), None) == names[:3]
-    assert found(tmp_path / "deep") == ["deep/c.tar"]
+    assert names_of("a-{0..1}.tar") == ["a-0.tar", "a-1.tar"]
+    assert names_of("{b,a}-0.tar") == ["a-0.tar", "b-0.tar"]
+    assert names_of("a-?.tar") == ["a-0.tar", "a-1.tar"]
+    assert names_of("[ab]-0.tar") == ["a-0.tar", "b-0.tar"]
+    assert names_of("{a,b}-*.tar") == names[:4]
+    assert names_of(["a-*.tar", "./a-0.tar", "deep/../a-0.tar"]) == names[:3]
+    assert names_of(".") == names[:4]
+    assert names_of("**/c.tar") == ["deep/c.tar"]
+    assert names_of(str(tmp_path / "a-*.tar"), None) == names[:3]
+    assert names_of(tmp_path / "deep") == ["deep/c.tar"]
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert found("~/a-0.tar", "/") == ["a-0.tar"]
-    assert found("a-0.tar", "~") == ["a-0.tar"]
+    assert names_of("~/a-0.tar", "/") == ["a-0.tar"]
+    assert names_of("a-0.tar", "~") == ["a-0.tar"]
     monkeypatch.chdir(tmp_path)
-    assert found("a-0.tar", None) == ["a-0.tar"]
+    assert names_of("a-0.tar", None) == ["a-0.tar"]
 
 
-def test_a_folder_or_file_with_brackets_in_its_name_is_found(tmp_path):
+def test_a_folder_or_file_may_have_brackets_in_its_name(tmp_path):
     folder = tmp_path / "set [v1] {x}"
     folder.mkdir()
     (folder / "a{1,2}.tar").touch()

@@ -69,7 +69,7 @@ def test_words_are_counted_once_and_kept(tmp_path):
     assert pairs.reads == 1
 
 
-def test_other_data_or_bounds_are_counted_anew(tmp_path):
+def test_other_data_or_bounds_are_counted_again(tmp_path):
     assert words_of(Captions(), 2, None, tmp_path).words == ("a", "dog")
     assert words_of(Captions(), 3, None, tmp_path).words == ("a", "dog")
     assert words_of(Captions(), 1, 6, tmp_path).words == ("a", "dog")
@@ -86,13 +86,15 @@ def test_processes_that_share_a_folder_count_once(tmp_path):
                 threading.Event().wait(0.05)
                 yield caption
 
-    pairs, found = Slow(), []
-    threads = [threading.Thread(target=lambda: found.append(words_of(pairs, 1, None, tmp_path))) for _ in range(4)]
+    pairs, word_tokenizers = Slow(), []
+    threads = [
+        threading.Thread(target=lambda: word_tokenizers.append(words_of(pairs, 1, None, tmp_path))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [WordTokenizer.from_captions(CAPTIONS, 1)] * 4
+    assert word_tokenizers == [WordTokenizer.from_captions(CAPTIONS, 1)] * 4
     assert pairs.reads == 1
 
 
@@ -119,7 +121,7 @@ def no_locks(code, *_):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '["0", "{}"]', '["0", "x", 1]'])
-def test_a_damaged_file_of_words_is_counted_anew(tmp_path, damage):
+def test_a_damaged_file_of_words_is_counted_again(tmp_path, damage):
     pairs = Captions()
     words_of(pairs, 1, None, tmp_path)
     (kept,) = tmp_path.glob("words-*.json")
@@ -138,7 +140,7 @@ def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path):
         assert words_of(Captions(), 1, None, tmp_path / "file") == WordTokenizer.from_captions(CAPTIONS, 1)
 
 
-def test_a_file_is_found_by_path_folder_and_cached_hub_name(tmp_path, monkeypatch):
+def test_a_file_is_read_by_path_folder_and_cached_hub_name(tmp_path, monkeypatch):
     (tmp_path / "b.txt").write_text("b")
     (tmp_path / "a.txt").write_text("a")
     assert find_file(str(tmp_path / "b.txt"), ("a.txt",), "key") == tmp_path / "b.txt"

@@ -317,7 +317,7 @@ def test_a_key_holds_the_hash_of_weights_and_not_their_path(photographs, bert, t
             key(f"{setting}=some/net")
 
 
-def test_lit_trains_the_text_side_alone(photographs, bert, tmp_path, monkeypatch):
+def test_lit_trains_only_the_text_side(photographs, bert, tmp_path, monkeypatch):
     monkeypatch.setattr("common.run.inputs.ROOT", tmp_path)
     monkeypatch.setattr(Stem, "load_", lambda self, weights: None)
     monkeypatch.setattr("common.run.sources.weights_fingerprint", lambda *arguments: "")
@@ -353,7 +353,7 @@ def test_a_pooled_stem_is_the_mean_over_its_places():
     torch.testing.assert_close(tower(stem(pixels)), tower(pixels))
 
 
-def test_the_mean_alone_is_kept_of_a_tower_that_reads_nothing_else(photographs, bert):
+def test_only_the_mean_is_cached_for_a_tower_that_reads_nothing_else(photographs, bert):
     config = config_of(photographs, bert, *LIT)
     stem = Stem("test_efficientnet", 64)
     whole = (stem.channels, stem.grid, stem.grid)

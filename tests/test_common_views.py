@@ -65,8 +65,8 @@ def test_the_recipes_are_those_of_the_table():
         recipe = RECIPES[name]
         assert recipe.crop_scale == (smallest, 1.0), name
         assert recipe.jitter == JITTER.get(name, (0.0, 0.0, 0.0, 0.0)), name
-        found = (recipe.jitter_probability, recipe.grey_probability, recipe.blur_probability)
-        assert (*found, recipe.solarise_probability) == (jitter, grey, blur, solarise), name
+        probabilities = (recipe.jitter_probability, recipe.grey_probability, recipe.blur_probability)
+        assert (*probabilities, recipe.solarise_probability) == (jitter, grey, blur, solarise), name
         assert recipe.grey_first == (name == "moco_v1")
         assert recipe.bicubic == name.startswith("simclr")
 
@@ -74,9 +74,9 @@ def test_the_recipes_are_those_of_the_table():
 def test_simclr_leaves_pixels_in_zero_to_one_and_the_others_are_normalised():
     view = random_view(picture(), RECIPES["simclr"], 32, 1)[None]
     for name, recipe in RECIPES.items():
-        found = normalize(view, recipe.mean, recipe.std)
+        normalised = normalize(view, recipe.mean, recipe.std)
         if name.startswith("simclr"):
-            assert torch.equal(found, view / 255)
+            assert torch.equal(normalised, view / 255)
         elif not name.endswith("cifar10"):
             assert (recipe.mean, recipe.std) == (IMAGENET_MEAN, IMAGENET_STD)
 
@@ -155,9 +155,9 @@ def test_a_view_does_not_depend_on_the_rest_of_the_batch():
     images, seeds = [picture(seed=number) for number in range(4)], [7, 8, 9, 10]
     recipes = [RECIPES["moco_v3_vit_1"], RECIPES["moco_v3_vit_2"]]
     whole = stacked_views(images, recipes, 16, seeds)
-    alone = [stacked_views([image], recipes, 16, [seed]) for image, seed in zip(images, seeds)]
+    single_views = [stacked_views([image], recipes, 16, [seed]) for image, seed in zip(images, seeds)]
     for view in range(2):
-        assert torch.equal(whole[view], torch.cat([one[view] for one in alone]))
+        assert torch.equal(whole[view], torch.cat([one[view] for one in single_views]))
         assert torch.equal(whole[view][1], random_view(images[1], recipes[view], 16, derive_key(8, view)))
 
 
@@ -195,8 +195,8 @@ def test_a_crop_is_torchvisions_of_the_same_box_and_lies_where_its_statistics_sa
     theirs = [RandomResizedCrop.get_params(image, [0.2, 1.0], [3 / 4, 4 / 3]) for _ in range(3000)]
     ours = [random_crop_box(48, 40, (0.2, 1.0), np.random.default_rng(seed)) for seed in range(3000)]
     for one, other in zip(np.array(ours).T, np.array(theirs).T):
-        found, expected = (np.quantile(values, [0.1, 0.3, 0.5, 0.7, 0.9]) for values in (one, other))
-        assert found == pytest.approx(expected, abs=1.5)  # pixels
+        measured, expected = (np.quantile(values, [0.1, 0.3, 0.5, 0.7, 0.9]) for values in (one, other))
+        assert measured == pytest.approx(expected, abs=1.5)  # pixels
 
 
 @pytest.mark.parametrize(
@@ -258,6 +258,6 @@ def test_blur_is_gaussian_of_the_sigma_drawn(sigma, monkeypatch):
     exact = F.gaussian_blur(pixels(image), [21, 21], [sigma, sigma])
     inside = (slice(None), slice(8, -8), slice(8, -8))  # the border rules differ
     differences = [(view[inside].float() - one[inside].float()).abs() for one in (exact, exact.flip(-1))]
-    found = min(differences, key=lambda difference: float(difference.mean()))
-    assert found.max() <= 4
-    assert found.mean() < 1.0  # of 255; Pillow takes three box blurs for a Gaussian
+    measured = min(differences, key=lambda difference: float(difference.mean()))
+    assert measured.max() <= 4
+    assert measured.mean() < 1.0  # of 255; Pillow takes three box blurs for a Gaussian

@@ -10,7 +10,7 @@ import torch
 from common.accumulation import MicroBatches
 from common.base.arguments import rows_of_paper
 from common.base.config import SCALES, ConfigError, load_row
-from common.base.files import read_own_yaml
+from common.base.files import read_repository_yaml
 from common.base.settings import OptimConfig
 from common.geometry import clamp_scalars_, scalar_values
 from common.info_nce import contrastive_loss
@@ -168,7 +168,7 @@ def test_vit_b16_has_more_patches_and_small_datacomp_fewer_steps_at_every_scale(
 
 
 def test_every_trained_row_of_the_tables_has_its_config_and_every_config_its_row():
-    tables = read_own_yaml(FOLDER / "paper_tables.yaml")["tables"]
+    tables = read_repository_yaml(FOLDER / "paper_tables.yaml")["tables"]
     named = {row["config"] for table in tables.values() for row in table["rows"] if "config" in row}
     not_rows = {"redcaps_euclip.yaml", "unstable_hyperbolic_no_ln.yaml", "unstable_meru_no_ln.yaml"}
     assert named == {row.name for row in ROWS} - not_rows

@@ -9,14 +9,14 @@ from test_euclip_claims import columns_of_claims
 
 import euclip.stability as stability_part
 from common.base.config import ConfigError
-from common.base.files import read_own_yaml
+from common.base.files import read_repository_yaml
 from common.report.experiments import read_experiment
 from common.report.table import from_json
 from euclip.reproduce import PARTS, main
 from scripts.parts import parts_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PRINTED = read_own_yaml(ROOT / "euclip" / "paper_tables.yaml")["tables"]
+PRINTED = read_repository_yaml(ROOT / "euclip" / "paper_tables.yaml")["tables"]
 TOO_FAST = ("optim.learning_rate=1.0e+37", "optim.max_gradient_norm=null", "method.logit_scale_max=null")
 SEEDS = {"table1": 2, "table4": 1, "table5": 1, "table8": 1}
 MEANS = {"imagenet": "imagenet", "shifts": "shifts", "vtab": "vtab", "retrieval": "retrieval", "average": "all"}

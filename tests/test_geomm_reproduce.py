@@ -13,7 +13,7 @@ from plotted import read_plotted
 from scipy.stats import spearmanr
 
 from common.base.config import ConfigError, from_dict, load_row
-from common.base.files import read_own_yaml
+from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
 from common.data.pairs import open_evaluation_sets
 from common.report.claims.decide import OurCell, measured
@@ -37,7 +37,7 @@ from oblique_topology.reproduce import CODE
 from scripts.parts import parts_of
 
 LOADED = load_paper_tables(ROOT / "geomm" / "paper_tables.yaml")
-PRINTED = read_own_yaml(ROOT / "geomm" / "paper_tables.yaml")["tables"]
+PRINTED = read_repository_yaml(ROOT / "geomm" / "paper_tables.yaml")["tables"]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_the_oblique_papers_tcl_is_trained_by_these_rows(geomm):
     with pytest.raises(ConfigError, match=r"trained by gone/, which is not here; accepted: a copy with that folder"):
         CODE.of("../../gone/configs/tcl.yaml")
     folder = SmokeParts("oblique_topology", geomm.folder, geomm.overrides)("table9")
-    printed = read_own_yaml(ROOT / "oblique_topology" / "paper_tables.yaml")["tables"]["table9"]
+    printed = read_repository_yaml(ROOT / "oblique_topology" / "paper_tables.yaml")["tables"]["table9"]
     for row, source in zip(from_json((folder / "table9.json").read_text()).rows, printed["rows"], strict=True):
         for column in printed["columns"] if "config" in source else ():
             role, metric, *field = column["measure"]

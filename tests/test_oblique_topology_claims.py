@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.base.files import read_own_yaml
+from common.base.files import read_repository_yaml
 from common.report.claims.decide import FAILS, HOLDS, audit
 from common.report.claims.expressions import Cell
 from common.report.claims.read import load_claims, load_paper_tables
@@ -49,7 +49,7 @@ def test_numbers_that_the_paper_prints_twice_stand_in_the_file_once():
 
 
 def test_a_table_is_marked_as_not_run_yet_as_long_as_nothing_here_reproduces_it():
-    tables = read_own_yaml(PAPER / "paper_tables.yaml")["tables"]
+    tables = read_repository_yaml(PAPER / "paper_tables.yaml")["tables"]
     runnable = {name for name, table in tables.items() if not table.get("not_run_yet")}
     assert runnable == PARTS.keys() & tables.keys()
     for name in set(tables) - runnable:

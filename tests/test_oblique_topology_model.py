@@ -10,7 +10,7 @@ import torch
 
 from common.base.arguments import rows_of_paper
 from common.base.config import SCALES, ConfigError, load_row, override
-from common.base.files import read_own_yaml
+from common.base.files import read_repository_yaml
 from common.geometry import Sphere
 from common.info_nce import symmetric_info_nce
 from common.reproduce.command import Command
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "oblique_topology"
 BERT_IDS = SimpleNamespace(vocabulary_size=30_522, end_id=102)
 FEW_IDS = SimpleNamespace(vocabulary_size=40, end_id=3)
 ROWS = [FOLDER / "configs" / f"{row}.yaml" for row in rows_of_paper(FOLDER)]
-TABLES = read_own_yaml(FOLDER / "paper_tables.yaml")["tables"]
+TABLES = read_repository_yaml(FOLDER / "paper_tables.yaml")["tables"]
 
 
 def row(name, scale="smoke", *overrides):

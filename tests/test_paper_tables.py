@@ -4,7 +4,7 @@ import json
 import zlib
 from pathlib import Path
 
-from common.base.files import read_own_yaml
+from common.base.files import read_repository_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 # checksum of the values of each table, as they were compared with the papers; whoever corrects a cell renews it
@@ -49,7 +49,7 @@ DIGESTS = {
 
 
 def tables_of(paper):
-    return read_own_yaml(ROOT / paper / "paper_tables.yaml")["tables"]
+    return read_repository_yaml(ROOT / paper / "paper_tables.yaml")["tables"]
 
 
 def test_no_printed_number_changes_by_accident():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.base.files import read_own_yaml
+from common.base.files import read_repository_yaml
 from common.report.conclusions import load_conclusions
 from common.report.page import collect, collect_claims
 from common.report.table import read_table
@@ -108,7 +108,7 @@ def test_a_rows_header_names_the_committed_results_of_its_tables_and_no_others()
         assert all((ROOT / folder).is_dir() for folder in folders), row.name
     for printed in sorted(ROOT.glob("*/paper_tables.yaml")):
         paper = printed.parent.name
-        for name, source in read_own_yaml(printed)["tables"].items():
+        for name, source in read_repository_yaml(printed)["tables"].items():
             folder = f"results/{paper}/{name}"
             tables = [read_table(path) for path in ROOT.glob(f"{folder}/*/{name}.json")]
             measured = {row.method for table in tables for row in table.rows if row.status == "measured"}
@@ -151,7 +151,7 @@ def test_a_papers_page_is_short_and_opens_with_what_was_found(page):
     assert text.index("## What we found") == text.index("\n## ") + 1
     assert 5 <= len(load_conclusions(page.parent)) <= 8
     # numbers of ours are filled in: by hand stand settings alone, such as e^2.64, K = 0.8, "0.07" and whole numbers
-    for each in read_own_yaml(page):
+    for each in read_repository_yaml(page):
         by_hand = re.sub(r"\{.*?\}", "", each["text"])
         assert not re.findall(r"(?<!\^)(?<!= )(?<!of )\d+\.\d", by_hand), by_hand
 

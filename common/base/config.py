@@ -135,13 +135,18 @@ def entry_arguments(
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
     # argparse would take an override behind a bare --resume for its value
     words = itertools.pairwise([*sys.argv[1:], ""])
-    given = [f"{word}=last" if word == "--resume" and after not in ("last", "auto") else word for word, after in words]
-    arguments = parser.parse_intermixed_args(given)
+    words_to_parse = [
+        f"{word}=last" if word == "--resume" and after not in ("last", "auto") else word for word, after in words
+    ]
+    arguments = parser.parse_intermixed_args(words_to_parse)
     arguments.row = Path(arguments.config).stem
     file = row_file(folder, arguments.config)
-    told = _run_line(file) if file.is_file() else None
-    if told and told[2] != script.name and script.name in _scripts_of_rows(folder):  # one's own script trains any row
-        raise ConfigError(f"--config {arguments.config}: {folder.name}/{script.name} does not train it; run: {told[1]}")
+    run_line = _run_line(file) if file.is_file() else None
+    # a script that no row names is the user's and trains any row
+    if run_line and run_line[2] != script.name and script.name in _scripts_of_rows(folder):
+        raise ConfigError(
+            f"--config {arguments.config}: {folder.name}/{script.name} does not train it; run: {run_line[1]}"
+        )
     return load_row(config_class, folder, file, arguments.scale, arguments.overrides, scale_files), arguments
 
 
@@ -152,7 +157,7 @@ def _run_line(file: Path) -> re.Match | None:
 
 def _scripts_of_rows(folder: Path) -> set[str]:
     """Names of the scripts that a paper folder's rows are trained by."""
-    return {told[2] for file in (folder / "configs").glob("*.yaml") if (told := _run_line(file))}
+    return {run_line[2] for file in (folder / "configs").glob("*.yaml") if (run_line := _run_line(file))}
 
 
 def row_file(folder: Path, row: str) -> Path:
@@ -192,22 +197,22 @@ def load_row(
         raise ConfigError(f"scale {scale!r} is unknown; {accepted(scale, SCALES)}")
     general = folder / "configs" / f"{scale_files}_{scale}.yaml"
     shared = dict(_read_yaml(general))
-    own = _own_layers(shared.pop("rows", {}), Path(row).stem, f"{general}: rows")
-    layers = [(str(general), shared), (str(row), _read_yaml(Path(row))), *own]
+    row_layers = _layers_of_row(shared.pop("rows", {}), Path(row).stem, f"{general}: rows")
+    layers = [(str(general), shared), (str(row), _read_yaml(Path(row))), *row_layers]
     return located(_filled(config_class, layers, overrides))
 
 
-def _own_layers(rows: Any, row: str, where: str) -> list[tuple[str, dict[str, Any]]]:
+def _layers_of_row(rows: Any, row: str, where: str) -> list[tuple[str, dict[str, Any]]]:
     """What a scale file's `rows` hold for a row, as (where, sections), the longest of its beginnings last."""
     if not isinstance(rows, dict):
         raise ConfigError(f"{where} is a section, got {rows!r}; accepted: beginnings of names, each with sections")
     for names, content in rows.items():
         if not isinstance(content, dict):
             raise ConfigError(f"{where}.{names} is a mapping of sections, got {content!r}")
-    own = []
+    layers = []
     for beginning in itertools.accumulate(row.split("_"), "{}_{}".format):
-        own += [(f"{where}.{names}", rows[names]) for names in rows if beginning in str(names).split()]
-    return own
+        layers += [(f"{where}.{names}", rows[names]) for names in rows if beginning in str(names).split()]
+    return layers
 
 
 def _overlaid(config_class: type, values: Values, layer: Values) -> Values:

@@ -99,7 +99,7 @@ def write_json(path: str | Path, content: Any) -> Path:
     return write_atomically(path, json.dumps(content, ensure_ascii=False))
 
 
-def read_own_yaml(path: Path) -> Any:
+def read_repository_yaml(path: Path) -> Any:
     """A YAML file of this repository, read by libyaml where it is there, in a twentieth of the time.
 
     Not for files of others: libyaml ends the process on deep nesting, where the loader in Python raises an error.
@@ -110,7 +110,7 @@ def read_own_yaml(path: Path) -> Any:
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
-def check_room(folder: Path, what: str, size: float, most: float, setting: str, there: float = 0.0) -> None:
+def check_room(folder: Path, what: str, size: float, most: float, setting: str, present: float = 0.0) -> None:
     """Says how much is going to be written where that is worth saying, above 10 MB.
 
     Args:
@@ -121,12 +121,12 @@ def check_room(folder: Path, what: str, size: float, most: float, setting: str, 
     Raises:
         ValueError: more than may be, or than the disk has room for.
     """
-    free, said = shutil.disk_usage(folder).free, f"{what} take {size / 1e9:.2f} GB in {folder}"
-    if there + size > most or size > free:
-        lie = f", where {there / 1e9:.2f} GB lie" if there else ""
-        raise ValueError(f"{said}{lie}; accepted are {most / 1e9:.2f} GB ({setting}), free are {free / 1e9:.2f} GB")
+    free, summary = shutil.disk_usage(folder).free, f"{what} take {size / 1e9:.2f} GB in {folder}"
+    if present + size > most or size > free:
+        lie = f", where {present / 1e9:.2f} GB lie" if present else ""
+        raise ValueError(f"{summary}{lie}; accepted are {most / 1e9:.2f} GB ({setting}), free are {free / 1e9:.2f} GB")
     if size > 10e6:
-        print(said, flush=True)
+        print(summary, flush=True)
 
 
 def shown(path: Path) -> str:

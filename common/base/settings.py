@@ -67,16 +67,18 @@ class MixedSet:
         Raises:
             ValueError: a key that its source does not take.
         """
-        given = {key: value for key, value in dataclasses.asdict(self).items() if value is not None and key != "weight"}
-        source = given.get("source", data.source)
+        values = {
+            key: value for key, value in dataclasses.asdict(self).items() if value is not None and key != "weight"
+        }
+        source = values.get("source", data.source)
         others = set(NAMES_IN_A_SOURCE) if source != data.source else set()
         others |= {name for name, takers in TAKEN_BY.items() if source not in takers}
         inherited = {key: getattr(data, key) for key in dataclasses.asdict(self).keys() - others - {"weight"}}
-        given["root"] = str(Path(data.root) / Path(given["root"]).expanduser()) if "root" in given else data.root
+        values["root"] = str(Path(data.root) / Path(values["root"]).expanduser()) if "root" in values else data.root
         shared = {name: getattr(data, name) for name in ("image_size", "max_broken_share")}
         if source == "scenes":
             shared["num_captions"] = data.num_captions
-        return DataConfig(**shared, **(inherited | given))
+        return DataConfig(**shared, **(inherited | values))
 
 
 @dataclass(frozen=True)
@@ -351,7 +353,7 @@ def located(config: Any) -> Any:
         if name and not Path(name).expanduser().exists():
             raise ConfigError(
                 f"{key} = {name} is not in model.weights = {folder} (make: WEIGHTS), which holds "
-                f"{some(sorted(each.name for each in folder.iterdir()), 10) or 'nothing'}; accepted: {path}, another "
+                f"{some(sorted(item.name for item in folder.iterdir()), 10) or 'nothing'}; accepted: {path}, another "
                 "path, or no model.weights, for the hub's"
             )
         return name

@@ -70,12 +70,12 @@ def read_vqa(path: str | Path, answers: str | Path | None = None) -> Annotations
         if answers is None:
             raise ValueError(f"{path} holds questions alone; accepted: with the file of their annotations")
         answers = Path(answers).expanduser()
-        given = _content(answers)
-        if not isinstance(given, dict) or not isinstance(given.get("annotations"), list):
+        annotated = _content(answers)
+        if not isinstance(annotated, dict) or not isinstance(annotated.get("annotations"), list):
             raise ValueError(f"{answers}: accepted: an object with a list 'annotations', VQA v2's own file")
-        subset = content.get("data_subtype", given.get("data_subtype"))
+        subset = content.get("data_subtype", annotated.get("data_subtype"))
         folder = f"COCO_{subset}_" if isinstance(subset, str) and not subset.endswith("2017") else ""
-        rows = _joined(content["questions"], given["annotations"])
+        rows = _joined(content["questions"], annotated["annotations"])
         return _checked(path, rows, lambda row: _vqa(row, folder))
     if answers is not None:
         raise ValueError(f"{path} holds no list 'questions', which {answers} could answer; accepted: VQA v2's own file")
@@ -134,11 +134,14 @@ def read_sugarcrepe(path: str | Path) -> Annotations:
         raise ValueError(f"{path} holds a {type(content).__name__}; accepted: an object of rows or of groups of rows")
     of_rows = any(isinstance(row, dict) and "filename" in row for row in content.values())
     groups = {"": content} if of_rows else content
-    listed = ((group, given if isinstance(given, dict | list) else [given]) for group, given in groups.items())
+    listed = (
+        (group, group_rows if isinstance(group_rows, dict | list) else [group_rows])
+        for group, group_rows in groups.items()
+    )
     rows = (
         (f"{group} {number}".strip(), row)
-        for group, given in listed
-        for number, row in (given.items() if isinstance(given, dict) else enumerate(given))
+        for group, group_rows in listed
+        for number, row in (group_rows.items() if isinstance(group_rows, dict) else enumerate(group_rows))
     )
     return _checked(path, rows, _sugarcrepe)
 
@@ -167,7 +170,7 @@ def read_answer_list(path: str | Path) -> list[str]:
     return content
 
 
-def check_answer_list(given: Iterable[Sequence[str]], answers: Sequence[str], name: str) -> dict[str, int]:
+def check_answer_list(answer_lists: Iterable[Sequence[str]], answers: Sequence[str], name: str) -> dict[str, int]:
     """How much of what annotators said a closed list can say.
 
     Args:
@@ -179,16 +182,22 @@ def check_answer_list(given: Iterable[Sequence[str]], answers: Sequence[str], na
     Raises:
         ValueError: no answer is in the list.
     """
-    known, given = set(answers), [list(group) for group in given]
-    said = [answer for group in given for answer in group]
-    outside = sum(answer not in known for answer in said)
-    if outside == len(said):
+    known, answer_lists = set(answers), [list(group) for group in answer_lists]
+    all_answers = [answer for group in answer_lists for answer in group]
+    outside = sum(answer not in known for answer in all_answers)
+    if outside == len(all_answers):
         raise ValueError(
             f"{name}: none of its {len(answers)} answers ({some([*map(repr, answers)], 3)}) answers one of the "
-            f"{len(given)} questions to train on ({some([*map(repr, said)], 3)}); accepted: a list with some of them"
+            f"{len(answer_lists)} questions to train on ({some([*map(repr, all_answers)], 3)}); accepted: a list with "
+            "some of them"
         )
-    without = sum(known.isdisjoint(group) for group in given)
-    return {"questions": len(given), "questions_without": without, "answers": len(said), "answers_outside": outside}
+    without = sum(known.isdisjoint(group) for group in answer_lists)
+    return {
+        "questions": len(answer_lists),
+        "questions_without": without,
+        "answers": len(all_answers),
+        "answers_outside": outside,
+    }
 
 
 class AnnotatedPictures:
@@ -222,17 +231,17 @@ class AnnotatedPictures:
         self.broken_at_open = list(annotations.broken)
         paths = [picture for row in annotations.rows for picture in row.pictures]
         self.images = find_images(paths, self.file, images, root) if paths else self.file.parent
-        sizes = dict(sizes_of_files(self.images / each for each in dict.fromkeys(paths)))
+        sizes = dict(sizes_of_files(self.images / path for path in dict.fromkeys(paths)))
         kept = []
         for row in annotations.rows:
-            missing = [self.images / each for each in row.pictures if not sizes[self.images / each]]
+            missing = [self.images / path for path in row.pictures if not sizes[self.images / path]]
             if missing:
                 self.broken_at_open.append(missing_picture(missing[0], sizes[missing[0]]))
             else:
                 kept.append(row)
         check_opened(f"{path}: no annotated picture", len(kept), self.broken_at_open, max_broken_share)
         self._rows = packed(json.dumps(row, ensure_ascii=False) for row in kept)
-        self._sizes = [sizes[self.images / each] for row in kept for each in row.pictures]
+        self._sizes = [sizes[self.images / path] for row in kept for path in row.pictures]
 
     def __len__(self) -> int:
         """Number of items."""
@@ -246,7 +255,7 @@ class AnnotatedPictures:
             IndexError: if there is no such item.
         """
         pictures, item = json.loads(unpacked(self._rows, row_of(index, self)))
-        decoded = [read_picture(self.images / each) for each in pictures]
+        decoded = [read_picture(self.images / path) for path in pictures]
         if "box" in item:
             with named(self.file, f"{item['text']!r} in {pictures[0]}"):
                 for key, boxes in (("box", [item["box"]]), ("proposals", item["proposals"])):
@@ -285,8 +294,8 @@ def open_annotated(
     """
     if task not in READERS:
         raise ValueError(f"unknown task {task!r}; known tasks: {', '.join(READERS)}")
-    found = READERS[task](path) if answers is None else READERS[task](path, answers)
-    return AnnotatedPictures(found, path, images, **options)
+    annotations = READERS[task](path) if answers is None else READERS[task](path, answers)
+    return AnnotatedPictures(annotations, path, images, **options)
 
 
 def _content(path: Path) -> Any:
@@ -327,23 +336,23 @@ def _joined(questions: list[Any], annotations: list[Any]) -> Raw:
 
     answers = {question_of(row, f"annotation {number}"): row for number, row in enumerate(annotations, 1)}
     for number, row in enumerate(questions, 1):
-        found = answers.pop(question_of(row, ""), {})
-        yield f"question {number}", {**found, **row} if isinstance(row, dict) and isinstance(found, dict) else row
+        answer = answers.pop(question_of(row, ""), {})
+        yield f"question {number}", {**answer, **row} if isinstance(row, dict) and isinstance(answer, dict) else row
     for question, row in answers.items():
         yield f"annotation of question {question}", row
 
 
 def _checked(path: Path, rows: Raw, check: Callable[[dict[str, Any]], Annotation]) -> Annotations:
-    found = Annotations([], [])
+    annotations = Annotations([], [])
     for place, row in rows:
         try:
             if not isinstance(row, dict):
                 raise Unusable(f"row has the wrong type: {type(row).__name__} instead of an object")
-            found.rows.append(check(row))
+            annotations.rows.append(check(row))
         except Unusable as error:
-            found.broken.append(BrokenSample(path, place, str(error)))
-    check_opened(f"{path}: no annotation that can be used", len(found.rows), found.broken, max_share=1.0)
-    return found
+            annotations.broken.append(BrokenSample(path, place, str(error)))
+    check_opened(f"{path}: no annotation that can be used", len(annotations.rows), annotations.broken, max_share=1.0)
+    return annotations
 
 
 def _vqa(row: dict[str, Any], prefix: str = "") -> Annotation:
@@ -351,10 +360,10 @@ def _vqa(row: dict[str, Any], prefix: str = "") -> Annotation:
     answers = [answers] if isinstance(answers, str) else answers
     if not isinstance(answers, list) or not answers:
         raise Unusable(f"missing answers: answers = {str(answers)[:60]}; accepted: a list of at least one")
-    answers = [each.get("answer") if isinstance(each, dict) else each for each in answers]
-    if not all(isinstance(each, str) for each in answers):
+    answers = [answer.get("answer") if isinstance(answer, dict) else answer for answer in answers]
+    if not all(isinstance(answer, str) for answer in answers):
         raise Unusable(f"answer is no text: answers = {str(answers)[:60]}; accepted: strings")
-    answers = [id_text(each, "answer") for each in answers]
+    answers = [id_text(answer, "answer") for answer in answers]
     path = row["image"] if "image" in row else f"{prefix}{_number(row, 'image_id'):012}.jpg"
     item = {"question": question, "answers": answers, "answer": Counter(answers).most_common(1)[0][0]}
     answer_type = _text(row, "answer_type") if row.get("answer_type") else "other"

@@ -77,11 +77,11 @@ class CaptionCache:
             lengths = self._lengths(ids)
             hashes = _hashes(ids, lengths)
             _, first = np.unique(hashes, return_index=True)
-            wanted = np.sort(first[self._find(hashes[first]) < 0])
-            if not len(wanted):
+            missing = np.sort(first[self._find(hashes[first]) < 0])
+            if not len(missing):
                 return
-            wanted = wanted[np.argsort(lengths[wanted], kind="stable")]  # of like length together: little padding
-            there, new = (self.file.stat().st_size if self.file.is_file() else 0), int(lengths[wanted].sum())
+            missing = missing[np.argsort(lengths[missing], kind="stable")]  # of like length together: little padding
+            there, new = (self.file.stat().st_size if self.file.is_file() else 0), int(lengths[missing].sum())
             what = f"features of the captions of {name}: {new} tokens"
             folder, setting = self.file.parent, "model.text.stem.cache_gb"
             check_room(folder, what, 2 * self.width * new, self.max_bytes, setting, there)
@@ -89,15 +89,15 @@ class CaptionCache:
             with self.file.open("ab") as numbers, self._index.open("ab") as index:
                 numbers.truncate(tokens * 2 * self.width)
                 index.truncate(len(self._records) * _RECORD.itemsize)
-                bar = tqdm(total=len(wanted), desc=f"features of the captions of {name}", unit="caption", delay=2)
+                bar = tqdm(total=len(missing), desc=f"features of the captions of {name}", unit="caption", delay=2)
                 with bar:
-                    for rows in np.split(wanted, range(_CHUNK, len(wanted), _CHUNK)):
+                    for rows in np.split(missing, range(_CHUNK, len(missing), _CHUNK)):
                         longest = int(lengths[rows].max())
-                        found = self.compute(ids[rows, :longest].to(device)).cpu().numpy().astype(np.float16)
+                        batch = self.compute(ids[rows, :longest].to(device)).cpu().numpy().astype(np.float16)
                         records = np.empty(len(rows), _RECORD)
                         records["hash"], records["length"] = hashes[rows], lengths[rows]
                         records["start"] = tokens + np.cumsum(lengths[rows]) - lengths[rows]
-                        for row, features in zip(rows, found, strict=True):
+                        for row, features in zip(rows, batch, strict=True):
                             numbers.write(features[: lengths[row]].tobytes())
                         numbers.flush()
                         index.write(records.tobytes())
@@ -133,7 +133,7 @@ class CaptionCache:
 def _hashes(ids: torch.Tensor, lengths: np.ndarray) -> np.ndarray:
     """(batch,) uint64 that tell captions apart, whatever stands behind their ends."""
     rows = ids.numpy().astype("<i4")
-    found = b"".join(
+    digests = b"".join(
         hashlib.blake2b(row[:length].tobytes(), digest_size=8).digest() for row, length in zip(rows, lengths)
     )
-    return np.frombuffer(found, "<u8")
+    return np.frombuffer(digests, "<u8")

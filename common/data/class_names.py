@@ -80,10 +80,10 @@ def read_templates(source: str | Path, dataset: str = "", subset: Literal["all",
     if subset not in ("all", "simple"):
         raise ValueError(f"subset = {subset!r}; accepted: all, simple")
     if str(source) == OPEN_CLIP:
-        found, where = [template("{}") for template in _open_clip("OPENAI_IMAGENET_TEMPLATES")], "open_clip's ImageNet"
+        texts, where = [template("{}") for template in _open_clip("OPENAI_IMAGENET_TEMPLATES")], "open_clip's ImageNet"
     else:
-        found, where = _read_list(Path(source), dataset, "templates")
-    templates = [_checked_template(template, f"{where}: template {index}") for index, template in enumerate(found, 1)]
+        texts, where = _read_list(Path(source), dataset, "templates")
+    templates = [_checked_template(template, f"{where}: template {index}") for index, template in enumerate(texts, 1)]
     _warn_of_repeats(templates, where)
     if subset == "simple":
         missing = [template for template in SIMPLE_IMAGENET_TEMPLATES if template not in templates]

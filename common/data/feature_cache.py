@@ -92,8 +92,8 @@ class FeatureCache:
 
     def _file(self, pictures: Any, transform: ImageTransform, view: str | int) -> Path:
         # how training augments decides random crops alone
-        told = transform if isinstance(view, int) else replace(transform, crop_scale=None, flip_probability=0.0)
-        key = hash_of([self.network, told.to_json(), view, pictures.fingerprint])
+        deciding = transform if isinstance(view, int) else replace(transform, crop_scale=None, flip_probability=0.0)
+        key = hash_of([self.network, deciding.to_json(), view, pictures.fingerprint])
         return self.folder / f"{str(pictures.name).replace('/', '-')}-{key}.npy"
 
     def _fill(self, file: Path, pictures: Any, transform: ImageTransform, view: str | int) -> None:
@@ -113,8 +113,8 @@ class FeatureCache:
             stream.write(header)
             stream.truncate(len(header) + done["rows"] * row_bytes)
             stream.seek(0, 2)
-            told = {"desc": f"features of {pictures.name}", "unit": "picture", "delay": 2}
-            with tqdm(total=len(pictures), initial=done["rows"], **told) as bar, torch.no_grad():
+            bar_options = {"desc": f"features of {pictures.name}", "unit": "picture", "delay": 2}
+            with tqdm(total=len(pictures), initial=done["rows"], **bar_options) as bar, torch.no_grad():
                 for batch in loader:
                     broken = {place: error for place, error in enumerate(batch) if isinstance(error, BrokenSample)}
                     good = [place for place in range(len(batch)) if place not in broken]

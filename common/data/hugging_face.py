@@ -253,12 +253,12 @@ def _column_names(rows: Any) -> list[str]:
     return list(next(iter(rows.take(1)), {}))  # a stream of JSON knows its columns by its first row only
 
 
-def _column(columns: list[str], asked: str | None, usual: tuple[str, ...], key: str, where: str) -> str:
-    found = asked if asked is not None else next((name for name in usual if name in columns), None)
-    if found not in columns:
-        what = "is unknown" if asked is None else f"{asked!r} is not there"
+def _column(columns: list[str], name: str | None, usual: tuple[str, ...], key: str, where: str) -> str:
+    column = name if name is not None else next((usual_name for usual_name in usual if usual_name in columns), None)
+    if column not in columns:
+        what = "is unknown" if name is None else f"{name!r} is not there"
         raise ValueError(f"{where}: column data.{key} {what}; accepted: {', '.join(columns) or 'it has no columns'}")
-    return found
+    return column
 
 
 def _check_types(rows: Any, reader: RowReader) -> None:

@@ -186,12 +186,12 @@ def stream_of(
     return rows, shown, num_rows, named
 
 
-def _chosen_split(where: str, there: list[str], split: str | None, role: str) -> str:
-    wanted = _SPLITS_OF_ROLE[role] if split is None else (split,)
-    found = next((name for name in wanted if name in there), None)
-    if found is None:
+def _chosen_split(where: str, splits: list[str], split: str | None, role: str) -> str:
+    names = _SPLITS_OF_ROLE[role] if split is None else (split,)
+    chosen = next((name for name in names if name in splits), None)
+    if chosen is None:
         raise ValueError(
-            f"{where} has no split {' or '.join(map(repr, wanted))}; accepted: {', '.join(there) or 'it has none'} "
+            f"{where} has no split {' or '.join(map(repr, names))}; accepted: {', '.join(splits) or 'it has none'} "
             "(written as source#split)"
         )
-    return found
+    return chosen

@@ -76,8 +76,8 @@ def open_karpathy(
             refuse_split(annotations, split)
             rows = _coco_rows(content)
         else:
-            wanted = _chosen_split(annotations, content["images"], split, role).split("+")
-            set_name, rows = _set_name(annotations, content, wanted), _karpathy_rows(content["images"], wanted)
+            splits = _chosen_split(annotations, content["images"], split, role).split("+")
+            set_name, rows = _set_name(annotations, content, splits), _karpathy_rows(content["images"], splits)
     elif isinstance(content, list):
         refuse_split(annotations, split)
         if not content:
@@ -85,16 +85,16 @@ def open_karpathy(
         rows, together = map(_list_row, itertools.count(), content), "path"
     else:
         keys = ", ".join(content)[:200] if isinstance(content, dict) else ""
-        found = f"an object with the keys {keys}" if keys else f"of type {type(content).__name__}"
+        kind = f"an object with the keys {keys}" if keys else f"of type {type(content).__name__}"
         raise ValueError(
-            f"{annotations}: the top level is {found}; accepted: an object with a list 'images' (Karpathy splits, "
+            f"{annotations}: the top level is {kind}; accepted: an object with a list 'images' (Karpathy splits, "
             "COCO captions), or a list of objects with 'image' and 'caption'"
         )
     entries, broken = pictures_of(rows, annotations, role, together)
     return pictures_in_files(entries, broken, annotations, images, set_name.partition(".")[0], role=role, **options)
 
 
-def _karpathy_rows(images: list[Any], wanted: list[str]) -> Iterator[Row]:
+def _karpathy_rows(images: list[Any], splits: list[str]) -> Iterator[Row]:
     for number, image in enumerate(images):
         place = f"images[{number}]"
         if not isinstance(image, dict):
@@ -102,7 +102,7 @@ def _karpathy_rows(images: list[Any], wanted: list[str]) -> Iterator[Row]:
         elif not isinstance(image.get("split"), str):
             kind = type(image.get("split")).__name__
             yield Row(place, fault=f"split has the wrong type: {kind} instead of a string")
-        elif image["split"] in wanted:
+        elif image["split"] in splits:
             yield _karpathy_row(place, image)
 
 
@@ -111,7 +111,7 @@ def _karpathy_row(place: str, image: dict[str, Any]) -> Row:
     if not isinstance(sentences, list) or not all(isinstance(sentence, dict) for sentence in sentences):
         return Row(place, fault="sentences has the wrong type: it is no list of objects")
     captions = [sentence.get("raw") for sentence in sentences]
-    ids = _given([sentence.get("sentid") for sentence in sentences]) or image.get("sentids")
+    ids = _known_ids([sentence.get("sentid") for sentence in sentences]) or image.get("sentids")
     folder, path = image.get("filepath", ""), image.get("filename")
     if isinstance(folder, str) and folder and isinstance(path, str):
         path = f"{folder}/{path}"
@@ -123,11 +123,11 @@ def _karpathy_row(place: str, image: dict[str, Any]) -> Row:
     return Row(place, path, captions, image_id, ids)
 
 
-def _set_name(annotations: Path, content: dict[str, Any], wanted: list[str]) -> str:
+def _set_name(annotations: Path, content: dict[str, Any], splits: list[str]) -> str:
     """Name of the set; says so where a known split has another size than usual."""
     images = [image for image in content["images"] if isinstance(image, dict)]
     known = str(content.get("dataset", "coco" if any("cocoid" in image for image in images) else "")).lower()
-    for part in wanted:
+    for part in splits:
         sentences = [image.get("sentences") for image in images if image.get("split") == part]
         captions = sum(len(group) for group in sentences if isinstance(group, list))
         usual_pictures, usual_captions = EXPECTED.get((known, part), (len(sentences), 0))
@@ -138,19 +138,19 @@ def _set_name(annotations: Path, content: dict[str, Any], wanted: list[str]) -> 
                 f"usual are {usual_pictures:,} pictures{text}",
                 stacklevel=3,
             )
-    return f"{known or annotations.name.partition('.')[0]}-{wanted[0]}"
+    return f"{known or annotations.name.partition('.')[0]}-{splits[0]}"
 
 
 def _chosen_split(annotations: Path, images: list[Any], split: str | None, role: str) -> str:
     names = (image.get("split") for image in images if isinstance(image, dict))
-    there = Counter(name for name in names if isinstance(name, str))
+    counts = Counter(name for name in names if isinstance(name, str))
     if split is None:
         split = _SPLIT_OF_ROLE.get(role, role)
-        if split == "train" and "restval" in there:
+        if split == "train" and "restval" in counts:
             split = "train+restval"
-    missing = [name for name in split.split("+") if name not in there]
+    missing = [name for name in split.split("+") if name not in counts]
     if missing:
-        has = ", ".join(f"{name} ({count:,} pictures)" for name, count in there.items())
+        has = ", ".join(f"{name} ({count:,} pictures)" for name, count in counts.items())
         raise ValueError(f"{annotations} has no split {missing[0]!r}; accepted: {has or 'it has none'}, joined by +")
     return split
 
@@ -169,7 +169,7 @@ def _coco_rows(content: dict[str, Any]) -> Iterator[Row]:
             yield Row(place, fault="entry has the wrong type: no object with an 'id'")
             continue
         texts = captions.pop(image["id"], [])
-        ids = _given([caption_id for _, caption_id in texts])
+        ids = _known_ids([caption_id for _, caption_id in texts])
         yield Row(place, image.get("file_name"), [text for text, _ in texts], image["id"], ids)
     for image_id in captions:
         yield Row(f"annotations of image {image_id}", fault="missing picture: no such image")
@@ -188,6 +188,6 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)  # True would be the key 1
 
 
-def _given(ids: list[Any]) -> list[Any] | None:
+def _known_ids(ids: list[Any]) -> list[Any] | None:
     """The ids, or None where no caption has one."""
     return None if all(number is None for number in ids) else ids

@@ -179,8 +179,8 @@ def open_image_folder(
     """
     # which folder is which class of the whole list
     root = Path(root).expanduser()
-    there, is_sorted = class_folders(root), folders is None
-    folders = list(there if is_sorted else folders)
+    on_disk, is_sorted = class_folders(root), folders is None
+    folders = list(on_disk if is_sorted else folders)
     if len(folders) != len(class_names):
         hint = "; give folders (the folder of each class) to restrict the classes" if subset is not None else ""
         raise ValueError(
@@ -195,12 +195,12 @@ def open_image_folder(
         raise ValueError(f"{root}: subset is empty or names a class twice")
     label_of = {folders[index]: label for label, index in enumerate(kept)}
     missing, unknown = (
-        [item for item in label_of if item not in there],
-        [item for item in there if item not in label_of],
+        [item for item in label_of if item not in on_disk],
+        [item for item in on_disk if item not in label_of],
     )
     if missing or unknown:
         raise ValueError(
-            f"{root}: {len(there)} class folders for {len(label_of)} classes; without a folder: "
+            f"{root}: {len(on_disk)} class folders for {len(label_of)} classes; without a folder: "
             f"{', '.join(missing[:3]) or 'none'}; without a class: {', '.join(unknown[:3]) or 'none'}"
         )
     # every file, by its name and its size alone: pictures are decoded when they are read
@@ -237,10 +237,10 @@ def class_folders(root: str | Path) -> list[str]:
     root = Path(root).expanduser()
     if not root.is_dir():
         raise FileNotFoundError(f"{root}: no such folder; accepted: a folder with one folder of pictures per class")
-    there = _visible_folders(root)
-    if not there:
+    names = _visible_folders(root)
+    if not names:
         raise ValueError(f"{root} has no folders; accepted: one folder of pictures per class")
-    return there
+    return names
 
 
 class TorchvisionSpec(NamedTuple):
@@ -467,18 +467,18 @@ def _folder_of_classes(folder: Path, num_classes: int) -> Path:
     Raises:
         ValueError: if none of the accepted places has one folder per class.
     """
-    found = []
+    counts = []
     for place in (folder / "test", folder / "val", folder):
-        there = _visible_folders(place) if place.is_dir() else []
-        holds_parts = place == folder and not _PARTS.isdisjoint(there)  # test, val and train are no three classes
-        if len(there) == num_classes and not holds_parts:
+        names = _visible_folders(place) if place.is_dir() else []
+        holds_parts = place == folder and not _PARTS.isdisjoint(names)  # test, val and train are no three classes
+        if len(names) == num_classes and not holds_parts:
             return place
-        if there:
-            found.append(f"{place.name} has {len(there)} ({', '.join(there[:3])}{' ...' if len(there) > 3 else ''})")
+        if names:
+            counts.append(f"{place.name} has {len(names)} ({', '.join(names[:3])}{' ...' if len(names) > 3 else ''})")
     raise ValueError(
         f"{folder}: {num_classes} class names in {CLASS_NAMES_FILE}; accepted: as many folders of pictures, one per "
         f"class in the order of the names, in test, in val, or, without these and train, in {folder.name} itself, or "
-        f"tar shards with test/nshards.txt; {'; '.join(found) or 'there is no folder'}"
+        f"tar shards with test/nshards.txt; {'; '.join(counts) or 'there is no folder'}"
     )
 
 
@@ -488,11 +488,11 @@ def _visible_folders(root: Path, key: str = "folder of a class") -> list[str]:
     Raises:
         ValueError: a link that leads nowhere: a class, or a set, would be left out; see `check_opens`.
     """
-    found = [item for item in root.iterdir() if not item.name.startswith(".")]
-    for item in found:
+    items = [item for item in root.iterdir() if not item.name.startswith(".")]
+    for item in items:
         if item.is_symlink():
             check_opens(item, key, or_folder=True)
-    return label_order([item.name for item in found if item.is_dir()])
+    return label_order([item.name for item in items if item.is_dir()])
 
 
 def _check_classes(where: str, class_names: Sequence[str], templates: Sequence[str]) -> None:

@@ -90,15 +90,15 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
         places[folder.resolve()] = None
         inside = sorted(item for item in folder.iterdir() if item.is_dir()) if folder.is_dir() else []
         places |= dict.fromkeys(item.resolve() for item in inside)
-    found: dict[tuple[Path, ...], Path] = {}  # the files -> the first place that leads to them
+    places_of: dict[tuple[Path, ...], Path] = {}  # the files -> the first place that leads to them
     for place in places:
         files = tuple((place / path).resolve() for path in probed if (place / path).is_file())
         if files:
-            found.setdefault(files, place)
-    if len(found) == 1:
-        return next(iter(found.values()))
-    if found:
-        several = " and ".join(str(place) for place in list(found.values())[:2])
+            places_of.setdefault(files, place)
+    if len(places_of) == 1:
+        return next(iter(places_of.values()))
+    if places_of:
+        several = " and ".join(str(place) for place in list(places_of.values())[:2])
         raise ValueError(f"{annotations}: its pictures lie in {several}; set data.images to the folder that is meant")
     raise FileNotFoundError(
         f"{annotations}: no folder has its pictures, such as {probed[0]!r}; looked in {some([*map(str, places)], 8)}; "

@@ -49,7 +49,7 @@ def expand_shards(
     if not patterns or not all(patterns):
         raise ValueError(f"the shard pattern is {pattern!r}; a path, a pattern with braces or globs, or a list of them")
     folder = Path.cwd() if root is None else Path.cwd() / expanded(root)
-    found: set[str] = set()
+    shards: set[str] = set()
     for item in patterns:
         key_and_value, item = f"{key} = {item!r}", expanded(item)
         # a name that exists as it stands may have braces or brackets of its own
@@ -58,7 +58,7 @@ def expand_shards(
         for name in names:
             files = _files_of(folder, name, key_and_value)
             # not resolve(): a link keeps its own name (download caches link to files named by their hash)
-            found.update(os.path.abspath(file) for file in files)  # noqa: PTH100
+            shards.update(os.path.abspath(file) for file in files)  # noqa: PTH100
             if not files:
                 missing.append(str(folder / name))
         if missing:
@@ -67,7 +67,7 @@ def expand_shards(
                 f"found nothing, looked for {some(missing, 3)}"
                 + ("" if folder.is_dir() else "; the root folder does not exist")
             )
-    return [Path(file) for file in sorted(found)]
+    return [Path(file) for file in sorted(shards)]
 
 
 def _files_of(folder: Path, name: str, key: str) -> list[Path]:

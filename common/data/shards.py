@@ -68,14 +68,14 @@ def open_shards(
     empty = f"no captioned picture in {len(paths)} shards, {paths[0]} ..."
     check_opened(empty, len(pictures), pictures.broken_at_open, max_broken_share)
     if role != "train" and not allow_missing_captions:
-        _check_each_once(pictures)
+        _check_unique_ids(pictures)
     return pictures
 
 
 ShardDataset = open_shards  # an earlier name
 
 
-def _check_each_once(pictures: Pictures) -> None:
+def _check_unique_ids(pictures: Pictures) -> None:
     """Of two samples of one picture each would count the other's captions as wrong.
 
     Raises:

@@ -164,9 +164,9 @@ class StreamedPairs:
             if count > self._num_rows:
                 break
         if count != self._num_rows:
-            found = "more" if count > self._num_rows else f"{count}"
+            num_read = "more" if count > self._num_rows else f"{count}"
             raise ValueError(
-                f"{self.reader.source}: epoch {epoch} of the stream has {found} rows, {self._num_rows} were stated "
+                f"{self.reader.source}: epoch {epoch} of the stream has {num_read} rows, {self._num_rows} were stated "
                 "when it was opened"
             )
         for left in range(len(buffer), 0, -1):

@@ -28,13 +28,13 @@ def unpacked(content: bytes) -> bytes:
         return content
     limit = max(_MAX_UNPACKED_BYTES, _MAX_UNPACKED_RATIO * len(content))
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-        found = file.read(limit + 1)
-    if len(found) > limit:
+        result = file.read(limit + 1)
+    if len(result) > limit:
         raise OSError(
             f"its {len(content):,} bytes unpack to more than {limit:,}; accepted: up to {_MAX_UNPACKED_RATIO} times "
             f"the size, or {_MAX_UNPACKED_BYTES:,} (where it is no mistake, unpack the file first)"
         )
-    return found
+    return result
 
 
 def decoded(content: bytes, errors: str = "strict") -> str:
@@ -136,8 +136,8 @@ def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
         for file_name in file_names:
             if (path / file_name).is_file():
                 return path / file_name
-        there = ", ".join(sorted(item.name for item in path.iterdir())[:10])
-        raise ValueError(f"{key} = {name!r} is a folder without any of {accepted}; it has: {there or 'nothing'}")
+        names = ", ".join(sorted(item.name for item in path.iterdir())[:10])
+        raise ValueError(f"{key} = {name!r} is a folder without any of {accepted}; it has: {names or 'nothing'}")
     if not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_SUFFIXES):
         raise ValueError(
             f"{key} = {name!r}: no such file; accepted: a file or a folder that holds one of {accepted}, "
@@ -154,7 +154,7 @@ def _hub_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
     for load in (try_to_load_from_cache, hf_hub_download):
         for file_name in file_names:
             try:
-                found = load(name, file_name)
+                path = load(name, file_name)
             except LocalEntryNotFoundError as error:  # offline; a subclass of the next one
                 reason = str(error)
                 break
@@ -164,8 +164,8 @@ def _hub_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
             except (OSError, ValueError) as error:  # no such model, no such name; errors of connections are OSErrors
                 reason = str(error)
                 break
-            if isinstance(found, str):
-                return Path(found)
+            if isinstance(path, str):
+                return Path(path)
     below = f"; or model.weights=<folder> (make: WEIGHTS=<folder>) with {name.rpartition('/')[2]}/ in it"
     raise ValueError(
         f"{key} = {name!r}: no such file or folder, and no {', '.join(file_names)} of a model of that name could be "

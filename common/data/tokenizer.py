@@ -23,12 +23,12 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # no word has brackets, s
 
 # Scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese): Unicode's word boundaries need a dictionary
 # there, and without one each character is a word (UAX 29).
-_ALONE = r"[[\p{L}\p{N}]&&[\p{Ideographic}\p{Script=Hiragana}\p{Line_Break=Complex_Context}]]"
+_SINGLE = r"[[\p{L}\p{N}]&&[\p{Ideographic}\p{Script=Hiragana}\p{Line_Break=Complex_Context}]]"
 # A letter or digit with its vowel signs and accents; not what makes an emoji of it.
-_LETTER = rf"[[\p{{L}}\p{{N}}]--{_ALONE}][\p{{M}}--\p{{Me}}--[\ufe00-\ufe0f]]*"
+_LETTER = rf"[[\p{{L}}\p{{N}}]--{_SINGLE}][\p{{M}}--\p{{Me}}--[\ufe00-\ufe0f]]*"
 # An apostrophe or a joiner belongs to a word only between two letters (dog's, don't).
-_WORD = regex.compile(rf"(?={_ALONE})\X\p{{M}}*|{_LETTER}(?:['\u200c\u200d]?{_LETTER})*", regex.VERSION1)
-_WITHOUT_SPACES = regex.compile(_ALONE, regex.VERSION1)
+_WORD = regex.compile(rf"(?={_SINGLE})\X\p{{M}}*|{_LETTER}(?:['\u200c\u200d]?{_LETTER})*", regex.VERSION1)
+_WITHOUT_SPACES = regex.compile(_SINGLE, regex.VERSION1)
 _WORD_OF_VERSION_1 = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # cuts at vowel signs
 
 
@@ -132,8 +132,8 @@ class Tokenizer:
                 known = " or ".join(map(str, cls.versions))
                 raise ValueError(f"type, version are {kind!r}, {version!r}; accepted: {cls.__name__!r}, {known}")
         if not isinstance(content, dict) or set(content) != set(keys):
-            found = sorted(content) if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"a tokenizer has the keys {', '.join(keys)}; found {found}")
+            keys_read = sorted(content) if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"a tokenizer has the keys {', '.join(keys)}; found {keys_read}")
         return cls._from_fields(*(content[key] for key in cls.stored), version=content["version"])
 
     def _identity(self) -> str:

@@ -162,8 +162,8 @@ class ImageTransform:
             raise ValueError(f"the image transform is not valid JSON: {error}") from error
         known = set(cls.__dataclass_fields__)
         if not isinstance(content, dict) or set(content) | set(_LATER) != known:
-            found = sorted(content) if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"an image transform has the keys {', '.join(sorted(known))}; found {found}")
+            keys_read = sorted(content) if isinstance(content, dict) else type(content).__name__
+            raise ValueError(f"an image transform has the keys {', '.join(sorted(known))}; found {keys_read}")
         return cls(**content)
 
 

@@ -73,8 +73,8 @@ def open_tsv(
     if not has_header:
         rows = itertools.chain([(first_line, header)], rows)
 
-    found = (_row(line, row, len(header), path_at, captions_at, separator) for line, row in rows if any(row))
-    entries, broken = pictures_of(found, table, role, together="path")
+    checked_rows = (_row(line, row, len(header), path_at, captions_at, separator) for line, row in rows if any(row))
+    entries, broken = pictures_of(checked_rows, table, role, together="path")
     undecoded = sum(sample.reason == _UNDECODED for sample in broken)
     if undecoded > max_broken_share * (len(broken) + sum(len(entry.rows) for entry in entries)):
         raise _of_another_encoding(table, content)
@@ -160,7 +160,7 @@ def _columns(
         ValueError: if a named column is missing, or there is no header and there are not two columns.
     """
     names = [field.strip() for field in header]
-    found = []
+    positions = []
     for named, usual, key in (
         (None if image_column is None else [image_column], IMAGE_COLUMNS, "data.image_column"),
         (
@@ -174,8 +174,8 @@ def _columns(
             raise ValueError(f"{table}, line 1: no column {unknown!r} ({key}); the first line has {', '.join(names)!r}")
         lower = [name.lower() for name in names]
         known = [lower.index(name) for name in usual if name in lower]
-        found.append(known[:1] if named is None else [names.index(name) for name in named])
-    image, captions = found
+        positions.append(known[:1] if named is None else [names.index(name) for name in named])
+    image, captions = positions
     if image and captions and image[0] not in captions:
         return image[0], captions
     if image_column is None and caption_column is None and len(header) == 2 and image == captions:

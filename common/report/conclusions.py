@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common.base.files import read_own_yaml
+from common.base.files import read_repository_yaml
 from common.base.provenance import ROOT
 from common.report.experiments import read_experiment
 from common.report.formats import format_value
@@ -69,7 +69,7 @@ def load_conclusions(folder: str | Path, results: str | Path = ROOT / "results")
         except (KeyError, OSError, ValueError) as error:
             raise ValueError(f"{path.parent.name}/conclusions.yaml: {{{match[1]}}}: {error}") from None
 
-    entries = read_own_yaml(path)
+    entries = read_repository_yaml(path)
     return [Conclusion(**{**entry, "text": re.sub(r"\{(.*?)\}", number, entry["text"])}) for entry in entries]
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from common.base.arguments import rows_of
 from common.base.config import ConfigError, load_row, row_file
 from common.base.dependencies import changed_files, loaded_files
-from common.base.files import read_json, read_own_yaml, write_json
+from common.base.files import read_json, read_repository_yaml, write_json
 from common.base.provenance import ROOT, hash_of
 from common.data.pairs import open_evaluation_sets, open_training_pairs
 from common.distributed import gather_objects, wait_for_everyone
@@ -100,7 +100,7 @@ class PaperCode:
 
 def paper_tables(paper: str) -> dict[str, Any]:
     """What a paper folder's paper_tables.yaml says."""
-    return read_own_yaml(ROOT / paper / "paper_tables.yaml")
+    return read_repository_yaml(ROOT / paper / "paper_tables.yaml")
 
 
 @dataclass(frozen=True)

@@ -116,12 +116,12 @@ TEMPLATES = (
 
 def _distractors(main: SceneObject, number: int, low: int, high: int, draws: Draws) -> list[SceneObject]:
     """Smaller objects that differ from the main one in colour and in shape."""
-    found = []
+    objects = []
     for _ in range(number):
         shape = (main.shape + 1 + draws.below(len(SHAPES) - 1)) % len(SHAPES)
         colour = (main.colour + 1 + draws.below(len(COLOURS) - 1)) % len(COLOURS)
-        found.append(random_object(draws, draws.between(low, high), shape=shape, colour=colour))
-    return found
+        objects.append(random_object(draws, draws.between(low, high), shape=shape, colour=colour))
+    return objects
 
 
 def _imagenet(label: int, draws: Draws, key: int) -> Scene:

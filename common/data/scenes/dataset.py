@@ -88,8 +88,8 @@ class SceneDataset:
         ambiguity: float = 0.0,
         num_captions: int = NUM_CAPTIONS,
     ):
-        found = find_split(split)
-        size = found.default_size if size is None else size
+        spec = find_split(split)
+        size = spec.default_size if size is None else size
         check_sizes(size, image_size)
         for name, value in (("caption_noise", caption_noise), ("ambiguity", ambiguity)):
             if not 0.0 <= value <= 1.0:
@@ -101,8 +101,8 @@ class SceneDataset:
         self.split, self.size, self.image_size, self.seed = split, size, image_size, seed
         self.caption_noise, self.ambiguity, self.num_captions = caption_noise, ambiguity, num_captions
         self.name = f"scenes/{split}"
-        self.stands_in_for = found.stands_in_for
-        self._statistics = found.statistics
+        self.stands_in_for = spec.stands_in_for
+        self._statistics = spec.statistics
         self._noise_threshold = round(caption_noise * 2**31)
         self._ambiguity_threshold = round(ambiguity * 2**31)
         self._split_key = derive_key("scenes", seed, split)
@@ -136,10 +136,10 @@ class SceneDataset:
         source = self.caption_source(index)
         scene = self.scene(source)
         if self.is_ambiguous(source):
-            found = [say_plainly(statement) for statement in vague_statements(scene)]
+            texts = [say_plainly(statement) for statement in vague_statements(scene)]
         else:
-            found = caption_texts(scene, caption_statements(scene, self._statistics.detail))
-        return found[: self.num_captions]
+            texts = caption_texts(scene, caption_statements(scene, self._statistics.detail))
+        return texts[: self.num_captions]
 
     def statements(self, index: int) -> tuple[Statement, ...]:
         """What `captions(index)` say; with noise they may be false of the picture."""
@@ -173,8 +173,8 @@ class SceneDataset:
     def parameters(self) -> dict:
         """Everything the content depends on."""
         names = ("split", "size", "image_size", "seed", "caption_noise", "ambiguity")
-        found = {name: getattr(self, name) for name in names}
-        return found if self.num_captions == NUM_CAPTIONS else {**found, "num_captions": self.num_captions}
+        values = {name: getattr(self, name) for name in names}
+        return values if self.num_captions == NUM_CAPTIONS else {**values, "num_captions": self.num_captions}
 
     @property
     def fingerprint(self) -> str:

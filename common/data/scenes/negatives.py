@@ -26,7 +26,7 @@ def _exchange(a: Mention, b: Mention, fields: tuple[int, ...]) -> tuple[Mention,
 
 def swapped_statements(statement: Statement) -> list[Statement]:
     """Statements of the same form with words exchanged between two mentions, or the first relation reversed."""
-    found = []
+    variants = []
     mentions = statement.mentions
     for i in range(len(mentions)):
         for j in range(i + 1, len(mentions)):
@@ -35,25 +35,25 @@ def swapped_statements(statement: Statement) -> list[Statement]:
                 if pair is not None:
                     changed = list(mentions)
                     changed[i], changed[j] = pair
-                    found.append(statement._replace(mentions=tuple(changed)))
+                    variants.append(statement._replace(mentions=tuple(changed)))
     if statement.relations:
         a, relation, b = statement.relations[0]
         reversed_first = ((a, INVERSE_RELATION[relation], b), *statement.relations[1:])
-        found.append(statement._replace(relations=reversed_first))
-    return found
+        variants.append(statement._replace(relations=reversed_first))
+    return variants
 
 
 def replaced_statements(statement: Statement, draws: Draws) -> list[Statement]:
     """Statements with one named attribute of one mention replaced by another value."""
-    found = []
+    variants = []
     for i, mention in enumerate(statement.mentions):
         for field, value in enumerate(mention):
             if value >= 0:
                 other = (value + 1 + draws.below(len(ATTRIBUTE_NAMES[field]) - 1)) % len(ATTRIBUTE_NAMES[field])
                 changed = list(statement.mentions)
                 changed[i] = Mention(*mention[:field], other, *mention[field + 1 :])
-                found.append(statement._replace(mentions=tuple(changed)))
-    return found
+                variants.append(statement._replace(mentions=tuple(changed)))
+    return variants
 
 
 def hard_negative_pairs(scene: Scene, detail: int = 0) -> list[tuple[str, str]]:

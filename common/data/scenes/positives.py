@@ -84,8 +84,8 @@ def _holds(statement, scene, chosen):
             if chosen[earlier] == candidate:
                 good = False
         for field in range(6):
-            said = statement[4 + 6 * position + field]
-            if said >= 0 and said != scene[2 + 9 * candidate + field]:
+            value = statement[4 + 6 * position + field]
+            if value >= 0 and value != scene[2 + 9 * candidate + field]:
                 good = False
                 break
         if not good:
@@ -112,7 +112,7 @@ def _holds(statement, scene, chosen):
 
 
 @compiled
-def _count_and_fill(statements, scenes, starts, found):
+def _count_and_fill(statements, scenes, starts, indices):
     """First pass (empty `found`): number of scenes per statement into `starts[1:]`; second: their indices."""
     chosen = np.zeros(8, dtype=np.int64)
     for s in range(statements.shape[0]):
@@ -120,10 +120,10 @@ def _count_and_fill(statements, scenes, starts, found):
         number = 0
         for i in range(scenes.shape[0]):
             if _holds(statements[s], scenes[i], chosen):
-                if found.shape[0]:
-                    found[place + number] = i
+                if indices.shape[0]:
+                    indices[place + number] = i
                 number += 1
-        if not found.shape[0]:
+        if not indices.shape[0]:
             starts[s + 1] = number
 
 
@@ -133,10 +133,10 @@ def matches(statements: list[Statement], scenes: list[Scene]) -> list[np.ndarray
     starts = np.zeros(len(statements) + 1, dtype=np.int64)
     _count_and_fill(rows, columns, starts, np.empty(0, dtype=np.int64))
     starts = np.cumsum(starts)
-    found = np.empty(starts[-1], dtype=np.int64)
-    if len(found):
-        _count_and_fill(rows, columns, starts, found)
-    return np.split(found, starts[1:-1])
+    indices = np.empty(starts[-1], dtype=np.int64)
+    if len(indices):
+        _count_and_fill(rows, columns, starts, indices)
+    return np.split(indices, starts[1:-1])
 
 
 def _statements_and_scenes(dataset) -> tuple[list[Statement], list[Scene]]:
@@ -154,7 +154,7 @@ def caption_positives(dataset) -> tuple[dict[int, list[int]], dict[int, list[int
         {image index: ascending caption ids}, {caption id: ascending image indices}.
     """
     statements, scenes = _statements_and_scenes(dataset)
-    images_of = {caption: found.tolist() for caption, found in enumerate(matches(statements, scenes))}
+    images_of = {caption: indices.tolist() for caption, indices in enumerate(matches(statements, scenes))}
     captions_of: dict[int, list[int]] = {image: [] for image in range(len(scenes))}
     for caption, images in images_of.items():
         for image in images:

@@ -55,7 +55,7 @@ def attributes(item) -> Mention:
 
 def fits(mention: Mention, item) -> bool:
     """Whether every named attribute of the mention agrees with the object."""
-    return all(said in (-1, there) for said, there in zip(mention, attributes(item)))
+    return all(value in (-1, attribute) for value, attribute in zip(mention, attributes(item)))
 
 
 def matching(

@@ -6,25 +6,25 @@ from common.data.scenes import classification, phrases, wording
 from common.data.scenes.world import BACKGROUNDS, COLOURS, ORIENTATIONS, PLACES, RELATIONS, SHAPES, SIZES, TEXTURES
 
 
-def _collect(value, found: set[str]) -> None:
+def _collect(value, words: set[str]) -> None:
     if isinstance(value, str):
-        found.update(re.sub(r"{\w*}", " ", value).split())
+        words.update(re.sub(r"{\w*}", " ", value).split())
     elif isinstance(value, (tuple, list)):
         for item in value:
-            _collect(item, found)
+            _collect(item, words)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _collect(key, found)
-            _collect(item, found)
+            _collect(key, words)
+            _collect(item, words)
 
 
 def scene_words() -> list[str]:
     """Sorted list of all words, lower case, without punctuation."""
-    found: set[str] = set()
+    words: set[str] = set()
     for names in (SHAPES, COLOURS, SIZES, TEXTURES, ORIENTATIONS, PLACES, RELATIONS, BACKGROUNDS):
-        _collect(names, found)
+        _collect(names, words)
     for module in (wording, phrases, classification):
         for name, value in vars(module).items():
             if name.isupper() and not name.endswith("_TASKS"):  # a task's name is no word of a caption
-                _collect(value, found)
-    return sorted(found)
+                _collect(value, words)
+    return sorted(words)

@@ -35,7 +35,7 @@ from typing import Any
 
 import yaml
 
-from common.base.files import read_own_yaml
+from common.base.files import read_repository_yaml
 from common.report.claims.expressions import EXPERIMENT, Cell, Condition, ExpressionError, cells, margins, parse
 
 HOLDS, FAILS = "holds", "does not hold"
@@ -275,7 +275,7 @@ def _text(entry: Mapping[str, Any], key: str) -> str:
 
 def _yaml(path: Path) -> Any:
     try:
-        return read_own_yaml(path)
+        return read_repository_yaml(path)
     except yaml.YAMLError as error:
         raise ClaimError(f"{_shown(path)} is no YAML: {' '.join(str(error).split())}") from None
 

@@ -19,7 +19,7 @@ _FIELDS_WITH_RELATION = ((0,), (1,), (0, 1), (0, 1, 2, 3))
 
 def referents(statement: Statement, scene: Scene) -> list[int]:
     """Indices of the objects that can be the statement's first mention while the whole statement holds."""
-    found = []
+    indices = []
     for index, item in enumerate(scene.objects):
         if fits(statement.mentions[0], item):
             others = scene.objects[:index] + scene.objects[index + 1 :]
@@ -27,8 +27,8 @@ def referents(statement: Statement, scene: Scene) -> list[int]:
                 fits(statement.mentions[1], other) and all(holds(r, item, other) for _, r, _ in statement.relations)
                 for other in others
             ):
-                found.append(index)
-    return found
+                indices.append(index)
+    return indices
 
 
 def _keep(mention: Mention, fields: tuple[int, ...]) -> Mention:
@@ -91,12 +91,12 @@ def overlap(a, b) -> float:
 
 def proposals(scene: Scene, draws: Draws) -> list[tuple[float, float, float, float]]:
     """Boxes to choose from: every object's own, then distractors that overlap each of those by less than a half."""
-    own = [item.box for item in scene.objects]
-    boxes = list(own)
+    object_boxes = [item.box for item in scene.objects]
+    boxes = list(object_boxes)
     while len(boxes) < NUM_PROPOSALS:
         left, top = draws.below(700) / 960, draws.below(700) / 960
         box = (left, top, left + draws.between(160, 420) / 960, top + draws.between(160, 420) / 960)
-        if box[2] <= 1 and box[3] <= 1 and all(overlap(box, other) < 0.5 for other in own):
+        if box[2] <= 1 and box[3] <= 1 and all(overlap(box, other) < 0.5 for other in object_boxes):
             boxes.append(box)
     return boxes
 

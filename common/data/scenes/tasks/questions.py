@@ -98,24 +98,24 @@ def question_item(key: int, turn: int, image_size: int) -> dict:
     """
     draws = Draws(key)
     if turn < 4:
-        kind, wanted = KINDS[turn % 2], ("yes", "no")[turn // 2]
+        kind, target = KINDS[turn % 2], ("yes", "no")[turn // 2]
     elif turn < 6:
-        kind, wanted = "count", DIGIT_WORDS[draws.weighted((20, 40, 30, 10))]
+        kind, target = "count", DIGIT_WORDS[draws.weighted((20, 40, 30, 10))]
     else:
-        kind, wanted = draws.pick(KINDS[3:]), None
+        kind, target = draws.pick(KINDS[3:]), None
     question = random_question(draws, kind)
     while True:
         scene = draw_scene(derive_key(key, draws.below(2**31)), _STATISTICS)
-        found = answer(question, scene)
-        if found is not None and (wanted is None or found == wanted):
+        word = answer(question, scene)
+        if word is not None and (target is None or word == target):
             break
     return {
         "image": render(scene, image_size),
         "question": say_question(question, draws),
-        "answer": found,
-        "answers": [found] * NUM_ANNOTATORS,
+        "answer": word,
+        "answers": [word] * NUM_ANNOTATORS,
         "answer_type": "yes/no" if turn < 4 else "number" if turn < 6 else "other",
-        "label": ANSWERS.index(found),
+        "label": ANSWERS.index(word),
     }
 
 

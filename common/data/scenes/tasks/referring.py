@@ -54,7 +54,7 @@ class ReferringScenes:
 
     def captions(self, index: int) -> list[str]:
         """The expressions alone."""
-        return [each["text"] for each in self.expressions(index)]
+        return [expression["text"] for expression in self.expressions(index)]
 
     def expressions(self, index: int) -> list[dict]:
         """What is pointed out, in the order of the scene's things; one that has a double is left out.
@@ -62,14 +62,14 @@ class ReferringScenes:
         Returns:
             {"text": str, "box": (left, top, right, bottom) as fractions, "large": whether the thing is} each.
         """
-        scene, found = self.scene(index), []
+        scene, expressions = self.scene(index), []
         for place, item in enumerate(scene.objects):
             draws = Draws(derive_key("referring", scene.key, place))
             statement = appearance_statement(scene, place, draws)
             if statement is not None:
                 text = say_reference(statement, draws)
-                found.append({"text": text, "box": item.box, "large": item.size == LARGE})
-        return found[: self.num_captions]
+                expressions.append({"text": text, "box": item.box, "large": item.size == LARGE})
+        return expressions[: self.num_captions]
 
     def proposals(self, index: int) -> np.ndarray:
         """(8, 4) boxes to choose from, each thing's own among them, in an order that tells nothing."""
