@@ -55,9 +55,9 @@ GOOD_TEST = {f"t{index:03d}": scene(index, "val") for index in range(12)}
 FAULTS = {  # key -> what replaces a member, and what the log says about it
     "k004": (
         {"jpg": b"<html>404 not found</html>"},
-        "picture cannot be decoded: no JPEG, PNG or WebP, it starts with b'<html>404",
+        "image cannot be decoded: no JPEG, PNG or WebP, it starts with b'<html>404",
     ),
-    "k010": ({"jpg": GOOD["k010"]["jpg"][:-100]}, "picture cannot be decoded: OSError, image file is truncated"),
+    "k010": ({"jpg": GOOD["k010"]["jpg"][:-100]}, "image cannot be decoded: OSError, image file is truncated"),
     "k021": ({"json": b'{"captions": ["a red square", "  "]}'}, "empty caption: '  '"),
     "k030": ({"json": b'{"captions": ["a red square", 7]}'}, "caption is not a string: int"),
     "k041": ({"json": b'{"captions": ["a red sq'}, "json cannot be decoded"),
@@ -126,7 +126,7 @@ def test_too_many_broken_samples_stop_the_run_with_one_message(data):
     count, _, seen = message.split()[:3]
     assert 100 <= int(seen) < 7 * 16 + int(count)
     assert f"samples are broken ({int(count) / int(seen):.2%}); at most 0.50% is accepted (max_broken_share)" in message
-    assert "x picture cannot be decoded" in message
+    assert "x image cannot be decoded" in message
     assert message.count(f"{shard} [k") == 5
     assert not (data.parent / "run" / "evaluation.json").exists()
 
@@ -219,7 +219,7 @@ def test_a_broken_sample_whose_name_is_not_utf8_can_be_logged(data):
     write_tar(data / "train.tar", samples)
     assert b"k\xfc4.jpg" in (data / "train.tar").read_bytes()
     files = run(data, "data.max_broken_share=0.2", "optim.steps=5")
-    assert any(r"[k\udcfc4]: picture cannot be decoded" in line for _, line in broken(files))
+    assert any(r"[k\udcfc4]: image cannot be decoded" in line for _, line in broken(files))
 
 
 def test_names_that_are_no_utf8_train_resume_and_evaluate_as_any_other(data):

@@ -68,13 +68,11 @@ def test_vqa_questions_and_annotations_are_joined_by_their_ids(tmp_path):
         ("question 1", "missing answers"), ("question 3", "missing answers"),
         ("annotation of question 9", "missing question"),
     ]  # fmt: skip
-    with pytest.raises(
-        ValueError, match=r"q\.json holds questions alone; accepted: with the file of their annotations"
-    ):
+    with pytest.raises(ValueError, match=r"q\.json holds only questions; expected: also the file of their annotations"):
         read_vqa(questions)
-    with pytest.raises(ValueError, match=r"q\.json: accepted: an object with a list 'annotations'"):
+    with pytest.raises(ValueError, match=r"q\.json: expected an object with a list 'annotations'"):
         read_vqa(questions, questions)
-    with pytest.raises(ValueError, match=r"a\.json holds a dict; accepted: a list of rows, or one row on each line"):
+    with pytest.raises(ValueError, match=r"a\.json holds a dict; expected: a list of rows, or one row on each line"):
         read_vqa(answers)
 
 
@@ -118,23 +116,23 @@ def test_published_and_simplified_rows_say_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("reader", "good", "changes", "reason"),
     [
-        (read_entailment, ENTAILMENT, {"gold_label": "maybe"}, "unknown label: gold_label = 'maybe'; accepted: contra"),
-        (read_entailment, ENTAILMENT, {"sentence2": 3}, "hypothesis is no text: sentence2 = '3'; accepted: a string"),
-        (read_nlvr2, NLVR2, {"images": ["a.png"]}, "not two pictures: images = ['a.png']; accepted: [left, right]"),
-        (read_nlvr2, NLVR2, {"identifier": "dev-1"}, "identifier = 'dev-1'; accepted: split-set-pair-sentence"),
-        (read_nlvr2, NLVR2, {"images": ["a.png", "b.png"], "identifier": "dev-1"}, "identifier = 'dev-1'; accepted"),
-        (read_nlvr2, NLVR2, {"label": None}, "unknown label: label = None; accepted: False, True"),
-        (read_vqa, VQA, {"answer": []}, "missing answers: answers = []; accepted: a list of at least one"),
+        (read_entailment, ENTAILMENT, {"gold_label": "maybe"}, "label: gold_label = 'maybe'; expected one of: contra"),
+        (read_entailment, ENTAILMENT, {"sentence2": 3}, "hypothesis is no text: sentence2 = '3'; expected: a string"),
+        (read_nlvr2, NLVR2, {"images": ["a.png"]}, "not two images: images = ['a.png']; expected: [left, right]"),
+        (read_nlvr2, NLVR2, {"identifier": "dev-1"}, "identifier = 'dev-1'; expected: split-set-pair-sentence"),
+        (read_nlvr2, NLVR2, {"images": ["a.png", "b.png"], "identifier": "dev-1"}, "identifier = 'dev-1'; expected"),
+        (read_nlvr2, NLVR2, {"label": None}, "unknown label: label = None; expected one of: False, True"),
+        (read_vqa, VQA, {"answer": []}, "missing answers: answers = []; expected: a list of at least one"),
         (read_vqa, VQA, {"answer": ["a", "\ud800"]}, "answer has half a surrogate pair"),
         (read_vqa, VQA, {"answer_type": ["other"]}, "answer_type is no text"),
-        (read_vqa, {**QUESTION, "answers": ["a"]}, {"image_id": "1" * 5000}, "missing picture: image_id = '111"),
-        (read_vqa, VQA, {"image": ""}, "missing picture: its path is ''"),
-        (read_refcoco, BOX, {"proposals": []}, "no proposals: proposals = []; accepted: a list of at least one box"),
+        (read_vqa, {**QUESTION, "answers": ["a"]}, {"image_id": "1" * 5000}, "missing image: image_id = '111"),
+        (read_vqa, VQA, {"image": ""}, "missing image: its path is ''"),
+        (read_refcoco, BOX, {"proposals": []}, "no proposals: proposals = []; expected: a list of at least one box"),
         (read_refcoco, BOX, {"proposals": None}, "no proposals: proposals = None"),
-        (read_refcoco, BOX, {"box": [0.1, 0.2, 0.5, 0.6]}, "box in fractions of the picture: box = [0.1, 0.2, 0."),
+        (read_refcoco, BOX, {"box": [0.1, 0.2, 0.5, 0.6]}, "box in fractions of the image: box = [0.1, 0.2, 0."),
         (read_refcoco, BOX, {"proposals": [[0, 0, 1, 1]]}, "proposals[0] = [0, 0, 1, 1]; expected [x, y, width"),
-        (read_refcoco, BOX, {"box": [1, 2, 0, 3]}, "box without area: box = [1, 2, 0, 3]; accepted: width"),
-        (read_refcoco, BOX, {"proposals": [[1, 2, 3]]}, "not a box: proposals[0] = [1, 2, 3]; accepted: [x"),
+        (read_refcoco, BOX, {"box": [1, 2, 0, 3]}, "box without area: box = [1, 2, 0, 3]; expected: width"),
+        (read_refcoco, BOX, {"proposals": [[1, 2, 3]]}, "not a box: proposals[0] = [1, 2, 3]; expected: [x"),
         (read_refcoco, BOX, {"box": [1, 2, 3, float("nan")]}, "not a box: box = [1, 2, 3, nan]"),
         (read_refcoco, BOX, {"box": [1, 2, 10**400, 3]}, "not a box: box = [1, 2, 1000"),
     ],
@@ -163,7 +161,7 @@ def test_a_pickle_is_not_loaded(tmp_path):
         path = tmp_path / name
         path.write_bytes(pickle.dumps([BOX], protocol))
         with pytest.raises(
-            ValueError, match=r"is a pickle, which can run any .* accepted: JSON rows .* docs/annotations\.md"
+            ValueError, match=r"is a pickle, which can run any .* expected: JSON rows .* docs/annotations\.md"
         ):
             read_refcoco(path)
 
@@ -175,7 +173,7 @@ def test_boxes_outside_of_the_picture_are_named_when_it_is_read(tmp_path):
     items = open_annotated("grounding", written(tmp_path, rows), tmp_path)
     assert items[0]["box"] == [7, 3, 5.6, 7]
     for index, box in ((1, r"box = \[8, 2, 6, 6\], which has 12 x 10 pixels"), (2, r"proposals = \[-2, 0, 4, 4\]")):
-        with pytest.raises(BrokenSample, match=f"rows.json .*'left cat' in a.png.*box outside the picture: {box}"):
+        with pytest.raises(BrokenSample, match=f"rows.json .*'left cat' in a.png.*box outside the image: {box}"):
             items[index]
 
 
@@ -187,11 +185,11 @@ def test_a_row_without_one_of_its_pictures_is_counted(tmp_path):
     items = open_annotated("nlvr2", path)  # the folder is found
     assert (len(items), items.images.name) == (1, "images")
     assert [str(sample) for sample in items.broken_at_open] == [
-        f"{tmp_path}/images/gone.png: missing picture: no such file"
+        f"{tmp_path}/images/gone.png: missing image: no such file"
     ]
     rows = [{"images": pairs[number % 50 == 0], "sentence": f"{number}", "label": True} for number in range(200)]
     again = written(tmp_path, rows, "many.json")
-    with pytest.raises(ValueError, match=r"4 of 200 samples are broken .* missing picture"):
+    with pytest.raises(ValueError, match=r"4 of 200 samples are broken .* missing image"):
         open_annotated("nlvr2", again, max_broken_share=0.001)
     before = items.fingerprint
     assert open_annotated("nlvr2", path).fingerprint == before
@@ -203,9 +201,9 @@ def test_a_row_without_one_of_its_pictures_is_counted(tmp_path):
 
 def test_answer_lists(tmp_path):
     assert read_answer_list(written(tmp_path, ["yes", "no"])) == ["yes", "no"]
-    with pytest.raises(ValueError, match=r"rows\.json: 'yes' stand in it twice"):
+    with pytest.raises(ValueError, match=r"rows\.json: 'yes' occur twice"):
         read_answer_list(written(tmp_path, ["yes", "no", "yes"]))
-    with pytest.raises(ValueError, match="accepted: a JSON list of answers"):
+    with pytest.raises(ValueError, match="expected a JSON list of answers"):
         read_answer_list(written(tmp_path, {"yes": 1}))
     given = [["yes", "yes", "no"], ["blue"]]
     assert check_answer_list(given, ["yes", "2"], "a.json") == {
@@ -288,7 +286,7 @@ def test_sugarcrepe_groups_are_one_list(tmp_path, data_dir):
     for neither, place in (({"0": 5}, "0 0"), ({"swap": None}, "swap 0")):
         with pytest.raises(ValueError, match=rf"rows.json \[{place}\]: row has the wrong type"):
             read_sugarcrepe(written(tmp_path, neither))
-    with pytest.raises(ValueError, match="holds a list; accepted: an object of rows or of groups of rows"):
+    with pytest.raises(ValueError, match="holds a list; expected: an object of rows or of groups of rows"):
         read_sugarcrepe(written(tmp_path, [row]))
 
     local = read_sugarcrepe(data_dir / "annotations" / "sugarcrepe.json.gz")

@@ -49,7 +49,9 @@ def test_the_same_lists_come_from_text_and_json(write):
 
 
 def test_open_clip_gives_imagenets_names_and_templates():
-    with pytest.warns(UserWarning, match=r"repeated and kept: 'missile' \(2 times\), 'sunglasses' \(2 times\)"):
+    with pytest.warns(
+        UserWarning, match=r"repeated names or templates: 'missile' \(2 times\), 'sunglasses' \(2 times\)"
+    ):
         names = read_class_names("open_clip", num_classes=1000)
     assert names == list(open_clip.IMAGENET_CLASSNAMES)
     assert (names[0], names[657], names[744], names[836], names[837]) == (
@@ -117,11 +119,11 @@ def test_a_template_has_one_placeholder(write, template, words):
         ("a.txt", "cat\n", "pets", "is a text file for one data set; data set 'pets' can be chosen in JSON only"),
         ("a.txt", "cat\ndog\nbird\n", "", "3 class names, the label set has 2 classes"),
         ("a.json", "{", "", "a.json: not valid JSON"),
-        ("a.json", ["cat"], "", "holds a list; accepted: a mapping"),
-        ("a.json", {"cifar10": ["cat"]}, "CIFAR10", "has no data set 'CIFAR10'; accepted: cifar10"),
-        ("a.json", {"cifar10": ["cat"]}, "cifar100", "accepted: cifar10; did you mean cifar10?"),
+        ("a.json", ["cat"], "", "holds a list; expected: a mapping"),
+        ("a.json", {"cifar10": ["cat"]}, "CIFAR10", "has no data set 'CIFAR10'; expected one of: cifar10"),
+        ("a.json", {"cifar10": ["cat"]}, "cifar100", "expected one of: cifar10; did you mean cifar10?"),
         ("a.json", {"pets": {"templates": ["{}"]}}, "pets", "pets has no 'classes'; it has: templates"),
-        ("a.json", {"pets": "cat"}, "pets", "classes is of type str; accepted: a list"),
+        ("a.json", {"pets": "cat"}, "pets", "classes is of type str; expected: a list"),
         ("a.json", {"pets": []}, "pets", "pets has no classes"),
         ("a.json", {"pets": ["cat", 3]}, "pets", "class 1 is 3 of type int"),
         ("a.json", {"pets": ["cat", ["dog", 3]]}, "pets", "class 1 is ['dog', 3] of type list"),
@@ -137,7 +139,7 @@ def test_the_simple_subset_needs_imagenets_templates(write):
     path = write("templates.txt", "a photo of a {}.\n")
     with pytest.raises(ValueError, match=r"the simple subset is of ImageNet's templates, 'itap of a {}.' is not"):
         read_templates(path, subset="simple")
-    with pytest.raises(ValueError, match="subset = 'seven'; accepted: all, simple"):
+    with pytest.raises(ValueError, match="subset = 'seven'; expected one of: all, simple"):
         read_templates(path, subset="seven")
 
 

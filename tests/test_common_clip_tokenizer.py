@@ -213,7 +213,7 @@ def test_without_open_clip_the_default_vocabulary_is_explained(monkeypatch):
         (lambda: ClipTokenizer([("h", "e")]), "merge 1, ('h', 'e')"),
         (
             lambda: ClipTokenizer.from_json({"type": "ClipTokenizer", "version": 1, "ftfy": 1, "merges": ""}),
-            "ftfy is 1; accepted: true, false",
+            "ftfy is 1; expected one of: true, false",
         ),
         (
             lambda: ClipTokenizer.from_json({"type": "ClipTokenizer", "version": 1, "ftfy": True, "merges": "eJw="}),

@@ -198,7 +198,7 @@ def test_a_file_that_is_no_sits_file_is_named_with_its_line(tmp_path, text, mess
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[1]", "holds a list; accepted: a mapping"),
+        ("[1]", "holds a list; expected: a mapping"),
         ('{"1": [2, "3"]}', "'1': .*accepted: an id with a list of ids"),
         ('{"a": [2]}', "'a': "),
     ],

@@ -79,8 +79,8 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("model: {text: {heads: 3}}", ["row.yaml", "model.text.heads = 3", "model.text.width = 128", "64, 128"]),
         ("model: {text: {mlp_ratio: 0.001}}", ["model.text.mlp_ratio = 0.001", "at least 0.0078"]),
         ("model: {embedding_dim: 0}", ["row.yaml: model.embedding_dim = 0", ">= 1"]),
-        ("model: {patch_size: 7}", ["data.image_size = 48", "model.patch_size = 7", "accepted: 42, or another one"]),
-        ("model: {patch_size: 64}", ["data.image_size = 48", "accepted: 64"]),
+        ("model: {patch_size: 7}", ["data.image_size = 48", "model.patch_size = 7", "expected: 42, or another one"]),
+        ("model: {patch_size: 64}", ["data.image_size = 48", "expected: 64"]),
         ("model: {patch_dropout: 0.99}", ["model.patch_dropout = 0.99 leaves none of the 36", "at most 0.972"]),
         ("optim: {steps: 5, warmup_steps: 6}", ["row.yaml", "warmup_steps = 6", "optim.steps = 5", "at most 5"]),
         ("run: {mixed_precision: false}", ["run.mixed_precision = 'false'", "no, bf16"]),
@@ -115,14 +115,14 @@ def test_bad_configs_are_named(tmp_path, text, parts):
         ("optim.batch_size=64", "did you mean optim.global_batch_size?"),
         ("method.temperature=0.07", "did you mean method.logit_scale_"),
         ("optim.steps=[", "no YAML"),
-        ("run.seed=-1", "run.seed = -1; accepted: >= 0"),
-        ("optim={steps: 3}", "optim is a section, got '{steps: 3}'; accepted: keys and values, as in {steps, "),
+        ("run.seed=-1", "run.seed = -1; expected: >= 0"),
+        ("optim={steps: 3}", "optim is a section, got '{steps: 3}'; expected: keys and values, as in {steps, "),
         ("optim.steps.x=3", "unknown key 'optim.steps.x'; did you mean optim.steps?"),
-        ("data.mixture=[{root: a, root: b}]", "root stands there twice"),
-        ("model.text.lock=-1", "model.text.lock = '-1'; accepted: all, >= 0"),
-        ("model.image.stem.views=null", "views = None; accepted: centre, mirror, a whole number"),
-        ("data.crop_scale=[a, b]", "data.crop_scale[0] = 'a'; accepted: a finite number"),
-        ("model.image.stem.views=some", "views = 'some'; accepted: centre, mirror, a whole number"),
+        ("data.mixture=[{root: a, root: b}]", "root occurs twice"),
+        ("model.text.lock=-1", "model.text.lock = '-1'; expected one of: all, >= 0"),
+        ("model.image.stem.views=null", "views = None; expected one of: centre, mirror, a whole number"),
+        ("data.crop_scale=[a, b]", "data.crop_scale[0] = 'a'; expected: a finite number"),
+        ("model.image.stem.views=some", "views = 'some'; expected one of: centre, mirror, a whole number"),
     ],
 )
 def test_bad_overrides_are_named(text, part):
@@ -137,7 +137,9 @@ def test_a_missing_file_lists_those_that_are_there():
 
 
 def test_an_unknown_scale_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="'huge' is unknown; accepted: smoke, demo, photos, photos_scratch, paper"):
+    with pytest.raises(
+        ConfigError, match="'huge' is unknown; expected one of: smoke, demo, photos, photos_scratch, paper"
+    ):
         load_row(Config, FOLDER, FOLDER / "configs" / "table2_clip.yaml", "huge")
 
 
@@ -169,14 +171,14 @@ def test_what_a_scale_says_of_rows_wins_over_the_row_and_a_longer_beginning_over
             "rows: {ablation: {optim: {stepz: 1}}}",
             r"rows\.ablation: unknown key 'optim\.stepz'; did you mean optim\.steps",
         ),
-        ("rows: {lit ablation: {optim: {steps: 0}}}", r"rows\.lit ablation: optim\.steps = 0; accepted: >= 1"),
+        ("rows: {lit ablation: {optim: {steps: 0}}}", r"rows\.lit ablation: optim\.steps = 0; expected: >= 1"),
         ("rows: {ablation: {rows: {}}}", r"rows\.ablation: unknown key 'rows'"),
         ("rows: {ablation: {optim: 3}}", r"rows\.ablation: optim is a section, got '3'"),
         ("rows: {other: 3}", r"rows\.other is a mapping of sections, got '3'"),
         ("rows:\n  ablation:\n", r"rows\.ablation is a mapping of sections, got None"),
-        ("rows:\n", "rows is a section, got None; accepted: beginnings of names"),
+        ("rows:\n", "rows is a section, got None; expected: beginnings of names"),
         ("rows: [ablation]", r"rows is a section, got \['ablation'\]"),
-        ("rows: {ablation: {}, ablation: {}}", "not valid YAML: ablation stands there twice, lines 3 and 3"),
+        ("rows: {ablation: {}, ablation: {}}", "not valid YAML: ablation occurs twice, in lines 3 and 3"),
     ],
 )
 def test_what_a_scale_says_of_rows_in_a_wrong_way_is_named_with_file_and_place(tmp_path, rows, message):
@@ -255,7 +257,7 @@ def test_what_a_source_does_not_take_is_refused_with_those_that_do(tmp_path):
     with pytest.raises(ConfigError) as error:
         load_config(Config, [scale, row])
     assert str(error.value) == (
-        f"{row}, {scale}: data.caption_column = 'title' has no effect with data.source = shards; accepted: data.source "
+        f"{row}, {scale}: data.caption_column = 'title' has no effect with data.source = shards; expected: data.source "
         "= tsv or hugging_face, or the default, ''"
     )
     for text, takers in (
@@ -266,11 +268,11 @@ def test_what_a_source_does_not_take_is_refused_with_those_that_do(tmp_path):
         ("source=karpathy data.num_test=7", "scenes"),
         ("source=hugging_face data.caption_noise=0.5", "scenes"),
     ):
-        with pytest.raises(ConfigError, match=f"has no effect with data.source = .*; accepted: data.source = {takers}"):
+        with pytest.raises(ConfigError, match=f"has no effect with data.source = .*; expected: data.source = {takers}"):
             load_config(Config, [], f"data.{text}".split())
     assert load_config(Config, [], ["data.source=karpathy", "data.num_test=1000"]).data.num_test == 1000  # the default
     with pytest.raises(
-        ConfigError, match=r"data.train = 'x' with data.source = scenes; accepted: train, train_crowded"
+        ConfigError, match=r"data.train = 'x' with data.source = scenes; expected one of: train, train_crowded"
     ):
         load_config(Config, [], ["data.train=x"])
 
@@ -357,10 +359,10 @@ def test_columns_of_captions_are_separated_by_commas_or_listed(tmp_path):
     row = write(tmp_path, "data: {source: tsv, caption_column: [caption_0, caption_1]}")
     assert load_config(Config, [row]).data.caption_column == "caption_0,caption_1"
     row = write(tmp_path, "data: {source: tsv, caption_column: ['a, b', c]}")
-    with pytest.raises(ConfigError, match=r"data.caption_column = \['a, b', 'c'\]; accepted: text"):
+    with pytest.raises(ConfigError, match=r"data.caption_column = \['a, b', 'c'\]; expected: text"):
         load_config(Config, [row])
     row = write(tmp_path, "data: {source: tsv, root: [a, b]}")
-    with pytest.raises(ConfigError, match=r"data.root = \['a', 'b'\]; accepted: text"):
+    with pytest.raises(ConfigError, match=r"data.root = \['a', 'b'\]; expected: text"):
         load_config(Config, [row])
 
 
@@ -384,13 +386,13 @@ def test_a_set_of_a_mixture_is_the_data_section_with_some_keys_replaced(tmp_path
 @pytest.mark.parametrize(
     ("mixture", "message"),
     [
-        ("[{weight: 0}]", r"data\.mixture\[0\]: weight = 0.*; accepted: > 0"),
+        ("[{weight: 0}]", r"data\.mixture\[0\]: weight = 0.*; expected: > 0"),
         ("[{}, {trian: x}]", r"data\.mixture\[1\]: unknown key 'trian'; did you mean train\?"),
         (
             "[a.tsv]",
-            r"data\.mixture\[0\] is a section, got 'a\.tsv'; accepted: keys and values, as in \{weight, source, root, ",
+            r"data\.mixture\[0\] is a section, got 'a\.tsv'; expected: keys and values, as in \{weight, source, root, ",
         ),
-        ("a.tsv", r"data\.mixture = 'a\.tsv'; accepted: a list"),
+        ("a.tsv", r"data\.mixture = 'a\.tsv'; expected: a list"),
         ("[{}, {source: shards, num_train: 5}]", r"data\.mixture, set 2: data\.num_train = 5 has no effect with data"),
     ],
 )
@@ -402,7 +404,7 @@ def test_a_mixture_that_cannot_be_read_names_the_set_and_its_key(mixture, messag
 def test_what_a_tokenizer_does_not_take_is_refused_or_set_back(tmp_path):
     scale = write(tmp_path, "data: {source: shards, min_word_count: 5, max_words: 90}", "scale.yaml")
     for name in ("min_word_count = 3", "max_words = 70"):
-        message = f"data.{name} has no effect with data.tokenizer = clip_bpe; accepted: data.tokenizer = words"
+        message = f"data.{name} has no effect with data.tokenizer = clip_bpe; expected: data.tokenizer = words"
         with pytest.raises(ConfigError, match=message):
             load_config(Config, [scale], ["data.tokenizer=clip_bpe", f"data.{name.replace(' ', '')}"])
     assert load_config(Config, [scale]).data.max_words == 90
@@ -442,7 +444,7 @@ def test_another_source_sets_back_the_names_of_the_one_before(tmp_path):
 
 def test_bf16_products_without_tiles_are_refused():
     with pytest.raises(
-        ConfigError, match=r"optim\.loss_bf16_product = true with optim\.loss_tile = 0; accepted: tiles"
+        ConfigError, match=r"optim\.loss_bf16_product = true with optim\.loss_tile = 0; expected: tiles"
     ):
         override(Config(), ["optim.loss_bf16_product=true"])
 
@@ -456,7 +458,7 @@ def test_other_data_sections_have_other_sources(tmp_path):
 @pytest.mark.parametrize("text", ["[0.9, 0.5]", "[0, 0.5]", "[-0.5, 0.5]", "[0.5, 1.01]", "[1.5, 2]"])
 def test_a_crop_scale_out_of_order_or_range_is_refused_when_the_config_is_read(tmp_path, text):
     path = write(tmp_path, f"data: {{crop_scale: {text}}}")
-    with pytest.raises(ConfigError, match=r"row\.yaml: data\.crop_scale = .*; accepted: smallest and largest share"):
+    with pytest.raises(ConfigError, match=r"row\.yaml: data\.crop_scale = .*; expected: smallest and largest share"):
         load_config(Config, [path])
     assert load_config(Config, [path], ["data.crop_scale=[0.25, 0.25]"]).data.crop_scale == (0.25, 0.25)
 
@@ -494,9 +496,9 @@ class Settings:
     ("overrides", "message"),
     [
         ([], "missing key 'steps': no file sets it and it has no default"),
-        (["steps=3", "names=x"], "command line: names = 'x'; accepted: a list"),
-        (["steps=3", "names=[a, null]"], r"command line: names\[1\] = None; accepted: text"),
-        (["steps=3", "sizes=x"], "command line: sizes = 'x'; accepted: Input should be a valid dictionary"),
+        (["steps=3", "names=x"], "command line: names = 'x'; expected: a list"),
+        (["steps=3", "names=[a, null]"], r"command line: names\[1\] = None; expected: text"),
+        (["steps=3", "sizes=x"], "command line: sizes = 'x'; expected: Input should be a valid dictionary"),
     ],
 )
 def test_settings_of_a_user_s_dataclass_are_checked_too(overrides, message):

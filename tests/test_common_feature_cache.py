@@ -119,15 +119,13 @@ def test_what_is_interrupted_goes_on_and_a_torn_end_is_written_again(tmp_path):
 
 def test_a_set_too_large_for_the_bound_or_the_disk_is_refused_before_anything_is_computed(tmp_path, monkeypatch):
     pictures = Pictures()
-    message = (
-        r"10 pictures x 2 views take 0.00 GB in [^ ]*; accepted are 0.00 GB \(model.image.stem.cache_gb\), free are"
-    )
+    message = r"10 images x 2 views take 0.00 GB in [^ ]*; 0.00 GB are allowed \(model.image.stem.cache_gb\), "
     with pytest.raises(ValueError, match=message):
         cache(tmp_path, views=("centre", "mirror"), max_bytes=400).of(pictures, TRANSFORM, training=True)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=200))
     with pytest.raises(
         ValueError,
-        match=r"take 0.00 GB in [^ ]*; accepted are 20.00 GB \(model.image.stem.cache_gb\), free are 0.00 GB",
+        match=r"take 0.00 GB in [^ ]*; 20.00 GB are allowed \(model.image.stem.cache_gb\), 0.00 GB are free",
     ):
         cache(tmp_path).of(pictures, TRANSFORM, training=False)
     assert not pictures.drawn
@@ -173,7 +171,7 @@ def test_sets_of_a_mixture_are_kept_each_for_itself_and_a_stream_is_refused(tmp_
         assert rows[index]["image_id"] == mixture[index]["image_id"]
     stream = Pictures()
     stream.forward_only = True
-    with pytest.raises(ValueError, match=r"is a stream, .*; accepted: data.stream_buffer=0, or .*stem.cache_gb=0"):
+    with pytest.raises(ValueError, match=r"is a stream, .*; expected: data.stream_buffer=0, or .*stem.cache_gb=0"):
         cache(tmp_path).of(stream, TRANSFORM, training=True)
 
 

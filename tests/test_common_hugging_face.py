@@ -101,7 +101,7 @@ def test_an_imagefolder_with_metadata_is_read_by_split(tmp_path):
     assert content_of(open_hugging_face("set", root=tmp_path, role="val")) == expected(range(3, 5))
     with pytest.raises(ValueError) as error:
         open_hugging_face("set", root=tmp_path, role="test")
-    assert "has no split 'test'; accepted: train, validation (written as source#split)" in str(error.value)
+    assert "has no split 'test'; expected one of: train, validation (written as source#split)" in str(error.value)
 
 
 @pytest.mark.parametrize("kind", ["list", "large_list", "fixed_size_list"])
@@ -153,7 +153,7 @@ def test_json_lines_name_picture_files_and_lists_of_captions(tmp_path):
     pairs = open_hugging_face("set.jsonl", root=tmp_path, images=tmp_path / "pictures")
     assert as_plain(pairs[0])[1:] == (["a", "b"], "0.jpg")  # without a column image_id it is the path
     assert (pairs.caption_ids(0), pairs.name) == ([4, 5], "set")
-    with pytest.raises(BrokenSample, match=r"pictures/1.jpg: picture cannot be read: No such file"):
+    with pytest.raises(BrokenSample, match=r"pictures/1.jpg: image cannot be read: No such file"):
         pairs[1]
     before = pairs.fingerprint
     (tmp_path / "pictures" / "1.jpg").write_bytes(jpeg(1))
@@ -170,15 +170,15 @@ def test_columns_are_recognised_by_name_or_chosen(tmp_path):
     with pytest.raises(ValueError) as error:
         open_hugging_face("set", root=tmp_path, caption_column="title")
     assert str(error.value) == (
-        f"{tmp_path / 'set'}: column data.caption_column 'title' is not there; "
-        "accepted: picture, caption, image_id, alt"
+        f"{tmp_path / 'set'}: column data.caption_column 'title' is missing; "
+        "expected one of: picture, caption, image_id, alt"
     )
-    with pytest.raises(ValueError, match="'image_id' is of type int64; accepted for pictures: images, bytes, paths"):
+    with pytest.raises(ValueError, match="'image_id' is of type int64; expected one of: images, bytes, paths"):
         open_hugging_face("set", root=tmp_path, image_column="image_id")
-    with pytest.raises(ValueError, match="'image_id' is of type int64; accepted for captions: strings, or lists"):
+    with pytest.raises(ValueError, match="'image_id' is of type int64; expected: strings, or lists"):
         open_hugging_face("set", root=tmp_path, caption_column="image_id")
     both.remove_columns(["caption", "alt"]).save_to_disk(tmp_path / "bare")
-    with pytest.raises(ValueError, match=r"data.caption_column is unknown; accepted: picture, image_id"):
+    with pytest.raises(ValueError, match=r"data.caption_column is unknown; expected one of: picture, image_id"):
         open_hugging_face("bare", root=tmp_path)
 
 
@@ -231,8 +231,8 @@ def test_paths_are_read_as_in_tables_and_json_files(tmp_path):
         (paths[2], ["text 2"]),
     ]
     (broken,) = ranked.broken_at_open
-    assert (broken.key, broken.reason) == ("row 3", r"missing picture: no file has the path 'a\x00b'")
-    with pytest.raises(BrokenSample, match=r"\[row 3\]: missing picture: no file has the path"):
+    assert (broken.key, broken.reason) == ("row 3", r"missing image: no file has the path 'a\x00b'")
+    with pytest.raises(BrokenSample, match=r"\[row 3\]: missing image: no file has the path"):
         open_hugging_face("annotations/set.jsonl", root=tmp_path)[3]
 
 
@@ -274,7 +274,7 @@ def test_a_ranked_set_with_too_many_unusable_rows_does_not_open(tmp_path):
         open_hugging_face("set", root=tmp_path, role="test")
     assert len(open_hugging_face("set", root=tmp_path, role="test", max_broken_share=0.1)) == 90
     rows(range(2), caption=pa.array([None, None], pa.string())).save_to_disk(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"no captioned picture in none; first fault: .*\[row 0\]: captions has"):
+    with pytest.raises(ValueError, match=r"no captioned image in none; first fault: .*\[row 0\]: captions has"):
         open_hugging_face("none", root=tmp_path, role="test")
 
 
@@ -316,7 +316,7 @@ def test_a_set_without_rows_is_refused(tmp_path):
 def test_a_split_of_something_without_splits_is_refused(tmp_path):
     rows(range(2)).save_to_disk(tmp_path / "saved")
     for source in ("saved", "saved/*.arrow"):
-        with pytest.raises(ValueError, match="has no splits; split is 'test', accepted: none"):
+        with pytest.raises(ValueError, match="has no splits; split is 'test'; expected: none"):
             open_hugging_face(source, root=tmp_path, split="test")
 
 
@@ -387,11 +387,9 @@ def test_a_stream_steps_back_a_little_and_no_further(tmp_path):
     ]
     back = [199, 205, 198, 206]  # across an epoch
     assert ids_of(pairs, back) == [whole[position] for position in back]
-    with pytest.raises(
-        ValueError, match=r"position 10 was asked for after position 206, but a stream goes forward only"
-    ):
+    with pytest.raises(ValueError, match=r"position 10 follows position 206, but a stream goes forward only"):
         pairs[10]
-    with pytest.raises(IndexError, match="accepted: from 0"):
+    with pytest.raises(IndexError, match="expected: from 0"):
         pairs[-1]
     again = pickle.loads(pickle.dumps(pairs))
     assert ids_of(again, [10]) == [whole[10]]  # a copy starts anew

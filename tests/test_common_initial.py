@@ -263,11 +263,11 @@ def test_other_words_and_class_tokens_are_named(tmp_path, public):
     [
         (["model.image.lock=all"], r"model\.image\.lock = all without model\.init and model\.image\.init would hold"),
         (["model.init=x", "model.text.lock=9"], r"model\.text\.lock = 9 is more than model\.text\.layers = 2"),
-        (["model.init=x", "model.text.lock=some"], r"model\.text\.lock = 'some'; accepted: all, a whole number"),
-        (["model.init=x", "model.text.lock=-1"], r"model\.text\.lock = '-1'; accepted: all, >= 0"),
+        (["model.init=x", "model.text.lock=some"], r"model\.text\.lock = 'some'; expected one of: all, a whole number"),
+        (["model.init=x", "model.text.lock=-1"], r"model\.text\.lock = '-1'; expected one of: all, >= 0"),
         (
             ["model.init=x", "model.image.lock=0", "model.image.stem.name=x", "model.image.stem.trainable=true"],
-            r"model\.image\.lock = 0 holds the stem, .*; accepted: lock=null, or trainable=false",
+            r"model\.image\.lock = 0 freezes the stem, .*; expected: lock=null, or trainable=false",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def test_coco_trains_on_train_and_restval_and_takes_ids_and_folders_from_the_fil
     assert test.caption_ids(0) == [15, 16, 17, 18, 19]
     with pytest.raises(ValueError) as error:
         open_karpathy(path, role="val")
-    assert "has no split 'val'; accepted: train (2 pictures), restval (1 pictures), test (1 pictures)" in str(
+    assert "has no split 'val'; expected one of: train (2 images), restval (1 images), test (1 images)" in str(
         error.value
     )
     assert str(path) in str(error.value)
@@ -72,7 +72,7 @@ def test_a_file_without_restval_trains_on_train(tmp_path):
 def test_unexpected_counts_are_reported_and_expected_ones_are_not(tmp_path, monkeypatch):
     path = write(tmp_path, coco_like(test=[0, 1]))
     (tmp_path / "pictures").rename(tmp_path / "val2014")
-    usual = "split test of coco has 2 pictures and 10 captions; usual are 5,000 pictures and 25,010 captions"
+    usual = "split test of coco has 2 images and 10 captions; usual are 5,000 images and 25,010 captions"
     with pytest.warns(UserWarning, match=usual):
         open_karpathy(path, role="test")
     monkeypatch.setitem(EXPECTED, ("coco", "test"), (2, 10))
@@ -80,7 +80,7 @@ def test_unexpected_counts_are_reported_and_expected_ones_are_not(tmp_path, monk
         warnings.simplefilter("error")
         open_karpathy(path, role="test")
     monkeypatch.setitem(EXPECTED, ("coco", "test"), (2, 11))
-    with pytest.warns(UserWarning, match="10 captions; usual are 2 pictures and 11"):
+    with pytest.warns(UserWarning, match="10 captions; usual are 2 images and 11"):
         open_karpathy(path, role="test")
 
 
@@ -123,7 +123,7 @@ def test_coco_captions_files_are_read(tmp_path):
     ]
     assert {(broken.key, broken.reason) for broken in pairs.broken_at_open} == {
         ("images[2]", "missing caption: the list is empty"),
-        ("annotations of image 99", "missing picture: no such image"),
+        ("annotations of image 99", "missing image: no such image"),
     }
 
 
@@ -162,17 +162,17 @@ def test_the_folder_of_the_images_is_detected_or_named_in_the_error(tmp_path):
     (folder / "pictures").rename(tmp_path / "far")
     with pytest.raises(FileNotFoundError) as error:
         open_karpathy(path, role="test")
-    assert "no folder has its pictures, such as '0.jpg'; looked in" in str(error.value)
+    assert "no folder has its images, such as '0.jpg'; looked in" in str(error.value)
     assert "set data.images" in str(error.value)
     assert open_karpathy(path, role="test", root=tmp_path).images == tmp_path / "far"
     assert len(open_karpathy(path, tmp_path / "far", role="test")) == 2
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / "1.jpg").write_bytes(jpeg(1))
-    with pytest.raises(ValueError, match=r"its pictures lie in .*copy and .*far; set data.images"):
+    with pytest.raises(ValueError, match=r"its images lie in .*copy and .*far; set data.images"):
         open_karpathy(path, role="test", root=tmp_path)
-    with pytest.raises(FileNotFoundError, match="no such folder of pictures"):
+    with pytest.raises(FileNotFoundError, match="no such folder of images"):
         open_karpathy(path, tmp_path / "nowhere", role="test")
-    with pytest.raises(ValueError, match=r"no captioned picture in x-test; first fault: .*annotations/0.jpg: missing"):
+    with pytest.raises(ValueError, match=r"no captioned image in x-test; first fault: .*annotations/0.jpg: missing"):
         open_karpathy(path, folder, role="test")
 
 
@@ -230,7 +230,7 @@ def test_deep_pictures_come_out_as_their_upper_eight_bits():
 )
 def test_pixels_without_a_known_range_are_broken_not_clipped(kind, bits, sample_format):
     content = tiff(np.array([0, 1, 300, 32_000], kind).tobytes(), 4, 1, bits, sample_format)
-    with pytest.raises(Unusable, match="its pixels are signed, of 32 bits or floats; accepted: 1 to 16 bits"):
+    with pytest.raises(Unusable, match="its pixels are signed, of 32 bits or floats; expected: 1 to 16 bits"):
         decode_picture(content, formats=FILE_FORMATS)
     with pytest.raises(Unusable, match="its pixels are signed, of 32 bits or floats"):
         decode_picture(b"Pf\n1 1\n-1.0\n" + struct.pack("<f", 0.5), formats=FILE_FORMATS)

@@ -77,7 +77,7 @@ def test_pictures_in_a_linked_folder_belong_to_the_class(tmp_path):
 def test_a_picture_that_is_a_link_to_nothing_is_broken(tmp_path):
     (labelled(tmp_path) / "imagenet" / "a" / "1.jpg").symlink_to("/annex/gone")
     (broken,) = open_labelled_sets(tmp_path)["imagenet"].broken_at_open
-    assert broken.reason == "missing picture: a link that leads nowhere"
+    assert broken.reason == "missing image: a link that leads nowhere"
 
 
 def test_folders_and_pictures_whose_names_are_no_utf8_are_read(tmp_path):
@@ -159,11 +159,11 @@ def test_a_subset_cuts_the_class_list_before_any_arg_max(folder):
             {"subset": [0, 1]},
             "3 class folders for 2 classes; without a folder: none; without a class: n10",
         ),
-        (list("abc"), {"subset": [0, 1, 3]}, "subset names 3; accepted: indices below 3"),
+        (list("abc"), {"subset": [0, 1, 3]}, "subset names 3; expected: indices below 3"),
         (list("abc"), {"subset": ["n01", "cat"]}, "subset names 'cat'"),
         (list("abc"), {"subset": [0, 0, 1, 2]}, "subset is empty or names a class twice"),
         (list("abc"), {"subset": []}, "subset is empty"),
-        ("abc", {}, "class_names is 'abc'; accepted: a list of strings"),
+        ("abc", {}, "class_names is 'abc'; expected: a list of strings"),
         ([1, 2, 3], {}, "class_names is '[1, 2, 3]'"),
     ],
 )
@@ -188,11 +188,11 @@ def test_files_that_are_no_pictures_are_listed(folder):
     pictures = open_image_folder(folder, list("abcd"), TEMPLATES)
     assert {(Path(broken.path).name, broken.reason.split(":")[0]) for broken in pictures.broken_at_open} == {
         ("notes.txt", "no picture"),
-        ("empty.jpg", "picture cannot be decoded"),
-        ("n11", "class without pictures"),
+        ("empty.jpg", "image cannot be decoded"),
+        ("n11", "class without images"),
     }
     assert len(pictures) == 6
-    with pytest.raises(BrokenSample, match=r"n02/3.JPEG: picture cannot be decoded: .* it starts with b'<html>404"):
+    with pytest.raises(BrokenSample, match=r"n02/3.JPEG: image cannot be decoded: .* it starts with b'<html>404"):
         pictures[4]
     assert pictures.label(4) == 1
 
@@ -200,10 +200,10 @@ def test_files_that_are_no_pictures_are_listed(folder):
 def test_folders_that_are_missing_or_empty_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
         open_image_folder(tmp_path / "nowhere", ["a"], TEMPLATES)
-    with pytest.raises(ValueError, match="has no folders; accepted: one folder of pictures per class"):
+    with pytest.raises(ValueError, match="has no folders; expected: one folder of images per class"):
         open_image_folder(tmp_path, ["a"], TEMPLATES)
     (tmp_path / "n01").mkdir()
-    with pytest.raises(ValueError, match="no picture in 1 class folders"):
+    with pytest.raises(ValueError, match="no image in 1 class folders"):
         open_image_folder(tmp_path, ["a"], TEMPLATES)
 
 
@@ -438,19 +438,22 @@ def test_a_set_that_is_not_there_says_what_to_download_and_where_to_put_it(tmp_p
 
 def test_torchvision_arguments_are_checked(tmp_path):
     for arguments, words in (
-        (("cifar11", tmp_path, ["a"], TEMPLATES), "data set 'cifar11' is unknown; accepted: caltech101, cifar10"),
+        (
+            ("cifar11", tmp_path, ["a"], TEMPLATES),
+            "data set 'cifar11' is unknown; expected one of: caltech101, cifar10",
+        ),
         (("cifar10", tmp_path, ["a"], TEMPLATES), "cifar10 has 10 classes; got 1 class names"),
         (("caltech101", tmp_path, ["a"] * 102, TEMPLATES), "caltech101 has 101 classes; got 102"),
     ):
         with pytest.raises(ValueError, match=words):
             open_torchvision(*arguments)
-    with pytest.raises(ValueError, match="eurosat has no part 'test'; accepted: all"):
+    with pytest.raises(ValueError, match="eurosat has no part 'test'; expected one of: all"):
         open_torchvision("eurosat", tmp_path, ["a"] * 10, TEMPLATES, part="test")
 
 
 def test_an_unusual_size_is_said(tmp_path):
     mnist(tmp_path)
-    with pytest.warns(UserWarning, match=r"mnist: 2 pictures in .*; usual are 10,000 \(test\)"):
+    with pytest.warns(UserWarning, match=r"mnist: 2 images in .*; usual are 10,000 \(test\)"):
         open_torchvision("mnist", tmp_path, names_of("mnist"), TEMPLATES)
 
 
@@ -506,7 +509,7 @@ def test_a_datacomp_task_is_read_with_its_names_templates_and_metadata(tmp_path)
         ({"cls": b"dog"}, "label out of range: 'dog' for 2 classes"),
         ({"cls": b""}, "label out of range: ''"),
         ({"cls": None}, "missing label: no cls member"),
-        ({"jpg": jpeg(0)[:-200]}, "picture cannot be decoded"),
+        ({"jpg": jpeg(0)[:-200]}, "image cannot be decoded"),
     ],
 )
 def test_a_sample_of_a_task_that_cannot_be_used_is_named(tmp_path, changes, reason):
@@ -545,10 +548,10 @@ def test_files_that_a_task_lacks_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"1\.tar"):
         open_webdataset(folder)
     (folder / "test" / "nshards.txt").write_text("many")
-    with pytest.raises(ValueError, match=r"nshards.txt holds 'many'; accepted: the number of shards"):
+    with pytest.raises(ValueError, match=r"nshards.txt holds 'many'; expected: the number of shards"):
         open_webdataset(folder)
     (folder / "test" / "nshards.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"nshards.txt: no such file; accepted: a task folder with classnames"):
+    with pytest.raises(FileNotFoundError, match=r"nshards.txt: no such file; expected: a task folder with classnames"):
         open_webdataset(folder)
     (write_task(tmp_path / "wds_y_test") / "classnames.txt").unlink()
     with pytest.raises(ValueError, match=r"classnames.txt cannot be read"):
@@ -604,7 +607,7 @@ def test_class_folders_that_do_not_fit_the_names_say_what_is_accepted(tmp_path):
     with pytest.raises(ValueError) as error:
         open_labelled_sets(tmp_path)
     assert str(error.value) == (
-        f"{tmp_path / 'mine'}: 3 class names in classnames.txt; accepted: as many folders of pictures, one per class "
+        f"{tmp_path / 'mine'}: 3 class names in classnames.txt; expected: as many folders of images, one per class "
         "in the order of the names, in test, in val, or, without these and train, in mine itself, or tar shards with "
         "test/nshards.txt; test has 2 (a, b); mine has 2 (test, train)"
     )

@@ -92,7 +92,7 @@ def test_a_mixture_draws_its_shares_and_goes_through_each_set_epoch_by_epoch(siz
 
 @pytest.mark.parametrize("weights", [[], [1.0, 0.0], [1.0, float("inf")], [1.0] * 1_001])
 def test_weights_that_are_no_shares_are_refused(weights):
-    with pytest.raises(ValueError, match=r"weights of a mixture are \[.*; accepted: 1 to 1000 numbers above 0"):
+    with pytest.raises(ValueError, match=r"weights of a mixture are \[.*; expected: 1 to 1000 numbers above 0"):
         shares_of(weights)
 
 

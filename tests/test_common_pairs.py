@@ -307,20 +307,20 @@ def test_one_file_serves_all_roles_unless_another_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("source", "values", "words"),
     [
-        ("karpathy", {}, "data.source = karpathy needs data.train; accepted: a JSON file of captions"),
-        ("tsv", {}, "data.source = tsv needs data.train; accepted: a table of path and caption"),
-        ("hugging_face", {}, "data.source = hugging_face needs data.train; accepted: a folder, files"),
+        ("karpathy", {}, "data.source = karpathy needs data.train; expected: a JSON file of captions"),
+        ("tsv", {}, "data.source = tsv needs data.train; expected: a table of path and caption"),
+        ("hugging_face", {}, "data.source = hugging_face needs data.train; expected: a folder, files"),
         (
             "tsv",
             {"train": "train.tsv#test"},
-            "train.tsv has no splits; split is 'test', accepted: none, the name without '#test'",
+            "train.tsv has no splits; split is 'test'; expected: none, the name without '#test'",
         ),
-        ("karpathy", {"train": "dataset.json#dev"}, "has no split 'dev'; accepted: test (4 pictures), val"),
+        ("karpathy", {"train": "dataset.json#dev"}, "has no split 'dev'; expected one of: test (4 images), val"),
         ("karpathy", {"train": "nothing.json"}, "nothing.json: no such file"),
-        ("karpathy", {"train": "dataset.json", "images": "nowhere"}, "no such folder of pictures (data.images)"),
+        ("karpathy", {"train": "dataset.json", "images": "nowhere"}, "no such folder of images (data.images)"),
         ("tsv", {"train": "train.tsv", "caption_column": "c"}, "line 1: no column 'c' (data.caption_column)"),
-        ("hugging_face", {"train": "saved#dev"}, "has no split 'dev'; accepted: train, validation, test"),
-        ("hugging_face", {"train": "saved", "image_column": "x"}, "column data.image_column 'x' is not there"),
+        ("hugging_face", {"train": "saved#dev"}, "has no split 'dev'; expected one of: train, validation, test"),
+        ("hugging_face", {"train": "saved", "image_column": "x"}, "column data.image_column 'x' is missing"),
         ("hugging_face", {"train": "saved", "stream_buffer": 4}, "read it so: data.stream_buffer=0"),
     ],
 )
@@ -346,7 +346,7 @@ def test_training_decodes_large_jpegs_at_a_fraction_and_ranking_in_full(tmp_path
 
 
 def test_a_source_that_is_unknown_lists_the_known_ones(tmp_path):
-    with pytest.raises(ValueError, match="accepted: scenes, shards, karpathy, tsv, hugging_face"):
+    with pytest.raises(ValueError, match="expected one of: scenes, shards, karpathy, tsv, hugging_face"):
         load_config(DataConfig, [], ["source=webdataset"])
 
 
@@ -361,7 +361,7 @@ def test_what_opening_shows_to_be_broken_is_collected_over_sets(tmp_path):
     data = config_of("tsv", tmp_path, train="train.tsv", test="test.tsv", max_broken_share=0.5)
     lost = lost_at_open(open_training_pairs(data, 0), *open_retrieval_sets(data).values())
     assert [(Path(broken.path).name, broken.reason) for broken in lost] == [
-        ("id3.jpg", "missing picture: no such file")
+        ("id3.jpg", "missing image: no such file")
     ] * 2
 
 

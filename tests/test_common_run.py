@@ -188,7 +188,7 @@ def test_what_a_step_draws_depends_on_seed_step_and_process_alone(monkeypatch):
 
 def test_broken_samples_are_counted_over_a_resume_and_judged_over_the_whole_run(tmp_path):
     def broken(count):
-        return [BrokenSample("shard.tar", f"k{number}", "picture cannot be decoded") for number in range(count)]
+        return [BrokenSample("shard.tar", f"k{number}", "image cannot be decoded") for number in range(count)]
 
     log = RunLog(tmp_path / "log.jsonl")
     whole = BrokenLog(log, max_share=0.01, at_open=[])
@@ -332,7 +332,7 @@ def test_a_stopped_run_ends_with_its_message_and_status_143(capsys, tmp_path):
     with pytest.raises(SystemExit) as end:
         run_or_explain(main)
     assert end.value.code == 143
-    message = f"asked to stop: saved at step 40 of 600 in {tmp_path}; the same command goes on from there"
+    message = f"received a stop signal: saved at step 40 of 600 in {tmp_path}; the same command resumes from there"
     assert capsys.readouterr().err.startswith(message)
 
 

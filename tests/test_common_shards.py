@@ -85,7 +85,7 @@ def test_labels_are_numbers_or_names_and_may_stand_without_captions(tmp_path):
     path = write_tar(tmp_path / "x.tar", {"a": {"jpg": jpeg(0), "cls": b"7"}, "b": {"jpg": jpeg(1), "cls": b"cat\n"}})
     pairs = ShardDataset(str(path), allow_missing_captions=True)
     assert [(pairs[index]["label"], pairs[index]["captions"]) for index in range(2)] == [(7, []), ("cat", [])]
-    with pytest.raises(ValueError, match="picture without caption"):
+    with pytest.raises(ValueError, match="image without caption"):
         ShardDataset(str(path))
     assert "label" not in one_sample(tmp_path)[0]
 
@@ -103,9 +103,9 @@ def test_decode_size_keeps_both_sides_large_enough(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"jpg": jpeg(0)[:300]}, "picture cannot be decoded"),
-        ({"jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}, "picture cannot be decoded"),
-        ({"jpg": None, "png": jpeg(0, kind="PNG")[:-300]}, "picture cannot be decoded"),
+        ({"jpg": jpeg(0)[:300]}, "image cannot be decoded"),
+        ({"jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}, "image cannot be decoded"),
+        ({"jpg": None, "png": jpeg(0, kind="PNG")[:-300]}, "image cannot be decoded"),
         ({"json": b"{}"}, "missing caption"),
         ({"json": b'{"caption": ""}'}, "empty caption: ''"),
         ({"json": None, "txt": b"\n"}, "empty caption: ''"),
@@ -144,7 +144,7 @@ def test_a_sample_that_cannot_be_used_says_which_and_why(tmp_path, changes, reas
 def test_a_pixel_bomb_is_refused_by_its_header(tmp_path, monkeypatch):
     buffer = io.BytesIO()
     Image.new("1", (12_000, 10_000)).save(buffer, "PNG")  # 120 million pixels in a few kilobytes
-    with pytest.raises(BrokenSample, match=r"picture is too large: 12000 x 10000 pixels, at most 100000000"):
+    with pytest.raises(BrokenSample, match=r"image is too large: 12000 x 10000 pixels, at most 100000000"):
         one_sample(tmp_path, jpg=None, png=buffer.getvalue())[0]
     pairs = ShardDataset(str(good_tar(tmp_path / "y.tar", 1)))
     monkeypatch.setattr(decoding, "MAX_PIXELS", 24 * 20)
@@ -189,7 +189,7 @@ def test_a_shard_that_changes_during_a_run_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"role": "dev"}, "role is 'dev'; accepted: train, val, test, second_test"),
+        ({"role": "dev"}, "role is 'dev'; expected one of: train, val, test, second_test"),
         ({"decode_size": 0}, "decode_size is 0"),
         ({"max_broken_share": 1.5}, "max_share is 1.5"),
     ],
@@ -207,7 +207,7 @@ def test_a_picture_that_is_ranked_twice_is_an_error_that_names_both_places(tmp_p
     with pytest.raises(ValueError) as error:
         ShardDataset("*.tar", root=tmp_path, role=role)
     assert str(error.value) == (
-        f"picture 'id1' is there twice, in {one} [k1] and in {tmp_path / 'b.tar'} [k3]; accepted in a set that is "
+        f"image 'id1' occurs twice, in {one} [k1] and in {tmp_path / 'b.tar'} [k3]; expected in a set that is "
         "ranked: each image_id once, with all its captions"
     )
     assert len(ShardDataset("*.tar", root=tmp_path)) == 4  # training sees it twice
@@ -235,7 +235,7 @@ def test_opening_a_ranked_set_again_reads_no_json(tmp_path, monkeypatch):
         again = ShardDataset("*.tar", root=tmp_path, role="test", index_dir=tmp_path / "index")
     assert [again.image_id(index) for index in range(4)] == [first.image_id(index) for index in range(4)]
     write_tar(tmp_path / "b.tar", {"k9": pair(2)})
-    with pytest.raises(ValueError, match=r"picture 'id2' is there twice, in .*a\.tar \[k0002\] and in .*b\.tar \[k9\]"):
+    with pytest.raises(ValueError, match=r"image 'id2' occurs twice, in .*a\.tar \[k0002\] and in .*b\.tar \[k9\]"):
         ShardDataset("*.tar", root=tmp_path, role="test", index_dir=tmp_path / "index")
 
 

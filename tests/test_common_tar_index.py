@@ -90,9 +90,9 @@ def test_members_without_partner_and_doubles_are_listed_at_opening(tmp_path):
     reasons = {broken.key: broken.reason for broken in pairs.broken_at_open}
     assert reasons == {
         "a": "second image member: a.jpg is ignored",
-        "no_text": "picture without caption: no json or txt member",
-        "no_picture": "no picture: it has only json; accepted: jpg, jpeg, png, webp",
-        "other": "no picture: unknown members other.xyz",
+        "no_text": "image without caption: no json or txt member",
+        "no_picture": "no image: it has only json; expected one of: jpg, jpeg, png, webp",
+        "other": "no image: unknown members other.xyz",
     }
 
 
@@ -162,6 +162,6 @@ def test_a_corrupt_index_is_rebuilt(tmp_path, damage):
 
 def test_an_index_folder_that_cannot_be_written_warns_and_reads_on(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.warns(UserWarning, match="the shard index cannot be kept"):
+    with pytest.warns(UserWarning, match="the shard index cannot be cached"):
         pairs = ShardDataset(str(good_tar(tmp_path / "x.tar", 2)), index_dir=tmp_path / "file" / "index")
     assert len(pairs) == 2

@@ -38,7 +38,7 @@ class Captions:
     ("stored", "words"),
     [
         ("{", "the tokenizer is not valid JSON"),
-        ("[]", "of type None; accepted: WordTokenizer, ClipTokenizer, BertTokenizer"),
+        ("[]", "of type None; expected one of: WordTokenizer, ClipTokenizer, BertTokenizer"),
         ({"type": "SentencePiece"}, "of type 'SentencePiece'"),
         ({"type": "WordTokenizer"}, "has the keys type, version, words; found ['type']"),
     ],
@@ -57,7 +57,7 @@ def test_the_config_chooses_the_tokenizer(tmp_path):
     assert build_tokenizer(DataConfig(), None).words == tuple(scene_words())
     with pytest.raises(ValueError, match=r"data.vocabulary = 'x.txt' is not used with data.tokenizer = words"):
         build_tokenizer(DataConfig(vocabulary="x.txt"), None)
-    with pytest.raises(ConfigError, match="tokenizer = 'bpe'; accepted: words, clip_bpe, bert_wordpiece"):
+    with pytest.raises(ConfigError, match="tokenizer = 'bpe'; expected one of: words, clip_bpe, bert_wordpiece"):
         load_config(DataConfig, [], ["tokenizer=bpe"])
 
 
@@ -136,7 +136,7 @@ def test_a_damaged_file_of_words_is_counted_again(tmp_path, damage):
 
 def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.warns(UserWarning, match="the words of the captions cannot be kept in"):
+    with pytest.warns(UserWarning, match="the words of the captions cannot be cached in"):
         assert words_of(Captions(), 1, None, tmp_path / "file") == WordTokenizer.from_captions(CAPTIONS, 1)
 
 
@@ -161,7 +161,7 @@ def test_a_file_is_read_by_path_folder_and_cached_hub_name(tmp_path, monkeypatch
         ("{tmp}", "is a folder without any of vocab.txt; it has: nothing"),
         (
             "{tmp}/none",
-            "no such file; accepted: a file or a folder that holds one of vocab.txt, or the name of a model",
+            "no such file; expected: a file or a folder that holds one of vocab.txt, or the name of a model",
         ),
         ("none/vocab.txt", "no such file"),
         ("vocab.txt.gz", "no such file"),

@@ -190,7 +190,7 @@ def test_what_is_interrupted_goes_on_and_torn_ends_are_cut_off(tmp_path):
 def test_a_file_that_would_be_too_large_is_refused_before_anything_is_computed(tmp_path):
     calls = []
     with pytest.raises(
-        ValueError, match=r"of the captions of a: \d+ tokens take .* accepted are 0.00 GB \(model.text.stem.cache_gb\)"
+        ValueError, match=r"of the captions of a: \d+ tokens take .* 0.00 GB are allowed \(model.text.stem.cache_gb\)"
     ):
         cache_of(tmp_path, compute=computed_of(calls), max_bytes=99).keep("a", many(50), torch.device("cpu"))
     assert not calls
@@ -307,12 +307,12 @@ def test_a_key_holds_the_hash_of_weights_and_not_their_path(photographs, bert, t
     assert key() != key(f"model.weights={copied.parent}")
     assert key() != key("model.text.stem.layers=1")
     with pytest.raises(
-        ConfigError, match=r"model.weights = /nowhere: no such folder; accepted: one that holds weights"
+        ConfigError, match=r"model.weights = /nowhere: no such folder; expected: one that holds weights"
     ):
         key("model.weights=/nowhere")
     for setting in ("model.text.stem.weights", "data.vocabulary", "model.image.stem.name", "model.init"):
         named = setting.replace("name", "weights")
-        expected_message = rf"{named} = some/net is not in .* which holds tiny; accepted: .*/net, another"
+        expected_message = rf"{named} = some/net is not in .* which holds tiny; expected: .*/net, another"
         with pytest.raises(ConfigError, match=expected_message):
             key(f"{setting}=some/net")
 
@@ -333,7 +333,7 @@ def test_lit_trains_only_the_text_side(photographs, bert, tmp_path, monkeypatch)
         run(tmp_path / "wrong", config_of(photographs, bert, *LIT, "model.embedding_dim=16"))
     with pytest.raises(ValueError, match="has no layers in its image tower; accepted: a run of two transformers"):
         open_source(str(tmp_path / "lit"))
-    with pytest.raises(ConfigError, match=r"model.image.layers = 0 without a stem; accepted: "):
+    with pytest.raises(ConfigError, match=r"model.image.layers = 0 without a stem; expected: "):
         config_of(photographs, bert, "model.image.layers=0")
 
 

@@ -272,7 +272,7 @@ def test_bad_texts_and_stored_forms_are_refused(tokenizer):
         (lambda: tokenizer.from_json("[]"), "found list"),
         (lambda: tokenizer.from_json({"type": name}), f"has the keys {keys}; found ['type']"),
         (lambda: tokenizer.from_json({"type": name, "version": 1}), f"has the keys {keys}; found"),
-        (lambda: tokenizer.from_json({"type": name, "version": 9}), f"{name!r}, 9; accepted: {name!r}, 1"),
+        (lambda: tokenizer.from_json({"type": name, "version": 9}), f"{name!r}, 9; expected: {name!r}, 1"),
         (lambda: tokenizer.from_json({"type": "Bpe", "version": 1, "words": 3}), "'Bpe', 1"),
     ):
         with pytest.raises(ValueError) as error:

@@ -69,10 +69,10 @@ def test_pictures_may_lie_beside_the_folder_of_the_table(table, tmp_path):
         assert pairs[0]["image"].mode == "RGB"
     path = table(text + "../images/9.jpg\tc\n..\td\n", "annotations/x.tsv")
     faults = [broken.reason for broken in open_tsv(path, max_broken_share=1.0).broken_at_open]
-    assert faults == ["missing picture: no such file"] * 2
+    assert faults == ["missing image: no such file"] * 2
     (tmp_path / "annotations" / "images").mkdir()
     (tmp_path / "annotations" / "images" / "0.jpg").write_bytes(jpeg(9))
-    with pytest.raises(ValueError, match=r"its pictures lie in .*annotations and .*tations/images; set data\.images"):
+    with pytest.raises(ValueError, match=r"its images lie in .*annotations and .*tations/images; set data\.images"):
         open_tsv(table(text, "annotations/x.tsv"))
 
 

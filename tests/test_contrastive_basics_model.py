@@ -183,7 +183,7 @@ def test_queue_and_momentum_encoder_are_part_of_the_models_state():
         (["method.targets=ids"], r"method\.targets = 'ids' with method\.loss = late_interaction; accepted: diagonal"),
         (["method.prompt_average=embeddings"], r"method\.prompt_average = 'embeddings' .* accepted: scores"),
         (["method.logit_scale_min=200"], r"logit_scale_min = 200.* is above method\.logit_scale_max = 100"),
-        (["method.loss=siglip"], r"method\.loss = 'siglip'; accepted: .*in_batch.*late_interaction"),
+        (["method.loss=siglip"], r"method\.loss = 'siglip'; expected one of: .*in_batch.*late_interaction"),
         (["method.ema_momentum=0.5"], r"ema_momentum = 0\.5 with method\.queue_size = 0, .* accepted: 0\.99"),
         (
             ["method.logit_scale_trainable=false", "method.logit_scale_init=0.5"],

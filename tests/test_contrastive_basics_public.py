@@ -207,7 +207,7 @@ def test_another_kind_of_model_and_a_missing_one_are_refused_by_name(checkpoints
 def test_settings_that_published_weights_bring_themselves_are_refused(checkpoints, monkeypatch):
     for asked in ("model.patch_size=7", "optim.steps=3", "method.loss=late_interaction"):
         monkeypatch.setattr("sys.argv", ["public.py", "--checkpoint", str(checkpoints["clip"]), asked])
-        with pytest.raises(ConfigError, match=rf"{asked}: published weights bring their own; accepted: data\.\*"):
+        with pytest.raises(ConfigError, match=rf"{asked}: published weights bring their own; expected: data\.\*"):
             public.main()
 
 

@@ -406,8 +406,8 @@ def test_synchronised_normalisation_keeps_the_optimisers_parameters_and_mocos_st
             ["method.name=simclr", "method.logit_scale=2", "method.head_dim=4", "method.symmetric=true"],
             "method.symmetric = True is no setting of simclr; it has: logit_scale, head_dim",
         ),
-        (["method.name=byol"], "accepted: simclr, moco_v1, moco_v2, moco_v3, simsiam, supervised, random_weights"),
-        (["data.source=folders"], "data.source = folders needs data.root, the folder of the pictures"),
+        (["method.name=byol"], "one of: simclr, moco_v1, moco_v2, moco_v3, simsiam, supervised, random_weights"),
+        (["data.source=folders"], "data.source = folders needs data.root, the folder of the images"),
         (
             [
                 "method.name=moco_v2", "method.logit_scale=2", "method.head_dim=4", "method.queue_size=8",
@@ -415,9 +415,9 @@ def test_synchronised_normalisation_keeps_the_optimisers_parameters_and_mocos_st
             ],
             "optim.global_batch_size = 16 does not split into method.batch_norm_parts = 3 equal parts",
         ),
-        (["model.blocks=[1,1]"], "accepted: a list of 4 numbers"),
-        (["model.blocks=[1,1,1,0]"], "accepted: >= 1"),
-        (["method.ema_momentum=1.5"], "accepted: <= 1.0"),
+        (["model.blocks=[1,1]"], "expected: a list of 4 numbers"),
+        (["model.blocks=[1,1,1,0]"], "expected: >= 1"),
+        (["method.ema_momentum=1.5"], "expected: <= 1.0"),
     ],
 )  # fmt: skip
 def test_a_config_that_cannot_be_used_says_what_would_be(overrides, message):

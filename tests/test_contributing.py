@@ -113,6 +113,6 @@ def test_the_data_source_of_the_page_is_trained_on(tmp_path):
     few = ["--scale", "smoke", "run.log_every=1", "data.max_broken_share=0.1", "--output-dir", str(tmp_path / "run")]
     done = subprocess.run([sys.executable, *command.split(), *few], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "missing.jpg: missing picture: no such file" in done.stderr
+    assert "missing.jpg: missing image: no such file" in done.stderr
     metrics = json.loads((tmp_path / "run" / "evaluation.json").read_text())["evaluations"]["test"]
     assert (metrics["protocol"]["num_images"], metrics["protocol"]["num_texts"]) == (8, 16)

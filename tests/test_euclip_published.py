@@ -287,10 +287,10 @@ def test_the_command_line_evaluates_a_file_of_merus(tmp_path, monkeypatch):
     [
         (
             "method.geometry=hyperbolic",
-            r"method\.geometry=hyperbolic: published weights bring their own; accepted: data\.\*",
+            r"method\.geometry=hyperbolic: published weights bring their own; expected: data\.\*",
         ),
         ("model.patch_size=8", r"model\.patch_size=8: published weights bring their own"),
-        ("data.root=/data", r"data\.root without data\.source; accepted: data\.source=shards"),
+        ("data.root=/data", r"data\.root without data\.source; expected: data\.source=shards"),
     ],
 )
 def test_settings_that_would_do_nothing_are_refused(override, message):

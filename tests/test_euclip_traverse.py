@@ -474,7 +474,7 @@ def test_published_weights_on_a_sphere_have_no_root_until_somebody_names_the_tra
     weights = ["--checkpoint", "clip.pt", "--layout", "transformers", "--pictures", "2"]
     with pytest.raises(ValueError, match=r"'sphere' is the mean of training pairs, .* data\.source=shards"):
         traverse.main(weights)
-    with pytest.raises(ValueError, match=r"data\.root without data\.source; accepted: data\.source=shards"):
+    with pytest.raises(ValueError, match=r"data\.root without data\.source; expected: data\.source=shards"):
         traverse.main([*weights, "data.root=/data/flickr8k"])
     traverse.main([*weights, "data.source=scenes", "data.num_train=6", "data.image_size=16"])
     assert "root: normalised mean of image and text embeddings of scenes/train, all 6" in capsys.readouterr().out

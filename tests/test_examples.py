@@ -199,7 +199,7 @@ def test_a_table_that_loses_rows_says_so(tmp_path, capsys):
     (tmp_path / "0.png").write_bytes(painted(0)[1])
     (tmp_path / "x.tsv").write_text("0.png\ta\n1.png\tb\n")
     assert len(example("search_my_photos").captioned(tmp_path / "x.tsv")) == 1
-    message = f"rows that cannot be used: 1; the first: {tmp_path / '1.png'}: missing picture"
+    message = f"rows that cannot be used: 1; the first: {tmp_path / '1.png'}: missing image"
     assert capsys.readouterr().out.startswith(message)
 
 

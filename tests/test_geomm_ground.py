@@ -177,7 +177,7 @@ def test_expressions_mean_one_thing_and_every_picture_has_several():
     trained = open_training_pairs(DataConfig(train="train_referring", num_train=5, num_captions=1), seed=3)
     assert (trained.name, len(trained), len(trained.captions(0))) == ("scenes/referring_train", 5, 1)
     assert trained.fingerprint == ReferringScenes("train", 5, SIZE, 3, num_captions=1).fingerprint
-    with pytest.raises(ValueError, match=r"accepted with data\.train = train_referring: 0"):
+    with pytest.raises(ValueError, match=r"have no effect with data\.train = train_referring; expected: 0"):
         DataConfig(train="train_referring", caption_noise=0.1)
 
 

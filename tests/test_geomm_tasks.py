@@ -628,7 +628,7 @@ def test_paper_scale_has_the_size_of_the_run_that_it_starts_from(row):
         ("vqa_albef", ["data.source=tsv"], "data.source = tsv with data.task = vqa; accepted: scenes, or karpathy"),
         ("vqa_albef", ["data.source=karpathy"], "data.answers = '' with data.task = vqa and data.source = karpathy"),
         ("nlvr2_albef", ["data.answers=a.json"], "data.answers = 'a.json' with data.task = nlvr2"),
-        ("nlvr2_albef", ["data.task=dance"], "data.task = 'dance'; accepted: vqa, visual_entailment"),
+        ("nlvr2_albef", ["data.task=dance"], "data.task = 'dance'; expected one of: vqa, visual_entailment"),
         ("vqa_albef", ["method.base=clip"], "method.base = clip with a task; accepted: one with a fusion"),
         ("assigned_albef", ["run.evaluate_every=2"], "run.evaluate_every = 2 with data.task = text_assignment"),
         ("assigned_albef", ["optim.global_batch_size=2"], "global_batch_size = 2 with data.task = text_assignment"),

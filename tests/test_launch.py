@@ -234,9 +234,9 @@ def message_of(main, *arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["optim.learning_rate=nan"], "command line: optim.learning_rate = nan; accepted: a finite number"),
+        (["optim.learning_rate=nan"], "command line: optim.learning_rate = nan; expected: a finite number"),
         (["--config", "no/where.yaml"], "no/where.yaml: no such config file"),
-        (["--config", "table2_mutli"], "no row of oblique_topology; accepted: ablation_"),
+        (["--config", "table2_mutli"], "no row of oblique_topology; expected one of: ablation_"),
         (["optim.global_batch_size=100000"], "global_batch_size = 100000 is larger than the training set of 256"),
         (["--scale", "photos"], "data.source = shards needs a folder"),
         (["--scale", "photos", "data.root=/nowhere"], "'/nowhere'"),
@@ -328,10 +328,13 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_nothing_is_saved(main, arg
     [
         (["oblique_topology", "table99"], "oblique_topology has no table99 here yet; what exists: "),
         (["geomm", "table99"], "geomm has no table99 here yet"),
-        (["clip", "table1"], "PAPER=clip is unknown; accepted: contrastive_basics, oblique_topology, euclip, geomm"),
+        (
+            ["clip", "table1"],
+            "PAPER=clip is unknown; expected one of: contrastive_basics, oblique_topology, euclip, geomm",
+        ),
         (
             ["oblique_topology", "table2", "--scale", "big"],
-            "SCALE=big is unknown; accepted: smoke, demo, photos, photos_scratch, paper",
+            "SCALE=big is unknown; expected one of: smoke, demo, photos, photos_scratch, paper",
         ),
         (["oblique_topology", "table2", "--seeds", "0"], "SEEDS=0 must be a whole number of seeds"),
         (["oblique_topology", "table2", "--set", "data.train='a"], "SET=data.train='a: No closing quotation; accepted"),

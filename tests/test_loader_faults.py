@@ -72,7 +72,7 @@ def test_a_run_whose_data_do_not_come_ends_in_time_and_at_a_signal_with_its_last
         time.sleep(1)  # now it waits
         for child in children:  # as a launcher passes it on
             os.kill(child.pid, asked)
-        message = f"asked to stop, while {LOADER} had no batch ready"
+        message = f"received a stop signal while {LOADER} had no batch ready"
     assert ended(children) == [STOPPED_EXIT_STATUS] * processes
     last = outputs(tmp_path, processes)[0].splitlines()[-1]
     assert assert_saved_and_same(tmp_path, last, message, processes, unbroken) == 12

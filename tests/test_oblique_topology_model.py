@@ -322,7 +322,7 @@ def test_an_embedding_that_does_not_divide_is_refused_with_both_keys(dim, sphere
 
 
 def test_an_unknown_geometry_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="accepted: sphere, euclidean, oblique, oblique_geodesic, max_average"):
+    with pytest.raises(ConfigError, match="expected one of: sphere, euclidean, oblique, oblique_geodesic, max_average"):
         row("table2_multi", "smoke", "method.geometry=torus")
     with pytest.raises(ConfigError, match="max_average, whose tokens have no mean; accepted: scores"):
         row("table2_multi", "smoke", "method.geometry=max_average", "method.prompt_average=embeddings")

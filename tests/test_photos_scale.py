@@ -235,7 +235,7 @@ def test_the_text_side_alone_is_a_row_of_photos_scale(paper):
         assert timm.create_model(config.model.image.stem.name).num_features == config.model.embedding_dim
     for scale in SCALES:
         if scale != "photos":
-            with pytest.raises(ConfigError, match=r"layers = 0 without a stem; accepted: .* as at scale photos"):
+            with pytest.raises(ConfigError, match=r"layers = 0 without a stem; expected: .* as at scale photos"):
                 config_of(paper, LIT[paper], scale)
 
 

@@ -231,7 +231,9 @@ def test_asked_to_stop_a_run_saves_its_step_and_goes_on_from_there(tmp_path, unb
         assert run(tmp_path, only_at_the_end, trigger=Trigger(asked, point, step)) == STOPPED_EXIT_STATUS
         assert saved_steps(tmp_path)[-1] == step + 1
         last = (tmp_path / "output-0.txt").read_text().splitlines()[-1]
-        assert last.startswith(f"asked to stop: saved at step {step + 1} of {STEPS} in {tmp_path}; the same command")
+        assert last.startswith(
+            f"received a stop signal: saved at step {step + 1} of {STEPS} in {tmp_path}; the same command"
+        )
     assert run(tmp_path, only_at_the_end) == 0
     assert_same_run(tmp_path, unbroken())
 
@@ -315,7 +317,9 @@ def test_a_second_ctrl_c_ends_at_once_and_tells_what_is_saved(tmp_path, processe
         twice = Trigger(signal.SIGINT, "embedded", step, times=2)
         assert ended(started(tmp_path, trigger=twice, everywhere=True, processes=processes)) == [130] * processes
         first, *_, last = (tmp_path / "output-0.txt").read_text().splitlines()[-3:]
-        assert first.startswith("asked to stop: this step is finished and saved first; Ctrl-C again ends at once")
+        assert first.startswith(
+            "received a stop signal: this step is finished and saved first; Ctrl-C again ends at once"
+        )
         assert last.startswith(f"stopped at once: {said}")
         assert saved_steps(tmp_path) == ([] if step == 1 else [3])
     others = [(tmp_path / f"output-{rank}.txt").read_text() for rank in range(1, processes)]
@@ -342,7 +346,7 @@ def test_the_paper_s_script_killed_and_asked_to_stop_goes_on_to_the_same_losses(
         assert ended(children) == [status]
     step = saved_steps(broken)[-1]
     assert 12 <= step < 40
-    assert f"asked to stop: saved at step {step} of 40 in {broken}" in (broken / "output-0.txt").read_text()
+    assert f"received a stop signal: saved at step {step} of 40 in {broken}" in (broken / "output-0.txt").read_text()
     assert not (broken / "evaluation.json").exists()
     assert run(broken, *few, script=script) == 0
     one, other = (read_log(folder / "log.jsonl") for folder in (broken, whole))
@@ -373,7 +377,7 @@ def test_a_launcher_that_is_asked_to_stop_passes_it_on_and_one_process_goes_on(t
     assert "SignalException: Process" in output.splitlines()[-1]
     (step,) = saved_steps(tmp_path)
     assert step < STEPS, "the run was over before the signal came"
-    assert f"asked to stop: saved at step {step} of {STEPS}" in output
+    assert f"received a stop signal: saved at step {step} of {STEPS}" in output
     assert run(tmp_path, *SAME_DRAWS) == 0
     found, expected = records(tmp_path), records(unbroken(*SAME_DRAWS))
     assert [record["image_ids"] for record in found] == [record["image_ids"] for record in expected]

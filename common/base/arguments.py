@@ -41,8 +41,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def accepted(word: str, known: Sequence[str]) -> str:
-    """The known words, for a message that refuses one: "accepted: a, b", and the nearest."""
-    return f"accepted: {', '.join(known) or 'none'}{did_you_mean(word, known)}"
+    """The known words, for a message that refuses one: "expected one of: a, b", and the nearest."""
+    return f"expected one of: {', '.join(known) or 'none'}{did_you_mean(word, known)}"
 
 
 def some(names: Sequence[str], most: int = 4) -> str:

@@ -39,7 +39,7 @@ class _Words(yaml.SafeLoader):
         for key, _ in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             if name in lines:
-                raise yaml.YAMLError(f"{name} stands there twice, lines {lines[name]} and {line}; expected once")
+                raise yaml.YAMLError(f"{name} occurs twice, in lines {lines[name]} and {line}; expected once")
             lines[name] = line
         return super().construct_mapping(node, deep)
 
@@ -82,10 +82,10 @@ def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Seq
     """
     for text in overrides:
         if not text.startswith(("data.", "run.")):
-            raise ConfigError(f"{text}: published weights bring their own; accepted: data.* and run.*")
+            raise ConfigError(f"{text}: published weights bring their own; expected: data.* and run.*")
     named = {text.partition("=")[0] for text in overrides}
     if "data.root" in named and "data.source" not in named:
-        raise ConfigError("data.root without data.source; accepted: data.source=shards data.root=<folder>")
+        raise ConfigError("data.root without data.source; expected: data.source=shards data.root=<folder>")
     return load_config(config_class, [], [*overrides, *fixed])
 
 
@@ -130,7 +130,9 @@ def entry_arguments(
     parser.add_argument("--config", default=row, help="a row of the paper (`make rows`) or a file, default %(default)s")
     parser.add_argument("--scale", default="demo", choices=SCALES, help=f"file configs/{scale_files}_<scale>.yaml")
     parser.add_argument("--output-dir", type=Path, help="default outputs/runs/<paper>/<row>-<scale>-<hash>/seed<n>")
-    resume_help = "go on from the last whole checkpoint in the output dir; auto: or start afresh where there is none"
+    resume_help = (
+        "continue from the last whole checkpoint in the output dir; auto: start from the beginning if none exists"
+    )
     parser.add_argument("--resume", nargs="?", choices=("last", "auto"), const="last", help=resume_help)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
     # argparse would take an override behind a bare --resume for its value
@@ -205,7 +207,7 @@ def load_row(
 def _layers_of_row(rows: Any, row: str, where: str) -> list[tuple[str, dict[str, Any]]]:
     """What a scale file's `rows` hold for a row, as (where, sections), the longest of its beginnings last."""
     if not isinstance(rows, dict):
-        raise ConfigError(f"{where} is a section, got {rows!r}; accepted: beginnings of names, each with sections")
+        raise ConfigError(f"{where} is a section, got {rows!r}; expected: beginnings of names, each with sections")
     for names, content in rows.items():
         if not isinstance(content, dict):
             raise ConfigError(f"{where}.{names} is a mapping of sections, got {content!r}")

@@ -123,8 +123,8 @@ def check_room(folder: Path, what: str, size: float, most: float, setting: str, 
     """
     free, summary = shutil.disk_usage(folder).free, f"{what} take {size / 1e9:.2f} GB in {folder}"
     if present + size > most or size > free:
-        lie = f", where {present / 1e9:.2f} GB lie" if present else ""
-        raise ValueError(f"{summary}{lie}; accepted are {most / 1e9:.2f} GB ({setting}), free are {free / 1e9:.2f} GB")
+        taken = f", which holds {present / 1e9:.2f} GB" if present else ""
+        raise ValueError(f"{summary}{taken}; {most / 1e9:.2f} GB are allowed ({setting}), {free / 1e9:.2f} GB are free")
     if size > 10e6:
         print(summary, flush=True)
 

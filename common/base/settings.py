@@ -141,15 +141,18 @@ class DataConfig:
                 chosen, takers = getattr(self, choice), taken_by.get(item.name)
                 if takers is not None and chosen not in takers and value != item.default:
                     raise ValueError(
-                        f"data.{item.name} = {value!r} has no effect with data.{choice} = {chosen}; accepted: "
+                        f"data.{item.name} = {value!r} has no effect with data.{choice} = {chosen}; expected: "
                         f"data.{choice} = {' or '.join(takers)}, or the default, {item.default!r}"
                     )
         if self.source == "scenes" and self.train not in ("", *SCENES_TO_TRAIN_ON):
             raise ValueError(
-                f"data.train = {self.train!r} with data.source = scenes; accepted: {', '.join(SCENES_TO_TRAIN_ON)}"
+                f"data.train = {self.train!r} with data.source = scenes; expected one of: "
+                f"{', '.join(SCENES_TO_TRAIN_ON)}"
             )
         if self.train == "train_referring" and (self.caption_noise or self.ambiguity):
-            raise ValueError("data.caption_noise and data.ambiguity; accepted with data.train = train_referring: 0")
+            raise ValueError(
+                "data.caption_noise and data.ambiguity have no effect with data.train = train_referring; expected: 0"
+            )
         for number, part in enumerate(self.mixture, start=1):
             try:
                 part.as_data(self)
@@ -157,12 +160,12 @@ class DataConfig:
                 raise ValueError(f"data.mixture, set {number}: {error}") from None
         if self.gallery is not None and self.num_test > self.gallery and self.num_test % self.gallery:
             raise ValueError(
-                f"data.num_test = {self.num_test} makes no whole galleries of data.gallery = {self.gallery}; accepted: "
+                f"data.num_test = {self.num_test} makes no whole galleries of data.gallery = {self.gallery}; expected: "
                 "a multiple of it, or data.gallery=null to rank all together"
             )
         if self.crop_scale is not None and not 0.0 < self.crop_scale[0] <= self.crop_scale[1] <= 1.0:
             raise ValueError(
-                f"data.crop_scale = {list(self.crop_scale)}; accepted: smallest and largest share, in this order, both "
+                f"data.crop_scale = {list(self.crop_scale)}; expected: smallest and largest share, in this order, both "
                 "above 0 and at most 1"
             )
 
@@ -295,39 +298,39 @@ class ModelConfig:
         for name, tower in (("image", self.image), ("text", self.text)):
             if tower.width % tower.heads:
                 raise ValueError(
-                    f"model.{name}.heads = {tower.heads} does not divide model.{name}.width = {tower.width}; accepted: "
-                    f"{', '.join(str(heads) for heads in range(1, tower.width + 1) if tower.width % heads == 0)}"
+                    f"model.{name}.heads = {tower.heads} does not divide model.{name}.width = {tower.width}; expected "
+                    f"one of: {', '.join(str(n) for n in range(1, tower.width + 1) if tower.width % n == 0)}"
                 )
             if round(tower.width * tower.mlp_ratio) < 1:
                 raise ValueError(
                     f"model.{name}.mlp_ratio = {tower.mlp_ratio} of model.{name}.width = {tower.width} is no neuron; "
-                    f"accepted: at least {1 / tower.width:.2g}"
+                    f"expected: at least {1 / tower.width:.2g}"
                 )
             if tower.lock is not None and not (tower.init or self.init):
                 raise ValueError(
-                    f"model.{name}.lock = {tower.lock} without model.init and model.{name}.init would hold random "
-                    "weights; accepted: null, or weights to start from"
+                    f"model.{name}.lock = {tower.lock} without model.init and model.{name}.init would freeze random "
+                    "weights; expected: null, or weights to start from"
                 )
             if not tower.layers and not (tower.stem.name if name == "image" else tower.stem.weights):
                 raise ValueError(
-                    f"model.{name}.layers = 0 without a stem; accepted: at least 1, or model.{name}.stem"
+                    f"model.{name}.layers = 0 without a stem; expected: at least 1, or model.{name}.stem"
                     + (" as at scale photos" if name == "image" else "")
                 )
             if name == "image" and tower.layers and not tower.projection:
                 raise ValueError(
-                    f"model.image.projection = false with model.image.layers = {tower.layers}; accepted: "
+                    f"model.image.projection = false with model.image.layers = {tower.layers}; expected: "
                     "model.image.layers=0, or true"
                 )
             if isinstance(tower.lock, int) and tower.lock > tower.layers:
                 raise ValueError(
-                    f"model.{name}.lock = {tower.lock} is more than model.{name}.layers = {tower.layers}; accepted: "
+                    f"model.{name}.lock = {tower.lock} is more than model.{name}.layers = {tower.layers}; expected: "
                     f"all, or 0 to {tower.layers}"
                 )
         stem = self.image.stem
         if stem.name and stem.trainable and self.image.lock is not None:
             raise ValueError(
-                f"model.image.lock = {self.image.lock} holds the stem, which model.image.stem.trainable = true trains; "
-                "accepted: lock=null, or trainable=false"
+                f"model.image.lock = {self.image.lock} freezes the stem, but model.image.stem.trainable = true trains "
+                "it; expected: lock=null, or trainable=false"
             )
 
 
@@ -344,7 +347,7 @@ def located(config: Any) -> Any:
         return config
     folder = Path(model.weights).expanduser()
     if not folder.is_dir():
-        raise ConfigError(f"model.weights = {model.weights}: no such folder; accepted: one that holds weights by name")
+        raise ConfigError(f"model.weights = {model.weights}: no such folder; expected: one that holds weights by name")
 
     def at(key: str, name: str) -> str:
         path = folder / name.rpartition("/")[2]
@@ -353,7 +356,7 @@ def located(config: Any) -> Any:
         if name and not Path(name).expanduser().exists():
             raise ConfigError(
                 f"{key} = {name} is not in model.weights = {folder} (make: WEIGHTS), which holds "
-                f"{some(sorted(item.name for item in folder.iterdir()), 10) or 'nothing'}; accepted: {path}, another "
+                f"{some(sorted(item.name for item in folder.iterdir()), 10) or 'nothing'}; expected: {path}, another "
                 "path, or no model.weights, for the hub's"
             )
         return name
@@ -384,24 +387,24 @@ def check_patches(data: DataConfig, model: ModelConfig) -> None:
     if data.image_size % model.patch_size:
         raise ValueError(
             f"data.image_size = {data.image_size} is not a multiple of model.patch_size = {model.patch_size}; "
-            f"accepted: {data.image_size // model.patch_size * model.patch_size or model.patch_size}, or another one"
+            f"expected: {data.image_size // model.patch_size * model.patch_size or model.patch_size}, or another one"
         )
     stem = model.image.stem
     crops = isinstance(stem.views, int)
     if model.image.has_cache and crops != (data.crop_scale is not None):
         raise ValueError(
-            f"model.image.stem.views = {stem.views} with data.crop_scale = {data.crop_scale}; accepted: "
+            f"model.image.stem.views = {stem.views} with data.crop_scale = {data.crop_scale}; expected: "
             "a crop_scale with a number of crops, no crop_scale with centre or mirror, or model.image.stem.cache_gb=0"
         )
     if model.image.has_cache and data.augmentation != "none":
         raise ValueError(
-            f"data.augmentation = {data.augmentation} with features of a stem that are kept; accepted: none, or "
+            f"data.augmentation = {data.augmentation} with cached features of a stem; expected: none, or "
             "model.image.stem.cache_gb=0"
         )
     patches = (data.image_size // model.patch_size) ** 2
     if round(patches * (1 - model.patch_dropout)) < 1:
         raise ValueError(
-            f"model.patch_dropout = {model.patch_dropout} leaves none of the {patches} patches of a picture; accepted: "
+            f"model.patch_dropout = {model.patch_dropout} leaves none of the {patches} patches of an image; expected: "
             f"at most {1 - 1 / patches:.3g}"
         )
 
@@ -431,10 +434,10 @@ class OptimConfig:
         if self.warmup_steps > self.steps:
             raise ValueError(
                 f"optim.warmup_steps = {self.warmup_steps} is more than optim.steps = {self.steps}: the learning rate "
-                f"would never reach its peak; accepted: at most {self.steps}"
+                f"would never reach its peak; expected: at most {self.steps}"
             )
         if self.loss_bf16_product and not self.loss_tile:
-            raise ValueError("optim.loss_bf16_product = true with optim.loss_tile = 0; accepted: tiles, as in 4096")
+            raise ValueError("optim.loss_bf16_product = true with optim.loss_tile = 0; expected: tiles, as in 4096")
 
     @property
     def tiles(self) -> dict[str, Any]:
@@ -478,7 +481,7 @@ class RunConfig:
     log_every: int = setting(10, at_least=1)  # steps
     diagnose_every: int = setting(10, at_least=0)  # steps between log lines that look at the embeddings, 0 = never
     evaluate_every: int = setting(0, at_least=0)  # steps between R@1 on the val set, zero-shot accuracy; 0 = never
-    save_every: int = setting(0, at_least=0)  # steps between checkpoints, 0 = only at the end or when asked to stop
+    save_every: int = setting(0, at_least=0)  # steps between checkpoints, 0 = only at the end and at a stop signal
     keep_checkpoints: int = setting(2, at_least=1)  # newest ones; with 1 there is none to go back to if it is damaged
     evaluation_batch_size: int = setting(256, at_least=1)  # per process
     # of the scores that a process holds when a test set is ranked; those of a larger set are computed part by part,

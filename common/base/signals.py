@@ -34,14 +34,14 @@ class Stopped(Exception):
     @classmethod
     def at(cls, step: int, steps: int, folder: Path) -> "Stopped":
         """After so many of all updates; the folder is the run's."""
-        return cls(f"asked to stop: {what_is_saved(step, steps, folder)}")
+        return cls(f"received a stop signal: {what_is_saved(step, steps, folder)}")
 
 
 def what_is_saved(step: int, steps: int, folder: Path) -> str:
     """The end of a message on a run that ends; arguments as in `Stopped.at`."""
     if not step:
-        return f"nothing is saved in {folder}; the same command starts anew"
-    return f"saved at step {step} of {steps} in {folder}; the same command goes on from there (train.py: add --resume)"
+        return f"nothing is saved in {folder}; the same command starts from the beginning"
+    return f"saved at step {step} of {steps} in {folder}; the same command resumes from there (train.py: add --resume)"
 
 
 class StopRequest:
@@ -61,7 +61,7 @@ class StopRequest:
         if number == signal.SIGINT and self._interrupted is None:
             self._interrupted = time.monotonic()
             if is_main_process():
-                _tell("\nasked to stop: this step is finished and saved first; Ctrl-C again ends at once\n")
+                _tell("\nreceived a stop signal: this step is finished and saved first; Ctrl-C again ends at once\n")
         elif number in (signal.SIGINT, signal.SIGTERM) and self._interrupted is not None:
             if time.monotonic() - self._interrupted > _AGAIN:
                 raise KeyboardInterrupt

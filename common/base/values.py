@@ -52,7 +52,7 @@ def flat(config_class: type, content: Any, where: str, prefix: str = "") -> Iter
     if not isinstance(content, dict):
         place = f"{where}: {prefix}".rstrip(":. ")
         raise ConfigError(
-            f"{place} is a section, got {content!r}; accepted: keys and values, as in {{{', '.join(hints)}}}"
+            f"{place} is a section, got {content!r}; expected: keys and values, as in {{{', '.join(hints)}}}"
         )
     for key, value in content.items():
         name, _, rest = str(key).partition(".")
@@ -98,8 +98,9 @@ def _checked_value(setting: Setting, key: str, value: Any, where: str) -> Any:
         problems = error.errors()  # of a union, one for each of its types
         place = "".join(f"[{index}]" for index in problems[0]["loc"] if isinstance(index, int))
         texts = [_EXPECTED.get(item["type"], item["msg"]).format(**item.get("ctx", {})) for item in problems]
-        expected = ", ".join(dict.fromkeys(texts)).replace("' or '", ", ").replace("'", "")
-        raise ConfigError(f"{where}: {key}{place} = {problems[0]['input']!r}; accepted: {expected}") from None
+        choices = ", ".join(dict.fromkeys(texts)).replace("' or '", ", ").replace("'", "")
+        expected = f"expected one of: {choices}" if ", " in choices else f"expected: {choices}"
+        raise ConfigError(f"{where}: {key}{place} = {problems[0]['input']!r}; {expected}") from None
 
 
 @functools.cache

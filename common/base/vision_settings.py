@@ -27,7 +27,7 @@ class VisionDataConfig:
 
     def __post_init__(self) -> None:
         if self.source != "scenes" and not self.root:
-            raise ValueError(f"data.source = {self.source} needs data.root, the folder of the pictures (DATA=...)")
+            raise ValueError(f"data.source = {self.source} needs data.root, the folder of the images (DATA=...)")
 
 
 @dataclass(frozen=True)

@@ -68,17 +68,17 @@ def read_vqa(path: str | Path, answers: str | Path | None = None) -> Annotations
     content = _content(path)
     if isinstance(content, dict) and isinstance(content.get("questions"), list):
         if answers is None:
-            raise ValueError(f"{path} holds questions alone; accepted: with the file of their annotations")
+            raise ValueError(f"{path} holds only questions; expected: also the file of their annotations")
         answers = Path(answers).expanduser()
         annotated = _content(answers)
         if not isinstance(annotated, dict) or not isinstance(annotated.get("annotations"), list):
-            raise ValueError(f"{answers}: accepted: an object with a list 'annotations', VQA v2's own file")
+            raise ValueError(f"{answers}: expected an object with a list 'annotations', VQA v2's own file")
         subset = content.get("data_subtype", annotated.get("data_subtype"))
         folder = f"COCO_{subset}_" if isinstance(subset, str) and not subset.endswith("2017") else ""
         rows = _joined(content["questions"], annotated["annotations"])
         return _checked(path, rows, lambda row: _vqa(row, folder))
     if answers is not None:
-        raise ValueError(f"{path} holds no list 'questions', which {answers} could answer; accepted: VQA v2's own file")
+        raise ValueError(f"{path} holds no list 'questions', which {answers} could answer; expected: VQA v2's own file")
     return _checked(path, _listed(path, content), _vqa)
 
 
@@ -131,7 +131,7 @@ def read_sugarcrepe(path: str | Path) -> Annotations:
     path = Path(path).expanduser()
     content = _content(path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}; accepted: an object of rows or of groups of rows")
+        raise ValueError(f"{path} holds a {type(content).__name__}; expected: an object of rows or of groups of rows")
     of_rows = any(isinstance(row, dict) and "filename" in row for row in content.values())
     groups = {"": content} if of_rows else content
     listed = (
@@ -163,10 +163,10 @@ def read_answer_list(path: str | Path) -> list[str]:
     path = Path(path).expanduser()
     content = _content(path)
     if not isinstance(content, list) or not content or not all(isinstance(answer, str) for answer in content):
-        raise ValueError(f"{path}: accepted: a JSON list of answers, strings, at least one")
+        raise ValueError(f"{path}: expected a JSON list of answers, strings, at least one")
     twice = [answer for answer, times in Counter(content).items() if times > 1]
     if twice:
-        raise ValueError(f"{path}: {some([*map(repr, twice)], 3)} stand in it twice; accepted: each answer once")
+        raise ValueError(f"{path}: {some([*map(repr, twice)], 3)} occur twice; expected: each answer once")
     return content
 
 
@@ -188,7 +188,7 @@ def check_answer_list(answer_lists: Iterable[Sequence[str]], answers: Sequence[s
     if outside == len(all_answers):
         raise ValueError(
             f"{name}: none of its {len(answers)} answers ({some([*map(repr, answers)], 3)}) answers one of the "
-            f"{len(answer_lists)} questions to train on ({some([*map(repr, all_answers)], 3)}); accepted: a list with "
+            f"{len(answer_lists)} questions to train on ({some([*map(repr, all_answers)], 3)}); expected: a list with "
             "some of them"
         )
     without = sum(known.isdisjoint(group) for group in answer_lists)
@@ -239,7 +239,7 @@ class AnnotatedPictures:
                 self.broken_at_open.append(missing_picture(missing[0], sizes[missing[0]]))
             else:
                 kept.append(row)
-        check_opened(f"{path}: no annotated picture", len(kept), self.broken_at_open, max_broken_share)
+        check_opened(f"{path}: no annotated image", len(kept), self.broken_at_open, max_broken_share)
         self._rows = packed(json.dumps(row, ensure_ascii=False) for row in kept)
         self._sizes = [sizes[self.images / path] for row in kept for path in row.pictures]
 
@@ -302,7 +302,7 @@ def _content(path: Path) -> Any:
     """What a file of JSON holds; of JSON lines a list, with a line that cannot be read as its text."""
     if path.suffix in _PICKLE or (path.is_file() and path.open("rb").read(1) == b"\x80"):
         raise ValueError(
-            f"{path} is a pickle, which can run any program when it is loaded, so it is not; accepted: JSON rows "
+            f"{path} is a pickle, which can run any program when it is loaded, so it is not; expected: JSON rows "
             "{image, sentence, box, proposals}. docs/annotations.md says how to make them of REFER's file"
         )
     if not path.is_file():
@@ -323,7 +323,7 @@ def _of_line(line: str) -> Any:
 
 def _listed(path: Path, content: Any) -> Raw:
     if not isinstance(content, list):
-        raise ValueError(f"{path} holds a {type(content).__name__}; accepted: a list of rows, or one row on each line")
+        raise ValueError(f"{path} holds a {type(content).__name__}; expected: a list of rows, or one row on each line")
     return ((f"row {number}", row) for number, row in enumerate(content, 1))
 
 
@@ -359,10 +359,10 @@ def _vqa(row: dict[str, Any], prefix: str = "") -> Annotation:
     question, answers = _text(row, "question"), row.get("answers", row.get("answer"))
     answers = [answers] if isinstance(answers, str) else answers
     if not isinstance(answers, list) or not answers:
-        raise Unusable(f"missing answers: answers = {str(answers)[:60]}; accepted: a list of at least one")
+        raise Unusable(f"missing answers: answers = {str(answers)[:60]}; expected: a list of at least one")
     answers = [answer.get("answer") if isinstance(answer, dict) else answer for answer in answers]
     if not all(isinstance(answer, str) for answer in answers):
-        raise Unusable(f"answer is no text: answers = {str(answers)[:60]}; accepted: strings")
+        raise Unusable(f"answer is no text: answers = {str(answers)[:60]}; expected: strings")
     answers = [id_text(answer, "answer") for answer in answers]
     path = row["image"] if "image" in row else f"{prefix}{_number(row, 'image_id'):012}.jpg"
     item = {"question": question, "answers": answers, "answer": Counter(answers).most_common(1)[0][0]}
@@ -386,20 +386,20 @@ def _nlvr2(row: dict[str, Any]) -> Annotation:
         parts = identifier.split("-")
         if len(parts) != 4:
             raise Unusable(
-                f"identifier of another form: identifier = {identifier!r}; accepted: split-set-pair-sentence"
+                f"identifier of another form: identifier = {identifier!r}; expected: split-set-pair-sentence"
             )
     if paths is None:
         folder = f"{id_text(row['directory'], 'directory')}/" if "directory" in row else ""  # of the training pictures
         paths = [f"{folder}{'-'.join(parts[:3])}-img{side}.png" for side in range(2)]
     if not isinstance(paths, list) or len(paths) != 2:
-        raise Unusable(f"not two pictures: images = {str(paths)[:80]}; accepted: [left, right]")
+        raise Unusable(f"not two images: images = {str(paths)[:80]}; expected: [left, right]")
     return _annotation(paths, item, identifier)
 
 
 def _refcoco(row: dict[str, Any]) -> Annotation:
     boxes = row.get("proposals")
     if not isinstance(boxes, list) or not boxes:
-        raise Unusable(f"no proposals: proposals = {str(boxes)[:60]}; accepted: a list of at least one box")
+        raise Unusable(f"no proposals: proposals = {str(boxes)[:60]}; expected: a list of at least one box")
     item = {"text": _text(row, "sentence", "text"), "box": _box("box", row.get("box"))}
     item["proposals"] = [_box(f"proposals[{number}]", box) for number, box in enumerate(boxes)]
     return _annotation([row.get("image")], item, row.get("image_id"))
@@ -420,9 +420,9 @@ def _text(row: dict[str, Any], *keys: str) -> str:
     """The text of the first of these keys that the row has."""
     key = next((key for key in keys if key in row), None)
     if key is None:
-        raise Unusable(f"missing {keys[0]}: keys {some([*map(str, row)], 6)}; accepted: {' or '.join(keys)}")
+        raise Unusable(f"missing {keys[0]}: keys {some([*map(str, row)], 6)}; expected: {' or '.join(keys)}")
     if not isinstance(row[key], str) or not row[key].strip():
-        raise Unusable(f"{keys[0]} is no text: {key} = {str(row[key])[:60]!r}; accepted: a string with a visible sign")
+        raise Unusable(f"{keys[0]} is no text: {key} = {str(row[key])[:60]!r}; expected: a string with a visible sign")
     return id_text(row[key], key)
 
 
@@ -431,27 +431,25 @@ def _choice(row: dict[str, Any], labels: Sequence[str], *keys: str) -> int:
     key = next((key for key in keys if key in row), keys[0])
     small = [label.lower() for label in labels]
     if str(row.get(key)).lower() not in small:
-        raise Unusable(f"unknown label: {key} = {row.get(key)!r}; accepted: {', '.join(labels)}")
+        raise Unusable(f"unknown label: {key} = {row.get(key)!r}; expected one of: {', '.join(labels)}")
     return small.index(str(row[key]).lower())
 
 
 def _number(row: dict[str, Any], key: str) -> int:
     if not re.fullmatch("[0-9]{1,12}", str(row.get(key))):
-        raise Unusable(
-            f"missing picture: {key} = {row.get(key)!r}; accepted: COCO's number of it, or its path as image"
-        )
+        raise Unusable(f"missing image: {key} = {row.get(key)!r}; expected: COCO's number of it, or its path as image")
     return int(row[key])
 
 
 def _box(key: str, box: Any) -> list[float]:
     if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
-        raise Unusable(f"not a box: {key} = {str(box)[:60]}; accepted: [x, y, width, height] in pixels")
+        raise Unusable(f"not a box: {key} = {str(box)[:60]}; expected: [x, y, width, height] in pixels")
     if min(box[2:]) <= 0:
-        raise Unusable(f"box without area: {key} = {box}; accepted: width and height above 0")
+        raise Unusable(f"box without area: {key} = {box}; expected: width and height above 0")
     if max(map(abs, box)) <= 1:
         raise Unusable(
-            f"box in fractions of the picture: {key} = {box}; expected [x, y, width, height] in pixels: multiply x and "
-            "width by the picture's width, y and height by its height"
+            f"box in fractions of the image: {key} = {box}; expected [x, y, width, height] in pixels: multiply x and "
+            "width by the image's width, y and height by its height"
         )
     return box
 
@@ -466,6 +464,6 @@ def _check_inside(key: str, boxes: Sequence[Sequence[float]], picture: Image.Ima
         x, y, width, height = box
         if min(x, y) < -_RIM or x + width > picture.width + _RIM or y + height > picture.height + _RIM:
             raise Unusable(
-                f"box outside the picture: {key} = {box}, which has {picture.width} x {picture.height} pixels; "
-                "accepted: boxes in pixels of the picture as it is"
+                f"box outside the image: {key} = {box}, which has {picture.width} x {picture.height} pixels; "
+                "expected: boxes in pixels of the image as it is"
             )

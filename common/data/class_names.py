@@ -78,7 +78,7 @@ def read_templates(source: str | Path, dataset: str = "", subset: Literal["all",
             lacks one of the seven.
     """
     if subset not in ("all", "simple"):
-        raise ValueError(f"subset = {subset!r}; accepted: all, simple")
+        raise ValueError(f"subset = {subset!r}; expected one of: all, simple")
     if str(source) == OPEN_CLIP:
         texts, where = [template("{}") for template in _open_clip("OPENAI_IMAGENET_TEMPLATES")], "open_clip's ImageNet"
     else:
@@ -189,7 +189,7 @@ def _read_list(path: Path, dataset: str, key: str) -> tuple[list[Any], str]:
                 raise ValueError(f"{where} has no {key!r}; it has: {', '.join(sorted(entries)) or 'nothing'}")
             entries = entries[key]
         if not isinstance(entries, list):
-            raise ValueError(f"{where}: {key} is of type {type(entries).__name__}; accepted: a list of strings")
+            raise ValueError(f"{where}: {key} is of type {type(entries).__name__}; expected: a list of strings")
     if not any(entries):
         raise ValueError(f"{where} has no {key}")
     return entries, where
@@ -201,13 +201,13 @@ def _single_name(name: Any, where: str) -> str:
             warnings.warn(f"{where} has the names {name}; the first is used", stacklevel=3)
         name = name[0]
     if not isinstance(name, str):
-        raise ValueError(f"{where} is {name!r} of type {type(name).__name__}; accepted: a string")
+        raise ValueError(f"{where} is {name!r} of type {type(name).__name__}; expected: a string")
     return name.strip()
 
 
 def _checked_template(template: Any, where: str) -> str:
     if not isinstance(template, str):
-        raise ValueError(f"{where} is {template!r} of type {type(template).__name__}; accepted: a string")
+        raise ValueError(f"{where} is {template!r} of type {type(template).__name__}; expected: a string")
     text = template.strip().replace("{c}", "{}")
     if not text:
         raise ValueError(f"{where} is blank")
@@ -219,4 +219,4 @@ def _checked_template(template: Any, where: str) -> str:
 def _warn_of_repeats(entries: list[str], where: str) -> None:
     repeated = [f"{entry!r} ({times} times)" for entry, times in Counter(entries).items() if times > 1]
     if repeated:
-        warnings.warn(f"{where}: repeated and kept: {', '.join(repeated[:5])}", stacklevel=3)
+        warnings.warn(f"{where}: repeated names or templates: {', '.join(repeated[:5])}", stacklevel=3)

@@ -122,7 +122,7 @@ class ClipTokenizer(Tokenizer):
     @classmethod
     def _from_fields(cls, ftfy: Any, merges: Any, version: int) -> "ClipTokenizer":
         if not isinstance(ftfy, bool):
-            raise ValueError(f"ftfy is {ftfy!r}; accepted: true, false")
+            raise ValueError(f"ftfy is {ftfy!r}; expected one of: true, false")
         merges = unpack(merges)
         return cls(merges.split("\n") if merges else [], ftfy)
 

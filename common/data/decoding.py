@@ -30,15 +30,15 @@ def check_reading_options(role: str, decode_size: int | None) -> None:
         ValueError: gives the value and what is accepted.
     """
     if role not in ROLES:
-        raise ValueError(f"role is {role!r}; accepted: {', '.join(ROLES)}")
+        raise ValueError(f"role is {role!r}; expected one of: {', '.join(ROLES)}")
     if decode_size is not None and decode_size < 1:
-        raise ValueError(f"decode_size is {decode_size!r}; accepted: at least 1 pixel, or None")
+        raise ValueError(f"decode_size is {decode_size!r}; expected: at least 1 pixel, or None")
 
 
 def refuse_split(where: str | Path, split: str | None) -> None:
     """Raises: ValueError if a split is asked for; gives the place and the value."""
     if split is not None:
-        raise ValueError(f"{where} has no splits; split is {split!r}, accepted: none, the name without '#{split}'")
+        raise ValueError(f"{where} has no splits; split is {split!r}; expected: none, the name without '#{split}'")
 
 
 def decode_picture(
@@ -62,7 +62,7 @@ def decode_picture(
         width, height = image.size
         if width * height > MAX_PIXELS or max(width, height) > MAX_SIDE:
             size = f"{width} x {height} pixels, at most {MAX_PIXELS} in all and {MAX_SIDE} a side are decoded"
-            raise Unusable(f"picture is too large: {size}")
+            raise Unusable(f"image is too large: {size}")
         if decode_size is not None:
             image.draft("RGB", (decode_size, decode_size))  # only JPEG has it, others ignore it
         if image.mode == "F" or image.mode.startswith("I"):
@@ -73,9 +73,9 @@ def decode_picture(
     except UnidentifiedImageError:  # its own message names an object in memory, another one each time
         start = f"it starts with {content[:16]!r}" if content else "it has no bytes"
         accepted = f"{', '.join(formats[:-1])} or {formats[-1]}"
-        raise Unusable(f"picture cannot be decoded: no {accepted}, {start}") from None
+        raise Unusable(f"image cannot be decoded: no {accepted}, {start}") from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and others
-        raise Unusable(f"picture cannot be decoded: {type(error).__name__}, {error}") from None
+        raise Unusable(f"image cannot be decoded: {type(error).__name__}, {error}") from None
 
 
 def _upper_eight_bits(image: Image.Image) -> Image.Image:
@@ -86,7 +86,7 @@ def _upper_eight_bits(image: Image.Image) -> Image.Image:
     """
     is_tiff = image.format == "TIFF"
     if image.mode == "F" or (is_tiff and image.mode == "I"):  # elsewhere "I" has the range of 16 bits
-        raise Unusable("picture cannot be decoded: its pixels are signed, of 32 bits or floats; accepted: 1 to 16 bits")
+        raise Unusable("image cannot be decoded: its pixels are signed, of 32 bits or floats; expected: 1 to 16 bits")
     bits = image.tag_v2[_BITS_PER_SAMPLE][0] if is_tiff else 16
     return Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
 
@@ -101,7 +101,7 @@ def read_picture(path: Path, decode_size: int | None = None) -> Image.Image:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise Unusable(f"picture cannot be read: {error.strerror}") from None
+            raise Unusable(f"image cannot be read: {error.strerror}") from None
         return decode_picture(content, decode_size, FILE_FORMATS)
 
 

@@ -71,7 +71,7 @@ class FeatureCache:
             return Mixture(parts, pictures.weights), as_cached
         if getattr(pictures, "forward_only", False):
             raise ValueError(
-                f"{pictures.name} is a stream, whose features cannot be kept; accepted: data.stream_buffer=0, or "
+                f"{pictures.name} is a stream, whose features cannot be cached; expected: data.stream_buffer=0, or "
                 "model.image.stem.cache_gb=0"
             )
         views = self.views if training else (CENTRE,)
@@ -81,7 +81,7 @@ class FeatureCache:
             with locked(Path(f"{files[0]}.lock"), _WAY_ON):  # one computes, other processes and runs wait, however long
                 missing = [(file, view) for file, view in zip(files, views) if not file.is_file()]
                 if missing:
-                    what = f"features of {pictures.name}: {len(pictures)} pictures x {len(missing)} views"
+                    what = f"features of {pictures.name}: {len(pictures)} images x {len(missing)} views"
                     size = 2 * len(pictures) * len(missing) * int(np.prod(self.shape))
                     check_room(self.folder, what, size, self.max_bytes, "model.image.stem.cache_gb")
                 for file, view in missing:
@@ -113,7 +113,7 @@ class FeatureCache:
             stream.write(header)
             stream.truncate(len(header) + done["rows"] * row_bytes)
             stream.seek(0, 2)
-            bar_options = {"desc": f"features of {pictures.name}", "unit": "picture", "delay": 2}
+            bar_options = {"desc": f"features of {pictures.name}", "unit": "image", "delay": 2}
             with tqdm(total=len(pictures), initial=done["rows"], **bar_options) as bar, torch.no_grad():
                 for batch in loader:
                     broken = {place: error for place, error in enumerate(batch) if isinstance(error, BrokenSample)}

@@ -58,7 +58,7 @@ class HuggingFacePairs:
             self.reader.as_row(row, number) for number, row in enumerate(_rows_without_bytes(self._rows, self.reader))
         )
         entries, self.broken_at_open = pictures_of(rows, self.reader.source, self.reader.role, together="image_id")
-        empty = f"{self.reader.source}: no captioned picture in {self.name}"
+        empty = f"{self.reader.source}: no captioned image in {self.name}"
         num_good = len(self._rows) - len(self.broken_at_open)
         check_opened(empty, num_good, self.broken_at_open, max_broken_share)
         if len(entries) < len(self._rows):
@@ -256,8 +256,10 @@ def _column_names(rows: Any) -> list[str]:
 def _column(columns: list[str], name: str | None, usual: tuple[str, ...], key: str, where: str) -> str:
     column = name if name is not None else next((usual_name for usual_name in usual if usual_name in columns), None)
     if column not in columns:
-        what = "is unknown" if name is None else f"{name!r} is not there"
-        raise ValueError(f"{where}: column data.{key} {what}; accepted: {', '.join(columns) or 'it has no columns'}")
+        what = "is unknown" if name is None else f"{name!r} is missing"
+        raise ValueError(
+            f"{where}: column data.{key} {what}; expected one of: {', '.join(columns) or 'it has no columns'}"
+        )
     return column
 
 
@@ -272,14 +274,13 @@ def _check_types(rows: Any, reader: RowReader) -> None:
         _is_text(image) or pa.types.is_binary(image) or pa.types.is_large_binary(image) or fields >= {"bytes", "path"}
     ):
         raise ValueError(
-            f"{reader.source}: column {reader.image!r} is of type {image}; accepted for pictures: images, bytes, paths"
+            f"{reader.source}: column {reader.image!r} is of type {image}; expected one of: images, bytes, paths"
         )
     for name in reader.caption_columns:
         caption = schema.field(name).type
         if not _is_text(caption.value_type if _is_list(caption) else caption):
             raise ValueError(
-                f"{reader.source}: column {name!r} is of type {caption}; accepted for captions: strings, or lists of "
-                "strings"
+                f"{reader.source}: column {name!r} is of type {caption}; expected: strings, or lists of strings"
             )
 
 
@@ -295,7 +296,7 @@ def _picture_folder(place: list[Path], images: str | Path | None) -> Path:
     if images is not None:
         folder = Path(images).expanduser()
         if not folder.is_dir():
-            raise FileNotFoundError(f"{folder}: no such folder of pictures (data.images)")
+            raise FileNotFoundError(f"{folder}: no such folder of images (data.images)")
         return folder
     if not place:
         return Path()

@@ -49,7 +49,7 @@ def place_of(source: str, root: Path | None, key: str) -> list[Path]:
 
 def _existing(source: str, root: Path | None, key: str) -> list[Path]:
     if not source:
-        raise ValueError("the source of a Hugging Face data set is empty; accepted: a folder, files, or a hub name")
+        raise ValueError("the source of a Hugging Face data set is empty; expected: a folder, files, or a hub name")
     base = Path(expanded(source)) if root is None else Path(expanded(root), expanded(source))
     if base.exists() or base.is_symlink():
         check_opens(base, f"{key} = {source!r}", or_folder=True)
@@ -58,7 +58,7 @@ def _existing(source: str, root: Path | None, key: str) -> list[Path]:
     if kind in FILE_KINDS or any(sign in source for sign in "*?[{"):
         return expand_shards(source, root, key)
     if source.startswith((".", "~", "/")) or source.count("/") > 1:
-        raise FileNotFoundError(f"{base}: no such file or folder; accepted: one, or the name of a set on the hub")
+        raise FileNotFoundError(f"{base}: no such file or folder; expected: one, or the name of a set on the hub")
     return []
 
 
@@ -191,7 +191,7 @@ def _chosen_split(where: str, splits: list[str], split: str | None, role: str) -
     chosen = next((name for name in names if name in splits), None)
     if chosen is None:
         raise ValueError(
-            f"{where} has no split {' or '.join(map(repr, names))}; accepted: {', '.join(splits) or 'it has none'} "
-            "(written as source#split)"
+            f"{where} has no split {' or '.join(map(repr, names))}; expected one of: "
+            f"{', '.join(splits) or 'it has none'} (written as source#split)"
         )
     return chosen

@@ -87,7 +87,7 @@ def open_karpathy(
         keys = ", ".join(content)[:200] if isinstance(content, dict) else ""
         kind = f"an object with the keys {keys}" if keys else f"of type {type(content).__name__}"
         raise ValueError(
-            f"{annotations}: the top level is {kind}; accepted: an object with a list 'images' (Karpathy splits, "
+            f"{annotations}: the top level is {kind}; expected: an object with a list 'images' (Karpathy splits, "
             "COCO captions), or a list of objects with 'image' and 'caption'"
         )
     entries, broken = pictures_of(rows, annotations, role, together)
@@ -134,8 +134,8 @@ def _set_name(annotations: Path, content: dict[str, Any], splits: list[str]) -> 
         if len(sentences) != usual_pictures or (usual_captions and captions != usual_captions):
             text = f" and {usual_captions:,} captions" if usual_captions else ""
             warnings.warn(
-                f"{annotations}: split {part} of {known} has {len(sentences):,} pictures and {captions:,} captions; "
-                f"usual are {usual_pictures:,} pictures{text}",
+                f"{annotations}: split {part} of {known} has {len(sentences):,} images and {captions:,} captions; "
+                f"usual are {usual_pictures:,} images{text}",
                 stacklevel=3,
             )
     return f"{known or annotations.name.partition('.')[0]}-{splits[0]}"
@@ -150,8 +150,10 @@ def _chosen_split(annotations: Path, images: list[Any], split: str | None, role:
             split = "train+restval"
     missing = [name for name in split.split("+") if name not in counts]
     if missing:
-        has = ", ".join(f"{name} ({count:,} pictures)" for name, count in counts.items())
-        raise ValueError(f"{annotations} has no split {missing[0]!r}; accepted: {has or 'it has none'}, joined by +")
+        has = ", ".join(f"{name} ({count:,} images)" for name, count in counts.items())
+        raise ValueError(
+            f"{annotations} has no split {missing[0]!r}; expected one of: {has or 'it has none'}, joined by +"
+        )
     return split
 
 
@@ -172,7 +174,7 @@ def _coco_rows(content: dict[str, Any]) -> Iterator[Row]:
         ids = _known_ids([caption_id for _, caption_id in texts])
         yield Row(place, image.get("file_name"), [text for text, _ in texts], image["id"], ids)
     for image_id in captions:
-        yield Row(f"annotations of image {image_id}", fault="missing picture: no such image")
+        yield Row(f"annotations of image {image_id}", fault="missing image: no such image")
 
 
 def _list_row(number: int, row: Any) -> Row:

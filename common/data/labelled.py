@@ -106,7 +106,7 @@ class LabelledPictures:
         return digest.hexdigest()
 
     def __repr__(self) -> str:
-        return f"LabelledPictures({self.name!r}, {len(self)} pictures, {len(self.class_names)} classes)"
+        return f"LabelledPictures({self.name!r}, {len(self)} images, {len(self.class_names)} classes)"
 
 
 class _Torchvision:
@@ -135,8 +135,8 @@ class _Torchvision:
         try:
             return {"image": self.parts[number][place][0].convert("RGB"), "image_id": str(row)}
         except Exception as error:  # of Pillow's decoders, of the file system, of h5py
-            reason = f"picture cannot be decoded: {type(error).__name__}, {error}"
-            raise BrokenSample(self.parts[number].root, f"picture {place}", reason) from None
+            reason = f"image cannot be decoded: {type(error).__name__}, {error}"
+            raise BrokenSample(self.parts[number].root, f"image {place}", reason) from None
 
     def feed(self, update: Callable[[bytes], Any]) -> None:
         update(self.labels.tobytes())
@@ -185,7 +185,7 @@ def open_image_folder(
         hint = "; give folders (the folder of each class) to restrict the classes" if subset is not None else ""
         raise ValueError(
             f"{root}: {len(class_names)} class names for {len(folders)} class folders ({', '.join(folders[:3])} ...); "
-            f"accepted: one per folder, in their order{hint}"
+            f"expected: one per folder, in their order{hint}"
         )
     _check_classes(str(root), class_names, templates)
     class_names = in_label_order(folders, class_names, str(root)) if is_sorted else class_names
@@ -212,7 +212,7 @@ def open_image_folder(
                 continue
             size = path.stat().st_size if path.is_file() else None
             if path.suffix.lower() not in PICTURE_EXTENSIONS:
-                broken.append(BrokenSample(path, "", f"no picture: unknown extension {path.suffix or '(none)'}"))
+                broken.append(BrokenSample(path, "", f"no image: unknown extension {path.suffix or '(none)'}"))
             elif not size:
                 broken.append(missing_picture(path, size))
             else:
@@ -220,8 +220,8 @@ def open_image_folder(
                 labels.append(str(label))
                 spans.append((0, size))
         if len(paths) == before:
-            broken.append(BrokenSample(root / folder, "", "class without pictures: its accuracy is not defined"))
-    check_opened(f"{root}: no picture in {len(label_of)} class folders", len(paths), broken, max_broken_share)
+            broken.append(BrokenSample(root / folder, "", "class without images: its accuracy is not defined"))
+    check_opened(f"{root}: no image in {len(label_of)} class folders", len(paths), broken, max_broken_share)
     names, name = [class_names[index] for index in kept], name or root.name
     pictures = Pictures(name, table_of({"name": paths, "image": spans, "label": labels}), root, broken)
     return LabelledPictures(name, pictures, names, templates, broken)
@@ -236,10 +236,10 @@ def class_folders(root: str | Path) -> list[str]:
     """
     root = Path(root).expanduser()
     if not root.is_dir():
-        raise FileNotFoundError(f"{root}: no such folder; accepted: a folder with one folder of pictures per class")
+        raise FileNotFoundError(f"{root}: no such folder; expected: a folder with one folder of images per class")
     names = _visible_folders(root)
     if not names:
-        raise ValueError(f"{root} has no folders; accepted: one folder of pictures per class")
+        raise ValueError(f"{root} has no folders; expected: one folder of images per class")
     return names
 
 
@@ -328,11 +328,11 @@ def open_torchvision(
         UserWarning: if the evaluated part has not the usual size.
     """
     if dataset not in TORCHVISION_SETS:
-        raise ValueError(f"data set {dataset!r} is unknown; accepted: {', '.join(TORCHVISION_SETS)}")
+        raise ValueError(f"data set {dataset!r} is unknown; expected one of: {', '.join(TORCHVISION_SETS)}")
     spec, root = TORCHVISION_SETS[dataset], Path(root).expanduser()
     part = next(iter(spec.parts)) if part is None else part
     if part not in spec.parts:
-        raise ValueError(f"{dataset} has no part {part!r}; accepted: {', '.join(spec.parts)}")
+        raise ValueError(f"{dataset} has no part {part!r}; expected one of: {', '.join(spec.parts)}")
     if len(class_names) != spec.num_classes:
         raise ValueError(f"{dataset} has {spec.num_classes} classes; got {len(class_names)} class names")
     _check_classes(dataset, class_names, templates)
@@ -351,7 +351,7 @@ def open_torchvision(
         raise ValueError(f"{dataset}: labels reach from {low} to {high}; there are {len(class_names)} class names")
     if part != "train" and len(source) != spec.num_test:
         warnings.warn(
-            f"{dataset}: {len(source):,} pictures in {root}; usual are {spec.num_test:,} ({part})", stacklevel=2
+            f"{dataset}: {len(source):,} images in {root}; usual are {spec.num_test:,} ({part})", stacklevel=2
         )
     known = next((getattr(parts[0], key) for key in ("classes", "categories") if hasattr(parts[0], key)), [])
     if len(known) == len(class_names):
@@ -386,12 +386,12 @@ def open_webdataset(
     count_file = folder / part / "nshards.txt"
     if not count_file.is_file():
         raise FileNotFoundError(
-            f"{count_file}: no such file; accepted: a task folder with {CLASS_NAMES_FILE}, {TEMPLATES_FILE}, "
+            f"{count_file}: no such file; expected: a task folder with {CLASS_NAMES_FILE}, {TEMPLATES_FILE}, "
             f"{part}/nshards.txt and {part}/0.tar ..."
         )
     text = count_file.read_text(encoding="utf-8", errors="replace").strip()
     if not re.fullmatch("[1-9][0-9]{0,6}", text):
-        raise ValueError(f"{count_file} holds {text[:40]!r}; accepted: the number of shards")
+        raise ValueError(f"{count_file} holds {text[:40]!r}; expected: the number of shards")
     shards = open_shards(
         [str(folder / part / f"{number}.tar") for number in range(int(text))],
         role="test",
@@ -453,7 +453,7 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
         sets[name] = opened
     if not sets:
         raise ValueError(
-            f"{root} has no labelled set (data.labelled); accepted: folders that hold {CLASS_NAMES_FILE} and "
+            f"{root} has no labelled set (data.labelled); expected: folders that hold {CLASS_NAMES_FILE} and "
             f"{TEMPLATES_FILE}; it has: {', '.join(other[:5]) or 'no folder'}"
         )
     if other:
@@ -476,7 +476,7 @@ def _folder_of_classes(folder: Path, num_classes: int) -> Path:
         if names:
             counts.append(f"{place.name} has {len(names)} ({', '.join(names[:3])}{' ...' if len(names) > 3 else ''})")
     raise ValueError(
-        f"{folder}: {num_classes} class names in {CLASS_NAMES_FILE}; accepted: as many folders of pictures, one per "
+        f"{folder}: {num_classes} class names in {CLASS_NAMES_FILE}; expected: as many folders of images, one per "
         f"class in the order of the names, in test, in val, or, without these and train, in {folder.name} itself, or "
         f"tar shards with test/nshards.txt; {'; '.join(counts) or 'there is no folder'}"
     )
@@ -498,10 +498,10 @@ def _visible_folders(root: Path, key: str = "folder of a class") -> list[str]:
 def _check_classes(where: str, class_names: Sequence[str], templates: Sequence[str]) -> None:
     for kind, values in (("class_names", class_names), ("templates", templates)):
         if isinstance(values, str) or not values or not all(isinstance(value, str) for value in values):
-            raise ValueError(f"{where}: {kind} is {str(values)[:60]!r}; accepted: a list of strings")
+            raise ValueError(f"{where}: {kind} is {str(values)[:60]!r}; expected: a list of strings")
     wrong = next((template for template in templates if template.count("{}") != 1), None)
     if wrong is not None:
-        raise ValueError(f"{where}: template {wrong!r}; accepted: texts with one {{}} for the class name")
+        raise ValueError(f"{where}: template {wrong!r}; expected: texts with one {{}} for the class name")
 
 
 def _class_index(root: Path, item: int | str, folders: list[str]) -> int:
@@ -510,14 +510,14 @@ def _class_index(root: Path, item: int | str, folders: list[str]) -> int:
     if isinstance(item, int) and 0 <= item < len(folders):
         return item
     raise ValueError(
-        f"{root}: subset names {item!r}; accepted: indices below {len(folders)}, or names of class folders"
+        f"{root}: subset names {item!r}; expected: indices below {len(folders)}, or names of class folders"
     )
 
 
 def _not_there(dataset: str, spec: TorchvisionSpec, root: Path, reason: str) -> FileNotFoundError:
     return FileNotFoundError(
         f"{dataset}: torchvision's {spec.kind} is not in {root}: {reason}. Download {spec.source} and unpack it so "
-        f"that {root / spec.folder} is there (nothing is downloaded unless download=True)"
+        f"that {root / spec.folder} exists (nothing is downloaded unless download=True)"
     )
 
 

@@ -208,7 +208,7 @@ def _next(iterator: Any, label: str, timeout: float) -> Any:
             if not text.startswith("DataLoader timed out"):
                 raise NoBatch(f"{label} has lost a process: {_ends(iterator._workers) or text}") from error
         if is_stop_requested():
-            raise NoBatch(f"asked to stop, while {label} had no batch ready", is_stop=True)
+            raise NoBatch(f"received a stop signal while {label} had no batch ready", is_stop=True)
         if time.monotonic() - start > timeout:
             raise NoBatch(
                 f"{label} has given no batch for {timeout:g} seconds, run.data_timeout (does its disk or network stand "

@@ -65,7 +65,7 @@ class SampleOrder:
         if global_batch_size > num_samples:
             raise ValueError(
                 f"optim.global_batch_size = {global_batch_size} is larger than the training set of {num_samples} "
-                f"samples; accepted: at most {num_samples}"
+                f"samples; expected: at most {num_samples}"
             )
         self.num_samples, self.seed, self.forward_only = num_samples, seed, forward_only
         self.global_batch_size = global_batch_size
@@ -99,7 +99,7 @@ def shares_of(weights: Sequence[float]) -> list[float]:
     """
     parts = np.asarray(weights, dtype=np.float64)
     if not len(parts) or not (np.isfinite(parts) & (parts > 0)).all() or len(parts) > MIXING_CYCLE:
-        raise ValueError(f"weights of a mixture are {list(weights)}; accepted: 1 to {MIXING_CYCLE} numbers above 0")
+        raise ValueError(f"weights of a mixture are {list(weights)}; expected: 1 to {MIXING_CYCLE} numbers above 0")
     counts = np.maximum(1, np.rint(MIXING_CYCLE * parts / parts.sum()))
     counts[counts.argmax()] += MIXING_CYCLE - counts.sum()
     return (counts / MIXING_CYCLE).tolist()
@@ -177,7 +177,7 @@ class BatchPositions:
         if order.global_batch_size % num_processes:
             raise ValueError(
                 f"optim.global_batch_size = {order.global_batch_size} cannot be dealt out evenly to {num_processes} "
-                f"processes; accepted: multiples of {num_processes}"
+                f"processes; expected: multiples of {num_processes}"
             )
         self.order, self.steps = order, range(start_step, stop_step)
         self.share = order.global_batch_size // num_processes

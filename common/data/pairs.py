@@ -180,7 +180,7 @@ def _not_the_training_set(opened: Pairs, data: DataConfig, role: str) -> Pairs:
     if opened.fingerprint == _open_photographs(replace(data, stream_buffer=0), "train").fingerprint:
         raise ValueError(
             f"data.{role} is empty and data.train = {data.train!r} has no split for it: it would be the training set "
-            f"itself; accepted: {CAPTION_FILES[data.source]}"
+            f"itself; expected: {CAPTION_FILES[data.source]}"
         )
     return opened
 
@@ -211,7 +211,7 @@ def _name_and_split(data: DataConfig, role: str, root: Path) -> tuple[str, str |
     if not text and data.source != "tsv":
         text = data.train if (root / data.train).exists() else data.train.partition("#")[0]
     if not text:
-        raise ValueError(f"data.source = {data.source} needs data.{role}; accepted: {CAPTION_FILES[data.source]}")
+        raise ValueError(f"data.source = {data.source} needs data.{role}; expected: {CAPTION_FILES[data.source]}")
     name, sign, split = text.partition("#")
     if not sign or (root / text).exists():  # a name may have the sign, too
         return text, None

@@ -57,7 +57,7 @@ def pictures_in_files(
     if any(entry.caption_ids is not None for entry in kept):
         columns["caption_ids"] = [entry.caption_ids or [None] * len(entry.captions) for entry in kept]
     pictures = Pictures(name, table_of(columns), folder, broken, role=role, decode_size=decode_size)
-    check_opened(f"{annotations}: no captioned picture in {name}", len(kept), broken, max_broken_share)
+    check_opened(f"{annotations}: no captioned image in {name}", len(kept), broken, max_broken_share)
     return pictures
 
 
@@ -80,7 +80,7 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
     if images is not None:
         folder = Path(images).expanduser()
         if not folder.is_dir():
-            raise FileNotFoundError(f"{folder}: no such folder of pictures (data.images) for {annotations}")
+            raise FileNotFoundError(f"{folder}: no such folder of images (data.images) for {annotations}")
         return folder
     probed = [path for path in paths if not Path(path).is_absolute()][:_PROBED]
     if not probed:
@@ -99,9 +99,9 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
         return next(iter(places_of.values()))
     if places_of:
         several = " and ".join(str(place) for place in list(places_of.values())[:2])
-        raise ValueError(f"{annotations}: its pictures lie in {several}; set data.images to the folder that is meant")
+        raise ValueError(f"{annotations}: its images lie in {several}; set data.images to the folder that is meant")
     raise FileNotFoundError(
-        f"{annotations}: no folder has its pictures, such as {probed[0]!r}; looked in {some([*map(str, places)], 8)}; "
+        f"{annotations}: no folder has its images, such as {probed[0]!r}; looked in {some([*map(str, places)], 8)}; "
         "set data.images to their folder"
     )
 
@@ -119,7 +119,7 @@ def sizes_of_files(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
 def missing_picture(path: Path, size: int | None) -> BrokenSample:
     """What is wrong with a file of no bytes, or none at all."""
     absent = "a link that leads nowhere" if path.is_symlink() else "no such file"
-    fault = f"missing picture: {absent}" if size is None else "picture cannot be decoded: it has no bytes"
+    fault = f"missing image: {absent}" if size is None else "image cannot be decoded: it has no bytes"
     return BrokenSample(path, "", fault)
 
 

@@ -298,7 +298,7 @@ class Pictures:
             try:
                 return self.path(row).read_bytes() if member == "image" else None
             except OSError as error:
-                raise Unusable(f"picture cannot be read: {error.strerror}") from None
+                raise Unusable(f"image cannot be read: {error.strerror}") from None
         span = self._value(member, row)
         if span is None:
             return None

@@ -104,7 +104,7 @@ def _checked(row: Row, number: int, allow_empty: bool) -> Entry:
 def _add(place: str, entry: Entry, more: Entry) -> None:
     """Puts the captions of another row of the same picture behind those that it has."""
     if more.image_id != entry.image_id:
-        raise Unusable(f"image_id differs: {more.image_id!r}, the same picture has {entry.image_id!r} at {place}")
+        raise Unusable(f"image_id differs: {more.image_id!r}, the same image has {entry.image_id!r} at {place}")
     both = entry.caption_ids is not None and more.caption_ids is not None
     entry.caption_ids = entry.caption_ids + more.caption_ids if both else None
     entry.captions += more.captions
@@ -134,14 +134,14 @@ def picture_path(text: Any) -> str:
         Unusable: if it is no path of a file.
     """
     if not isinstance(text, str) or not text:
-        raise Unusable(f"missing picture: its path is {text!r}")
+        raise Unusable(f"missing image: its path is {text!r}")
     path = posixpath.normpath(text)
     try:
         longest = max(map(len, os.fsencode(path).split(b"/")))
     except UnicodeEncodeError:
-        raise Unusable(f"path of the picture has half a surrogate pair: {text!r}") from None
+        raise Unusable(f"path of the image has half a surrogate pair: {text!r}") from None
     if "\0" in path or longest > _MAX_NAME or len(path) > _MAX_PATH:
-        raise Unusable(f"missing picture: no file has the path {text[:60]!r}")
+        raise Unusable(f"missing image: no file has the path {text[:60]!r}")
     return path
 
 
@@ -180,7 +180,7 @@ class RowReader:
             if isinstance(content, bytes):
                 return decode_picture(content, self.decode_size, FILE_FORMATS)
             if not isinstance(content, str) or not content:
-                raise Unusable(f"missing picture: {self.image} is {str(content)[:40]!r}")
+                raise Unusable(f"missing image: {self.image} is {str(content)[:40]!r}")
             return read_picture(self.folder / picture_path(content), self.decode_size)
 
     def picture_hash(self, row: dict[str, Any]) -> bytes:

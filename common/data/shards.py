@@ -65,7 +65,7 @@ def open_shards(
         decode_size=decode_size,
         shards=[Shard(path, len(index.rows), index.file_size, index.digest) for path, index in zip(paths, indices)],
     )
-    empty = f"no captioned picture in {len(paths)} shards, {paths[0]} ..."
+    empty = f"no captioned image in {len(paths)} shards, {paths[0]} ..."
     check_opened(empty, len(pictures), pictures.broken_at_open, max_broken_share)
     if role != "train" and not allow_missing_captions:
         _check_unique_ids(pictures)
@@ -87,8 +87,8 @@ def _check_unique_ids(pictures: Pictures) -> None:
         first = rows.setdefault(image_id, row)
         if first != row:
             raise ValueError(
-                f"picture {image_id!r} is there twice, in {pictures.broken(first, '')} and in "
-                f"{pictures.broken(row, '')}; accepted in a set that is ranked: each image_id once, with all its "
+                f"image {image_id!r} occurs twice, in {pictures.broken(first, '')} and in "
+                f"{pictures.broken(row, '')}; expected in a set that is ranked: each image_id once, with all its "
                 "captions"
             )
 

@@ -56,7 +56,7 @@ class StreamedPairs:
         if num_rows < 1:
             raise ValueError(f"{reader.source}: no rows in {name}")
         if buffer_size < 1:
-            raise ValueError(f"buffer_size is {buffer_size!r}; accepted: at least 1 row")
+            raise ValueError(f"buffer_size is {buffer_size!r}; expected: at least 1 row")
         self.name, self.reader, self.seed, self.buffer_size = name, reader, seed, buffer_size
         self.broken_at_open: list[BrokenSample] = []
         self._plain, self._num_rows, self._files = rows, num_rows, files
@@ -120,13 +120,13 @@ class StreamedPairs:
 
     def _row(self, position: int) -> dict[str, Any]:
         if position < 0:
-            raise IndexError(f"position {position} of {self.name!r}; accepted: from 0")
+            raise IndexError(f"position {position} of {self.name!r}; expected: from 0")
         oldest = self._kept[0][0] if self._kept else self._next
         if self._stream is not None and position < oldest:
             raise ValueError(
-                f"{self.name}: position {position} was asked for after position {self._next - 1}, but a stream goes "
+                f"{self.name}: position {position} follows position {self._next - 1}, but a stream goes "
                 f"forward only (back by at most {KEPT_ROWS} rows); read a data set with random access "
-                "(data.stream_buffer=0), or open the stream anew"
+                "(data.stream_buffer=0), or open the stream again"
             )
         if position < self._next:
             return self._kept[position - oldest][1]

@@ -127,16 +127,18 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
     for key in [key for key, sample in samples.items() if not _has_pair(sample, allow_missing_captions)]:
         sample = samples.pop(key)
         if "image" in sample:
-            reason = "picture without caption: no json or txt member"
+            reason = "image without caption: no json or txt member"
         else:
-            reason = f"no picture: it has only {', '.join(sorted(sample))}; accepted: {', '.join(IMAGE_EXTENSIONS)}"
+            reason = (
+                f"no image: it has only {', '.join(sorted(sample))}; expected one of: {', '.join(IMAGE_EXTENSIONS)}"
+            )
         if key in others:
             reason += f" (and {', '.join(others[key][:3])})"
         broken.append(BrokenSample(path, key, reason))
     if damage is not None:
         broken.append(BrokenSample(path, spoilt, f"{damage}; samples read before it: {len(samples)}"))
     broken += [
-        BrokenSample(path, key, f"no picture: unknown members {', '.join(names[:3])}")
+        BrokenSample(path, key, f"no image: unknown members {', '.join(names[:3])}")
         for key, names in others.items()
         if key not in samples and not any(key == item.key for item in broken)
     ]
@@ -214,7 +216,7 @@ def _members(file: BinaryIO, file_size: int, path: Path) -> Iterator[tuple[str, 
         _Damage: where a header cannot be read, or the file ends too early.
     """
     if file_size == 0:
-        raise ValueError(f"{path} is empty; accepted: an uncompressed tar")
+        raise ValueError(f"{path} is empty; expected: an uncompressed tar")
     position, override = 0, {}
     last_name, last_end = "", 0  # of the member before: its name, and the byte behind its content
     while True:
@@ -337,7 +339,7 @@ def cached_index(path: Path, index_dir: Path | None, allow_missing_captions: boo
         temporary.write_bytes(content.to_pybytes() + hashlib.sha256(content).digest())
         temporary.replace(cache)
     except OSError as error:
-        warnings.warn(f"the shard index cannot be kept in {index_dir}: {error}", stacklevel=2)
+        warnings.warn(f"the shard index cannot be cached in {index_dir}: {error}", stacklevel=2)
     return index
 
 

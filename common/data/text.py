@@ -45,7 +45,7 @@ def tokenizer_from_json(text: str | dict[str, Any]) -> Tokenizer:
         raise ValueError(f"the tokenizer is not valid JSON: {error}") from error
     kind = content.get("type") if isinstance(content, dict) else None
     if kind not in _KINDS:
-        raise ValueError(f"the tokenizer is of type {kind!r}; accepted: {', '.join(_KINDS)}")
+        raise ValueError(f"the tokenizer is of type {kind!r}; expected one of: {', '.join(_KINDS)}")
     return _class_of(kind).from_json(content)
 
 
@@ -89,7 +89,7 @@ def words_of(pairs: Pairs, min_count: int, max_size: int | None, folder: Path) -
                 write_json(kept, [tokenizer.fingerprint, tokenizer.to_json()])
             return tokenizer
     except OSError as error:
-        warnings.warn(f"the words of the captions cannot be kept in {folder}: {error}", stacklevel=2)
+        warnings.warn(f"the words of the captions cannot be cached in {folder}: {error}", stacklevel=2)
         return WordTokenizer.from_captions(pairs.all_captions(), min_count, max_size)
 
 
@@ -115,7 +115,7 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
     if data.vocabulary:
         raise ValueError(
             f"data.vocabulary = {data.vocabulary!r} is not used with data.tokenizer = words, whose vocabulary comes "
-            "from the training captions; accepted: clip_bpe, bert_wordpiece"
+            "from the training captions; expected one of: clip_bpe, bert_wordpiece"
         )
     if data.training_sources == {"scenes"}:
         return WordTokenizer.from_words(scene_words())

@@ -31,7 +31,7 @@ def unpacked(content: bytes) -> bytes:
         result = file.read(limit + 1)
     if len(result) > limit:
         raise OSError(
-            f"its {len(content):,} bytes unpack to more than {limit:,}; accepted: up to {_MAX_UNPACKED_RATIO} times "
+            f"its {len(content):,} bytes unpack to more than {limit:,}; expected: up to {_MAX_UNPACKED_RATIO} times "
             f"the size, or {_MAX_UNPACKED_BYTES:,} (where it is no mistake, unpack the file first)"
         )
     return result
@@ -80,7 +80,7 @@ def read_json(path: Path) -> Any:
         FileNotFoundError, ValueError: no such file, unreadable, or no JSON; names the file.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; accepted: a JSON file, which may be packed with gzip")
+        raise FileNotFoundError(f"{path}: no such file; expected: a JSON file, which may be packed with gzip")
     return parsed_json(read_text(path), path)
 
 
@@ -106,7 +106,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """
     content = parsed_json(read_text(path), path)
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}; accepted: a mapping")
+        raise ValueError(f"{path} holds a {type(content).__name__}; expected: a mapping")
     return content
 
 
@@ -140,7 +140,7 @@ def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
         raise ValueError(f"{key} = {name!r} is a folder without any of {accepted}; it has: {names or 'nothing'}")
     if not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_SUFFIXES):
         raise ValueError(
-            f"{key} = {name!r}: no such file; accepted: a file or a folder that holds one of {accepted}, "
+            f"{key} = {name!r}: no such file; expected: a file or a folder that holds one of {accepted}, "
             "or the name of a model on the Hugging Face hub"
         )
     return _hub_file(name, file_names, key)
@@ -169,7 +169,7 @@ def _hub_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
     below = f"; or model.weights=<folder> (make: WEIGHTS=<folder>) with {name.rpartition('/')[2]}/ in it"
     raise ValueError(
         f"{key} = {name!r}: no such file or folder, and no {', '.join(file_names)} of a model of that name could be "
-        f"had from the Hugging Face hub or its local cache; accepted: a file, a folder with one of these, or the name "
+        f"had from the Hugging Face hub or its local cache; expected: a file, a folder with one of these, or the name "
         f"of a model{below if key.startswith(('model.', 'data.')) else ''} ({reason.strip().partition(chr(10))[0]})"
     )
 

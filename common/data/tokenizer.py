@@ -130,7 +130,7 @@ class Tokenizer:
             kind, version = content["type"], content["version"]
             if kind != cls.__name__ or version not in cls.versions:
                 known = " or ".join(map(str, cls.versions))
-                raise ValueError(f"type, version are {kind!r}, {version!r}; accepted: {cls.__name__!r}, {known}")
+                raise ValueError(f"type, version are {kind!r}, {version!r}; expected: {cls.__name__!r}, {known}")
         if not isinstance(content, dict) or set(content) != set(keys):
             keys_read = sorted(content) if isinstance(content, dict) else type(content).__name__
             raise ValueError(f"a tokenizer has the keys {', '.join(keys)}; found {keys_read}")
@@ -274,7 +274,7 @@ class WordTokenizer(Tokenizer):
     @classmethod
     def _from_fields(cls, words: Any, version: int) -> "WordTokenizer":
         if not isinstance(words, list | tuple):
-            raise ValueError(f"words is of type {type(words).__name__}; accepted: a list of strings")
+            raise ValueError(f"words is of type {type(words).__name__}; expected: a list of strings")
         return cls(words, version)
 
 

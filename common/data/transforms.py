@@ -57,9 +57,9 @@ class ImageTransform:
 
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise ValueError(f"size is {self.size!r}; accepted: a whole number of pixels, at least 1")
+            raise ValueError(f"size is {self.size!r}; expected: a whole number of pixels, at least 1")
         if self.mode not in MODES:
-            raise ValueError(f"mode is {self.mode!r}; accepted: {', '.join(MODES)}")
+            raise ValueError(f"mode is {self.mode!r}; expected one of: {', '.join(MODES)}")
         if self.interpolation not in INTERPOLATIONS:
             raise ValueError(f"interpolation is {self.interpolation!r}; expected one of: {', '.join(INTERPOLATIONS)}")
         if self.resized is not None and (type(self.resized) is not int or self.resized < self.size):
@@ -68,16 +68,16 @@ class ImageTransform:
             object.__setattr__(self, "crop_scale", _floats("crop_scale", self.crop_scale, 2))
             low, high = self.crop_scale
             if not 0.0 < low <= high <= 1.0:
-                raise ValueError(f"crop_scale is {self.crop_scale!r}; accepted: (low, high) with 0 < low <= high <= 1")
+                raise ValueError(f"crop_scale is {self.crop_scale!r}; expected: (low, high) with 0 < low <= high <= 1")
         if not _is_number(self.flip_probability) or not 0.0 <= self.flip_probability <= 1.0:
-            raise ValueError(f"flip_probability is {self.flip_probability!r}; accepted: a number in [0, 1]")
+            raise ValueError(f"flip_probability is {self.flip_probability!r}; expected: a number in [0, 1]")
         object.__setattr__(self, "flip_probability", float(self.flip_probability))
         object.__setattr__(self, "mean", _floats("mean", self.mean, 3))
         object.__setattr__(self, "std", _floats("std", self.std, 3))
         if not all(0.0 <= value <= 1.0 for value in self.mean):
-            raise ValueError(f"mean is {self.mean!r}; accepted: three numbers in [0, 1]")
+            raise ValueError(f"mean is {self.mean!r}; expected: three numbers in [0, 1]")
         if not all(value > 0.0 for value in self.std):
-            raise ValueError(f"std is {self.std!r}; accepted: three numbers above 0")
+            raise ValueError(f"std is {self.std!r}; expected: three numbers above 0")
 
     def eval(self, image: Image.Image | np.ndarray) -> Tensor:
         """The evaluation view.
@@ -216,11 +216,11 @@ def normalize(images_uint8: Tensor, mean: tuple[float, ...] = CLIP_MEAN, std: tu
     if images_uint8.dtype != torch.uint8 or images_uint8.ndim != 4 or images_uint8.shape[1] != 3:
         raise ValueError(
             f"images are {images_uint8.dtype} of shape {tuple(images_uint8.shape)}; "
-            "accepted: uint8 (batch, 3, height, width)"
+            "expected: uint8 (batch, 3, height, width)"
         )
     mean, std = _floats("mean", mean, 3), _floats("std", std, 3)
     if not all(value > 0.0 for value in std):
-        raise ValueError(f"std is {std!r}; accepted: three numbers above 0")
+        raise ValueError(f"std is {std!r}; expected: three numbers above 0")
     pixels = images_uint8.to(torch.float32).div_(255.0)
     offset = torch.tensor(mean, dtype=torch.float32, device=pixels.device).view(1, 3, 1, 1)
     spread = torch.tensor(std, dtype=torch.float32, device=pixels.device).view(1, 3, 1, 1)
@@ -231,13 +231,13 @@ def _generator(rng: np.random.Generator | int) -> np.random.Generator:
     if isinstance(rng, np.random.Generator):
         return rng
     if isinstance(rng, bool) or not isinstance(rng, int | np.integer) or rng < 0:
-        raise ValueError(f"rng is {rng!r}; accepted: a numpy Generator or a seed of at least 0")
+        raise ValueError(f"rng is {rng!r}; expected: a numpy Generator or a seed of at least 0")
     return np.random.default_rng(int(rng))
 
 
 def _check_array(image: np.ndarray) -> None:
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
-        raise ValueError(f"the array is {image.dtype} of shape {image.shape}; accepted: uint8 (height, width, 3)")
+        raise ValueError(f"the array is {image.dtype} of shape {image.shape}; expected: uint8 (height, width, 3)")
 
 
 def _as_rgb(image: Image.Image | np.ndarray) -> Image.Image:
@@ -245,7 +245,7 @@ def _as_rgb(image: Image.Image | np.ndarray) -> Image.Image:
         _check_array(image)
         return Image.fromarray(np.ascontiguousarray(image))
     if not isinstance(image, Image.Image):
-        raise ValueError(f"the image is of type {type(image).__name__}; accepted: Pillow image, uint8 array")
+        raise ValueError(f"the image is of type {type(image).__name__}; expected one of: Pillow image, uint8 array")
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -265,5 +265,5 @@ def _is_number(value: object) -> bool:
 
 def _floats(name: str, values: object, count: int) -> tuple[float, ...]:
     if not isinstance(values, list | tuple) or len(values) != count or not all(map(_is_number, values)):
-        raise ValueError(f"{name} is {values!r}; accepted: {count} numbers")
+        raise ValueError(f"{name} is {values!r}; expected: {count} numbers")
     return tuple(float(value) for value in values)

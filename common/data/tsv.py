@@ -97,7 +97,7 @@ def _row(line: int, fields: list[str], count: int, path_at: int, captions_at: li
 def _read(table: Path) -> str:
     """The text. Bytes that are no UTF-8 become lone surrogates, with which a path is one and a caption is none."""
     if not table.is_file():
-        raise FileNotFoundError(f"{table}: no such file; accepted: a table with a column of paths and one of captions")
+        raise FileNotFoundError(f"{table}: no such file; expected: a table with a column of paths and one of captions")
     try:
         content = unpacked(table.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
@@ -107,9 +107,9 @@ def _read(table: Path) -> str:
     except UnicodeDecodeError as error:  # of UTF-16, half a character at its end
         raise refused_text(table, error) from None
     if "\0" in text[:4096]:
-        raise ValueError(f"{table} is no table: it holds zero bytes; accepted: text in UTF-8")
+        raise ValueError(f"{table} is no table: it holds zero bytes; expected: text in UTF-8")
     if not text.strip():
-        raise ValueError(f"{table} is empty; accepted: rows of path and caption")
+        raise ValueError(f"{table} is empty; expected: rows of path and caption")
     return text
 
 
@@ -144,7 +144,7 @@ def _records(content: str, table: Path) -> Iterator[tuple[int, list[str]]]:
             return
         except csv.Error as error:
             raise ValueError(
-                f"{table}, line {start}: the row cannot be told from the next ones ({error}); accepted: fields with "
+                f"{table}, line {start}: the row does not end ({error}); expected: fields with "
                 'commas, quotes or line ends stand in quotes, and each quote inside is doubled ("")'
             ) from None
         yield start, row

@@ -213,4 +213,4 @@ class TwoViews(Dataset):
             except BrokenSample as error:
                 broken.append(error)
                 index = derive_key("instead of a broken picture", seed, attempt) % self.order.num_samples
-        raise TooManyBroken(f"{self.max_attempts} pictures in a row are broken; the last: {broken[-1]}")
+        raise TooManyBroken(f"{self.max_attempts} images in a row are broken; the last: {broken[-1]}")

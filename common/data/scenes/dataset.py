@@ -97,7 +97,7 @@ class SceneDataset:
         if not 1 <= num_captions <= NUM_CAPTIONS:
             raise ValueError(f"num_captions must be in [1, {NUM_CAPTIONS}], got {num_captions}")
         if caption_noise > 0 and size < 2:
-            raise ValueError(f"caption_noise {caption_noise} needs at least 2 pictures, got size {size}")
+            raise ValueError(f"caption_noise {caption_noise} needs at least 2 images, got size {size}")
         self.split, self.size, self.image_size, self.seed = split, size, image_size, seed
         self.caption_noise, self.ambiguity, self.num_captions = caption_noise, ambiguity, num_captions
         self.name = f"scenes/{split}"
