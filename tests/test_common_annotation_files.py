@@ -205,12 +205,10 @@ def test_answer_lists(tmp_path):
         read_answer_list(written(tmp_path, ["yes", "no", "yes"]))
     with pytest.raises(ValueError, match="expected a JSON list of answers"):
         read_answer_list(written(tmp_path, {"yes": 1}))
-    given = [["yes", "yes", "no"], ["blue"]]
-    assert check_answer_list(given, ["yes", "2"], "a.json") == {
-        "questions": 2, "questions_without": 1, "answers": 4, "answers_outside": 2,
-    }  # fmt: skip
-    with pytest.raises(ValueError, match=r"a.json: none of its 1 answers \('2'\) answers one of the 2 questions"):
-        check_answer_list(given, ["2"], "a.json")
+    annotated = [["yes", "yes", "no"], ["blue"]]
+    check_answer_list(annotated, ["yes", "2"], "a.json")
+    with pytest.raises(ValueError, match=r"a.json: none of its 1 answers \('2'\) occurs among the 4 annotated ones"):
+        check_answer_list(annotated, ["2"], "a.json")
 
 
 def test_the_best_attainable_answers_equal_trying_all():
@@ -250,9 +248,8 @@ def test_local_copies_are_read_to_the_last_row_and_oracles_score_what_can_be_att
 
     answers = [row.item["answers"] for row in questions]
     assert {len(group) for group in answers} == {10}
-    assert check_answer_list(answers, local["answers"], "list") == {
-        "questions": 11_970, "questions_without": 254, "answers": 119_700, "answers_outside": 12_103,
-    }  # fmt: skip
+    answers_of_list = set(local["answers"])
+    assert sum(answers_of_list.isdisjoint(group) for group in answers) == 254
     types = dict(enumerate(row.item["answer_type"] for row in questions))
     oracle = vqa_metrics(dict(enumerate(best_answers(answers))), dict(enumerate(answers)), types)
     assert oracle["accuracy"] == pytest.approx(0.96657, abs=1e-5)  # where no four agree, 1 cannot be attained

@@ -7,7 +7,7 @@ import sys
 import open_clip
 import pytest
 
-from common.data.class_names import SIMPLE_IMAGENET_TEMPLATES, names_by_evidence, read_class_names, read_templates
+from common.data.class_names import names_by_evidence, read_class_names, read_templates
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_open_clip_gives_imagenets_names_and_templates():
     with pytest.warns(
         UserWarning, match=r"repeated names or templates: 'missile' \(2 times\), 'sunglasses' \(2 times\)"
     ):
-        names = read_class_names("open_clip", num_classes=1000)
+        names = read_class_names("open_clip")
     assert names == list(open_clip.IMAGENET_CLASSNAMES)
     assert (names[0], names[657], names[744], names[836], names[837]) == (
         "tench",
@@ -63,15 +63,6 @@ def test_open_clip_gives_imagenets_names_and_templates():
     assert len(templates) == 80
     for template, theirs in zip(templates, open_clip.OPENAI_IMAGENET_TEMPLATES):
         assert template.format("dog") == theirs("dog")
-
-
-def test_the_simple_subset_is_open_clips():
-    simple = read_templates("open_clip", subset="simple")
-    assert simple == list(SIMPLE_IMAGENET_TEMPLATES)
-    assert [template.format("dog") for template in simple] == [
-        theirs("dog") for theirs in open_clip.SIMPLE_IMAGENET_TEMPLATES
-    ]
-    assert "a origami {}." in simple
 
 
 def test_the_first_of_several_names_is_used_with_a_warning(write):
@@ -117,7 +108,6 @@ def test_a_template_has_one_placeholder(write, template, words):
     [
         ("a.txt", "", "", "a.txt has no classes"),
         ("a.txt", "cat\n", "pets", "is a text file for one data set; data set 'pets' can be chosen in JSON only"),
-        ("a.txt", "cat\ndog\nbird\n", "", "3 class names, the label set has 2 classes"),
         ("a.json", "{", "", "a.json: not valid JSON"),
         ("a.json", ["cat"], "", "holds a list; expected: a mapping"),
         ("a.json", {"cifar10": ["cat"]}, "CIFAR10", "has no data set 'CIFAR10'; expected one of: cifar10"),
@@ -131,16 +121,8 @@ def test_a_template_has_one_placeholder(write, template, words):
 )
 def test_bad_lists_are_refused_with_place_and_value(write, name, content, dataset, words):
     with pytest.raises(ValueError, match=name) as error:
-        read_class_names(write(name, content), dataset, num_classes=2)
+        read_class_names(write(name, content), dataset)
     assert words in str(error.value)
-
-
-def test_the_simple_subset_needs_imagenets_templates(write):
-    path = write("templates.txt", "a photo of a {}.\n")
-    with pytest.raises(ValueError, match=r"the simple subset is of ImageNet's templates, 'itap of a {}.' is not"):
-        read_templates(path, subset="simple")
-    with pytest.raises(ValueError, match="subset = 'seven'; expected one of: all, simple"):
-        read_templates(path, subset="seven")
 
 
 def test_without_open_clip_the_way_out_is_named(monkeypatch):

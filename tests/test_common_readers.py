@@ -18,7 +18,7 @@ from torch.utils.data import ConcatDataset, DataLoader
 from common.data.broken import BrokenSample, TooManyBroken
 from common.data.hugging_face import open_hugging_face
 from common.data.karpathy import open_karpathy
-from common.data.shards import ShardDataset
+from common.data.shards import open_shards
 from common.data.tsv import open_tsv
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*usual are:UserWarning")
@@ -54,7 +54,7 @@ def shards(root, content, role, **options):
         metadata = json.dumps({"image_id": f"{number}", "captions": captions}).encode()
         samples[f"k{number:03d}"] = {"json": metadata} | ({} if body is None else {"jpg": body})
     write_tar(root / "x-000.tar", samples)
-    return ShardDataset("x-*.tar", root=root, role=role, **options)
+    return open_shards("x-*.tar", root=root, role=role, **options)
 
 
 def karpathy(root, content, role, **options):
@@ -246,7 +246,7 @@ def test_files_of_windows_are_read(tmp_path, encoding):
     (tmp_path / "x.json").write_bytes(json.dumps(rows, ensure_ascii=False).encode(encoding))
     samples = [{"jpg": jpeg(number), "txt": row["caption"].encode(encoding)} for number, row in enumerate(rows)]
     write_tar(tmp_path / "x.tar", {f"k{number}": sample for number, sample in enumerate(samples)})
-    for pairs in (open_tsv(tmp_path / "x.tsv"), open_karpathy(tmp_path / "x.json"), ShardDataset("x.tar", tmp_path)):
+    for pairs in (open_tsv(tmp_path / "x.tsv"), open_karpathy(tmp_path / "x.json"), open_shards("x.tar", tmp_path)):
         assert list(pairs.all_captions()) == ["un café", "ein Übermaß"]
 
 
@@ -390,7 +390,7 @@ ODD_ROWS = [  # of a file beside 0.jpg and 1.jpg: name, content, where the fault
 def open_any(path, role):
     files(path.parent, items(2))
     if path.suffix == ".tar":
-        return ShardDataset(str(path), role=role)
+        return open_shards(str(path), role=role)
     return (open_karpathy if ".json" in path.suffixes else open_tsv)(path, role=role)
 
 
@@ -490,4 +490,4 @@ def test_the_fingerprint_of_shards_is_the_hash_of_their_members_in_order(tmp_pat
     for body in (samples["k0"]["jpg"], samples["k1"]["png"]):
         digest.update(hashlib.sha256(body).digest())
     for index_dir in (None, tmp_path / "index", tmp_path / "index"):
-        assert ShardDataset(path, index_dir=index_dir).fingerprint == digest.hexdigest()
+        assert open_shards(path, index_dir=index_dir).fingerprint == digest.hexdigest()

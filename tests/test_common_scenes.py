@@ -19,19 +19,18 @@ from common.data.scenes import (
     annotation_task,
     classification_task,
     describes,
-    entails,
     hard_negative_pairs,
     scene_words,
 )
-from common.data.scenes.statements import Mention, Statement
-from common.data.scenes.world import LEFT, Scene, SceneObject
+from common.data.scenes.statements import Mention, Statement, matching
+from common.data.scenes.world import INVERSE_RELATION, LEFT, Scene, SceneObject
 
 
 def digest(items) -> str:
-    digest = hashlib.sha256()
+    content = hashlib.sha256()
     for item in items:
-        digest.update(item["image"].tobytes() + "|".join(item["captions"]).encode() + item["image_id"].encode())
-    return digest.hexdigest()
+        content.update(item["image"].tobytes() + "|".join(item["captions"]).encode() + item["image_id"].encode())
+    return content.hexdigest()
 
 
 GOLDEN = {
@@ -138,6 +137,20 @@ def test_kernels_still_compile_where_no_cache_can_be_written(monkeypatch):
 
     monkeypatch.setattr(compiled_module.numba, "njit", refuses_to_cache)
     assert compiled_module.compiled(lambda x: x + 1)(2) == 3
+
+
+def entails(stronger: Statement, weaker: Statement) -> bool:
+    """Whether a longer statement says all of a shorter one, by their form: every scene of the first fits the second."""
+    if weaker.background not in (-1, stronger.background) or weaker.count not in (-1, stronger.count):
+        return False
+    known = {(r, a, b) for a, r, b in stronger.relations}
+    known |= {(INVERSE_RELATION[r], b, a) for r, a, b in known}
+    return matching(
+        weaker,
+        len(stronger.mentions),
+        lambda mention, thing: all(w in (-1, s) for w, s in zip(mention, stronger.mentions[thing])),
+        lambda *relation: relation in known,
+    )
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -296,7 +309,7 @@ def test_fingerprint_follows_parameters_and_drawing(monkeypatch):
         ({"caption_noise": 1.2}, "caption_noise must be in \\[0, 1\\], got 1.2"),
         ({"ambiguity": -0.1}, "ambiguity must be in \\[0, 1\\], got -0.1"),
         ({"ambiguity": float("nan")}, "ambiguity must be in"),
-        ({"size": 1, "caption_noise": 0.5}, "at least 2 pictures"),
+        ({"size": 1, "caption_noise": 0.5}, "at least 2 images"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

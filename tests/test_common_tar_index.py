@@ -11,7 +11,7 @@ import pytest
 from tars import as_plain, good_tar, pair, write_tar
 
 from common.data import tar_index
-from common.data.shards import ShardDataset
+from common.data.shards import open_shards
 from common.data.tar_index import index_shard
 
 
@@ -54,7 +54,7 @@ def test_a_shard_cut_at_any_byte_gives_its_complete_samples_and_names_the_cut(tm
             kind == "shard is cut in a header" and json_header < position < json_header + 512
         ):
             assert broken.key == f"k{complete:04d}", (position, str(broken))
-        pairs = ShardDataset(str(cut))
+        pairs = open_shards(str(cut))
         assert [pairs[row]["image_id"] for row in range(complete)] == [f"id{row}" for row in range(complete)]
     assert kinds == {"shard is cut", "shard is cut in a header", "shard ends without end-of-archive blocks"}
 
@@ -85,7 +85,7 @@ def test_members_without_partner_and_doubles_are_listed_at_opening(tmp_path):
         info = tarfile.TarInfo("a.jpg")
         info.size = 3
         tar.addfile(info, io.BytesIO(b"abc"))
-    pairs = ShardDataset(str(path))
+    pairs = open_shards(str(path))
     assert [pairs[index]["image_id"] for index in range(len(pairs))] == ["id0", "id3"]
     reasons = {broken.key: broken.reason for broken in pairs.broken_at_open}
     assert reasons == {
@@ -103,12 +103,12 @@ def test_members_without_partner_and_doubles_are_listed_at_opening(tmp_path):
 def test_a_cached_index_is_used_and_gives_the_same_data_set(tmp_path, monkeypatch, name):
     path = good_tar(tmp_path / name, 3)
     path.write_bytes(path.read_bytes()[: int(spans(index_shard(path))[2, 0, 0]) + 10])
-    plain = ShardDataset(str(path))
+    plain = open_shards(str(path))
     assert (len(plain), len(plain.broken_at_open)) == (2, 1)
-    first = ShardDataset(str(path), index_dir=tmp_path / "index")
+    first = open_shards(str(path), index_dir=tmp_path / "index")
     assert len(list((tmp_path / "index").iterdir())) == 1
     monkeypatch.setattr(tar_index, "index_shard", lambda *a, **k: pytest.fail("the shard was read again"))
-    second = ShardDataset(str(path), index_dir=tmp_path / "index")
+    second = open_shards(str(path), index_dir=tmp_path / "index")
     for other in (first, second):
         assert other.fingerprint == plain.fingerprint
         assert other.broken_at_open == plain.broken_at_open
@@ -119,31 +119,31 @@ def test_the_rows_of_a_kept_index_stay_in_its_file(tmp_path):
     """So that it opens at once, and processes share its memory."""
     path = good_tar(tmp_path / "x.tar", 300)
     rows = index_shard(path).rows.nbytes
-    ShardDataset(path, index_dir=tmp_path / "index")
+    open_shards(path, index_dir=tmp_path / "index")
     before = pa.total_allocated_bytes()
-    pairs = ShardDataset(path, index_dir=tmp_path / "index")
+    pairs = open_shards(path, index_dir=tmp_path / "index")
     assert pa.total_allocated_bytes() - before < rows / 20
     assert pairs.captions(299) == ["picture 299", "a view of 299"]
 
 
 def test_a_stale_index_is_rebuilt(tmp_path):
     path = good_tar(tmp_path / "x.tar", 3)
-    ShardDataset(str(path), index_dir=tmp_path / "index")
+    open_shards(str(path), index_dir=tmp_path / "index")
     status = path.stat()
     path.write_bytes(path.read_bytes().replace(b"picture 1", b"picture 7"))  # same size, another time
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    again = ShardDataset(str(path), index_dir=tmp_path / "index")
-    assert again.fingerprint == ShardDataset(str(path)).fingerprint
+    again = open_shards(str(path), index_dir=tmp_path / "index")
+    assert again.fingerprint == open_shards(str(path)).fingerprint
     assert again.captions(1)[0] == "picture 7"
     good_tar(path, 5)
-    assert len(ShardDataset(str(path), index_dir=tmp_path / "index")) == 5
+    assert len(open_shards(str(path), index_dir=tmp_path / "index")) == 5
     assert len(list((tmp_path / "index").iterdir())) == 1  # replaced, not collected
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "bit", "bytes"])
 def test_a_corrupt_index_is_rebuilt(tmp_path, damage):
     path = good_tar(tmp_path / "x.tar", 3)
-    expected = ShardDataset(str(path), index_dir=tmp_path / "index").fingerprint
+    expected = open_shards(str(path), index_dir=tmp_path / "index").fingerprint
     (cache,) = (tmp_path / "index").iterdir()
     content = cache.read_bytes()
     start = struct.pack("<q", spans(index_shard(path))[1, 0, 0])
@@ -155,7 +155,7 @@ def test_a_corrupt_index_is_rebuilt(tmp_path, damage):
         "bytes": b"\x00\x01",
     }[damage]
     cache.write_bytes(changed)
-    again = ShardDataset(str(path), index_dir=tmp_path / "index")
+    again = open_shards(str(path), index_dir=tmp_path / "index")
     assert (again.fingerprint, [again[row]["image_id"] for row in range(3)]) == (expected, ["id0", "id1", "id2"])
     assert cache.read_bytes() == content
 
@@ -163,5 +163,5 @@ def test_a_corrupt_index_is_rebuilt(tmp_path, damage):
 def test_an_index_folder_that_cannot_be_written_warns_and_reads_on(tmp_path):
     (tmp_path / "file").touch()
     with pytest.warns(UserWarning, match="the shard index cannot be cached"):
-        pairs = ShardDataset(str(good_tar(tmp_path / "x.tar", 2)), index_dir=tmp_path / "file" / "index")
+        pairs = open_shards(str(good_tar(tmp_path / "x.tar", 2)), index_dir=tmp_path / "file" / "index")
     assert len(pairs) == 2

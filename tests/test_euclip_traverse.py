@@ -13,7 +13,7 @@ from scipy import stats
 
 from common.data.broken import BrokenSample
 from common.data.scenes import SceneDataset, describes
-from common.data.shards import ShardDataset
+from common.data.shards import open_shards
 from common.geometry import Sphere
 from euclip import traverse
 from euclip.geometry import Euclidean
@@ -291,7 +291,7 @@ def test_the_truth_of_every_caption_about_every_scene_is_that_of_its_statement()
 
 
 def test_chains_of_photographs_run_from_specific_to_generic(data_dir):
-    shards = ShardDataset(data_dir / "coco_mini" / "coco-test-000000.tar", role="test")
+    shards = open_shards(data_dir / "coco_mini" / "coco-test-000000.tar", role="test")
     pool = hierarchy_pool(shards, range(20))
     for index, chain in enumerate(pool.hierarchy.chains):
         assert [pool.tags[place] for place in chain][::-1] == shards.metadata(index)["hierarchy"]
@@ -302,7 +302,7 @@ def test_chains_of_photographs_run_from_specific_to_generic(data_dir):
 
 
 def test_photographs_without_chains_are_refused_or_use_our_captions(data_dir):
-    shards = ShardDataset(str(data_dir / "flickr8k" / "flickr8k-test-*.tar"), role="test")
+    shards = open_shards(str(data_dir / "flickr8k" / "flickr8k-test-*.tar"), role="test")
     with pytest.raises(ValueError, match="accepted: a list of captions from general to specific"):
         hierarchy_pool(shards, range(2))
     assert pairs_task(shards, 2).pool == read_pool(PHOTO_CAPTIONS)

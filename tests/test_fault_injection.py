@@ -29,7 +29,7 @@ from tars import as_plain, good_tar, jpeg, pair, write_tar
 
 from common.data.broken import BrokenSample
 from common.data.karpathy import open_karpathy
-from common.data.shards import ShardDataset
+from common.data.shards import open_shards
 from common.data.tar_index import index_shard
 
 BLOCK = 512
@@ -75,7 +75,7 @@ class Case:
 
 
 def read_shard(path: Path) -> dict[str, tuple]:
-    pairs = ShardDataset(str(path))
+    pairs = open_shards(str(path))
     return {pairs.key(row): as_plain(pairs[row]) for row in range(len(pairs))}
 
 
@@ -139,7 +139,7 @@ def settle(case: Case, shard: Shard, folder: Path) -> str:
 def _settle(case: Case, shard: Shard, folder: Path, path: Path) -> str:
     refusal = ""
     try:
-        pairs = ShardDataset("*.tar", root=folder)
+        pairs = open_shards("*.tar", root=folder)
     except ValueError as error:
         refusal = str(error)
     if refusal:
@@ -304,7 +304,7 @@ def read_odd(folder: Path, members: dict[str, bytes], what: str) -> tuple | None
     outcome = settle(Case(what, content, {"k1"}), shard, folder)
     if outcome == "broken":
         return None
-    pairs = ShardDataset(str(folder / "b.tar"))
+    pairs = open_shards(str(folder / "b.tar"))
     return as_plain(pairs[1])
 
 
@@ -444,7 +444,7 @@ def test_an_array_that_is_cut_or_claims_too_much_breaks_its_sample_only(tmp_path
     bodies += [npy(form % (b"<f8", b"(1000000000000000,)")), npy(b"(" * 5000)]
     for body in bodies:
         path = write_tar(tmp_path / "x.tar", {"odd": pair(0, npy=body), "good": pair(1, npy=good)})
-        pairs = ShardDataset(str(path))
+        pairs = open_shards(str(path))
         with time_limit(repr(body[:60])), pytest.raises(BrokenSample, match=r"\[odd\]: npy cannot be decoded: ."):
             pairs.array(0)
         assert (pairs.array(1) == np.arange(6.0)).all()
@@ -469,7 +469,7 @@ def test_of_two_shards_in_one_file_the_first_is_read_and_the_seam_is_named(tmp_p
     first, second = good_tar(tmp_path / "1.tar", 2), good_tar(tmp_path / "2.tar", 2, first=7)
     both = tmp_path / "both.tar"
     both.write_bytes(first.read_bytes() + second.read_bytes())
-    pairs = ShardDataset(str(both))
+    pairs = open_shards(str(both))
     assert [pairs[row]["image_id"] for row in range(len(pairs))] == ["id0", "id1"]
     with tarfile.open(first) as tar:
         members = tar.getmembers()
@@ -564,7 +564,7 @@ def test_the_sample_in_which_a_header_is_damaged_is_named_with_the_byte_and_the_
     place = content.index(b"k2.json")
     content[place] ^= 1
     (tmp_path / "x.tar").write_bytes(content)
-    pairs = ShardDataset(tmp_path / "x.tar")
+    pairs = open_shards(tmp_path / "x.tar")
     assert [as_plain(pairs[row])[1:] for row in range(len(pairs))] == [as_plain_of(0)[1:], as_plain_of(1)[1:]]
     assert [str(item) for item in pairs.broken_at_open] == [
         f"{tmp_path / 'x.tar'} [k2]: unreadable header: at byte {place}; samples read before it: 2"

@@ -188,7 +188,7 @@ class TowerConfig:
     have filled, so a new projection is always trained: all of it, or the embeddings and so many of the lowest layers.
     """
 
-    width: int = setting(128, at_least=1)
+    width: int = setting(128, at_least=1, at_most=65_536)
     layers: int = setting(2, at_least=1)
     heads: int = setting(4, at_least=1)
     mlp_ratio: float = setting(4.0, above=0.0)

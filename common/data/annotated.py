@@ -170,34 +170,18 @@ def read_answer_list(path: str | Path) -> list[str]:
     return content
 
 
-def check_answer_list(answer_lists: Iterable[Sequence[str]], answers: Sequence[str], name: str) -> dict[str, int]:
-    """How much of what annotators said a closed list can say.
+def check_answer_list(answer_lists: Iterable[Sequence[str]], answers: Sequence[str], name: str) -> None:
+    """Refuses a closed list that holds no answer to a training question; `name` is its name in the message.
 
-    Args:
-        given: the answers to each training question.
-        answers: the list.
-        name: of it, for the message.
-    Returns:
-        "questions", "questions_without" (none of its answers is in the list), "answers", "answers_outside".
     Raises:
-        ValueError: no answer is in the list.
+        ValueError: no annotated answer is in the list.
     """
-    known, answer_lists = set(answers), [list(group) for group in answer_lists]
-    all_answers = [answer for group in answer_lists for answer in group]
-    outside = sum(answer not in known for answer in all_answers)
-    if outside == len(all_answers):
+    annotated = [answer for group in answer_lists for answer in group]
+    if set(answers).isdisjoint(annotated):
         raise ValueError(
-            f"{name}: none of its {len(answers)} answers ({some([*map(repr, answers)], 3)}) answers one of the "
-            f"{len(answer_lists)} questions to train on ({some([*map(repr, all_answers)], 3)}); expected: a list with "
-            "some of them"
+            f"{name}: none of its {len(answers)} answers ({some([*map(repr, answers)], 3)}) occurs among the "
+            f"{len(annotated)} annotated ones ({some([*map(repr, annotated)], 3)}); expected: a list with some of them"
         )
-    without = sum(known.isdisjoint(group) for group in answer_lists)
-    return {
-        "questions": len(answer_lists),
-        "questions_without": without,
-        "answers": len(all_answers),
-        "answers_outside": outside,
-    }
 
 
 class AnnotatedPictures:

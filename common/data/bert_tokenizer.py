@@ -21,27 +21,21 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 FILE_NAMES = ("vocab.txt", "vocab.txt.gz", "tokenizer.json")
 DEFAULT_SOURCE = "google-bert/bert-base-uncased"  # on the hub
 
+_ALBEF_MAX_WORDS = 30
 _ALBEF_REMOVED = str.maketrans(dict.fromkeys(",.'!?\"()*#:;~", "") | {"-": " ", "/": " "})
 
 
-def clean_caption(text: str, max_words: int = 30) -> str:
+def clean_caption(text: str) -> str:
     """A caption as ALBEF, TCL and GeoMM clean it before WordPiece.
 
-    Lower case; , . ' ! ? " ( ) * # : ; ~ removed; - and / to spaces; <person> to person; at most max_words words.
+    Lower case; , . ' ! ? " ( ) * # : ; ~ removed; - and / to spaces; <person> to person; at most 30 words.
     ALBEF collapses only runs of two and more blanks and counts "a<tab>b" as one word; here every blank separates.
 
-    Args:
-        text: as annotated.
-        max_words: at least 1.
     Returns:
         Words with single spaces between them; may be empty.
-    Raises:
-        ValueError: if max_words is below 1.
     """
-    if max_words < 1:
-        raise ValueError(f"max_words is {max_words!r}; it is at least 1")
     text = text.lower().translate(_ALBEF_REMOVED).replace("<person>", "person")
-    return " ".join(text.split()[:max_words])
+    return " ".join(text.split()[:_ALBEF_MAX_WORDS])
 
 
 class BertTokenizer(Tokenizer):

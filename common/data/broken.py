@@ -66,14 +66,12 @@ class BrokenSamples:
         max_share: largest share of broken samples that a run accepts, in [0, 1].
         minimum_seen: samples to see before the share is judged, at least 1.
     Raises:
-        ValueError: if an argument lies outside its range.
+        ValueError: max_share lies outside its range.
     """
 
     def __init__(self, max_share: float = 0.01, minimum_seen: int = 100) -> None:
         if not 0.0 <= max_share <= 1.0:
             raise ValueError(f"max_share is {max_share!r}; it is a share in [0, 1]")
-        if minimum_seen < 1:
-            raise ValueError(f"minimum_seen is {minimum_seen!r}; it is at least 1")
         self.max_share = max_share
         self.minimum_seen = minimum_seen
         self.seen = 0  # good and broken together
@@ -82,8 +80,6 @@ class BrokenSamples:
 
     def saw(self, count: int = 1) -> None:
         """Count samples that were good."""
-        if count < 0:
-            raise ValueError(f"count is {count!r}; it is at least 0")
         self.seen += count
 
     def record(self, broken: BrokenSample) -> None:
@@ -130,9 +126,6 @@ class BrokenSamples:
             f"accepted (max_broken_share). Kinds: {kinds}. First samples:\n{first}"
             + (f"\n  and {more} more" if more > 0 else "")
         )
-
-    def __repr__(self) -> str:
-        return f"BrokenSamples(count={self.count}, seen={self.seen}, max_share={self.max_share})"
 
 
 def check_opened(empty: str, num_good: int, broken: Sequence[BrokenSample], max_share: float) -> None:

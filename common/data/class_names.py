@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import regex
 
@@ -22,19 +22,8 @@ from common.data.text_files import read_json_object, read_lines
 OPEN_CLIP = "open_clip"
 _IMAGENET_CLASSES = 1000
 
-# the subset of seven of ImageNet's 80 templates; "a origami" is intended
-SIMPLE_IMAGENET_TEMPLATES = (
-    "itap of a {}.",
-    "a bad photo of the {}.",
-    "a origami {}.",
-    "a photo of the large {}.",
-    "a {} in a video game.",
-    "art of the {}.",
-    "a photo of the small {}.",
-)
 
-
-def read_class_names(source: str | Path, dataset: str = "", num_classes: int | None = None) -> list[str]:
+def read_class_names(source: str | Path, dataset: str = "") -> list[str]:
     """Class names in label order.
 
     Names that occur twice are kept, with a warning: ImageNet's `missile` and `sunglasses` do, and with equal scores the
@@ -44,54 +33,35 @@ def read_class_names(source: str | Path, dataset: str = "", num_classes: int | N
     Args:
         source: a text or JSON file, or "open_clip".
         dataset: which one of a JSON file with several.
-        num_classes: of the label set; also confirms that a blank name is one (CLEVR's distances have it).
     Raises:
-        ValueError: if the source cannot be read, a name is blank, or their number is not num_classes.
+        ValueError: the source cannot be read, or a name is blank.
     """
     if str(source) == OPEN_CLIP:
         names, where = list(_open_clip("IMAGENET_CLASSNAMES")), "open_clip's ImageNet"
     else:
         names, where = _read_list(Path(source), dataset, "classes")
     names = [_single_name(name, f"{where}: class {index}") for index, name in enumerate(names)]
-    blank = [index for index, name in enumerate(names) if not name]
-    if num_classes is not None and len(names) != num_classes:
-        hint = f"; blank: class {blank[0]}" if blank else ""
-        raise ValueError(f"{where}: {len(names)} class names, the label set has {num_classes} classes{hint}")
-    if blank and num_classes is None:
-        raise ValueError(
-            f"{where}: the name of class {blank[0]} is blank; remove the line, or give the number of classes if an "
-            "empty name is meant"
-        )
+    if "" in names:
+        raise ValueError(f"{where}: the name of class {names.index('')} is blank; expected: a name, or no such line")
     _warn_of_repeats(names, where)
     return names
 
 
-def read_templates(source: str | Path, dataset: str = "", subset: Literal["all", "simple"] = "all") -> list[str]:
+def read_templates(source: str | Path, dataset: str = "") -> list[str]:
     """Prompt templates, each with one `{}` for the class name.
 
     Args:
         source: a text or JSON file, or "open_clip" (ImageNet's 80).
         dataset: which one of a JSON file with several.
-        subset: "simple" keeps the seven of `SIMPLE_IMAGENET_TEMPLATES`, in their order.
     Raises:
-        ValueError: if the source cannot be read, a template is blank or has not exactly one placeholder, or the source
-            lacks one of the seven.
+        ValueError: the source cannot be read, or a template is blank or has not exactly one placeholder.
     """
-    if subset not in ("all", "simple"):
-        raise ValueError(f"subset = {subset!r}; expected one of: all, simple")
     if str(source) == OPEN_CLIP:
         texts, where = [template("{}") for template in _open_clip("OPENAI_IMAGENET_TEMPLATES")], "open_clip's ImageNet"
     else:
         texts, where = _read_list(Path(source), dataset, "templates")
     templates = [_checked_template(template, f"{where}: template {index}") for index, template in enumerate(texts, 1)]
     _warn_of_repeats(templates, where)
-    if subset == "simple":
-        missing = [template for template in SIMPLE_IMAGENET_TEMPLATES if template not in templates]
-        if missing:
-            raise ValueError(
-                f"{where}: the simple subset is of ImageNet's templates, {missing[0]!r} is not among these"
-            )
-        return list(SIMPLE_IMAGENET_TEMPLATES)
     return templates
 
 

@@ -126,9 +126,6 @@ class ClipTokenizer(Tokenizer):
         merges = unpack(merges)
         return cls(merges.split("\n") if merges else [], ftfy)
 
-    def __repr__(self) -> str:
-        return f"ClipTokenizer(vocabulary_size={self.vocabulary_size}, use_ftfy={self.use_ftfy})"
-
 
 def _vocabulary(merges: tuple[str, ...]) -> tuple[str, ...]:
     """Tokens in the order of their ids."""

@@ -23,16 +23,14 @@ _SAMPLED = 64  # pictures that a fingerprint reads
 _HALF_SIGN = re.compile("[\ud800-\udfff]")  # JSON can spell it, UTF-8 cannot: no hash, no file would take it
 
 
-def check_reading_options(role: str, decode_size: int | None) -> None:
-    """Refuses values that no reader accepts.
+def check_role(role: str) -> None:
+    """Refuses a role that no reader has.
 
     Raises:
         ValueError: gives the value and what is accepted.
     """
     if role not in ROLES:
         raise ValueError(f"role is {role!r}; expected one of: {', '.join(ROLES)}")
-    if decode_size is not None and decode_size < 1:
-        raise ValueError(f"decode_size is {decode_size!r}; expected: at least 1 pixel, or None")
 
 
 def refuse_split(where: str | Path, split: str | None) -> None:

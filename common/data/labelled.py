@@ -157,7 +157,6 @@ def open_image_folder(
     templates: Sequence[str],
     *,
     folders: Sequence[str] | None = None,
-    subset: Sequence[int] | Sequence[str] | None = None,
     name: str | None = None,
     max_broken_share: float = 0.01,
 ) -> LabelledPictures:
@@ -169,8 +168,6 @@ def open_image_folder(
         templates: prompts with one "{}".
         folders: name of each class's folder, in the order of class_names; None takes `class_folders`, the label order
             of ImageNet and its shifts.
-        subset: classes that the set is restricted to, as indices into class_names or as folder names; None keeps all.
-            ImageNet-A: class_names and folders of all 1,000 classes, subset = `class_folders(root)`.
         name: for logs and tables; None takes the folder's name.
         max_broken_share: opening fails when more than this share of at least 100 files is broken, in [0, 1].
     Raises:
@@ -182,18 +179,12 @@ def open_image_folder(
     on_disk, is_sorted = class_folders(root), folders is None
     folders = list(on_disk if is_sorted else folders)
     if len(folders) != len(class_names):
-        hint = "; give folders (the folder of each class) to restrict the classes" if subset is not None else ""
         raise ValueError(
             f"{root}: {len(class_names)} class names for {len(folders)} class folders ({', '.join(folders[:3])} ...); "
-            f"expected: one per folder, in their order{hint}"
+            f"expected: one per folder, in their order"
         )
-    _check_classes(str(root), class_names, templates)
     class_names = in_label_order(folders, class_names, str(root)) if is_sorted else class_names
-    # which classes are kept; their labels are counted anew, so that the arg-max is over these alone
-    kept = range(len(folders)) if subset is None else [_class_index(root, item, folders) for item in subset]
-    if len(set(kept)) != len(kept) or not kept:
-        raise ValueError(f"{root}: subset is empty or names a class twice")
-    label_of = {folders[index]: label for label, index in enumerate(kept)}
+    label_of = {folder: label for label, folder in enumerate(folders)}
     missing, unknown = (
         [item for item in label_of if item not in on_disk],
         [item for item in on_disk if item not in label_of],
@@ -222,9 +213,8 @@ def open_image_folder(
         if len(paths) == before:
             broken.append(BrokenSample(root / folder, "", "class without images: its accuracy is not defined"))
     check_opened(f"{root}: no image in {len(label_of)} class folders", len(paths), broken, max_broken_share)
-    names, name = [class_names[index] for index in kept], name or root.name
-    pictures = Pictures(name, table_of({"name": paths, "image": spans, "label": labels}), root, broken)
-    return LabelledPictures(name, pictures, names, templates, broken)
+    pictures = Pictures(name or root.name, table_of({"name": paths, "image": spans, "label": labels}), root, broken)
+    return LabelledPictures(pictures.name, pictures, class_names, templates, broken)
 
 
 def class_folders(root: str | Path) -> list[str]:
@@ -308,7 +298,6 @@ def open_torchvision(
     templates: Sequence[str],
     *,
     part: str | None = None,
-    download: bool = False,
 ) -> LabelledPictures:
     """One of `TORCHVISION_SETS`.
 
@@ -320,7 +309,6 @@ def open_torchvision(
         class_names, templates: in torchvision's label order.
         part: "test", "train" (with the validation part, where there is one) or, for sets that torchvision does not
             split, "all"; None takes "test" or "all".
-        download: lets torchvision download the set.
     Raises:
         FileNotFoundError: if it is not there; says what to download and where to put it.
         ValueError: for an unknown set or part, or a wrong number of class names.
@@ -335,20 +323,16 @@ def open_torchvision(
         raise ValueError(f"{dataset} has no part {part!r}; expected one of: {', '.join(spec.parts)}")
     if len(class_names) != spec.num_classes:
         raise ValueError(f"{dataset} has {spec.num_classes} classes; got {len(class_names)} class names")
-    _check_classes(dataset, class_names, templates)
-    if not download and not (root / spec.folder).exists():
+    if not (root / spec.folder).exists():
         raise _not_there(dataset, spec, root, "no such file or folder")
     from torchvision import datasets  # only those who read its sets wait for it
 
-    kind, downloading = getattr(datasets, spec.kind), {"download": True} if download else {}
+    kind = getattr(datasets, spec.kind)
     try:
-        parts = [kind(root=str(root), **downloading, **options) for options in spec.parts[part]]
+        parts = [kind(root=str(root), **options) for options in spec.parts[part]]
     except (RuntimeError, OSError, ImportError) as error:
         raise _not_there(dataset, spec, root, str(error)) from error
     source = _Torchvision(parts)
-    low, high = int(source.labels.min(initial=0)), int(source.labels.max(initial=0))
-    if low < 0 or high >= len(class_names):
-        raise ValueError(f"{dataset}: labels reach from {low} to {high}; there are {len(class_names)} class names")
     if part != "train" and len(source) != spec.num_test:
         warnings.warn(
             f"{dataset}: {len(source):,} images in {root}; usual are {spec.num_test:,} ({part})", stacklevel=2
@@ -360,13 +344,7 @@ def open_torchvision(
 
 
 def open_webdataset(
-    folder: str | Path,
-    class_names: Sequence[str] | None = None,
-    templates: Sequence[str] | None = None,
-    *,
-    part: str = "test",
-    index_dir: str | Path | None = None,
-    max_broken_share: float = 0.01,
+    folder: str | Path, index_dir: str | Path | None = None, max_broken_share: float = 0.01
 ) -> LabelledPictures:
     """A classification task in tar shards: `classnames.txt`, `zeroshot_classification_templates.txt`,
     `test/nshards.txt` and `test/0.tar`, `test/1.tar`, ...
@@ -374,42 +352,33 @@ def open_webdataset(
     The tasks of DataComp come so, 35 of its 38 sets: all but the two retrieval sets and WinoGAViL.
 
     Args:
-        folder: of the task; `datacomp_folder` names that of a DataComp task.
-        class_names, templates: None reads the folder's own.
-        part: folder of the shards.
+        folder: of the task, for example wds_vtab-cifar100_test.
         index_dir, max_broken_share: see `open_shards`.
     Raises:
         FileNotFoundError: if a file is missing; names it.
         ValueError: if a file cannot be used, or the shards have other labels than there are class names.
     """
     folder = Path(folder).expanduser()
-    count_file = folder / part / "nshards.txt"
+    count_file = folder / "test" / "nshards.txt"
     if not count_file.is_file():
         raise FileNotFoundError(
             f"{count_file}: no such file; expected: a task folder with {CLASS_NAMES_FILE}, {TEMPLATES_FILE}, "
-            f"{part}/nshards.txt and {part}/0.tar ..."
+            "test/nshards.txt and test/0.tar ..."
         )
     text = count_file.read_text(encoding="utf-8", errors="replace").strip()
     if not re.fullmatch("[1-9][0-9]{0,6}", text):
         raise ValueError(f"{count_file} holds {text[:40]!r}; expected: the number of shards")
     shards = open_shards(
-        [str(folder / part / f"{number}.tar") for number in range(int(text))],
+        [str(folder / "test" / f"{number}.tar") for number in range(int(text))],
         role="test",
         index_dir=index_dir,
         max_broken_share=max_broken_share,
         allow_missing_captions=True,
         key="data.labelled",
     )
-    class_names = read_class_names(folder / CLASS_NAMES_FILE) if class_names is None else class_names
-    templates = read_templates(folder / TEMPLATES_FILE) if templates is None else templates
-    _check_classes(str(folder), class_names, templates)
+    class_names, templates = read_class_names(folder / CLASS_NAMES_FILE), read_templates(folder / TEMPLATES_FILE)
     name = folder.name.removeprefix("wds_").removesuffix("_test")
     return LabelledPictures(name, shards, class_names, templates, shards.broken_at_open)
-
-
-def datacomp_folder(root: str | Path, task: str) -> Path:
-    """Folder of a DataComp task: "vtab/cifar100" -> wds_vtab-cifar100_test."""
-    return Path(root).expanduser() / f"wds_{task.replace('/', '-')}_test"
 
 
 def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) -> dict[str, LabelledPictures]:
@@ -495,29 +464,10 @@ def _visible_folders(root: Path, key: str = "folder of a class") -> list[str]:
     return label_order([item.name for item in items if item.is_dir()])
 
 
-def _check_classes(where: str, class_names: Sequence[str], templates: Sequence[str]) -> None:
-    for kind, values in (("class_names", class_names), ("templates", templates)):
-        if isinstance(values, str) or not values or not all(isinstance(value, str) for value in values):
-            raise ValueError(f"{where}: {kind} is {str(values)[:60]!r}; expected: a list of strings")
-    wrong = next((template for template in templates if template.count("{}") != 1), None)
-    if wrong is not None:
-        raise ValueError(f"{where}: template {wrong!r}; expected: texts with one {{}} for the class name")
-
-
-def _class_index(root: Path, item: int | str, folders: list[str]) -> int:
-    if isinstance(item, str) and item in folders:
-        return folders.index(item)
-    if isinstance(item, int) and 0 <= item < len(folders):
-        return item
-    raise ValueError(
-        f"{root}: subset names {item!r}; expected: indices below {len(folders)}, or names of class folders"
-    )
-
-
 def _not_there(dataset: str, spec: TorchvisionSpec, root: Path, reason: str) -> FileNotFoundError:
     return FileNotFoundError(
         f"{dataset}: torchvision's {spec.kind} is not in {root}: {reason}. Download {spec.source} and unpack it so "
-        f"that {root / spec.folder} exists (nothing is downloaded unless download=True)"
+        f"that {root / spec.folder} exists"
     )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from common.data.broken import check_opened
-from common.data.decoding import check_reading_options
+from common.data.decoding import check_role
 from common.data.pictures import Pictures, Shard
 from common.data.shard_paths import expand_shards
 from common.data.tar_index import cached_index
@@ -52,7 +52,7 @@ def open_shards(
         ValueError: a shard is not a tar, nothing is left, too much is broken, an `image_id` is there twice in a set
             that is ranked, or an argument is out of range.
     """
-    check_reading_options(role, decode_size)
+    check_role(role)
     paths = expand_shards(pattern, root, f"data.{role}" if key is None else key)
     folder = Path(index_dir).expanduser() if index_dir is not None else None
     indices = [cached_index(path, folder, allow_missing_captions) for path in paths]
@@ -70,9 +70,6 @@ def open_shards(
     if role != "train" and not allow_missing_captions:
         _check_unique_ids(pictures)
     return pictures
-
-
-ShardDataset = open_shards  # an earlier name
 
 
 def _check_unique_ids(pictures: Pictures) -> None:

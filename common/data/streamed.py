@@ -55,8 +55,6 @@ class StreamedPairs:
     ) -> None:
         if num_rows < 1:
             raise ValueError(f"{reader.source}: no rows in {name}")
-        if buffer_size < 1:
-            raise ValueError(f"buffer_size is {buffer_size!r}; expected: at least 1 row")
         self.name, self.reader, self.seed, self.buffer_size = name, reader, seed, buffer_size
         self.broken_at_open: list[BrokenSample] = []
         self._plain, self._num_rows, self._files = rows, num_rows, files

@@ -98,6 +98,18 @@ def parsed_json(text: str, path: Path) -> Any:
         raise ValueError(f"{path}: not valid JSON: nested too deeply") from None
 
 
+def parsed(text: Any, what: str) -> Any:
+    """What a text of JSON holds; what is parsed already stays as it is.
+
+    Raises:
+        ValueError: it is no JSON; names what it should be.
+    """
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{what} is not valid JSON: {error}") from error
+
+
 def read_json_object(path: Path) -> dict[str, Any]:
     """The mapping that a JSON file holds, plain or gzip.
 

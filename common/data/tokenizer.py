@@ -17,6 +17,8 @@ import torch
 from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
+from common.data.text_files import parsed
+
 PAD_ID, UNKNOWN_ID, CLS_ID, END_ID = 0, 1, 2, 3
 LONGEST_PIECE = 100  # characters; BERT knows no longer word, no piece of CLIP's vocabulary has as many
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")  # no word has brackets, so they cannot collide
@@ -47,7 +49,8 @@ class Tokenizer:
         parts: arguments from which the class makes an equal tokenizer: of `==`, `hash` and pickle.
     """
 
-    stored: tuple[str, ...] = ()  # keys of `to_json` beside type and version
+    # keys of `to_json` beside type and version; a kind has their values in `_fields` and takes them in `_from_fields`
+    stored: tuple[str, ...] = ()
     versions: tuple[int, ...] = (1,)  # that `from_json` reads
     version = 1
 
@@ -121,10 +124,7 @@ class Tokenizer:
         Raises:
             ValueError: if it is not such a text; nothing is guessed.
         """
-        try:
-            content = json.loads(text) if isinstance(text, str) else text
-        except json.JSONDecodeError as error:
-            raise ValueError(f"the tokenizer is not valid JSON: {error}") from error
+        content = parsed(text, "the tokenizer")
         keys = ("type", "version", *cls.stored)
         if isinstance(content, dict) and {"type", "version"} <= set(content):
             kind, version = content["type"], content["version"]
@@ -138,14 +138,6 @@ class Tokenizer:
 
     def _identity(self) -> str:
         return json.dumps([type(self).__name__, 1, *self._parts[::-1]])
-
-    def _fields(self) -> tuple[Any, ...]:
-        """Values of the keys `stored`; `_from_fields` takes them."""
-        raise NotImplementedError
-
-    @classmethod
-    def _from_fields(cls, *fields: Any, version: int) -> Self:
-        raise NotImplementedError
 
     def __reduce__(self) -> tuple:
         return type(self), self._parts

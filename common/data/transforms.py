@@ -14,6 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from common.data.text_files import parsed
+
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # RGB, of pixels in [0, 1]
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -156,10 +158,7 @@ class ImageTransform:
         Raises:
             ValueError: if the text is not JSON, a key is missing or unknown, or a value is not accepted.
         """
-        try:
-            content = json.loads(text) if isinstance(text, str) else text
-        except json.JSONDecodeError as error:
-            raise ValueError(f"the image transform is not valid JSON: {error}") from error
+        content = parsed(text, "the image transform")
         known = set(cls.__dataclass_fields__)
         if not isinstance(content, dict) or set(content) | set(_LATER) != known:
             keys_read = sorted(content) if isinstance(content, dict) else type(content).__name__

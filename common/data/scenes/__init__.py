@@ -8,7 +8,7 @@ from common.data.scenes.draw import render
 from common.data.scenes.negatives import hard_negative_pairs
 from common.data.scenes.positives import caption_positives, matches
 from common.data.scenes.sampling import SPLITS
-from common.data.scenes.statements import Mention, Statement, describes, entails
+from common.data.scenes.statements import Mention, Statement, describes
 from common.data.scenes.tasks.dataset import ANNOTATION_TASKS, AnnotationTask, annotation_task
 from common.data.scenes.tasks.referring import ReferringScenes
 from common.data.scenes.vocabulary import scene_words

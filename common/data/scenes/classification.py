@@ -6,7 +6,8 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from common.base.random_keys import Draws, derive_key
-from common.data.scenes.dataset import check_index, check_task, fingerprint_of
+from common.data.decoding import row_of
+from common.data.scenes.dataset import check_task, fingerprint_of
 from common.data.scenes.draw import render
 from common.data.scenes.masks import ARROW, CIRCLE, CROSS, HEART, MOON, RING, SHAPES, SQUARE, STAR, TRIANGLE
 from common.data.scenes.sampling import TEXTURE_WEIGHTS
@@ -335,17 +336,17 @@ class ClassificationTask:
 
     def label(self, index: int) -> int:
         """Class of a picture, in [0, len(class_names))."""
-        block, place = divmod(check_index(index, self.size), len(self.class_names))
+        block, place = divmod(row_of(index, self), len(self.class_names))
         return _order_of_classes(derive_key("labels", self._task_key, block), len(self.class_names))[place]
 
     def scene(self, index: int) -> Scene:
         """What the picture shows."""
-        key = derive_key(self._task_key, check_index(index, self.size))
+        key = derive_key(self._task_key, row_of(index, self))
         return self._make(self.label(index), Draws(key), key)
 
     def __getitem__(self, index: int) -> dict:
         """{"image": (H, W, 3) uint8, "label": int, "image_id": str}."""
-        index = check_index(index, self.size)
+        index = row_of(index, self)
         return {
             "image": render(self.scene(index), self.image_size),
             "label": self.label(index),

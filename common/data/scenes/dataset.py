@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-import operator
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from common.base.random_keys import Draws, derive_key
+from common.data.decoding import row_of
 from common.data.scenes.captions import NUM_CAPTIONS, caption_statements, caption_texts, say_plainly, vague_statements
 from common.data.scenes.draw import render
 from common.data.scenes.negatives import hard_negative_pairs
@@ -35,18 +35,6 @@ def check_task(name: str, tasks: Mapping[str, Any], part: str, size: int, image_
     if part not in PARTS:
         raise ValueError(f"unknown part {part!r}; known parts: {', '.join(PARTS)}")
     check_sizes(size, image_size)
-
-
-def check_index(index, size: int) -> int:
-    """The index as a plain integer in [0, size); negative ones count from the end.
-
-    Raises:
-        IndexError: if it is out of range.
-    """
-    plain = operator.index(index)
-    if not -size <= plain < size:
-        raise IndexError(f"index {plain} is out of range for {size} items")
-    return plain % size
 
 
 def fingerprint_of(parameters: dict, data_set) -> str:
@@ -112,7 +100,7 @@ class SceneDataset:
 
     def __getitem__(self, index: int) -> dict:
         """{"image": (H, W, 3) uint8, "captions": sentences from specific to generic, "image_id": str}."""
-        index = check_index(index, self.size)
+        index = row_of(index, self)
         return {
             "image": self.picture(index),
             "captions": self.captions(index),
@@ -125,11 +113,11 @@ class SceneDataset:
 
     def image_id(self, index: int) -> str:
         """Id of a picture, without drawing it."""
-        return f"{self.split}-{self.seed}-{check_index(index, self.size)}"
+        return f"{self.split}-{self.seed}-{row_of(index, self)}"
 
     def scene(self, index: int) -> Scene:
         """What the picture shows."""
-        return draw_scene(derive_key(self._split_key, check_index(index, self.size)), self._statistics)
+        return draw_scene(derive_key(self._split_key, row_of(index, self)), self._statistics)
 
     def captions(self, index: int) -> list[str]:
         """The captions that the picture carries (with noise, possibly those of another picture)."""
@@ -151,7 +139,7 @@ class SceneDataset:
 
     def caption_source(self, index: int) -> int:
         """Index of the picture for which the captions were written: `index` itself unless the pair is noise."""
-        index = check_index(index, self.size)
+        index = row_of(index, self)
         if self._noise_threshold:
             draws = Draws(derive_key("caption_noise", self._split_key, index))
             if draws.below(2**31) < self._noise_threshold:
@@ -162,7 +150,7 @@ class SceneDataset:
         """Whether captions written for this picture are vague ones."""
         if not self._ambiguity_threshold:
             return False
-        draws = Draws(derive_key("ambiguity", self._split_key, check_index(index, self.size)))
+        draws = Draws(derive_key("ambiguity", self._split_key, row_of(index, self)))
         return draws.below(2**31) < self._ambiguity_threshold
 
     def hard_negatives(self, index: int) -> list[tuple[str, str]]:

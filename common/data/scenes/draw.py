@@ -277,11 +277,7 @@ def render(scene: Scene, image_size: int = 48) -> np.ndarray:
         image_size: side of the square picture in pixels, at least 16.
     Returns:
         (image_size, image_size, 3) uint8, red, green, blue.
-    Raises:
-        ValueError: if the picture is smaller than 16 pixels.
     """
-    if image_size < 16:
-        raise ValueError(f"image_size must be at least 16 pixels, got {image_size}")
     rows = [(o.shape, o.texture, o.orientation, o.x, o.y, o.radius, o.colour, o.tint) for o in scene.objects]
     for index in scene.covered:
         o = scene.objects[index]

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from common.data.scenes.world import (
     COLOURS,
-    INVERSE_RELATION,
     ORIENTATIONS,
     PLACES,
     SHAPES,
@@ -20,8 +19,6 @@ from common.data.scenes.world import (
     Scene,
     holds,
 )
-
-MAX_MENTIONS = 4
 
 
 class Mention(NamedTuple):
@@ -100,22 +97,4 @@ def describes(statement: Statement, scene: Scene) -> bool:
         len(objects),
         lambda mention, thing: fits(mention, objects[thing]),
         lambda relation, thing, other: holds(relation, objects[thing], objects[other]),
-    )
-
-
-def entails(stronger: Statement, weaker: Statement) -> bool:
-    """Whether every scene of which `stronger` holds is one of which `weaker` holds, by the form of the two alone.
-
-    Sound, not complete: it looks for the weaker one's mentions, relations, background and count inside the stronger
-    one. True is always right.
-    """
-    if weaker.background not in (-1, stronger.background) or weaker.count not in (-1, stronger.count):
-        return False
-    known = {(r, a, b) for a, r, b in stronger.relations}
-    known |= {(INVERSE_RELATION[r], b, a) for r, a, b in known}
-    return matching(
-        weaker,
-        len(stronger.mentions),
-        lambda mention, thing: all(w in (-1, s) for w, s in zip(mention, stronger.mentions[thing])),
-        lambda *relation: relation in known,
     )

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from common.base.random_keys import Draws, derive_key
-from common.data.scenes.dataset import check_index, check_task, fingerprint_of
+from common.data.decoding import row_of
+from common.data.scenes.dataset import check_task, fingerprint_of
 from common.data.scenes.tasks.associations import association_item
 from common.data.scenes.tasks.entailment import ENTAILMENT_LABELS, entailment_item
 from common.data.scenes.tasks.grounding import grounding_item
@@ -53,7 +54,7 @@ class AnnotationTask:
 
     def __getitem__(self, index: int) -> dict:
         """The item, with "image_id" added."""
-        index = check_index(index, self.size)
+        index = row_of(index, self)
         block, place = divmod(index, self._turns)
         turn = Draws(derive_key("turns", self._task_key, block)).shuffled(range(self._turns))[place]
         item = self._make(derive_key(self._task_key, index), turn, self.image_size)

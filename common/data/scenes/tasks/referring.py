@@ -3,7 +3,8 @@
 import numpy as np
 
 from common.base.random_keys import Draws, derive_key
-from common.data.scenes.dataset import check_index, check_sizes, fingerprint_of
+from common.data.decoding import row_of
+from common.data.scenes.dataset import check_sizes, fingerprint_of
 from common.data.scenes.draw import render
 from common.data.scenes.sampling import draw_scene
 from common.data.scenes.tasks.grounding import STATISTICS, appearance_statement, proposals
@@ -46,11 +47,11 @@ class ReferringScenes:
 
     def image_id(self, index: int) -> str:
         """Id of a picture, without drawing it."""
-        return f"referring-{self.part}-{self.seed}-{check_index(index, self.size)}"
+        return f"referring-{self.part}-{self.seed}-{row_of(index, self)}"
 
     def scene(self, index: int) -> Scene:
         """What the picture shows."""
-        return draw_scene(derive_key(self._key, check_index(index, self.size)), STATISTICS)
+        return draw_scene(derive_key(self._key, row_of(index, self)), STATISTICS)
 
     def captions(self, index: int) -> list[str]:
         """The expressions alone."""
