@@ -86,12 +86,12 @@ def test_later_files_win_and_overrides_win_over_files(tmp_path):
         ("run: {mixed_precision: false}", ["run.mixed_precision = 'false'", "no, bf16"]),
         (
             "optim: {steps: 1}\nrun: {seed: 1}\noptim: {beta1: 0.5}",
-            ["row.yaml: not valid YAML: optim stands", "lines 1 and 3"],
+            ["row.yaml: not valid YAML: optim occurs", "lines 1 and 3"],
         ),
-        ("optim:\n  steps: 1\n  steps: 2", ["row.yaml: not valid YAML: steps stands", "lines 2 and 3; expected once"]),
+        ("optim:\n  steps: 1\n  steps: 2", ["row.yaml: not valid YAML: steps occurs", "lines 2 and 3; expected once"]),
         (
             "data:\n mixture:\n - {weight: 1}\n - {root: a,\n    root: b}",
-            ["row.yaml: not valid YAML: root stands", "lines 4 and 5"],
+            ["row.yaml: not valid YAML: root occurs", "lines 4 and 5"],
         ),
         ("optim: {steps: \xff}", ["row.yaml: optim.steps = '\xff'"]),
         ("- a\n- b", ["row.yaml", "a mapping of sections"]),
@@ -528,6 +528,6 @@ def test_override_changes_a_copy():
 
 def test_kept_features_take_no_augmentation():
     stem = ["data.source=shards", "model.image.stem.name=resnet18", "model.patch_size=8", "data.augmentation=albef"]
-    with pytest.raises(ConfigError, match=r"data.augmentation = albef with features of a stem .*stem.cache_gb=0"):
+    with pytest.raises(ConfigError, match=r"data.augmentation = albef with cached features of a stem.*stem.cache_gb=0"):
         load_config(Config, [], stem)
     assert load_config(Config, [], [*stem, "model.image.stem.cache_gb=0"]).data.augmentation == "albef"

@@ -261,7 +261,7 @@ def test_other_words_and_class_tokens_are_named(tmp_path, public):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model.image.lock=all"], r"model\.image\.lock = all without model\.init and model\.image\.init would hold"),
+        (["model.image.lock=all"], r"model\.image\.lock = all without model\.init and model\.image\.init would freeze"),
         (["model.init=x", "model.text.lock=9"], r"model\.text\.lock = 9 is more than model\.text\.layers = 2"),
         (["model.init=x", "model.text.lock=some"], r"model\.text\.lock = 'some'; expected one of: all, a whole number"),
         (["model.init=x", "model.text.lock=-1"], r"model\.text\.lock = '-1'; expected one of: all, >= 0"),

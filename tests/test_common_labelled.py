@@ -166,7 +166,7 @@ def test_files_that_are_no_pictures_are_listed(folder):
     (folder / "n11").mkdir()
     pictures = open_image_folder(folder, list("abcd"), TEMPLATES)
     assert {(Path(broken.path).name, broken.reason.split(":")[0]) for broken in pictures.broken_at_open} == {
-        ("notes.txt", "no picture"),
+        ("notes.txt", "no image"),
         ("empty.jpg", "image cannot be decoded"),
         ("n11", "class without images"),
     }
@@ -398,7 +398,7 @@ def test_a_damaged_file_of_torchvision_is_a_broken_sample(tmp_path):
     for index, words in ((0, "image file is truncated"), (1, "FileNotFoundError")):
         with pytest.raises(BrokenSample, match=words) as error:
             pictures[index]
-        assert error.value.key == f"picture {index}"
+        assert error.value.key == f"image {index}"
         assert pictures.label(index) == index
     assert len(pictures.fingerprint) == 64
 

@@ -436,8 +436,8 @@ NO_FILE = [  # name, content, what is said of the whole file
     ("x.tsv", b"a\tb\tc\n0.jpg\ta dog\tx\n", "line 1: which columns hold paths and captions?"),  # no known name
     ("x.tsv", b"path\tb\n0.jpg\ta dog\n", "line 1: which columns hold paths and captions?"),  # one known name only
     ("x.csv", b'0.jpg,a dog, a cat\n1.jpg,"a"\n', "data.image_column"),  # no header, a comma in the first caption
-    ("x.csv", b'path,caption\n0.jpg,fine\n1.jpg,"open\n2.jpg,b\n', "line 3: the row does not end"),
-    ("x.csv", b'path,caption\n0.jpg,"a\nb"\n1.jpg,"a" dog\n', "line 4: the row cannot be told"),
+    ("x.csv", b'path,caption\n0.jpg,fine\n1.jpg,"open\n2.jpg,b\n', "line 3: the row has malformed quotes"),
+    ("x.csv", b'path,caption\n0.jpg,"a\nb"\n1.jpg,"a" dog\n', "line 4: the row has malformed quotes"),
     ("x.tar", b"", "is empty; expected: an uncompressed tar"),
     ("x.tar", b"<html>" * 200, "is not a tar: it starts with b'<html>"),
     ("x.tar", b"\x1f\x8b" + b"0" * 3000, "is not a tar: a gzip file, unpack it first (gunzip)"),

@@ -43,7 +43,7 @@ def test_the_same_samples_as_the_webdataset_library(tmp_path, tar_format):
         assert ours.key(index) == item["__key__"]
         assert ours.read(index, "image") == item["jpg"]
         assert ours.metadata(index) == json.loads(item["json"])
-    assert [(broken.key, broken.reason.split(":")[0]) for broken in ours.broken_at_open] == [("odd", "no picture")]
+    assert [(broken.key, broken.reason.split(":")[0]) for broken in ours.broken_at_open] == [("odd", "no image")]
 
 
 def test_files_that_gnu_tar_and_webdataset_write_are_read(tmp_path):

@@ -14,7 +14,7 @@ BEYOND_PAPER = ("beyond_", "lit_")  # beginnings of rows that no paper prints: o
 
 
 def rows_of(folder: Path) -> list[str]:
-    """Names of a paper folder's rows: files of its configs/ that are no scale's, without .yaml."""
+    """Names of a paper folder's rows: the files of its configs/, without .yaml and without scales."""
     return sorted(file.stem for file in (folder / "configs").glob("*.yaml") if not file.stem.startswith("scale_"))
 
 
@@ -33,7 +33,7 @@ _OURS = {
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message that refuses a word, "; did you mean X?", or nothing where no known word is near."""
+    """ "; did you mean X?" for the end of a message that refuses a word; "" where no known word is near."""
     section, dot, name = word.rpartition(".")
     word = f"{section}{dot}{_OURS.get(name, name)}"
     near = difflib.get_close_matches(word, list(known), n=1)
@@ -41,22 +41,22 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def accepted(word: str, known: Sequence[str]) -> str:
-    """The known words, for a message that refuses one: "expected one of: a, b", and the nearest."""
+    """ "expected one of: a, b" for a message that refuses a word, with the nearest of the known ones."""
     return f"expected one of: {', '.join(known) or 'none'}{did_you_mean(word, known)}"
 
 
 def some(names: Sequence[str], most: int = 4) -> str:
-    """The first names, and how many more there are, for a message."""
+    """The first names, and the number of further ones, for a message."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def expanded(path: str | os.PathLike[str]) -> str:
-    """A path with the home folder for `~`; as it stands where there is no such user: a file may be called ~draft."""
+    """A path with the home folder for `~`; unchanged where there is no such user, as a file may be called ~draft."""
     return os.path.expanduser(path)  # noqa: PTH111
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with a description that is printed as it is written, and the nearest flag or choice in its errors.
+    """argparse's parser. The description keeps its layout, and errors name the nearest flag or choice.
 
     In arguments of type Path `~` is expanded: a shell leaves that of --output=~/x to the program.
     """

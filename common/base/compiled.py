@@ -1,4 +1,4 @@
-"""Loops compiled by numba, on machines where its disk cache cannot be written too."""
+"""Loops compiled by numba, also on machines where its disk cache cannot be written."""
 
 import functools
 
@@ -7,14 +7,12 @@ import torch
 
 
 def compiled(function=None, *, parallel: bool = False):
-    """`numba.njit` with its disk cache where a cache can be written, and without one where it cannot.
+    """`numba.njit` with its disk cache where a cache can be written, else without one.
 
     Numba refuses at decoration when neither `__pycache__` nor the user's cache directory is writable.
 
     Args:
-        function: to compile at its first call; `@compiled` and `@compiled(parallel=True)` both work.
-        parallel: let `numba.prange` use several threads: as many as torch has at the call, at most those that numba
-            was imported with (NUMBA_NUM_THREADS, default one for each core).
+        parallel: let `numba.prange` use as many threads as torch has at the call, at most NUMBA_NUM_THREADS.
     """
     if function is None:
         return lambda decorated: compiled(decorated, parallel=parallel)
@@ -29,8 +27,8 @@ def compiled(function=None, *, parallel: bool = False):
 def _with_torch_threads(loop):
     """The loop on as many threads as torch has; both libraries have as many after it as before.
 
-    Numba's threads and torch's come from one OpenMP, and starting the first sets the number of the second: sums would
-    be split in another way from then on, and a resumed run differ in the last bit.
+    Numba and torch share one OpenMP, and starting numba's threads sets torch's number. Sums would then be split in
+    another way, and a resumed run would differ in the last bit.
     """
 
     @functools.wraps(loop)

@@ -1,11 +1,11 @@
 """Configuration: nested frozen dataclasses filled from plain YAML files and `section.key=value` overrides.
 
-A row file holds the method of one row of a table, a scale file holds data, sizes, steps and hardware, and under `rows`
-what some rows have of their own at that scale:
+A row file holds the method of one row of a table. A scale file holds data, sizes, steps and hardware, and under `rows`
+what some rows need at that scale. Later sources win:
     defaults of the dataclass  <  scale file  <  row file  <  the scale file's `rows`  <  overrides on the command line
-The field's type says how a word is read: 5e-4 and 1e3 are numbers where a number belongs; `no` is a word where words
-are accepted, and false where true or false belongs. Every value is checked (values.py); an error names the file, the
-key, the value and what is accepted. No interpolation, no class paths, no environment variables.
+The field's type decides how a word is read: 5e-4 and 1e3 are numbers where a number belongs; `no` is a word where words
+belong, and false where true or false belongs. Every value is checked (values.py); an error names the file, the key, the
+value and what is expected. No interpolation, no class paths, no environment variables.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SCALES = ("smoke", "demo", "photos", "photos_scratch", "paper")
 
 
 class _Words(yaml.SafeLoader):
-    """Leaves every word but null as text: YAML takes 5e-4 for text, no for false, 010 for 8. Refuses a key twice."""
+    """Leaves every word but null as text (YAML reads 5e-4 as text, no as false, 010 as 8); refuses a repeated key."""
 
     yaml_implicit_resolvers: typing.ClassVar[dict] = {}
 
@@ -50,20 +50,13 @@ _Words.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("(~|null|Null|
 def load_config(config_class: type, files: list[Path], overrides: Sequence[str] = ()) -> Any:
     """Fills a config dataclass from its defaults, then YAML files in order, then `section.key=value` overrides.
 
-    Args:
-        config_class: frozen dataclass whose fields are scalars or such dataclasses.
-        files: YAML files; a later one wins.
-        overrides: "section.key=value" strings; the value is read as YAML.
-    Returns:
-        An instance of config_class.
     Raises:
-        ConfigError: missing file, broken YAML, unknown key, a key twice in a file, wrong type, value out of bounds.
+        ConfigError: missing file, broken YAML, unknown or repeated key, wrong type, value out of bounds.
     """
     return located(_filled(config_class, [(str(path), _read_yaml(path)) for path in files], overrides))
 
 
 def _filled(config_class: type, layers: Iterable[tuple[str, dict[str, Any]]], overrides: Sequence[str] = ()) -> Any:
-    """As `load_config`, from the files' content as (where, sections) in order; `where` stands in errors."""
     values: Values = {}
     for where, content in [*layers, ("command line", _parsed(config_class, overrides))]:
         values = _overlaid(config_class, values, dict(flat(config_class, content, where)))
@@ -71,14 +64,13 @@ def _filled(config_class: type, layers: Iterable[tuple[str, dict[str, Any]]], ov
 
 
 def load_beside_weights(config_class: type, overrides: Sequence[str], fixed: Sequence[str] = ()) -> Any:
-    """A config for published weights: where the data lie and how they are read; all else stands in the weights.
+    """A config for published weights, which state everything but the data and how they are read.
 
     Args:
-        config_class: dataclass of the config.
         overrides: the user's, "data.key=value" and "run.key=value".
-        fixed: what the caller sets, "section.key=value".
+        fixed: those of the caller, "section.key=value".
     Raises:
-        ConfigError: another section, or data.root for a source that has none.
+        ConfigError: another section, or data.root without a source.
     """
     for text in overrides:
         if not text.startswith(("data.", "run.")):
@@ -114,15 +106,13 @@ def entry_arguments(
     """Command line of a train.py: --config, --scale, --output-dir, --resume [auto], then overrides.
 
     Args:
-        description: first help line.
-        script: the train.py itself; rows and scales are looked up in `configs/` beside it.
-        config_class: the paper's dataclass.
+        script: the train.py; rows and scales are read from `configs/` beside it.
         default_row: file name of the row that is trained without --config.
-        scale_files: a scale's file is `<scale_files>_<scale>.yaml`; for a folder with two kinds of config.
+        scale_files: a scale's file is `<scale_files>_<scale>.yaml`.
     Returns:
         (config, arguments); arguments.row is the row's name, arguments.resume one of None, "last" and "auto".
     Raises:
-        ConfigError: as `load_row`; a row that another script trains, as the comments say that open its file.
+        ConfigError: as `load_row`; or the comments that open the row's file name another script.
     """
     folder = script.resolve().parent
     parser = Parser(description)
@@ -134,6 +124,7 @@ def entry_arguments(
         "continue from the last whole checkpoint in the output dir; auto: start from the beginning if none exists"
     )
     parser.add_argument("--resume", nargs="?", choices=("last", "auto"), const="last", help=resume_help)
+    # behind the flags: overrides, which `make SET=` passes on too
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="e.g. optim.steps=500 run.seed=1")
     # argparse would take an override behind a bare --resume for its value
     words = itertools.pairwise([*sys.argv[1:], ""])
@@ -153,12 +144,11 @@ def entry_arguments(
 
 
 def _run_line(file: Path) -> re.Match | None:
-    """The comment of a row that says how it is trained; group 1 is the command, 2 the script."""
+    # the comment that states how a row is trained: group 1 is the command, group 2 the script
     return re.search(r"^# Run: (.*?(\w+\.py).*)$", file.read_text("utf-8", "replace"), re.MULTILINE)
 
 
 def _scripts_of_rows(folder: Path) -> set[str]:
-    """Names of the scripts that a paper folder's rows are trained by."""
     return {run_line[2] for file in (folder / "configs").glob("*.yaml") if (run_line := _run_line(file))}
 
 
@@ -188,9 +178,9 @@ def load_row(
 ) -> Any:
     """Config of one row of a table at one scale, whose file is `configs/<scale_files>_<scale>.yaml`.
 
-    What a row, or all rows that begin alike, have of their own at a scale stands under `rows` in the scale's file and
-    wins over the row: for ablation_ob_64_8.yaml the entries ablation, ablation_ob, ..., ablation_ob_64_8, those that
-    exist. An entry may name several beginnings, separated by blanks; entries of one beginning follow the file's order.
+    Entries under `rows` in the scale's file win over the row: for ablation_ob_64_8.yaml those of ablation, ablation_ob,
+    ..., ablation_ob_64_8. An entry may name several beginnings, separated by blanks; the file's order decides among
+    equals.
 
     Raises:
         ConfigError: as `load_config`; an unknown scale; `rows` or one of its entries is no mapping.
@@ -205,7 +195,7 @@ def load_row(
 
 
 def _layers_of_row(rows: Any, row: str, where: str) -> list[tuple[str, dict[str, Any]]]:
-    """What a scale file's `rows` hold for a row, as (where, sections), the longest of its beginnings last."""
+    # the entries of `rows` for a row, as (where, sections), the longest beginning last
     if not isinstance(rows, dict):
         raise ConfigError(f"{where} is a section, got {rows!r}; expected: beginnings of names, each with sections")
     for names, content in rows.items():
@@ -218,10 +208,7 @@ def _layers_of_row(rows: Any, row: str, where: str) -> list[tuple[str, dict[str,
 
 
 def _overlaid(config_class: type, values: Values, layer: Values) -> Values:
-    """A later layer over earlier ones.
-
-    What its source or tokenizer does not take, and what another source named, is not carried over.
-    """
+    # a later layer over earlier ones, without what its source or tokenizer does not take or another source named
     if not issubclass(hints_of(config_class).get("data", object), DataConfig):
         return values | layer
     others = set()
@@ -234,7 +221,6 @@ def _overlaid(config_class: type, values: Values, layer: Values) -> Values:
 
 
 def _parsed(config_class: type, overrides: Sequence[str]) -> dict[str, Any]:
-    """`section.key=value` strings by key."""
     content = {}
     for text in overrides:
         key, equals, value = text.partition("=")

@@ -1,12 +1,12 @@
-"""The files of this repository that a result was made from, as a compiler's dependency file lists those of an object.
+"""The files of this repository that a result was made from, like a compiler's dependency file.
 
 A module, or a package in its __init__.py for all of its modules, states what it decides:
 
     DECIDES = "evaluation"    metrics: after a change a run is evaluated again, not trained
     DECIDES = "nothing"       commands, reports, plots: after a change nothing is made again
 
-Without it a module decides weights: after a change a run is trained again. A file too many costs time, a file too few
-would show a stale result, so modules that another run of the same process has loaded may count too.
+A module without it decides weights: after a change a run is trained again. A file too many costs time, a file too few
+would show a stale result; so modules that another run of the same process has loaded may count too.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ _NO_PART_OF_A_RESULT = ("tests", "scripts", "outputs", "results")  # folders of 
 
 
 def loaded_files(*kinds: str) -> dict[str, str]:
-    """File -> hash, of all modules of this repository that this process has loaded and that decide one of `kinds`.
+    """File -> hash, of all loaded modules of this repository that decide one of `kinds`.
 
-    The hash is that of the file when it was first asked for: what is edited later is not what has run.
+    The hash is that of the file at the first call: what is edited later has not run.
     """
     modules = [(name, module, _file_of(module)) for name, module in list(sys.modules.items())]
     files = {file for name, module, file in modules if file is not None and _decides(name, module) in kinds}
@@ -32,12 +32,11 @@ def loaded_files(*kinds: str) -> dict[str, str]:
 
 
 def changed_files(files: Mapping[str, str]) -> list[str]:
-    """Those that are missing now or have another hash."""
+    """The files that are missing now or have another hash."""
     return [file for file, before in files.items() if _hash_of(ROOT / file) != before]
 
 
 def _file_of(module: ModuleType) -> str | None:
-    """Path below the root; None for a module of another project."""
     path = getattr(module, "__file__", None)
     return None if path is None else _below_root(path)
 
@@ -53,7 +52,7 @@ def _below_root(path: str) -> str | None:
 
 
 def _decides(name: str, module: ModuleType) -> str:
-    """Of the module, else of the nearest package around it that states it."""
+    # of the module, else of the nearest package around it that states it
     while module is not None:
         if hasattr(module, "DECIDES"):
             return module.DECIDES
@@ -68,7 +67,7 @@ def _first_hash(file: str) -> str:
 
 
 def _hash_of(path: Path) -> str:
-    """12 hex digits of the content; "" for a file that cannot be read."""
+    # 12 hex digits of the content; "" for a file that cannot be read
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError:

@@ -26,9 +26,9 @@ def setting(
     """A dataclass field with a default and bounds (`above` and `below` are exclusive).
 
     Args:
-        decides: what another value changes; None = what the section's attribute `decides` says, else weights.
+        decides: what another value changes; None = the section's attribute `decides`, else weights.
         from_weights: null takes the value of the weights that a run starts from; a checkpoint holds it.
-        read: of a text, applied before its type is checked.
+        read: applied to a text before its type is checked.
     """
     limits = {"ge": at_least, "le": at_most, "gt": above, "lt": below}  # as pydantic names them
     bounds = tuple((name, limit) for name, limit in limits.items() if limit is not None)
@@ -47,7 +47,6 @@ def columns_setting(default: Any = "", decides: Decides | None = None):
 
 
 def home_expanded(value: Any) -> Any:
-    """A path as text with the home folder for `~`."""
     return expanded(value) if isinstance(value, str) else value
 
 
@@ -69,7 +68,6 @@ class Setting(NamedTuple):
 
 @functools.cache
 def hints_of(config_class: type) -> dict[str, Any]:
-    """Types of a class's fields by name."""
     hints = typing.get_type_hints(config_class)
     return {item.name: hints[item.name] for item in dataclasses.fields(config_class)}
 

@@ -17,7 +17,7 @@ import yaml
 
 
 def utf8(text: str) -> bytes:
-    r"""UTF-8, in which a byte of a file name that is none stands as \udcfc: JSON and YAML read it back as it was."""
+    r"""UTF-8; other bytes of a file name become \udcfc or similar, which JSON and YAML read back unchanged."""
     return text.encode("utf-8", "backslashreplace")
 
 
@@ -27,7 +27,7 @@ def printable(text: str) -> str:
 
 
 def write_atomically(path: str | Path, content: str | bytes) -> Path:
-    """Write through a temporary file in the same folder and a rename: a reader sees the old file or the new one."""
+    """Writes through a temporary file in the same folder and a rename: a reader sees the old file or the new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
@@ -57,10 +57,9 @@ class NoLocks(OSError):
 
 @contextmanager
 def locked(path: Path, way_on: str, wait: float = math.inf) -> Iterator[None]:
-    """Holds a lock file. The system ends the lock with its process; a mere file, which would stay, is never taken.
+    """Holds a lock file. The system ends the lock with its process; a stale file without a lock never blocks.
 
     Args:
-        path: of the file.
         way_on: what to do where the disk has no locks, for the message.
         wait: seconds, while another process holds it.
     Raises:
@@ -87,7 +86,7 @@ def locked(path: Path, way_on: str, wait: float = math.inf) -> Iterator[None]:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds; None where there is no such file, or one that is torn."""
+    """Content of a JSON file; None where it is missing or damaged."""
     try:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
@@ -95,31 +94,27 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: str | Path, content: Any) -> Path:
-    """Write plain values as JSON on one line, whole or not at all."""
+    """Writes plain values as JSON on one line, whole or not at all."""
     return write_atomically(path, json.dumps(content, ensure_ascii=False))
 
 
 def read_repository_yaml(path: Path) -> Any:
-    """A YAML file of this repository, read by libyaml where it is there, in a twentieth of the time.
+    """A YAML file of this repository, read by libyaml where it is installed, in a twentieth of the time.
 
-    Not for files of others: libyaml ends the process on deep nesting, where the loader in Python raises an error.
-
-    Raises:
-        yaml.YAMLError: it is none.
+    Not for files of users: libyaml ends the process on deep nesting, where the loader in Python raises an error.
     """
     return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def check_room(folder: Path, what: str, size: float, most: float, setting: str, present: float = 0.0) -> None:
-    """Says how much is going to be written where that is worth saying, above 10 MB.
+    """Refuses to write more than is allowed or than the disk holds; prints sizes above 10 MB.
 
     Args:
-        folder: exists.
-        what: is written.
-        size, most, there: bytes that are written, that may lie there then, that do now.
+        what: is written, for the message.
+        size, most, present: bytes to write, bytes allowed in the folder, bytes in it now.
         setting: that `most` comes from.
     Raises:
-        ValueError: more than may be, or than the disk has room for.
+        ValueError: too large.
     """
     free, summary = shutil.disk_usage(folder).free, f"{what} take {size / 1e9:.2f} GB in {folder}"
     if present + size > most or size > free:

@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def git_revision() -> str:
-    """Short revision of the checkout, "+changes" behind it if tracked files differ; "unknown" without git.
+    """Short revision of the checkout, with "+changes" if tracked files differ; "unknown" without git.
 
-    Committed results may differ: a command that writes them anew is not what makes the next one another revision's.
+    Changes below results/ do not count: a command that writes them must not make the next one another revision's.
     """
     try:
         revision = _git("rev-parse", "--short=12", "HEAD")
@@ -34,7 +34,7 @@ def _git(*arguments: str) -> str:
 
 
 def code_fingerprint(paths: Iterable[Path | str]) -> str:
-    """Hash of the names and contents of the Python files that a result depends on.
+    """Hash of the names and contents of Python files.
 
     Args:
         paths: files, and folders that are searched; absolute or relative to the repository root.
@@ -64,7 +64,7 @@ def hardware() -> str:
 
 
 def computes_bfloat16() -> bool:
-    """Whether products in bfloat16 have instructions of their own here: elsewhere they cost more than in float32."""
+    """Whether this machine has instructions for products in bfloat16; without them they cost more than float32."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if torch.accelerator.is_available():

@@ -1,8 +1,7 @@
 """Cheap deterministic keys: splitmix64 chained over integers and texts, and streams of 32-bit draws from a key.
 
-Only integers are involved: a key means the same on every machine, in every process and in any order of asking; Python's
-`hash` does not. Everything random about a picture of the scenes follows from one key, and the key from (seed, split,
-index).
+Only integers are involved: a key means the same on every machine and in every process, which Python's `hash` does not.
+Everything random about an image of the scenes follows from one key, and the key from (seed, split, index).
 """
 
 from functools import cache
@@ -28,7 +27,7 @@ def _fill(key, count):
 
 
 class Draws:
-    """A stream of integers that depends on its key alone."""
+    """A stream of integers that depends only on its key."""
 
     __slots__ = ("_key", "_position", "_values")
 
@@ -99,9 +98,9 @@ def text_key(text: str) -> int:
 
 
 def derive_key(*parts: int | str) -> int:
-    """Chain integers and texts into one 64-bit key; the order matters.
+    """Chains integers and texts into one 64-bit key; the order matters.
 
-    Keys that differ in their last part only never collide, because each step is a bijection of the last part.
+    Keys that differ only in their last part never collide, because each step is a bijection of the last part.
     """
     key = 0
     for part in parts:
@@ -110,7 +109,6 @@ def derive_key(*parts: int | str) -> int:
 
 
 def mix64_array(values: np.ndarray) -> np.ndarray:
-    """`mix64` of every entry of a uint64 array."""
     with np.errstate(over="ignore"):
         values = values + np.uint64(_GOLDEN)
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

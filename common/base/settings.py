@@ -33,7 +33,7 @@ TAKEN_BY = {
 }
 
 
-# likewise for the tokenizer
+# the same for the tokenizer
 TAKEN_BY_TOKENIZER = dict.fromkeys(("min_word_count", "max_words"), ("words",))
 
 
@@ -47,7 +47,7 @@ SCENES_TO_TRAIN_ON = ("train", "train_crowded", "train_referring")
 
 @dataclass(frozen=True)
 class MixedSet:
-    """One training set of `data.mixture`. Keys have their meaning in `data`; what is not given is as there."""
+    """One training set of `data.mixture`. Keys mean the same as in `data`, whose values stand in for missing ones."""
 
     weight: float = setting(1.0, above=0.0)  # samples of it for each of a set with weight 1; counts in thousandths
     source: Source | None = None
@@ -62,7 +62,7 @@ class MixedSet:
     ambiguity: float | None = setting(None, at_least=0.0, at_most=1.0)
 
     def as_data(self, data: "DataConfig") -> "DataConfig":
-        """The config that names this set alone, as a source would be chosen over `data` on the command line.
+        """The config that names only this set, as if its source were chosen over `data` on the command line.
 
         Raises:
             ValueError: a key that its source does not take.
@@ -85,9 +85,10 @@ class MixedSet:
 class DataConfig:
     """Which pairs to train on and to rank, and how pixels and words become tensors.
 
-    What a source or tokenizer does not take (`TAKEN_BY`) stays at its default. A file or command line that chooses
-    another one sets it back, and with a source the names of files, folders and columns too, so that data.source=shards
-    can follow a scale of scenes, and data.source=karpathy one of shards.
+    A key that the source or tokenizer does not take (`TAKEN_BY`) stays at its default. A file or command line that
+    chooses
+    another source resets such keys, and the names of files, folders and columns: data.source=shards can follow a scale
+    of scenes, and data.source=karpathy one of shards.
     """
 
     # the embedded world; tar shards; Karpathy's and similar JSON files; tables of path and caption; Hugging Face sets
@@ -99,33 +100,33 @@ class DataConfig:
     train: str = path_setting(decides="nothing")
     # as train; ranked during training. "": shards "*val*.tar"; karpathy, hugging_face as data.train
     val: str = path_setting(decides="nothing")
-    test: str = path_setting(decides="nothing")  # likewise; ranked at the end
+    test: str = path_setting(decides="nothing")  # as val; ranked at the end
     second_test: str = path_setting(decides="nothing")  # a second test set, "" = none
     # several training sets instead of data.train, e.g. [{train: a.tsv, weight: 3}, {source: shards, root: /data/b}]
     mixture: tuple[MixedSet, ...] = setting((), decides="nothing")
-    images: str = path_setting(decides="nothing")  # folder of the pictures, "" = looked for beside the file
-    image_column: str = ""  # of the picture or its path, "" = by the usual names
-    caption_column: str = columns_setting()  # likewise; several are separated by commas: "caption_0,caption_1"
+    images: str = path_setting(decides="nothing")  # folder of the images, "" = searched beside the file
+    image_column: str = ""  # of the image or its path, "" = by the usual names
+    caption_column: str = columns_setting()  # of the captions; several are separated by commas: "caption_0,caption_1"
     stream_buffer: int = setting(0, at_least=0)  # rows in which a training stream is shuffled, 0 = none
     # folder of labelled sets for zero-shot classification, one folder each, "" = none
     labelled: str = path_setting(decides="nothing")
-    num_train: int = setting(50_000, at_least=1)  # pictures in one epoch
-    # pictures that are ranked, and classified, during training; of files evenly spaced ones. null = all; of scenes 500
+    num_train: int = setting(50_000, at_least=1)  # images in one epoch
+    # images that are ranked, and classified, during training; of files evenly spaced ones. null = all; of scenes 500
     num_val: int | None = setting(None, at_least=1, decides="nothing")
-    num_test: int = setting(1_000, at_least=1, decides="evaluation")  # pictures of each retrieval test set
-    # test pictures ranked together, null = all num_test
+    num_test: int = setting(1_000, at_least=1, decides="evaluation")  # images of each retrieval test set
+    # test images ranked together, null = all num_test
     gallery: int | None = setting(None, at_least=2, decides="evaluation")
-    # pictures of each zero-shot classification set
+    # images of each zero-shot classification set
     num_labelled: int = setting(1_000, at_least=1, decides="evaluation")
     caption_noise: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of shuffled training pairs
     ambiguity: float = setting(0.0, at_least=0.0, at_most=1.0)  # share of training captions made ambiguous
-    num_captions: int = setting(5, at_least=1, at_most=5)  # of a picture; the fifth ("some things") fits many pictures
+    num_captions: int = setting(5, at_least=1, at_most=5)  # of an image; the fifth ("some things") fits many images
     image_size: int = setting(48, at_least=8)  # pixels
     resize: Literal["squeeze", "crop"] = "crop"  # evaluation: squeeze to a square, or shortest side + centre crop
     crop_scale: tuple[float, float] | None = None  # training: share of the area of a random crop, null = as evaluation
     # training, behind the crop: ALBEF's mirror images and RandAugment; TCL's colours, grey and blur before them
     augmentation: Literal["none", "albef", "tcl"] = "none"
-    tokenizer: Literal["words", "clip_bpe", "bert_wordpiece"] = "words"  # words: the training captions' own
+    tokenizer: Literal["words", "clip_bpe", "bert_wordpiece"] = "words"  # words: those of the training captions
     # clip_bpe, bert_wordpiece: file, folder or hub name; "" = open_clip's file, bert-base-uncased
     vocabulary: str = path_setting(decides="nothing")
     context_length: int = setting(32, at_least=3)  # tokens, class and end token included
@@ -171,7 +172,7 @@ class DataConfig:
 
     @property
     def validation_size(self) -> int | None:
-        """Pictures that are ranked during training; None = all."""
+        """Images that are ranked during training; None = all."""
         return 500 if self.num_val is None and self.source == "scenes" else self.num_val
 
     @property
@@ -184,8 +185,8 @@ class DataConfig:
 class TowerConfig:
     """Size of one transformer, and the weights that it starts from.
 
-    What no size tells (activation, eps) comes with the weights where it is null. `lock` holds still what the weights
-    have filled, so a new projection is always trained: all of it, or the embeddings and so many of the lowest layers.
+    Null activation and eps come from the weights. `lock` freezes only what the weights have filled, so a new projection
+    always trains: all of the tower, or the embeddings and this many of the lowest layers.
     """
 
     width: int = setting(128, at_least=1, at_most=65_536)
@@ -198,24 +199,24 @@ class TowerConfig:
     norm_eps: float | None = setting(None, above=0.0, from_weights=True)
     # weights to start from: file, folder, run or hub name; "" = model.init
     init: str = path_setting(decides="nothing")
-    lock: Literal["all"] | int | None = setting(None, at_least=0)  # gets no gradient; 0 = the embeddings alone
+    lock: Literal["all"] | int | None = setting(None, at_least=0)  # gets no gradient; 0 = only the embeddings
 
 
 @dataclass(frozen=True)
 class StemConfig:
-    """A pre-trained network of timm's whose features stand in for the patches (common/encoders/stem.py)."""
+    """A pre-trained timm network whose features stand in for the patches (common/encoders/stem.py)."""
 
     name: str = ""  # as timm has it, e.g. tf_efficientnet_lite0; "" = none, pixels are cut into patches
     # file or folder in timm's layout; "" = timm's own, from the hub; not read with an init
     weights: str = path_setting(decides="nothing")
-    trainable: bool = False  # false: held still, and its features computed once and kept on disk
+    trainable: bool = False  # false: frozen, and its features computed once and cached on disk
     # of its training's pixels; null = as config.json or timm has it
     mean: tuple[float, float, float] | None = setting(None, from_weights=True)
     std: tuple[float, float, float] | None = setting(None, from_weights=True)
-    dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of its channels a training picture loses
-    # kept of a training picture: the evaluation view; that and its mirror image; so many crops by data.crop_scale
+    dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of its channels a training image loses
+    # of a training image, cached: the evaluation view; that and its mirror image; so many crops by data.crop_scale
     views: Literal["centre", "mirror"] | int = setting("centre", at_least=1)
-    # largest file set of one data set; 0 = computed anew in every step
+    # largest file set of one data set; 0 = computed in every step
     cache_gb: float = setting(20.0, at_least=0.0, decides="nothing")
 
 
@@ -223,13 +224,12 @@ class StemConfig:
 class ImageTowerConfig(TowerConfig):
     """The image tower's."""
 
-    layers: int = setting(4, at_least=0)  # 0: the mean over a stem's places stands for a picture
+    layers: int = setting(4, at_least=0)  # 0: the mean over a stem's places stands for an image
     projection: bool = True  # False, without layers: the mean itself is the embedding, and nothing of it trains (LiT)
     stem: StemConfig = field(default_factory=StemConfig)
 
     @property
     def has_cache(self) -> bool:
-        """Whether features of the stem are kept."""
         return bool(self.stem.name) and not self.stem.trainable and self.stem.cache_gb > 0
 
 
@@ -239,14 +239,14 @@ class TextStemConfig:
 
     # folder or hub name; "" = none, words are embedded from scratch
     weights: str = path_setting(decides="nothing")
-    # lowest ones taken; 0 = the embeddings alone, null = all
+    # lowest ones taken; 0 = only the embeddings, null = all
     layers: int | None = setting(None, at_least=0, from_weights=True)
     # null = the weights'; written down so that a checkpoint can do without them
     width: int | None = setting(None, at_least=1, from_weights=True)
     heads: int | None = setting(None, at_least=1, from_weights=True)
     mlp_ratio: float | None = setting(None, above=0.0, from_weights=True)
-    trainable: bool = False  # false: held still, and its tokens computed once and kept on disk
-    # largest file of one network; 0 = computed anew in every step
+    trainable: bool = False  # false: frozen, and its tokens computed once and cached on disk
+    # largest file of one network; 0 = computed in every step
     cache_gb: float = setting(20.0, at_least=0.0, decides="nothing")
 
 
@@ -259,19 +259,18 @@ class TextTowerConfig(TowerConfig):
 
     @property
     def has_cache(self) -> bool:
-        """Whether tokens of the stem are kept."""
         return bool(self.stem.weights) and not self.stem.trainable and self.stem.cache_gb > 0
 
 
 @dataclass(frozen=True)
 class StartConfig:
-    """The weights that a run starts from: of a BERT, over them those of runs of other rows, same scale and seed."""
+    """The weights that a run starts from: a BERT's, and over them those of runs of other rows, same scale and seed."""
 
     row: str = ""  # stem of its file in configs/; "" = none. It is trained first where it is missing
     part: Literal["towers", "all"] = "all"  # towers: with their projections and the temperature
     run: str = path_setting(decides="nothing")  # its folder, filled in by whoever finds or trains it
-    discriminator: str = ""  # stem of another row whose matching head judges pairs (MAFA); likewise
-    discriminator_run: str = path_setting(decides="nothing")  # its folder, likewise
+    discriminator: str = ""  # stem of another row whose matching head judges pairs (MAFA)
+    discriminator_run: str = path_setting(decides="nothing")  # its folder
     # a BERT: lower layers for the text tower, upper ones for a fusion transformer, if there is one
     bert: str = path_setting()
 
@@ -289,9 +288,9 @@ class ModelConfig:
     patch_size: int = setting(8, at_least=1)  # pixels
     # timm: patches with a bias and no LayerNorm before the blocks (ViT, DeiT); null = the initial weights', else clip
     image_kind: Literal["clip", "timm"] | None = setting(None, from_weights=True)
-    embedding_dim: int = setting(128, at_least=1)  # numbers per picture or caption
+    embedding_dim: int = setting(128, at_least=1)  # numbers per image or caption
     final_layer_norm: bool = True  # False: the last LayerNorm of both towers becomes the identity
-    patch_dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of patches a training picture loses
+    patch_dropout: float = setting(0.0, at_least=0.0, below=1.0)  # share of patches a training image loses
     gradient_checkpointing: bool = False  # saves activation memory, costs about a third more time
 
     def __post_init__(self) -> None:
@@ -326,6 +325,7 @@ class ModelConfig:
                     f"model.{name}.lock = {tower.lock} is more than model.{name}.layers = {tower.layers}; expected: "
                     f"all, or 0 to {tower.layers}"
                 )
+        # a locked tower freezes its stem
         stem = self.image.stem
         if stem.name and stem.trainable and self.image.lock is not None:
             raise ValueError(
@@ -335,7 +335,7 @@ class ModelConfig:
 
 
 def located(config: Any) -> Any:
-    """A config whose weights and vocabulary are paths, where there is a folder model.weights that holds them by name.
+    """A config whose weights and vocabulary are paths, where model.weights is a folder that holds them by name.
 
     The name of a hub's model is the part behind the slash, that of a stem is timm's. A path may be named instead.
 
@@ -361,6 +361,7 @@ def located(config: Any) -> Any:
             )
         return name
 
+    # every place of a config that may name weights or a vocabulary
     image, text = model.image, model.text
     start = getattr(config, "start", None)
     if start is not None:
@@ -379,10 +380,11 @@ def located(config: Any) -> Any:
 
 
 def check_patches(data: DataConfig, model: ModelConfig) -> None:
-    """For the __post_init__ of a config that holds both.
+    """Checks across sections, for the __post_init__ of a config that holds both.
 
     Raises:
-        ValueError: pictures are not cut into whole patches, or patch dropout leaves none of them.
+        ValueError: images are not cut into whole patches, patch dropout leaves none of them, or a cache has no such
+            view.
     """
     if data.image_size % model.patch_size:
         raise ValueError(
@@ -428,7 +430,7 @@ class OptimConfig:
     beta2: float = setting(0.98, at_least=0.0, below=1.0)
     epsilon: float = setting(1.0e-8, above=0.0)
     max_gradient_norm: float | None = setting(1.0, above=0.0)  # null = no clipping
-    logit_scale_rate: float = setting(1.0, above=0.0)  # of logit scale and curvature alone, over the weights' rate
+    logit_scale_rate: float = setting(1.0, above=0.0)  # of logit scale and curvature, over the weights' rate
 
     def __post_init__(self) -> None:
         if self.warmup_steps > self.steps:
@@ -447,12 +449,12 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class SgdConfig:
-    """SGD with linear warm-up and cosine decay, both per step, for learning from pictures alone."""
+    """SGD with linear warm-up and cosine decay, both per step, for learning from images without text."""
 
     steps: int = setting(1_000, at_least=1)  # optimiser updates; random_weights makes none
-    global_batch_size: int = setting(256, at_least=2)  # pictures per update over all processes, two views of each
-    learning_rate: float = setting(0.06, above=0.0)  # for 256 pictures; the peak is this times global_batch_size / 256
-    final_learning_rate: float = setting(0.0, at_least=0.0)  # likewise
+    global_batch_size: int = setting(256, at_least=2)  # images per update over all processes, two views of each
+    learning_rate: float = setting(0.06, above=0.0)  # for 256 images; the peak is this times global_batch_size / 256
+    final_learning_rate: float = setting(0.0, at_least=0.0)  # for 256 images
     warmup_share: float = setting(0.0, at_least=0.0, at_most=1.0)  # of the steps
     sgd_momentum: float = setting(0.9, at_least=0.0, below=1.0)
     weight_decay: float = setting(5.0e-4, at_least=0.0)
@@ -462,13 +464,12 @@ class SgdConfig:
 
     @property
     def warmup_steps(self) -> int:
-        """Steps until the peak."""
         return round(self.warmup_share * self.steps)
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Seed, hardware and how often something is written. All but the seed may change when a run is resumed."""
+    """Seed, hardware and intervals of writing. All but the seed may change when a run is resumed."""
 
     decides: ClassVar[Decides] = "nothing"
     seed: int = setting(0, at_least=0, decides="weights")
@@ -485,6 +486,6 @@ class RunConfig:
     keep_checkpoints: int = setting(2, at_least=1)  # newest ones; with 1 there is none to go back to if it is damaged
     evaluation_batch_size: int = setting(256, at_least=1)  # per process
     # of the scores that a process holds when a test set is ranked; those of a larger set are computed part by part,
-    # twice, with the same ranks; at least those of 256 pictures and all captions are held
+    # twice, with the same ranks; at least those of 256 images and all captions are held
     ranking_gb: float = setting(2.0, above=0.0)
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # beside the JSON lines, through Accelerate

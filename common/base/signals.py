@@ -1,9 +1,9 @@
-"""Signals that ask a run to save and end: SIGTERM and SIGUSR1, as Slurm, Kubernetes and cloud machines send them,
-SIGINT, as Ctrl-C does, and SIGHUP, which a terminal sends when it closes.
+"""Signals that stop a run: SIGTERM and SIGUSR1, as Slurm, Kubernetes and cloud machines send them, SIGINT (Ctrl-C), and
+SIGHUP, which a terminal sends when it closes.
 
-A run that was asked so finishes its step, writes a checkpoint whatever run.save_every says, and ends with exit status
-143 (128 + SIGTERM, whichever it was). The same command with --resume goes on from that step. A second Ctrl-C ends it at
-once, with status 130.
+After one the run finishes its step, writes a checkpoint whatever run.save_every is, and ends with exit status 143 (128
++ SIGTERM, whichever signal it was). The same command with --resume resumes from that step. A second Ctrl-C ends the run
+at once, with status 130.
 """
 
 import contextlib
@@ -29,23 +29,22 @@ _AGAIN = 0.5  # seconds after which a Ctrl-C is a second one; a launcher passes 
 
 
 class Stopped(Exception):
-    """A run was asked to end and has saved; the message is meant for the user as it stands."""
+    """A run received a stop signal and has saved; the message is for the user, unchanged."""
 
     @classmethod
     def at(cls, step: int, steps: int, folder: Path) -> "Stopped":
-        """After so many of all updates; the folder is the run's."""
         return cls(f"received a stop signal: {what_is_saved(step, steps, folder)}")
 
 
 def what_is_saved(step: int, steps: int, folder: Path) -> str:
-    """The end of a message on a run that ends; arguments as in `Stopped.at`."""
+    """The end of a message about a run that ends after `step` of `steps` updates."""
     if not step:
         return f"nothing is saved in {folder}; the same command starts from the beginning"
     return f"saved at step {step} of {steps} in {folder}; the same command resumes from there (train.py: add --resume)"
 
 
 class StopRequest:
-    """Whether the run has been asked to end."""
+    """Whether the run has received a stop signal."""
 
     def __init__(self) -> None:
         self.received = False
@@ -69,7 +68,7 @@ class StopRequest:
             _tell("\n")
 
     def agreed(self, device: torch.device) -> bool:
-        """True as soon as one process has been asked, on all of them at the same step. Call on every process.
+        """True as soon as one process has received a signal, on all of them at the same step. Call it on every process.
 
         Args:
             device: on which processes exchange numbers.
@@ -83,13 +82,13 @@ _open: list[StopRequest] = []  # those of `stop_signals`; signals come to the pr
 
 
 def is_stop_requested() -> bool:
-    """Whether this process has been asked to end, for whoever waits within a step."""
+    """Whether this process has received a stop signal, for code that waits within a step."""
     return any(request.received for request in _open)
 
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """Within it the signals are noted and do not end the process at once; outside the main thread nothing changes."""
+    """Within it signals are recorded and do not end the process; outside the main thread nothing changes."""
     request, before = StopRequest(), {}
     if threading.current_thread() is threading.main_thread():
         for number in _SIGNALS:
@@ -106,7 +105,7 @@ def stop_signals() -> Iterator[StopRequest]:
 
 
 def _tell(text: str) -> None:
-    """Writes to the screen, from within a handler too; where the terminal is gone, nothing is printed from now on."""
+    # writes to the screen, also from within a handler; once the terminal is gone, nothing is printed any more
     try:
         os.write(2, text.encode())
     except OSError:
@@ -115,10 +114,10 @@ def _tell(text: str) -> None:
 
 
 def leave_signals_to_trainer(worker: int) -> None:
-    """worker_init_fn of a loader: its processes go on when a signal reaches the whole process group.
+    """worker_init_fn of a loader: its processes continue when a signal reaches the whole process group.
 
     A worker that dies makes torch raise an error in the trainer, which then could not save. SIGTERM from the trainer
-    itself is how workers are ended that do not end by themselves, and is obeyed.
+    itself ends workers that do not end by themselves, and is obeyed.
     """
     sys.excepthook = _print_unless_disconnected
     for number in _SIGNALS[1:]:
@@ -129,16 +128,15 @@ def leave_signals_to_trainer(worker: int) -> None:
 
 
 def _print_unless_disconnected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The excepthook of a loader process: Python's thread that hands over files ends so where the other side is gone.
+    """The excepthook of a loader process: these errors come from a connection whose other side is gone.
 
-    The trainer says in a sentence why the loader has stopped; errors of the process itself reach it by torch.
+    The trainer states why the loader stopped; errors of the process itself reach it through torch.
     """
     if not issubclass(kind, OSError | EOFError | multiprocessing.AuthenticationError):
         sys.__excepthook__(kind, error, trace)
 
 
 def _obey(trainer: int) -> None:
-    """Ends this process when SIGTERM comes from the trainer."""
     while signal.sigwaitinfo([signal.SIGTERM]).si_pid != trainer:
         pass
     os._exit(0)

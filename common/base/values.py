@@ -43,7 +43,6 @@ def flat(config_class: type, content: Any, where: str, prefix: str = "") -> Iter
 
     Args:
         where: for messages.
-        prefix: of the keys.
     Raises:
         ConfigError: an unknown key, or a section that is no mapping.
     """
@@ -66,7 +65,7 @@ def flat(config_class: type, content: Any, where: str, prefix: str = "") -> Iter
 
 
 def checked(config_class: type, values: Values, prefix: str = "") -> Any:
-    """A config, or a section of one, with these values and defaults.
+    """A config, or a section of one, from these values and its defaults.
 
     Raises:
         ConfigError: a missing value, a wrong one, or values that do not fit together.
@@ -109,7 +108,7 @@ def _adapter(hint: Any, bounds: tuple[tuple[str, float], ...]) -> pydantic.TypeA
 
 
 def _type(hint: Any, bounds: tuple[tuple[str, float], ...]) -> Any:
-    """A type as pydantic takes it: numbers with bounds, words as what they stand for, lists as tuples."""
+    # a type for pydantic: numbers with bounds, words as what they stand for, lists as tuples
     if hint in (bool, int, float):
         return Annotated[hint, pydantic.Field(**dict(bounds)), pydantic.BeforeValidator(functools.partial(_read, hint))]
     parts = tuple(_type(part, bounds) for part in typing.get_args(hint))
@@ -120,7 +119,6 @@ def _type(hint: Any, bounds: tuple[tuple[str, float], ...]) -> Any:
 
 
 def _read(hint: type, value: Any) -> Any:
-    """A word as truth or number; the value itself where it is none."""
     if hint is bool and isinstance(value, str):
         return _TRUTH.get(value.lower(), value)
     if isinstance(value, str):

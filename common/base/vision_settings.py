@@ -1,4 +1,4 @@
-"""Sections of a config of learning from pictures alone: data, backbone, evaluation."""
+"""Sections of a config of learning from images without text: data, backbone, evaluation."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -8,9 +8,9 @@ from common.base.fields import Decides, path_setting, setting
 
 @dataclass(frozen=True)
 class VisionDataConfig:
-    """Labelled pictures; labels are used by the evaluation and the supervised reference alone."""
+    """Labelled images; only the evaluation and the supervised reference use the labels."""
 
-    # the embedded world; folders of pictures, one per class; torchvision's CIFAR-10
+    # the embedded world; folders of images, one per class; torchvision's CIFAR-10
     source: Literal["scenes", "folders", "cifar10"] = "scenes"
     # folders: holds the two folders below; cifar10: holds cifar-10-batches-py
     root: str = path_setting(decides="nothing")
@@ -48,5 +48,5 @@ class VisionEvaluationConfig:
     neighbours: int = setting(200, at_least=1)  # k of the weighted vote
     knn_temperature: float = setting(0.1, above=0.0)
     probe_epochs: int = setting(100, at_least=5)  # of the linear probe
-    monitor_bank: int = setting(2_000, at_least=1)  # training pictures that vote during training
-    monitor_queries: int = setting(1_000, at_least=2)  # test pictures that are asked then
+    monitor_bank: int = setting(2_000, at_least=1)  # training images that vote during training
+    monitor_queries: int = setting(1_000, at_least=2)  # test images that are asked then

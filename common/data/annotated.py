@@ -1,11 +1,11 @@
-"""Annotated pictures: questions (VQA v2), hypotheses (SNLI-VE), statements on two (NLVR2), boxes (RefCOCO+).
+"""Annotated images: questions (VQA v2), hypotheses (SNLI-VE), statements on two (NLVR2), boxes (RefCOCO+).
 
     read_vqa("v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json")
     open_annotated("nlvr2", "dev.json", images="/data/nlvr2/dev")[0]  # {"images", "statement", "label", ...}
 
-Items have the keys of the scenes' tasks of the same name, but that boxes are (x, y, width, height) in pixels of their
-picture. Files are JSON or JSON lines, which may be packed with gzip; each reader also takes the lists that ALBEF's
-authors publish. Rows that cannot be used are listed with their place and reason.
+Items have the keys of the scenes' tasks of the same name, except that boxes are (x, y, width, height) in pixels. Files
+are JSON or JSON lines, plain or gzip; each reader also takes the lists that ALBEF's authors publish. Rows that cannot
+be used are listed with place and reason.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _PICKLE = (".p", ".pkl", ".pickle")
 
 
 class Annotation(NamedTuple):
-    """One row, checked. pictures: their paths, one or (left, right). item: what its item holds beside them."""
+    """One checked row. pictures: their paths, one or (left, right). item: the other keys of its item."""
 
     pictures: tuple[str, ...]
     item: dict[str, Any]
@@ -60,9 +60,9 @@ def read_vqa(path: str | Path, answers: str | Path | None = None) -> Annotations
         answers: the official annotations of these questions; rows have their own.
     Returns:
         Items {"question", "answers": list of str, "answer": the most frequent of them, "answer_type", "question_id",
-        "image_id"}. A picture without a path is COCO's of that number.
+        "image_id"}. An image without a path is COCO's of that number.
     Raises:
-        ValueError: names the file: no JSON, another layout, or one of the two official files alone.
+        ValueError: no JSON, another layout, or only one of the two official files; names the file.
     """
     path = Path(path).expanduser()
     content = _content(path)
@@ -83,7 +83,7 @@ def read_vqa(path: str | Path, answers: str | Path | None = None) -> Annotations
 
 
 def read_entailment(path: str | Path) -> Annotations:
-    """Hypotheses about pictures: SNLI-VE's lines, or rows {"image", "hypothesis" or "sentence", "label"}.
+    """Hypotheses about images: SNLI-VE's lines, or rows {"image", "hypothesis" or "sentence", "label"}.
 
     Returns:
         Items {"hypothesis", "label": place in `ENTAILMENT_LABELS`, "image_id"}; rows labelled "-" are left out.
@@ -98,7 +98,7 @@ def read_entailment(path: str | Path) -> Annotations:
 
 
 def read_nlvr2(path: str | Path) -> Annotations:
-    """Statements on two pictures: NLVR2's lines, or rows {"images": [left, right], "sentence", "label"}.
+    """Statements on two images: NLVR2's lines, or rows {"images": [left, right], "sentence", "label"}.
 
     Returns:
         Items {"statement", "label": 1 if true, else 0, "identifier" where the file gives it, "image_id"}.
@@ -108,11 +108,11 @@ def read_nlvr2(path: str | Path) -> Annotations:
 
 
 def read_refcoco(path: str | Path) -> Annotations:
-    """Expressions, each with the box of what it means and the boxes to choose from; boxes are (x, y, width, height).
+    """Expressions, each with its box and the boxes to choose from; boxes are (x, y, width, height).
 
     Args:
-        path: JSON rows {"image", "sentence" or "text", "box", "proposals"}, pixels of the picture as it is.
-            `docs/annotations.md` says how REFER's pickle becomes such a file.
+        path: JSON rows {"image", "sentence" or "text", "box", "proposals"} in pixels of the original image.
+            `docs/annotations.md` shows how REFER's pickle becomes such a file.
     Returns:
         Items {"text", "box": 4 numbers, "proposals": at least one such box, "image_id"}.
     """
@@ -124,7 +124,7 @@ def read_sugarcrepe(path: str | Path) -> Annotations:
     """Captions and the same with one thing added, replaced or swapped: SugarCrepe's file of a group, or all in one.
 
     Args:
-        path: {"<number>": {"filename", "caption", "negative_caption"}}, or such rows, or a list of them, by group.
+        path: {"<number>": {"filename", "caption", "negative_caption"}}, or such rows, or lists of them, by group.
     Returns:
         Items {"caption", "negative_caption", "image_id"}.
     """
@@ -158,7 +158,7 @@ def read_answer_list(path: str | Path) -> list[str]:
     """The closed list of answers that a model chooses from: a JSON list of distinct strings (the paper's has 3,192).
 
     Raises:
-        ValueError: names the file and what is wrong with it.
+        ValueError: names the file and the fault.
     """
     path = Path(path).expanduser()
     content = _content(path)
@@ -185,19 +185,18 @@ def check_answer_list(answer_lists: Iterable[Sequence[str]], answers: Sequence[s
 
 
 class AnnotatedPictures:
-    """Annotated pictures, by position. Pictures are decoded when they are read, not before.
+    """Annotated images, by position; they are decoded when they are read.
 
-    A row one of whose picture files is not there is listed in `broken_at_open` and is no item.
+    A row with a missing image file is listed in `broken_at_open` and is no item.
 
     Args:
-        annotations: what was read. path: of the file, for messages.
-        images: folder that relative picture paths start from; None looks for it, see `find_images`.
-        name: for logs and tables.
-        root: a second place to look for the pictures.
+        path: of the annotation file, for messages.
+        images: folder that relative image paths start from; None searches for it, see `find_images`.
+        root: a second place to search.
         max_broken_share: opening fails when more than this share of at least 100 rows is broken, in [0, 1].
     Raises:
-        FileNotFoundError: if there is no folder with the pictures.
-        ValueError: if nothing is left, or too much is broken.
+        FileNotFoundError: there is no folder with the images.
+        ValueError: nothing is left, or too much is broken.
     """
 
     def __init__(
@@ -228,15 +227,14 @@ class AnnotatedPictures:
         self._sizes = [sizes[self.images / path] for row in kept for path in row.pictures]
 
     def __len__(self) -> int:
-        """Number of items."""
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """What the row says, with "image", a Pillow image in RGB, or "images", the left and the right one.
+        """The row's item, with "image", a Pillow image in RGB, or "images", the left and the right one.
 
         Raises:
-            BrokenSample: a picture that cannot be read, or a box outside of it; names file and reason.
-            IndexError: if there is no such item.
+            BrokenSample: an image cannot be read, or a box lies outside of it.
+            IndexError: there is no such item.
         """
         pictures, item = json.loads(unpacked(self._rows, row_of(index, self)))
         decoded = [read_picture(self.images / path) for path in pictures]
@@ -247,12 +245,12 @@ class AnnotatedPictures:
         return ({"image": decoded[0]} if len(decoded) == 1 else {"images": decoded}) | item
 
     def row(self, index: int) -> dict[str, Any]:
-        """What the row says, without touching its pictures."""
+        """The row's item without its images."""
         return json.loads(unpacked(self._rows, row_of(index, self)))[1]
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over rows, sizes of the picture files, and some pictures (`sampled_places`)."""
+        """SHA-256 over rows, sizes of the image files, and some images (`sampled_places`)."""
         digest = hashlib.sha256(json.dumps(self._sizes).encode())
         feed_texts(digest.update, self._rows)
         for place in sampled_places(len(self)):
@@ -267,12 +265,12 @@ class AnnotatedPictures:
 def open_annotated(
     task: str, path: str | Path, images: str | Path | None = None, answers: str | Path | None = None, **options: Any
 ) -> AnnotatedPictures:
-    """The items of an annotation file with their pictures.
+    """The items of an annotation file with their images.
 
     Args:
         task: one of `READERS`, the names of the scenes' tasks.
-        path: the file. images: see `AnnotatedPictures`, as `options` are.
-        answers: VQA's annotations where they are a file of their own.
+        answers: VQA's annotations where they are a separate file.
+        images, options: see `AnnotatedPictures`.
     Raises:
         ValueError, FileNotFoundError: as the reader and `AnnotatedPictures` do.
     """
@@ -283,7 +281,7 @@ def open_annotated(
 
 
 def _content(path: Path) -> Any:
-    """What a file of JSON holds; of JSON lines a list, with a line that cannot be read as its text."""
+    # of JSON lines a list, with a line that cannot be read as its text
     if path.suffix in _PICKLE or (path.is_file() and path.open("rb").read(1) == b"\x80"):
         raise ValueError(
             f"{path} is a pickle, which can run any program when it is loaded, so it is not; expected: JSON rows "
@@ -312,8 +310,7 @@ def _listed(path: Path, content: Any) -> Raw:
 
 
 def _joined(questions: list[Any], annotations: list[Any]) -> Raw:
-    """The questions with the answers of the same question_id; answers to no question come last, alone."""
-
+    # the questions with the answers of the same question_id; answers without a question come last
     def question_of(row: Any, otherwise: str) -> int | str:
         question = row.get("question_id") if isinstance(row, dict) else None
         return question if isinstance(question, int | str) else otherwise
@@ -373,7 +370,7 @@ def _nlvr2(row: dict[str, Any]) -> Annotation:
                 f"identifier of another form: identifier = {identifier!r}; expected: split-set-pair-sentence"
             )
     if paths is None:
-        folder = f"{id_text(row['directory'], 'directory')}/" if "directory" in row else ""  # of the training pictures
+        folder = f"{id_text(row['directory'], 'directory')}/" if "directory" in row else ""  # of the training images
         paths = [f"{folder}{'-'.join(parts[:3])}-img{side}.png" for side in range(2)]
     if not isinstance(paths, list) or len(paths) != 2:
         raise Unusable(f"not two images: images = {str(paths)[:80]}; expected: [left, right]")
@@ -401,7 +398,6 @@ def _annotation(paths: Sequence[Any], item: dict[str, Any], image_id: Any = None
 
 
 def _text(row: dict[str, Any], *keys: str) -> str:
-    """The text of the first of these keys that the row has."""
     key = next((key for key in keys if key in row), None)
     if key is None:
         raise Unusable(f"missing {keys[0]}: keys {some([*map(str, row)], 6)}; expected: {' or '.join(keys)}")
@@ -411,7 +407,6 @@ def _text(row: dict[str, Any], *keys: str) -> str:
 
 
 def _choice(row: dict[str, Any], labels: Sequence[str], *keys: str) -> int:
-    """Place of the row's label among the accepted ones, in any case."""
     key = next((key for key in keys if key in row), keys[0])
     small = [label.lower() for label in labels]
     if str(row.get(key)).lower() not in small:
@@ -443,7 +438,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_inside(key: str, boxes: Sequence[Sequence[float]], picture: Image.Image) -> None:
-    """Boxes of another size of the picture would ground nothing."""
     for box in boxes:
         x, y, width, height = box
         if min(x, y) < -_RIM or x + width > picture.width + _RIM or y + height > picture.height + _RIM:

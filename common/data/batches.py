@@ -26,9 +26,9 @@ class Batch:
     images: torch.Tensor  # (batch, 3, size, size) uint8
     token_ids: torch.Tensor  # (batch, context_length)
     image_ids: list[str]
-    image_index: torch.Tensor  # (batch,) int64 >= 0, equal for equal image_ids: a picture listed twice has one
+    image_index: torch.Tensor  # (batch,) int64 >= 0, equal for equal image_ids: an image listed twice has one
     broken: list[BrokenSample]  # samples that could not be read and were replaced
-    second_views: torch.Tensor | None = None  # as images; row k of both shows one picture
+    second_views: torch.Tensor | None = None  # as images; row k of both shows one image
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -48,13 +48,9 @@ class TrainingView(Dataset):
     in a stream by the next one.
 
     Args:
-        pairs: the training set.
-        order: which sample stands at which position.
-        transform: picture -> uint8 tensor; gets a seed of its own for each position.
-        tokenizer: words -> ids.
-        context_length: tokens of a caption.
-        two_views: of each picture, each with a seed of its own (TCL).
-        augmentation: "albef", "tcl" or "none", what comes behind the transform.
+        transform: image -> uint8 tensor; gets a separate seed for each position.
+        two_views: of each image, each with a separate seed (TCL).
+        augmentation: "albef", "tcl" or "none", behind the transform.
     """
 
     max_attempts = 20
@@ -94,7 +90,7 @@ class TrainingView(Dataset):
         return batch
 
     def view(self, image: Any, seed: int) -> torch.Tensor:
-        """A training view of a picture, (3, size, size) uint8."""
+        """A training view of an image, (3, size, size) uint8."""
         pixels = self.transform.train(image, seed)
         if self.augment is None:
             return pixels
@@ -103,7 +99,7 @@ class TrainingView(Dataset):
         return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
     def read(self, index: int, sample_seed: int, broken: list[BrokenSample]) -> dict[str, Any]:
-        """The sample, or what stands in for it; `broken` receives those that could not be read."""
+        """The sample, or its substitute; `broken` receives those that could not be read."""
         for attempt in range(self.max_attempts):
             try:
                 return self.pairs[index]
@@ -121,7 +117,6 @@ def training_batches(
     name: str = "training data",
     timeout: float = TIMEOUT,
 ) -> Loader:
-    """The batches of the given steps, in order; see `Loader`."""
     return Loader(
         view, name, num_workers, _as_is, prefetch=4, timeout=timeout, batch_sampler=positions, pin_memory=pin_memory
     )

@@ -1,8 +1,8 @@
 """BERT's WordPiece tokenizer, lower-cased and without accents: of the oblique paper, ALBEF, TCL and GeoMM.
 
-With the vocabulary of bert-base-uncased (the oblique paper's is byte-identical to it): PAD 0, UNK 100, CLS 101,
-SEP 102, MASK 103; of a caption the first context_length - 2 pieces are kept. Normalising and splitting are the
-`tokenizers` library's. Names of special tokens in a caption are ordinary text.
+With the vocabulary of bert-base-uncased (the oblique paper's is byte-identical to it): PAD 0, UNK 100, CLS 101, SEP
+102, MASK 103; of a caption the first context_length - 2 pieces are kept. Normalising and splitting are the `tokenizers`
+library's. Names of special tokens in a caption are ordinary text.
 """
 
 import json
@@ -26,13 +26,10 @@ _ALBEF_REMOVED = str.maketrans(dict.fromkeys(",.'!?\"()*#:;~", "") | {"-": " ", 
 
 
 def clean_caption(text: str) -> str:
-    """A caption as ALBEF, TCL and GeoMM clean it before WordPiece.
+    """A caption as ALBEF, TCL and GeoMM clean it before WordPiece; may be empty.
 
-    Lower case; , . ' ! ? " ( ) * # : ; ~ removed; - and / to spaces; <person> to person; at most 30 words.
-    ALBEF collapses only runs of two and more blanks and counts "a<tab>b" as one word; here every blank separates.
-
-    Returns:
-        Words with single spaces between them; may be empty.
+    Lower case; , . ' ! ? " ( ) * # : ; ~ removed; - and / to spaces; <person> to person; at most 30 words. ALBEF
+    collapses only runs of two and more blanks and counts "a<tab>b" as one word; here every blank separates.
     """
     text = text.lower().translate(_ALBEF_REMOVED).replace("<person>", "person")
     return " ".join(text.split()[:_ALBEF_MAX_WORDS])
@@ -42,9 +39,9 @@ class BertTokenizer(Tokenizer):
     """Word pieces to ids, by a vocabulary in the order of its ids.
 
     Args:
-        vocabulary: tokens; those that go on within a word start with ##. See `from_vocabulary`.
+        vocabulary: tokens; those that continue a word start with ##. See `from_vocabulary`.
     Raises:
-        ValueError: if a special token is missing, a token occurs twice, or one has capital letters.
+        ValueError: a special token is missing, a token occurs twice, or one has capital letters.
     """
 
     stored = ("vocabulary",)
@@ -72,7 +69,7 @@ class BertTokenizer(Tokenizer):
             source: vocab.txt(.gz), a folder with one of `FILE_NAMES`, or a name on the Hugging Face hub; "" = that of
                 bert-base-uncased from the hub.
         Raises:
-            ValueError: if there is no such file, or it is no uncased BERT's.
+            ValueError: there is no such file, or it is no uncased BERT's.
         """
         key = "data.vocabulary" if source else "data.vocabulary is not set, its default"
         path = find_file(source or DEFAULT_SOURCE, FILE_NAMES, key)
@@ -106,7 +103,7 @@ _CLEANING = {
 
 
 def _check_cleaning(path: Path) -> None:
-    """Refuses a vocabulary whose folder says that texts are cleaned in another way than here."""
+    # refuses a vocabulary whose folder states another cleaning of texts
     file, content = path.with_name("tokenizer_config.json"), {}
     if path.suffix == ".json":
         file, content = path, json.loads(read_text(path)).get("normalizer") or {}

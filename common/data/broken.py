@@ -10,12 +10,12 @@ from common.base.files import printable
 
 
 class BrokenSample(Exception):
-    """One sample that cannot be used: cut picture, no caption, wrong type.
+    """One sample that cannot be used: cut image, no caption, wrong type.
 
     Args:
         path: the shard or file that holds the sample.
-        key: name of the sample inside it, "" where it is not known (a shard cut in the middle of a header).
-        reason: what is wrong; its part before the first colon is the kind that `BrokenSamples.by_reason` counts.
+        key: name of the sample inside it, "" where it is unknown (a shard cut in the middle of a header).
+        reason: its part before the first colon is the kind that `BrokenSamples.by_reason` counts.
     """
 
     def __init__(self, path: str | Path, key: str = "", reason: str = "") -> None:
@@ -39,7 +39,7 @@ class Unusable(ValueError):
 
 @contextmanager
 def named(path: str | Path, key: str = "") -> Iterator[None]:
-    """What is unusable inside, or takes more memory than there is, becomes a `BrokenSample` with its place."""
+    """An unusable sample inside, or one too large for the memory, becomes a `BrokenSample` with its place."""
     try:
         yield
     except Unusable as error:
@@ -49,7 +49,7 @@ def named(path: str | Path, key: str = "") -> Iterator[None]:
 
 
 class TooManyBroken(ValueError):
-    """More samples are broken than a run accepts; the message is meant for the user as it stands."""
+    """More samples are broken than a run allows; the message is for the user, unchanged."""
 
     def __init__(self, message: str) -> None:
         # what a loader worker raises comes back as its whole traceback, in one text that ends in the message
@@ -59,14 +59,12 @@ class TooManyBroken(ValueError):
 class BrokenSamples:
     """Counts good and broken samples, lists the broken ones, and stops a run above a set share.
 
-    Every sample that was tried counts once per attempt: a good one by `saw`, a broken one by `record`. A sample that
-    comes back broken in each epoch is listed once, with the number of times it was met.
+    Every attempt counts once: a good one by `saw`, a broken one by `record`. A sample that is broken in several epochs
+    is listed once, with its number of times.
 
     Args:
-        max_share: largest share of broken samples that a run accepts, in [0, 1].
+        max_share: largest allowed share of broken samples, in [0, 1].
         minimum_seen: samples to see before the share is judged, at least 1.
-    Raises:
-        ValueError: max_share lies outside its range.
     """
 
     def __init__(self, max_share: float = 0.01, minimum_seen: int = 100) -> None:
@@ -79,11 +77,9 @@ class BrokenSamples:
         self._times: dict[BrokenSample, int] = {}  # in order of first appearance
 
     def saw(self, count: int = 1) -> None:
-        """Count samples that were good."""
         self.seen += count
 
     def record(self, broken: BrokenSample) -> None:
-        """Count and list one sample that was broken."""
         self.seen += 1
         self.count += 1
         # a copy without traceback: the original would keep every frame (and its tensors) alive
@@ -109,11 +105,11 @@ class BrokenSamples:
         return dict(kinds.most_common())
 
     def check(self) -> None:
-        """Stop when too many are broken.
+        """Stops when too many are broken.
 
         Raises:
-            TooManyBroken: if enough was seen and the broken share is above `max_share` by more than three standard
-                deviations of chance; names count, share, the accepted share, the kinds of fault and the first samples.
+            TooManyBroken: enough was seen and the broken share is above `max_share` by more than three standard
+                deviations of chance; names counts, shares, the kinds of fault and the first samples.
         """
         expected = self.max_share * self.seen
         if self.seen < self.minimum_seen or self.count <= expected + 3 * math.sqrt(expected):
@@ -133,11 +129,9 @@ def check_opened(empty: str, num_good: int, broken: Sequence[BrokenSample], max_
 
     Args:
         empty: the message if there is no good sample.
-        num_good: samples.
         broken: the others; they count as tried once each.
-        max_share: see `BrokenSamples`.
     Raises:
-        ValueError: if no sample is good, with the first fault; TooManyBroken if too many are broken.
+        ValueError: no sample is good, with the first fault; TooManyBroken if too many are broken.
     """
     if not num_good:
         raise ValueError(f"{empty}; first fault: {broken[0]}" if broken else empty)

@@ -1,8 +1,8 @@
-"""Features of captions that a network held still makes, computed once: float16 on disk, known by the captions' ids.
+"""Features of captions of a frozen network, computed once: float16 on disk, known by the captions' ids.
 
 A caption without its padding is a row in one file that grows: whatever data set it comes from, it is computed once for
-each network. A chunk counts when the index that names it is written, after its numbers; what an interrupted run has
-left behind the last one is cut off.
+each network. A chunk counts when the index that names it is written, after its numbers; the incomplete rest of an
+interrupted run is cut off.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ class CaptionCache:
     Args:
         file: of the numbers; the index lies beside it.
         width: numbers of a token.
-        end_id: what follows the first such id is padding.
+        end_id: behind the first such id is padding.
         compute: (batch, length) ids -> (batch, length, width).
-        max_bytes: of the file; where it would become larger, nothing is computed.
+        max_bytes: of the file; beyond it nothing is computed.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class CaptionCache:
         self._open()
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Features of captions, computed where they are not kept; a caption is found whatever it is padded to.
+        """Features of captions, computed where they are not cached, whatever the padding.
 
         Args:
             token_ids: (batch, length).
         Returns:
-            (batch, length, width) float32, zero behind the end token of what is kept.
+            (batch, length, width) float32, zero behind the end token of cached ones.
         """
         ids = token_ids.cpu()
         lengths = self._lengths(ids)
@@ -62,7 +62,7 @@ class CaptionCache:
         return features
 
     def keep(self, name: str, ids: torch.Tensor, device: torch.device) -> None:
-        """Computes the captions that are not kept yet. Call on every process: the first computes, the others wait.
+        """Computes the captions that are not cached yet. Call it on every process: the first computes, the others wait.
 
         Args:
             name: of the data set, for the progress bar and errors.
@@ -74,6 +74,7 @@ class CaptionCache:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with locked(Path(f"{self.file}.lock"), _WAY_ON):
             self._open()  # another process may have written since
+            # distinct captions that no record has
             lengths = self._lengths(ids)
             hashes = _hashes(ids, lengths)
             _, first = np.unique(hashes, return_index=True)
@@ -85,6 +86,7 @@ class CaptionCache:
             what = f"features of the captions of {name}: {new} tokens"
             folder, setting = self.file.parent, "model.text.stem.cache_gb"
             check_room(folder, what, 2 * self.width * new, self.max_bytes, setting, there)
+            # an interrupted run may have left more numbers and half a record behind
             tokens = int(self._records["start"][-1] + self._records["length"][-1]) if len(self._records) else 0
             with self.file.open("ab") as numbers, self._index.open("ab") as index:
                 numbers.truncate(tokens * 2 * self.width)
@@ -97,6 +99,7 @@ class CaptionCache:
                         records = np.empty(len(rows), _RECORD)
                         records["hash"], records["length"] = hashes[rows], lengths[rows]
                         records["start"] = tokens + np.cumsum(lengths[rows]) - lengths[rows]
+                        # numbers first, then the record that makes them count
                         for row, features in zip(rows, batch, strict=True):
                             numbers.write(features[: lengths[row]].tobytes())
                         numbers.flush()
@@ -120,7 +123,7 @@ class CaptionCache:
         self._sorted = records["hash"][self._order]
 
     def _find(self, hashes: np.ndarray) -> np.ndarray:
-        """Numbers of the captions' records, -1 where there is none."""
+        # numbers of the captions' records, -1 where there is none
         if not len(self._records):
             return np.full(len(hashes), -1)
         place = np.minimum(np.searchsorted(self._sorted, hashes), len(self._sorted) - 1)
@@ -131,7 +134,7 @@ class CaptionCache:
 
 
 def _hashes(ids: torch.Tensor, lengths: np.ndarray) -> np.ndarray:
-    """(batch,) uint64 that tell captions apart, whatever stands behind their ends."""
+    # (batch,) uint64, without regard to padding
     rows = ids.numpy().astype("<i4")
     digests = b"".join(
         hashlib.blake2b(row[:length].tobytes(), digest_size=8).digest() for row, length in zip(rows, lengths)

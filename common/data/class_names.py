@@ -1,6 +1,6 @@
 """Class names and prompt templates of zero-shot classification, read from files or from the open_clip package.
 
-None of the long lists is copied here. Accepted sources:
+None of the long lists is copied here. Sources:
     names.txt[.gz]              one per line; templates have one {} or {c} where the class name goes
     prompts.json[.gz]           {data set: {"classes": [...], "templates": [...]}} or {data set: [...]}
     "open_clip"                 ImageNet's 1,000 names and 80 templates, as the optional package brings them
@@ -26,9 +26,8 @@ _IMAGENET_CLASSES = 1000
 def read_class_names(source: str | Path, dataset: str = "") -> list[str]:
     """Class names in label order.
 
-    Names that occur twice are kept, with a warning: ImageNet's `missile` and `sunglasses` do, and with equal scores the
-    first of each pair wins. Where a class has several names the first is used, with a
-    warning.
+    Repeated names are kept, with a warning: ImageNet's `missile` and `sunglasses` occur twice, and with equal scores
+    the first of each pair wins. Of several names of one class the first is used, with a warning.
 
     Args:
         source: a text or JSON file, or "open_clip".
@@ -73,14 +72,10 @@ def label_order(classes: Sequence[str]) -> list[str]:
 
 
 def names_by_evidence(classes: Sequence[str], names: Sequence[str]) -> list[str] | None:
-    """The name of each class folder, where the folder itself says which it is; None where it does not.
+    """The name of each class folder, where the folder itself states it; else None.
 
     Evidence is one of: the name itself (capitals, spaces and signs do not count, nor a number or WordNet id before it);
     a WordNet id of ImageNet's 1,000 classes, where there are 1,000 names; numbers from 0, for as many folders as names.
-
-    Args:
-        classes: the folders.
-        names: of all classes, in the order of their source.
     """
     for keys in ([_letters(name) for name in classes], [_letters(_NUMBERED.sub("", name)) for name in classes]):
         name_of = dict(zip(map(_letters, names), names))
@@ -98,11 +93,10 @@ def names_by_evidence(classes: Sequence[str], names: Sequence[str]) -> list[str]
 
 
 def in_label_order(classes: Sequence[str], names: Sequence[str], where: str) -> list[str]:
-    """Names that stand in the order of the labels; those that are the classes' own in another order are put right.
+    """Names in the order of the labels; the classes' own names in another order are sorted into it.
 
     Args:
-        classes: what the source of the pictures calls its classes, in label order.
-        names: one for each.
+        classes: the source's names of its classes, in label order.
         where: for messages.
     Raises:
         ValueError: a name that is that of another class.
@@ -128,7 +122,7 @@ _NUMBERED = regex.compile(r"^(n\d{8}|\d+)[-._ ]+")  # "001.Black_footed_Albatros
 
 
 def _letters(name: str) -> str:
-    """What a class and its folder have in common: "Apple pie", "apple_pie"."""
+    # common letters of a class and its folder: "Apple pie", "apple_pie"
     return regex.sub(r"[^\p{L}\p{M}\p{N}]", "", unicodedata.normalize("NFC", name.casefold()))
 
 
@@ -144,7 +138,7 @@ def _open_clip(name: str) -> Any:
 
 
 def _read_list(path: Path, dataset: str, key: str) -> tuple[list[Any], str]:
-    """The entries of a file under `key`, and how messages name the place."""
+    # the entries of a file under `key`, and how messages name the place
     if ".json" not in path.suffixes:
         if dataset:
             raise ValueError(f"{path} is a text file for one data set; data set {dataset!r} can be chosen in JSON only")

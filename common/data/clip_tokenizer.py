@@ -2,11 +2,11 @@
 
 Equal to the tokenizer of the OpenAI release and of open_clip, with one intended difference: the names of the special
 tokens in a caption are ordinary text, so that no caption can end early. The byte-pair algorithm is the `tokenizers`
-library's; text is cleaned here, as the release does: ftfy, HTML entities twice, spaces, lower case.
+library's; text is cleaned here, as in the release: ftfy, HTML entities twice, spaces, lower case.
 
 ftfy (`pip install ftfy`) repairs wrongly decoded text, straightens curly quotes and unfolds ligatures and full-width
-letters. Without it only the composition of accents (NFC) is done, as transformers does; captions of plain ASCII come
-out the same. A tokenizer keeps the choice, and one that was made with ftfy cannot be rebuilt without it.
+letters. Without it only accents are composed (NFC), as in transformers; plain ASCII gives the same. A tokenizer keeps
+the choice, and one that was made with ftfy cannot be rebuilt without it.
 """
 
 import functools
@@ -30,19 +30,18 @@ START_TOKEN, END_TOKEN = "<start_of_text>", "<end_of_text>"  # open_clip's names
 FILE_NAMES = ("merges.txt", "bpe_simple_vocab_16e6.txt.gz", "bpe_simple_vocab_16e6.txt", "tokenizer.json")
 
 _WORD_END = "</w>"
-# U+0345 alone is dropped, as in the release: a mark whose other case is a letter, and its expression ignores case
+# only U+0345 is dropped, as in the release: a mark whose other case is a letter, and its expression ignores case
 _PIECES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|\p{L}+|\p{N}|[^\s\p{L}\p{N}\x{0345}]+"
 # neither ftfy nor html.unescape changes such a text
 _PLAIN = re.compile(r"[\t\n\r -%'-~]*")
 
 
 def has_ftfy() -> bool:
-    """Whether the optional text repair library is installed."""
     return importlib.util.find_spec("ftfy") is not None
 
 
 def clean_text(text: str, use_ftfy: bool) -> str:
-    """A caption as CLIP's byte-pair tokenizer sees it: repaired, entities resolved, single spaces, lower case."""
+    """The text that CLIP's byte-pair tokenizer splits: repaired, entities resolved, single spaces, lower case."""
     if not _PLAIN.fullmatch(text):
         if use_ftfy:
             import ftfy
@@ -63,7 +62,7 @@ class ClipTokenizer(Tokenizer):
         merges: pairs "left right", the first to be merged first; see `from_vocabulary`.
         use_ftfy: repair texts with ftfy; None = if it is installed.
     Raises:
-        ValueError: if a line is no pair of known parts, a pair occurs twice, or ftfy is asked for and missing.
+        ValueError: a line is no pair of known parts, a pair occurs twice, or ftfy is required and missing.
     """
 
     stored = ("ftfy", "merges")
@@ -95,7 +94,7 @@ class ClipTokenizer(Tokenizer):
                 Hugging Face hub. "" = the file in the open_clip package, which is optional.
             use_ftfy: as for the class.
         Raises:
-            ValueError: if there is no such file, or its ids are not laid out as CLIP's.
+            ValueError: there is no such file, or its ids are not laid out as CLIP's.
         """
         path = find_file(source, FILE_NAMES, "data.vocabulary") if source else _bundled_file()
         tokenizer = cls(_read_merges(path), use_ftfy)
@@ -128,7 +127,7 @@ class ClipTokenizer(Tokenizer):
 
 
 def _vocabulary(merges: tuple[str, ...]) -> tuple[str, ...]:
-    """Tokens in the order of their ids."""
+    # tokens in the order of their ids
     # printable bytes first, each as itself, then the others: the order of the characters that stand for them
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = letters + [letter + _WORD_END for letter in letters]
@@ -146,7 +145,7 @@ def _vocabulary(merges: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _bundled_file() -> Path:
-    """The vocabulary file inside the open_clip package, found without importing it."""
+    # the vocabulary file inside the open_clip package, without importing it
     package = importlib.util.find_spec("open_clip")
     path = Path(package.origin).parent / FILE_NAMES[1] if package and package.origin else None
     if path is None or not path.is_file():

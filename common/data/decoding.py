@@ -1,4 +1,4 @@
-"""From bytes to a picture, and the checks of captions and ids: what all readers accept, how they say what is wrong."""
+"""From bytes to an image, and the checks of captions and ids that all readers share."""
 
 import hashlib
 import io
@@ -12,29 +12,27 @@ from PIL import Image, UnidentifiedImageError
 
 from common.data.broken import Unusable, named
 
-MAX_PIXELS = 100_000_000  # larger pictures are refused by their header, before they are decoded
-MAX_SIDE = 65_535  # likewise, pixels; a JPEG cannot have more. Resampling takes memory in proportion to a side
+MAX_PIXELS = 100_000_000  # larger images are refused by their header, before they are decoded
+MAX_SIDE = (
+    65_535  # pixels; refused in the same way; a JPEG cannot have more. Resampling takes memory in proportion to a side
+)
 SHARD_FORMATS = ("JPEG", "PNG", "WebP")
-FILE_FORMATS = (*SHARD_FORMATS, "BMP", "GIF", "PPM", "TIFF")  # of picture files and tables; no format that runs code
+FILE_FORMATS = (*SHARD_FORMATS, "BMP", "GIF", "PPM", "TIFF")  # of image files and tables; no format that runs code
 ROLES = ("train", "val", "test", "second_test")
 
 _BITS_PER_SAMPLE = 258  # TIFF's number for it
-_SAMPLED = 64  # pictures that a fingerprint reads
+_SAMPLED = 64  # images that a fingerprint reads
 _HALF_SIGN = re.compile("[\ud800-\udfff]")  # JSON can spell it, UTF-8 cannot: no hash, no file would take it
 
 
 def check_role(role: str) -> None:
-    """Refuses a role that no reader has.
-
-    Raises:
-        ValueError: gives the value and what is accepted.
-    """
+    """Refuses a role that no reader has. Raises: ValueError."""
     if role not in ROLES:
         raise ValueError(f"role is {role!r}; expected one of: {', '.join(ROLES)}")
 
 
 def refuse_split(where: str | Path, split: str | None) -> None:
-    """Raises: ValueError if a split is asked for; gives the place and the value."""
+    """Refuses a split of a source that has none. Raises: ValueError."""
     if split is not None:
         raise ValueError(f"{where} has no splits; split is {split!r}; expected: none, the name without '#{split}'")
 
@@ -42,17 +40,13 @@ def refuse_split(where: str | Path, split: str | None) -> None:
 def decode_picture(
     content: bytes, decode_size: int | None = None, formats: tuple[str, ...] = SHARD_FORMATS
 ) -> Image.Image:
-    """A picture from the bytes of its file. It is not rotated by its EXIF orientation, as in the usual CLIP pipelines.
+    """An RGB image from the bytes of its file. EXIF orientation is ignored, as in the usual CLIP pipelines.
 
     Args:
-        content: of the file.
         decode_size: JPEGs may be decoded at 1/2, 1/4 or 1/8 as long as both sides keep at least this many pixels
             (several times faster for large photographs, pixels differ slightly); None decodes them in full.
-        formats: accepted ones.
-    Returns:
-        Pillow image in RGB.
     Raises:
-        Unusable: if it cannot be decoded in full.
+        Unusable: it cannot be decoded in full.
     """
     try:
         # opening reads the header only; naming the formats keeps Pillow from trying its many others
@@ -80,7 +74,7 @@ def _upper_eight_bits(image: Image.Image) -> Image.Image:
     """Grey of 9 to 16 bits as 8 bits. Pillow's own conversion makes all above 255 white.
 
     Raises:
-        Unusable: for signed, 32-bit and floating-point pixels, whose range no header tells.
+        Unusable: signed, 32-bit and floating-point pixels, whose range no header states.
     """
     is_tiff = image.format == "TIFF"
     if image.mode == "F" or (is_tiff and image.mode == "I"):  # elsewhere "I" has the range of 16 bits
@@ -90,7 +84,7 @@ def _upper_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def read_picture(path: Path, decode_size: int | None = None) -> Image.Image:
-    """A picture file, decoded.
+    """An image file, decoded.
 
     Raises:
         BrokenSample: names the file and the reason.
@@ -109,7 +103,7 @@ def checked_captions(value: Any, allow_empty: bool) -> list[str]:
     Each can be written as UTF-8, and has a visible sign unless `allow_empty`.
 
     Raises:
-        Unusable: if it is neither, there is none, or one cannot be used.
+        Unusable: another type, none at all, or one that cannot be used.
     """
     captions = [value] if isinstance(value, str) else value
     if not isinstance(captions, list | tuple):
@@ -127,10 +121,10 @@ def checked_captions(value: Any, allow_empty: bool) -> list[str]:
 
 
 def id_text(value: Any, what: str = "image_id") -> str:
-    """An id, which files give as a string or a whole number, as text.
+    """An id, a string or a whole number in its file, as text.
 
     Raises:
-        Unusable: if it is neither.
+        Unusable: it is neither.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise Unusable(f"{what} has the wrong type: {type(value).__name__} instead of a string or whole number")
@@ -149,7 +143,7 @@ def row_of(index: int, data_set: Any) -> int:
     """The place of a sample in [0, len(data_set)); a negative index counts from the end.
 
     Raises:
-        IndexError: if there is no such sample; gives the set's name and length.
+        IndexError: there is no such sample; gives the set's name and length.
     """
     index = operator.index(index)
     if not -len(data_set) <= index < len(data_set):
@@ -158,15 +152,15 @@ def row_of(index: int, data_set: Any) -> int:
 
 
 def sampled_places(count: int) -> list[int]:
-    """Evenly spaced places in [0, count), the first and the last among them: of these pictures a fingerprint reads all.
+    """Evenly spaced places in [0, count), with the first and the last: a fingerprint reads these images in full.
 
-    Other pictures of as many bytes as before show where they lie at one of these places.
+    A changed image of the same size shows only at one of these places.
     """
     return sorted(set(np.linspace(0, count - 1, min(count, _SAMPLED)).round().astype(int).tolist()))
 
 
 def content_hash(path: Path) -> bytes:
-    """SHA-256 of a file; of one that cannot be read, nothing."""
+    """SHA-256 of a file; b"" where it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").digest()

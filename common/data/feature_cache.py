@@ -1,9 +1,8 @@
-"""Features of a network that is held still, computed once: float16 on disk, one file for each set of pictures and view.
+"""Features of a frozen network, computed once: float16 on disk, one file for each set of images and view.
 
-Training and evaluation read them through the two things that they read pictures through: a data set, whose item holds
-features in the place of a picture, and a transform, which gives those of a view in the place of pixels. A file is known
-by the network's weights, the transform, the view and the data set's fingerprint, never by paths. It is written in
-chunks and goes on where it stopped.
+Training and evaluation read them in the place of images: a data set's item holds features, and a transform gives those
+of a view. A file is known by the network's weights, the transform, the view and the data set's fingerprint, never by
+paths. It is written in chunks and resumes where it stopped.
 """
 
 import ctypes
@@ -36,12 +35,12 @@ _WAY_ON = "model.image.stem.cache_gb=0, which keeps none, or a link from outputs
 class FeatureCache:
     """Where features lie, and how they are made.
 
-    folder: takes the files.
-    network: what changes with the weights, for the name of a file.
+    network: changes with the weights, for the name of a file.
     compute: (batch, 3, size, size) uint8 -> (batch, *shape), on any device.
-    shape: of a picture's features.
-    views: of a training picture: "centre" (the evaluation view), "mirror" (its mirror image), or numbers of random
-        crops by the transform's crop_scale, each with draws of its own that depend on nothing but picture and number.
+    shape: of an image's features.
+    views: of a training image: "centre" (the evaluation view), "mirror" (its mirror image), or numbers of random crops
+    by
+        the transform's crop_scale, whose draws depend only on image and number.
     max_bytes: of one set, all its views; a larger one is an error before anything is computed.
     batch_size, num_workers: of computing.
     """
@@ -56,14 +55,13 @@ class FeatureCache:
     num_workers: int = 0
 
     def of(self, pictures: Any, transform: ImageTransform, training: bool) -> tuple["Cached", "CachedTransform"]:
-        """A set of pictures and its transform, as cached; computes what is not there yet.
+        """A set of images and its transform, as cached; computes what is missing.
 
         Args:
             pictures: data set with a name and a fingerprint.
-            transform: that its pictures go through.
-            training: all views; else the centre alone.
+            training: all views; else only the centre.
         Raises:
-            ValueError: larger than max_bytes or than the disk has room for.
+            ValueError: a stream, or larger than max_bytes or than the disk has room for.
         """
         as_cached = CachedTransform(self.shape)
         if isinstance(pictures, Mixture):
@@ -74,6 +72,7 @@ class FeatureCache:
                 f"{pictures.name} is a stream, whose features cannot be cached; expected: data.stream_buffer=0, or "
                 "model.image.stem.cache_gb=0"
             )
+        # a file for each view; those that are missing are computed under one lock
         views = self.views if training else (CENTRE,)
         files = [self._file(pictures, transform, view) for view in views]
         if not all(file.is_file() for file in files):
@@ -87,17 +86,17 @@ class FeatureCache:
                 for file, view in missing:
                     self._fill(file, pictures, transform, view)
         broken = json.loads(_notes(files[0]).read_text(encoding="utf-8"))["broken"]
-        kept = {int(index): BrokenSample(*args) for index, args in broken.items()}
-        return Cached(pictures, tuple(map(_Rows, files)), kept), as_cached
+        broken_rows = {int(index): BrokenSample(*args) for index, args in broken.items()}
+        return Cached(pictures, tuple(map(_Rows, files)), broken_rows), as_cached
 
     def _file(self, pictures: Any, transform: ImageTransform, view: str | int) -> Path:
-        # how training augments decides random crops alone
+        # augmentation of training matters only for random crops
         deciding = transform if isinstance(view, int) else replace(transform, crop_scale=None, flip_probability=0.0)
         key = hash_of([self.network, deciding.to_json(), view, pictures.fingerprint])
         return self.folder / f"{str(pictures.name).replace('/', '-')}-{key}.npy"
 
     def _fill(self, file: Path, pictures: Any, transform: ImageTransform, view: str | int) -> None:
-        """Computes one view in chunks; notes say after each how many rows are whole."""
+        # computes one view in chunks; after each the notes record how many rows are whole
         part, notes = file.with_suffix(".part"), _notes(file)
         done: dict[str, Any] = {"rows": 0, "broken": {}}
         if part.is_file() and notes.is_file():
@@ -115,6 +114,7 @@ class FeatureCache:
             stream.seek(0, 2)
             bar_options = {"desc": f"features of {pictures.name}", "unit": "image", "delay": 2}
             with tqdm(total=len(pictures), initial=done["rows"], **bar_options) as bar, torch.no_grad():
+                # a broken image keeps its row of zeros and is noted, so that rows stay in place
                 for batch in loader:
                     broken = {place: error for place, error in enumerate(batch) if isinstance(error, BrokenSample)}
                     good = [place for place in range(len(batch)) if place not in broken]
@@ -131,7 +131,7 @@ class FeatureCache:
 
 
 class Cached:
-    """A data set whose items hold features in the place of pictures; all else is asked of the set itself."""
+    """A data set whose items hold features in the place of images; everything else comes from the set itself."""
 
     def __init__(self, pictures: Any, views: tuple["_Rows", ...], broken: dict[int, BrokenSample]) -> None:
         self._pictures, self._views, self._broken = pictures, views, broken
@@ -145,7 +145,6 @@ class Cached:
         return len(self._pictures)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """{"image": Features, "captions", "image_id"} without decoding the picture."""
         if index in self._broken:
             raise self._broken[index]
         pictures, features = self._pictures, Features(self._views, index)
@@ -155,7 +154,7 @@ class Cached:
 
 
 class Features(NamedTuple):
-    """Where the features of one picture lie: a file for each view, and the row in all of them."""
+    """Where the features of one image lie: a file for each view, and the row in all of them."""
 
     views: tuple["_Rows", ...]
     row: int
@@ -163,10 +162,7 @@ class Features(NamedTuple):
 
 @dataclass(frozen=True)
 class CachedTransform:
-    """Features -> those of a view, in the place of picture -> pixels.
-
-    shape: of a picture's features.
-    """
+    """Features -> those of a view, in the place of image -> pixels."""
 
     shape: tuple[int, ...]
 
@@ -184,7 +180,7 @@ class CachedTransform:
 
 
 class _Rows:
-    """A file of features, mapped when it is first read; a copy for another process takes the path alone."""
+    """A file of features, mapped when it is first read; a copy for another process takes only the path."""
 
     def __init__(self, file: Path) -> None:
         self.file, self._array = file, None
@@ -199,8 +195,6 @@ class _Rows:
 
 
 class _View(Dataset):
-    """Pixels of one view, or the broken sample, from a row on."""
-
     def __init__(self, pictures: Any, transform: ImageTransform, view: str | int, start: int) -> None:
         self.pictures, self.transform, self.view, self.start = pictures, transform, view, start
 
@@ -220,9 +214,8 @@ class _View(Dataset):
 
 
 def _keep_freed_memory() -> None:
-    """From now on large blocks that are freed stay with the process: glibc gives them back to the system each time, and
-    fresh pages take as long as a network of small convolutions."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc alone has it
+    # glibc returns large freed blocks each time, and fresh pages take as long as a small convolutional network
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     if mallopt is not None:
         trim_threshold, mmap_threshold, a_gibibyte = -1, -3, 2**30
         mallopt(trim_threshold, a_gibibyte)
@@ -234,7 +227,6 @@ def _notes(file: Path) -> Path:
 
 
 def _header(shape: Sequence[int]) -> bytes:
-    """What NumPy writes before such an array."""
     stream = io.BytesIO()
     np.lib.format.write_array_header_2_0(stream, {"descr": "<f2", "fortran_order": False, "shape": tuple(shape)})
     return stream.getvalue()

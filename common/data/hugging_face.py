@@ -1,9 +1,9 @@
-"""Captioned pictures from Hugging Face data sets: by position where rows can be reached, else as a stream.
+"""Captioned images from Hugging Face data sets: by position where rows can be reached, else as a stream.
 
 Sources: a folder of `save_to_disk`; arrow, parquet or JSON files; a folder that the library recognises (imagefolder
-with metadata, parquet by split); the name of a set on the hub, which needs a network or its cache. Pictures are decoded
-here, with the checks of the shards, so a damaged one is a broken sample and does not end the run. Nothing that a data
-set contains is executed: the library no longer runs the scripts of data sets, and none is asked for.
+with metadata, parquet by split); the name of a set on the hub, which needs a network or its cache. Images are decoded
+here, with the checks of the shards, so a damaged one is a broken sample and does not end the run. Nothing in a data set
+is executed.
 """
 
 import hashlib
@@ -29,16 +29,14 @@ CAPTION_COLUMNS = ("captions", "caption", "sentences", "text", "txt", "title")
 
 
 class HuggingFacePairs:
-    """Rows of a data set with random access, each a picture with its captions.
+    """Rows of a data set with random access, each an image with its captions.
 
-    In a set that is ranked, rows of one `image_id` (where there is none: of one path) are one sample with the captions
-    of all, in the place of the first, and a row whose captions or id cannot be used is none and is listed in
-    `broken_at_open`. All other rows that cannot be used raise `BrokenSample` when they are read.
+    In a set that is ranked, rows of one `image_id` (else of one path) are one sample with the captions of all, in the
+    place of the first; a row whose captions or id cannot be used is listed in `broken_at_open`. All other rows that
+    cannot be used raise `BrokenSample` when they are read.
 
     Args:
-        rows: pictures not decoded (`open_hugging_face` sees to that).
-        reader: names the columns.
-        name: for logs and tables.
+        rows: with undecoded images, see `open_hugging_face`.
         max_broken_share: opening fails when more than this share of at least 100 rows is broken, in [0, 1].
     """
 
@@ -48,7 +46,7 @@ class HuggingFacePairs:
         self.name, self.reader = name, reader
         self.broken_at_open: list[BrokenSample] = []
         self._rows = rows.select_columns([reader.image, *reader.text_columns])
-        self._texts = rows.select_columns(reader.text_columns)  # reading a caption should not read its picture
+        self._texts = rows.select_columns(reader.text_columns)  # reading a caption should not read its image
         self._groups: list[list[int]] | None = None  # None: each row is a sample
         if reader.role != "train":
             self._group_by_picture(max_broken_share)
@@ -65,7 +63,6 @@ class HuggingFacePairs:
             self._groups = [entry.rows for entry in entries]
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self._rows) if self._groups is None else len(self._groups)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -73,10 +70,10 @@ class HuggingFacePairs:
 
         Returns:
             {"image": Pillow image in RGB, "captions": list of str, "image_id": str}; the id is that of the column
-            `image_id`, else the path of the picture, else "row 7" for the eighth row.
+            `image_id`, else the path of the image, else "row 7" for the eighth row.
         Raises:
             BrokenSample: names source, row and reason.
-            IndexError: if there is no such sample.
+            IndexError: there is no such sample.
         """
         first, *others = self._rows_of(index)
         row = self._rows[first]
@@ -87,24 +84,24 @@ class HuggingFacePairs:
         return {"image": self.reader.picture(row, first), "captions": captions, "image_id": image_id}
 
     def captions(self, index: int) -> list[str]:
-        """The captions of one sample, without its picture.
+        """The captions of one sample, without its image.
 
         Raises:
-            BrokenSample: as `__getitem__`, for the captions.
+            BrokenSample: as `__getitem__`.
         """
         return [text for row in self._rows_of(index) for text in self.reader.captions(self._texts[row], row)]
 
     def all_captions(self) -> Iterator[str]:
-        """All captions in order, broken rows left out."""
+        """All captions in order, without broken rows."""
         return captions_of(self._texts.iter(1000), self.reader)
 
     def image_id(self, index: int) -> str:
-        """Id of a picture, as `__getitem__` gives it, without decoding."""
+        """Id of an image, without decoding it."""
         first = self._rows_of(index)[0]
         return self._image_id(self._rows[first], first)
 
     def caption_ids(self, index: int) -> list[int] | None:
-        """The column `sentids` or `caption_ids`; None where there is none."""
+        """The column `sentids` or `caption_ids`, or None."""
         if self.reader.caption_ids is None:
             return None
         ids = [self._texts[row][self.reader.caption_ids] for row in self._rows_of(index)]
@@ -114,7 +111,7 @@ class HuggingFacePairs:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over captions, ids, the sizes of the pictures, and some of these: `sampled_places`."""
+        """SHA-256 over captions, ids, sizes of images, and some images: `sampled_places`."""
         digest = hashlib.sha256()
         for batch in self._rows.with_format("arrow").iter(1000):
             for name in self.reader.text_columns:
@@ -155,24 +152,23 @@ def open_hugging_face(
 
     Args:
         source: a folder, files (braces and globs as for shards), or a name on the hub, "user/set" or
-            "user/set:configuration". What exists as a file or folder is never looked for on the hub.
+            "user/set:configuration". What exists as a file or folder is never searched on the hub.
         split: None takes the role's own: "train"; "validation", "val", "valid" or "dev"; "test". Files that are named
             one by one are one set without splits.
         root: folder that relative files and folders start from.
-        images: folder that relative picture paths start from; None takes the folder of the source.
-        image_column, caption_column: None takes the first of `IMAGE_COLUMNS`, `CAPTION_COLUMNS` that is there. A
-            picture is bytes or a path, captions are a string or a list of strings, in one column or in several, which
-            commas separate; of several, an empty cell is no caption.
-        role: "train" refuses empty captions; the others accept them.
-        stream_buffer: above 0 the set is a `StreamedPairs` with a buffer of so many rows.
+        images: folder that relative image paths start from; None takes the folder of the source.
+        image_column, caption_column: None takes the first of `IMAGE_COLUMNS`, `CAPTION_COLUMNS` that exists. An image
+            is bytes or a path, captions are a string or a list of strings, in one column or in several, which commas
+            separate; of several, an empty cell is no caption.
+        role: "train" refuses empty captions.
+        stream_buffer: above 0 the set is a `StreamedPairs` with a buffer of this many rows.
         seed: of the order of a stream.
-        max_broken_share: see `HuggingFacePairs`.
         decode_size: see `decode_picture`.
         key: setting that names the source, for messages; None is the role's own, data.train, ...
     Raises:
         ValueError: names the source and what it has: no such split or column, a column of another type, no rows, a file
-            or a hub name that cannot be loaded, a link that leads nowhere.
-        FileNotFoundError: if a file or folder is missing.
+            or a hub name that cannot be loaded, a broken link.
+        FileNotFoundError: a file or folder is missing.
     """
     check_role(role)
     place = place_of(source, root, f"data.{role}" if key is None else key)
@@ -195,7 +191,7 @@ def open_hugging_face(
         decode_size=decode_size,
     )
     _check_types(rows, reader)
-    # the library must not decode: a damaged picture would end the run instead of being a broken sample
+    # the library must not decode: a damaged image would end the run instead of being a broken sample
     features = rows.features
     if features is not None and isinstance(features[reader.image], datasets.Image):
         rows = rows.cast_column(reader.image, datasets.Image(decode=False))
@@ -203,14 +199,14 @@ def open_hugging_face(
     if not stream_buffer:
         return HuggingFacePairs(rows, reader, label, max_broken_share)
     rows = rows.select_columns([reader.image, *reader.text_columns])
-    if num_rows is None:  # a stream of JSON does not state it: read once, captions alone
+    if num_rows is None:  # a stream of JSON does not state it: read once, only the captions
         first = reader.caption_columns[0]
         num_rows = sum(len(batch[first]) for batch in rows.select_columns([first]).iter(1000))
     return StreamedPairs(rows, num_rows, reader, label, files, seed, stream_buffer)
 
 
 def _rows_without_bytes(rows: datasets.Dataset, reader: RowReader) -> Iterator[dict[str, Any]]:
-    """The rows, their pictures as a path, or None where there are bytes instead, which are not read."""
+    # the rows; an image is its path, or None where there are bytes instead, which are not read
     for batch in rows.with_format("arrow").iter(1000):
         columns = {name: batch[name].to_pylist() for name in reader.text_columns}
         paths, content = _paths_and_bytes(batch[reader.image])
@@ -224,14 +220,13 @@ def _rows_without_bytes(rows: datasets.Dataset, reader: RowReader) -> Iterator[d
 
 
 def _paths_and_bytes(column: pa.ChunkedArray) -> tuple[pa.ChunkedArray | None, pa.ChunkedArray | None]:
-    """Both parts of a column of pictures, None for one that it does not have."""
     if pa.types.is_struct(column.type):
         return pc.struct_field(column, "path"), pc.struct_field(column, "bytes")
     return (column, None) if _is_text(column.type) else (None, column)
 
 
 def _picture_sizes(column: pa.ChunkedArray, folder: Path) -> list[Any]:
-    """Bytes of each picture, which Arrow knows without reading them; for files, path and size."""
+    # bytes of each image, which Arrow knows without reading them; for files, path and size
     paths, content = _paths_and_bytes(column)
     sizes = [None] * len(column) if content is None else pc.binary_length(content).to_pylist()
     names = [None] * len(column) if paths is None else paths.to_pylist()
@@ -264,7 +259,6 @@ def _column(columns: list[str], name: str | None, usual: tuple[str, ...], key: s
 
 
 def _check_types(rows: Any, reader: RowReader) -> None:
-    """Columns whose type can never be a picture or captions are refused at once."""
     if rows.features is None:
         return
     schema = rows.features.arrow_schema

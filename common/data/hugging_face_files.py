@@ -27,7 +27,7 @@ _SPLITS_OF_ROLE = {
 
 
 def place_of(source: str, root: Path | None, key: str) -> list[Path]:
-    """The folder or the files that a source names, checked to be what the library can open; [] for a name on the hub.
+    """The folder or the files that a source names, checked to be readable by the library; [] for a name on the hub.
 
     Args:
         source, root: as in `open_hugging_face`.
@@ -63,11 +63,7 @@ def _existing(source: str, root: Path | None, key: str) -> list[Path]:
 
 
 def _check_folder(folder: Path, key: str) -> None:
-    """The library passes over a link that leads nowhere; that a picture is missing, the rows that name it will show.
-
-    Raises:
-        ValueError: see `check_opens`, `_check_encoding`.
-    """
+    # the library skips broken links silently; a missing image shows when a row names it
     for path in files_below(folder):
         is_hidden = any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
         if not is_hidden and path.suffix.lower() not in PICTURE_EXTENSIONS:
@@ -77,11 +73,7 @@ def _check_folder(folder: Path, key: str) -> None:
 
 
 def _check_encoding(path: Path) -> None:
-    """Of a JSON file in another encoding some rows would fail when they are read, and others not.
-
-    Raises:
-        ValueError: names the file, the line, and the byte that is no UTF-8.
-    """
+    # in a JSON file of another encoding some rows would fail when they are read, and others not
     if FILE_KINDS.get(_suffix(path.name)) != "json" or path.suffix == ".zst":
         return
     read = gzip.open if path.suffix == ".gz" else open
@@ -112,7 +104,6 @@ def _suffix(name: str) -> str:
 
 
 def _load(source: str, place: list[Path], load: Callable[..., Any], **options: Any) -> Any:
-    """One of the library's load functions, whose errors become one message."""
     try:
         if not place:
             hub_name, _, configuration = source.partition(":")

@@ -1,12 +1,12 @@
-"""Captioned pictures from one JSON file and a folder of pictures.
+"""Captioned images from one JSON file and a folder of images.
 
-Four layouts are recognised by their content:
+The layout is recognised by its content:
   Karpathy splits   {"images": [{"filename", "split", "sentences": [{"raw", "sentid"}], ...}], "dataset"}; COCO adds
                     "filepath" and "cocoid". Flickr8k, Flickr30k and COCO come so.
   COCO captions     {"images": [{"id", "file_name"}], "annotations": [{"id", "image_id", "caption"}]}
   retrieval lists   [{"image": path, "caption": str or list}] (ALBEF); "captions", "image_id" and "caption_ids" too,
-                    and "sentence" or "text" of RefCOCO+ (`annotated.py`), whose boxes are then not looked at
-Files may be packed with gzip. The raw captions are used, not the joined tokens, as the file gives them.
+                    and "sentence" or "text" of RefCOCO+ (`annotated.py`), without its boxes
+Files may be packed with gzip. Captions are the raw ones, not the joined tokens.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from common.data.pictures import Pictures
 from common.data.rows import Row, picture_path, pictures_of
 from common.data.text_files import read_json
 
-# data set and split -> pictures, captions (0 = not checked)
+# data set and split -> images, captions (0 = not checked)
 EXPECTED = {
     ("coco", "train"): (82_783, 0),
     ("coco", "restval"): (30_504, 0),
@@ -49,27 +49,28 @@ def open_karpathy(
     role: str = "train",
     **options: Any,
 ) -> Pictures:
-    """The pictures of one split, each once, with all their captions.
+    """The images of one split, each once, with all their captions.
 
-    Retrieval lists repeat a picture for each caption; its captions are put together, in file order. A picture that the
+    Retrieval lists repeat an image for each caption; its captions are put together, in file order. An image that the
     other layouts list twice, by id or by path, is broken the second time in a set that is ranked; training may repeat.
 
     Args:
-        annotations: JSON file, or JSON packed with gzip.
-        images: folder of the pictures; None looks for it, see `find_images`.
+        annotations: JSON file, plain or gzip.
+        images: folder of the images; None searches for it, see `find_images`.
         split: Karpathy splits joined by "+"; None is the role's own, and for training "train+restval" where the file
-            has a restval split (COCO: 82,783 + 30,504 pictures are the usual training set). The other layouts have no
+            has a restval split (COCO: 82,783 + 30,504 images are the usual training set). The other layouts have no
             splits.
-        role: "train" refuses empty captions; the others accept them, as there an empty caption is one more text.
+        role: "train" refuses empty captions; in the others an empty caption is one more text.
         options: root, max_broken_share, decode_size, see `pictures_in_files`.
     Raises:
-        ValueError: names the file and what is wrong with it: no JSON, another layout, a split that it does not have.
-        FileNotFoundError: if there is no folder with the pictures.
+        ValueError: no JSON, another layout, or a split that the file does not have.
+        FileNotFoundError: there is no folder with the images.
     Warns:
-        UserWarning: if a known split has not the usual number of pictures or captions.
+        UserWarning: a known split has not the usual number of images or captions.
     """
     annotations = Path(annotations).expanduser()
     content = read_json(annotations)
+    # the layout, by its content
     set_name, together = annotations.name, None
     if isinstance(content, dict) and isinstance(content.get("images"), list):
         if isinstance(content.get("annotations"), list):
@@ -124,7 +125,7 @@ def _karpathy_row(place: str, image: dict[str, Any]) -> Row:
 
 
 def _set_name(annotations: Path, content: dict[str, Any], splits: list[str]) -> str:
-    """Name of the set; says so where a known split has another size than usual."""
+    # name of the set; warns where a known split has another size than usual
     images = [image for image in content["images"] if isinstance(image, dict)]
     known = str(content.get("dataset", "coco" if any("cocoid" in image for image in images) else "")).lower()
     for part in splits:
@@ -178,7 +179,6 @@ def _coco_rows(content: dict[str, Any]) -> Iterator[Row]:
 
 
 def _list_row(number: int, row: Any) -> Row:
-    """One row of a retrieval list."""
     place = f"[{number}]"
     if not isinstance(row, dict):
         return Row(place, fault=f"entry has the wrong type: {type(row).__name__} instead of an object")
@@ -191,5 +191,5 @@ def _is_id(value: Any) -> bool:
 
 
 def _known_ids(ids: list[Any]) -> list[Any] | None:
-    """The ids, or None where no caption has one."""
+    # the ids, or None where no caption has one
     return None if all(number is None for number in ids) else ids

@@ -1,15 +1,13 @@
-"""Labelled pictures with class names and prompt templates, for zero-shot classification and probes.
+"""Labelled images with class names and prompt templates, for zero-shot classification and probes.
 
 Three sources, one protocol (`name`, `class_names`, `templates`, `fingerprint`, `broken_at_open`, `len`, `label(index)`,
 `[index]` -> {"image", "label", "image_id"}):
-  open_image_folder    one folder per class: ImageNet and its shifts, or anybody's own
-  open_torchvision     the sets that torchvision reads, by name; nothing is downloaded unless asked for
+  open_image_folder    one folder per class: ImageNet and its shifts, or your own
+  open_torchvision     the sets that torchvision reads, by name; nothing is downloaded
   open_webdataset      tar shards with `.cls` members, the layout of the DataComp tasks
 
 The order of the class names is the order of the labels. For a folder that is the order of the sorted folder names
-(WordNet ids, not names; numbers as numbers). Names that are the folders' own in another order are put into theirs. A
-classifier that is evaluated on a part of its classes (ImageNet-A, -R, ObjectNet) must be cut down to them *before* the
-arg-max: here the class list itself is cut (`subset`), and the labels are counted anew.
+(WordNet ids, not names; numbers as numbers). The names of the folders themselves in another order are put into theirs.
 """
 
 import hashlib
@@ -39,13 +37,12 @@ CLASS_NAMES_FILE, TEMPLATES_FILE = "classnames.txt", "zeroshot_classification_te
 
 
 class LabelledPictures:
-    """Labelled pictures with the names of their classes, from whichever source.
+    """Labelled images with the names of their classes, from whichever source.
 
     Args:
-        name: for logs and tables.
-        source: of the pictures; see `open_image_folder`, `open_torchvision`, `open_webdataset`.
+        source: of the images; see `open_image_folder`, `open_torchvision`, `open_webdataset`.
         class_names, templates: in label order; templates have one "{}".
-        broken: what opening found to be unusable.
+        broken: what opening showed to be unusable.
     """
 
     def __init__(
@@ -60,14 +57,13 @@ class LabelledPictures:
         self.broken_at_open, self._source = broken, source
 
     def __len__(self) -> int:
-        """Number of pictures."""
         return len(self._source)
 
     def label(self, index: int) -> int:
-        """Class of a picture, in [0, len(class_names)), without reading it.
+        """Class of an image, in [0, len(class_names)), without reading it.
 
         Raises:
-            BrokenSample: of tar shards, if the `.cls` member is missing or no such number.
+            BrokenSample: the `.cls` member of tar shards is missing or no such number.
         """
         row = row_of(index, self)
         label = self._source.label(row)
@@ -78,10 +74,10 @@ class LabelledPictures:
         return label
 
     def metadata(self, index: int) -> np.ndarray | None:
-        """The array in the `.npy` member of tar shards (WILDS and fairness tasks), None where there is none.
+        """The array in the `.npy` member of tar shards (WILDS and fairness tasks), or None.
 
         Raises:
-            BrokenSample: if it cannot be read.
+            BrokenSample: it cannot be read.
         """
         return self._source.array(row_of(index, self))
 
@@ -89,7 +85,7 @@ class LabelledPictures:
         """{"image": Pillow image in RGB, "label": int, "image_id": path below the root, number, or as shards name it}.
 
         Raises:
-            BrokenSample: if picture or label cannot be used; names its place and the reason.
+            BrokenSample: image or label cannot be used.
         """
         row = row_of(index, self)
         label, sample = self.label(row), self._source[row]
@@ -97,7 +93,7 @@ class LabelledPictures:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over class names, templates, labels, and of the pictures what the source knows; 64 hex digits."""
+        """SHA-256 over class names, templates, labels and what the source knows of its images; 64 hex digits."""
         digest = hashlib.sha256(json.dumps([self.class_names, self.templates]).encode())
         if isinstance(self._source, Pictures) and self._source.shards:
             digest.update(self._source.fingerprint.encode())
@@ -110,8 +106,7 @@ class LabelledPictures:
 
 
 class _Torchvision:
-    """Torchvision's data sets, one behind the other. Their fingerprint: pixels where they lie in memory, else names
-    and sizes of the files, some of them whole."""
+    """Torchvision's data sets, one behind the other."""
 
     def __init__(self, parts: list[Any]) -> None:
         self.parts = parts
@@ -126,8 +121,7 @@ class _Torchvision:
     def label(self, row: int) -> int:
         return int(self.labels[row])
 
-    def array(self, row: int) -> None:
-        """Torchvision has no arrays beside its pictures."""
+    def array(self, row: int) -> None: ...
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
@@ -163,16 +157,15 @@ def open_image_folder(
     """A folder with one folder per class, whose name is the class.
 
     Args:
-        root: the folder. Pictures may lie deeper inside a class folder; hidden files are passed over.
+        root: images may lie deeper inside a class folder; hidden files are skipped.
         class_names: one per class, in label order.
-        templates: prompts with one "{}".
         folders: name of each class's folder, in the order of class_names; None takes `class_folders`, the label order
             of ImageNet and its shifts.
         name: for logs and tables; None takes the folder's name.
         max_broken_share: opening fails when more than this share of at least 100 files is broken, in [0, 1].
     Raises:
-        FileNotFoundError: if the folder is missing.
-        ValueError: if the class folders are not those of the classes, or there is no picture; names both sides.
+        FileNotFoundError: the folder is missing.
+        ValueError: the class folders are not those of the classes, or there is no image; names both sides.
     """
     # which folder is which class of the whole list
     root = Path(root).expanduser()
@@ -185,6 +178,7 @@ def open_image_folder(
         )
     class_names = in_label_order(folders, class_names, str(root)) if is_sorted else class_names
     label_of = {folder: label for label, folder in enumerate(folders)}
+    # both sides of a mismatch, for the message
     missing, unknown = (
         [item for item in label_of if item not in on_disk],
         [item for item in on_disk if item not in label_of],
@@ -194,7 +188,7 @@ def open_image_folder(
             f"{root}: {len(on_disk)} class folders for {len(label_of)} classes; without a folder: "
             f"{', '.join(missing[:3]) or 'none'}; without a class: {', '.join(unknown[:3]) or 'none'}"
         )
-    # every file, by its name and its size alone: pictures are decoded when they are read
+    # every file, only by its name and size: images are decoded when they are read
     paths, labels, spans, broken = [], [], [], []
     for folder, label in label_of.items():
         before = len(paths)
@@ -218,11 +212,10 @@ def open_image_folder(
 
 
 def class_folders(root: str | Path) -> list[str]:
-    """Names of the class folders of an image folder in its label order: sorted, numbers as numbers.
+    """Names of the class folders of an image folder in label order: sorted, numbers as numbers.
 
     Raises:
-        FileNotFoundError: if the folder is missing.
-        ValueError: if it has no folders.
+        FileNotFoundError, ValueError: the folder is missing, or has no folders.
     """
     root = Path(root).expanduser()
     if not root.is_dir():
@@ -304,16 +297,15 @@ def open_torchvision(
     CIFAR's files are pickles; torchvision opens them only if their MD5 is that of the published files.
 
     Args:
-        dataset: a key of `TORCHVISION_SETS`.
         root: folder where torchvision looks for its own folder.
         class_names, templates: in torchvision's label order.
-        part: "test", "train" (with the validation part, where there is one) or, for sets that torchvision does not
-            split, "all"; None takes "test" or "all".
+        part: "test", "train" (with a validation part) or, for sets that torchvision does not split, "all"; None takes
+            "test" or "all".
     Raises:
-        FileNotFoundError: if it is not there; says what to download and where to put it.
-        ValueError: for an unknown set or part, or a wrong number of class names.
+        FileNotFoundError: the set is missing; states what to download and where to put it.
+        ValueError: an unknown set or part, or a wrong number of class names.
     Warns:
-        UserWarning: if the evaluated part has not the usual size.
+        UserWarning: the evaluated part has not the usual size.
     """
     if dataset not in TORCHVISION_SETS:
         raise ValueError(f"data set {dataset!r} is unknown; expected one of: {', '.join(TORCHVISION_SETS)}")
@@ -323,6 +315,7 @@ def open_torchvision(
         raise ValueError(f"{dataset} has no part {part!r}; expected one of: {', '.join(spec.parts)}")
     if len(class_names) != spec.num_classes:
         raise ValueError(f"{dataset} has {spec.num_classes} classes; got {len(class_names)} class names")
+    # torchvision's own errors name neither the file to download nor its place
     if not (root / spec.folder).exists():
         raise _not_there(dataset, spec, root, "no such file or folder")
     from torchvision import datasets  # only those who read its sets wait for it
@@ -337,6 +330,7 @@ def open_torchvision(
         warnings.warn(
             f"{dataset}: {len(source):,} images in {root}; usual are {spec.num_test:,} ({part})", stacklevel=2
         )
+    # where torchvision knows the names, theirs in another order would mislabel every image
     known = next((getattr(parts[0], key) for key in ("classes", "categories") if hasattr(parts[0], key)), [])
     if len(known) == len(class_names):
         class_names = in_label_order(known, class_names, dataset)
@@ -355,8 +349,8 @@ def open_webdataset(
         folder: of the task, for example wds_vtab-cifar100_test.
         index_dir, max_broken_share: see `open_shards`.
     Raises:
-        FileNotFoundError: if a file is missing; names it.
-        ValueError: if a file cannot be used, or the shards have other labels than there are class names.
+        FileNotFoundError: a file is missing.
+        ValueError: a file cannot be used.
     """
     folder = Path(folder).expanduser()
     count_file = folder / "test" / "nshards.txt"
@@ -384,16 +378,17 @@ def open_webdataset(
 def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) -> dict[str, LabelledPictures]:
     """All labelled sets below one folder, by name.
 
-    Each lies in a folder of its own with `classnames.txt` and `zeroshot_classification_templates.txt`, and beside them
+    A set is a folder with `classnames.txt` and `zeroshot_classification_templates.txt`, and beside them
     `test/nshards.txt` with tar shards, or what torchvision reads for a set of that name (a key of `TORCHVISION_SETS`),
-    or one folder of pictures per class: in `test`, in `val`, or directly in the set's folder if that has no folder
-    called test, val or train; the first of the three with as many folders as there are classes. Folders without
-    `classnames.txt` are passed over with a warning. A link `imagenet -> /data/tiny_imagenet` puts one set in the place
-    of another: tables have it in that one's columns and say which set it is.
+    or one folder of images
+    per class: in `test`, in `val`, or directly in the set's folder if that has no folder called test, val or train; the
+    first of the three with as many folders as there are classes. Folders without `classnames.txt` are skipped with a
+    warning. A link `imagenet -> /data/tiny_imagenet` puts one set in the place of another: tables show it in that
+    column and name the set.
 
     Raises:
-        FileNotFoundError: if the folder is missing.
-        ValueError: if no set is there, or one cannot be opened.
+        FileNotFoundError: the folder is missing.
+        ValueError: it holds no set, or one cannot be opened.
     """
     root = Path(root).expanduser()
     if not root.is_dir():
@@ -401,11 +396,13 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
     sets: dict[str, LabelledPictures] = {}
     other = []
     for folder in (root / name for name in _visible_folders(root, "data.labelled")):
+        # a folder with class names is a set
         if (folder / CLASS_NAMES_FILE).is_symlink():
             check_opens(folder / CLASS_NAMES_FILE, "data.labelled")
         if not (folder / CLASS_NAMES_FILE).is_file():
             other.append(folder.name)
             continue
+        # which of the three layouts it has
         if (folder / "test" / "nshards.txt").is_file():
             opened = open_webdataset(folder, index_dir=index_dir)
         else:
@@ -416,6 +413,7 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
             else:
                 place = _folder_of_classes(folder, len(names))
                 opened = open_image_folder(place, names, templates, name=folder.resolve().name)
+        # a link names the set whose place it takes
         name = folder.name if folder.is_symlink() else opened.name
         if name in sets:
             raise ValueError(f"{root} has two labelled sets called {name!r} (data.labelled), one in {folder}")
@@ -431,11 +429,6 @@ def open_labelled_sets(root: str | Path, index_dir: str | Path | None = None) ->
 
 
 def _folder_of_classes(folder: Path, num_classes: int) -> Path:
-    """Where the class folders of a set lie.
-
-    Raises:
-        ValueError: if none of the accepted places has one folder per class.
-    """
     counts = []
     for place in (folder / "test", folder / "val", folder):
         names = _visible_folders(place) if place.is_dir() else []
@@ -452,11 +445,6 @@ def _folder_of_classes(folder: Path, num_classes: int) -> Path:
 
 
 def _visible_folders(root: Path, key: str = "folder of a class") -> list[str]:
-    """Names in the order of their labels.
-
-    Raises:
-        ValueError: a link that leads nowhere: a class, or a set, would be left out; see `check_opens`.
-    """
     items = [item for item in root.iterdir() if not item.name.startswith(".")]
     for item in items:
         if item.is_symlink():
@@ -472,7 +460,7 @@ def _not_there(dataset: str, spec: TorchvisionSpec, root: Path, reason: str) -> 
 
 
 def _labels_of(part: Any) -> np.ndarray:
-    """Labels of a torchvision set, without decoding pictures where it keeps them (PCAM does not)."""
+    # labels of a torchvision set; images are decoded only where it keeps no labels (PCAM)
     for attribute in ("_labels", "labels", "targets", "y"):
         if hasattr(part, attribute):
             return np.asarray(getattr(part, attribute), dtype=np.int64)
@@ -482,7 +470,7 @@ def _labels_of(part: Any) -> np.ndarray:
 
 
 def _files_of(part: Any) -> list[Any] | None:
-    """Picture files of a torchvision set; None where its pictures are no files of their own."""
+    # image files of a torchvision set; None where several images share a file
     for attribute in ("_image_files", "_images"):
         if hasattr(part, attribute):
             return list(getattr(part, attribute))

@@ -1,7 +1,7 @@
-"""Batches from loader processes, waited for in short turns: a signal, a dead process or a full /dev/shm ends the wait.
+"""Batches from loader processes, awaited in short turns: a signal, a dead process or a full /dev/shm ends the wait.
 
-torch's own wait lasts for ever where a process cannot hand over its batch, and torch's handler of SIGCHLD raises in the
-middle of a step where a process dies. Here what went wrong is known when the next batch is wanted, between two steps.
+torch's own wait never ends where a process cannot hand over its batch, and torch's handler of SIGCHLD raises in the
+middle of a step where a process dies. Here an error shows when the next batch is due, between two steps.
 """
 
 import dataclasses
@@ -32,12 +32,7 @@ _MEANINGS = {
 
 
 class NoBatch(Exception):
-    """No further batch comes; the message is meant for the user as it stands.
-
-    Args:
-        reason: what happened.
-        is_stop: the run ends as after a signal; otherwise with an error.
-    """
+    """No further batch comes; the message is for the user. is_stop: the run ends as after a signal, not in error."""
 
     def __init__(self, reason: str, is_stop: bool = False) -> None:
         super().__init__(reason)
@@ -55,9 +50,8 @@ class _SharedMemoryFull(RuntimeError):
 class _SharedBatch:
     """Collates, and puts the batch into shared memory where an error reaches the trainer.
 
-    torch does so in a thread of the loader process, which prints the error and drops the batch.
-
-    collate: samples -> batch. num_workers, prefetch: of the loader. room: bytes of shared memory.
+    torch does so in a thread of the loader process, which prints the error and drops the batch. room: bytes of shared
+    memory.
     """
 
     collate: Callable[[Any], Any]
@@ -81,11 +75,7 @@ class _SharedBatch:
         return batch
 
     def check(self, batch_bytes: int) -> None:
-        """Refuses batches that cannot all lie in shared memory.
-
-        Raises:
-            _SharedMemoryFull: names the number of loader processes that fit.
-        """
+        """Refuses batches that cannot all lie in shared memory; names the number of loader processes that fit."""
 
         def size(num_workers: int) -> int:
             return (num_workers * self.prefetch + 2) * batch_bytes  # two are with the trainer: this step's, the next
@@ -124,7 +114,6 @@ class Loader:
     """Batches of a data set in order, from loader processes that leave signals to the trainer.
 
     Args:
-        data_set: indexed by position.
         name: of what is loaded, for messages.
         num_workers: loader processes, 0 = none.
         collate: samples -> batch, of tensors, dataclasses, lists and tuples.
@@ -182,7 +171,7 @@ class Loader:
             yield batch
 
     def _started(self) -> Iterator[Any]:
-        """torch's iterator without its handler of SIGCHLD, which would raise in the middle of a step."""
+        # torch's iterator without its handler of SIGCHLD
         before = _handle(None)
         try:
             return iter(self.loader)
@@ -193,7 +182,6 @@ class Loader:
 
 
 def _next(iterator: Any, label: str, timeout: float) -> Any:
-    """The next batch of torch's iterator; label and timeout as in `Loader`."""
     start = time.monotonic()
     while True:
         try:
@@ -219,8 +207,7 @@ def _next(iterator: Any, label: str, timeout: float) -> Any:
 
 @contextmanager
 def _death_ends_the_wait(workers: Sequence[BaseProcess]) -> Iterator[None]:
-    """Raises where a loader process has died or dies within it: half a message may be all that comes from it."""
-
+    # raises where a loader process has died or dies within it: half a message may be all that comes from it
     def check(*_: Any) -> None:
         if any(worker.exitcode not in (None, 0, -signal.SIGTERM) for worker in workers):  # those are the trainer's ends
             raise ConnectionAbortedError
@@ -234,14 +221,14 @@ def _death_ends_the_wait(workers: Sequence[BaseProcess]) -> Iterator[None]:
 
 
 def _handle(handler: Any) -> Any:
-    """Sets the handler of SIGCHLD where this thread may; returns the one before."""
+    # sets the handler of SIGCHLD where this thread may; returns the one before
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
         return None
     return signal.signal(signal.SIGCHLD, signal.SIG_DFL if handler is None else handler)
 
 
 def _ends(workers: Sequence[BaseProcess]) -> str:
-    """How the loader processes that are gone have ended."""
+    # how the loader processes that are gone have ended
     ended = wait([worker.sentinel for worker in workers], TURN)  # connections close a little before
     for worker in workers:
         if worker.sentinel in ended:

@@ -9,15 +9,15 @@ from common.data.order import shares_of
 
 
 class Mixture:
-    """Training pairs from several sets; in which order they come is `MixedOrder`'s business.
+    """Training pairs from several sets; their order is `MixedOrder`'s.
 
-    Sample i of set k has the index `i * len(parts) + k`, so that a stream, which counts on without end, can be a part.
-    Pictures of two sets count as two, whatever their ids: sets number their pictures alike, and an id says nothing
-    beyond its own set. The fingerprint changes with any set and any share.
+    Sample i of set k has the index `i * len(parts) + k`, so that a stream, which counts without end, can be a part.
+    Images of
+    two sets count as two, whatever their ids: an id means nothing beyond its set. The fingerprint changes with any set
+    and any share.
 
     Args:
-        parts: the sets.
-        weights: how often each is drawn from, relative to the others; above 0.
+        weights: how often each set is drawn from, relative to the others; above 0.
     Raises:
         ValueError: see `shares_of`.
     """
@@ -31,22 +31,20 @@ class Mixture:
         self.broken_at_open: list[BrokenSample] = [sample for samples in lost for sample in samples]
 
     def __len__(self) -> int:
-        """Pictures of all sets together; as many samples are an epoch, whatever the weights."""
+        """Images of all sets together; as many samples are an epoch, whatever the weights."""
         return sum(map(len, self.parts))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """As the set gives it, with the number of the set before the id."""
         inside, number = divmod(index, len(self.parts))
         sample = self.parts[number][inside]
         return {**sample, "image_id": f"{number}:{sample['image_id']}"}
 
     def captions(self, index: int) -> list[str]:
-        """Those of one sample."""
         inside, number = divmod(index, len(self.parts))
         return self.parts[number].captions(inside)
 
     def all_captions(self) -> Iterator[str]:
-        """Those of every set, each once: weights do not decide which words there are."""
+        """Those of every set once: weights do not decide the vocabulary."""
         for part in self.parts:
             if hasattr(part, "all_captions"):
                 yield from part.all_captions()

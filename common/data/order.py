@@ -18,7 +18,7 @@ def seed_of(*parts: int) -> int:
 
 
 def permuted(positions: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """A seeded permutation of range(size), evaluated only where asked: no table, so 10^9 samples cost nothing.
+    """A seeded permutation of range(size), evaluated only at these positions: no table, so 10^9 samples cost nothing.
 
     A four-round Feistel network permutes the smallest even-bit power of two above size; results outside the range are
     put through again until they fall inside (cycle walking), which keeps it a bijection.
@@ -26,7 +26,6 @@ def permuted(positions: np.ndarray, size: int, seed: int) -> np.ndarray:
     Args:
         positions: integers in [0, size).
         size: number of samples, >= 1.
-        seed: the permutation's key.
     Returns:
         Integers in [0, size), same shape; distinct positions give distinct results.
     """
@@ -51,12 +50,10 @@ class SampleOrder:
     from epoch to epoch.
 
     Args:
-        num_samples: size of the training set.
         global_batch_size: pairs per step over all processes.
-        seed: of the run.
-        forward_only: the set is a stream, which has an order of its own and is indexed by position.
+        forward_only: the set is a stream, which has its own order and is indexed by position.
     Raises:
-        ValueError: if one global batch is larger than the data set.
+        ValueError: one global batch is larger than the data set.
     """
 
     by_epoch = False  # whether an epoch's order is known only when the one before it is over
@@ -92,7 +89,7 @@ MIXING_CYCLE = 1_000  # samples
 
 
 def shares_of(weights: Sequence[float]) -> list[float]:
-    """The share of each set in a mixture, in whole thousandths, at least one; what rounding leaves is the largest's.
+    """The share of each set in a mixture, in whole thousandths, at least one; the largest takes what rounding leaves.
 
     Raises:
         ValueError: weights that are not above 0, or more sets than thousandths.
@@ -108,17 +105,15 @@ def shares_of(weights: Sequence[float]) -> list[float]:
 class MixedOrder:
     """The order of a `Mixture`: which sample of which set stands at which position.
 
-    Every cycle of 1,000 positions draws exactly its share from each set, in places that are shuffled anew. What falls
-    to a set goes through it as if it were alone, epoch after epoch, each of its samples once in each: a small set with
-    a large weight begins again the sooner. A batch may hold a picture twice where its set begins again within it.
+    Every cycle of 1,000 positions draws exactly its share from each set, in shuffled places. Within its share a set is
+    traversed as without the others, epoch after epoch, so a small set with a large weight repeats sooner. A batch may
+    hold an image twice where its set begins again within it.
 
     Args:
         parts: the order of each set, by single samples.
-        weights: of the sets.
         global_batch_size: pairs per step over all processes.
-        seed: of the run.
     Raises:
-        ValueError: if one global batch is larger than all sets together, or see `shares_of`.
+        ValueError: one global batch is larger than all sets together, or see `shares_of`.
     """
 
     by_epoch = False
@@ -161,14 +156,12 @@ def order_of(pairs: Any, global_batch_size: int, seed: int) -> SampleOrder | Mix
 
 
 class BatchPositions:
-    """Batch sampler of one process: for every step from `start_step` its consecutive share of the global batch.
+    """Batch sampler of one process: for every step in [start_step, stop_step) its share of the global batch.
 
     Args:
-        order: the sample order.
-        start_step, stop_step: steps in [start_step, stop_step).
         process, num_processes: this process's place; num_processes divides the global batch.
     Raises:
-        ValueError: if the global batch cannot be dealt out evenly.
+        ValueError: the global batch cannot be dealt out evenly.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""From the config to data sets of captioned pictures, a tokenizer, and training batches addressed by position."""
+"""From the config to data sets of captioned images, a tokenizer, and training batches addressed by position."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,11 +18,11 @@ ZERO_SHOT_SETS = ("imagenet", "imagenet_v2", "imagenet_a", "imagenet_r")
 
 
 class Pairs(Protocol):
-    """A map-style data set of captioned pictures.
+    """A map-style data set of captioned images.
 
-    Sets read from files also have `broken_at_open` (what opening alone showed to be unusable; it is no sample),
-    `all_captions()`, `image_id(index)`, and those that know the ids of captions `caption_ids(index)`. A stream says
-    `forward_only = True`: it is indexed by position in the run, in order (`streamed.py`).
+    Sets read from files also have `broken_at_open` (samples that opening showed to be unusable), `all_captions()`,
+    `image_id(index)`, and where captions have ids `caption_ids(index)`. A stream has `forward_only = True`: it is
+    indexed by position in the run, in order (`streamed.py`).
     """
 
     name: str
@@ -34,13 +34,13 @@ class Pairs(Protocol):
         """{"image": PIL image or uint8 (H, W, 3), "captions": list of str, "image_id": str}."""
 
     def captions(self, index: int) -> list[str]:
-        """The captions alone, without drawing or decoding the picture."""
+        """The captions, without drawing or decoding the image."""
 
 
 def open_training_pairs(data: DataConfig, seed: int) -> Pairs:
     """The training set that the config names. For scenes the run's seed draws another world of the same kind.
 
-    Of a mixture each set has a seed of its own, so that two sets of scenes are two.
+    Every set of a mixture has a separate seed, so that two sets of scenes differ.
     """
     if data.mixture:
         parts = [
@@ -52,7 +52,6 @@ def open_training_pairs(data: DataConfig, seed: int) -> Pairs:
 
 
 def _open_training_set(data: DataConfig, seed: int, key: str) -> Pairs:
-    """One set; the key names it in messages."""
     if data.source == "scenes" and data.train == "train_referring":
         return ReferringScenes("train", data.num_train, data.image_size, seed, data.num_captions)
     if data.source == "scenes":
@@ -69,7 +68,6 @@ def _open_training_set(data: DataConfig, seed: int, key: str) -> Pairs:
 
 
 def open_validation_pairs(data: DataConfig) -> Pairs:
-    """The set that is ranked during training."""
     if data.source == "scenes":
         return SceneDataset("val", data.validation_size, data.image_size, num_captions=data.num_captions)
     return some_of(_open_photographs(data, "val"), data.validation_size)
@@ -116,15 +114,15 @@ class EvaluationSets:
 
 
 def open_evaluation_sets(data: DataConfig) -> EvaluationSets:
-    """All of them; opened before training, so that a missing test set is known at once and not hours later."""
+    """All test sets; opened before training, so that a missing one is reported at once and not hours later."""
     return EvaluationSets(open_zero_shot_sets(data), open_retrieval_sets(data))
 
 
 def open_validation_task(data: DataConfig, sets: EvaluationSets) -> Any | None:
-    """The labelled set that is classified during training; None where there is none.
+    """The labelled set that is classified during training, or None.
 
-    On scenes these are other pictures than the test's; of data.labelled they are those of the test set "imagenet", or
-    of the first.
+    On scenes these are other images than the test's; of data.labelled they are those of the test set "imagenet", or of
+    the first.
     """
     if data.source == "scenes":
         return classification_task("imagenet", size=data.validation_size, image_size=data.image_size, part="train")
@@ -133,12 +131,11 @@ def open_validation_task(data: DataConfig, sets: EvaluationSets) -> Any | None:
 
 
 def lost_at_open(*sets: Pairs) -> list[BrokenSample]:
-    """What opening alone showed to be broken, over several sets."""
+    """The broken samples of several sets that opening showed."""
     return [sample for pairs in sets for sample in getattr(pairs, "broken_at_open", [])]
 
 
 def _open_photographs(data: DataConfig, role: str, seed: int = 0, key: str | None = None) -> Pairs:
-    """The set of one role that is no scene; the seed is that of a stream's order, the key names it in messages."""
     options: dict[str, Any] = {"role": role, "max_broken_share": data.max_broken_share}
     # training may decode a JPEG at a fraction of its size; ranking sees every pixel
     options["decode_size"] = 2 * data.image_size if role == "train" else None
@@ -159,7 +156,7 @@ def _open_photographs(data: DataConfig, role: str, seed: int = 0, key: str | Non
 
 
 def _reader(source: str) -> Callable[..., Pairs]:
-    """The function that opens a file of a source; imported here, so that a run depends only on the reader it uses."""
+    # imported here, so that a run depends only on the reader that it uses
     if source == "karpathy":
         from common.data.karpathy import open_karpathy as reader
     elif source == "tsv":
@@ -170,11 +167,7 @@ def _reader(source: str) -> Callable[..., Pairs]:
 
 
 def _not_the_training_set(opened: Pairs, data: DataConfig, role: str) -> Pairs:
-    """A file without splits serves one role: where data.<role> is empty, it would be ranked on what it was trained on.
-
-    Raises:
-        ValueError: if it would.
-    """
+    # a file without splits serves one role: with an empty data.<role> a model would be ranked on its training set
     if role == "train" or getattr(data, role):
         return opened
     if opened.fingerprint == _open_photographs(replace(data, stream_buffer=0), "train").fingerprint:
@@ -206,7 +199,7 @@ def _shard_index() -> Path:
 
 
 def _name_and_split(data: DataConfig, role: str, root: Path) -> tuple[str, str | None]:
-    """What data.<role> names, and the split behind the #; one file often holds the splits of all roles."""
+    # the name and the split behind the #; one file often holds the splits of all roles
     text = getattr(data, role)
     if not text and data.source != "tsv":
         text = data.train if (root / data.train).exists() else data.train.partition("#")[0]

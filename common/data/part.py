@@ -1,4 +1,4 @@
-"""Some of a data set: evenly spaced samples, the same in every run, for numbers on the way (`data.num_val`)."""
+"""Some of a data set: evenly spaced samples, the same in every run, for validation (`data.num_val`)."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -12,12 +12,7 @@ _BY_INDEX = ("captions", "image_id", "caption_ids", "label")
 
 
 class Part:
-    """Evenly spaced samples of a set of pairs or of labelled pictures; its name says how many of how many.
-
-    Args:
-        whole: the set, by position.
-        count: samples, at most as many as it has.
-    """
+    """Evenly spaced samples of a set of pairs or of labelled images; its name states how many of how many."""
 
     broken_at_open = ()  # of the whole: the samples of the part are taken from those that opening found whole
 
@@ -38,12 +33,10 @@ class Part:
         return (lambda index: value(self._rows[index])) if name in _BY_INDEX else value
 
     def all_captions(self) -> Iterator[str]:
-        """Those of its samples, in order."""
         return (caption for row in self._rows for caption in self._whole.captions(row))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with the set and with the rows."""
         return hash_of([self._whole.fingerprint, self._rows])
 
 

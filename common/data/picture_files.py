@@ -1,4 +1,4 @@
-"""Image files that an annotation file names: where they are, which are missing, and the data set of the others."""
+"""Image files that an annotation file names: their folder, missing files, and the data set of the others."""
 
 import os
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from common.data.broken import BrokenSample, check_opened
 from common.data.pictures import Pictures, table_of
 from common.data.rows import Entry
 
-_PROBED = 20  # pictures by which the folder of all is recognised
+_PROBED = 20  # images by which the folder of all is recognised
 
 
 def pictures_in_files(
@@ -26,18 +26,17 @@ def pictures_in_files(
 ) -> Pictures:
     """The data set of an annotation file.
 
-    An image file that is missing, or has no bytes, is listed in `broken_at_open` and is no sample; the folders are
-    listed once for that, no file is opened.
+    A missing or empty image file is listed in `broken_at_open`; the folders are listed once for that, no file is
+    opened.
 
     Args:
         entries, broken: see `pictures_of`.
-        annotations: the annotation file.
         images, root: where the images are, see `find_images`.
         name, role, decode_size: see `Pictures`.
         max_broken_share: opening fails when more than this share of at least 100 samples is broken, in [0, 1].
     Raises:
-        FileNotFoundError: if there is no folder with the images.
-        ValueError: if nothing is left, too much is broken, or an argument is out of range.
+        FileNotFoundError: there is no folder with the images.
+        ValueError: nothing is left, too much is broken, or an argument is out of range.
     """
     paths = [entry.path for entry in entries]
     folder = find_images(paths, annotations, images, root) if paths else annotations.parent
@@ -48,6 +47,7 @@ def pictures_in_files(
             spans.append((0, size))
         else:
             broken.append(missing_picture(path, size))
+    # the table of those that exist
     columns = {
         "name": [entry.path for entry in kept],
         "image": spans,
@@ -62,20 +62,17 @@ def pictures_in_files(
 
 
 def find_images(paths: list[str], annotations: Path, images: str | Path | None, root: Path | None = None) -> Path:
-    """The folder that the picture paths of an annotation file start from.
+    """The folder that the image paths of an annotation file start from.
 
-    Without `images` it is looked for: the folder of the annotation file, `root`, and what lies directly in them. The
-    one folder from which any of the first twenty pictures is found is taken, or the first of those that lead to the
-    same files, as folders side by side do for "../images/a.jpg".
+    Without `images` it is searched: the folder of the annotation file, `root`, and the folders directly in them. The
+    result is the one folder that leads to any of the first twenty images, or the first of those that lead to the same
+    files, like folders side by side for "../images/a.jpg".
 
     Args:
-        paths: of the pictures, as the annotation file has them.
-        annotations: the annotation file.
-        images: the folder, where it is known.
-        root: a second place to look in.
+        paths: of the images, as the annotation file has them.
     Raises:
-        FileNotFoundError: if the folder does not exist or none was found; says where it was looked for.
-        ValueError: if several folders hold pictures of these names.
+        FileNotFoundError: the folder does not exist or none fits; lists the searched ones.
+        ValueError: several folders hold images of these names.
     """
     if images is not None:
         folder = Path(images).expanduser()
@@ -107,7 +104,7 @@ def find_images(paths: list[str], annotations: Path, images: str | Path | None, 
 
 
 def sizes_of_files(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
-    """Each path with the bytes of its file, None where there is none; each folder is listed once, no file is opened."""
+    """Every path with the bytes of its file, None for a missing one; each folder is listed once, no file is opened."""
     paths = list(paths)
     folders: dict[str, set[str]] = {}
     for folder, name in map(os.path.split, paths):
@@ -117,14 +114,12 @@ def sizes_of_files(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
 
 
 def missing_picture(path: Path, size: int | None) -> BrokenSample:
-    """What is wrong with a file of no bytes, or none at all."""
     absent = "a link that leads nowhere" if path.is_symlink() else "no such file"
     fault = f"missing image: {absent}" if size is None else "image cannot be decoded: it has no bytes"
     return BrokenSample(path, "", fault)
 
 
 def _sizes_of(folder: str, names: set[str]) -> dict[str, int]:
-    """Bytes of the named files of one folder; {} where it does not exist."""
     try:
         with os.scandir(folder) as items:
             return {item.name: item.stat().st_size for item in items if item.name in names and item.is_file()}

@@ -1,8 +1,8 @@
 """Images on disk in one form: an Arrow table, and the class that reads, checks and hashes what the table lists.
 
 A reader (karpathy.py, tsv.py, shards.py, labelled.py) turns its format into a table with some of the columns of
-`COLUMNS`. `Pictures` keeps what a data set promises: access by position, a broken sample raises `BrokenSample` when it
-is read and not before, the same content has the same fingerprint wherever it lies, forked workers share the table.
+`COLUMNS`. `Pictures` keeps what a data set promises: access by position, a broken sample raises `BrokenSample` only
+when it is read, the same content has the same fingerprint wherever it lies, forked workers share the table.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ COLUMNS = {
 
 
 def table_of(columns: dict[str, Sequence[Any]]) -> pa.Table:
-    """A table of columns of `COLUMNS`. Names and ids are text, in which other bytes stand as in names of files."""
+    """A table of columns of `COLUMNS`. Names and ids are text, with other bytes as in names of files."""
     return pa.table(
         {
             name: packed(values) if COLUMNS[name] == pa.large_binary() else pa.array(values, COLUMNS[name])
@@ -68,7 +68,6 @@ def packed(texts: Iterable[str | None]) -> pa.LargeBinaryArray:
 
 
 def unpacked(texts: pa.LargeBinaryArray | pa.ChunkedArray, place: int) -> str:
-    """One of the texts of `packed`."""
     return texts[place].as_py().decode("utf-8", "surrogateescape")
 
 
@@ -99,20 +98,17 @@ def _opened(shard: Shard) -> BinaryIO:
 
 
 class Pictures:
-    """Images with captions, labels or both, by position. They are decoded when they are read, not before.
+    """Images with captions, labels or both, by position; they are decoded when they are read.
 
     Images are not rotated by their EXIF orientation, as in the usual CLIP pipelines.
 
     Args:
-        name: for logs and tables.
         rows: see `table_of`; those of several shards one behind the other.
         images: folder that paths start from.
-        broken: what opening showed to be unusable.
+        broken: what opening showed to be unusable; `broken_at_open`, not counted by len().
         role: "train" refuses empty captions; in the other roles an empty caption is one more text to rank.
         decode_size: see `decode_picture`.
         shards: that hold the rows, in order; without them every row is a file.
-    Attributes:
-        broken_at_open: list of BrokenSample, not counted by len().
     """
 
     def __init__(
@@ -133,19 +129,16 @@ class Pictures:
         self._rows = dict(zip(rows.column_names, rows.columns))
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self._rows["name"])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """One sample.
 
-        Args:
-            index: in [-len, len).
         Returns:
             {"image": Pillow image in RGB, "captions": list of str, "image_id": str}, and "label" where there is one.
         Raises:
-            BrokenSample: if image or captions cannot be used; names file, key and reason.
-            IndexError: if there is no such sample.
+            BrokenSample: image or captions cannot be used; names file, key and reason.
+            IndexError: there is no such sample.
         """
         row = row_of(index, self)
         formats = SHARD_FORMATS if self.shards else FILE_FORMATS
@@ -159,7 +152,7 @@ class Pictures:
         """The captions of one sample, without its image.
 
         Raises:
-            BrokenSample: as `__getitem__`, for the captions.
+            BrokenSample: as `__getitem__`.
         """
         row = row_of(index, self)
         with self._place(row):
@@ -181,7 +174,7 @@ class Pictures:
         return f"{self.path(row).relative_to(self.images).as_posix().removesuffix('.tar')}/{self._name(row)}"
 
     def caption_ids(self, index: int) -> list[int | None] | None:
-        """Ids of the captions, in their order, None for one that is not known; None where the file gives none.
+        """Ids of the captions in order, None for an unknown one; None where the file gives none.
 
         For COCO they are the annotation ids, by which CxC and ECCV Caption name captions.
         """
@@ -192,7 +185,7 @@ class Pictures:
         """Class of one sample, a number where the file gives a whole one; None where there is none.
 
         Raises:
-            BrokenSample: if it cannot be read.
+            BrokenSample: it cannot be read.
         """
         row = row_of(index, self)
         label = self._value("label", row)
@@ -201,16 +194,16 @@ class Pictures:
         return int(label) if isinstance(label, str) and re.fullmatch(r"-?[0-9]{1,18}", label) else label
 
     def metadata(self, index: int) -> dict[str, Any]:
-        """The whole json member of a sample in a shard (boxes, hierarchies, licences); {} where there is none."""
+        """The json member of a sample in a shard (boxes, hierarchies, licences), or {}."""
         row = row_of(index, self)
         with self._place(row):
             return metadata_in(self.read(row, "json"))
 
     def array(self, index: int) -> np.ndarray | None:
-        """The `.npy` member of a sample in a shard (metadata of DataComp's WILDS and fairness tasks), None without one.
+        """The `.npy` member of a sample in a shard (metadata of DataComp's WILDS and fairness tasks), or None.
 
         Raises:
-            BrokenSample: if it cannot be read; pickled objects are refused.
+            BrokenSample: it cannot be read; pickled objects are refused.
         """
         row = row_of(index, self)
         with self._place(row):
@@ -232,18 +225,18 @@ class Pictures:
         return self._name(row_of(index, self)) if self.shards else ""
 
     def broken(self, index: int, reason: str) -> BrokenSample:
-        """The fault that a caller notices in a sample, with its place."""
+        """A fault that a caller notices in a sample, with its place."""
         return BrokenSample(self.path(index), self.key(index), reason)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all that the rows say, sizes of files included, and some images (`sampled_places`)."""
+        """SHA-256 over the content of the rows, sizes of files included, and some images (`sampled_places`)."""
         digest = hashlib.sha256()
         self.feed(digest.update)
         return digest.hexdigest()
 
     def feed(self, update: Callable[[Any], Any]) -> None:
-        """Passes what the fingerprint is made of to a digest."""
+        """Passes the content of the fingerprint to a digest."""
         for shard in self.shards:
             update(f"{shard.path.name}\0{shard.file_size}\0{shard.digest}\0".encode("utf-8", "surrogateescape"))
         if not self.shards:
@@ -285,14 +278,13 @@ class Pictures:
         return self.shards[bisect_right(self._starts, row) - 1]
 
     def _place(self, row: int) -> AbstractContextManager[None]:
-        """What is unusable inside gets the place of the sample."""
         return named(self.path(row), self.key(row))
 
     def read(self, row: int, member: str) -> bytes | None:
         """Bytes of an image, or of another member in a shard; None where there is none.
 
         Raises:
-            Unusable: if they cannot be read.
+            Unusable: they cannot be read.
         """
         if not self.shards:
             try:
@@ -319,16 +311,15 @@ def max_bytes(member: str) -> int:
 
 
 def check_size(member: str, size: int) -> None:
-    """Raises: Unusable, if a member of a shard is too large to be read."""
     if size > max_bytes(member):
         raise Unusable(f"{member} is too large: {size} bytes, at most {max_bytes(member)} are read")
 
 
 def metadata_in(content: bytes | None) -> dict[str, Any]:
-    """What a json member holds; {} where there is none.
+    """Content of a json member, or {}.
 
     Raises:
-        Unusable: if it is no JSON object.
+        Unusable: it is no JSON object.
     """
     try:
         metadata = {} if content is None else json.loads(content)

@@ -1,9 +1,9 @@
-"""RandAugment, as timm's code "rand-m9-mstd0.5-inc1" means it, and as ALBEF's code has it.
+"""RandAugment, as timm's code "rand-m9-mstd0.5-inc1" defines it, and as in ALBEF's code.
 
 timm's: two of fifteen changes, each made every other time; the oblique paper's linear probe names it. torchvision's
 RandAugment is another method: it counts the magnitude on 31 bins, so that 9 there is a third of the strength, and
-always makes both changes.
-ALBEF's: two of ten, none of which touches a colour's name, each made every other time, at magnitude 7 of 10.
+always makes both changes. ALBEF's: two of ten, none of which touches a colour's name, each made every other time, at
+magnitude 7 of 10.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,10 @@ Fill = tuple[int, int, int]
 
 
 def rand_augment(image: Image.Image, rng: np.random.Generator, fill: Fill = (128, 128, 128)) -> Image.Image:
-    """Makes two random changes, drawn with replacement, each with probability 0.5.
+    """Makes two random changes of an RGB image, drawn with replacement, each with probability 0.5.
 
     Args:
-        image: RGB.
-        rng: advanced by the draws.
-        fill: colour of what a shift or a turn uncovers; the training mean in whole numbers is usual.
-    Returns:
-        RGB image of the same size.
+        fill: colour of uncovered pixels; the training mean in whole numbers is usual.
     """
     for _ in range(NUM_CHANGES):
         name = CHANGES[int(rng.integers(len(CHANGES)))]
@@ -35,14 +31,7 @@ def rand_augment(image: Image.Image, rng: np.random.Generator, fill: Fill = (128
 
 
 def albef_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """A mirror image every other time, then two of ALBEF's ten changes, drawn with replacement (ALBEF's code).
-
-    Args:
-        image: RGB, of the training size.
-        rng: advanced by the draws.
-    Returns:
-        RGB image of the same size.
-    """
+    """A mirror image every other time, then two of ALBEF's ten changes, drawn with replacement (ALBEF's code)."""
     if rng.random() < 0.5:
         image = ImageOps.mirror(image)
     for _ in range(NUM_CHANGES):
@@ -63,13 +52,12 @@ def tcl_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def change(image: Image.Image, name: str, strength: float, sign: int, fill: Fill) -> Image.Image:
-    """One change.
+    """One change of an RGB image.
 
     Args:
-        image: RGB.
         name: one of `CHANGES`.
-        strength: in [0, 1]; 0 changes nothing, except for what has no strength, "posterize" and "solarize".
-        sign: 1 or -1, for what has a direction.
+        strength: in [0, 1]; 0 changes nothing, except for changes without strength, "posterize" and "solarize".
+        sign: 1 or -1, for changes with a direction.
         fill: as in `rand_augment`.
     """
     if name in _WITHOUT_STRENGTH:

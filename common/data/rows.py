@@ -1,8 +1,8 @@
-"""From rows to captioned pictures: the engine behind the readers of annotation files and tables.
+"""From rows to captioned images: shared by the readers of annotation files and tables.
 
-A reader says how its rows are read (`Row`). Here they are checked, those of one picture are put together, and what
-cannot be used is listed with its place and its reason (`pictures_of`). Tables that are too large to be gone through at
-opening are checked row by row when they are read (`RowReader`).
+A reader states how its rows are read (`Row`). Here they are checked, those of one image are put together, and unusable
+ones are listed with place and reason (`pictures_of`). Tables that are too large for that at opening are checked row by
+row when they are read (`RowReader`).
 """
 
 import hashlib
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     """One row as its file has it; nothing is checked yet.
 
     place: where it stands, for messages.
-    path: of the picture. inside: the picture lies in the row itself, no path is asked for.
+    path: of the image. inside: the image lies in the row itself, which needs no path.
     captions: a string or a list of them. caption_ids: one each, or None.
     image_id: None or "" is the path, or the place where there is none.
     fault: why it is no row at all.
@@ -43,12 +43,12 @@ class Row(NamedTuple):
 
 @dataclass
 class Entry:
-    """One picture, checked.
+    """One checked image.
 
-    path: see `picture_path`; "" where the picture lies in a row.
+    path: see `picture_path`; "" where the image lies in a row.
     captions: at least one.
     image_id: unique in a set that is ranked.
-    caption_ids: one per caption, >= 0, or None for a caption whose id is not known; None where the file gives none.
+    caption_ids: one per caption, >= 0, or None for an unknown one; None where the file gives none.
     rows: numbers of the rows that it was made from.
     """
 
@@ -62,17 +62,15 @@ class Entry:
 def pictures_of(
     rows: Iterable[Row], source: str | Path, role: str, together: Literal["path", "image_id"] | None = None
 ) -> tuple[list[Entry], list[BrokenSample]]:
-    """The pictures of a file, and the rows that cannot be used.
+    """The images of a file, and the rows that cannot be used.
 
     Args:
-        rows: in the order of the file.
-        source: the file, for messages.
-        role: "train" refuses empty captions. In the others a row whose picture or id was there before is broken, as of
-            two samples of one picture each would count the other's captions as wrong; training may repeat.
-        together: what makes rows one picture, which then stands at the place of the first with the captions of all.
+        role: "train" refuses empty captions. In the others a row that repeats an image or id is broken: of two samples
+            of one image each would count the other's captions as wrong.
+        together: what makes rows one image, which stands at the place of the first with the captions of all.
     """
     entries, broken = [], []
-    seen: dict[tuple[str, str], tuple[str, Entry]] = {}  # ("path" or "image_id", its value) -> place and picture
+    seen: dict[tuple[str, str], tuple[str, Entry]] = {}  # ("path" or "image_id", its value) -> place and image
     for number, row in enumerate(rows):
         try:
             entry = _checked(row, number, allow_empty=role != "train")
@@ -102,7 +100,6 @@ def _checked(row: Row, number: int, allow_empty: bool) -> Entry:
 
 
 def _add(place: str, entry: Entry, more: Entry) -> None:
-    """Puts the captions of another row of the same picture behind those that it has."""
     if more.image_id != entry.image_id:
         raise Unusable(f"image_id differs: {more.image_id!r}, the same image has {entry.image_id!r} at {place}")
     both = entry.caption_ids is not None and more.caption_ids is not None
@@ -125,13 +122,13 @@ def _id_list(ids: Any, count: int) -> list[int | None] | None:
 
 
 def picture_path(text: Any) -> str:
-    """The path of a picture as an annotation file has it, in its shortest form: "./a.jpg" is "a.jpg".
+    """The path of an image in an annotation file, in its shortest form: "./a.jpg" is "a.jpg".
 
     Returns:
-        Absolute, or relative to the folder of the pictures. It may leave that folder, as "../images/a.jpg" does. Bytes
-        that are no UTF-8 stand in it as Python has them in file names.
+        Absolute, or relative to the folder of the images, which it may leave, as "../images/a.jpg" does. Other bytes
+        than UTF-8 stand in it as in Python's file names.
     Raises:
-        Unusable: if it is no path of a file.
+        Unusable: it is no path of a file.
     """
     if not isinstance(text, str) or not text:
         raise Unusable(f"missing image: its path is {text!r}")
@@ -147,11 +144,10 @@ def picture_path(text: Any) -> str:
 
 @dataclass(frozen=True)
 class RowReader:
-    """How one row of a table (arrow, parquet, JSON) becomes a sample.
+    """From one row of a table (arrow, parquet, JSON) to a sample.
 
-    source: for messages.
-    image, caption_columns, image_id, caption_ids: names of columns; the last two are None where there is none.
-    folder: where relative picture paths start.
+    image, caption_columns, image_id, caption_ids: names of columns; the last two may be None.
+    folder: where relative image paths start.
     """
 
     source: str
@@ -165,7 +161,7 @@ class RowReader:
 
     @property
     def text_columns(self) -> list[str]:
-        """Columns that hold no picture."""
+        """Columns that hold no image."""
         return [name for name in (*self.caption_columns, self.image_id, self.caption_ids) if name is not None]
 
     def captions(self, row: dict[str, Any], index: int) -> list[str]:
@@ -184,7 +180,7 @@ class RowReader:
             return read_picture(self.folder / picture_path(content), self.decode_size)
 
     def picture_hash(self, row: dict[str, Any]) -> bytes:
-        """SHA-256 of the picture's file or bytes; of one that cannot be read, nothing."""
+        """SHA-256 of the image's file or bytes; b"" where it cannot be read."""
         content = picture_bytes(row[self.image])
         if isinstance(content, bytes):
             return hashlib.sha256(content).digest()
@@ -193,7 +189,7 @@ class RowReader:
         return b""
 
     def identity(self, row: dict[str, Any], index: int) -> str | None:
-        """The id that the row gives, else the path of its picture; None for bytes without id. Raises: BrokenSample."""
+        """The id that the row gives, else the path of its image; None for bytes without id. Raises: BrokenSample."""
         with named(self.source, f"row {index}"):
             image_id = None if self.image_id is None else row[self.image_id]
             if image_id is not None and image_id != "":
@@ -204,7 +200,7 @@ class RowReader:
             return picture_path(path).removeprefix(folder) if isinstance(path, str) and path else None
 
     def as_row(self, row: dict[str, Any], index: int) -> Row:
-        """For `pictures_of`: captions and id; what is wrong with the picture shows when it is read."""
+        """For `pictures_of`: captions and id; a fault of the image shows when it is read."""
         try:
             return Row(f"row {index}", captions=self._cells(row), image_id=self.identity(row, index), inside=True)
         except BrokenSample as error:
@@ -215,7 +211,7 @@ class RowReader:
 
 
 def captions_in(cells: list[Any]) -> Any:
-    """What a row has in its columns of captions; of several columns an empty cell is no caption."""
+    """Content of a row's columns of captions; of several columns an empty cell is no caption."""
     if len(cells) == 1:
         return cells[0]
     texts = [text for cell in cells for text in (cell if isinstance(cell, list) else [cell])]
@@ -223,24 +219,23 @@ def captions_in(cells: list[Any]) -> Any:
 
 
 def named_columns(text: str, columns: Collection[str]) -> list[str]:
-    """The columns that a setting names: one, or several separated by commas; a name may hold a comma itself."""
+    """The columns of a setting, one or several separated by commas; a name may hold a comma itself."""
     return [text] if text in columns else [name.strip() for name in text.split(",")]
 
 
 def picture_bytes(value: Any) -> Any:
-    """Bytes or path of a picture, as a row has them: {"bytes", "path"}, bytes, or a path."""
+    """Bytes or path of an image, as a row has them: {"bytes", "path"}, bytes, or a path."""
     if isinstance(value, dict):
         return value.get("path") if value.get("bytes") is None else value["bytes"]
     return value
 
 
 def rows_of_batch(batch: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """The rows of a batch of columns."""
     return (dict(zip(batch, values)) for values in zip(*batch.values()))
 
 
 def captions_of(batches: Iterable[dict[str, list[Any]]], reader: RowReader) -> Iterator[str]:
-    """All captions, in order; rows whose captions cannot be used are left out."""
+    """All captions, in order, without rows whose captions cannot be used."""
     for batch in batches:
         for row in rows_of_batch(batch):
             with suppress(BrokenSample):

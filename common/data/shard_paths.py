@@ -1,4 +1,4 @@
-"""The files that a pattern names: braces, globs, folders; none of them is left out because it cannot be opened."""
+"""The files that a pattern names: braces, globs, folders. A file that cannot be opened is an error, never left out."""
 
 import glob
 import os
@@ -10,7 +10,7 @@ from common.base.arguments import expanded, some
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files below a folder, and links that lead nowhere, sorted; through linked folders too, each folder once."""
+    """All files below a folder, and broken links, sorted; also through linked folders, each folder once."""
     files, visited = [], set()
     for place, folders, names in os.walk(folder, followlinks=True):
         folders.sort()  # of two ways to one folder the same is taken on every machine
@@ -29,7 +29,7 @@ _RANGE = re.compile(r"(-?\d+|[A-Za-z])\.\.(-?\d+|[A-Za-z])(?:\.\.(-?\d+))?")
 def expand_shards(
     pattern: str | Path | list[str] | list[Path], root: str | Path | None = None, key: str = "pattern"
 ) -> list[Path]:
-    """The shard files that a pattern names.
+    """The shard files that a pattern names: absolute paths, sorted, each once.
 
     Braces as in bash (`{00000..01287}`, `{0..9..3}`, `{train,val}`, nested), globs (`*`, `?`, `[...]`, `**`), `~` for
     the home folder. A folder means all `*.tar` directly in it. A name without a glob must exist: a shard that is
@@ -39,11 +39,9 @@ def expand_shards(
         pattern: one or several patterns.
         root: folder that relative patterns start from; None for the working folder.
         key: setting that names the pattern, for messages.
-    Returns:
-        Absolute paths, sorted, each once.
     Raises:
-        FileNotFoundError: if a name is missing or a pattern finds nothing; names pattern, root and what was looked for.
-        ValueError: if the pattern is empty, or a match cannot be opened; see `check_opens`.
+        FileNotFoundError: a name is missing or a pattern matches nothing.
+        ValueError: the pattern is empty, or a match cannot be opened; see `check_opens`.
     """
     patterns = [os.fspath(item) for item in (pattern if isinstance(pattern, list | tuple) else [pattern])]
     if not patterns or not all(patterns):
@@ -88,7 +86,7 @@ def _files_of(folder: Path, name: str, key: str) -> list[Path]:
 
 
 def _check_folders(folder: Path, name: str, key: str) -> None:
-    """The folders that a pattern goes through; glob passes over one that cannot be opened, and all that lies in it."""
+    # glob skips a folder that cannot be opened, with all its content
     parts = Path(name).parts
     for depth in range(1, len(parts)):
         if parts[depth - 1] == "**":  # any link below may be of a file that the pattern does not ask for
@@ -99,14 +97,14 @@ def _check_folders(folder: Path, name: str, key: str) -> None:
 
 
 def check_opens(path: Path, key: str, or_folder: bool = False) -> None:
-    """Refuses a name that cannot be opened: a data set without it would be smaller than the one that was named.
+    """Refuses a name that cannot be opened: without it the data set would be smaller than the one that was named.
 
     Args:
         path: that exists, if only as a link.
         key: setting, with its value, that names it.
-        or_folder: whether a folder is accepted.
+        or_folder: whether a folder will do.
     Raises:
-        ValueError: a link that leads nowhere, no permission, or no file; names key, path and reason.
+        ValueError: a broken link, no permission, or no file; names key, path and reason.
     """
     try:
         mode = path.stat().st_mode
@@ -127,7 +125,7 @@ def check_opens(path: Path, key: str, or_folder: bool = False) -> None:
 
 
 def _expand_braces(pattern: str) -> list[str]:
-    """Bash's brace expansion; braces without comma or range stay as they are."""
+    # Bash's brace expansion; braces without comma or range stay as they are
     for match in _BRACES.finditer(pattern):
         span = _RANGE.fullmatch(match[1])
         if span:

@@ -1,11 +1,9 @@
-"""Captioned pictures in tar shards (WebDataset layout), read by position instead of as a stream.
+"""Captioned images in tar shards (WebDataset layout), read by position instead of as a stream.
 
 A shard is a plain, uncompressed tar: `KEY.jpg|jpeg|png|webp` with `KEY.json` and / or `KEY.txt`, and for labelled sets
-`KEY.cls`. Its headers and captions are read once; from then on any sample is one seek away, so the order of samples can
-be a pure function of (seed, epoch, position), a resume is one integer, and any number of shards serves any number of
-workers. Nothing that a file contains is executed.
-
-Where the samples of one file lie: tar_index.py.
+`KEY.cls`. Its headers and captions are read once (tar_index.py); then any sample is one seek away, so the order of
+samples can be a pure function of (seed, epoch, position), a resume is one integer, and any number of shards serves any
+number of workers.
 """
 
 import os
@@ -32,29 +30,27 @@ def open_shards(
     decode_size: int | None = None,
     key: str | None = None,
 ) -> Pictures:
-    """Captioned pictures in tar shards, by position; indices run through the shards one after the other.
+    """Captioned images in tar shards, by position; indices run through the shards one after the other.
 
-    What the index of a shard shows to be damaged (a cut shard, a picture without caption) is in `broken_at_open` and is
-    no sample.
+    Damage that the index of a shard shows (a cut shard, an image without caption) is in `broken_at_open`.
 
     Args:
-        pattern: shards, see `expand_shards`.
-        root: folder that relative patterns start from.
+        pattern, root: see `expand_shards`.
         max_broken_share: opening fails when more than this share of at least 100 samples is broken, in [0, 1].
         index_dir: folder that keeps the index between runs; None reads the shards at every opening.
-        role: "train" takes a picture as often as it is there; "val", "test" and "second_test" want an `image_id` once.
-        allow_missing_captions: a labelled set (`KEY.cls`), which is not ranked: pictures without caption are samples
-            with an empty list, and ids may repeat.
+        role: "train" may repeat an image; "val", "test" and "second_test" need unique `image_id`s.
+        allow_missing_captions: a labelled set (`KEY.cls`), which is not ranked: images without caption are samples with
+            an empty list, and ids may repeat.
         decode_size: see `decode_picture`.
         key: setting that names the shards, for messages; None is the role's own, data.train, ...
     Raises:
         FileNotFoundError: no shards, see `expand_shards`.
-        ValueError: a shard is not a tar, nothing is left, too much is broken, an `image_id` is there twice in a set
-            that is ranked, or an argument is out of range.
+        ValueError: a shard is not a tar, nothing is left, too much is broken, or a ranked set repeats an `image_id`.
     """
     check_role(role)
     paths = expand_shards(pattern, root, f"data.{role}" if key is None else key)
     folder = Path(index_dir).expanduser() if index_dir is not None else None
+    # one table over all shards; their indices are cached between runs
     indices = [cached_index(path, folder, allow_missing_captions) for path in paths]
     pictures = Pictures(
         _name_of(paths[0]),
@@ -65,6 +61,7 @@ def open_shards(
         decode_size=decode_size,
         shards=[Shard(path, len(index.rows), index.file_size, index.digest) for path, index in zip(paths, indices)],
     )
+    # refused before training starts: too much damage, or a ranked set that lists an image twice
     empty = f"no captioned image in {len(paths)} shards, {paths[0]} ..."
     check_opened(empty, len(pictures), pictures.broken_at_open, max_broken_share)
     if role != "train" and not allow_missing_captions:
@@ -73,11 +70,7 @@ def open_shards(
 
 
 def _check_unique_ids(pictures: Pictures) -> None:
-    """Of two samples of one picture each would count the other's captions as wrong.
-
-    Raises:
-        ValueError: names both places.
-    """
+    # of two samples of one image each would count the other's captions as wrong
     rows: dict[str, int] = {}
     for row in range(len(pictures)):
         image_id = pictures.image_id(row)
@@ -91,5 +84,5 @@ def _check_unique_ids(pictures: Pictures) -> None:
 
 
 def _name_of(shard: Path) -> str:
-    """flickr8k-train-000003.tar gives flickr8k-train; 00000.tar, which has no name, its folder's."""
+    # flickr8k-train-000003.tar gives flickr8k-train; 00000.tar, which has no name, its folder's
     return re.sub(r"[-_.]?\d*$", "", shard.stem) or shard.parent.name or "shards"

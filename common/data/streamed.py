@@ -23,22 +23,19 @@ class StreamedPairs:
     """Training pairs that come as a stream: position p is the p-th row of an endless sequence of shuffled epochs.
 
     The order of an epoch is a function of (seed, epoch): the data files in a shuffled order, then a buffer of rows from
-    which each next one is drawn. Every process and every loader worker goes through the same sequence and decodes only
-    the positions that are its own, so the global order depends on neither. What that costs:
+    which each next one is drawn. Every process and every loader worker traverses the same sequence and decodes only its
+    own positions, so the global order depends on neither. What that costs:
       - each loader process reads (does not decode) the bytes of the whole stream. With many processes, files on a local
         disk, tar shards or `save_to_disk` are far cheaper;
       - a resume reads again, without decoding, what the current epoch had read; earlier epochs are skipped;
-      - each loader process holds `buffer_size` undecoded pictures.
-    Positions must not fall, except by at most `KEPT_ROWS`; random access is what a stream lacks.
+      - each loader process holds `buffer_size` undecoded images.
+    Positions must not fall, except by at most `KEPT_ROWS`: a stream lacks random access.
 
     Args:
-        rows: pictures not decoded.
+        rows: with undecoded images.
         num_rows: of one epoch.
-        reader: names the columns.
-        name: for logs and tables.
         files: names of the data files, with sizes or revision, for the fingerprint.
-        seed: of the run.
-        buffer_size: rows; 1 shuffles the files only.
+        buffer_size: rows; 1 shuffles only the files.
     """
 
     forward_only = True  # for TrainingView: ask by position, in order
@@ -71,7 +68,7 @@ class StreamedPairs:
         return {**self.__dict__, **closed}
 
     def __len__(self) -> int:
-        """Rows of one epoch; positions go on beyond it."""
+        """Rows of one epoch; positions continue beyond it."""
         return self._num_rows
 
     def __getitem__(self, position: int) -> dict[str, Any]:
@@ -79,10 +76,10 @@ class StreamedPairs:
 
         Returns:
             {"image": Pillow image in RGB, "captions": list of str, "image_id": str}; the id is that of the column
-            `image_id`, else the path of the picture, else a hash of its bytes.
+            `image_id`, else the path of the image, else a hash of its bytes.
         Raises:
             BrokenSample: names source, position and reason.
-            ValueError: if the position lies too far back, or an epoch has not `len` rows.
+            ValueError: the position lies too far back, or an epoch has not `len` rows.
         """
         row = self._row(position)
         captions = self.reader.captions(row, position)
@@ -96,14 +93,14 @@ class StreamedPairs:
         return self.reader.captions(self._row(position), position)
 
     def all_captions(self) -> Iterator[str]:
-        """The captions of one epoch, not shuffled, broken rows left out; reads the whole stream once."""
+        """The captions of one epoch, not shuffled, without broken rows; reads the whole stream once."""
         return captions_of(self._plain.select_columns(self.reader.text_columns).iter(1000), self.reader)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the data files (names, sizes; on the hub, the revision) and the first 100 rows and pictures.
+        """SHA-256 over the data files (names, sizes; on the hub, the revision) and the first 100 rows and images.
 
-        A change behind the first rows that keeps name and size of a local file does not show.
+        It misses a change behind the first rows that keeps name and size of a local file.
         """
         first = [
             [row[name] for name in self.reader.text_columns] + [self.reader.picture_hash(row).hex()]
@@ -142,12 +139,12 @@ class StreamedPairs:
 
     def _start_epoch(self, epoch: int) -> None:
         if self._next != epoch * self._num_rows:
-            self._kept.clear()  # what is kept must be without gaps
+            self._kept.clear()  # the last rows must be without gaps
         self._next = epoch * self._num_rows
         self._stream = self._epoch(epoch)
 
     def _epoch(self, epoch: int) -> Iterator[dict[str, Any]]:
-        """The shuffled rows. The library's own shuffle interleaves files in threads, and its order is its version's."""
+        # the library's own shuffle interleaves files in threads, and its order is its version's
         key = seed_of(self.seed, epoch)
         buffer: list[dict[str, Any]] = []
         count = 0

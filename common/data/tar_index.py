@@ -1,7 +1,7 @@
-"""The samples of one tar shard: headers and captions read once, and kept between runs in an Arrow file.
+"""The samples of one tar shard: headers and captions read once, and cached between runs in an Arrow file.
 
 A sample is every member of one KEY: `KEY.jpg|jpeg|png|webp` with `KEY.json` and / or `KEY.txt`, and `KEY.cls` and
-`KEY.npy` for labelled sets. Nothing that a file contains is executed.
+`KEY.npy` for labelled sets. Nothing in a file is executed.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from common.data.decoding import checked_captions, id_text
 from common.data.pictures import MAX_MEMBER_BYTES, check_size, max_bytes, metadata_in, table_of
 from common.data.text_files import decoded
 
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")  # the first that a sample has is its picture
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")  # the first that a sample has is its image
 MEMBERS = ("image", "json", "txt", "cls", "npy")  # of a sample
 _COLUMNS = ("name", "image", "json", "npy", "captions", "image_id", "label", "fault")  # of `ShardIndex.rows`
 
 _CACHE_VERSION = 6
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _BLOCK = 512  # bytes; a tar is a row of these
-_MAX_ZEROS = 1 << 20  # bytes at the end; tar programs write 11 KB at most, unless they are told to
+_MAX_ZEROS = 1 << 20  # bytes at the end; tar programs write 11 KB at most, by default
 _NO_BODY = {
     tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE
 }  # fmt: skip
@@ -43,7 +43,7 @@ _NOT_A_TAR = {
 
 
 class ShardIndex(NamedTuple):
-    """What one shard holds.
+    """Content of one shard.
 
     rows: samples, see `table_of`. broken: what is none. digest: SHA-256 of member names, sizes and captions.
     file_size: bytes of the shard when it was read.
@@ -64,7 +64,7 @@ class _Member(NamedTuple):
 
 
 class _Damage(Exception):
-    """Where a shard cannot be read on, and the name of the member that is spoilt by it, where that is known."""
+    """Where reading a shard must stop; name: of the member that is damaged, where that is known."""
 
     def __init__(self, reason: str, name: str = "") -> None:
         super().__init__(reason)
@@ -72,20 +72,20 @@ class _Damage(Exception):
 
 
 def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
-    """Read the headers and the captions of one shard.
+    """Reads the headers and the captions of one shard.
 
     A damaged shard gives the complete samples before the damage; the byte where it begins and the number of these
     samples are listed as broken, as are members without a partner. What lies behind the damage is not read.
 
     Args:
         path: an uncompressed tar.
-        allow_missing_captions: whether a picture without caption is a sample.
+        allow_missing_captions: whether an image without caption is a sample.
     Raises:
-        ValueError: if the file is empty, compressed or not a tar.
+        ValueError: the file is empty, compressed or not a tar.
     """
     # `lost` keys: a sample with an unusable member does not come back when more of its members follow
     samples: dict[str, dict[str, _Member]] = {}
-    others: dict[str, list[str]] = {}  # key -> its members that are neither picture nor caption
+    others: dict[str, list[str]] = {}  # key -> its members that are neither image nor caption
     broken: list[BrokenSample] = []
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -96,6 +96,7 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
                 key, extension = _split_name(name)
                 if not key or key in lost:
                     continue
+                # what the member is: an image, a caption, an array, or nothing of a sample
                 column = "image" if extension in IMAGE_EXTENSIONS else extension
                 if column not in MEMBERS:
                     others.setdefault(key, []).append(name)
@@ -105,6 +106,7 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
                     lost.add(key)
                     broken.append(BrokenSample(path, key, unusable))
                     continue
+                # the first member of a kind counts; captions and arrays enter the digest by content, images by size
                 last_key = key
                 sample = samples.setdefault(key, {})
                 if column in sample:
@@ -124,6 +126,7 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
             if not spoilt and last_key not in lost and not _has_pair(samples.get(last_key, {}), allow_missing_captions):
                 spoilt = last_key
             samples.pop(spoilt, None)
+    # samples without an image or a caption, and members that belong to no sample
     for key in [key for key, sample in samples.items() if not _has_pair(sample, allow_missing_captions)]:
         sample = samples.pop(key)
         if "image" in sample:
@@ -148,7 +151,6 @@ def index_shard(path: Path, allow_missing_captions: bool = False) -> ShardIndex:
 
 
 def _row(key: str, sample: dict[str, _Member], allow_missing_captions: bool) -> dict[str, Any]:
-    """The sample in `_COLUMNS`."""
     spans = {member: sample[member][:2] for member in ("image", "json", "npy") if member in sample}
     row = {"name": key, **spans}
     try:
@@ -198,7 +200,7 @@ def _has_pair(sample: dict[str, _Member], allow_missing_captions: bool) -> bool:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Key and lower-case extension as webdataset has them: the extension starts at the first dot of the file name."""
+    # key and lower-case extension as in webdataset: the extension starts at the first dot of the file name
     folder, _, file = name.removeprefix("./").rpartition("/")
     stem, dot, extension = file.partition(".")
     if not stem or not dot or name.startswith("__"):
@@ -212,8 +214,8 @@ def _members(file: BinaryIO, file_size: int, path: Path) -> Iterator[tuple[str, 
     `tarfile`'s own iterator is silent about a cut, and about anything behind a block of zeros.
 
     Raises:
-        ValueError: if the file is no tar.
-        _Damage: where a header cannot be read, or the file ends too early.
+        ValueError: the file is no tar.
+        _Damage: a header cannot be read, or the file ends too early.
     """
     if file_size == 0:
         raise ValueError(f"{path} is empty; expected: an uncompressed tar")
@@ -226,6 +228,7 @@ def _members(file: BinaryIO, file_size: int, path: Path) -> Iterator[tuple[str, 
         if at and block in (b"", b"\0" * _BLOCK):
             _check_end(file, at, file_size)
             return
+        # a pax header or GNU long name describes the member behind it
         try:
             header = _header(block)
             start, size = at + _BLOCK, header.size
@@ -243,6 +246,7 @@ def _members(file: BinaryIO, file_size: int, path: Path) -> Iterator[tuple[str, 
             file.seek(last_end)
             is_shifted = any(file.read(-last_end % _BLOCK))  # bytes are missing in the member before, or too many
             raise _Damage(f"unreadable header: at byte {at}", last_name if is_shifted else "") from None
+        # the member itself, with what such headers have changed
         name, size = override.get("path", header.name), int(override.get("size", size))
         body = 0 if header.type in _NO_BODY else size
         if start + body > file_size:
@@ -261,7 +265,7 @@ def _members(file: BinaryIO, file_size: int, path: Path) -> Iterator[tuple[str, 
 
 
 def _check_end(file: BinaryIO, at: int, file_size: int) -> None:
-    """Raises: _Damage, if a tar does not end here: behind its last member there are zeros, and not too many."""
+    # a tar ends in zeros behind its last member, and not in too many. Raises: _Damage.
     if at >= file_size:
         raise _Damage(f"shard ends without end-of-archive blocks: at byte {file_size}; samples may be missing")
     if file.read(_MAX_ZEROS).strip(b"\0"):
@@ -278,11 +282,7 @@ def _header(block: bytes) -> tarfile.TarInfo:
 
 
 def _extension(kind: bytes, body: bytes) -> dict[str, str]:
-    """Path and size of the member that follows, and whether it is sparse, from a GNU long name or a pax header.
-
-    Raises:
-        tarfile.HeaderError: if they cannot be read.
-    """
+    # path and size of the member that follows, and whether it is sparse, from a GNU long name or a pax header
     if kind == tarfile.GNUTYPE_LONGNAME:
         name = body.partition(b"\0")[0]
         if not name:
@@ -325,7 +325,7 @@ def cached_index(path: Path, index_dir: Path | None, allow_missing_captions: boo
     place = hashlib.sha256(json.dumps([str(path), allow_missing_captions]).encode()).hexdigest()[:12]
     cache = index_dir / f"{path.stem}-{place}.arrow"
     with suppress(OSError, ValueError, KeyError, TypeError):
-        return _read_kept(cache, identity, path, status.st_size)
+        return _read_cached(cache, identity, path, status.st_size)
     index = index_shard(path, allow_missing_captions)
     broken = [[item.key, item.reason] for item in index.broken]
     notes = {"identity": identity, "digest": index.digest, "broken": json.dumps(broken)}
@@ -343,15 +343,11 @@ def cached_index(path: Path, index_dir: Path | None, allow_missing_captions: boo
     return index
 
 
-def _read_kept(cache: Path, identity: str, path: Path, file_size: int) -> ShardIndex:
-    """The rows stay in the file: processes share its memory.
-
-    Raises:
-        ValueError: if the file is stale or damaged; also OSError, KeyError, TypeError.
-    """
+def _read_cached(cache: Path, identity: str, path: Path, file_size: int) -> ShardIndex:
+    # the rows stay in the file: processes share its memory. Raises where the file is stale or damaged.
     content = pa.memory_map(os.fsencode(cache)).read_buffer()
     body, checksum = content[:-_DIGEST_SIZE], content[-_DIGEST_SIZE:]
-    # the checksum tells a damaged file from a good one: a flipped bit in an offset would still be read
+    # the checksum shows damage: a flipped bit in an offset would still be read
     if hashlib.sha256(body).digest() != checksum.to_pybytes():
         raise ValueError("damaged")
     rows = pa.ipc.open_stream(body).read_all()

@@ -1,4 +1,4 @@
-"""Which tokenizer a run uses, how a checkpoint brings it back, and the vocabulary of a data set's own words.
+"""The tokenizer of a run, how a checkpoint brings it back, and the vocabulary of a data set's own words.
 
 A checkpoint stores the whole tokenizer, vocabulary included, so loading one needs no other file and no network.
 """
@@ -33,12 +33,10 @@ _KINDS = ("WordTokenizer", "ClipTokenizer", "BertTokenizer")
 
 
 def tokenizer_from_json(text: str | dict[str, Any]) -> Tokenizer:
-    """The tokenizer that a `to_json` wrote, of whichever kind.
+    """The tokenizer that a `to_json` wrote, of whichever kind, as text or already parsed.
 
-    Args:
-        text: JSON text, or the same already parsed.
     Raises:
-        ValueError: if it is no stored tokenizer.
+        ValueError: it is no stored tokenizer.
     """
     content = parsed(text, "the tokenizer")
     kind = content.get("type") if isinstance(content, dict) else None
@@ -48,7 +46,7 @@ def tokenizer_from_json(text: str | dict[str, Any]) -> Tokenizer:
 
 
 def _class_of(kind: str) -> type[Tokenizer]:
-    """One of `_KINDS`. Its module is imported here, so that a run depends only on the tokenizer that it uses."""
+    # imported here, so that a run depends only on the tokenizer that it uses
     if kind == "ClipTokenizer":
         from common.data.clip_tokenizer import ClipTokenizer
 
@@ -61,38 +59,37 @@ def _class_of(kind: str) -> type[Tokenizer]:
 
 
 def words_of(pairs: Pairs, min_count: int, max_size: int | None, folder: Path) -> WordTokenizer:
-    """The word tokenizer of a training set's captions, counted once and kept.
+    """The word tokenizer of a training set's captions, counted once and cached.
 
-    Reading millions of captions takes minutes. Of the processes that share a disk the first one counts while the
-    others wait for its file, for ten minutes at most; on separate disks, or without locks, each counts, with the same
-    result.
+    Reading millions of captions takes minutes. Of the processes that share a disk the first one counts while the others
+    wait for its file, for ten minutes at most; on separate disks, or without locks, each counts, with the same result.
 
     Args:
-        pairs: the training set; its fingerprint and this code decide whether a kept file still holds.
+        pairs: its fingerprint and this code decide whether a cached file is current.
         min_count, max_size: as in `WordTokenizer.from_captions`.
-        folder: for the kept files; where it cannot be written the words are counted each time, with a warning.
+        folder: of cached files; where it cannot be written the words are counted each time, with a warning.
     Raises:
         ValueError: as `WordTokenizer.from_captions`.
     """
     key = hash_of([pairs.fingerprint, min_count, max_size, code_fingerprint(["common/data"])])
-    kept = folder / f"words-{key}.json"
+    file = folder / f"words-{key}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             with suppress(NoLocks, filelock.Timeout):  # then several may count, with the same result
-                stack.enter_context(locked(kept.with_suffix(".lock"), "no lock", wait=_WAIT))
-            tokenizer = _read_kept(kept)
+                stack.enter_context(locked(file.with_suffix(".lock"), "no lock", wait=_WAIT))
+            tokenizer = _read_cached(file)
             if tokenizer is None:
                 tokenizer = WordTokenizer.from_captions(pairs.all_captions(), min_count, max_size)
-                write_json(kept, [tokenizer.fingerprint, tokenizer.to_json()])
+                write_json(file, [tokenizer.fingerprint, tokenizer.to_json()])
             return tokenizer
     except OSError as error:
         warnings.warn(f"the words of the captions cannot be cached in {folder}: {error}", stacklevel=2)
         return WordTokenizer.from_captions(pairs.all_captions(), min_count, max_size)
 
 
-def _read_kept(path: Path) -> WordTokenizer | None:
-    """The kept tokenizer; None if there is none or it is damaged."""
+def _read_cached(path: Path) -> WordTokenizer | None:
+    # None where the file is missing or damaged
     try:
         fingerprint, text = json.loads(path.read_text(encoding="utf-8"))
         tokenizer = WordTokenizer.from_json(text)
@@ -105,7 +102,7 @@ def build_tokenizer(data: DataConfig, training_pairs: Pairs) -> Tokenizer:
     """The tokenizer that data.tokenizer names; "words": the scenes' closed vocabulary, or the training captions' words.
 
     Raises:
-        ValueError: if data.vocabulary cannot be read, or is given and not used.
+        ValueError: data.vocabulary cannot be read, or has no effect.
     """
     if data.tokenizer != "words":
         kind = {"clip_bpe": "ClipTokenizer", "bert_wordpiece": "BertTokenizer"}[data.tokenizer]
@@ -124,8 +121,7 @@ def warn_of_unread_words(tokenizer: Tokenizer, *sets: Pairs) -> None:
     """Warns where a tokenizer does not suit a set: many unknown words, or words that no space separates.
 
     Args:
-        tokenizer: of the run.
-        sets: their first captions are judged; sets that draw their captions (scenes) are passed over.
+        sets: their first captions are judged; scenes are skipped.
     """
     parts = [part for captioned in sets for part in getattr(captioned, "parts", [captioned])]
     for part in (part for part in parts if hasattr(part, "all_captions")):
@@ -149,7 +145,7 @@ def warn_of_unread_words(tokenizer: Tokenizer, *sets: Pairs) -> None:
 
 
 def _unknown_share(tokenizer: Tokenizer, captions: list[str]) -> float:
-    """Of the words of captions; 0 for a tokenizer that knows every character."""
+    # of the words of captions; 0 for a tokenizer that knows every character
     if not hasattr(tokenizer, "unknown_id"):
         return 0.0
     ids = tokenizer.encode(captions, _JUDGED_LENGTH)

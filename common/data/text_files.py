@@ -19,7 +19,7 @@ _MAX_UNPACKED_RATIO = 100  # over the packed size, where the result is larger th
 
 
 def unpacked(content: bytes) -> bytes:
-    """The content of a gzip file (seen by its first bytes, not by its name); any other stays as it is.
+    """The content of a gzip file, recognised by its first bytes; any other stays as it is.
 
     Raises:
         OSError, EOFError, zlib.error: it is damaged, or grows to more than 64 MiB and 100 times its size.
@@ -41,7 +41,6 @@ def decoded(content: bytes, errors: str = "strict") -> str:
     """Text in UTF-8, or in UTF-16 if it opens with the mark of its byte order, as Windows writes it.
 
     Args:
-        content: of a file or member.
         errors: of UTF-8, as in `bytes.decode`.
     Raises:
         UnicodeDecodeError: it is neither.
@@ -50,7 +49,7 @@ def decoded(content: bytes, errors: str = "strict") -> str:
 
 
 def refused_text(path: Path, error: UnicodeDecodeError) -> ValueError:
-    """The error of a file that `decoded` cannot read: names the file, its first wrong byte, and what is expected."""
+    """The error of a file that `decoded` cannot read: names its first wrong byte and the expected encodings."""
     byte, line = error.object[error.start], error.object[: error.start].count(b"\n") + 1
     return ValueError(
         f"{path} is no text in {error.encoding.upper()}: byte 0x{byte:02x} at position {error.start}, line {line}; "
@@ -62,7 +61,7 @@ def read_text(path: Path) -> str:
     """Content of a text file, `unpacked` where it is gzip, then `decoded`.
 
     Raises:
-        ValueError: names the file and what is wrong with it.
+        ValueError: names the file and the fault.
     """
     try:
         content = unpacked(path.read_bytes())
@@ -74,7 +73,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds, plain or gzip.
+    """Content of a JSON file, plain or gzip.
 
     Raises:
         FileNotFoundError, ValueError: no such file, unreadable, or no JSON; names the file.
@@ -85,10 +84,10 @@ def read_json(path: Path) -> Any:
 
 
 def parsed_json(text: str, path: Path) -> Any:
-    """What a text of JSON holds.
+    """Content of a text of JSON.
 
     Raises:
-        ValueError: it is none; names the file that it was read from.
+        ValueError: it is none; names the file.
     """
     try:
         return json.loads(text)
@@ -99,7 +98,7 @@ def parsed_json(text: str, path: Path) -> Any:
 
 
 def parsed(text: Any, what: str) -> Any:
-    """What a text of JSON holds; what is parsed already stays as it is.
+    """Content of a text of JSON; parsed content stays as it is.
 
     Raises:
         ValueError: it is no JSON; names what it should be.
@@ -111,10 +110,10 @@ def parsed(text: Any, what: str) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The mapping that a JSON file holds, plain or gzip.
+    """The mapping in a JSON file, plain or gzip.
 
     Raises:
-        ValueError: names the file: unreadable, no JSON, or another type at its top.
+        ValueError: unreadable, no JSON, or another type at its top; names the file.
     """
     content = parsed_json(read_text(path), path)
     if not isinstance(content, dict):
@@ -131,14 +130,13 @@ def read_lines(path: Path) -> list[str]:
 def find_file(name: str, file_names: tuple[str, ...], key: str) -> Path:
     """A file given by its path, by a folder that holds it, or by the name of a model on the hub.
 
-    A hub name is first looked for in the local cache, then downloaded; a path never touches the network.
+    A hub name is first searched in the local cache, then downloaded; a path never touches the network.
 
     Args:
-        name: what the user wrote.
-        file_names: accepted names inside a folder or a model, the preferred one first.
+        file_names: names inside a folder or a model, the preferred one first.
         key: config key for messages.
     Raises:
-        ValueError: if there is no such thing; says what was tried.
+        ValueError: there is none; states what was tried.
     """
     path = Path(name).expanduser()
     if path.is_file():
@@ -195,7 +193,7 @@ def unpack(packed: str) -> str:
     """Inverse of `pack`.
 
     Raises:
-        ValueError: if it was not written by `pack`, or is larger than any vocabulary.
+        ValueError: it was not written by `pack`, or is larger than any vocabulary.
     """
     try:
         inflate = zlib.decompressobj()

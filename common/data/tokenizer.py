@@ -37,13 +37,12 @@ _WORD_OF_VERSION_1 = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # cuts at vowel signs
 class Tokenizer:
     """Texts to rows of ids: start, pieces, end, padding. What the three kinds share; they differ in their constructors.
 
-    No text can produce the ids of start, end and padding, apart from CLIP, which pads with an ordinary id: what follows
-    the first `end_id` of a row is padding.
+    No text can produce the ids of start, end and padding, except with CLIP, which pads with an ordinary id: what
+    follows the first `end_id` of a row is padding.
 
     Args:
-        pieces: from a text, once cleaned, to the ids of its pieces; of the `tokenizers` library, which has the
-            algorithms (word level, byte pairs, word pieces).
-        clean: what is done to a text before.
+        pieces: from a cleaned text to the ids of its pieces; of the `tokenizers` library.
+        clean: applied to a text first.
         vocabulary: tokens in the order of their ids.
         special: ids of padding, of start and of end.
         parts: arguments from which the class makes an equal tokenizer: of `==`, `hash` and pickle.
@@ -80,13 +79,13 @@ class Tokenizer:
         """Ids of several texts.
 
         Args:
-            texts: one string each; an empty one gives start, end.
+            texts: an empty one gives start, end.
             context_length: ids per row, at least 3. Pieces that do not fit are cut, the end token stays. Of a text
                 `LONGEST_PIECE` * context_length characters are read: cleaning may take the square of their number.
         Returns:
             (num_texts, context_length), int64.
         Raises:
-            ValueError: if `context_length` is too small or `texts` is not a list of strings.
+            ValueError: `context_length` is too small or `texts` is not a list of strings.
         """
         if context_length < 3:
             raise ValueError(f"context_length is {context_length!r}; start, one piece and end need at least 3")
@@ -103,7 +102,7 @@ class Tokenizer:
         """The tokens of one row, as the vocabulary has them.
 
         Raises:
-            ValueError: if an id lies outside [0, vocabulary_size).
+            ValueError: an id lies outside [0, vocabulary_size).
         """
         ids = [int(token_id) for token_id in ids]
         outside = [token_id for token_id in ids if not 0 <= token_id < len(self.vocabulary)]
@@ -112,17 +111,17 @@ class Tokenizer:
         return [self.vocabulary[token_id] for token_id in ids]
 
     def to_json(self) -> str:
-        """All that is needed to rebuild it, vocabulary included, as a JSON text; equal tokenizers give equal texts."""
+        """A JSON text that rebuilds it offline, vocabulary included; equal tokenizers give equal texts."""
         return json.dumps(
             {"type": type(self).__name__, "version": self.version} | dict(zip(self.stored, self._fields()))
         )
 
     @classmethod
     def from_json(cls, text: str | dict[str, Any]) -> Self:
-        """Read what `to_json` wrote, as text or already parsed, offline.
+        """Reads what `to_json` wrote, as text or already parsed.
 
         Raises:
-            ValueError: if it is not such a text; nothing is guessed.
+            ValueError: it is not such a text; nothing is guessed.
         """
         content = parsed(text, "the tokenizer")
         keys = ("type", "version", *cls.stored)
@@ -156,7 +155,7 @@ def ids_of(vocabulary: Sequence[str]) -> dict[str, int]:
     """Token -> id.
 
     Raises:
-        ValueError: if a token is there twice.
+        ValueError: a token occurs twice.
     """
     ids = {token: position for position, token in enumerate(vocabulary)}
     if len(ids) != len(vocabulary):
@@ -166,7 +165,7 @@ def ids_of(vocabulary: Sequence[str]) -> dict[str, int]:
 
 
 def without_lone_surrogates(text: str) -> str:
-    """Halves of UTF-16 pairs, which broken JSON brings, joined where they fit and else replaced by U+FFFD."""
+    """Text in which halves of UTF-16 pairs, which broken JSON brings, are joined where they fit and else U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -186,7 +185,7 @@ def split_words(text: str) -> list[str]:
 
 
 def split_words_of_version_1(text: str) -> list[str]:
-    """The words of tokenizers that were stored as version 1; of ASCII captions the same as `split_words`."""
+    """The words of tokenizers that were stored as version 1; for ASCII the same as `split_words`."""
     return _WORD_OF_VERSION_1.findall(unicodedata.normalize("NFC", text.lower()).replace("\u2019", "'"))
 
 
@@ -199,11 +198,11 @@ class WordTokenizer(Tokenizer):
     """Words to ids: 0 pads, 1 stands for unknown words, 2 (CLS) opens, 3 (SEP) ends, words follow from 4.
 
     Args:
-        words: the vocabulary in the order of its ids; see `from_words` and `from_captions`.
+        words: the vocabulary in the order of its ids.
         version: of the rule that splits texts: 2 = `split_words`; 1 = `split_words_of_version_1`, for a vocabulary that
-            was stored with it. A vocabulary of ASCII words has rule 2 only; it is stored as 1, as it always was.
+            was stored with it. A vocabulary of ASCII words is stored as 1, under either rule.
     Raises:
-        ValueError: if there is no word, one occurs twice, or one is not what the rule would give.
+        ValueError: there is no word, one occurs twice, or one is not what the rule would give.
     """
 
     stored = ("words",)
@@ -238,11 +237,10 @@ class WordTokenizer(Tokenizer):
         """The words of a set of captions, most frequent first, ties in alphabetical order.
 
         Args:
-            captions: texts; only their words count, not their order.
             min_count: rarer words stay unknown, at least 1.
             max_size: largest `vocabulary_size`, the four special tokens included; None for no bound.
         Raises:
-            ValueError: if a bound is out of range, `captions` is a single string, or no word is frequent enough.
+            ValueError: a bound is out of range, `captions` is a single string, or no word is frequent enough.
         """
         if min_count < 1:
             raise ValueError(f"min_count is {min_count!r}; it is at least 1")
@@ -271,11 +269,7 @@ class WordTokenizer(Tokenizer):
 
 
 def _checked(texts: Iterable[str], name: str) -> Iterator[str]:
-    """The texts, one by one.
-
-    Raises:
-        ValueError: if they are a single string, which is a sequence of strings too, or one is no string.
-    """
+    # the texts, one by one; a single string, itself a sequence of strings, is refused
     if isinstance(texts, str):
         raise ValueError(f"{name} is the string {texts!r}; a list of strings is needed")
     for text in texts:

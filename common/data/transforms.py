@@ -1,7 +1,7 @@
-"""Pictures to uint8 tensors of one size, and uint8 tensors to normalised floats.
+"""Images to uint8 tensors of one size, and uint8 tensors to normalised floats.
 
-A training picture is a pure function of (picture, seed): nothing here touches a global random state. Resampling is
-Pillow's, with antialiasing; the bits are those of torchvision's functions, whose import takes seconds.
+A training view is a pure function of (image, seed): nothing here touches a global random state. Resampling is Pillow's,
+with antialiasing; the bits are those of torchvision's functions, whose import takes seconds.
 """
 
 import json
@@ -25,27 +25,27 @@ MODES = ("squeeze", "crop")
 INTERPOLATIONS = ("bicubic", "bilinear")
 CROP_RATIO = (3 / 4, 4 / 3)  # width / height of a random crop, as torchvision's RandomResizedCrop
 CROP_ATTEMPTS = 10
-MAX_SIDE_RATIO = 100  # long side over short one: of a longer picture the central part is taken
+MAX_SIDE_RATIO = 100  # long side over short one: of a longer image the central part is taken
 
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """From a picture of any size to a uint8 tensor (3, size, size).
+    """From an image of any size to a uint8 tensor (3, size, size).
 
     Args:
         size: side of the square, pixels.
         mode: evaluation, and training without `crop_scale`: "squeeze" resizes both sides (ALBEF, TCL, GeoMM), "crop"
-            resizes the shortest side and cuts the centre (CLIP, DataComp). Of a picture more than `MAX_SIDE_RATIO`
-            times as long as wide the ends are cut off before, so that a line of pixels does not become a huge picture.
-        crop_scale: training: smallest and largest share of the picture's area of a random crop with torchvision's
-            RandomResizedCrop rules; None trains with the evaluation view.
-        flip_probability: training: probability of a mirror image. Captions that say left and right want 0.
-        mean, std: for `normalize`, red, green, blue, of pixels in [0, 1]. They are stored with the transform so that
-            a checkpoint brings its own preprocessing; the uint8 tensors are not normalised.
+            resizes the shortest side and cuts the centre (CLIP, DataComp). An image more than `MAX_SIDE_RATIO` times as
+            long as wide loses its ends first, so that a line of pixels does not become a huge image.
+        crop_scale: training: smallest and largest share of the area of a random crop by torchvision's RandomResizedCrop
+            rules; None trains with the evaluation view.
+        flip_probability: training: of a mirror image. Captions with left and right need 0.
+        mean, std: for `normalize`, red, green, blue, of pixels in [0, 1]; a checkpoint brings its own preprocessing.
+            The uint8 tensors are not normalised.
         interpolation: of the resizing, "bicubic" or "bilinear".
         resized: side that `mode` resizes to before the centre of `size` is cut, at least size; None = size.
     Raises:
-        ValueError: if a value is not accepted; the message gives it and what is.
+        ValueError: gives the value and what is expected.
     """
 
     size: int
@@ -85,11 +85,11 @@ class ImageTransform:
         """The evaluation view.
 
         Args:
-            image: Pillow image, or uint8 array (height, width, 3); an array that has the size passes unchanged.
+            image: Pillow image, or uint8 array (height, width, 3); an array of the right size passes unchanged.
         Returns:
             (3, size, size), uint8.
         Raises:
-            ValueError: if the array is not uint8 with three channels.
+            ValueError: the array is not uint8 with three channels.
         """
         if isinstance(image, np.ndarray):
             _check_array(image)
@@ -116,7 +116,7 @@ class ImageTransform:
         Returns:
             (3, size, size), uint8.
         Raises:
-            ValueError: if the array is not uint8 with three channels or `rng` is neither.
+            ValueError: as `eval`, or `rng` is neither.
         """
         if self.crop_scale is None and not self.flip_probability:
             return self.eval(image)
@@ -133,7 +133,7 @@ class ImageTransform:
         return pixels
 
     def inputs(self, images: Tensor) -> Tensor:
-        """What a tower takes: a batch of views, normalised (`normalize`); features in their place as they are."""
+        """The input of a tower: a batch of views, normalised (`normalize`); cached features stay as they are."""
         return images if images.is_floating_point() else normalize(images, self.mean, self.std)
 
     def _resize(self, picture: Image.Image, width: int, height: int) -> Image.Image:
@@ -141,22 +141,22 @@ class ImageTransform:
 
     @property
     def blank(self) -> Tensor:
-        """Stands for a picture that cannot be read."""
+        """Stands for an image that cannot be read."""
         return torch.zeros(3, self.size, self.size, dtype=torch.uint8)
 
     def to_json(self) -> str:
-        """All values as a JSON text, in a fixed order; equal transforms give equal texts.
+        """All values as a JSON text in a fixed order; equal transforms give equal texts.
 
-        Fields that came later are left out at their default, so that texts of before stay as they were.
+        Fields that came later are left out at their default, so that older texts stay valid.
         """
         return json.dumps({key: value for key, value in asdict(self).items() if _LATER.get(key, ...) != value})
 
     @classmethod
     def from_json(cls, text: str | dict) -> "ImageTransform":
-        """Read what `to_json` wrote, as text or already parsed; every key that it writes must be there.
+        """Reads what `to_json` wrote, as text or already parsed; every key that it writes must be there.
 
         Raises:
-            ValueError: if the text is not JSON, a key is missing or unknown, or a value is not accepted.
+            ValueError: no JSON, a missing or unknown key, or a wrong value.
         """
         content = parsed(text, "the image transform")
         known = set(cls.__dataclass_fields__)
@@ -172,17 +172,16 @@ _LATER = {"interpolation": "bicubic", "resized": None}  # fields that older chec
 def random_crop_box(
     height: int, width: int, scale: tuple[float, float], rng: np.random.Generator
 ) -> tuple[int, int, int, int]:
-    """A random crop by the rules of torchvision's RandomResizedCrop, drawn from the given generator.
+    """A random crop by the rules of torchvision's RandomResizedCrop, drawn from the generator.
 
-    Area uniform in `scale` times the picture, log of the aspect ratio uniform in log `CROP_RATIO`, place uniform. Ten
-    attempts, then the largest central crop whose ratio is accepted.
+    Area uniform in `scale` times the image, log of the aspect ratio uniform in log `CROP_RATIO`, place uniform. Ten
+    attempts, then the largest central crop with an allowed ratio.
 
     Args:
-        height, width: of the picture, pixels.
+        height, width: of the image, pixels.
         scale: (low, high) share of the area.
-        rng: advanced by the draws.
     Returns:
-        top, left, height, width of the crop, pixels; it lies inside the picture.
+        top, left, height, width of the crop, pixels; it lies inside the image.
     """
     log_low, log_high = math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1])
     for _ in range(CROP_ATTEMPTS):
@@ -202,7 +201,7 @@ def random_crop_box(
 
 
 def normalize(images_uint8: Tensor, mean: tuple[float, ...] = CLIP_MEAN, std: tuple[float, ...] = CLIP_STD) -> Tensor:
-    """(pixels / 255 - mean) / std in float32, on the device where the pixels are.
+    """(pixels / 255 - mean) / std in float32, on the device of the pixels.
 
     Args:
         images_uint8: (batch, 3, height, width), uint8.
@@ -210,7 +209,7 @@ def normalize(images_uint8: Tensor, mean: tuple[float, ...] = CLIP_MEAN, std: tu
     Returns:
         (batch, 3, height, width), float32; the same bits as torchvision's ToTensor and Normalize on the same device.
     Raises:
-        ValueError: if the tensor has another type or shape, or mean and std are not three numbers, std above 0.
+        ValueError: the tensor has another type or shape, or mean and std are not three numbers, std above 0.
     """
     if images_uint8.dtype != torch.uint8 or images_uint8.ndim != 4 or images_uint8.shape[1] != 3:
         raise ValueError(
@@ -254,7 +253,6 @@ def _centre(picture: Image.Image, width: int, height: int) -> Image.Image:
 
 
 def _as_tensor(picture: Image.Image) -> Tensor:
-    """(3, height, width), uint8."""
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 

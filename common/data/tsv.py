@@ -1,8 +1,8 @@
-"""Captioned pictures from a table of paths and captions, separated by tabs or commas, and a folder of pictures.
+"""Captioned images from a table of paths and captions, separated by tabs or commas, and a folder of images.
 
-Rows with the same path are the captions of one picture, whose id is that path. Files are UTF-8, or UTF-16 with a byte
-order mark, and may be packed with gzip. A row that cannot be used is listed with its line; a table whose columns or
-quotes cannot be told, or whose captions are in another encoding, stops with an error.
+Rows with the same path are the captions of one image, whose id is that path. Files are UTF-8, or UTF-16 with a byte
+order mark, plain or gzip. A row that cannot be used is listed with its line; unclear columns, malformed quotes and
+another encoding stop with an error.
 """
 
 import csv
@@ -39,27 +39,25 @@ def open_tsv(
     max_broken_share: float = 0.01,
     **options: Any,
 ) -> Pictures:
-    """The pictures of a table, in the order in which their paths first appear, each with the captions of its rows.
+    """The images of a table, in the order in which their paths first appear, each with the captions of its rows.
 
     A tab in the first line makes it a table of tabs, else commas separate. Quotes: commas as in RFC 4180, where a
     quoted caption may hold commas, quotes ("" each) and line ends. Between tabs a line is a row, whatever quotes it
     holds; a field that stands in quotes as a whole loses them, so a stray quote cannot swallow the rows behind it.
 
     Args:
-        table: the file.
-        images: folder of the pictures; None looks for it, see `find_images`.
+        images: folder of the images; None searches for it, see `find_images`.
         image_column, caption_column: names in the header. None: the first line is a header if it has one of
-            `IMAGE_COLUMNS` and one of `CAPTION_COLUMNS` (upper or lower case); without a header there are two
-            columns, path and caption. Several caption columns are separated by commas; their empty cells are none.
+            `IMAGE_COLUMNS` and one of `CAPTION_COLUMNS` (upper or lower case); without a header there are two columns,
+            path and caption. Several caption columns are separated by commas; their empty cells are none.
         split: None, as a table has no splits.
-        role: "train" refuses empty captions; the others accept them.
+        role: "train" refuses empty captions.
         max_broken_share: of rows in another encoding, however few rows there are, and of all faults as in
             `pictures_in_files`; a row that cannot be used counts as a sample.
         options: root, decode_size, see `pictures_in_files`.
     Raises:
-        ValueError: names file and line: a column that is missing, quotes that do not close, no readable row, another
-            encoding.
-        FileNotFoundError: if the file or the folder with the pictures is missing.
+        ValueError: names file and line: a missing column, malformed quotes, no readable row, another encoding.
+        FileNotFoundError: the file or the folder with the images is missing.
     """
     table = Path(table).expanduser()
     refuse_split(table, split)
@@ -73,6 +71,7 @@ def open_tsv(
     if not has_header:
         rows = itertools.chain([(first_line, header)], rows)
 
+    # rows of one path become one image; too many in another encoding mean that the whole file is
     checked_rows = (_row(line, row, len(header), path_at, captions_at, separator) for line, row in rows if any(row))
     entries, broken = pictures_of(checked_rows, table, role, together="path")
     undecoded = sum(sample.reason == _UNDECODED for sample in broken)
@@ -95,7 +94,7 @@ def _row(line: int, fields: list[str], count: int, path_at: int, captions_at: li
 
 
 def _read(table: Path) -> str:
-    """The text. Bytes that are no UTF-8 become lone surrogates, with which a path is one and a caption is none."""
+    # bytes that are not UTF-8 become lone surrogates: valid in a path, a fault in a caption
     if not table.is_file():
         raise FileNotFoundError(f"{table}: no such file; expected: a table with a column of paths and one of captions")
     try:
@@ -121,7 +120,6 @@ def _of_another_encoding(table: Path, content: str) -> ValueError:
 
 
 def _lines(content: str) -> Iterator[tuple[int, list[str]]]:
-    """(line, fields) of a table of tabs."""
     for number, line in enumerate(io.StringIO(content), start=1):
         yield number, [_unquoted(field) for field in line.rstrip("\r\n").split("\t")]
 
@@ -134,7 +132,6 @@ def _unquoted(field: str) -> str:
 
 
 def _records(content: str, table: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line where it starts, fields) of a table of commas."""
     reader = csv.reader(io.StringIO(content, newline=""), strict=True)
     start = 1
     while True:
@@ -144,7 +141,7 @@ def _records(content: str, table: Path) -> Iterator[tuple[int, list[str]]]:
             return
         except csv.Error as error:
             raise ValueError(
-                f"{table}, line {start}: the row does not end ({error}); expected: fields with "
+                f"{table}, line {start}: the row has malformed quotes ({error}); expected: fields with "
                 'commas, quotes or line ends stand in quotes, and each quote inside is doubled ("")'
             ) from None
         yield start, row
@@ -154,11 +151,7 @@ def _records(content: str, table: Path) -> Iterator[tuple[int, list[str]]]:
 def _columns(
     table: Path, header: list[str], image_column: str | None, caption_column: str | None
 ) -> tuple[int, list[int]] | None:
-    """Where path and captions stand; None where the first line is no header.
-
-    Raises:
-        ValueError: if a named column is missing, or there is no header and there are not two columns.
-    """
+    # where path and captions stand; None where the first line is no header
     names = [field.strip() for field in header]
     positions = []
     for named, usual, key in (

@@ -1,10 +1,10 @@
-"""Random views of a picture for self-supervised learning (SimCLR, MoCo v1 to v3, SimSiam).
+"""Random views of an image for self-supervised learning (SimCLR, MoCo v1 to v3, SimSiam).
 
-A view is a pure function of (picture, seed): the two views of a pair, and the samples of a batch, never share a draw.
+A view is a pure function of (image, seed): the two views of a pair, and the samples of a batch, never share a draw.
 
-Where the published pipelines differ in their order only, one order is used here. A mirror image comes right after the
-crop, although MoCo mirrors last: no later step looks at where a pixel lies left or right. Blur is Pillow's for all, as
-in MoCo and SimSiam; SimCLR's kernel ends 1/20 of the height from its centre, beyond five sigma at 224 pixels.
+Where the published pipelines differ only in their order, one order is used. A mirror image follows the crop, although
+MoCo mirrors last: no later step depends on left and right. Blur is Pillow's for all, as in MoCo and SimSiam; SimCLR's
+kernel ends 1/20 of the height from its centre, beyond five sigma at 224 pixels.
 """
 
 from dataclasses import dataclass, field
@@ -30,16 +30,14 @@ CIFAR10_STD = (0.2023, 0.1994, 0.2010)
 
 @dataclass(frozen=True)
 class ViewRecipe:
-    """What is done to a picture, with which probabilities; in this order.
+    """Changes of an image, in this order. A mirror image always has probability 0.5.
 
     crop_scale: share of the area of a random crop (ratio 3/4 to 4/3).
-    bicubic: how the crop is resampled; bilinear otherwise.
     jitter: strengths of brightness, contrast, saturation (factor 1 +- s) and hue (+- s turns); in random order.
-    jitter_probability, grey_probability, blur_probability, solarise_probability: of one view.
     grey_first: grey before the jitter (MoCo v1), not after it.
+    bicubic: resampling of the crop; bilinear otherwise.
     mean, std: for `normalize`; SimCLR leaves pixels in [0, 1].
     size_share: side of the view, as a share of the whole views'.
-    A mirror image has probability 0.5 throughout.
     """
 
     crop_scale: tuple[float, float]
@@ -76,15 +74,12 @@ RECIPES = {
 
 
 def random_view(image: Image.Image | np.ndarray, recipe: ViewRecipe, size: int, seed: int) -> Tensor:
-    """One view of a picture.
+    """One view of an image: (3, size, size) uint8, to be normalised with the recipe's mean and std.
 
     Args:
         image: Pillow image, or uint8 array (height, width, 3).
-        recipe: what to do.
         size: side of the result, pixels.
         seed: >= 0; fixes every draw.
-    Returns:
-        (3, size, size) uint8, to be normalised with the recipe's mean and std.
     """
     rng = np.random.default_rng(seed)
     image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
@@ -98,7 +93,7 @@ def random_view(image: Image.Image | np.ndarray, recipe: ViewRecipe, size: int, 
 
 
 def colour_changes(view: Image.Image, recipe: ViewRecipe, rng: np.random.Generator) -> Image.Image:
-    """What a recipe does behind crop and mirror: jitter, grey, blur, solarise."""
+    """A recipe's changes behind crop and mirror: jitter, grey, blur, solarise."""
     if recipe.grey_first and rng.random() < recipe.grey_probability:
         view = F.rgb_to_grayscale(view, 3)
     if rng.random() < recipe.jitter_probability:
@@ -113,12 +108,10 @@ def colour_changes(view: Image.Image, recipe: ViewRecipe, rng: np.random.Generat
 
 
 def colour_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.random.Generator) -> Image.Image:
-    """Brightness, contrast, saturation and hue, each by its own random amount, in random order.
+    """Brightness, contrast, saturation and hue, each by a random amount, in random order.
 
     Args:
-        image: RGB.
         strengths: four numbers >= 0; a factor is drawn from [max(0, 1 - s), 1 + s], the hue's shift from [-s, s] turns.
-        rng: advanced by the draws.
     """
     brightness, contrast, saturation, hue = strengths
     factors = [rng.uniform(max(0.0, 1 - s), 1 + s) for s in (brightness, contrast, saturation)]
@@ -132,15 +125,11 @@ def colour_jitter(image: Image.Image, strengths: tuple[float, ...], rng: np.rand
 def stacked_views(
     images: list[Image.Image | np.ndarray], recipes: list[ViewRecipe], size: int, seeds: list[int]
 ) -> list[Tensor]:
-    """Views of a batch, one tensor for each recipe; view v of picture i is drawn from its own seed.
+    """Views of a batch: for each recipe (batch, 3, size, size) uint8. View v of image i is drawn from its own seed.
 
     Args:
-        images: of a batch.
-        recipes: one for each view of a picture.
-        size: pixels of a whole view.
-        seeds: one for each picture, >= 0.
-    Returns:
-        For each recipe (batch, 3, size, size) uint8, the size as its share says.
+        size: pixels of a whole view, of which a recipe may take a share.
+        seeds: one for each image, >= 0.
     """
     sizes = [round(recipe.size_share * size) for recipe in recipes]
     return [
@@ -156,21 +145,21 @@ class ViewBatch:
     """One process's share of a global batch."""
 
     first_views: torch.Tensor  # (batch, 3, size, size) uint8
-    second_views: torch.Tensor  # likewise; row k of both shows one picture
+    second_views: torch.Tensor  # as first_views; row k of both shows one image
     labels: torch.Tensor  # (batch,) int64
-    broken: list[BrokenSample]  # pictures that could not be read and were replaced
-    small_views: list[torch.Tensor] = field(default_factory=list)  # likewise, of smaller pictures (SwAV's multi-crop)
+    broken: list[BrokenSample]  # images that could not be read and were replaced
+    small_views: list[torch.Tensor] = field(
+        default_factory=list
+    )  # as first_views, of smaller images (SwAV's multi-crop)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
     def views(self) -> list[torch.Tensor]:
-        """All of them, in the order of the recipes."""
         return [self.first_views, self.second_views, *self.small_views]
 
     def pin_memory(self) -> "ViewBatch":
-        """For a copy to the accelerator that does not wait."""
         self.first_views, self.second_views = self.first_views.pin_memory(), self.second_views.pin_memory()
         self.small_views = [views.pin_memory() for views in self.small_views]
         self.labels = self.labels.pin_memory()
@@ -178,14 +167,12 @@ class ViewBatch:
 
 
 class TwoViews(Dataset):
-    """Training pictures addressed by position; all views are pure functions of (picture, seed, position).
+    """Training images addressed by position; all views are pure functions of (image, seed, position).
 
-    A broken picture is replaced by another one drawn from (seed, position), so the order of all others stays.
+    A broken image is replaced by another one drawn from (seed, position), so the order of all others stays.
 
     Args:
-        pictures: the training set.
-        order: which picture stands at which position.
-        recipes: of the two views, and of small ones.
+        recipes: of the two views, then of small ones.
         size: pixels.
     """
 

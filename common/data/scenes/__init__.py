@@ -1,4 +1,4 @@
-"""Scenes: the embedded data set of drawn pictures with captions, made from a seed. See `docs/scenes.md`."""
+"""Scenes: the embedded data set of drawn images with captions, made from a seed. See `docs/scenes.md`."""
 # ruff: noqa: F401
 
 from common.data.scenes.captions import NUM_CAPTIONS, caption_statements, caption_texts

@@ -1,7 +1,7 @@
 """Five statements per scene, from specific to generic; each one entails the next by dropping parts of it.
 
 Level 0 names every object with every attribute; 1 drops an attribute here and there; 2 keeps colour and shape; 3 says
-less of one object; 4 says no more than how many things there are, or that there are some.
+less of one object; 4 gives only the number of things, or that there are some.
 """
 
 from common.base.random_keys import Draws, derive_key
@@ -15,7 +15,7 @@ COUNTED_PERCENT = 50  # share of scenes whose captions name the exact number of 
 
 
 def _full(item: SceneObject, say_solid: bool, say_place: bool) -> Mention:
-    """All attributes of an object; the direction only of arrows, "solid" only where asked for."""
+    # all attributes of an object; the direction only of arrows
     return Mention(
         item.shape,
         item.colour,
@@ -27,7 +27,7 @@ def _full(item: SceneObject, say_solid: bool, say_place: bool) -> Mention:
 
 
 def _fewer_attributes(mention: Mention, choice: int) -> Mention:
-    """Drop size (0), texture and direction (1), or nothing (2)."""
+    # drops size (0), texture and direction (1), or nothing (2)
     shape, colour, size, texture, orientation, place = mention
     if choice == 0:
         return Mention(shape, colour, -1, texture, orientation, place)
@@ -37,13 +37,10 @@ def _fewer_attributes(mention: Mention, choice: int) -> Mention:
 
 
 def caption_statements(scene: Scene, detail: int = 0) -> tuple[Statement, ...]:
-    """The five statements of a scene, each entailed by the one before it.
+    """The five statements of a scene with one to four objects, each entailed by the one before it.
 
     Args:
-        scene: at least one object; at most four.
         detail: 0 as in the training split; 1 keeps more in the specific captions (longer ones).
-    Returns:
-        Five statements; every one describes the scene.
     """
     draws = Draws(derive_key("statements", scene.key))
     objects = draws.shuffled(scene.objects)
@@ -52,7 +49,7 @@ def caption_statements(scene: Scene, detail: int = 0) -> tuple[Statement, ...]:
     background = scene.background if draws.chance(35 + 30 * detail) else -1
     if number == 1:
         return _single_object_statements(objects[0], count, scene.background, draws)
-    # level 0: every object with all that can be said of it, and how they stand; what is drawn as unsaid is left out
+    # level 0: every object with all attributes, and their relations; an attribute may be left out
     relations = [(0, main_relation(objects[0], objects[1]), 1)]
     for k in range(2, number):
         if draws.chance(45 + 25 * detail):
@@ -68,11 +65,11 @@ def caption_statements(scene: Scene, detail: int = 0) -> tuple[Statement, ...]:
 
     # level 2: colours and shapes of two or three objects
     kept2 = min(kept1, 3) if draws.chance(25 + 50 * detail) else 2
-    extra = draws.below(3)  # one of the first two mentions keeps what level 1 said of it
+    extra = draws.below(3)  # one of the first two mentions keeps its attributes of level 1
     fewer = [m if k == extra else Mention(m.shape, m.colour) for k, m in enumerate(some[:kept2])]
     level2 = Statement(tuple(fewer), tuple(r for r in level1.relations if r[0] < kept2), -1, count)
 
-    # level 3: two objects, of one of which only the shape or only the colour is said; level 4: that there are some
+    # level 3: two objects, one of them by shape or colour only; level 4: only that there are some
     less = list(fewer[:2])
     target = draws.below(2)
     less[target] = Mention(less[target].shape) if draws.chance(60) else Mention(-1, less[target].colour)
@@ -81,7 +78,7 @@ def caption_statements(scene: Scene, detail: int = 0) -> tuple[Statement, ...]:
 
 
 def _single_object_statements(item: SceneObject, count: int, background: int, draws: Draws) -> tuple[Statement, ...]:
-    """One object: place and background stand in for the relations."""
+    # one object: place and background stand in for the relations
     full = _full(item, draws.chance(25), True)
     shape, colour, size, texture, _, place = full
     fewer = Mention(shape, colour, size if draws.chance(50) else -1, texture, -1, place)
@@ -117,5 +114,4 @@ def caption_texts(scene: Scene, statements: tuple[Statement, ...]) -> list[str]:
 
 
 def wording_draws(scene: Scene, level: int) -> Draws:
-    """The draws that word the caption of a level."""
     return Draws(derive_key("wording", scene.key, level))

@@ -1,4 +1,4 @@
-"""Labelled pictures with class names and prompt templates; item i is a pure function of (task, part, seed, i)."""
+"""Labelled images with class names and prompt templates; item i is a pure function of (task, part, seed, i)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,7 +46,7 @@ _MARGIN = 10
 
 
 def random_object(draws: Draws, radius: int, **fixed: int) -> SceneObject:
-    """An object of that radius at the picture's centre; what `fixed` does not name is drawn."""
+    """An object of that radius at the image's centre; attributes outside `fixed` are drawn."""
     shape = draws.below(len(SHAPES))
     colour = draws.below(len(COLOURS))
     texture = draws.weighted(TEXTURE_WEIGHTS)
@@ -58,12 +58,10 @@ def random_object(draws: Draws, radius: int, **fixed: int) -> SceneObject:
 
 
 def moved(item: SceneObject, x: int, y: int) -> SceneObject:
-    """The same object with its centre at (x, y), in units."""
     return replace(item, x=x, y=y)
 
 
 def random_centre(draws: Draws, radius: int) -> tuple[int, int]:
-    """A centre such that the object lies inside the picture."""
     span = CANVAS - 2 * (radius + _MARGIN) + 1
     return radius + _MARGIN + draws.below(span), radius + _MARGIN + draws.below(span)
 
@@ -74,11 +72,10 @@ def gap_between(a: SceneObject, b: SceneObject) -> int:
 
 
 def scatter(items: list[SceneObject], draws: Draws, least_gap: int = 0) -> tuple[SceneObject, ...]:
-    """Place objects one by one at random; one that finds no room is left out, the first never is.
+    """Places objects one by one at random; one that does not fit is left out, the first never is.
 
     Args:
-        items: objects; where they lie is ignored.
-        draws: source of the places.
+        items: objects; their places are ignored.
         least_gap: units to keep between objects' squares; negative allows overlap.
     """
     placed: list[SceneObject] = []
@@ -116,7 +113,7 @@ TEMPLATES = (
 
 
 def _distractors(main: SceneObject, number: int, low: int, high: int, draws: Draws) -> list[SceneObject]:
-    """Smaller objects that differ from the main one in colour and in shape."""
+    # smaller objects that differ from the main one in colour and in shape
     objects = []
     for _ in range(number):
         shape = (main.shape + 1 + draws.below(len(SHAPES) - 1)) % len(SHAPES)
@@ -173,7 +170,7 @@ IMAGENET_TASKS = {
 
 # Stand-in for VTAB: small tasks in its three groups, natural, specialised and structured.
 #
-# Natural tasks ask for one attribute of one object in the training domain; specialised ones move to other pictures
+# Natural tasks ask for one attribute of one object in the training domain; specialised ones move to other images
 # (domain B, sketches, faded); structured ones ask where, how many, how far, which way.
 
 
@@ -197,7 +194,7 @@ def _radius(draws: Draws, size: int) -> int:
 
 
 def _one(draws: Draws, key: int, domain: int = 0, rendition: int = 0, contrast: int = 256, **fixed: int) -> Scene:
-    """One object anywhere, large in two cases of three unless its size is fixed; `background` may be fixed too."""
+    # one object anywhere, large in two cases of three unless its size is fixed
     background = fixed.pop("background", draws.pick(DOMAIN_BACKGROUNDS[domain]))
     size = fixed.get("size", LARGE if draws.chance(67) or rendition else SMALL)
     item = random_object(draws, _radius(draws, size), **fixed)
@@ -205,7 +202,6 @@ def _one(draws: Draws, key: int, domain: int = 0, rendition: int = 0, contrast: 
 
 
 def _one_of(label, draws, key, attribute, values=range(99), **settings):
-    """A task that asks for one attribute; label k stands for `values[k]`."""
     return _one(draws, key, **{attribute: values[label]}, **settings)
 
 
@@ -222,7 +218,7 @@ def _scenery(label, draws, key):
 
 
 def _position(label, draws, key):
-    """The centre lies in the label's cell of the 3 x 3 grid, at least 30 units from the cell's rim."""
+    # the centre lies in the label's cell of the 3 x 3 grid, at least 30 units from the cell's rim
     cell = CANVAS // 3
     item = random_object(draws, _radius(draws, SMALL))
     x, y = (
@@ -233,7 +229,6 @@ def _position(label, draws, key):
 
 
 def _crowd(draws, key, number, background=None, domain=0):
-    """Exactly that many objects, small ones if there are more than two."""
     chosen = draws.pick(DOMAIN_BACKGROUNDS[domain]) if background is None else background
     while True:
         sizes = [LARGE if number <= 2 and draws.chance(50) else SMALL for _ in range(number)]
@@ -247,7 +242,7 @@ def _count(label, draws, key):
 
 
 def _distance(label, draws, key):
-    """Two objects whose squares are at most 70 (close) or at least 300 (far) units apart."""
+    # two objects whose squares are at most 70 (close) or at least 300 (far) units apart
     while True:
         scene = _crowd(draws, key, 2)
         gap = gap_between(*scene.objects)
@@ -256,7 +251,7 @@ def _distance(label, draws, key):
 
 
 def _relation(label, draws, key):
-    """A circle in one relation only to a square."""
+    # a circle in exactly one relation to a square
     while True:
         first = random_object(draws, _radius(draws, SMALL), shape=CIRCLE)
         second = random_object(draws, _radius(draws, SMALL), shape=SQUARE)
@@ -303,22 +298,21 @@ assert len(PLACES) == len(_PLACES)
 CLASSIFICATION_TASKS: dict[str, TaskSpec] = {**IMAGENET_TASKS, **VTAB_TASKS}
 
 
-@lru_cache(maxsize=256)  # each is asked for by every picture of its run, and by each again for its label
+@lru_cache(maxsize=256)  # each is asked for by every image of its run, and by each again for its label
 def _order_of_classes(key: int, count: int) -> list[int]:
     return Draws(key).shuffled(range(count))
 
 
 class ClassificationTask:
-    """A balanced classification set: every run of `len(class_names)` pictures holds each class once.
+    """A balanced classification set: every run of `len(class_names)` images holds each class once.
 
     Args:
         name: one of `CLASSIFICATION_TASKS`.
-        size: number of pictures; does not change the pictures themselves.
+        size: number of images; does not change the images themselves.
         image_size: side in pixels, at least 16.
-        seed: any integer.
         part: "test", or "train" for a disjoint set of the same distribution.
     Raises:
-        ValueError: for an unknown name or part, or a size out of range.
+        ValueError: an unknown name or part, or a size out of range.
     """
 
     def __init__(self, name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"):
@@ -335,12 +329,11 @@ class ClassificationTask:
         return self.size
 
     def label(self, index: int) -> int:
-        """Class of a picture, in [0, len(class_names))."""
+        """Class of an image, in [0, len(class_names))."""
         block, place = divmod(row_of(index, self), len(self.class_names))
         return _order_of_classes(derive_key("labels", self._task_key, block), len(self.class_names))[place]
 
     def scene(self, index: int) -> Scene:
-        """What the picture shows."""
         key = derive_key(self._task_key, row_of(index, self))
         return self._make(self.label(index), Draws(key), key)
 
@@ -355,7 +348,7 @@ class ClassificationTask:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 in hex of the parameters, the names and templates, and a few rendered pictures."""
+        """sha256 in hex of the parameters, the names and templates, and a few rendered images."""
         parameters = {name: getattr(self, name) for name in ("size", "image_size", "seed", "part")}
         parameters |= {"name": self.task, "class_names": self.class_names, "templates": self.templates}
         return fingerprint_of(parameters, self)

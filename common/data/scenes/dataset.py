@@ -17,11 +17,11 @@ from common.data.scenes.statements import Statement
 from common.data.scenes.world import WORLD_VERSION, Scene
 
 MIN_IMAGE_SIZE = 16
-PARTS = ("test", "train")  # of tasks. train: for probes and fine-tuning; the two share no picture
+PARTS = ("test", "train")  # of tasks. train: for probes and fine-tuning; the two share no image
 
 
 def check_sizes(size: int, image_size: int) -> None:
-    """Raise a ValueError that names the value if a data set cannot have that many pictures of that size."""
+    """Refuses sizes that no data set can have. Raises: ValueError."""
     if size <= 0:
         raise ValueError(f"size must be positive, got {size}")
     if image_size < MIN_IMAGE_SIZE:
@@ -29,7 +29,7 @@ def check_sizes(size: int, image_size: int) -> None:
 
 
 def check_task(name: str, tasks: Mapping[str, Any], part: str, size: int, image_size: int) -> None:
-    """Raise a ValueError that names the value if there is no such task, or not of that part or that size."""
+    """Refuses an unknown task or part, and sizes as `check_sizes`. Raises: ValueError."""
     if name not in tasks:
         raise ValueError(f"unknown task {name!r}; known tasks: {', '.join(tasks)}")
     if part not in PARTS:
@@ -38,7 +38,7 @@ def check_task(name: str, tasks: Mapping[str, Any], part: str, size: int, image_
 
 
 def fingerprint_of(parameters: dict, data_set) -> str:
-    """sha256 in hex of the parameters, the world's version, and the pictures and words of the first four items."""
+    """sha256 in hex of the parameters, the world's version, and the images and words of the first four items."""
     digest = hashlib.sha256(json.dumps({**parameters, "world": WORLD_VERSION}, sort_keys=True).encode())
     for index in range(min(4, len(data_set))):
         item = data_set[index]
@@ -50,20 +50,20 @@ def fingerprint_of(parameters: dict, data_set) -> str:
 
 
 class SceneDataset:
-    """The embedded picture-caption data set.
+    """The embedded image-caption data set.
 
     Args:
         split: one of `SPLITS`.
-        size: number of pictures; None for the split's usual size. Does not change the pictures themselves.
+        size: number of images; None for the split's usual size. Does not change the images themselves.
         image_size: side in pixels, at least 16.
-        seed: any integer; another seed gives other pictures.
-        caption_noise: probability in [0, 1] that a picture carries the captions of another one.
-        ambiguity: probability in [0, 1] that a picture's captions are vague: shapes without colours, in fixed words,
-            so that they describe many other pictures and often repeat theirs.
-        num_captions: of a picture, from 1 to 5, the most specific first. The fifth ("some things") fits so many
-            pictures that in training it comes again and again, as captions of photographs do not.
+        seed: any integer; another seed gives other images.
+        caption_noise: probability in [0, 1] that an image carries the captions of another one.
+        ambiguity: probability in [0, 1] that an image's captions are vague: shapes without colours, in fixed words, so
+            that they describe many other images and often repeat theirs.
+        num_captions: of an image, from 1 to 5, the most specific first. The fifth ("some things") fits so many images
+            that in training it repeats again and again, unlike captions of photographs.
     Raises:
-        ValueError: for an unknown split or a value out of range.
+        ValueError: an unknown split or a value out of range.
     """
 
     def __init__(
@@ -108,19 +108,16 @@ class SceneDataset:
         }
 
     def picture(self, index: int) -> np.ndarray:
-        """The picture alone, (H, W, 3) uint8."""
         return render(self.scene(index), self.image_size)
 
     def image_id(self, index: int) -> str:
-        """Id of a picture, without drawing it."""
         return f"{self.split}-{self.seed}-{row_of(index, self)}"
 
     def scene(self, index: int) -> Scene:
-        """What the picture shows."""
         return draw_scene(derive_key(self._split_key, row_of(index, self)), self._statistics)
 
     def captions(self, index: int) -> list[str]:
-        """The captions that the picture carries (with noise, possibly those of another picture)."""
+        """The captions that the image carries (with noise, possibly those of another image)."""
         source = self.caption_source(index)
         scene = self.scene(source)
         if self.is_ambiguous(source):
@@ -130,7 +127,7 @@ class SceneDataset:
         return texts[: self.num_captions]
 
     def statements(self, index: int) -> tuple[Statement, ...]:
-        """What `captions(index)` say; with noise they may be false of the picture."""
+        """The statements behind `captions(index)`; with noise they may be false of the image."""
         source = self.caption_source(index)
         scene = self.scene(source)
         if self.is_ambiguous(source):
@@ -138,7 +135,7 @@ class SceneDataset:
         return caption_statements(scene, self._statistics.detail)[: self.num_captions]
 
     def caption_source(self, index: int) -> int:
-        """Index of the picture for which the captions were written: `index` itself unless the pair is noise."""
+        """Index of the image for which the captions were written: `index` itself unless the pair is noise."""
         index = row_of(index, self)
         if self._noise_threshold:
             draws = Draws(derive_key("caption_noise", self._split_key, index))
@@ -147,19 +144,18 @@ class SceneDataset:
         return index
 
     def is_ambiguous(self, index: int) -> bool:
-        """Whether captions written for this picture are vague ones."""
+        """Whether captions written for this image are vague ones."""
         if not self._ambiguity_threshold:
             return False
         draws = Draws(derive_key("ambiguity", self._split_key, row_of(index, self)))
         return draws.below(2**31) < self._ambiguity_threshold
 
     def hard_negatives(self, index: int) -> list[tuple[str, str]]:
-        """Pairs (true caption, false caption) of the picture that differ by swapped or single words only."""
+        """Pairs (true caption, false caption) of the image that differ only by swapped or single words."""
         return hard_negative_pairs(self.scene(index), self._statistics.detail)
 
     @property
     def parameters(self) -> dict:
-        """Everything the content depends on."""
         names = ("split", "size", "image_size", "seed", "caption_noise", "ambiguity")
         values = {name: getattr(self, name) for name in names}
         return values if self.num_captions == NUM_CAPTIONS else {**values, "num_captions": self.num_captions}

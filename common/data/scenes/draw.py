@@ -1,4 +1,4 @@
-"""Scene -> pixels: supersampled masks, blended in integers, so that a picture is the same on every machine.
+"""Scene -> pixels: supersampled masks, blended in integers, so that an image is the same on every machine.
 
 Domain A is flat colour on plain paper; domain B has a muted palette, contours, drop shadows, vertical stripes and
 scenery behind. The three renditions replace the filled shape by its contour (outline), by a wobbly contour with
@@ -66,7 +66,7 @@ def _paint_background(image, key, background, paper, supersampling):
 
 @compiled
 def _paint_stroke(image, key, supersampling):
-    """A grey capsule from one random point towards another."""
+    # a grey capsule from one random point towards another
     size = image.shape[0]
     a, b = np.int64(_mix(key) >> np.uint64(4)), np.int64(_mix(key ^ np.uint64(0x51)) >> np.uint64(4))
     x0, y0 = a % CANVAS, a // CANVAS % CANVAS
@@ -95,7 +95,7 @@ def _paint_stroke(image, key, supersampling):
 
 @compiled
 def _axis(centre, radius, first, last, supersampling, size):
-    """What a texture and a mask need to know per sample along one axis.
+    """Samples along one axis, for textures and masks.
 
     Returns:
         (5, number of samples) int64: position from the centre in units; index into the mask's table, or -1; squared
@@ -117,7 +117,7 @@ def _axis(centre, radius, first, last, supersampling, size):
 
 @compiled
 def _depth(tables, shape, orientation, iu, iv):
-    """Table value at (column iu, row iv) of the shape turned clockwise by `orientation` quarters; 0 outside."""
+    # table value at (column iu, row iv) of the shape turned clockwise by `orientation` quarters; 0 outside
     if iu < 0 or iv < 0 or iu > 256 or iv > 256:
         return 0
     if orientation == 1:
@@ -139,7 +139,6 @@ def _blend(image, row, column, tones, n_fill, n_second, n_contour, samples):
 
 @compiled
 def _paint_shadow(image, item, tables, supersampling):
-    """Darken where the shape would be if it lay a little to the lower right."""
     size, radius, samples = image.shape[0], item[5], supersampling * supersampling
     x, y = item[3] + SHADOW, item[4] + SHADOW
     first_row, last_row = max((y - radius) * size // CANVAS, 0), min((y + radius) * size // CANVAS + 1, size)
@@ -158,7 +157,7 @@ def _paint_shadow(image, item, tables, supersampling):
 
 @compiled
 def _paint_object(image, item, tables, tones, rendition, domain, supersampling):
-    """Blend one object; `item` = shape, texture, orientation, x, y, radius; `tones` (3, 3): fill, second, contour."""
+    # blend one object; `item` = shape, texture, orientation, x, y, radius; `tones` (3, 3): fill, second, contour
     shape, texture, orientation, x, y, radius = item[0], item[1], item[2], item[3], item[4], item[5]
     size, samples = image.shape[0], supersampling * supersampling
     reach = radius * PANEL // 128 if rendition == INVERTED else radius
@@ -205,7 +204,7 @@ def _paint_object(image, item, tables, tones, rendition, domain, supersampling):
 
 @compiled
 def paint(items, settings, key, tables, palette, paper, size, supersampling):
-    """Whole picture, (size, size, 3) uint8; `items` (number of objects, 8): as in `_paint_object`, then colour, tint.
+    """Whole image, (size, size, 3) uint8; `items` (number of objects, 8): as in `_paint_object`, then colour, tint.
 
     `settings` = background, dark, domain, rendition, contrast, clutter behind, clutter in front.
     """
@@ -270,14 +269,7 @@ _CLOTH = len(COLOURS)
 
 
 def render(scene: Scene, image_size: int = 48) -> np.ndarray:
-    """Draw a scene.
-
-    Args:
-        scene: what to draw.
-        image_size: side of the square picture in pixels, at least 16.
-    Returns:
-        (image_size, image_size, 3) uint8, red, green, blue.
-    """
+    """Draws a scene: (image_size, image_size, 3) uint8, red, green, blue; image_size is at least 16 pixels."""
     rows = [(o.shape, o.texture, o.orientation, o.x, o.y, o.radius, o.colour, o.tint) for o in scene.objects]
     for index in scene.covered:
         o = scene.objects[index]

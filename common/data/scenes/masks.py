@@ -20,7 +20,7 @@ _HEART = ((-119, -22), (0, 122), (119, -22), (0, -60))
 
 
 def _inside_polygon(u, v, vertices):
-    """Even-odd rule with integer cross products; (SIDE, SIDE) bool."""
+    # even-odd rule with integer cross products; (SIDE, SIDE) bool
     inside = np.zeros(u.shape, dtype=bool)
     for (u0, v0), (u1, v1) in zip(vertices, vertices[1:] + vertices[:1]):
         crosses = (v0 > v) != (v1 > v)
@@ -30,7 +30,7 @@ def _inside_polygon(u, v, vertices):
 
 
 def _shape_mask(shape: int) -> np.ndarray:
-    """(SIDE, SIDE) bool, rows v, columns u, pointing up."""
+    # (SIDE, SIDE) bool, rows v, columns u, pointing up
     v, u = np.mgrid[-HALF : HALF + 1, -HALF : HALF + 1].astype(np.int64)
     squared = u * u + v * v
     if shape == CIRCLE:
@@ -60,7 +60,7 @@ def _shape_mask(shape: int) -> np.ndarray:
 
 @compiled
 def _chamfer(mask):
-    """Two-pass 3-4 chamfer distance to the outside; the rim of the table counts as outside."""
+    # two-pass 3-4 chamfer distance to the outside; the rim of the table counts as outside
     rows, columns = mask.shape
     distance = np.zeros((rows, columns), dtype=np.int16)
     for i in range(rows):

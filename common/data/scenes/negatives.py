@@ -1,8 +1,8 @@
 """Hard negatives: false captions that differ from true ones by swapped words, as a bag of words often the very same.
 
 "a red circle above a blue square" gives "a blue circle above a red square" (colours swapped), "a blue square above a
-red circle" (shapes and colours swapped), and "a red circle below a blue square" (relation reversed). Each is checked
-to be false of the scene before it is handed out.
+red circle" (shapes and colours swapped), and "a red circle below a blue square" (relation reversed). Each is checked to
+be false of the scene.
 """
 
 from common.base.random_keys import Draws, derive_key
@@ -15,7 +15,7 @@ _SWAPS = ((1,), (0,), (2,), (3,), (0, 1))  # fields of Mention to exchange: colo
 
 
 def _exchange(a: Mention, b: Mention, fields: tuple[int, ...]) -> tuple[Mention, Mention] | None:
-    """Both mentions with the fields exchanged; None if a field is unsaid in one of them or nothing changes."""
+    # both mentions with the fields exchanged; None if a field is unspecified in one of them or nothing changes
     if any(a[f] < 0 or b[f] < 0 for f in fields) or all(a[f] == b[f] for f in fields):
         return None
     first, second = list(a), list(b)
@@ -59,7 +59,7 @@ def replaced_statements(statement: Statement, draws: Draws) -> list[Statement]:
 def hard_negative_pairs(scene: Scene, detail: int = 0) -> list[tuple[str, str]]:
     """(true caption, false caption) pairs of the scene's levels 0 to 2, without repetition.
 
-    Swaps where there are any; a scene without a false swap (one object, say) gives captions with one word replaced.
+    A scene without a false swap (one object, say) gives captions with one word replaced.
     """
     statements = caption_statements(scene, detail)[:3]
     for variants in (

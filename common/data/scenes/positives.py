@@ -33,7 +33,7 @@ def matches(statements: list[Statement], scenes: list[Scene]) -> list[np.ndarray
 
 
 def _holds(statement: Statement, objects: np.ndarray) -> np.ndarray:
-    """(scenes,) bool: whether some choice of different objects fits the mentions and their relations."""
+    # (scenes,) bool: whether some choice of different objects fits the mentions and their relations
     mentions = np.array(statement.mentions, dtype=np.int64).reshape(-1, 1, 1, 6)
     # (mentions, scenes, objects): -1 says nothing about an attribute, but the object must exist
     fits = ((mentions < 0) & (objects[..., :6] >= 0) | (mentions == objects[..., :6])).all(axis=-1)

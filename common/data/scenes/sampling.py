@@ -1,4 +1,4 @@
-"""Key -> scene: how many objects, what they look like, where they lie. The statistics of the picture-caption splits."""
+"""Key -> scene: number, looks and places of its objects. The statistics of the image-caption splits."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from common.data.scenes.world import (
     SceneObject,
 )
 
-_MARGIN = 12  # units kept free at the picture's rim
+_MARGIN = 12  # units kept free at the image's rim
 _LATTICE = 40  # centres lie at odd multiples of half of this, so never on the border between two places
 _TRIES = 24  # random placements before falling back to one object per quadrant
 TEXTURE_WEIGHTS = (52, 16, 16, 16)
@@ -34,11 +34,7 @@ class Statistics:
 
 
 def place_objects(radii: list[int], draws: Draws) -> list[tuple[int, int]]:
-    """Centres such that the objects' squares lie inside the picture and do not overlap (at most four objects).
-
-    Returns:
-        One (x, y) per radius, in units.
-    """
+    """One (x, y) per radius, in units; the squares of at most four objects lie inside the image, without overlap."""
     for _ in range(_TRIES):
         centres = []
         for radius in radii:
@@ -64,7 +60,6 @@ def place_objects(radii: list[int], draws: Draws) -> list[tuple[int, int]]:
 
 
 def draw_scene(key: int, statistics: Statistics) -> Scene:
-    """The scene of a key: a pure function of its arguments."""
     draws = Draws(key)
     below = draws.below
     count = 1 + draws.weighted(statistics.count_weights)
@@ -94,9 +89,9 @@ def draw_scene(key: int, statistics: Statistics) -> Scene:
 
 @dataclass(frozen=True)
 class Split:
-    """One split of pictures with captions; `stands_in_for` names the real data set whose part it takes.
+    """One split of images with captions; `stands_in_for` names the real data set whose part it takes.
 
-    The split's name and the seed enter every picture's key, so no picture of one split is one of another.
+    The split's name and the seed enter every image's key, so no two splits share an image.
     """
 
     statistics: Statistics
@@ -116,11 +111,7 @@ SPLITS: dict[str, Split] = {
 
 
 def find_split(name: str) -> Split:
-    """The split of that name.
-
-    Raises:
-        ValueError: if there is none; the message lists the known ones.
-    """
+    """The split of that name. Raises: ValueError, which lists the known ones."""
     if name not in SPLITS:
         raise ValueError(f"unknown split {name!r}; known splits: {', '.join(SPLITS)}")
     return SPLITS[name]

@@ -1,9 +1,9 @@
-"""Captions as logic: a statement says which objects there are and how they stand, and can be evaluated on a scene.
+"""Captions as logic: a statement lists objects and their relations, and can be evaluated on a scene.
 
 A statement holds of a scene if its mentions can be matched to *different* objects such that every named attribute
 agrees and every relation holds; a background or an exact number of things, if named, must agree too. "A red circle"
-therefore also holds of a scene with a red circle and more. Dropping any part of a statement weakens it: whatever the
-longer one describes, the shorter one describes.
+therefore also holds of a scene with a red circle and more. Dropping any part weakens a statement: the shorter one
+describes whatever the longer one describes.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from common.data.scenes.world import (
 
 
 class Mention(NamedTuple):
-    """One object as far as it is described; -1 = not said, otherwise an index into the names in `world`."""
+    """One object as far as it is described; -1 = unspecified, otherwise an index into the names in `world`."""
 
     shape: int = -1
     colour: int = -1
@@ -38,7 +38,7 @@ class Statement(NamedTuple):
     mentions: tuple[Mention, ...]
     relations: tuple[tuple[int, int, int], ...] = ()  # (mention, relation, other mention)
     background: int = -1
-    count: int = -1  # exact number of objects in the picture
+    count: int = -1  # exact number of objects in the image
 
 
 ATTRIBUTE_NAMES = (SHAPES, COLOURS, SIZES, TEXTURES, ORIENTATIONS, PLACES)  # in the order of Mention's fields
@@ -46,7 +46,6 @@ NOTHING = Mention()
 
 
 def attributes(item) -> Mention:
-    """Everything that can be said of an object."""
     return Mention(item.shape, item.colour, item.size, item.texture, item.orientation, item.place)
 
 
@@ -64,8 +63,7 @@ def matching(
     """Whether a statement's mentions can be different things of `count` such that all of its relations hold.
 
     Args:
-        statement: background and number of things are not looked at.
-        count: of things.
+        statement: background and number of things do not count here.
         may_be: whether a mention can be the thing of that index.
         related: (relation, thing, other thing) -> whether the first stands so to the other.
     """
@@ -78,7 +76,7 @@ def matching(
         for thing in range(count):
             if thing not in chosen and may_be(mention, thing):
                 longer = (*chosen, thing)
-                # relations are looked at as soon as both of their things are chosen
+                # relations are checked as soon as both of their things are chosen
                 due = ((r, longer[a], longer[b]) for a, r, b in statement.relations if max(a, b) == position)
                 if all(related(*relation) for relation in due) and extend(longer):
                     return True
@@ -88,7 +86,7 @@ def matching(
 
 
 def describes(statement: Statement, scene: Scene) -> bool:
-    """Whether the statement is true of the scene; see the module's first paragraph for what that means."""
+    """Whether the statement is true of the scene, as the module's first paragraph defines it."""
     objects = scene.objects
     if statement.background not in (-1, scene.background) or statement.count not in (-1, len(objects)):
         return False

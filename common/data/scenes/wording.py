@@ -1,7 +1,7 @@
 """Statement -> sentence. The same draws give the same choice of synonyms and templates, whatever the attributes are.
 
-That is what makes hard negatives word-level: two statements of one form, said with the same draws, differ only in the
-words that differ in meaning (and in "a" / "an").
+That makes hard negatives word-level: two statements of one form, worded with the same draws, differ only in the words
+that differ in meaning (and in "a" / "an").
 """
 
 from common.base.random_keys import Draws
@@ -90,12 +90,12 @@ PREFIX_PERCENT = 25
 
 
 def _word(wordings: tuple[str, ...], draw: int) -> str:
-    """`draw` in [0, 100): the first wording unless it is below SYNONYM_PERCENT."""
+    # `draw` in [0, 100): the first wording unless it is below SYNONYM_PERCENT
     return wordings[0] if draw >= SYNONYM_PERCENT else wordings[1 + draw % (len(wordings) - 1)]
 
 
 def noun_phrase(mention: Mention, draws: Draws | None = None) -> str:
-    """Adjectives, noun, and what follows it, without article; None for `draws` gives the plain words.
+    """Adjectives and noun without article; None for `draws` gives the plain words.
 
     For example "small red striped circle in the top left"; "shape" (or "thing", "object") where no shape is named.
     """
@@ -127,7 +127,7 @@ def noun_phrase(mention: Mention, draws: Draws | None = None) -> str:
 
 
 def _pair(first: str, second: str, relation: int, whole_sentence: bool, draws: Draws) -> str:
-    """Two noun phrases in one relation, in one of five orders; only two of them can follow an opening."""
+    # two noun phrases in one relation, in one of five orders; only two of them can follow an opening
     template, pick = draws.below(100 if whole_sentence else 68), draws.below(100)
     forward, backward = RELATION_PHRASES[relation], RELATION_PHRASES[INVERSE_RELATION[relation]]
     if template < 50:
@@ -142,7 +142,7 @@ def _pair(first: str, second: str, relation: int, whole_sentence: bool, draws: D
 
 
 def _reference(mention: Mention) -> str:
-    """Short way to point back at something mentioned before, for example "the blue square"."""
+    # short way to point back at something mentioned before, for example "the blue square"
     colour = f"{COLOUR_ADJECTIVES[mention.colour][0]} " if mention.colour >= 0 else ""
     return f"the {colour}{SHAPE_NOUNS[mention.shape][0] if mention.shape >= 0 else ANY_NOUNS[0]}"
 
@@ -152,7 +152,7 @@ def say(statement: Statement, draws: Draws) -> str:
 
     Args:
         statement: relations must be (0, r, 1) between the first two mentions and (k, r, j) with j < k after that.
-        draws: choose synonyms and templates; how many are used depends on the statement's form only.
+        draws: choose synonyms and templates; their number depends only on the statement's form.
     """
     # what is drawn, and in which order, follows from the form alone: else hard negatives would differ in more words
     mentions, count = statement.mentions, statement.count
@@ -191,7 +191,6 @@ def say(statement: Statement, draws: Draws) -> str:
 
 
 def _with_count(sentence: str, count: int, mentioned: int, draws: Draws) -> str:
-    """Add the exact number of things to a sentence that mentions some of them."""
     form, noun = draws.below(100), draws.below(100)
     many = MANY_NOUNS[noun % 3]
     if mentioned == count and form < 35:
@@ -204,7 +203,7 @@ def _with_count(sentence: str, count: int, mentioned: int, draws: Draws) -> str:
 
 
 def _say_number(mentioned: int, count: int, opening: int, prefix: str, draws: Draws) -> str:
-    """A statement about nothing but how many things there are: exactly `count`, or else at least `mentioned`."""
+    # a statement about the number of things only: exactly `count`, or else at least `mentioned`
     noun, form = draws.below(100), draws.below(100)
     if count == 1:
         sentence = f"{('one', 'a single', 'only one')[form % 3]} {ANY_NOUNS[noun % 3]}"

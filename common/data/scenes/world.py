@@ -1,7 +1,7 @@
-"""What a scene is: names of every attribute, the objects, the picture's own settings. Integers only.
+"""A scene: names of every attribute, the objects, the image's own settings. Integers only.
 
 Coordinates are integers in [0, 960): 20 units to a pixel at 48 px. x grows to the right, y downwards. Every attribute
-is an index into the tuple of names below; -1 means "not said" in statements and never occurs in a scene.
+is an index into the tuple of names below; -1 means "unspecified" in statements and never occurs in a scene.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class SceneObject:
 
     @property
     def box(self) -> tuple[float, float, float, float]:
-        """(left, top, right, bottom) of what is drawn, as fractions of the picture, in [0, 1]."""
+        """(left, top, right, bottom) of what is drawn, as fractions of the image, in [0, 1]."""
         left, top, right, bottom = shape_extent(self.shape, self.orientation)
 
         def share(centre: int, reach: int) -> float:
@@ -63,7 +63,7 @@ class SceneObject:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Everything that a picture shows, and the key from which its drawing jitter and its wording follow."""
+    """An image's content, and the key from which its drawing jitter and its wording follow."""
 
     objects: tuple[SceneObject, ...]
     domain: int  # 0 (A, the training domain) or 1 (B, out of domain)

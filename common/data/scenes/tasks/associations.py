@@ -1,4 +1,4 @@
-"""Associations: a cue word and candidate pictures, k of which go with it (WinoGAViL)."""
+"""Associations: a cue word and candidate images, k of which go with it (WinoGAViL)."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ _WORDINGS = {"shape": SHAPE_NOUNS, "colour": COLOUR_ADJECTIVES, "texture": TEXTU
 
 
 def cue_statement(cue: tuple[str, int]) -> Statement:
-    """What a cue (field, value) says of a picture."""
+    """The statement behind a cue (field, value)."""
     field, value = cue
     if field == "count":
         return Statement((), (), -1, value)
@@ -31,11 +31,11 @@ def say_cue(cue: tuple[str, int], draws: Draws) -> str:
 
 
 def association_item(key: int, turn: int, image_size: int) -> dict:
-    """A cue and 5, 6, 10 or 12 pictures.
+    """A cue and 5, 6, 10 or 12 images.
 
     Returns:
-        {"cue": one word, "images": (n, H, W, 3) uint8, "gold": ascending indices of the pictures that the cue
-        describes, "k": how many those are}; between 2 and n // 2 pictures are gold.
+        {"cue": one word, "images": (n, H, W, 3) uint8, "gold": ascending indices of the images that the cue
+        describes, "k": how many those are}; between 2 and n // 2 images are gold.
     """
     draws = Draws(key)
     number = CANDIDATES[turn]

@@ -31,16 +31,15 @@ ANNOTATION_TASKS: dict[str, AnnotationSpec] = {
 
 
 class AnnotationTask:
-    """Pictures with boxes, questions, statements or cues; what an item holds is said in the task's own file.
+    """Images with boxes, questions, statements or cues; each task's file documents its items.
 
     Args:
         name: one of `ANNOTATION_TASKS`.
         size: number of items; does not change the items themselves.
         image_size: side in pixels, at least 16.
-        seed: any integer.
         part: "test", or "train" for a disjoint set of the same distribution.
     Raises:
-        ValueError: for an unknown name or part, or a size out of range.
+        ValueError: an unknown name or part, or a size out of range.
     """
 
     def __init__(self, name: str, size: int = 1_000, image_size: int = 48, seed: int = 0, part: str = "test"):
@@ -53,7 +52,6 @@ class AnnotationTask:
         return self.size
 
     def __getitem__(self, index: int) -> dict:
-        """The item, with "image_id" added."""
         index = row_of(index, self)
         block, place = divmod(index, self._turns)
         turn = Draws(derive_key("turns", self._task_key, block)).shuffled(range(self._turns))[place]
@@ -63,7 +61,6 @@ class AnnotationTask:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 in hex of the parameters and a few items."""
         parameters = {name: getattr(self, name) for name in ("name", "size", "image_size", "seed", "part")}
         return fingerprint_of(parameters, self)
 

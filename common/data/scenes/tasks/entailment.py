@@ -1,9 +1,10 @@
-"""Visual entailment: the picture is the premise, a sentence the hypothesis (SNLI-VE).
+"""Visual entailment: the image is the premise, a sentence the hypothesis (SNLI-VE).
 
-What is undecided must be undecided by the picture, so in about half of the pictures one thing lies under a grey
-chequered cloth: it counts as a thing and has a place, but could be anything. A hypothesis is entailed if it holds
-without the covered thing, neutral if it holds for some thing under the cloth, and contradicted otherwise. It is drawn
-without looking at a picture, so the words alone tell nothing about the label.
+The image must leave a neutral hypothesis undecided, so in about half of the images one thing lies under a grey
+chequered
+cloth: it counts as a thing and has a place, but could be anything. A hypothesis is entailed if it holds without the
+covered thing, neutral if it holds for some thing under the cloth, and contradicted otherwise. It is drawn independently
+of any image, so the words do not predict the label.
 """
 
 from dataclasses import replace
@@ -21,7 +22,7 @@ _STATISTICS = Statistics(count_weights=(5, 35, 35, 25), copy_percent=25)
 
 
 def _can_hold(statement: Statement, scene: Scene, covered_may_be_anything: bool) -> bool:
-    """Whether mentions can be matched to different objects; a covered object fits every mention or none."""
+    # whether mentions can be matched to different objects; a covered object fits every mention or none
     objects = scene.objects
     return matching(
         statement,
@@ -32,12 +33,10 @@ def _can_hold(statement: Statement, scene: Scene, covered_may_be_anything: bool)
 
 
 def entailment_label(statement: Statement, scene: Scene) -> int:
-    """0 contradiction, 1 neutral, 2 entailment; `scene.covered` names the objects that nobody can see.
-
-    Statements with a place or a size of a thing are not supported: a covered thing's place can be seen.
+    """0 contradiction, 1 neutral, 2 entailment; `scene.covered` lists the hidden objects.
 
     Raises:
-        ValueError: if a mention says a place or a size.
+        ValueError: a mention has a place or a size, which show through the cloth.
     """
     if any(mention.place >= 0 or mention.size >= 0 for mention in statement.mentions):
         raise ValueError("a hypothesis must not say place or size, which show through the cloth")
@@ -49,7 +48,7 @@ def entailment_label(statement: Statement, scene: Scene) -> int:
 
 
 def random_hypothesis(draws: Draws) -> Statement:
-    """One thing by colour or shape or both, or two things, possibly in a relation; without looking at a picture."""
+    """One thing by colour or shape or both, or two things, possibly in a relation."""
 
     def mention(form: int) -> Mention:
         shape, colour = draws.below(len(SHAPES)), draws.below(len(COLOURS))
@@ -63,7 +62,7 @@ def random_hypothesis(draws: Draws) -> Statement:
 
 
 def entailment_item(key: int, turn: int, image_size: int) -> dict:
-    """One picture, one hypothesis.
+    """One image, one hypothesis.
 
     Returns:
         {"image": (H, W, 3) uint8, "hypothesis": str, "label": 0 contradiction, 1 neutral, 2 entailment}.

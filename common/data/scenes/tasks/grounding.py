@@ -36,15 +36,11 @@ def _keep(mention: Mention, fields: tuple[int, ...]) -> Mention:
 
 
 def referring_statement(scene: Scene, index: int, draws: Draws, with_relation: bool = False) -> Statement | None:
-    """A short statement whose first mention can only be the given object.
+    """A short statement whose first mention can only be the given object; None if no such statement is unique.
 
     Args:
-        scene: what the picture shows.
-        index: the object to point out.
         draws: which attributes are tried first.
-        with_relation: describe it by where it stands with respect to another object if that helps.
-    Returns:
-        The statement; None if the object has a double that no such statement tells apart.
+        with_relation: describe it by its relation to another object if that helps.
     """
     item = scene.objects[index]
     known = _appearance(item)
@@ -68,9 +64,9 @@ def _appearance(item: SceneObject) -> Mention:
 
 
 def appearance_statement(scene: Scene, index: int, draws: Draws) -> Statement | None:
-    """Shape, colour, size and texture of an object: all that tells it from those of other pictures, too.
+    """Shape, colour, size and texture of an object, which also distinguish it from those of other images.
 
-    An object that no appearance tells apart is described as in `referring_statement`.
+    An object that no appearance distinguishes is described as in `referring_statement`.
     """
     known = _appearance(scene.objects[index])
     for fields in _FIELDS_OF_APPEARANCE:
@@ -90,7 +86,7 @@ def overlap(a, b) -> float:
 
 
 def proposals(scene: Scene, draws: Draws) -> list[tuple[float, float, float, float]]:
-    """Boxes to choose from: every object's own, then distractors that overlap each of those by less than a half."""
+    """Boxes to choose from: those of all objects, then distractors that overlap each of them by less than a half."""
     object_boxes = [item.box for item in scene.objects]
     boxes = list(object_boxes)
     while len(boxes) < NUM_PROPOSALS:
@@ -102,7 +98,7 @@ def proposals(scene: Scene, draws: Draws) -> list[tuple[float, float, float, flo
 
 
 def grounding_item(key: int, turn: int, image_size: int) -> dict:
-    """One picture, one expression, eight boxes.
+    """One image, one expression, eight boxes.
 
     Returns:
         {"image": (H, W, 3) uint8, "text": str, "proposals": (8, 4) float32 boxes (left, top, right, bottom) as

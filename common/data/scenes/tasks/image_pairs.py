@@ -1,7 +1,7 @@
-"""Statements about two pictures, true or false (NLVR2).
+"""Statements about two images, true or false (NLVR2).
 
-The statement is drawn without looking at any picture, then pairs are drawn until it is true (or false): every
-statement is as often true as false, and the words alone tell nothing.
+The statement is drawn first, then pairs are drawn until it is true (or false): every statement is as often true as
+false, and the words do not predict the label.
 """
 
 from typing import NamedTuple
@@ -30,12 +30,10 @@ class PairStatement(NamedTuple):
 
 
 def count_fitting(mention: Mention, scene: Scene) -> int:
-    """How many objects of the scene fit the mention."""
     return sum(fits(mention, item) for item in scene.objects)
 
 
 def pair_holds(statement: PairStatement, left: Scene, right: Scene) -> bool:
-    """Whether the statement is true of the pair."""
     in_left, in_right = count_fitting(statement.mention, left), count_fitting(statement.mention, right)
     kind = statement.kind
     if kind == "both":
@@ -58,8 +56,6 @@ def pair_holds(statement: PairStatement, left: Scene, right: Scene) -> bool:
 
 
 def random_pair_statement(draws: Draws) -> PairStatement:
-    """A statement drawn without looking at any picture."""
-
     def mention() -> Mention:
         form = draws.below(3)
         values = draws.below(len(SHAPES)), draws.below(len(COLOURS)), draws.between(1, len(TEXTURES) - 1)
@@ -73,7 +69,6 @@ def random_pair_statement(draws: Draws) -> PairStatement:
 
 
 def say_pair_statement(statement: PairStatement, draws: Draws) -> str:
-    """The statement in words."""
     mention = statement.mention
     colour = f"{COLOUR_ADJECTIVES[mention.colour][0]} " if mention.colour >= 0 else ""
     if statement.number == 1:
@@ -89,7 +84,7 @@ def say_pair_statement(statement: PairStatement, draws: Draws) -> str:
 
 
 def pair_item(key: int, turn: int, image_size: int) -> dict:
-    """Two pictures and a statement.
+    """Two images and a statement.
 
     Returns:
         {"images": (2, H, W, 3) uint8, left then right, "statement": str, "label": 1 if true, else 0}.

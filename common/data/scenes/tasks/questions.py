@@ -1,7 +1,7 @@
-"""Questions about one picture, with answers of three types: yes/no, number, other (VQA v2).
+"""Questions about one image, with answers of three types: yes/no, number, other (VQA v2).
 
-A question is a small record that can be asked of any scene (`answer`); yes and no are equally frequent for every kind
-of question, because the question is drawn first and pictures are drawn until the wanted answer comes up.
+A question is a small record with an answer for any scene (`answer`). Yes and no are equally frequent for every kind,
+because the question is drawn first and images are drawn until the chosen answer comes up.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ _STATISTICS = Statistics(count_weights=(10, 30, 30, 30), copy_percent=35)
 
 
 class Question(NamedTuple):
-    """What is asked: `kind` from KINDS about things that fit `about`; `other` and `relation` for "related" only."""
+    """`kind` from KINDS, about things that fit `about`; `other` and `relation` for "related" only."""
 
     kind: str
     about: Mention
@@ -37,7 +37,7 @@ class Question(NamedTuple):
 
 
 def answer(question: Question, scene: Scene) -> str | None:
-    """The answer, a word of `ANSWERS`; None if the question does not apply (what it asks about is not just one)."""
+    """A word of `ANSWERS`; None if the question does not apply (not exactly one thing fits)."""
     fitting = [item for item in scene.objects if fits(question.about, item)]
     if question.kind == "exists":
         return "yes" if fitting else "no"
@@ -54,7 +54,7 @@ def answer(question: Question, scene: Scene) -> str | None:
 
 
 def _random_mention(draws: Draws, kind: str) -> Mention:
-    """What the question is about: one or two attributes, never the one that is asked for."""
+    # one or two attributes, never the one in question
     shape, colour, texture = draws.below(len(SHAPES)), draws.below(len(COLOURS)), draws.below(len(TEXTURES))
     form = draws.below(4)
     if kind == "shape":
@@ -67,7 +67,6 @@ def _random_mention(draws: Draws, kind: str) -> Mention:
 
 
 def random_question(draws: Draws, kind: str) -> Question:
-    """A question of the kind, drawn without looking at any picture."""
     about = _random_mention(draws, kind)
     if kind != "related":
         return Question(kind, about)
@@ -75,7 +74,6 @@ def random_question(draws: Draws, kind: str) -> Question:
 
 
 def say_question(question: Question, draws: Draws) -> str:
-    """The question in words."""
     about = question.about
     template = draws.pick(QUESTIONS[question.kind])
     if question.kind == "count":
@@ -90,7 +88,7 @@ def say_question(question: Question, draws: Draws) -> str:
 
 
 def question_item(key: int, turn: int, image_size: int) -> dict:
-    """One picture, one question.
+    """One image, one question.
 
     Returns:
         {"image": (H, W, 3) uint8, "question": str, "answer": str, "answers": the answer ten times (the form of VQA

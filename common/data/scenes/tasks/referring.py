@@ -1,4 +1,4 @@
-"""Pictures in which every thing is pointed out by an expression of its own: RefCOCO+ as captions, and with boxes."""
+"""Images in which every thing has a referring expression: RefCOCO+ as captions, and with boxes."""
 
 import numpy as np
 
@@ -15,16 +15,15 @@ PARTS = ("train", "val", "test")
 
 
 class ReferringScenes:
-    """Two to four things, often alike; the captions of a picture are expressions that fit one of them each.
+    """Two to four things, often alike; the captions of an image are expressions that fit one of them each.
 
     Args:
-        part: one of `PARTS`; no picture of one is in another.
-        size: number of pictures; does not change the pictures themselves.
+        part: one of `PARTS`; no image of one is in another.
+        size: number of images; does not change the images themselves.
         image_size: side in pixels, at least 16.
-        seed: any integer; another seed gives other pictures.
-        num_captions: expressions of a picture at most.
+        num_captions: expressions of an image at most.
     Raises:
-        ValueError: for an unknown part, or a size out of range.
+        ValueError: an unknown part, or a size out of range.
     """
 
     def __init__(
@@ -46,19 +45,16 @@ class ReferringScenes:
         return {"image": image, "captions": self.captions(index), "image_id": self.image_id(index)}
 
     def image_id(self, index: int) -> str:
-        """Id of a picture, without drawing it."""
         return f"referring-{self.part}-{self.seed}-{row_of(index, self)}"
 
     def scene(self, index: int) -> Scene:
-        """What the picture shows."""
         return draw_scene(derive_key(self._key, row_of(index, self)), STATISTICS)
 
     def captions(self, index: int) -> list[str]:
-        """The expressions alone."""
         return [expression["text"] for expression in self.expressions(index)]
 
     def expressions(self, index: int) -> list[dict]:
-        """What is pointed out, in the order of the scene's things; one that has a double is left out.
+        """The expressions in the order of the scene's things, without things that none distinguishes.
 
         Returns:
             {"text": str, "box": (left, top, right, bottom) as fractions, "large": whether the thing is} each.
@@ -73,13 +69,12 @@ class ReferringScenes:
         return expressions[: self.num_captions]
 
     def proposals(self, index: int) -> np.ndarray:
-        """(8, 4) boxes to choose from, each thing's own among them, in an order that tells nothing."""
+        """(8, 4) boxes to choose from, those of all things among them, in random order."""
         scene = self.scene(index)
         draws = Draws(derive_key("proposals", scene.key))
         return np.array(draws.shuffled(proposals(scene, draws)), dtype=np.float64)
 
     @property
     def fingerprint(self) -> str:
-        """sha256 in hex of the parameters and a few pictures."""
         names = ("part", "size", "image_size", "seed", "num_captions")
         return fingerprint_of({"set": "referring", **{name: getattr(self, name) for name in names}}, self)
