@@ -116,6 +116,7 @@ def test_bad_configs_are_named(tmp_path, text, parts):
         ("method.temperature=0.07", "did you mean method.logit_scale_"),
         ("optim.steps=[", "no YAML"),
         ("run.seed=-1", "run.seed = -1; expected: >= 0"),
+        (f"model.image.width={10**21}", "model.image.width = 1000000000000000000000; expected: <= 65536"),
         ("optim={steps: 3}", "optim is a section, got '{steps: 3}'; expected: keys and values, as in {steps, "),
         ("optim.steps.x=3", "unknown key 'optim.steps.x'; did you mean optim.steps?"),
         ("data.mixture=[{root: a, root: b}]", "root occurs twice"),

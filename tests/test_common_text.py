@@ -37,7 +37,7 @@ class Captions:
 @pytest.mark.parametrize(
     ("stored", "words"),
     [
-        ("{", "the tokenizer is not valid JSON"),
+        ("{", "the tokenizer: not valid JSON"),
         ("[]", "of type None; expected one of: WordTokenizer, ClipTokenizer, BertTokenizer"),
         ({"type": "SentencePiece"}, "of type 'SentencePiece'"),
         ({"type": "WordTokenizer"}, "has the keys type, version, words; found ['type']"),

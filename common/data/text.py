@@ -17,7 +17,7 @@ from common.base.provenance import ROOT, code_fingerprint, hash_of
 from common.base.settings import DataConfig
 from common.data.pairs import Pairs
 from common.data.scenes import scene_words
-from common.data.text_files import parsed
+from common.data.text_files import parsed_json
 from common.data.tokenizer import Tokenizer, WordTokenizer, is_without_spaces
 
 MAX_UNKNOWN_SHARE = 0.2  # of the words
@@ -38,7 +38,7 @@ def tokenizer_from_json(text: str | dict[str, Any]) -> Tokenizer:
     Raises:
         ValueError: it is no stored tokenizer.
     """
-    content = parsed(text, "the tokenizer")
+    content = parsed_json(text, "the tokenizer")
     kind = content.get("type") if isinstance(content, dict) else None
     if kind not in _KINDS:
         raise ValueError(f"the tokenizer is of type {kind!r}; expected one of: {', '.join(_KINDS)}")

@@ -83,30 +83,18 @@ def read_json(path: Path) -> Any:
     return parsed_json(read_text(path), path)
 
 
-def parsed_json(text: str, path: Path) -> Any:
-    """Content of a text of JSON.
-
-    Raises:
-        ValueError: it is none; names the file.
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: not valid JSON: {error}") from None
-    except RecursionError:
-        raise ValueError(f"{path}: not valid JSON: nested too deeply") from None
-
-
-def parsed(text: Any, what: str) -> Any:
+def parsed_json(text: Any, where: str | Path) -> Any:
     """Content of a text of JSON; parsed content stays as it is.
 
     Raises:
-        ValueError: it is no JSON; names what it should be.
+        ValueError: it is no JSON; names the file, or what it should be.
     """
     try:
         return json.loads(text) if isinstance(text, str) else text
     except json.JSONDecodeError as error:
-        raise ValueError(f"{what} is not valid JSON: {error}") from error
+        raise ValueError(f"{where}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{where}: not valid JSON: nested too deeply") from None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

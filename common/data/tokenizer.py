@@ -17,7 +17,7 @@ import torch
 from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
-from common.data.text_files import parsed
+from common.data.text_files import parsed_json
 
 PAD_ID, UNKNOWN_ID, CLS_ID, END_ID = 0, 1, 2, 3
 LONGEST_PIECE = 100  # characters; BERT knows no longer word, no piece of CLIP's vocabulary has as many
@@ -123,7 +123,7 @@ class Tokenizer:
         Raises:
             ValueError: it is not such a text; nothing is guessed.
         """
-        content = parsed(text, "the tokenizer")
+        content = parsed_json(text, "the tokenizer")
         keys = ("type", "version", *cls.stored)
         if isinstance(content, dict) and {"type", "version"} <= set(content):
             kind, version = content["type"], content["version"]

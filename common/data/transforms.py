@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from common.data.text_files import parsed
+from common.data.text_files import parsed_json
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # RGB, of pixels in [0, 1]
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -158,7 +158,7 @@ class ImageTransform:
         Raises:
             ValueError: no JSON, a missing or unknown key, or a wrong value.
         """
-        content = parsed(text, "the image transform")
+        content = parsed_json(text, "the image transform")
         known = set(cls.__dataclass_fields__)
         if not isinstance(content, dict) or set(content) | set(_LATER) != known:
             keys_read = sorted(content) if isinstance(content, dict) else type(content).__name__
