@@ -174,7 +174,7 @@ def open_image_folder(
     if len(folders) != len(class_names):
         raise ValueError(
             f"{root}: {len(class_names)} class names for {len(folders)} class folders ({', '.join(folders[:3])} ...); "
-            f"expected: one per folder, in their order"
+            "expected: one per folder, in their order"
         )
     class_names = in_label_order(folders, class_names, str(root)) if is_sorted else class_names
     label_of = {folder: label for label, folder in enumerate(folders)}
