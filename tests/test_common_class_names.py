@@ -34,7 +34,7 @@ def test_the_same_lists_come_from_text_and_json(write):
     ]
     for path, dataset in files:
         assert read_class_names(path, dataset) == names
-        assert read_class_names(str(path), dataset, num_classes=3) == names
+        assert read_class_names(str(path), dataset) == names
     files = [
         (write("templates.txt", "\n".join(with_c)), ""),
         (write("templates.txt.gz", "\n".join(templates) + "\n"), ""),
@@ -71,13 +71,9 @@ def test_the_first_of_several_names_is_used_with_a_warning(write):
         assert read_class_names(path, "faces") == ["angry", "happy"]
 
 
-def test_a_blank_name_needs_the_number_of_classes_to_confirm_it(write):
-    path = write("names.txt", "near\n\nfar\n")
-    with pytest.raises(ValueError, match=r"names.txt: the name of class 1 is blank; remove the line"):
-        read_class_names(path)
-    assert read_class_names(path, num_classes=3) == ["near", "", "far"]
-    with pytest.raises(ValueError, match=r"names.txt: 3 class names, the label set has 2 classes; blank: class 1"):
-        read_class_names(path, num_classes=2)
+def test_a_blank_name_is_refused(write):
+    with pytest.raises(ValueError, match=r"names.txt: the name of class 1 is blank; expected: a name, or no such line"):
+        read_class_names(write("names.txt", "near\n\nfar\n"))
 
 
 @pytest.mark.parametrize(

@@ -153,12 +153,6 @@ def test_classes_that_do_not_fit_the_folders_are_refused(folder, names, options,
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize("templates", [[], ["a photo"], ["{} {}"], "a {}", [3]])
-def test_templates_have_one_place_for_the_name(folder, templates):
-    with pytest.raises(ValueError, match="template"):
-        open_image_folder(folder, list("abc"), templates)
-
-
 def test_files_that_are_no_pictures_are_listed(folder):
     (folder / "n01" / "notes.txt").write_text("x")
     (folder / "n02" / "empty.jpg").write_bytes(b"")

@@ -47,6 +47,7 @@ def columns_setting(default: Any = "", decides: Decides | None = None):
 
 
 def home_expanded(value: Any) -> Any:
+    """A path with the home folder for `~`."""
     return expanded(value) if isinstance(value, str) else value
 
 
@@ -68,6 +69,7 @@ class Setting(NamedTuple):
 
 @functools.cache
 def hints_of(config_class: type) -> dict[str, Any]:
+    """Types of a class's fields by name."""
     hints = typing.get_type_hints(config_class)
     return {item.name: hints[item.name] for item in dataclasses.fields(config_class)}
 

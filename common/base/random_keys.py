@@ -109,6 +109,7 @@ def derive_key(*parts: int | str) -> int:
 
 
 def mix64_array(values: np.ndarray) -> np.ndarray:
+    """`mix64` of a uint64 array."""
     with np.errstate(over="ignore"):
         values = values + np.uint64(_GOLDEN)
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -117,6 +117,7 @@ def training_batches(
     name: str = "training data",
     timeout: float = TIMEOUT,
 ) -> Loader:
+    """The batches of these steps, in order."""
     return Loader(
         view, name, num_workers, _as_is, prefetch=4, timeout=timeout, batch_sampler=positions, pin_memory=pin_memory
     )

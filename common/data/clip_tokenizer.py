@@ -37,6 +37,7 @@ _PLAIN = re.compile(r"[\t\n\r -%'-~]*")
 
 
 def has_ftfy() -> bool:
+    """Whether ftfy is installed."""
     return importlib.util.find_spec("ftfy") is not None
 
 

@@ -68,6 +68,7 @@ def _open_training_set(data: DataConfig, seed: int, key: str) -> Pairs:
 
 
 def open_validation_pairs(data: DataConfig) -> Pairs:
+    """The set ranked during training."""
     if data.source == "scenes":
         return SceneDataset("val", data.validation_size, data.image_size, num_captions=data.num_captions)
     return some_of(_open_photographs(data, "val"), data.validation_size)

@@ -114,6 +114,7 @@ def sizes_of_files(paths: Iterable[Path]) -> list[tuple[Path, int | None]]:
 
 
 def missing_picture(path: Path, size: int | None) -> BrokenSample:
+    """The fault of a missing or empty file."""
     absent = "a link that leads nowhere" if path.is_symlink() else "no such file"
     fault = f"missing image: {absent}" if size is None else "image cannot be decoded: it has no bytes"
     return BrokenSample(path, "", fault)

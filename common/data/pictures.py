@@ -68,6 +68,7 @@ def packed(texts: Iterable[str | None]) -> pa.LargeBinaryArray:
 
 
 def unpacked(texts: pa.LargeBinaryArray | pa.ChunkedArray, place: int) -> str:
+    """One text of `packed`."""
     return texts[place].as_py().decode("utf-8", "surrogateescape")
 
 
@@ -311,6 +312,7 @@ def max_bytes(member: str) -> int:
 
 
 def check_size(member: str, size: int) -> None:
+    """Refuses members too large to read. Raises: Unusable."""
     if size > max_bytes(member):
         raise Unusable(f"{member} is too large: {size} bytes, at most {max_bytes(member)} are read")
 

@@ -231,6 +231,7 @@ def picture_bytes(value: Any) -> Any:
 
 
 def rows_of_batch(batch: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Rows of a batch of columns."""
     return (dict(zip(batch, values)) for values in zip(*batch.values()))
 
 

@@ -114,4 +114,5 @@ def caption_texts(scene: Scene, statements: tuple[Statement, ...]) -> list[str]:
 
 
 def wording_draws(scene: Scene, level: int) -> Draws:
+    """The draws that word a level."""
     return Draws(derive_key("wording", scene.key, level))

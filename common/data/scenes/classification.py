@@ -58,10 +58,12 @@ def random_object(draws: Draws, radius: int, **fixed: int) -> SceneObject:
 
 
 def moved(item: SceneObject, x: int, y: int) -> SceneObject:
+    """The object centred at (x, y), in units."""
     return replace(item, x=x, y=y)
 
 
 def random_centre(draws: Draws, radius: int) -> tuple[int, int]:
+    """A centre with the object inside the image."""
     span = CANVAS - 2 * (radius + _MARGIN) + 1
     return radius + _MARGIN + draws.below(span), radius + _MARGIN + draws.below(span)
 

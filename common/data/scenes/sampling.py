@@ -60,6 +60,7 @@ def place_objects(radii: list[int], draws: Draws) -> list[tuple[int, int]]:
 
 
 def draw_scene(key: int, statistics: Statistics) -> Scene:
+    """The scene of a key, a pure function."""
     draws = Draws(key)
     below = draws.below
     count = 1 + draws.weighted(statistics.count_weights)

@@ -46,6 +46,7 @@ NOTHING = Mention()
 
 
 def attributes(item) -> Mention:
+    """All attributes of an object."""
     return Mention(item.shape, item.colour, item.size, item.texture, item.orientation, item.place)
 
 

@@ -30,10 +30,12 @@ class PairStatement(NamedTuple):
 
 
 def count_fitting(mention: Mention, scene: Scene) -> int:
+    """Number of objects that fit the mention."""
     return sum(fits(mention, item) for item in scene.objects)
 
 
 def pair_holds(statement: PairStatement, left: Scene, right: Scene) -> bool:
+    """Whether the statement is true of the pair."""
     in_left, in_right = count_fitting(statement.mention, left), count_fitting(statement.mention, right)
     kind = statement.kind
     if kind == "both":
@@ -56,6 +58,8 @@ def pair_holds(statement: PairStatement, left: Scene, right: Scene) -> bool:
 
 
 def random_pair_statement(draws: Draws) -> PairStatement:
+    """A statement independent of any image."""
+
     def mention() -> Mention:
         form = draws.below(3)
         values = draws.below(len(SHAPES)), draws.below(len(COLOURS)), draws.between(1, len(TEXTURES) - 1)
@@ -69,6 +73,7 @@ def random_pair_statement(draws: Draws) -> PairStatement:
 
 
 def say_pair_statement(statement: PairStatement, draws: Draws) -> str:
+    """The statement as text."""
     mention = statement.mention
     colour = f"{COLOUR_ADJECTIVES[mention.colour][0]} " if mention.colour >= 0 else ""
     if statement.number == 1:

@@ -67,6 +67,7 @@ def _random_mention(draws: Draws, kind: str) -> Mention:
 
 
 def random_question(draws: Draws, kind: str) -> Question:
+    """A question of the kind, independent of any image."""
     about = _random_mention(draws, kind)
     if kind != "related":
         return Question(kind, about)
@@ -74,6 +75,7 @@ def random_question(draws: Draws, kind: str) -> Question:
 
 
 def say_question(question: Question, draws: Draws) -> str:
+    """The question as text."""
     about = question.about
     template = draws.pick(QUESTIONS[question.kind])
     if question.kind == "count":
